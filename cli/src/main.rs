@@ -1,0 +1,2 @@
+//! The `engram` command.
+fn main() {}

@@ -1,0 +1,2 @@
+//! (head to be written)
+fn main() {}
