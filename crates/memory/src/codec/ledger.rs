@@ -1,0 +1,129 @@
+//! Ledgers, as snapshots carry them.
+
+use super::{DecodeError, Decoded, Reader, Writer};
+use crate::ids::{LearningEpoch, RunId};
+use crate::ledger::Ledger;
+use crate::session::{Answer, SessionId, WINDOW};
+use crate::{epoch, run, session};
+
+/// Appends the bytes of `ledger` to `out`. Tables are written in the order of their keys.
+pub fn encode_ledger(ledger: &Ledger, out: &mut Vec<u8>) {
+    let mut writer = Writer(out);
+    writer.settings(&ledger.settings);
+    writer.sessions(&ledger.sessions);
+    writer.epochs(&ledger.epochs);
+    writer.runs(&ledger.runs);
+}
+
+/// Reads a ledger that fills `bytes`.
+///
+/// # Errors
+/// The bytes are no ledger of this version.
+pub fn decode_ledger(bytes: &[u8]) -> Result<Ledger, DecodeError> {
+    let mut reader = Reader(bytes);
+    let ledger = Ledger {
+        settings: reader.settings()?,
+        sessions: reader.sessions()?,
+        epochs: reader.epochs()?,
+        runs: reader.runs()?,
+    };
+    reader.finish()?;
+    Ok(ledger)
+}
+
+impl Writer<'_> {
+    fn sessions(&mut self, table: &session::Table) {
+        self.u64(table.watermark_ms);
+        self.len(table.sessions.len());
+        for (id, entry) in &table.sessions {
+            self.u64(id.opened_ms);
+            self.u64(id.random);
+            self.u64(entry.high);
+            self.len(entry.answers.len());
+            for (seq, answer) in &entry.answers {
+                self.u64(*seq);
+                let reply = match answer {
+                    Answer::Done(reply) => Some(reply),
+                    Answer::Never => None,
+                };
+                self.option(reply, Writer::reply);
+            }
+        }
+    }
+
+    fn epochs(&mut self, table: &epoch::Table) {
+        self.len(table.runs.len());
+        for (run, progress) in &table.runs {
+            self.u128(run.0);
+            self.u64(progress.done);
+            self.option(progress.open, Writer::u32);
+            self.len(progress.results.len());
+            for (n, outcome) in &progress.results {
+                self.u64(n.0);
+                self.outcome(outcome);
+            }
+        }
+    }
+
+    fn runs(&mut self, table: &run::Table) {
+        self.len(table.runs.len());
+        for (run, entry) in &table.runs {
+            self.u128(run.0);
+            self.u64(entry.version);
+            self.bytes(&entry.state);
+            self.len(entry.rows.len());
+            entry.rows.iter().for_each(|row| self.bytes(row));
+        }
+    }
+}
+
+impl Reader<'_> {
+    fn sessions(&mut self) -> Decoded<session::Table> {
+        let mut table = session::Table { watermark_ms: self.u64("watermark")?, ..session::Table::default() };
+        for _ in 0..self.count(28, "sessions")? {
+            let id = SessionId { opened_ms: self.u64("session")?, random: self.u64("session")? };
+            let mut entry = session::Entry { high: self.u64("session")?, ..session::Entry::default() };
+            let answers = self.count(9, "answers")?;
+            if answers as u64 > WINDOW {
+                return Err(DecodeError::Invalid("answers of a session"));
+            }
+            for _ in 0..answers {
+                let seq = self.u64("seq")?;
+                let reply = self.option("answer", Reader::reply)?;
+                entry.answers.insert(seq, reply.map_or(Answer::Never, Answer::Done));
+            }
+            table.sessions.insert(id, entry);
+        }
+        Ok(table)
+    }
+
+    fn epochs(&mut self) -> Decoded<epoch::Table> {
+        let mut table = epoch::Table::default();
+        for _ in 0..self.count(29, "epochs")? {
+            let run = RunId(self.u128("run")?);
+            let mut progress = epoch::Progress {
+                done: self.u64("epoch")?,
+                open: self.option("part", |reader| reader.u32("part"))?,
+                ..epoch::Progress::default()
+            };
+            for _ in 0..self.count(46, "results")? {
+                progress.results.push_back((LearningEpoch(self.u64("epoch")?), self.outcome()?));
+            }
+            table.runs.insert(run, progress);
+        }
+        Ok(table)
+    }
+
+    fn runs(&mut self) -> Decoded<run::Table> {
+        let mut table = run::Table::default();
+        for _ in 0..self.count(32, "runs")? {
+            let run = RunId(self.u128("run")?);
+            let version = self.u64("version")?;
+            let state = self.bytes("state")?.to_vec();
+            let rows = self.count(4, "rows")?;
+            let rows = (0..rows).map(|_| self.bytes("row").map(<[u8]>::to_vec)).collect::<Decoded<_>>()?;
+            table.runs.insert(run, run::Entry { version, state, rows });
+        }
+        Ok(table)
+    }
+}

@@ -1,0 +1,165 @@
+//! Replies, as sessions and epoch tables keep them.
+
+use super::{DecodeError, Decoded, Reader, Writer};
+use crate::hash::Digest;
+use crate::ids::{Group, LearningEpoch, MemoryId};
+use crate::outcome::{MAX_REJECTIONS, Outcome, Refusal, Rejection, RejectionReason, Reply};
+use crate::quality::{GroupQuality, QualityVector};
+
+const APPLIED: u8 = 0;
+const SESSION_EXPIRED: u8 = 1;
+const ALREADY_CLOSED: u8 = 2;
+const OUT_OF_WINDOW: u8 = 3;
+const EPOCH_GAP: u8 = 4;
+const EPOCH_FORGOTTEN: u8 = 5;
+const RUN_CONFLICT: u8 = 6;
+const RUN_UNKNOWN: u8 = 7;
+const RUN_FULL: u8 = 8;
+const MALFORMED: u8 = 9;
+
+/// Appends the bytes of `reply` to `out`.
+pub fn encode_reply(reply: &Reply, out: &mut Vec<u8>) {
+    Writer(out).reply(reply);
+}
+
+/// Reads a reply that fills `bytes`.
+///
+/// # Errors
+/// The bytes are no reply of this version.
+pub fn decode_reply(bytes: &[u8]) -> Result<Reply, DecodeError> {
+    let mut reader = Reader(bytes);
+    let reply = reader.reply()?;
+    reader.finish()?;
+    Ok(reply)
+}
+
+impl Writer<'_> {
+    pub(super) fn reply(&mut self, reply: &Reply) {
+        match reply {
+            Reply::Applied(outcome) => {
+                self.u8(APPLIED);
+                self.outcome(outcome);
+            }
+            Reply::Refused(refusal) => self.refusal(refusal),
+        }
+    }
+
+    pub(super) fn outcome(&mut self, outcome: &Outcome) {
+        self.u64(outcome.applied);
+        self.u64(outcome.created);
+        self.u64(outcome.evicted);
+        self.u64(outcome.rejected);
+        self.len(outcome.rejections.len());
+        for rejection in &outcome.rejections {
+            self.u64(rejection.id.0);
+            self.u8(rejection.reason.code());
+        }
+        self.option(outcome.quality.as_ref(), |writer, quality| {
+            writer.len(quality.groups().len());
+            for (group, quality) in quality.groups() {
+                writer.u8(group.0);
+                writer.u64(quality.count);
+                writer.u128(quality.sum);
+                writer.u32(quality.min);
+                writer.u32(quality.max);
+            }
+        });
+        self.option(outcome.digest, |writer, digest| writer.u128(digest.0));
+    }
+
+    fn refusal(&mut self, refusal: &Refusal) {
+        match refusal {
+            Refusal::SessionExpired => self.u8(SESSION_EXPIRED),
+            Refusal::AlreadyClosed => self.u8(ALREADY_CLOSED),
+            Refusal::OutOfWindow { window } => {
+                self.u8(OUT_OF_WINDOW);
+                self.u64(*window);
+            }
+            Refusal::EpochGap { expected, expected_part, found, found_part } => {
+                self.u8(EPOCH_GAP);
+                self.u64(expected.0);
+                self.u32(*expected_part);
+                self.u64(found.0);
+                self.u32(*found_part);
+            }
+            Refusal::EpochForgotten { n } => {
+                self.u8(EPOCH_FORGOTTEN);
+                self.u64(n.0);
+            }
+            Refusal::RunConflict { expected, found } => {
+                self.u8(RUN_CONFLICT);
+                self.u64(*expected);
+                self.u64(*found);
+            }
+            Refusal::RunUnknown => self.u8(RUN_UNKNOWN),
+            Refusal::RunFull { bytes } => {
+                self.u8(RUN_FULL);
+                self.u64(*bytes);
+            }
+            Refusal::Malformed { .. } => self.u8(MALFORMED),
+        }
+    }
+}
+
+impl Reader<'_> {
+    pub(super) fn reply(&mut self) -> Decoded<Reply> {
+        let refusal = match self.u8("reply")? {
+            APPLIED => return self.outcome().map(Reply::Applied),
+            SESSION_EXPIRED => Refusal::SessionExpired,
+            ALREADY_CLOSED => Refusal::AlreadyClosed,
+            OUT_OF_WINDOW => Refusal::OutOfWindow { window: self.u64("window")? },
+            EPOCH_GAP => Refusal::EpochGap {
+                expected: LearningEpoch(self.u64("epoch")?),
+                expected_part: self.u32("part")?,
+                found: LearningEpoch(self.u64("epoch")?),
+                found_part: self.u32("part")?,
+            },
+            EPOCH_FORGOTTEN => Refusal::EpochForgotten { n: LearningEpoch(self.u64("epoch")?) },
+            RUN_CONFLICT => Refusal::RunConflict { expected: self.u64("version")?, found: self.u64("version")? },
+            RUN_UNKNOWN => Refusal::RunUnknown,
+            RUN_FULL => Refusal::RunFull { bytes: self.u64("bytes")? },
+            MALFORMED => Refusal::Malformed { what: "the request" },
+            found => return Err(DecodeError::Unknown { what: "kind of reply", found: found.into() }),
+        };
+        Ok(Reply::Refused(refusal))
+    }
+
+    pub(super) fn outcome(&mut self) -> Decoded<Outcome> {
+        let mut outcome = Outcome {
+            applied: self.u64("applied")?,
+            created: self.u64("created")?,
+            evicted: self.u64("evicted")?,
+            rejected: self.u64("rejected")?,
+            ..Outcome::default()
+        };
+        let named = self.count(9, "rejections")?;
+        if named > MAX_REJECTIONS || named as u64 > outcome.rejected {
+            return Err(DecodeError::Invalid("rejections"));
+        }
+        for _ in 0..named {
+            let id = MemoryId(self.u64("rejection")?);
+            let code = self.u8("rejection")?;
+            let reason = RejectionReason::from_code(code)
+                .ok_or(DecodeError::Unknown { what: "rejection", found: code.into() })?;
+            outcome.rejections.push(Rejection { id, reason });
+        }
+        outcome.quality = self.option("quality", Reader::quality)?;
+        outcome.digest = self.option("digest", |reader| reader.u128("digest").map(Digest))?;
+        Ok(outcome)
+    }
+
+    fn quality(&mut self) -> Decoded<QualityVector> {
+        let mut groups = Vec::new();
+        for _ in 0..self.count(33, "quality")? {
+            let group = Group(self.u8("quality")?);
+            let quality = GroupQuality {
+                count: self.u64("quality")?,
+                sum: self.u128("quality")?,
+                min: self.u32("quality")?,
+                max: self.u32("quality")?,
+            };
+            groups.push((group, quality));
+        }
+        Ok(QualityVector::from_groups(groups))
+    }
+}

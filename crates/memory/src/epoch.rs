@@ -1,0 +1,119 @@
+//! Learning epochs of a partition: numbered per run, applied once, resumable.
+//!
+//! A small epoch is one record; a large one is a beginning, parts 1, 2, ... and an end. A repeat is answered with what is
+//! stored, a gap is refused, so any driver can ask where a partition stands and go on from there.
+
+use crate::ids::{LearningEpoch, RunId};
+use crate::outcome::{Outcome, Refusal};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Results kept per run.
+pub const KEPT_RESULTS: usize = 16;
+
+/// A step of an epoch, as the log carries it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The whole epoch in one record.
+    Whole,
+    /// The beginning of a large one.
+    Begin,
+    /// Part k of a large one, from 1.
+    Part(u32),
+    /// The end of a large one with this many parts.
+    End(u32),
+}
+
+/// What to do with a step that arrives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Admission {
+    /// Execute it, then [`Table::complete`].
+    Execute,
+    /// It was done: answer this, change nothing.
+    Repeat(Outcome),
+    /// It does not follow.
+    Refuse(Refusal),
+}
+
+/// Where a run stands in a partition.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Epochs done: the last closed epoch's number, 0 before the first.
+    pub done: u64,
+    /// Parts applied of epoch `done + 1`, when it was begun.
+    pub open: Option<u32>,
+    /// Results of the last closed epochs, oldest first.
+    pub results: VecDeque<(LearningEpoch, Outcome)>,
+}
+
+/// The runs that touched a partition.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Table {
+    pub(crate) runs: BTreeMap<RunId, Progress>,
+}
+
+impl Table {
+    /// Where `run` stands; `None` before its first epoch.
+    pub fn progress(&self, run: RunId) -> Option<&Progress> {
+        self.runs.get(&run)
+    }
+
+    /// All runs, by id.
+    pub fn iter(&self) -> impl Iterator<Item = (RunId, &Progress)> {
+        self.runs.iter().map(|(run, progress)| (*run, progress))
+    }
+
+    /// Decides what to do with a step, changing nothing.
+    pub fn admit(&self, run: RunId, n: LearningEpoch, step: Step) -> Admission {
+        let new = Progress::default();
+        let progress = self.runs.get(&run).unwrap_or(&new);
+        if n.0 <= progress.done {
+            return match (step, progress.results.iter().find(|(kept, _)| *kept == n)) {
+                // A part of a closed epoch was applied; its own counts went into the epoch's result.
+                (Step::Begin | Step::Part(_), _) => Admission::Repeat(Outcome::default()),
+                (_, Some((_, outcome))) => Admission::Repeat(outcome.clone()),
+                (_, None) => Admission::Refuse(Refusal::EpochForgotten { n }),
+            };
+        }
+        let follows = n.0 == progress.done + 1;
+        let gap = |expected_part, found_part| {
+            Admission::Refuse(Refusal::EpochGap {
+                expected: LearningEpoch(progress.done + 1),
+                expected_part,
+                found: n,
+                found_part,
+            })
+        };
+        match (step, progress.open) {
+            (Step::Whole | Step::Begin, None) if follows => Admission::Execute,
+            (Step::Begin, Some(_)) if follows => Admission::Repeat(Outcome::default()),
+            (Step::Part(part), Some(applied)) if follows && part == applied + 1 => Admission::Execute,
+            (Step::Part(part), Some(applied)) if follows && part <= applied => Admission::Repeat(Outcome::default()),
+            (Step::End(parts), Some(applied)) if follows && parts == applied => Admission::Execute,
+            (Step::Whole | Step::Begin, open) => gap(open.map_or(0, |applied| applied + 1), 0),
+            (Step::Part(part), open) => gap(open.map_or(0, |applied| applied + 1), part),
+            (Step::End(parts), open) => gap(open.map_or(0, |applied| applied + 1), parts.saturating_add(1)),
+        }
+    }
+
+    /// Notes that a step was executed. The outcome of a whole epoch or of an end is kept.
+    pub fn complete(&mut self, run: RunId, n: LearningEpoch, step: Step, outcome: &Outcome) {
+        let progress = self.runs.entry(run).or_default();
+        match step {
+            Step::Begin => progress.open = Some(0),
+            Step::Part(part) => progress.open = Some(part),
+            Step::Whole | Step::End(_) => {
+                progress.open = None;
+                progress.done = n.0;
+                if progress.results.len() == KEPT_RESULTS {
+                    progress.results.pop_front();
+                }
+                progress.results.push_back((n, outcome.clone()));
+            }
+        }
+    }
+
+    /// Forgets a run.
+    pub fn remove(&mut self, run: RunId) {
+        self.runs.remove(&run);
+    }
+}

@@ -1,0 +1,153 @@
+//! What is fixed when a cluster is created, and what a logged `Configure` may change.
+
+use crate::law::{ONE, Weight};
+
+/// Most partitions of a cluster.
+pub const MAX_PARTITIONS: u32 = 1_024;
+
+/// How weights fade. Fixed at creation, in every file header; an unknown law is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Law {
+    /// The same amount is subtracted from every weight.
+    Linear,
+}
+
+impl Law {
+    /// The number that stands for it in files and on the wire.
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::Linear => 1,
+        }
+    }
+
+    /// The law of `code`, `None` when this version does not know it.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        match code {
+            1 => Some(Self::Linear),
+            _ => None,
+        }
+    }
+}
+
+/// How features are stored. They are opaque bits to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FeatureType {
+    /// IEEE 754 binary16.
+    F16,
+    /// IEEE 754 binary32.
+    F32,
+}
+
+impl FeatureType {
+    /// The number that stands for it in digests, files and on the wire; 0 is "no features".
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::F16 => 1,
+            Self::F32 => 2,
+        }
+    }
+
+    /// The type of `code`, `None` when unknown.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        match code {
+            1 => Some(Self::F16),
+            2 => Some(Self::F32),
+            _ => None,
+        }
+    }
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+/// Shape of the feature vectors of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FeatureShape {
+    /// Elements of a vector; 0 = this cluster has no features.
+    pub dimension: u32,
+    /// Type of an element, as stored.
+    pub dtype: FeatureType,
+}
+
+impl FeatureShape {
+    /// No features.
+    pub const NONE: Self = Self { dimension: 0, dtype: FeatureType::F16 };
+
+    /// Bytes of one vector.
+    pub const fn bytes(self) -> usize {
+        self.dimension as usize * self.dtype.bytes()
+    }
+}
+
+/// What is fixed when a cluster is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Number of partitions P, 1 to [`MAX_PARTITIONS`].
+    pub partitions: u32,
+    /// The decay law.
+    pub law: Law,
+    /// Feature vectors.
+    pub features: FeatureShape,
+}
+
+/// What happens when a partition is over its limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CapacityPolicy {
+    /// The record that goes over evicts the lowest by rank order; what it inserted competes.
+    Evict,
+    /// Whatever would go over is refused before the log.
+    Refuse,
+}
+
+/// Settings of a partition: replicated, changed by a logged `Configure` only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Settings {
+    /// Learning rate in units, 1 to [`ONE`].
+    pub rate: u32,
+    /// Weight of a memory that is created without one.
+    pub initial_weight: Weight,
+    /// Most memories of this partition, at least 1.
+    pub limit: u64,
+    /// What happens above the limit.
+    pub policy: CapacityPolicy,
+    /// Whether each memory counts the updates that addressed it (for coverage), saturating at 65,535.
+    pub count_updates: bool,
+}
+
+impl Settings {
+    /// Learning rate 0.05 in units, the default.
+    pub const DEFAULT_RATE: u32 = 53_687_091;
+
+    /// The limit of one of `partitions` partitions when the cluster may hold `capacity` memories:
+    /// five per cent above its share, since hashing does not split evenly.
+    pub const fn limit_of(capacity: u64, partitions: u32) -> u64 {
+        let limit = (capacity as u128 * 105).div_ceil(100 * partitions as u128) as u64;
+        if limit == 0 { 1 } else { limit }
+    }
+
+    /// How many memories to evict from a partition that holds `count`: none at or below the limit, else what is over it
+    /// but at least one per cent of the limit, so that eviction is not paid for at every record.
+    pub fn excess(&self, count: u64) -> u64 {
+        match self.policy {
+            CapacityPolicy::Evict if count > self.limit => (count - self.limit).max(self.limit.div_ceil(100)).min(count),
+            _ => 0,
+        }
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            rate: Self::DEFAULT_RATE,
+            initial_weight: Weight::HALF,
+            limit: u64::from(ONE),
+            policy: CapacityPolicy::Evict,
+            count_updates: false,
+        }
+    }
+}
