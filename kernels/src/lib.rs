@@ -6,9 +6,11 @@
 //! implementation gives the same bits.
 
 mod cpu;
+mod instructions;
 mod tiles;
 
 pub use cpu::Cpu;
+pub use instructions::Instructions;
 pub use tiles::{TILE, Tiles};
 
 use engram_memory::{DecayClock, Digest, Group, Histogram, MemoryId, QualityVector};
@@ -25,7 +27,8 @@ pub type SegmentId = u32;
 pub struct Segment {
     /// The decay clock after this pass's decay and fold.
     pub clock: DecayClock,
-    /// Units to subtract from every potential (saturating) before anything else of the pass; 0 = no fold.
+    /// Units to subtract from every potential (saturating) before anything else of the pass; 0 = no fold. Only the passes
+    /// that update fold: to the others it must be 0.
     pub fold: u32,
 }
 
@@ -131,7 +134,7 @@ pub trait Device: Send {
     /// [`Error::Failed`].
     fn write(&mut self, rows: &[(Slot, u32, Group)]) -> Result<(), Error>;
 
-    /// Reads potential and group of each slot.
+    /// Reads potential and group of each slot; `out` is replaced.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -143,7 +146,8 @@ pub trait Device: Send {
     /// [`Error::Failed`].
     fn update(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error>;
 
-    /// As [`Device::update`], with updates of whole groups, in order; adds to `changed` the memories each one addressed.
+    /// As [`Device::update`], with updates of whole groups, in order; appends to `changed` how many memories each one
+    /// addressed.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -159,14 +163,10 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// [`Error::Failed`].
-    fn epoch(
-        &mut self,
-        segments: &[Segment],
-        updates: &[Update],
-        out: &mut Vec<QualityVector>,
-    ) -> Result<(), Error>;
+    fn epoch(&mut self, segments: &[Segment], updates: &[Update], out: &mut Vec<QualityVector>) -> Result<(), Error>;
 
-    /// The quality of all segments together, per group, bin counts of `2^bits` bins.
+    /// Counts of the weights of all segments together, per group, in `2^bits` bins; `bits` is at most
+    /// [`MAX_HISTOGRAM_BITS`](engram_memory::quality::MAX_HISTOGRAM_BITS).
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -174,7 +174,7 @@ pub trait Device: Send {
 
     /// The first `limit` slots of `scope` in `order`, all when `limit` is `None`, with their weights in units.
     ///
-    /// `ids` is the host's id column by slot: ties are broken by id.
+    /// `ids` is the host's id column by slot: ties are broken by id, which no two memories share. `out` is replaced.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -188,7 +188,7 @@ pub trait Device: Send {
         out: &mut Vec<(Slot, u32)>,
     ) -> Result<(), Error>;
 
-    /// The digest of every segment, one per segment. `content` gives the content hash by slot; `None` = all are 0.
+    /// The digest of every segment; `out` is replaced by one per segment. `content` gives the content hash by slot; `None` = all are 0.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -200,7 +200,7 @@ pub trait Device: Send {
         out: &mut Vec<Digest>,
     ) -> Result<(), Error>;
 
-    /// Copies one tile's used potentials and groups, as of this call, for a snapshot.
+    /// Copies one tile's used potentials and groups, as of this call, for a snapshot; both vectors are replaced.
     ///
     /// # Errors
     /// [`Error::Failed`].
