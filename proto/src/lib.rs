@@ -1,1 +1,24 @@
-//! (head to be written)
+//! The wire: types generated from `engram/v1/*.proto`, and their conversions to the types of `engram-memory`.
+//!
+//! Holds no logic: what a message means is decided by who receives it.
+#![forbid(unsafe_code)]
+
+/// Types, clients and servers of the package `engram.v1`.
+#[allow(missing_docs, clippy::all, unreachable_pub, rust_2018_idioms, unused_qualifications)]
+pub mod v1 {
+    tonic::include_proto!("engram.v1");
+}
+
+/// All messages and services, encoded, for the reflection service.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// Largest message that a client sends or gets, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// Largest message between workers, in bytes.
+pub const MAX_PEER_MESSAGE_BYTES: usize = 16 << 20;
+/// Metadata key of the cluster id, 32 hex digits.
+pub const CLUSTER_KEY: &str = "engram-cluster";
+/// Metadata key of a [`v1::Problem`].
+pub const PROBLEM_KEY: &str = "engram-problem-bin";
+/// Metadata key of the W3C trace context.
+pub const TRACE_KEY: &str = "traceparent";
