@@ -1,2 +1,97 @@
-//! (head to be written)
-fn main() {}
+//! `cargo xtask`: the one entry for people and CI.
+//!
+//! Decides what each command runs, in which order, and with which exit status: 0 when everything asked for holds, 1 when
+//! something does not, 2 for a command line that does not parse. All work is done by child processes whose output is shown
+//! as it comes; nothing of the workspace's libraries is linked in, so that this builds in seconds.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod deny;
+mod generate;
+mod page;
+mod process;
+mod stages;
+mod test;
+mod tools;
+mod workspace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The one entry for people and CI", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Formats the workspace
+    Fmt {
+        /// Changes nothing and fails when a file is not formatted
+        #[arg(long)]
+        check: bool,
+    },
+    /// Runs clippy over all targets of the workspace; a warning is an error
+    Lint,
+    /// Checks licences, banned crates and where crates come from; advisories when their database can be reached
+    ///
+    /// Takes the cargo-deny on the PATH when it is recent enough, and otherwise builds one under target/tools, once (about a
+    /// minute and a half on two cores).
+    Deny,
+    /// Runs every test and ends with "N passed, N failed, N skipped"
+    ///
+    /// Unit, property and documentation tests run in debug; then the `engram` binary is built in release, once, and the
+    /// tests of package engram-tests start it (ENGRAM_BIN names it).
+    Test(test::Options),
+    /// Writes the generated files that are committed
+    Generate {
+        /// Changes nothing and fails when a file is stale
+        #[arg(long)]
+        check: bool,
+    },
+    /// Prints the budget table: what was measured, and the ratio to peers measured in the same run
+    Bench(bench::Options),
+    /// Opens a report in a headless Chromium; fails on script errors and on anything loaded from outside
+    Page {
+        /// The page, as written by `engram up --report`
+        report: PathBuf,
+        /// Also writes what it looks like (PNG, 1280 x 4000 pixels)
+        #[arg(long, value_name = "PNG")]
+        screenshot: Option<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Fmt { check } => format(check),
+        Command::Lint => lint(),
+        Command::Deny => deny::run(),
+        Command::Test(options) => test::run(&options),
+        Command::Generate { check } => generate::run(check),
+        Command::Bench(options) => bench::run(&options),
+        Command::Page { report, screenshot } => page::run(&report, screenshot.as_deref()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn format(check: bool) -> anyhow::Result<()> {
+    let mut cargo = workspace::cargo(["fmt", "--all"]);
+    if check {
+        cargo.args(["--", "--check"]);
+    }
+    process::run(&mut cargo)
+}
+
+fn lint() -> anyhow::Result<()> {
+    process::run(&mut workspace::cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}

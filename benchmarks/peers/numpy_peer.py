@@ -1,0 +1,50 @@
+"""Engram's benchmarks done by NumPy: eager decay, indexed updates, reductions by group, sorting."""
+
+import numpy as np
+
+import peer
+
+
+def epoch(memories):
+    rng = np.random.default_rng(peer.SEED)
+    initial = rng.random(memories, dtype=np.float32)
+    weights = initial.copy()
+    halves = weights[: memories // 2], weights[memories // 2 :]
+    ids = np.sort(rng.choice(np.iinfo(np.int64).max, memories, replace=True).astype(np.uint64))
+    slots = rng.choice(memories, min(peer.UPDATES, memories), replace=False)
+    wanted = ids[slots]
+    decay, delta = np.float32(peer.DECAY), np.float32(peer.DELTA)
+
+    def turn(touched):
+        np.subtract(weights, decay, out=weights)
+        np.maximum(weights, np.float32(0), out=weights)
+        weights[touched] = np.clip(weights[touched] + delta, 0, 1)
+        return [(half.size, half.sum(), half.min(), half.max()) for half in halves]
+
+    yield "epoch-by-slot", lambda: turn(slots)
+    weights[:] = initial
+    yield "epoch-by-id", lambda: turn(np.searchsorted(ids, wanted))
+
+
+def rank(memories):
+    rng = np.random.default_rng(peer.SEED)
+    top = min(peer.TOP, memories)
+    ids = rng.integers(np.iinfo(np.int64).max, size=memories, dtype=np.uint64)
+    # The faster algorithm for each: the vectorised quicksort does not order ties, the stable sort finds its input sorted.
+    for kind, algorithm, weights in (
+        ("random", "quicksort", rng.random(memories, dtype=np.float32)),
+        ("tied", "stable", np.full(memories, 0.5, dtype=np.float32)),
+    ):
+        descending = -weights
+        yield f"rank-{kind}", lambda d=descending, a=algorithm: np.argsort(d, kind=a)
+        yield f"rank-{kind}-by-id", lambda d=descending: np.lexsort((ids, d))
+
+        def best(d=descending):
+            chosen = np.argpartition(d, top - 1)[:top]
+            return chosen[np.argsort(d[chosen])]
+
+        yield f"top-{kind}", best
+
+
+if __name__ == "__main__":
+    peer.main("numpy", np.__version__, 1, lambda suite, memories: {"epoch": epoch, "rank": rank}[suite](memories))

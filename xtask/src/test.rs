@@ -1,0 +1,153 @@
+//! `cargo xtask test`: every test of the workspace, and a closing line that sums them up.
+//!
+//! The counts are read from the `test result:` lines of cargo's test harness, which stay visible. A stage that fails without
+//! counting a failed test (it did not compile, or a test binary was killed) counts as one failed test, so that the closing
+//! line never looks clean when the exit status is not.
+
+use std::ops::AddAssign;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::stages::Stages;
+use crate::{process, workspace};
+
+/// The package with the tests that start real processes.
+const PROCESS_TESTS: &str = "engram-tests";
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Also runs the tests that take minutes (`#[ignore = "full: ..."]`)
+    #[arg(long)]
+    full: bool,
+    /// Runs only the tests whose name contains this
+    filter: Option<String>,
+}
+
+/// Runs the tests.
+///
+/// # Errors
+/// When a test failed or a stage could not run.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut stages = Stages::default();
+    let mut total = Counts::default();
+    let filter = options.filter.as_deref();
+
+    let mut units = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--lib", "--bins", "--tests"]);
+    harness_arguments(&mut units, filter, options.full);
+    stages.run("unit and property tests (debug)", || count(&mut units, &mut total));
+
+    let mut documentation = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--doc"]);
+    // Never the ignored ones: in documentation those are examples that are not meant to run.
+    harness_arguments(&mut documentation, filter, false);
+    stages.run("documentation tests (debug)", || count(&mut documentation, &mut total));
+
+    if process_tests_match(filter)? {
+        let mut build = workspace::cargo(["build", "--release", "-p", "engram-cli"]);
+        if stages.run("release build of the binary", || process::run(&mut build)).is_some() {
+            let mut processes = cargo_test(["-p", PROCESS_TESTS]);
+            harness_arguments(&mut processes, filter, options.full);
+            processes.env("ENGRAM_BIN", release_binary());
+            stages.run("process tests", || count(&mut processes, &mut total));
+        } else {
+            total += Counts::CRASH;
+        }
+    }
+
+    eprint!("{}", stages.table());
+    println!("\n{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
+    ensure!(total.failed == 0 && !stages.any_failed(), "tests failed");
+    Ok(())
+}
+
+fn release_binary() -> PathBuf {
+    workspace::target().join("release").join(format!("engram{}", std::env::consts::EXE_SUFFIX))
+}
+
+/// Whether the filter leaves any process test: a release build for nothing would take minutes.
+fn process_tests_match(filter: Option<&str>) -> Result<bool> {
+    let Some(filter) = filter else { return Ok(true) };
+    let mut command = workspace::cargo(["test", "-q", "-p", PROCESS_TESTS, "--", "--list", filter]);
+    let listed = process::read(&mut command).context("failed to list the process tests")?;
+    Ok(listed.lines().any(|line| line.ends_with(": test")))
+}
+
+fn cargo_test<const N: usize>(selection: [&str; N]) -> Command {
+    let mut command = workspace::cargo(["test", "--no-fail-fast"]);
+    command.args(selection);
+    command
+}
+
+fn harness_arguments(command: &mut Command, filter: Option<&str>, include_ignored: bool) {
+    command.arg("--").args(include_ignored.then_some("--include-ignored")).args(filter);
+}
+
+/// Runs one stage of tests and adds what it counted to `total`.
+///
+/// # Errors
+/// When a test failed, or cargo did.
+fn count(command: &mut Command, total: &mut Counts) -> Result<()> {
+    let mut counts = Counts::default();
+    let ended = process::run_observed(command, |line| counts += Counts::parse(line).unwrap_or_default());
+    let clean = ended.as_ref().is_ok_and(ExitStatus::success);
+    if !clean && counts.failed == 0 {
+        counts += Counts::CRASH;
+    }
+    *total += counts;
+    let status = ended?;
+    ensure!(status.success(), "{} failed ({status})", counts.failed);
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+impl Counts {
+    /// A stage that ended badly without naming a failed test.
+    const CRASH: Self = Self { passed: 0, failed: 1, skipped: 0 };
+
+    /// Reads a line like `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s`.
+    fn parse(line: &str) -> Option<Self> {
+        let (_, numbers) = line.strip_prefix("test result: ")?.split_once(". ")?;
+        let mut counts = Self::default();
+        for part in numbers.split("; ") {
+            match part.split_once(' ')? {
+                (number, "passed") => counts.passed = number.parse().ok()?,
+                (number, "failed") => counts.failed = number.parse().ok()?,
+                (number, "ignored") => counts.skipped = number.parse().ok()?,
+                _ => {}
+            }
+        }
+        Some(counts)
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_from_result_lines_and_from_nothing_else() {
+        let ok = "test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured; 7 filtered out; finished in 0.05s";
+        assert_eq!(Counts::parse(ok), Some(Counts { passed: 12, failed: 0, skipped: 3 }));
+        let failed =
+            "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s";
+        assert_eq!(Counts::parse(failed), Some(Counts { passed: 1, failed: 2, skipped: 0 }));
+        assert_eq!(Counts::parse("test a_test ... ok"), None);
+        assert_eq!(Counts::parse("thread panicked: test result: ok. 12 passed"), None);
+        assert_eq!(Counts::parse("test result: ok. many passed"), None);
+    }
+}

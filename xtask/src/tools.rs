@@ -1,0 +1,93 @@
+//! Programs that are not part of the toolchain: taken from the PATH where they are there, otherwise made under
+//! `target/tools`, once.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::{process, workspace};
+
+/// The cargo-deny that is built when the PATH has none.
+const CARGO_DENY: Version = Version(0, 20, 2);
+
+/// The oldest cargo-deny that is taken from the PATH: older ones stumble over today's package ids and over advisories that
+/// carry CVSS 4.
+const OLDEST_CARGO_DENY: Version = Version(0, 20, 0);
+
+/// A cargo-deny that is recent enough.
+///
+/// # Errors
+/// When none is there and none can be built.
+pub(crate) fn cargo_deny() -> Result<PathBuf> {
+    let home = workspace::target().join("tools");
+    let built = home.join("bin/cargo-deny");
+    for candidate in [built.as_path(), Path::new("cargo-deny")] {
+        if version(candidate).is_some_and(|found| found >= OLDEST_CARGO_DENY) {
+            return Ok(candidate.to_owned());
+        }
+    }
+    eprintln!("building cargo-deny {CARGO_DENY} under {}, once: about a minute and a half", home.display());
+    let scratch = home.join("build");
+    // The development profile without debug information: it runs for less than a second, and optimising takes minutes.
+    let mut install = workspace::cargo(["install", "cargo-deny", "--locked", "--debug", "--version"]);
+    install.arg(CARGO_DENY.to_string()).arg("--root").arg(&home).arg("--target-dir").arg(&scratch);
+    process::run(install.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "0"))?;
+    fs::remove_dir_all(&scratch).with_context(|| format!("failed to remove {}", scratch.display()))?;
+    Ok(built)
+}
+
+/// A Python in which `module` can be imported, in a virtual environment of its own under `target/`; `install` are the
+/// arguments of `pip install` when it cannot be imported yet.
+///
+/// # Errors
+/// When there is no python3 with the venv module, or the module cannot be installed.
+pub(crate) fn python(environment: &str, module: &str, install: &[&str]) -> Result<PathBuf> {
+    let home = workspace::target().join(environment);
+    let python = home.join("bin/python");
+    let import = format!("import {module}");
+    let there = Command::new(&python).args(["-c", &import]).stderr(Stdio::null()).status();
+    if there.is_ok_and(|status| status.success()) {
+        return Ok(python);
+    }
+    process::run(Command::new("python3").args(["-m", "venv"]).arg(&home))
+        .context("failed to make a virtual environment (on Debian: apt-get install python3-venv)")?;
+    process::run(Command::new(&python).args(["-m", "pip", "install", "--disable-pip-version-check"]).args(install))?;
+    Ok(python)
+}
+
+/// A Chromium: `$CHROMIUM`, or the first of the usual names that is on the PATH.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn chromium() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os("CHROMIUM") {
+        return Ok(named.into());
+    }
+    let names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path)
+        .flat_map(|folder| names.map(|name| folder.join(name)))
+        .find(|candidate| candidate.is_file());
+    found.with_context(|| {
+        format!("no Chromium: set CHROMIUM, or install one of {} (Debian: apt-get install chromium)", names.join(", "))
+    })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Version(u32, u32, u32);
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}.{}.{}", self.0, self.1, self.2)
+    }
+}
+
+/// What `program --version` says, when it is there and says something like `name 1.2.3`.
+fn version(program: &Path) -> Option<Version> {
+    let output = Command::new(program).arg("--version").output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let mut numbers = text.split_whitespace().nth(1)?.split('.').map(|number| number.parse().ok());
+    Some(Version(numbers.next()??, numbers.next()??, numbers.next()??))
+}

@@ -1,0 +1,23 @@
+//! Where things are: the root of the checkout, cargo, and the folder for what is built.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The root of the checkout.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask/ lies in the root of the checkout")
+}
+
+/// Cargo's folder for what is built: `CARGO_TARGET_DIR` when set, otherwise `target/`.
+pub(crate) fn target() -> PathBuf {
+    // `join` keeps an absolute path and takes a relative one from the root, where cargo is started.
+    root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
+/// The cargo that runs this program, started in the root of the checkout.
+pub(crate) fn cargo<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(root());
+    command
+}
