@@ -6,8 +6,13 @@ pub const TILE: usize = 4_096;
 /// One value per slot, in tiles of [`TILE`].
 #[derive(Debug, Clone, Default)]
 pub struct Tiles<T> {
-    tiles: Vec<Box<[T; TILE]>>,
+    tiles: Vec<Box<Lines<T>>>,
 }
+
+/// A tile that begins at a cache line, so that no vector load of a pass straddles two.
+#[derive(Debug, Clone)]
+#[repr(align(64))]
+struct Lines<T>([T; TILE]);
 
 impl<T: Copy + Default> Tiles<T> {
     /// A column without tiles.
@@ -18,9 +23,7 @@ impl<T: Copy + Default> Tiles<T> {
     /// Grows to at least `tiles` tiles of default values.
     pub fn reserve(&mut self, tiles: usize) {
         while self.tiles.len() < tiles {
-            let tile: Box<[T]> = vec![T::default(); TILE].into_boxed_slice();
-            let tile = tile.try_into().unwrap_or_else(|_| unreachable!("a tile has TILE slots"));
-            self.tiles.push(tile);
+            self.tiles.push(Box::new(Lines([T::default(); TILE])));
         }
     }
 
@@ -36,26 +39,31 @@ impl<T: Copy + Default> Tiles<T> {
 
     /// One tile.
     pub fn tile(&self, tile: usize) -> &[T; TILE] {
-        &self.tiles[tile]
+        &self.tiles[tile].0
     }
 
     /// One tile, to be changed.
     pub fn tile_mut(&mut self, tile: usize) -> &mut [T; TILE] {
-        &mut self.tiles[tile]
+        &mut self.tiles[tile].0
     }
 
-    /// All tiles, to be changed side by side.
-    pub fn tiles_mut(&mut self) -> &mut [Box<[T; TILE]>] {
-        &mut self.tiles
+    /// All tiles in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[T; TILE]> {
+        self.tiles.iter().map(|tile| &tile.0)
+    }
+
+    /// All tiles in order, to be changed side by side.
+    pub fn iter_mut(&mut self) -> impl ExactSizeIterator<Item = &mut [T; TILE]> {
+        self.tiles.iter_mut().map(|tile| &mut tile.0)
     }
 
     /// The value at `slot`.
     pub fn get(&self, slot: u32) -> T {
-        self.tiles[slot as usize / TILE][slot as usize % TILE]
+        self.tiles[slot as usize / TILE].0[slot as usize % TILE]
     }
 
     /// Replaces the value at `slot`.
     pub fn set(&mut self, slot: u32, value: T) {
-        self.tiles[slot as usize / TILE][slot as usize % TILE] = value;
+        self.tiles[slot as usize / TILE].0[slot as usize % TILE] = value;
     }
 }
