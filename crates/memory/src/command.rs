@@ -4,9 +4,11 @@
 //! edge. Columns of one command have equal lengths, which the decoder checks.
 
 use crate::ids::{Group, LearningEpoch, MemoryId, RunId};
+use crate::law::ONE;
 use crate::outcome::Refusal;
 use crate::session::{Request, SessionId};
-use crate::settings::Settings;
+use crate::settings::{FeatureShape, Settings};
+use crate::{MAX_IDS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES};
 
 /// A body of the log: a command, and the request it answers when a session stands behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -260,21 +262,55 @@ impl Command {
     }
 
     /// Checks what the types do not: columns of equal length, values in range. The edge checks before the log, the
-    /// decoder checks again.
+    /// decoder checks again. Features need their cluster's shape: [`Command::check_features`].
     ///
     /// # Errors
-    /// [`Refusal::Malformed`] with the column that does not fit.
+    /// [`Refusal::Malformed`] with the field and what is allowed.
     pub fn check(&self) -> Result<(), Refusal> {
-        use crate::law::ONE;
-        let malformed = |what| Err(Refusal::Malformed { what });
         match self {
             Self::Upsert(upsert) => upsert.check(),
-            Self::Decay { amount } if *amount > ONE => malformed("decay above one"),
-            Self::Epoch { decay, .. } | Self::EpochBegin { decay, .. } if *decay > ONE => malformed("decay above one"),
-            Self::EpochPart { part: 0, .. } => malformed("parts are numbered from 1"),
-            Self::Reinforce(updates) | Self::Epoch { updates, .. } | Self::EpochPart { updates, .. } => updates.check(),
-            Self::Configure(settings) if settings.rate == 0 || settings.rate > ONE => malformed("rate out of range"),
-            Self::Configure(settings) if settings.limit == 0 => malformed("limit of 0"),
+            Self::Remove { ids } => check_ids(ids),
+            Self::Reinforce(updates) => updates.check(),
+            Self::Decay { amount } => check_decay(*amount),
+            Self::Epoch { n, decay, updates, .. } => {
+                check_epoch(*n)?;
+                check_decay(*decay)?;
+                updates.check()
+            }
+            Self::EpochBegin { n, decay, .. } => {
+                check_epoch(*n)?;
+                check_decay(*decay)
+            }
+            Self::EpochPart { n, part, updates, .. } => {
+                check_epoch(*n)?;
+                require(*part > 0, "part: numbered from 1")?;
+                updates.check()
+            }
+            Self::EpochEnd { n, .. } => check_epoch(*n),
+            Self::Configure(settings) => settings.check(),
+            Self::CloseRequest(request) => request.check(),
+            Self::Evict { .. }
+            | Self::ExpireSessions { .. }
+            | Self::RunRecord { .. }
+            | Self::RunRemove { .. }
+            | Self::DigestMarker { .. } => Ok(()),
+        }
+    }
+
+    /// Checks that features are as long as the cluster's, and that there are none where it has none. A command that passed
+    /// [`Command::check`] and this can be applied.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`] with the field and what is allowed.
+    pub fn check_features(&self, shape: FeatureShape) -> Result<(), Refusal> {
+        match self {
+            Self::Upsert(Upsert { ids, features, .. }) if !features.is_empty() => {
+                require(shape.dimension > 0, "features: none, the cluster has dimension 0")?;
+                require(
+                    Some(features.len()) == ids.len().checked_mul(shape.bytes()),
+                    "features: one vector of the cluster's dimension and type per id",
+                )
+            }
             _ => Ok(()),
         }
     }
@@ -282,16 +318,19 @@ impl Command {
 
 impl Updates {
     fn check(&self) -> Result<(), Refusal> {
-        let in_range = |delta: i32| delta.unsigned_abs() <= crate::law::ONE;
-        let fits = match self {
+        let in_range = |delta: i32| delta.unsigned_abs() <= ONE;
+        match self {
             Self::ById { ids, deltas, keys, .. } => {
-                ids.len() == deltas.len()
-                    && keys.as_ref().is_none_or(|keys| keys.len() == ids.len() && keys_fit(keys))
-                    && deltas.iter().all(|&delta| in_range(delta))
+                check_ids(ids)?;
+                require(deltas.len() == ids.len(), "deltas: one per id")?;
+                require(deltas.iter().all(|&delta| in_range(delta)), "delta: -2^30 to 2^30 units")?;
+                check_keys(keys.as_ref(), ids.len())
             }
-            Self::ByGroup(groups) => groups.iter().all(|&(_, delta)| in_range(delta)),
-        };
-        if fits { Ok(()) } else { Err(Refusal::Malformed { what: "columns of the updates" }) }
+            Self::ByGroup(groups) => {
+                require(groups.len() <= MAX_IDS, "group updates: at most 65,536")?;
+                require(groups.iter().all(|&(_, delta)| in_range(delta)), "delta: -2^30 to 2^30 units")
+            }
+        }
     }
 }
 
@@ -299,28 +338,67 @@ impl Upsert {
     fn check(&self) -> Result<(), Refusal> {
         let rows = self.ids.len();
         let column = |len: usize| len == 0 || len == rows;
-        let weight = |&units: &u32| units <= crate::law::ONE || units == Self::KEEP;
-        let fits = column(self.weights.len())
-            && self.weights.iter().all(weight)
-            && column(self.groups.len())
-            && self.keys.as_ref().is_none_or(|keys| keys.len() == rows && keys_fit(keys))
-            && (self.features.is_empty() || (rows > 0 && self.features.len().is_multiple_of(rows)))
-            && self.payloads.as_ref().is_none_or(|payloads| {
-                payloads.len() == rows && payloads.iter().all(|payload| payload.len() <= crate::MAX_PAYLOAD_BYTES)
-            });
-        if fits { Ok(()) } else { Err(Refusal::Malformed { what: "columns of the upsert" }) }
+        check_ids(&self.ids)?;
+        require(column(self.weights.len()), "weights: one per id, or none")?;
+        require(
+            self.weights.iter().all(|&units| units <= ONE || units == Self::KEEP),
+            "weight: 0 to 2^30 units, or 2^32 - 1 to keep it",
+        )?;
+        require(column(self.groups.len()), "groups: one per id, or none")?;
+        check_keys(self.keys.as_ref(), rows)?;
+        require(
+            self.features.is_empty() || (rows > 0 && self.features.len().is_multiple_of(rows)),
+            "features: one vector per id, or none",
+        )?;
+        self.payloads.as_ref().map_or(Ok(()), |payloads| {
+            require(payloads.len() == rows, "payloads: one per id, or none")?;
+            require(payloads.iter().all(|payload| payload.len() <= MAX_PAYLOAD_BYTES), "payload: at most 65,536 bytes")
+        })
     }
 }
 
-fn keys_fit(keys: &Blobs) -> bool {
-    keys.iter().all(|key| key.len() <= crate::MAX_KEY_BYTES)
+impl Request {
+    fn check(&self) -> Result<(), Refusal> {
+        require(self.seq > 0, "sequence number: from 1")
+    }
 }
 
-/// The session of a request, for callers that hold a whole record.
+fn require(holds: bool, what: &'static str) -> Result<(), Refusal> {
+    if holds { Ok(()) } else { Err(Refusal::Malformed { what }) }
+}
+
+fn check_ids(ids: &[MemoryId]) -> Result<(), Refusal> {
+    require(ids.len() <= MAX_IDS, "ids: at most 65,536")
+}
+
+fn check_keys(keys: Option<&Blobs>, rows: usize) -> Result<(), Refusal> {
+    keys.map_or(Ok(()), |keys| {
+        require(keys.len() == rows, "keys: one per id, or none")?;
+        require(keys.iter().all(|key| key.len() <= MAX_KEY_BYTES), "key: at most 1,024 bytes")
+    })
+}
+
+fn check_decay(amount: u32) -> Result<(), Refusal> {
+    require(amount <= ONE, "decay: 0 to 2^30 units")
+}
+
+fn check_epoch(n: LearningEpoch) -> Result<(), Refusal> {
+    require(n.0 > 0, "learning epoch: numbered from 1")
+}
+
 impl Record {
     /// A record that no session stands behind.
     pub const fn bare(command: Command) -> Self {
         Self { request: None, command }
+    }
+
+    /// Checks request and command: [`Command::check`].
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`] with the field and what is allowed.
+    pub fn check(&self) -> Result<(), Refusal> {
+        self.request.as_ref().map_or(Ok(()), Request::check)?;
+        self.command.check()
     }
 
     /// The session, if there is one.

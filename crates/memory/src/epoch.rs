@@ -66,32 +66,35 @@ impl Table {
     pub fn admit(&self, run: RunId, n: LearningEpoch, step: Step) -> Admission {
         let new = Progress::default();
         let progress = self.runs.get(&run).unwrap_or(&new);
-        if n.0 <= progress.done {
+        if n.0 != 0 && n.0 <= progress.done {
             return match (step, progress.results.iter().find(|(kept, _)| *kept == n)) {
-                // A part of a closed epoch was applied; its own counts went into the epoch's result.
+                // Applied with its epoch. Its own counts were told once; only the epoch's result is kept.
                 (Step::Begin | Step::Part(_), _) => Admission::Repeat(Outcome::default()),
                 (_, Some((_, outcome))) => Admission::Repeat(outcome.clone()),
                 (_, None) => Admission::Refuse(Refusal::EpochForgotten { n }),
             };
         }
-        let follows = n.0 == progress.done + 1;
+        let follows = n.0 != 0 && n.0 - 1 == progress.done;
         let gap = |expected_part, found_part| {
             Admission::Refuse(Refusal::EpochGap {
-                expected: LearningEpoch(progress.done + 1),
+                expected: LearningEpoch(progress.done.saturating_add(1)),
                 expected_part,
                 found: n,
                 found_part,
             })
         };
+        let expected_part = progress.open.map_or(0, |applied| applied.saturating_add(1));
         match (step, progress.open) {
             (Step::Whole | Step::Begin, None) if follows => Admission::Execute,
             (Step::Begin, Some(_)) if follows => Admission::Repeat(Outcome::default()),
-            (Step::Part(part), Some(applied)) if follows && part == applied + 1 => Admission::Execute,
-            (Step::Part(part), Some(applied)) if follows && part <= applied => Admission::Repeat(Outcome::default()),
+            (Step::Part(part), Some(applied)) if follows && applied.checked_add(1) == Some(part) => Admission::Execute,
+            (Step::Part(part), Some(applied)) if follows && (1..=applied).contains(&part) => {
+                Admission::Repeat(Outcome::default())
+            }
             (Step::End(parts), Some(applied)) if follows && parts == applied => Admission::Execute,
-            (Step::Whole | Step::Begin, open) => gap(open.map_or(0, |applied| applied + 1), 0),
-            (Step::Part(part), open) => gap(open.map_or(0, |applied| applied + 1), part),
-            (Step::End(parts), open) => gap(open.map_or(0, |applied| applied + 1), parts.saturating_add(1)),
+            (Step::Whole | Step::Begin, _) => gap(expected_part, 0),
+            (Step::Part(part), _) => gap(expected_part, part),
+            (Step::End(parts), _) => gap(expected_part, parts.saturating_add(1)),
         }
     }
 

@@ -32,7 +32,7 @@ impl Reply {
 /// What an executed record did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Rows or updates applied; for a group update, memories changed.
+    /// Rows or updates applied; for a group update, memories addressed.
     pub applied: u64,
     /// Memories created.
     pub created: u64,
@@ -63,7 +63,7 @@ impl Outcome {
         self.created += other.created;
         self.evicted += other.evicted;
         self.rejected += other.rejected;
-        let room = MAX_REJECTIONS - self.rejections.len();
+        let room = MAX_REJECTIONS.saturating_sub(self.rejections.len());
         self.rejections.extend(other.rejections.iter().take(room).copied());
         if let Some(quality) = &other.quality {
             self.quality.get_or_insert_default().merge(quality);
@@ -124,8 +124,8 @@ pub enum Refusal {
     /// The request was closed, or lies behind the window.
     #[error("the request was closed and will never be executed")]
     AlreadyClosed,
-    /// The request lies ahead of the window.
-    #[error("the sequence number is more than {window} ahead of the highest seen")]
+    /// The request lies ahead of the window; where one is to be closed, also behind it.
+    #[error("the sequence number is more than {window} away from the highest seen")]
     OutOfWindow {
         /// Width of the window.
         window: u64,
@@ -165,10 +165,10 @@ pub enum Refusal {
         /// The limit.
         bytes: u64,
     },
-    /// A command that its types admit and its contents do not.
+    /// A command that its types admit and its contents do not. Never logged, so its text is not part of any format.
     #[error("malformed command: {what}")]
     Malformed {
-        /// What does not fit.
+        /// Which field, and what is allowed.
         what: &'static str,
     },
 }

@@ -37,6 +37,13 @@ impl GroupQuality {
         self.max = self.max.max(other.max);
     }
 
+    /// Whether some memories, at least one, have this quality.
+    fn is_possible(&self) -> bool {
+        let count = u128::from(self.count);
+        let bounds = count * u128::from(self.min)..=count * u128::from(self.max);
+        count > 0 && self.min <= self.max && self.max <= ONE && bounds.contains(&self.sum)
+    }
+
     /// Mean weight in [0, 1] by one division, `None` without memories.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum as f64 / (self.count as f64 * f64::from(ONE)))
@@ -56,6 +63,15 @@ pub struct QualityVector {
 }
 
 impl QualityVector {
+    /// Rebuilds a vector from its parts; `None` where no set of memories has it: groups that do not ascend, a group
+    /// without memories, extremes and sum that contradict each other, more memories than can be counted.
+    pub fn from_parts(groups: Vec<(Group, GroupQuality)>) -> Option<Self> {
+        let ascending = groups.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        let possible = groups.iter().all(|(_, quality)| quality.is_possible());
+        let countable = groups.iter().try_fold(0_u64, |total, (_, quality)| total.checked_add(quality.count)).is_some();
+        (ascending && possible && countable).then_some(Self { groups })
+    }
+
     /// Collects groups in any order; empty ones are dropped, equal ones added.
     pub fn from_groups(groups: impl IntoIterator<Item = (Group, GroupQuality)>) -> Self {
         let mut vector = Self::default();

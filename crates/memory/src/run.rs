@@ -16,12 +16,24 @@ pub struct Entry {
     pub state: Vec<u8>,
     /// History, in order.
     pub rows: Vec<Vec<u8>>,
+    /// Bytes of `rows`: a record must not cost more the longer the history is.
+    rows_bytes: u64,
 }
 
 impl Entry {
-    fn bytes(&self) -> u64 {
-        (self.state.len() + self.rows.iter().map(Vec::len).sum::<usize>()) as u64
+    pub(crate) fn new(version: u64, state: Vec<u8>, rows: Vec<Vec<u8>>) -> Self {
+        let rows_bytes = rows.iter().map(|row| row_bytes(row)).sum();
+        Self { version, state, rows, rows_bytes }
     }
+
+    pub(crate) const fn fits(&self) -> bool {
+        self.rows_bytes + self.state.len() as u64 <= MAX_RUN_BYTES
+    }
+}
+
+/// What a row counts: its bytes and its length, so that empty rows are bounded too.
+const fn row_bytes(row: &[u8]) -> u64 {
+    row.len() as u64 + 4
 }
 
 /// The runs recorded in a partition.
@@ -50,15 +62,15 @@ impl Table {
         if found != expected {
             return Err(Refusal::RunConflict { expected, found });
         }
-        let before = self.runs.get(&run).map_or(0, |entry| entry.bytes() - entry.state.len() as u64);
-        let after = before + (state.len() + row.map_or(0, <[u8]>::len)) as u64;
-        if after > MAX_RUN_BYTES {
+        let rows_bytes = self.runs.get(&run).map_or(0, |entry| entry.rows_bytes) + row.map_or(0, row_bytes);
+        if rows_bytes + state.len() as u64 > MAX_RUN_BYTES {
             return Err(Refusal::RunFull { bytes: MAX_RUN_BYTES });
         }
         let entry = self.runs.entry(run).or_default();
         entry.version += 1;
         entry.state = state.to_vec();
         entry.rows.extend(row.map(<[u8]>::to_vec));
+        entry.rows_bytes = rows_bytes;
         Ok(())
     }
 

@@ -80,6 +80,11 @@ impl Table {
         self.sessions.is_empty()
     }
 
+    /// Highest seq seen of `session`, `None` when nothing of it was answered here.
+    pub fn high(&self, session: SessionId) -> Option<u64> {
+        self.sessions.get(&session).map(|entry| entry.high)
+    }
+
     /// Decides what to do with `request`, changing nothing.
     pub fn admit(&self, request: Request) -> Admission {
         let Request { session, seq } = request;
@@ -88,7 +93,7 @@ impl Table {
         }
         let entry = self.sessions.get(&session);
         let high = entry.map_or(0, |entry| entry.high);
-        if seq == 0 || seq.saturating_add(WINDOW) <= high {
+        if seq == 0 || behind(seq, high) {
             return Admission::Refuse(Refusal::AlreadyClosed);
         }
         if seq > high.saturating_add(WINDOW) {
@@ -101,7 +106,8 @@ impl Table {
         }
     }
 
-    /// Stores the reply of a request that [`Table::admit`] let through.
+    /// Stores the reply of a request that [`Table::admit`] let through. The first answer stands, and nothing is kept of a
+    /// request that its own command put out of reach: one that expired its session, or closed a seq a window ahead.
     pub fn complete(&mut self, request: Request, reply: Reply) {
         self.store(request, Answer::Done(reply));
     }
@@ -109,7 +115,8 @@ impl Table {
     /// Closes a request: answers what became of it, and where it was never executed makes sure that it never is.
     ///
     /// # Errors
-    /// The session has expired, or the seq lies outside the window.
+    /// [`Refusal::SessionExpired`], or [`Refusal::OutOfWindow`] on either side of the window: behind it an answer was given
+    /// once and is no longer kept, so "never" would be a guess.
     pub fn close(&mut self, request: Request) -> Result<Answer, Refusal> {
         match self.admit(request) {
             Admission::Stored(reply) => Ok(Answer::Done(reply)),
@@ -118,6 +125,7 @@ impl Table {
                 Ok(Answer::Never)
             }
             Admission::Refuse(Refusal::AlreadyClosed) if self.known_never(request) => Ok(Answer::Never),
+            Admission::Refuse(Refusal::AlreadyClosed) => Err(Refusal::OutOfWindow { window: WINDOW }),
             Admission::Refuse(refusal) => Err(refusal),
         }
     }
@@ -131,17 +139,24 @@ impl Table {
     }
 
     fn known_never(&self, request: Request) -> bool {
-        self.sessions
-            .get(&request.session)
-            .is_some_and(|entry| entry.answers.get(&request.seq) == Some(&Answer::Never))
+        self.sessions.get(&request.session).is_some_and(|entry| entry.answers.get(&request.seq) == Some(&Answer::Never))
     }
 
     fn store(&mut self, request: Request, answer: Answer) {
+        let high = self.sessions.get(&request.session).map_or(0, |entry| entry.high);
+        if request.session.opened_ms < self.watermark_ms || behind(request.seq, high) {
+            return;
+        }
         let entry = self.sessions.entry(request.session).or_default();
-        entry.answers.insert(request.seq, answer);
+        entry.answers.entry(request.seq).or_insert(answer);
         if request.seq > entry.high {
             entry.high = request.seq;
             entry.answers = entry.answers.split_off(&(request.seq.saturating_sub(WINDOW) + 1));
         }
     }
+}
+
+/// Whether `seq` left the window that ends at `high`.
+pub(crate) const fn behind(seq: u64, high: u64) -> bool {
+    seq <= high.saturating_sub(WINDOW)
 }

@@ -1,6 +1,7 @@
 //! What is fixed when a cluster is created, and what a logged `Configure` may change.
 
 use crate::law::{ONE, Weight};
+use crate::outcome::Refusal;
 
 /// Most partitions of a cluster.
 pub const MAX_PARTITIONS: u32 = 1_024;
@@ -125,16 +126,39 @@ impl Settings {
 
     /// The limit of one of `partitions` partitions when the cluster may hold `capacity` memories:
     /// five per cent above its share, since hashing does not split evenly.
+    ///
+    /// # Panics
+    /// When `partitions` is 0.
     pub const fn limit_of(capacity: u64, partitions: u32) -> u64 {
-        let limit = (capacity as u128 * 105).div_ceil(100 * partitions as u128) as u64;
-        if limit == 0 { 1 } else { limit }
+        let limit = (capacity as u128 * 105).div_ceil(100 * partitions as u128);
+        match limit {
+            0 => 1,
+            limit if limit > u64::MAX as u128 => u64::MAX,
+            limit => limit as u64,
+        }
+    }
+
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`] with the field and what is allowed.
+    pub fn check(&self) -> Result<(), Refusal> {
+        if self.rate == 0 || self.rate > ONE {
+            Err(Refusal::Malformed { what: "learning rate: 1 to 2^30 units" })
+        } else if self.limit == 0 {
+            Err(Refusal::Malformed { what: "limit: at least 1 memory" })
+        } else {
+            Ok(())
+        }
     }
 
     /// How many memories to evict from a partition that holds `count`: none at or below the limit, else what is over it
     /// but at least one per cent of the limit, so that eviction is not paid for at every record.
     pub fn excess(&self, count: u64) -> u64 {
         match self.policy {
-            CapacityPolicy::Evict if count > self.limit => (count - self.limit).max(self.limit.div_ceil(100)).min(count),
+            CapacityPolicy::Evict if count > self.limit => {
+                (count - self.limit).max(self.limit.div_ceil(100)).min(count)
+            }
             _ => 0,
         }
     }

@@ -1,10 +1,11 @@
 //! Ledgers, as snapshots carry them.
 
 use super::{DecodeError, Decoded, Reader, Writer};
-use crate::ids::{LearningEpoch, RunId};
+use crate::ids::LearningEpoch;
 use crate::ledger::Ledger;
-use crate::session::{Answer, SessionId, WINDOW};
+use crate::session::{Answer, SessionId, behind};
 use crate::{epoch, run, session};
+use std::collections::BTreeMap;
 
 /// Appends the bytes of `ledger` to `out`. Tables are written in the order of their keys.
 pub fn encode_ledger(ledger: &Ledger, out: &mut Vec<u8>) {
@@ -82,48 +83,86 @@ impl Reader<'_> {
         let mut table = session::Table { watermark_ms: self.u64("watermark")?, ..session::Table::default() };
         for _ in 0..self.count(28, "sessions")? {
             let id = SessionId { opened_ms: self.u64("session")?, random: self.u64("session")? };
-            let mut entry = session::Entry { high: self.u64("session")?, ..session::Entry::default() };
-            let answers = self.count(9, "answers")?;
-            if answers as u64 > WINDOW {
-                return Err(DecodeError::Invalid("answers of a session"));
+            if id.opened_ms < table.watermark_ms || !above(&table.sessions, &id) {
+                return Err(DecodeError::Invalid("order of the sessions"));
             }
-            for _ in 0..answers {
-                let seq = self.u64("seq")?;
-                let reply = self.option("answer", Reader::reply)?;
-                entry.answers.insert(seq, reply.map_or(Answer::Never, Answer::Done));
-            }
+            let entry = self.session()?;
             table.sessions.insert(id, entry);
         }
         Ok(table)
     }
 
+    fn session(&mut self) -> Decoded<session::Entry> {
+        let mut entry = session::Entry { high: self.u64("session")?, ..session::Entry::default() };
+        for _ in 0..self.count(9, "answers")? {
+            let seq = self.u64("seq")?;
+            if behind(seq, entry.high) || !above(&entry.answers, &seq) {
+                return Err(DecodeError::Invalid("order of the answers of a session"));
+            }
+            let reply = self.option("answer", Reader::reply)?;
+            entry.answers.insert(seq, reply.map_or(Answer::Never, Answer::Done));
+        }
+        // A session is there because something of it was answered, and the highest seq seen is.
+        match entry.answers.last_key_value() {
+            Some((&last, _)) if last == entry.high => Ok(entry),
+            _ => Err(DecodeError::Invalid("highest sequence number of a session")),
+        }
+    }
+
     fn epochs(&mut self) -> Decoded<epoch::Table> {
         let mut table = epoch::Table::default();
         for _ in 0..self.count(29, "epochs")? {
-            let run = RunId(self.u128("run")?);
-            let mut progress = epoch::Progress {
-                done: self.u64("epoch")?,
-                open: self.option("part", |reader| reader.u32("part"))?,
-                ..epoch::Progress::default()
-            };
-            for _ in 0..self.count(46, "results")? {
-                progress.results.push_back((LearningEpoch(self.u64("epoch")?), self.outcome()?));
+            let run = self.run()?;
+            if !above(&table.runs, &run) {
+                return Err(DecodeError::Invalid("order of the epochs"));
             }
+            let progress = self.progress()?;
             table.runs.insert(run, progress);
         }
         Ok(table)
     }
 
+    fn progress(&mut self) -> Decoded<epoch::Progress> {
+        let mut progress = epoch::Progress {
+            done: self.u64("epoch")?,
+            open: self.option("part", |reader| reader.u32("part"))?,
+            ..epoch::Progress::default()
+        };
+        let kept = self.count(46, "results")? as u64;
+        if kept != progress.done.min(epoch::KEPT_RESULTS as u64) || (kept == 0 && progress.open.is_none()) {
+            return Err(DecodeError::Invalid("number of kept results"));
+        }
+        for n in progress.done - kept + 1..=progress.done {
+            if self.epoch()?.0 != n {
+                return Err(DecodeError::Invalid("order of the kept results"));
+            }
+            progress.results.push_back((LearningEpoch(n), self.outcome()?));
+        }
+        Ok(progress)
+    }
+
     fn runs(&mut self) -> Decoded<run::Table> {
         let mut table = run::Table::default();
         for _ in 0..self.count(32, "runs")? {
-            let run = RunId(self.u128("run")?);
+            let run = self.run()?;
+            if !above(&table.runs, &run) {
+                return Err(DecodeError::Invalid("order of the runs"));
+            }
             let version = self.u64("version")?;
             let state = self.bytes("state")?.to_vec();
             let rows = self.count(4, "rows")?;
             let rows = (0..rows).map(|_| self.bytes("row").map(<[u8]>::to_vec)).collect::<Decoded<_>>()?;
-            table.runs.insert(run, run::Entry { version, state, rows });
+            let entry = run::Entry::new(version, state, rows);
+            if version == 0 || entry.rows.len() as u64 > version || !entry.fits() {
+                return Err(DecodeError::Invalid("history of a run"));
+            }
+            table.runs.insert(run, entry);
         }
         Ok(table)
     }
+}
+
+/// Whether `key` lies above all keys so far, so that a table has one encoding.
+fn above<K: Ord, V>(table: &BTreeMap<K, V>, key: &K) -> bool {
+    table.last_key_value().is_none_or(|(last, _)| last < key)
 }

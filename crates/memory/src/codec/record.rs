@@ -4,6 +4,7 @@ use super::{DecodeError, Decoded, Reader, Writer, words};
 use crate::command::{Blobs, Command, OnMissing, Record, Updates, Upsert};
 use crate::ids::{Group, LearningEpoch, MemoryId, RunId};
 use crate::law::Weight;
+use crate::outcome::Refusal;
 use crate::session::{Request, SessionId};
 use crate::settings::{CapacityPolicy, Settings};
 
@@ -33,7 +34,7 @@ pub fn encode_record(record: &Record, out: &mut Vec<u8>) {
     writer.command(&record.command);
 }
 
-/// Reads a record that fills `bytes`, and checks it as [`Command::check`] does.
+/// Reads a record that fills `bytes`, and checks it as [`Record::check`] does.
 ///
 /// # Errors
 /// The bytes are no record of this version.
@@ -42,8 +43,17 @@ pub fn decode_record(bytes: &[u8]) -> Result<Record, DecodeError> {
     let request = reader.option("request", Reader::request)?;
     let command = reader.command()?;
     reader.finish()?;
-    command.check().map_err(|_| DecodeError::Invalid("command"))?;
-    Ok(Record { request, command })
+    let record = Record { request, command };
+    record.check().map_err(|refusal| invalid(&refusal))?;
+    Ok(record)
+}
+
+/// A refusal of a check, as the decoder says it.
+pub(super) fn invalid(refusal: &Refusal) -> DecodeError {
+    match refusal {
+        Refusal::Malformed { what } => DecodeError::Invalid(what),
+        _ => DecodeError::Invalid("command"),
+    }
 }
 
 impl Writer<'_> {
@@ -75,6 +85,7 @@ impl Writer<'_> {
                 self.u8(BY_ID);
                 self.u8(u8::from(*on_missing == OnMissing::Create));
                 self.ids(ids);
+                debug_assert_eq!(ids.len(), deltas.len(), "checked at the edge: the count of the ids is also theirs");
                 self.0.reserve(deltas.len() * 4);
                 self.0.extend(deltas.iter().flat_map(|delta| delta.to_le_bytes()));
                 self.option(keys.as_ref(), Writer::blobs);
@@ -185,11 +196,11 @@ impl Reader<'_> {
         Ok(Request { session, seq: self.u64("seq")? })
     }
 
-    fn run(&mut self) -> Decoded<RunId> {
+    pub(super) fn run(&mut self) -> Decoded<RunId> {
         self.u128("run").map(RunId)
     }
 
-    fn epoch(&mut self) -> Decoded<LearningEpoch> {
+    pub(super) fn epoch(&mut self) -> Decoded<LearningEpoch> {
         self.u64("epoch").map(LearningEpoch)
     }
 
@@ -221,14 +232,16 @@ impl Reader<'_> {
     }
 
     pub(super) fn settings(&mut self) -> Decoded<Settings> {
-        Ok(Settings {
+        let settings = Settings {
             rate: self.u32("rate")?,
             initial_weight: Weight::from_units(self.u32("initial weight")?)
                 .ok_or(DecodeError::Invalid("initial weight"))?,
             limit: self.u64("limit")?,
             policy: if self.bool("policy")? { CapacityPolicy::Refuse } else { CapacityPolicy::Evict },
             count_updates: self.bool("count updates")?,
-        })
+        };
+        settings.check().map_err(|refusal| invalid(&refusal))?;
+        Ok(settings)
     }
 
     fn command(&mut self) -> Decoded<Command> {

@@ -160,6 +160,6 @@ impl Reader<'_> {
             };
             groups.push((group, quality));
         }
-        Ok(QualityVector::from_groups(groups))
+        QualityVector::from_parts(groups).ok_or(DecodeError::Invalid("quality"))
     }
 }
