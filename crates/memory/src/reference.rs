@@ -37,7 +37,7 @@ pub struct Partition {
     features: FeatureShape,
     memories: BTreeMap<MemoryId, Memory>,
     ledger: Ledger,
-    /// Kept for [`Partition::replica_digest`] alone: weights here decay eagerly.
+    /// Kept to be compared alone: weights here decay eagerly.
     clock: DecayClock,
 }
 
@@ -58,7 +58,15 @@ impl Partition {
         &self.ledger
     }
 
+    /// Where a decay clock stands after the same records.
+    pub fn clock(&self) -> DecayClock {
+        self.clock
+    }
+
     /// Applies one record, the next in log order.
+    ///
+    /// # Panics
+    /// When the record did not pass [`Record::check`] and [`Command::check_features`].
     pub fn apply(&mut self, record: &Record) -> Reply {
         match self.ledger.admit(record) {
             Gate::Answer(reply) => reply,
