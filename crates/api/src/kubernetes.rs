@@ -1,0 +1,273 @@
+//! Settings that mean something in Kubernetes only.
+//!
+//! They are checked wherever the manifest is read, so that the file that runs on a laptop is a correct one for a
+//! cluster too, and are then listed as ignored. All are optional and have no defaults here: what an absent one means is
+//! for the operator to say.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::quantity::{Duration, Size};
+use crate::word::words;
+
+/// A part of a Kubernetes object, kept as written.
+pub type FreeForm = Map<String, Value>;
+
+/// Declares a struct whose fields are all optional.
+macro_rules! optional {
+    ($(#[$meta:meta])* pub struct $name:ident {
+        $($(#[$field_meta:meta])* pub $field:ident: $type:ty,)+
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+        #[serde(rename_all = "camelCase", deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$field_meta])* #[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)+
+        }
+    };
+}
+
+words! {
+    /// Whether a new version is taken by itself.
+    pub enum Upgrade {
+        /// When asked.
+        Manual,
+        /// When the operator brings one.
+        Auto,
+    }
+}
+
+optional! {
+    /// How pods are replaced.
+    pub struct UpdateStrategy {
+        /// Who deletes the old pods.
+        #[serde(rename = "type")]
+        pub strategy: UpdateType,
+    }
+}
+
+words! {
+    /// Who deletes the old pods.
+    pub enum UpdateType {
+        /// The operator, one after another.
+        Rolling,
+        /// You; the operator only drains.
+        OnDelete,
+    }
+}
+
+optional! {
+    /// Disks of the workers.
+    pub struct Storage {
+        /// Size of each worker's disk; it only grows.
+        pub size: Size,
+        /// Storage class of the claims.
+        pub storage_class_name: String,
+        /// What becomes of the claims when the cluster is deleted.
+        pub retain_policy: RetainPolicy,
+        /// Keeps the state in the pod: lost with it.
+        pub ephemeral: bool,
+        /// What happens when a node is lost.
+        pub on_node_loss: OnNodeLoss,
+    }
+}
+
+words! {
+    /// What becomes of the claims when the cluster is deleted.
+    pub enum RetainPolicy {
+        /// They stay.
+        Retain,
+        /// They go.
+        Delete,
+    }
+}
+
+optional! {
+    /// What happens when a node is lost.
+    pub struct OnNodeLoss {
+        /// What is done.
+        pub action: NodeLossAction,
+        /// How long the node is waited for.
+        pub after: Duration,
+    }
+}
+
+words! {
+    /// What is done about a lost node.
+    pub enum NodeLossAction {
+        /// Its worker starts elsewhere with an empty disk.
+        Replace,
+        /// Nothing.
+        Wait,
+    }
+}
+
+/// A read-only claim that runs may name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Input {
+    /// Name, for runs.
+    #[schemars(example = &"corpus")]
+    pub name: String,
+    /// The claim.
+    #[schemars(example = serde_json::json!({ "claimName": "corpus" }))]
+    pub persistent_volume_claim: FreeForm,
+}
+
+/// Rights of one service account.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Access {
+    /// Name of the service account.
+    #[schemars(example = &"trainer")]
+    pub service_account: String,
+    /// Its namespace; absent means the cluster's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// What it may do.
+    #[schemars(example = serde_json::json!(["Read"]))]
+    pub rights: Vec<Right>,
+}
+
+words! {
+    /// What a service account may do.
+    pub enum Right {
+        /// Get, rank and quality.
+        Read,
+        /// Change weights of single memories, insert and remove.
+        Reinforce,
+        /// Let all memories decay; run epochs.
+        Decay,
+        /// Everything.
+        Admin,
+    }
+}
+
+optional! {
+    /// The Service that clients talk to.
+    pub struct Service {
+        /// Its type.
+        #[serde(rename = "type")]
+        pub service_type: ServiceType,
+        /// Its annotations.
+        pub annotations: BTreeMap<String, String>,
+    }
+}
+
+words! {
+    /// Type of a Service.
+    pub enum ServiceType {
+        /// Reachable inside the cluster.
+        ClusterIP,
+        /// Reachable at a port of every node.
+        NodePort,
+        /// Reachable through the provider's load balancer.
+        LoadBalancer,
+    }
+}
+
+optional! {
+    /// Which pods may reach the workers.
+    pub struct NetworkPolicy {
+        /// Whether there is a policy.
+        pub enabled: bool,
+        /// Peers as in `from` of a NetworkPolicy; empty means the same namespace.
+        pub clients: Vec<FreeForm>,
+    }
+}
+
+optional! {
+    /// Certificates.
+    pub struct Tls {
+        /// Where they come from.
+        pub mode: TlsMode,
+        /// Trust domain of the identities in them.
+        pub trust_domain: String,
+        /// How long one is valid, at least 10m.
+        pub certificate_lifetime: Duration,
+        /// The issuer, with `CertManager`.
+        pub issuer_ref: IssuerRef,
+        /// The secret, with `Secret`.
+        pub secret_name: String,
+    }
+}
+
+words! {
+    /// Where certificates come from.
+    pub enum TlsMode {
+        /// The operator's own authority.
+        Auto,
+        /// cert-manager.
+        CertManager,
+        /// A secret of yours.
+        Secret,
+        /// Nowhere: no TLS.
+        Disabled,
+    }
+}
+
+optional! {
+    /// An issuer of cert-manager.
+    pub struct IssuerRef {
+        /// Its name.
+        pub name: String,
+        /// `Issuer` or `ClusterIssuer`.
+        pub kind: String,
+    }
+}
+
+optional! {
+    /// Where pods run.
+    pub struct Scheduling {
+        /// Priority class of the pods.
+        pub priority_class_name: String,
+        /// Scheduler of the pods.
+        pub scheduler_name: String,
+        /// Tolerations of the pods.
+        pub tolerations: Vec<FreeForm>,
+        /// Affinity of the pods.
+        pub affinity: FreeForm,
+        /// What the workers are spread over; also the failure domain.
+        pub topology_spread: TopologySpread,
+        /// Queue of the gang scheduler.
+        pub queue_name: String,
+    }
+}
+
+words! {
+    /// What the workers are spread over.
+    pub enum TopologySpread {
+        /// Nodes.
+        Node,
+        /// Zones.
+        Zone,
+    }
+}
+
+optional! {
+    /// Traces and metrics.
+    pub struct Telemetry {
+        /// Where traces are sent.
+        pub otlp_endpoint: String,
+        /// Share of requests that are traced.
+        #[schemars(range(min = 0, max = 1))]
+        pub sampler_ratio: f64,
+        /// Whether a PodMonitor is made.
+        pub pod_monitor: bool,
+    }
+}
+
+optional! {
+    /// Which devices will do.
+    pub struct GpuSelector {
+        /// Product names, any of them.
+        pub products: Vec<String>,
+        /// Least device memory.
+        pub min_memory: Size,
+        /// Least compute capability: `"8.0"`.
+        pub min_compute_capability: String,
+    }
+}

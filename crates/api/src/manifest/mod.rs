@@ -1,0 +1,239 @@
+//! Manifests: from the text of a file to checked objects, or to everything that is wrong with it.
+//!
+//! ```text
+//! text -> tree (every value knows its place) -> check (the schema of the kind) -> rules (between fields) -> types
+//! ```
+//!
+//! Types come only out of a tree that is without fault, so a [`Manifest`] holds no value outside its range.
+
+mod check;
+mod immutable;
+mod nearest;
+mod rules;
+mod tree;
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use self::check::{Check, entry_place};
+use self::rules::find;
+use self::tree::{Node, Yaml, place};
+use crate::cluster::LearnerCluster;
+use crate::code::Code;
+use crate::problem::{Place, Problem, Problems};
+use crate::run::LearnerRun;
+use crate::schema::KINDS;
+
+pub use self::immutable::check_immutable;
+
+/// What a command needs of a manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Exactly one cluster, and any number of runs, all of that cluster: `up`.
+    Cluster,
+    /// At least one run: `run`.
+    Runs,
+    /// At least one object: `validate`, `apply`.
+    Anything,
+}
+
+/// The objects of a file, checked.
+#[derive(Clone, Debug)]
+pub struct Manifest {
+    /// The cluster; present where [`Needs::Cluster`] was asked for.
+    pub cluster: Option<LearnerCluster>,
+    /// The runs, in the order of the file.
+    pub runs: Vec<LearnerRun>,
+    /// Fields that are present and mean something in Kubernetes only, each once, in the order of the file.
+    pub ignored: Vec<String>,
+    origin: String,
+    text: String,
+    cluster_tree: Option<Node>,
+}
+
+impl Manifest {
+    /// Returns `path` as the manifest means it: relative ones lie beside the manifest.
+    pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
+        Path::new(&self.origin).parent().unwrap_or(Path::new("")).join(path)
+    }
+
+    /// Writes all objects as YAML with every default filled in. It parses to what was printed.
+    pub fn to_effective_yaml(&self) -> String {
+        let cluster = self.cluster.as_ref();
+        let yaml = |result: Result<String, _>| result.expect("the types have text keys and finite numbers only");
+        let mut documents: Vec<String> =
+            cluster.map(|cluster| yaml(serde_saphyr::to_string(cluster))).into_iter().collect();
+        for run in &self.runs {
+            let known = cluster.filter(|cluster| cluster.metadata.name == run.spec.cluster_ref.name);
+            let effective = LearnerRun { spec: run.spec.effective(known.map(|cluster| &cluster.spec)), ..run.clone() };
+            documents.push(yaml(serde_saphyr::to_string(&effective)));
+        }
+        documents.join("---\n")
+    }
+}
+
+/// Reads the manifest `text` of the file `origin` and checks all of it.
+///
+/// # Errors
+///
+/// All problems of the file, in its order, each with its place.
+pub fn parse(text: &str, origin: &str, needs: Needs) -> Result<Manifest, Problems> {
+    let documents = tree::read(text).map_err(|problem| Problems::new(origin, text, vec![problem]))?;
+    let mut file =
+        File { text, needs, problems: Vec::new(), ignored: Vec::new(), clusters: Vec::new(), runs: Vec::new() };
+    for document in &documents {
+        file.document(document);
+    }
+    file.whole();
+
+    let mut manifest = Manifest {
+        cluster: None,
+        runs: Vec::new(),
+        ignored: file.ignored,
+        origin: origin.to_owned(),
+        text: text.to_owned(),
+        cluster_tree: file.clusters.first().map(|tree| (*tree).clone()),
+    };
+    let mut problems = file.problems;
+    if problems.is_empty() {
+        let mut typed = || {
+            manifest.cluster = file.clusters.first().map(|tree| typed(tree)).transpose()?;
+            manifest.runs = file.runs.iter().map(|tree| typed(tree)).collect::<Result<_, _>>()?;
+            Ok(())
+        };
+        problems.extend(typed().err());
+    }
+    if problems.is_empty() { Ok(manifest) } else { Err(Problems::new(origin, text, problems)) }
+}
+
+/// Makes the types of a tree without fault. The schema is made from the types, so that this can fail only where a type
+/// is stricter than its schema; then its own words are better than none.
+fn typed<T: DeserializeOwned>(tree: &Node) -> Result<T, Problem> {
+    serde_json::from_value(tree.value.to_json())
+        .map_err(|error| Problem::new(Code::WrongType, error.to_string()).at(place(tree.referenced)))
+}
+
+/// A file while it is checked.
+struct File<'a> {
+    text: &'a str,
+    needs: Needs,
+    problems: Vec<Problem>,
+    ignored: Vec<String>,
+    clusters: Vec<&'a Node>,
+    runs: Vec<&'a Node>,
+}
+
+impl<'a> File<'a> {
+    /// Checks a document by itself and files it by its kind.
+    fn document(&mut self, document: &'a Node) {
+        let start = place(document.referenced);
+        let kinds = KINDS.iter().map(|(kind, _)| *kind).collect::<Vec<_>>().join(", ");
+        let Yaml::Map(_) = document.value else {
+            let message = format!("the document is {}; allowed: an object of kind {kinds}", document.value.kind());
+            return self.problems.push(Problem::new(Code::NotAManifest, message).at(start));
+        };
+        let Some(entry) = document.value.get("kind") else {
+            let problem = Problem::new(Code::Missing, "kind is missing").of("kind").at(start);
+            return self.problems.push(problem.help("add kind: LearnerCluster, or kind: LearnerRun"));
+        };
+        let Some((kind, schema)) = KINDS.iter().find(|(kind, _)| entry.value.value.text() == Some(*kind)) else {
+            let written = entry.value.value.to_string();
+            let problem = Problem::new(Code::NotAManifest, format!("kind is {written}; allowed: {kinds}"))
+                .of("kind")
+                .at(entry_place(entry, self.text));
+            let near = nearest::nearest(&written, KINDS.iter().map(|(kind, _)| *kind));
+            return self.problems.push(match near {
+                Some(near) => problem.help(format!("did you mean {near}?")),
+                None => problem,
+            });
+        };
+        let mut check = Check::document(self.text, document, schema);
+        self.problems.append(&mut check.problems);
+        for path in check.ignored {
+            if !self.ignored.contains(&path) {
+                self.ignored.push(path);
+            }
+        }
+        if *kind == "LearnerCluster" { &mut self.clusters } else { &mut self.runs }.push(document);
+    }
+
+    /// Checks the rules inside and between documents.
+    fn whole(&mut self) {
+        for cluster in self.clusters.clone() {
+            self.problems.append(&mut rules::cluster(self.text, cluster));
+        }
+        for run in self.runs.clone() {
+            let cluster = self.clusters.iter().find(|cluster| name(cluster) == reference(run));
+            let capacity = cluster.and_then(|cluster| rules::capacity(cluster));
+            self.problems.append(&mut rules::run(self.text, run, capacity));
+        }
+        self.count();
+        self.unique_names();
+        if self.needs == Needs::Cluster
+            && let [cluster] = self.clusters[..]
+        {
+            self.runs_of(cluster);
+        }
+    }
+
+    /// Compares the number of objects with what the command needs.
+    fn count(&mut self) {
+        if let [first, .., last] = self.clusters[..] {
+            let line = place(first.referenced).line;
+            let message = format!("a second LearnerCluster, after the one in line {line}; allowed: one in a file");
+            let problem = Problem::new(Code::NotAManifest, message).at(self.place(last, "kind"));
+            self.problems.push(problem.help("put it into a file of its own"));
+        }
+        let missing = match self.needs {
+            Needs::Cluster if self.clusters.is_empty() => "the file has no LearnerCluster; needed: exactly one",
+            Needs::Runs if self.runs.is_empty() => "the file has no LearnerRun; needed: at least one",
+            Needs::Anything if self.clusters.is_empty() && self.runs.is_empty() => {
+                "the file has neither a LearnerCluster nor a LearnerRun; needed: at least one"
+            }
+            Needs::Cluster | Needs::Runs | Needs::Anything => return,
+        };
+        // A document that could not be told from another kind may be the one that is missed.
+        if self.problems.iter().all(|problem| problem.path() != Some("kind")) {
+            self.problems.push(Problem::new(Code::NotAManifest, missing));
+        }
+    }
+
+    fn unique_names(&mut self) {
+        for (index, run) in self.runs.iter().enumerate() {
+            let twice = self.runs[..index].iter().find(|earlier| name(earlier).is_some() && name(earlier) == name(run));
+            if let (Some(earlier), Some(name)) = (twice, name(run)) {
+                let line = place(earlier.referenced).line;
+                let message =
+                    format!("metadata.name is {name}, as of the LearnerRun in line {line}; names are used once");
+                let problem = Problem::new(Code::NotAManifest, message).of("metadata.name");
+                self.problems.push(problem.at(self.place(run, "metadata.name")).help("give it a name of its own"));
+            }
+        }
+    }
+
+    /// A cluster that is being started can run its own runs only.
+    fn runs_of(&mut self, cluster: &Node) {
+        let Some(cluster) = name(cluster) else { return };
+        for run in self.runs.clone() {
+            if let Some(wanted) = reference(run).filter(|wanted| *wanted != cluster) {
+                let path = "spec.clusterRef.name";
+                let message = format!("{path} is {wanted}, which is not in the file; the file has {cluster}");
+                let problem = Problem::new(Code::ClusterNotFound, message).of(path).at(self.place(run, path));
+                self.problems.push(problem.help(format!("set clusterRef: {{ name: {cluster} }}")));
+            }
+        }
+    }
+
+    fn place(&self, document: &Node, path: &str) -> Place {
+        find(document, path).map_or_else(|| place(document.referenced), |entry| entry_place(entry, self.text))
+    }
+}
+
+fn name(document: &Node) -> Option<&str> {
+    find(document, "metadata.name")?.value.value.text()
+}
+
+fn reference(run: &Node) -> Option<&str> {
+    find(run, "spec.clusterRef.name")?.value.value.text()
+}

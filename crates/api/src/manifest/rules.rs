@@ -1,0 +1,238 @@
+//! Rules between fields, and what this version does not do yet.
+//!
+//! Each rule looks at the tree and holds its tongue where a field that it needs is absent or wrong by itself: that has
+//! been said already.
+
+use super::check::entry_place;
+use super::tree::{Entry, Node, Yaml, place};
+use crate::cluster::Capacity;
+use crate::code::Code;
+use crate::problem::{Place, Problem};
+use crate::run::{EventFormat, Synthetic};
+
+/// Copies of a partition that this version can keep.
+const MOST_COPIES: i128 = 1;
+
+const ONE_COPY: &str = "set replicationFactor: 1 (a lost disk then loses its memories)";
+const EVENTS: &str = "spec.memory.source.events";
+const SYNTHETIC: &str = "spec.memory.source.synthetic";
+
+/// One document under its rules.
+struct Rules<'a> {
+    source: &'a str,
+    document: &'a Node,
+    problems: Vec<Problem>,
+}
+
+/// Checks the rules of a `LearnerCluster`.
+pub(super) fn cluster(source: &str, document: &Node) -> Vec<Problem> {
+    let mut rules = Rules { source, document, problems: Vec::new() };
+    rules.copies();
+    rules.problems
+}
+
+/// Checks the rules of a `LearnerRun`; `capacity` is that of its cluster, where the file has it.
+pub(super) fn run(source: &str, document: &Node, capacity: Option<i128>) -> Vec<Problem> {
+    let mut rules = Rules { source, document, problems: Vec::new() };
+    rules.block_of_kind();
+    rules.events();
+    rules.measures();
+    rules.until();
+    rules.population(capacity);
+    rules.problems
+}
+
+/// Returns the number of memories that a `LearnerCluster` document asks for, default included.
+pub(super) fn capacity(document: &Node) -> Option<i128> {
+    match find(document, "spec.capacity.memories") {
+        Some(entry) => entry.value.value.integer(),
+        None => Some(Capacity::default().memories.into()),
+    }
+}
+
+/// Looks up a field by its path.
+pub(super) fn find<'a>(document: &'a Node, path: &str) -> Option<&'a Entry> {
+    match path.rsplit_once('.') {
+        Some((parent, name)) => find(document, parent)?.value.value.get(name),
+        None => document.value.get(path),
+    }
+}
+
+impl Rules<'_> {
+    fn copies(&mut self) {
+        let path = "spec.replicationFactor";
+        let Some(copies @ 2..=3) = self.integer(path) else { return };
+        match self.integer("spec.workers") {
+            Some(workers) if (1..copies).contains(&workers) => {
+                let message =
+                    format!("{path} is {copies}, but spec.workers is {workers}; allowed: replicationFactor <= workers");
+                self.problem(Code::Conflicting, path, message, ONE_COPY);
+            }
+            _ if copies > MOST_COPIES => {
+                let message = format!("{path} is {copies}; this version keeps one copy; set replicationFactor: 1");
+                self.problem(Code::NotSupported, path, message, ONE_COPY);
+            }
+            _ => {}
+        }
+    }
+
+    fn block_of_kind(&mut self) {
+        if self.text("spec.kind") != Some("Memory") {
+            return;
+        }
+        let rule = "allowed: the block of that name, and no other";
+        if !self.has("spec.memory") {
+            let message = format!("spec.kind is Memory, but spec.memory is absent; {rule}");
+            self.problem(Code::Conflicting, "spec.kind", message, "add memory: { source: { synthetic: {} } }");
+        }
+        for block in ["replay", "geodesic", "tropical", "fisher", "federated", "snapshot"] {
+            let path = format!("spec.{block}");
+            if self.has(&path) {
+                let message = format!("{path} is present, but spec.kind is Memory; {rule}");
+                self.problem(Code::Conflicting, &path, message, "remove the block");
+            }
+        }
+    }
+
+    fn events(&mut self) {
+        if !self.has(EVENTS) {
+            return;
+        }
+        let path = format!("{EVENTS}.path");
+        if let (None | Some("Auto"), Some(file)) = (self.text(&format!("{EVENTS}.format")), self.text(&path))
+            && !file.is_empty()
+            && EventFormat::of_path(file).is_none()
+        {
+            let message = format!(
+                "{EVENTS}.format is Auto, but {path} is {file}; Auto knows .jsonl, .ndjson, .csv and .parquet, also \
+                 with .zst or .gz behind"
+            );
+            self.problem(Code::Conflicting, &path, message, "say which it is: set format: Jsonl, Csv or Parquet");
+        }
+        let columns = format!("{EVENTS}.columns");
+        if self.has(&columns) {
+            for pair in [["id", "key"], ["epoch", "time"]] {
+                self.one_of(&columns, &pair.map(|name| format!("{columns}.{name}")), true);
+            }
+        }
+        let signals = ["quality", "delta", "columns.quality", "columns.delta"];
+        self.one_of(EVENTS, &signals.map(|name| format!("{EVENTS}.{name}")), false);
+        let (span, time) = (format!("{EVENTS}.epochSpan"), format!("{columns}.time"));
+        if self.has(&span) && !self.has(&time) {
+            let value = self.shown(&span);
+            let message = format!("{span} is {value}, but {time} is absent; allowed: epochSpan with columns.time");
+            self.problem(Code::Conflicting, &span, message, "remove epochSpan: the file numbers its epochs itself");
+        }
+    }
+
+    /// Demands at most one of `fields`, and at least one if `required`.
+    fn one_of(&mut self, parent: &str, fields: &[String], required: bool) {
+        let names = fields.iter().map(|path| path.strip_prefix("spec.memory.source.").unwrap_or(path));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let present: Vec<&String> = fields.iter().filter(|path| self.has(path)).collect();
+        let (path, found) = match &present[..] {
+            [] if required => (parent, format!("{parent} has none of them; allowed: exactly one of {names}")),
+            [first, second, ..] => {
+                let rule = if required { "exactly" } else { "at most" };
+                let (one, other) = (self.shown(first), self.shown(second));
+                let message = format!("{second} is {other}, but {first} is {one}; allowed: {rule} one of {names}");
+                (second.as_str(), message)
+            }
+            _ => return,
+        };
+        let help = if present.is_empty() { "add one of them" } else { "remove one of them" };
+        self.problem(Code::Conflicting, path, found, help);
+    }
+
+    /// What a run measures must be something that its source can tell.
+    fn measures(&mut self) {
+        let Some(synthetic) = self.is_synthetic() else { return };
+        let (fields, rule) = if synthetic {
+            (["topK", "skip"], "with a synthetic source: inversion and coverage only")
+        } else {
+            (["inversion", "coverage"], "with example, events and git: topK and skip only")
+        };
+        for path in fields.map(|name| format!("spec.memory.report.{name}")) {
+            if self.has(&path) {
+                let (value, source) = (self.shown(&path), self.source_name());
+                let message = format!("{path} is {value}, but spec.memory.source is {source}; allowed {rule}");
+                self.problem(Code::Conflicting, &path, message, "remove the line");
+            }
+        }
+    }
+
+    fn until(&mut self) {
+        let path = "spec.until";
+        let Some(entry) = find(self.document, path) else { return };
+        if matches!(&entry.value.value, Yaml::Map(conditions) if conditions.is_empty()) {
+            let message = format!("{path} is empty; allowed: separation, convergence, or both");
+            self.problem(Code::Conflicting, path, message, "remove it to run all epochs");
+        } else if self.is_synthetic() == Some(false) {
+            let source = self.source_name();
+            let message =
+                format!("{path} is present, but spec.memory.source is {source}; allowed: until with synthetic");
+            self.problem(Code::Conflicting, path, message, "remove it; epochs: says where to stop");
+        }
+    }
+
+    fn population(&mut self, capacity: Option<i128>) {
+        let Some(capacity) = capacity.filter(|_| self.has(SYNTHETIC)) else { return };
+        let path = format!("{SYNTHETIC}.memories");
+        let memories = match find(self.document, &path) {
+            Some(entry) => entry.value.value.integer(),
+            None => Some(Synthetic::default().memories.into()),
+        };
+        if let Some(memories) = memories.filter(|memories| *memories > capacity) {
+            let message = format!(
+                "{path} is {memories}, but spec.capacity.memories of the cluster is {capacity}; allowed: memories <= \
+                 capacity"
+            );
+            self.problem(Code::Conflicting, &path, message, "lower memories, or raise spec.capacity.memories");
+        }
+    }
+
+    /// Tells whether the source is synthetic; `None` where it is not exactly one known source.
+    fn is_synthetic(&self) -> Option<bool> {
+        match find(self.document, "spec.memory.source").map(|entry| &entry.value.value) {
+            Some(Yaml::Map(sources)) if sources.len() == 1 => match &*sources[0].key {
+                "synthetic" => Some(true),
+                "example" | "events" | "git" => Some(false),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn source_name(&self) -> String {
+        match find(self.document, "spec.memory.source").map(|entry| &entry.value.value) {
+            Some(Yaml::Map(sources)) if !sources.is_empty() => sources[0].key.clone(),
+            _ => String::new(),
+        }
+    }
+
+    fn has(&self, path: &str) -> bool {
+        find(self.document, path).is_some()
+    }
+
+    fn text(&self, path: &str) -> Option<&str> {
+        find(self.document, path)?.value.value.text()
+    }
+
+    fn integer(&self, path: &str) -> Option<i128> {
+        find(self.document, path)?.value.value.integer()
+    }
+
+    fn shown(&self, path: &str) -> String {
+        find(self.document, path).map_or_else(String::new, |entry| entry.value.value.to_string())
+    }
+
+    /// Returns the place of a field.
+    fn place(&self, path: &str) -> Place {
+        find(self.document, path)
+            .map_or_else(|| place(self.document.referenced), |entry| entry_place(entry, self.source))
+    }
+
+    fn problem(&mut self, code: Code, path: &str, message: String, help: &str) {
+        self.problems.push(Problem::new(code, message).of(path).at(self.place(path)).help(help));
+    }
+}

@@ -1,0 +1,219 @@
+//! A manifest as a tree in which every key and value knows its place in the file.
+
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
+use serde_saphyr::{Location, Spanned};
+
+use crate::code::Code;
+use crate::problem::{Place, Problem};
+
+/// A value and where it is.
+pub(crate) type Node = Spanned<Yaml>;
+
+/// What YAML 1.2 can say.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Yaml {
+    Null,
+    Bool(bool),
+    Integer(i128),
+    Number(f64),
+    Text(String),
+    List(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+/// One `key: value`. A key that is given twice is there twice.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) key: String,
+    pub(crate) place: Place,
+    pub(crate) value: Node,
+}
+
+/// Reads all documents of `text`. Where it is not YAML, the first place that is not.
+pub(crate) fn read(text: &str) -> Result<Vec<Node>, Problem> {
+    let options = serde_saphyr::options! {
+        // YAML 1.2: `yes` is text, and so is `1_000`.
+        strict_booleans: true,
+        underscored_numbers_as_strings: true,
+        // The checker says these better, each with its place.
+        duplicate_keys: DuplicateKeyPolicy::PassThrough,
+        merge_keys: MergeKeyPolicy::AsOrdinary,
+        non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
+        with_snippet: false,
+    };
+    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        let place = error.location().map(|location| clamp(place(location), text));
+        let message = error.without_snippet().to_string();
+        // The parser's sentence ends with the place, which is shown anyway.
+        let message = message.split(" at line ").next().unwrap_or_default().to_owned();
+        Problem::new(Code::NotAManifest, format!("not YAML: {message}"))
+            .at(place)
+            .help("nothing after this place was checked")
+    })
+}
+
+/// Turns the parser's location into ours.
+pub(crate) fn place(location: Location) -> Place {
+    let span = location.span();
+    let (start, length) = (span.byte_offset().unwrap_or(0), span.byte_len().unwrap_or(0));
+    Place {
+        line: location.line() as usize,
+        column: location.column() as usize,
+        start: start as usize,
+        length: length as usize,
+    }
+}
+
+/// Keeps an error's place inside the text: an unexpected end lies behind it.
+fn clamp(mut place: Place, text: &str) -> Place {
+    place.start = place.start.min(text.len());
+    place.length = place.length.min(text.len() - place.start);
+    place
+}
+
+impl Yaml {
+    /// Looks up a field of a map.
+    pub(crate) fn get(&self, key: &str) -> Option<&Entry> {
+        match self {
+            Self::Map(entries) => entries.iter().find(|entry| entry.key == key),
+            _ => None,
+        }
+    }
+
+    /// Returns the text, if it is one.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Returns the whole number, if it is one.
+    pub(crate) fn integer(&self) -> Option<i128> {
+        match self {
+            Self::Integer(integer) => Some(*integer),
+            _ => None,
+        }
+    }
+
+    /// Says what it is, with an article.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "empty",
+            Self::Bool(_) => "a truth value",
+            Self::Integer(_) => "a whole number",
+            Self::Number(_) => "a number",
+            Self::Text(_) => "text",
+            Self::List(_) => "a list",
+            Self::Map(_) => "an object",
+        }
+    }
+
+    /// Turns the tree into what serde can read the types from. Numbers that JSON cannot hold become `null`; the checker
+    /// has refused them before.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Null => serde_json::Value::Null,
+            Self::Bool(value) => (*value).into(),
+            Self::Integer(value) => serde_json::Number::from_i128(*value).into(),
+            Self::Number(value) => (*value).into(),
+            Self::Text(value) => value.as_str().into(),
+            Self::List(items) => items.iter().map(|item| item.value.to_json()).collect(),
+            Self::Map(entries) => {
+                entries.iter().map(|entry| (entry.key.clone(), entry.value.value.to_json())).collect()
+            }
+        }
+    }
+}
+
+/// Shows a value as it is written, long ones cut.
+impl fmt::Display for Yaml {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const LONGEST: usize = 60;
+        match self {
+            Self::Null => f.write_str("empty"),
+            Self::Bool(value) => value.fmt(f),
+            Self::Integer(value) => value.fmt(f),
+            Self::Number(value) if value.is_nan() => f.write_str(".nan"),
+            Self::Number(value) if value.is_infinite() => f.write_str(if *value > 0.0 { ".inf" } else { "-.inf" }),
+            // Debug keeps the point or exponent: 5.0 is not 5 in a manifest.
+            Self::Number(value) => fmt::Debug::fmt(value, f),
+            Self::Text(value) if value.chars().count() > LONGEST => {
+                write!(f, "{}...", value.chars().take(LONGEST).collect::<String>())
+            }
+            Self::Text(value) if value.is_empty() => f.write_str("\"\""),
+            Self::Text(value) => f.write_str(value),
+            Self::List(items) => {
+                f.write_str("[")?;
+                for (index, item) in items.iter().enumerate() {
+                    write!(f, "{}{}", if index == 0 { "" } else { ", " }, item.value)?;
+                }
+                f.write_str("]")
+            }
+            Self::Map(_) => f.write_str("an object"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Yaml {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyYaml)
+    }
+}
+
+struct AnyYaml;
+
+impl<'de> Visitor<'de> for AnyYaml {
+    type Value = Yaml;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Yaml, E> {
+        Ok(Yaml::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Yaml, E> {
+        Ok(Yaml::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Yaml, E> {
+        Ok(Yaml::Integer(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Yaml, E> {
+        Ok(Yaml::Integer(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Yaml, E> {
+        Ok(Yaml::Number(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Yaml, E> {
+        Ok(Yaml::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Yaml, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Yaml::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Yaml, A::Error> {
+        let mut map = Vec::new();
+        while let Some(key) = entries.next_key::<Node>()? {
+            if matches!(key.value, Yaml::List(_) | Yaml::Map(_)) {
+                return Err(de::Error::custom("a field's name must be text"));
+            }
+            let value = entries.next_value()?;
+            map.push(Entry { key: key.value.to_string(), place: place(key.referenced), value });
+        }
+        Ok(Yaml::Map(map))
+    }
+}

@@ -1,0 +1,210 @@
+//! What is wrong, said so that it can be put right: code, sentence, place in the file, advice.
+//!
+//! One look everywhere: problems of a manifest have a place in it, all others do not.
+
+use std::error::Error;
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+
+use miette::{
+    Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, ThemeCharacters, ThemeStyles,
+};
+
+use crate::code::Code;
+use crate::exit::ExitCode;
+
+/// Wide enough that no sentence is broken: what is one line here can be found by `grep`.
+const UNBROKEN_WIDTH: usize = 4096;
+
+/// Where in a file something stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// First byte, from 0.
+    pub start: usize,
+    /// Number of bytes.
+    pub length: usize,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    code: Code,
+    message: String,
+    path: Option<String>,
+    place: Option<Place>,
+    help: Vec<String>,
+}
+
+impl Problem {
+    /// Makes a problem. The message is one sentence in lower case without a full stop; it names what was found and what
+    /// is allowed.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), path: None, place: None, help: Vec::new() }
+    }
+
+    /// Says which field it is about: `spec.capacity.memories`.
+    #[must_use]
+    pub fn of(mut self, path: impl Into<String>) -> Self {
+        self.path = Some(path.into());
+        self
+    }
+
+    /// Says where in the file it is.
+    #[must_use]
+    pub fn at(mut self, place: impl Into<Option<Place>>) -> Self {
+        self.place = place.into();
+        self
+    }
+
+    /// Adds a line of advice.
+    #[must_use]
+    pub fn help(mut self, line: impl Into<String>) -> Self {
+        self.help.push(line.into());
+        self
+    }
+
+    /// Returns the code.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// Returns the sentence, without code and place.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Returns the field that it is about, if any.
+    pub fn path(&self) -> Option<&str> {
+        self.path.as_deref()
+    }
+
+    /// Returns the place in the file, if any.
+    pub fn place(&self) -> Option<Place> {
+        self.place
+    }
+
+    /// Returns the lines of advice.
+    pub fn advice(&self) -> &[String] {
+        &self.help
+    }
+
+    /// Renders the problem for people, with escape sequences for colour if asked. Ends with a line break.
+    pub fn render(&self, color: bool) -> String {
+        render(self, None, color)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
+impl Error for Problem {}
+
+/// Everything that is wrong with a file, in the order of the file; never empty.
+#[derive(Clone, Debug)]
+pub struct Problems {
+    source: NamedSource<Arc<str>>,
+    problems: Vec<Problem>,
+}
+
+impl Problems {
+    /// Makes the problems of the file `origin`, whose text is `text`.
+    pub(crate) fn new(origin: &str, text: &str, mut problems: Vec<Problem>) -> Self {
+        problems.sort_by_key(Problem::place);
+        Self { source: NamedSource::new(origin, text.into()), problems }
+    }
+
+    /// Returns how a command ends that meets these problems: the code that all have in common, else `Usage`.
+    pub fn exit_code(&self) -> ExitCode {
+        let mut codes = self.problems.iter().map(|problem| problem.code.exit_code());
+        let first = codes.next().unwrap_or(ExitCode::Usage);
+        if codes.all(|code| code == first) { first } else { ExitCode::Usage }
+    }
+
+    /// Renders all problems for people, with escape sequences for colour if asked. Ends with a line break.
+    pub fn render(&self, color: bool) -> String {
+        let reports: Vec<String> =
+            self.problems.iter().map(|problem| render(problem, Some(&self.source), color)).collect();
+        reports.join("\n")
+    }
+}
+
+impl std::ops::Deref for Problems {
+    type Target = [Problem];
+
+    fn deref(&self) -> &[Problem] {
+        &self.problems
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.problems.iter().enumerate() {
+            if index > 0 {
+                f.write_char('\n')?;
+            }
+            f.write_str(self.source.name())?;
+            if let Some(place) = problem.place {
+                write!(f, ":{}:{}", place.line, place.column)?;
+            }
+            write!(f, ": {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Error for Problems {}
+
+/// A problem as miette wants to see it. The code is in the header of the theme, hence absent here.
+#[derive(Debug)]
+struct Report<'a> {
+    problem: &'a Problem,
+    source: Option<&'a NamedSource<Arc<str>>>,
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem.message)
+    }
+}
+
+impl Error for Report<'_> {}
+
+impl Diagnostic for Report<'_> {
+    fn source_code(&self) -> Option<&dyn miette::SourceCode> {
+        self.source.map(|source| source as &dyn miette::SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let place = self.problem.place?;
+        Some(Box::new(std::iter::once(LabeledSpan::new(None, place.start, place.length))))
+    }
+}
+
+fn render(problem: &Problem, source: Option<&NamedSource<Arc<str>>>, color: bool) -> String {
+    let theme = GraphicalTheme {
+        characters: ThemeCharacters { error: format!("error[{}]:", problem.code), ..ThemeCharacters::unicode() },
+        styles: if color { ThemeStyles::ansi() } else { ThemeStyles::none() },
+    };
+    let help_style = theme.styles.help;
+    let handler =
+        GraphicalReportHandler::new_themed(theme).with_width(UNBROKEN_WIDTH).with_wrap_lines(false).with_links(false);
+    let mut text = String::new();
+    handler
+        .render_report(&mut text, &Report { problem, source })
+        .expect("writing to a string does not fail, and places lie in the text they were found in");
+    let mut text = text.trim().to_owned();
+    for (index, line) in problem.help.iter().enumerate() {
+        let title = if index == 0 { "help:" } else { "     " };
+        write!(text, "\n  {} {line}", help_style.style(title)).expect("writing to a string does not fail");
+    }
+    writeln!(text, "\n  {} engram explain {}", help_style.style("more:"), problem.code)
+        .expect("writing to a string does not fail");
+    text
+}

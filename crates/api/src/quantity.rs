@@ -1,0 +1,161 @@
+//! Quantities with a unit, as manifests write them: durations (`500ms`, `3s`) and sizes (`64Mi`).
+//!
+//! One whole number and one unit; what is printed parses to the same value.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// The units of durations, in milliseconds, the largest first.
+const DURATION_UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+/// The units of sizes, in bytes, the largest first. Powers of two only: `64M` is refused, so that nobody gets 64 MB
+/// where 64 MiB was meant.
+const SIZE_UNITS: [(&str, u64); 4] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
+
+/// A span of time in whole milliseconds: `500ms`, `3s`, `10m`, `24h`, `1d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Duration(u64);
+
+impl Duration {
+    /// Makes a span of `milliseconds`.
+    pub const fn from_millis(milliseconds: u64) -> Self {
+        Self(milliseconds)
+    }
+
+    /// Returns the span in milliseconds.
+    pub const fn as_millis(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the span as the standard library has it.
+    pub const fn to_std(self) -> std::time::Duration {
+        std::time::Duration::from_millis(self.0)
+    }
+}
+
+/// A number of bytes: `4096`, `64Mi`, `50Gi`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Size(u64);
+
+impl Size {
+    /// Makes a size of `bytes`.
+    pub const fn from_bytes(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns the size in bytes.
+    pub const fn as_bytes(self) -> u64 {
+        self.0
+    }
+}
+
+/// Splits `text` into its digits and its unit and multiplies them; `None` where either is not understood.
+fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
+    number.parse::<u64>().ok()?.checked_mul(*factor)
+}
+
+/// Writes `value` in the largest unit that divides it.
+fn print(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
+    match units.iter().find(|(_, factor)| value > 0 && value.is_multiple_of(*factor)) {
+        Some((unit, factor)) => write!(f, "{}{unit}", value / factor),
+        None => write!(f, "{value}"),
+    }
+}
+
+impl FromStr for Duration {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse(text, &DURATION_UNITS)
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is not a duration; write 500ms, 3s, 10m, 24h or 1d"))
+    }
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse(text, &SIZE_UNITS)
+            .or_else(|| text.parse().ok())
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is not a size; write 512Ki, 64Mi, 50Gi or 1Ti"))
+    }
+}
+
+impl fmt::Display for Duration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { f.write_str("0s") } else { print(f, self.0, &DURATION_UNITS) }
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        print(f, self.0, &SIZE_UNITS)
+    }
+}
+
+/// Gives a quantity its text form in serde and a string with a named format in the schema.
+macro_rules! text_form {
+    ($name:ident, $format:literal, $pattern:literal, $description:literal) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Cow::<'de, str>::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "format": $format, "pattern": $pattern, "description": $description })
+            }
+        }
+    };
+}
+
+text_form!(Duration, "engram-duration", "^[0-9]+(ms|s|m|h|d)$", "A whole number and a unit: 500ms, 3s, 10m, 24h, 1d.");
+text_form!(Size, "engram-size", "^[0-9]+(Ki|Mi|Gi|Ti)?$", "Bytes, or a whole number and a unit: 512Ki, 64Mi, 50Gi.");
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Duration, Size};
+
+    #[test]
+    fn quantities_have_one_number_and_one_unit() {
+        assert_eq!("500ms".parse(), Ok(Duration::from_millis(500)));
+        assert_eq!("10m".parse(), Ok(Duration::from_millis(600_000)));
+        assert_eq!("64Mi".parse(), Ok(Size::from_bytes(64 << 20)));
+        for bad in ["", "3", "s", "-3s", "1.5s", "3 s", "3S", "1h30m", "99999999999999999999d", "213503982335d"] {
+            assert!(bad.parse::<Duration>().is_err(), "{bad:?} must be refused");
+        }
+        for bad in ["", "Mi", "64M", "64mi", "1e3", "16777216Ti"] {
+            assert!(bad.parse::<Size>().is_err(), "{bad:?} must be refused");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_printed_quantity_parses_to_itself(value: u64) {
+            prop_assert_eq!(Duration::from_millis(value).to_string().parse(), Ok(Duration::from_millis(value)));
+            prop_assert_eq!(Size::from_bytes(value).to_string().parse(), Ok(Size::from_bytes(value)));
+        }
+    }
+}

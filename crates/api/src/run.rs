@@ -1,0 +1,507 @@
+//! `LearnerRun`: a learning job on a cluster.
+//!
+//! As in `cluster`, the attributes are the one source of truth. What is absent and whose default depends on something
+//! else (the source, the cluster) is an `Option`; [`LearnerRunSpec::effective`] fills it in.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::{LearnerClusterSpec, setting};
+use crate::object::{Kind, Object};
+use crate::quantity::Duration;
+use crate::word::words;
+
+/// A learning job on a cluster.
+pub type LearnerRun = Object<LearnerRunSpec>;
+
+impl Kind for LearnerRunSpec {
+    const KIND: &'static str = "LearnerRun";
+}
+
+/// Epochs of a synthetic run that does not say: the two groups have parted completely well before.
+pub const SYNTHETIC_EPOCHS: u64 = 50;
+/// Quality of an event where neither the file nor the manifest says: it was useful, with a little doubt.
+pub const EVENT_QUALITY: f64 = 0.9;
+/// Length of an epoch where events carry a time.
+pub const EPOCH_SPAN: Duration = Duration::from_millis(86_400_000);
+/// Sizes of the top for which hits are counted.
+pub const TOP_K: u64 = 500;
+/// Epochs before the first prediction: what was learned from fewer says little.
+pub const SKIP: u64 = 21;
+
+/// What a run shall do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-blocks" = ["replay", "geodesic", "tropical", "fisher", "federated", "snapshot"]))]
+pub struct LearnerRunSpec {
+    /// The cluster that learns: one of the file, else of the context.
+    #[schemars(example = serde_json::json!({ "name": "words" }))]
+    pub cluster_ref: ClusterRef,
+
+    /// Kind of the run. The block of that name must follow, and no other.
+    #[schemars(example = &"Memory")]
+    pub kind: RunKind,
+
+    /// Settings of `kind: Memory`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryRun>,
+
+    /// With a synthetic source: ends the run at the first condition that holds; absent means all epochs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Until>,
+
+    /// Stops the run after its epoch and keeps its place; `false` goes on from there.
+    #[serde(default)]
+    pub suspend: bool,
+
+    /// Seconds after which a finished run is deleted; absent means kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-only" = true))]
+    pub ttl_seconds_after_finished: Option<u64>,
+
+    /// Which controller looks after the object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-only" = true))]
+    pub managed_by: Option<String>,
+}
+
+impl LearnerRunSpec {
+    /// Makes a memory run over `source` on the cluster called `cluster`; everything else has its default.
+    pub fn memory(cluster: impl Into<String>, source: Source) -> Self {
+        Self {
+            cluster_ref: ClusterRef { name: cluster.into() },
+            kind: RunKind::Memory,
+            memory: Some(MemoryRun {
+                source,
+                epochs: None,
+                decay: None,
+                on_missing: OnMissing::default(),
+                report: Report::default(),
+            }),
+            until: None,
+            suspend: false,
+            ttl_seconds_after_finished: None,
+            managed_by: None,
+        }
+    }
+
+    /// Fills in every default, those that depend on the source and on the cluster too. What stays absent has none:
+    /// `epochs` of events and git (all there are), `decay` where `cluster` is not known.
+    pub fn effective(&self, cluster: Option<&LearnerClusterSpec>) -> Self {
+        let mut spec = self.clone();
+        let Some(memory) = &mut spec.memory else { return spec };
+        memory.decay = memory.decay.or(cluster.map(|cluster| cluster.learning.decay));
+        if let Source::Synthetic(_) = memory.source {
+            memory.epochs = memory.epochs.or(Some(SYNTHETIC_EPOCHS));
+            memory.report.inversion = Some(memory.report.inversion.unwrap_or_default());
+            memory.report.coverage = Some(memory.report.coverage());
+        } else {
+            memory.report.top_k = Some(memory.report.top_k().to_vec());
+            memory.report.skip = Some(memory.report.skip());
+        }
+        if let Source::Events(events) = &mut memory.source {
+            match events.signal() {
+                Signal::Quality(quality) => events.quality = Some(quality),
+                Signal::Delta(_) | Signal::QualityColumn(_) | Signal::DeltaColumn(_) => {}
+            }
+            if let Clock::Time { span, .. } = events.clock() {
+                events.epoch_span = Some(span);
+            }
+        }
+        spec
+    }
+}
+
+/// Names the cluster of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ClusterRef {
+    /// Name of the cluster, in the same namespace.
+    #[schemars(extend("format" = "engram-name"), example = &"words")]
+    pub name: String,
+}
+
+words! {
+    /// Kind of a run.
+    #[schemars(extend("x-later" = {
+        "Replay": "set kind: Memory",
+        "Geodesic": "set kind: Memory",
+        "Tropical": "set kind: Memory",
+        "Fisher": "set kind: Memory",
+        "Federated": "set kind: Memory",
+        "Snapshot": "use engram snapshot create",
+    }))]
+    pub enum RunKind {
+        /// Learning epochs over a source: decay, then reinforcement, then aggregation.
+        Memory,
+    }
+}
+
+/// Learning epochs over a source.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryRun {
+    /// Where the reinforcements come from.
+    pub source: Source,
+
+    /// Number of epochs, 1 to 1,000,000,000; absent means all of events and git, and 50 of a synthetic source. More
+    /// than the source has is no error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub epochs: Option<u64>,
+
+    /// Weight that every memory loses per epoch, 0, or above 2^-31 and at most 1; absent means `learning.decay` of the
+    /// cluster. Higher forgets sooner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "setting")]
+    pub decay: Option<f64>,
+
+    /// What happens to a reinforcement of a memory that is not there.
+    #[serde(default)]
+    pub on_missing: OnMissing,
+
+    /// What is measured beside the learning.
+    #[serde(default, skip_serializing_if = "Report::is_empty")]
+    pub report: Report,
+}
+
+words! {
+    /// What happens to a reinforcement of a memory that is not there.
+    #[derive(Default)]
+    pub enum OnMissing {
+        /// The memory is made with the initial weight and then reinforced.
+        #[default]
+        Create,
+        /// The memory is reported; the rest is applied.
+        Report,
+    }
+}
+
+/// Where the reinforcements of a run come from: exactly one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Source {
+    /// A data set that is built in: the same manifest runs on a laptop and in a cluster.
+    Example(Example),
+    /// A file of events, ordered by epoch.
+    Events(Events),
+    /// History of a git repository: commits are epochs, paths are keys.
+    Git(Git),
+    /// Two groups of made-up memories, one rewarded and one punished.
+    Synthetic(Synthetic),
+}
+
+/// A data set that is built in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Example {
+    /// Its name.
+    #[schemars(example = &"StateOfTheUnion")]
+    pub name: ExampleName,
+}
+
+words! {
+    /// A data set that is built in.
+    pub enum ExampleName {
+        /// State of the Union addresses, 1790 to 2021: each address is an epoch, the words it uses are reinforced.
+        StateOfTheUnion,
+    }
+}
+
+/// A file of events, ordered by epoch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-later" = {
+    "s3": "set path: to a file of the local disk",
+    "configMap": "set path: to a file of the local disk",
+    "input": "set path: to a file of the local disk",
+}))]
+pub struct Events {
+    /// The file; relative to the manifest.
+    #[schemars(length(min = 1), example = &"events.csv")]
+    pub path: String,
+
+    /// Format of the file. `.zst` and `.gz` after the extension are unpacked.
+    #[serde(default)]
+    pub format: EventFormat,
+
+    /// Which columns mean what.
+    #[schemars(example = serde_json::json!({ "key": "word", "epoch": "day" }))]
+    pub columns: Columns,
+
+    /// Quality of every event, 0 to 1; 0.9 where neither `delta` nor a column says. Above 0.5 reinforces, below
+    /// weakens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub quality: Option<f64>,
+
+    /// Change of weight of every event, -1 to 1, instead of a quality.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -1, max = 1))]
+    pub delta: Option<f64>,
+
+    /// With `columns.time`: length of an epoch, at least 1ms; absent means 1d. Longer makes fewer, larger epochs, and
+    /// so less decay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-minimum" = "1ms"))]
+    pub epoch_span: Option<Duration>,
+}
+
+words! {
+    /// Format of a file of events.
+    #[derive(Default)]
+    pub enum EventFormat {
+        /// By the extension: `.jsonl`, `.ndjson`, `.csv`, `.parquet`.
+        #[default]
+        Auto,
+        /// One JSON object per line.
+        Jsonl,
+        /// Comma-separated values with a line of names.
+        Csv,
+        /// Apache Parquet.
+        Parquet,
+    }
+}
+
+impl EventFormat {
+    /// Finds the format of the file at `path` by its extension, `.zst` and `.gz` aside; `None` where it is unknown.
+    pub fn of_path(path: &str) -> Option<Self> {
+        let lower = path.to_ascii_lowercase();
+        let bare = lower.strip_suffix(".zst").or(lower.strip_suffix(".gz")).unwrap_or(&lower);
+        match bare.rsplit_once('.')?.1 {
+            "jsonl" | "ndjson" => Some(Self::Jsonl),
+            "csv" => Some(Self::Csv),
+            "parquet" => Some(Self::Parquet),
+            _ => None,
+        }
+    }
+}
+
+/// Names of columns in a file of events.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Columns {
+    /// Column of numeric ids (u64), instead of `key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub id: Option<String>,
+    /// Column of string keys, 1 to 1,024 bytes each, instead of `id`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub key: Option<String>,
+    /// Column of epoch numbers, which never fall, instead of `time`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub epoch: Option<String>,
+    /// Column of times, RFC 3339 or Unix milliseconds, which never fall, instead of `epoch`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub time: Option<String>,
+    /// Column of qualities, 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub quality: Option<String>,
+    /// Column of changes of weight, -1 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub delta: Option<String>,
+}
+
+/// The column that says which memory an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identity<'a> {
+    /// Numeric ids.
+    Id(&'a str),
+    /// String keys.
+    Key(&'a str),
+}
+
+/// The column that says which epoch an event belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock<'a> {
+    /// Epoch numbers.
+    Epoch(&'a str),
+    /// Times; an epoch is `span` long.
+    Time {
+        /// The column.
+        column: &'a str,
+        /// Length of an epoch.
+        span: Duration,
+    },
+}
+
+/// What an event says about its memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Signal<'a> {
+    /// One quality for every event.
+    Quality(f64),
+    /// One change of weight for every event.
+    Delta(f64),
+    /// A column of qualities.
+    QualityColumn(&'a str),
+    /// A column of changes of weight.
+    DeltaColumn(&'a str),
+}
+
+impl Events {
+    /// Returns the format that applies, with `Auto` resolved; `None` where `Auto` meets an unknown extension, which a
+    /// checked manifest does not have.
+    pub fn effective_format(&self) -> Option<EventFormat> {
+        if self.format == EventFormat::Auto { EventFormat::of_path(&self.path) } else { Some(self.format) }
+    }
+
+    /// Returns the column of identity. A checked manifest has exactly one; of two the key wins, of none it is `id`.
+    pub fn identity(&self) -> Identity<'_> {
+        match (&self.columns.key, &self.columns.id) {
+            (Some(key), _) => Identity::Key(key),
+            (None, Some(id)) => Identity::Id(id),
+            (None, None) => Identity::Id("id"),
+        }
+    }
+
+    /// Returns the column of epochs. A checked manifest has exactly one; of two the time wins, of none it is `epoch`.
+    pub fn clock(&self) -> Clock<'_> {
+        match (&self.columns.time, &self.columns.epoch) {
+            (Some(column), _) => Clock::Time { column, span: self.epoch_span.unwrap_or(EPOCH_SPAN) },
+            (None, Some(column)) => Clock::Epoch(column),
+            (None, None) => Clock::Epoch("epoch"),
+        }
+    }
+
+    /// Returns what an event says. A checked manifest has at most one source of it; of several a column wins.
+    pub fn signal(&self) -> Signal<'_> {
+        match (&self.columns.quality, &self.columns.delta, self.delta) {
+            (Some(column), _, _) => Signal::QualityColumn(column),
+            (None, Some(column), _) => Signal::DeltaColumn(column),
+            (None, None, Some(delta)) => Signal::Delta(delta),
+            (None, None, None) => Signal::Quality(self.quality.unwrap_or(EVENT_QUALITY)),
+        }
+    }
+}
+
+/// History of a git repository: commits are epochs, the paths they touch are reinforced.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Git {
+    /// The repository; relative to the manifest.
+    #[schemars(length(min = 1))]
+    pub path: String,
+    /// Where the history ends: a branch, tag or commit.
+    #[schemars(length(min = 1))]
+    pub revision: String,
+    /// The newest commits that are taken; 0 means all.
+    pub max_commits: u64,
+    /// Quality of every touch, 0 to 1.
+    #[schemars(range(min = 0, max = 1))]
+    pub quality: f64,
+}
+
+impl Default for Git {
+    fn default() -> Self {
+        Self { path: ".".into(), revision: "HEAD".into(), max_commits: 0, quality: EVENT_QUALITY }
+    }
+}
+
+/// Two groups of made-up memories: ids 0 to `memories - 1`, even ones in group 0, rewarded, odd ones in group 1,
+/// punished. The run wants those groups of the cluster to itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Synthetic {
+    /// Number of memories, even, 2 to 1,000,000,000, at most the cluster's capacity.
+    #[schemars(range(min = 2, max = 1_000_000_000), extend("multipleOf" = 2))]
+    pub memories: u64,
+    /// Weight at the start, whatever the cluster says.
+    #[schemars(range(min = 0, max = 1))]
+    pub initial_weight: f64,
+    /// Quality of the rewarded group.
+    #[schemars(range(min = 0, max = 1))]
+    pub rewarded: f64,
+    /// Quality of the punished group.
+    #[schemars(range(min = 0, max = 1))]
+    pub punished: f64,
+    /// Standard deviation added to each quality, 0 to 1; 0 gives each group one change of weight per epoch.
+    #[schemars(range(min = 0, max = 1))]
+    pub noise: f64,
+    /// Seed of the noise.
+    pub seed: u64,
+}
+
+impl Default for Synthetic {
+    fn default() -> Self {
+        Self { memories: 100_000, initial_weight: 0.5, rewarded: 0.8, punished: 0.2, noise: 0.0, seed: 42 }
+    }
+}
+
+/// What is measured beside the learning.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Report {
+    /// With events and git: sizes of the top whose hits in the next epoch are counted, beside two baselines; 1 to 8
+    /// distinct values of 1 to 10,000; absent means [500].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 8), inner(range(min = 1, max = 10_000)), extend("uniqueItems" = true))]
+    pub top_k: Option<Vec<u64>>,
+    /// With events and git: epochs before the first prediction; absent means 21. Lower counts predictions made from
+    /// little.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip: Option<u64>,
+    /// With a synthetic source: how the share of wrongly ordered pairs is found; absent means `Histogram`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inversion: Option<Inversion>,
+    /// With a synthetic source: whether updates per memory are counted, 4 bytes each during the run; absent means
+    /// `true`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub coverage: Option<bool>,
+}
+
+impl Report {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns the sizes of the top whose hits are counted.
+    pub fn top_k(&self) -> &[u64] {
+        self.top_k.as_deref().unwrap_or(&[TOP_K])
+    }
+
+    /// Returns the epochs before the first prediction.
+    pub fn skip(&self) -> u64 {
+        self.skip.unwrap_or(SKIP)
+    }
+
+    /// Returns how wrongly ordered pairs are counted.
+    pub fn inversion(&self) -> Inversion {
+        self.inversion.unwrap_or_default()
+    }
+
+    /// Tells whether updates per memory are counted.
+    pub fn coverage(&self) -> bool {
+        self.coverage.unwrap_or(true)
+    }
+}
+
+words! {
+    /// How the share of wrongly ordered pairs is found.
+    #[derive(Default)]
+    pub enum Inversion {
+        /// From histograms of the weights: fast, exact to the width of a bin.
+        #[default]
+        Histogram,
+        /// From the weights themselves.
+        Exact,
+    }
+}
+
+/// Conditions that end a synthetic run: the first that holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Until {
+    /// Difference of the groups' mean weights, above 0 and at most 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    pub separation: Option<f64>,
+    /// That difference over what it was after the first epoch, above 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 1))]
+    pub convergence: Option<f64>,
+}
