@@ -1,1 +1,16 @@
-//! (head to be written)
+//! The cluster protocol as pure functions: the partition map and what may change in it, placement, decisions.
+//!
+//! Decides who serves a partition. Takes what was observed as values and gives back changes as values; it never does I/O,
+//! reads a clock, starts a thread or draws a random number, so that production, simulation and model checking run the
+//! same code.
+//!
+//! Invariant: the map is the only authority, and every change of it passes [`Entry::check`].
+#![forbid(unsafe_code)]
+
+mod decide;
+mod map;
+mod place;
+
+pub use decide::{Decision, Observed, decide};
+pub use map::{Entry, Illegal, PartitionMap};
+pub use place::{Candidate, PlaceError, place};

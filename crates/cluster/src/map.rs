@@ -1,0 +1,269 @@
+//! The partition map, and which changes of it are legal.
+//!
+//! One entry per partition: its term, who serves it, which copies hold everything that was acknowledged. A change of
+//! primary or of the in-sync set raises the term by one; `activated` and `solo_safe` may be set under a term but never
+//! cleared; everything else is illegal, whoever proposes it.
+
+use engram_memory::{ClusterId, Member, Ordinal, PartitionId, Term};
+
+/// The configuration of one partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Raised by one at every change of `primary` or `isr`.
+    pub term: Term,
+    /// Who serves it.
+    pub primary: Ordinal,
+    /// The copies that hold all that was acknowledged, the primary's included. The incarnation is that of the process whose
+    /// acknowledgements were counted.
+    pub isr: Vec<Member>,
+    /// `isr` is one member, and it had everything on disk when it became alone.
+    pub solo_safe: bool,
+    /// The primary of this term may have acknowledged writes.
+    pub activated: bool,
+    /// The in-sync set of the last activated entry, while this one is not activated.
+    pub prev: Vec<Member>,
+    /// Copies being made: a hint, safety does not rest on it.
+    pub learners: Vec<Ordinal>,
+}
+
+/// The whole map of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartitionMap {
+    /// The cluster it belongs to.
+    pub cluster: ClusterId,
+    /// Raised by one at every write.
+    pub version: u64,
+    /// Indexed by partition.
+    pub partitions: Vec<Entry>,
+}
+
+/// Why a change of an entry is not legal.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Illegal {
+    /// The term does not fit the change.
+    #[error("the term goes from {old} to {new}; expected {expected}")]
+    Term {
+        /// Term before.
+        old: Term,
+        /// Term proposed.
+        new: Term,
+        /// Term that the change needs.
+        expected: Term,
+    },
+    /// The new primary has no right to serve.
+    #[error("worker {0} is no candidate: it is not in the in-sync set that may have acknowledged writes")]
+    NotCandidate(Ordinal),
+    /// The primary is not in its own in-sync set, or stands there twice.
+    #[error("the in-sync set does not hold the primary, worker {0}, exactly once")]
+    PrimaryNotInSync(Ordinal),
+    /// A member enters without its primary, or together with another change.
+    #[error("worker {0} may enter the in-sync set only by its serving primary")]
+    Entered(Ordinal),
+    /// A mark that was set is cleared under one term.
+    #[error("the mark '{0}' cannot be cleared under one term")]
+    MarkCleared(&'static str),
+    /// `solo_safe` with more than one member in sync.
+    #[error("'solo safe' is for an in-sync set of one")]
+    NotSolo,
+    /// `prev` is not what follows from the entry before.
+    #[error("the previous in-sync set does not follow from the entry before")]
+    Previous,
+    /// The number of partitions or the cluster changed.
+    #[error("the cluster or the number of partitions changed")]
+    Shape,
+}
+
+impl Entry {
+    /// The first entry of a partition with one copy, which nobody else can claim.
+    pub fn solo(term: Term, member: Member) -> Self {
+        Self {
+            term,
+            primary: member.ordinal,
+            isr: vec![member],
+            solo_safe: true,
+            activated: true,
+            prev: Vec::new(),
+            learners: Vec::new(),
+        }
+    }
+
+    /// The member that serves: the primary with its store and the incarnation whose acknowledgements count.
+    pub fn primary_member(&self) -> Option<&Member> {
+        self.isr.iter().find(|member| member.ordinal == self.primary)
+    }
+
+    /// Who may be promoted: the in-sync set, and while nobody of this term can have acknowledged, the one before.
+    pub fn candidates(&self) -> impl Iterator<Item = &Member> {
+        let before = if self.activated { [].as_slice() } else { self.prev.as_slice() };
+        self.isr.iter().chain(before)
+    }
+
+    /// Whether this very process serves the partition.
+    pub fn served_by(&self, member: &Member) -> bool {
+        self.primary_member() == Some(member)
+    }
+
+    /// Checks a change from `self` to `new`. The same disk under a newer incarnation counts as the same member: whether
+    /// it lost anything it had written is its own statement.
+    ///
+    /// # Errors
+    /// The first rule that the change breaks.
+    pub fn check(&self, new: &Self) -> Result<(), Illegal> {
+        let reconfigured = self.primary != new.primary || self.isr != new.isr;
+        let expected = if reconfigured { Term(self.term.0 + 1) } else { self.term };
+        if new.term != expected {
+            return Err(Illegal::Term { old: self.term, new: new.term, expected });
+        }
+        if new.isr.iter().filter(|member| member.ordinal == new.primary).count() != 1 {
+            return Err(Illegal::PrimaryNotInSync(new.primary));
+        }
+        if new.solo_safe && new.isr.len() != 1 {
+            return Err(Illegal::NotSolo);
+        }
+        if reconfigured { self.check_reconfigured(new) } else { self.check_marks(new) }
+    }
+
+    fn check_reconfigured(&self, new: &Self) -> Result<(), Illegal> {
+        let same_disk =
+            |a: &Member, b: &Member| a.ordinal == b.ordinal && a.store == b.store && a.incarnation <= b.incarnation;
+        let was_candidate = |member: &Member| self.candidates().any(|old| same_disk(old, member));
+        let primary = new.primary_member().expect("checked: the primary stands in the in-sync set");
+        if !was_candidate(primary) {
+            return Err(Illegal::NotCandidate(new.primary));
+        }
+        // Only a primary that goes on serving may bring somebody in, and it changes nothing of itself meanwhile.
+        let primary_stays = self.activated && self.primary_member() == Some(primary);
+        if let Some(entered) = new.isr.iter().find(|member| !was_candidate(member))
+            && !primary_stays
+        {
+            return Err(Illegal::Entered(entered.ordinal));
+        }
+        let prev = if self.activated { &self.isr } else { &self.prev };
+        let expected: &[Member] = if new.activated { &[] } else { prev };
+        if new.prev != expected {
+            return Err(Illegal::Previous);
+        }
+        Ok(())
+    }
+
+    fn check_marks(&self, new: &Self) -> Result<(), Illegal> {
+        if self.activated && !new.activated {
+            return Err(Illegal::MarkCleared("activated"));
+        }
+        if self.solo_safe && !new.solo_safe {
+            return Err(Illegal::MarkCleared("solo safe"));
+        }
+        let expected: &[Member] = if new.activated { &[] } else { &self.prev };
+        if new.prev == expected { Ok(()) } else { Err(Illegal::Previous) }
+    }
+}
+
+impl PartitionMap {
+    /// Checks a change of the whole map, entry by entry.
+    ///
+    /// # Errors
+    /// The first partition whose change is not legal, and why.
+    pub fn check(&self, new: &Self) -> Result<(), (PartitionId, Illegal)> {
+        if self.cluster != new.cluster || self.partitions.len() != new.partitions.len() {
+            return Err((PartitionId(0), Illegal::Shape));
+        }
+        for (partition, (old, new)) in self.partitions.iter().zip(&new.partitions).enumerate() {
+            old.check(new).map_err(|illegal| (PartitionId(partition as u32), illegal))?;
+        }
+        Ok(())
+    }
+
+    /// The partitions that `member`, this very process, serves.
+    pub fn served_by<'a>(&'a self, member: &'a Member) -> impl Iterator<Item = (PartitionId, Term)> + 'a {
+        self.entries().filter(|(_, entry)| entry.served_by(member)).map(|(partition, entry)| (partition, entry.term))
+    }
+
+    /// Every partition with its entry.
+    pub fn entries(&self) -> impl Iterator<Item = (PartitionId, &Entry)> {
+        self.partitions.iter().enumerate().map(|(partition, entry)| (PartitionId(partition as u32), entry))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engram_memory::{Incarnation, StoreId};
+
+    fn member(ordinal: u32, incarnation: u64) -> Member {
+        Member {
+            ordinal: Ordinal(ordinal),
+            store: StoreId(u128::from(ordinal) + 100),
+            incarnation: Incarnation(incarnation),
+        }
+    }
+
+    fn pair() -> Entry {
+        Entry { isr: vec![member(0, 1), member(1, 1)], solo_safe: false, ..Entry::solo(Term(4), member(0, 1)) }
+    }
+
+    #[test]
+    fn promotion_of_an_in_sync_copy_is_legal_and_of_anybody_else_is_not() {
+        let old = pair();
+        let promoted = Entry {
+            term: Term(5),
+            primary: Ordinal(1),
+            isr: vec![member(1, 1)],
+            activated: false,
+            prev: old.isr.clone(),
+            ..old.clone()
+        };
+        assert_eq!(old.check(&promoted), Ok(()));
+
+        let stranger = Entry { primary: Ordinal(2), isr: vec![member(2, 1)], ..promoted.clone() };
+        assert_eq!(old.check(&stranger), Err(Illegal::NotCandidate(Ordinal(2))));
+
+        let mut other_disk = promoted.clone();
+        other_disk.isr[0].store = StoreId(7);
+        assert_eq!(old.check(&other_disk), Err(Illegal::NotCandidate(Ordinal(1))));
+
+        let mut older_process = Entry { isr: vec![member(1, 0)], ..promoted.clone() };
+        assert_eq!(old.check(&older_process), Err(Illegal::NotCandidate(Ordinal(1))));
+        older_process.isr = vec![member(1, 9)];
+        assert_eq!(old.check(&older_process), Ok(()));
+
+        // Nobody of term 5 acknowledged: the copy left behind may still come back.
+        let rolled_back = Entry { term: Term(6), primary: Ordinal(0), isr: vec![member(0, 1)], ..promoted.clone() };
+        assert_eq!(promoted.check(&rolled_back), Ok(()));
+        let activated = Entry { activated: true, prev: Vec::new(), ..promoted.clone() };
+        assert_eq!(promoted.check(&activated), Ok(()));
+        let too_late = Entry { prev: activated.isr.clone(), ..rolled_back };
+        assert_eq!(activated.check(&too_late), Err(Illegal::NotCandidate(Ordinal(0))));
+    }
+
+    #[test]
+    fn terms_rise_by_one_with_the_configuration_and_only_then() {
+        let old = pair();
+        let shrunk = |term| Entry { term: Term(term), isr: vec![member(0, 1)], ..old.clone() };
+        assert_eq!(old.check(&shrunk(5)), Ok(()));
+        for term in [3, 4, 6] {
+            assert!(matches!(old.check(&shrunk(term)), Err(Illegal::Term { .. })));
+        }
+        let idle = Entry { term: Term(5), ..old.clone() };
+        assert!(matches!(old.check(&idle), Err(Illegal::Term { .. })));
+    }
+
+    #[test]
+    fn members_enter_by_their_serving_primary_alone() {
+        let old = Entry::solo(Term(1), member(0, 1));
+        let grown = Entry { term: Term(2), isr: vec![member(0, 1), member(1, 1)], solo_safe: false, ..old.clone() };
+        assert_eq!(old.check(&grown), Ok(()));
+        let restarted = Entry { isr: vec![member(0, 2), member(1, 1)], ..grown };
+        assert_eq!(old.check(&restarted), Err(Illegal::Entered(Ordinal(1))));
+    }
+
+    #[test]
+    fn marks_are_never_cleared_under_a_term() {
+        let old = Entry::solo(Term(1), member(0, 1));
+        let cleared = Entry { activated: false, ..old.clone() };
+        assert_eq!(old.check(&cleared), Err(Illegal::MarkCleared("activated")));
+        let cleared = Entry { solo_safe: false, ..old.clone() };
+        assert_eq!(old.check(&cleared), Err(Illegal::MarkCleared("solo safe")));
+        let crowded = Entry { solo_safe: true, ..pair() };
+        assert_eq!(pair().check(&crowded), Err(Illegal::NotSolo));
+    }
+}
