@@ -109,7 +109,7 @@ mod tests {
             // Bounded load makes some partitions give way to others, so a placement from scratch moves more than the
             // one share of plain rendezvous hashing; hashing over the number of workers would move all but one share.
             let share = 256.0 / f64::from(count + 1);
-            assert!(moved as f64 <= 3.0 * share + 16.0, "{count} -> {}: {moved} of 256 moved", count + 1);
+            assert!(moved as f64 <= 1.3 * share + 40.0, "{count} -> {}: {moved} of 256 moved", count + 1);
         }
     }
 

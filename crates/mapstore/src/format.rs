@@ -1,0 +1,119 @@
+//! The map as JSON: readable, versioned, with a checksum over its content.
+
+use engram_cluster::{Entry, PartitionMap};
+use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId, Term};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Newest format that this version writes and reads.
+pub(crate) const FORMAT: u32 = 1;
+
+/// Why text is not a map.
+#[derive(Debug)]
+pub(crate) enum Unreadable {
+    NewerFormat(u32),
+    Damaged(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Envelope {
+    format: u32,
+    checksum: String,
+    map: serde_json::Value,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct MapFile {
+    cluster: String,
+    version: u64,
+    partitions: Vec<EntryFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct EntryFile {
+    term: u64,
+    primary: u32,
+    isr: Vec<MemberFile>,
+    solo_safe: bool,
+    activated: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    prev: Vec<MemberFile>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    learners: Vec<u32>,
+}
+
+/// (ordinal, store id, incarnation)
+#[derive(Serialize, Deserialize)]
+struct MemberFile(u32, String, u64);
+
+pub(crate) fn encode(map: &PartitionMap) -> String {
+    let file = MapFile {
+        cluster: map.cluster.to_string(),
+        version: map.version,
+        partitions: map.partitions.iter().map(entry_to_file).collect(),
+    };
+    let map = serde_json::to_value(file).expect("a map has string keys only");
+    let envelope = Envelope { format: FORMAT, checksum: checksum(&map), map };
+    serde_json::to_string(&envelope).expect("a map has string keys only") + "\n"
+}
+
+pub(crate) fn decode(text: &str) -> Result<PartitionMap, Unreadable> {
+    let damaged = |why: &dyn std::fmt::Display| Unreadable::Damaged(why.to_string());
+    let value: serde_json::Value = serde_json::from_str(text).map_err(|error| damaged(&error))?;
+    // The version is looked at first: a newer file may have any other field.
+    match value.get("format").and_then(serde_json::Value::as_u64) {
+        Some(format) if format == u64::from(FORMAT) => {}
+        Some(format) => return Err(Unreadable::NewerFormat(u32::try_from(format).unwrap_or(u32::MAX))),
+        None => return Err(damaged(&"it has no format version")),
+    }
+    let envelope: Envelope = serde_json::from_value(value).map_err(|error| damaged(&error))?;
+    if checksum(&envelope.map) != envelope.checksum {
+        return Err(damaged(&"the checksum does not match"));
+    }
+    let file: MapFile = serde_json::from_value(envelope.map).map_err(|error| damaged(&error))?;
+    let cluster: ClusterId = file.cluster.parse().map_err(|error| damaged(&error))?;
+    let partitions =
+        file.partitions.iter().map(entry_from_file).collect::<Result<_, _>>().map_err(Unreadable::Damaged)?;
+    Ok(PartitionMap { cluster, version: file.version, partitions })
+}
+
+/// XXH3-64 of the compact text; object keys are sorted in it, so it does not depend on who wrote them.
+fn checksum(map: &serde_json::Value) -> String {
+    format!("{:016x}", xxh3_64(map.to_string().as_bytes()))
+}
+
+fn entry_to_file(entry: &Entry) -> EntryFile {
+    EntryFile {
+        term: entry.term.0,
+        primary: entry.primary.0,
+        isr: entry.isr.iter().map(member_to_file).collect(),
+        solo_safe: entry.solo_safe,
+        activated: entry.activated,
+        prev: entry.prev.iter().map(member_to_file).collect(),
+        learners: entry.learners.iter().map(|ordinal| ordinal.0).collect(),
+    }
+}
+
+fn entry_from_file(file: &EntryFile) -> Result<Entry, String> {
+    let members = |files: &[MemberFile]| files.iter().map(member_from_file).collect::<Result<Vec<_>, _>>();
+    Ok(Entry {
+        term: Term(file.term),
+        primary: Ordinal(file.primary),
+        isr: members(&file.isr)?,
+        solo_safe: file.solo_safe,
+        activated: file.activated,
+        prev: members(&file.prev)?,
+        learners: file.learners.iter().map(|&ordinal| Ordinal(ordinal)).collect(),
+    })
+}
+
+fn member_to_file(member: &Member) -> MemberFile {
+    MemberFile(member.ordinal.0, member.store.to_string(), member.incarnation.0)
+}
+
+fn member_from_file(file: &MemberFile) -> Result<Member, String> {
+    let store: StoreId = file.1.parse().map_err(|error| format!("store id {:?}: {error}", file.1))?;
+    Ok(Member { ordinal: Ordinal(file.0), store, incarnation: Incarnation(file.2) })
+}
