@@ -7,41 +7,51 @@ use serde::{Deserialize, Serialize};
 
 /// What one suite measured.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// Threads that the measured code was given.
-    pub threads: u32,
+    pub(crate) threads: u32,
     /// The figures, in the order in which they are printed. Rows of one `title` follow each other.
-    pub rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
 }
 
 /// One measured figure.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Row {
+pub(crate) struct Row {
     /// What was measured, for people: `learning epoch, 10,000 updates by slot`.
-    pub title: String,
-    /// The name under which peers measure the same work (`epoch-by-slot`); empty where they have nothing like it.
+    pub(crate) title: String,
+    /// What the peers in `benchmarks/peers` call the same work; empty where they have nothing like it.
     #[serde(default)]
-    pub workload: String,
+    pub(crate) workloads: Vec<Workload>,
     /// How many memories the store held.
-    pub memories: u64,
+    pub(crate) memories: u64,
     /// The unit of every figure of this row: `ms`, `us`, `M updates/s`.
-    pub unit: String,
+    pub(crate) unit: String,
     /// Which way is better.
-    pub better: Better,
+    pub(crate) better: Better,
     /// What was measured.
-    pub ours: Figure,
+    pub(crate) ours: Figure,
     /// The same work, or a floor under it, measured by others in the same run.
     #[serde(default)]
-    pub peers: Vec<Peer>,
+    pub(crate) peers: Vec<Peer>,
     /// What was promised.
     #[serde(default)]
-    pub budgets: Vec<Budget>,
+    pub(crate) budgets: Vec<Budget>,
+}
+
+/// The same work, done by a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Workload {
+    /// The name in `benchmarks/peers`: `rank-random-by-id`.
+    pub(crate) name: String,
+    /// What the table and the budgets add to the peer's name: `, by id`.
+    #[serde(default)]
+    pub(crate) remark: String,
 }
 
 /// Which way is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Better {
+pub(crate) enum Better {
     /// Times.
     Lower,
     /// Rates.
@@ -50,28 +60,28 @@ pub enum Better {
 
 /// The figures of all repeats, summed up.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Figure {
+pub(crate) struct Figure {
     /// The best repeat: the shortest time, or the highest rate.
-    pub best: f64,
+    pub(crate) best: f64,
     /// The median of the repeats.
-    pub median: f64,
+    pub(crate) median: f64,
     /// How many repeats.
-    pub repeats: u32,
+    pub(crate) repeats: u32,
 }
 
 /// What somebody else needed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Who: `numpy`, `torch`, `tonic echo`, `memory read`.
-    pub name: String,
+    pub(crate) name: String,
     /// In the unit of the row.
-    pub figure: Figure,
+    pub(crate) figure: Figure,
 }
 
 /// What was promised for a row. Medians are compared.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Budget {
+pub(crate) enum Budget {
     /// At least this many times as good as a peer of the same run.
     Ratio {
         /// The peer's name.
@@ -81,15 +91,4 @@ pub enum Budget {
     },
     /// At least this good, in the unit of the row.
     Absolute(f64),
-}
-
-impl Better {
-    /// How many times as good `ours` is as `theirs`: above 1 is better.
-    #[must_use]
-    pub fn ratio(self, ours: f64, theirs: f64) -> f64 {
-        match self {
-            Self::Lower => theirs / ours,
-            Self::Higher => ours / theirs,
-        }
-    }
 }

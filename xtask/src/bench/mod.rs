@@ -8,7 +8,6 @@ mod peers;
 mod table;
 
 #[path = "../../../benchmarks/src/row.rs"]
-#[expect(unreachable_pub, reason = "the file is shared with package engram-benchmarks, where it is public")]
 mod row;
 
 use std::fs;
@@ -84,7 +83,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     process::run(&mut workspace::cargo(["build", "--release", "-p", "engram-benchmarks"]))?;
     let program = workspace::target().join("release/engram-benchmarks");
     let mut ours = Command::new(program);
-    ours.current_dir(workspace::root()).args([options.suite.name(), "--json", "--memories", &memories.join(",")]);
+    ours.current_dir(workspace::root()).args([options.suite.name(), "--memories", &memories.join(",")]);
     let mut report: Report =
         serde_json::from_str(&process::read(&mut ours)?).context("engram-benchmarks did not write a report")?;
 

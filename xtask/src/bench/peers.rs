@@ -57,15 +57,18 @@ pub(super) fn add(report: &mut Report, kind: Kind, suite: &str, memories: &[Stri
     let measured: Measured = serde_json::from_str(&process::read(&mut command)?)
         .with_context(|| format!("{program} did not print its figures"))?;
     for row in &mut report.rows {
-        let same = measured.rows.iter().find(|other| other.workload == row.workload && other.memories == row.memories);
-        if let Some(same) = same {
-            let scale = if row.unit == "us" { 1e3 } else { 1.0 };
-            let Figure { best, median, repeats } = same.figure;
-            let figure = Figure { best: best * scale, median: median * scale, repeats };
-            row.peers.push(Peer { name: measured.peer.clone(), figure });
+        let scale = if row.unit == "us" { 1e3 } else { 1.0 };
+        for workload in &row.workloads {
+            let same = |other: &&MeasuredRow| other.workload == workload.name && other.memories == row.memories;
+            if let Some(MeasuredRow { figure, .. }) = measured.rows.iter().find(same) {
+                let Figure { best, median, repeats } = *figure;
+                let figure = Figure { best: best * scale, median: median * scale, repeats };
+                row.peers.push(Peer { name: format!("{}{}", measured.peer, workload.remark), figure });
+            }
         }
     }
-    Ok(format!("{} {} ({} threads)", measured.peer, measured.version, measured.threads))
+    let threads = if measured.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", measured.threads) };
+    Ok(format!("{} {} ({threads})", measured.peer, measured.version))
 }
 
 fn install(kind: Kind) -> Result<std::path::PathBuf> {

@@ -1,6 +1,6 @@
 //! The budget table: per title one line per size, with what was measured, each peer, the ratio, and whether the budget holds.
 
-use super::row::{Budget, Row};
+use super::row::{Better, Budget, Row};
 
 /// Renders `rows`; those of one title share a heading.
 pub(super) fn render(rows: &[Row]) -> String {
@@ -32,7 +32,7 @@ fn lines(group: &[Row]) -> Vec<Vec<String>> {
         for name in &peers {
             match row.peers.iter().find(|peer| peer.name == *name) {
                 Some(peer) => {
-                    let ratio = row.better.ratio(row.ours.median, peer.figure.median);
+                    let ratio = ratio(row.better, row.ours.median, peer.figure.median);
                     cells.extend([figure(peer.figure.median), format!("{}x", figure(ratio))]);
                 }
                 None => cells.extend(["-".to_owned(), "-".to_owned()]),
@@ -49,12 +49,12 @@ fn verdict(row: &Row, budget: &Budget) -> String {
     let (promise, held) = match budget {
         Budget::Ratio { peer, at_least } => {
             let measured = row.peers.iter().find(|candidate| candidate.name == *peer);
-            let held = measured.map(|peer| row.better.ratio(row.ours.median, peer.figure.median) >= *at_least);
+            let held = measured.map(|peer| ratio(row.better, row.ours.median, peer.figure.median) >= *at_least);
             (format!(">= {}x {peer}", figure(*at_least)), held)
         }
         Budget::Absolute(bound) => {
-            let sign = if row.better.ratio(1.0, 2.0) > 1.0 { "<=" } else { ">=" };
-            (format!("{sign} {}", figure(*bound)), Some(row.better.ratio(row.ours.median, *bound) >= 1.0))
+            let sign = if row.better == Better::Lower { "<=" } else { ">=" };
+            (format!("{sign} {}", figure(*bound)), Some(ratio(row.better, row.ours.median, *bound) >= 1.0))
         }
     };
     let outcome = match held {
@@ -63,6 +63,14 @@ fn verdict(row: &Row, budget: &Budget) -> String {
         None => "not measured",
     };
     format!("{promise}: {outcome}")
+}
+
+/// How many times as good `ours` is as `theirs`: above 1 is better.
+fn ratio(better: Better, ours: f64, theirs: f64) -> f64 {
+    match better {
+        Better::Lower => theirs / ours,
+        Better::Higher => ours / theirs,
+    }
 }
 
 /// Three significant digits, as far as they lie behind the point.
@@ -111,7 +119,7 @@ fn align(lines: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::row::{Better, Figure, Peer};
+    use crate::bench::row::{Figure, Peer};
 
     #[test]
     fn a_table_shows_ratios_and_says_which_budgets_hold() {
@@ -119,7 +127,7 @@ mod tests {
         let budget = |at_least| Budget::Ratio { peer: "numpy".to_owned(), at_least };
         let row = |memories, better, peers, budgets| Row {
             title: "an epoch".to_owned(),
-            workload: String::new(),
+            workloads: Vec::new(),
             memories,
             unit: "ms".to_owned(),
             better,

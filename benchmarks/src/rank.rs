@@ -1,0 +1,72 @@
+//! The order of all memories, and the best 1,000, over all partitions: weights uniform, and all equal.
+
+use anyhow::{Result, ensure};
+use engram_kernels::{Device, Order, Scope};
+
+use crate::arena::{self, Arena};
+use crate::measure;
+use crate::row::{Better, Budget, Row, Workload};
+
+/// The best how many.
+const TOP: usize = 1_000;
+
+/// Measures one size.
+///
+/// # Errors
+/// When the device fails, or lost memories.
+pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
+    let mut rows = measure_kind("random", "random weights", Arena::new(memories, threads, arena::uniform)?)?;
+    rows.extend(measure_kind("tied", "all weights equal", Arena::new(memories, threads, arena::tied)?)?);
+    Ok(rows)
+}
+
+/// `kind` is the peers' word for the weights in `arena`, `words` ours.
+fn measure_kind(kind: &str, words: &str, mut arena: Arena) -> Result<Vec<Row>> {
+    eprintln!("rank: {} memories, {words}", arena.slots.len());
+    [None, Some(TOP)].into_iter().map(|limit| row(&mut arena, kind, words, limit)).collect()
+}
+
+fn row(arena: &mut Arena, kind: &str, words: &str, limit: Option<usize>) -> Result<Row> {
+    let memories = arena.slots.len();
+    let expected = limit.unwrap_or(memories).min(memories);
+    let mut out = Vec::new();
+    let ours = measure::milliseconds(|| -> Result<()> {
+        let Arena { device, segments, ids, .. } = &mut *arena;
+        device.rank(segments, Scope::All, Order::HeaviestFirst, limit, ids, &mut out)?;
+        ensure!(out.len() == expected, "{} of {expected} memories ranked", out.len());
+        Ok(())
+    })?;
+
+    let (title, workloads) = match limit {
+        None => (
+            format!("full rank, ties by id, {words}"),
+            vec![workload(format!("rank-{kind}"), ""), workload(format!("rank-{kind}-by-id"), ", ties by id")],
+        ),
+        Some(limit) => (format!("top {limit}, ties by id, {words}"), vec![workload(format!("top-{kind}"), "")]),
+    };
+    let budgets = match (memories, limit, kind) {
+        // Equal weights in any order are no work at all for a stable sort: the peer that orders them by id is meant.
+        (10_000_000, None, "tied") => vec![ratio("numpy, ties by id", 6.0)],
+        (10_000_000, None, _) => vec![ratio("numpy", 6.0)],
+        (10_000_000, Some(_), _) => vec![ratio("numpy", 10.0)],
+        _ => Vec::new(),
+    };
+    Ok(Row {
+        title,
+        workloads,
+        memories: memories as u64,
+        unit: "ms".to_owned(),
+        better: Better::Lower,
+        ours,
+        peers: Vec::new(),
+        budgets,
+    })
+}
+
+fn workload(name: String, remark: &str) -> Workload {
+    Workload { name, remark: remark.to_owned() }
+}
+
+fn ratio(peer: &str, at_least: f64) -> Budget {
+    Budget::Ratio { peer: peer.to_owned(), at_least }
+}
