@@ -3,6 +3,11 @@
 //! Holds no logic: what a message means is decided by who receives it.
 #![forbid(unsafe_code)]
 
+pub mod answers;
+pub mod columns;
+mod problem;
+pub mod split;
+
 /// Types, clients and servers of the package `engram.v1`.
 #[allow(missing_docs, clippy::all, unreachable_pub, rust_2018_idioms, unused_qualifications)]
 pub mod v1 {

@@ -1,0 +1,368 @@
+//! Columns of the wire to columns of the log: every value is checked here, once, before anything is written.
+//!
+//! Floats become integers. What is NaN, infinite or out of range refuses the whole part and is named by field, index and
+//! value. A column has as many entries as there are ids, or none.
+
+use crate::v1;
+use engram_memory::edge::{self, OutOfRange};
+use engram_memory::{
+    Blobs, FeatureShape, FeatureType, Group, MAX_IDS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MemoryId, OnMissing,
+    PartitionId, Updates, Upsert, law, partition_of,
+};
+use half::f16;
+use std::fmt;
+
+/// A value that is not allowed, and what would be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}{place}: {value} is not allowed; allowed: {allowed}", place = Place(*index))]
+pub struct Invalid {
+    /// Field of the message.
+    pub field: &'static str,
+    /// Index in the column, where it is one.
+    pub index: Option<usize>,
+    /// What was given, in words.
+    pub value: String,
+    /// What is allowed, in words.
+    pub allowed: &'static str,
+}
+
+struct Place(Option<usize>);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |index| write!(f, "[{index}]"))
+    }
+}
+
+impl Invalid {
+    /// A field as a whole.
+    pub fn field(field: &'static str, value: impl Into<String>, allowed: &'static str) -> Self {
+        Self { field, index: None, value: value.into(), allowed }
+    }
+
+    fn entry(field: &'static str, index: usize, value: impl Into<String>, allowed: &'static str) -> Self {
+        Self { field, index: Some(index), value: value.into(), allowed }
+    }
+
+    fn float(field: &'static str, index: Option<usize>, refused: OutOfRange) -> Self {
+        Self { field, index, value: refused.value.to_string(), allowed: refused.allowed }
+    }
+}
+
+/// Checks that every id belongs to `partition`.
+///
+/// # Errors
+/// The first that does not.
+pub fn check_partition(ids: &[u64], partition: PartitionId, partitions: u32) -> Result<(), Invalid> {
+    match ids.iter().position(|&id| partition_of(MemoryId(id), partitions) != partition) {
+        None => Ok(()),
+        Some(index) => Err(Invalid::entry(
+            "ids",
+            index,
+            format!(
+                "{} (of partition {}, not {partition})",
+                ids[index],
+                partition_of(MemoryId(ids[index]), partitions)
+            ),
+            "ids of the partition named: mix64(id) mod P",
+        )),
+    }
+}
+
+/// Decay of a request or an epoch in units.
+///
+/// # Errors
+/// Not in [0, 1].
+pub fn decay(field: &'static str, amount: f64) -> Result<u32, Invalid> {
+    edge::setting(amount).map_err(|refused| Invalid::float(field, None, refused))
+}
+
+/// Updates of one record; qualities become deltas at learning rate `rate` (units).
+///
+/// # Errors
+/// The first value that is not allowed.
+pub fn updates(from: v1::Updates, rate: u32) -> Result<Updates, Invalid> {
+    check_rows(from.ids.len())?;
+    if from.groups.is_empty() {
+        if from.ids.is_empty() {
+            return nothing(&from);
+        }
+        return updates_by_id(from, rate);
+    }
+    if !from.ids.is_empty() {
+        return Err(Invalid::field("groups", "ids and groups together", "updates by id or by group, not both"));
+    }
+    if from.groups.len() > MAX_IDS {
+        return Err(Invalid::field("groups", from.groups.len().to_string(), "at most 65,536 entries"));
+    }
+    let groups = from.groups.iter().enumerate().map(|(index, update)| {
+        let group = u8::try_from(update.group)
+            .map_err(|_| Invalid::entry("groups.group", index, update.group.to_string(), "0 to 255"))?;
+        let delta = match update.signal {
+            Some(v1::group_update::Signal::Quality(quality)) => {
+                law::delta(rate, float("groups.quality", Some(index), edge::quality(quality))?)
+            }
+            Some(v1::group_update::Signal::Delta(delta)) => float("groups.delta", Some(index), edge::delta(delta))?,
+            None => return Err(Invalid::entry("groups", index, "no signal", "a quality or a delta")),
+        };
+        Ok((Group(group), delta))
+    });
+    groups.collect::<Result<_, _>>().map(Updates::ByGroup)
+}
+
+/// No ids and no groups: there may be no column of either.
+fn nothing(from: &v1::Updates) -> Result<Updates, Invalid> {
+    check_column("qualities", from.qualities.len(), 0)?;
+    check_column("deltas", from.deltas.len(), 0)?;
+    if let Some(keys) = &from.keys {
+        check_column("keys", keys.ends.len(), 0)?;
+    }
+    Ok(Updates::NONE)
+}
+
+fn updates_by_id(from: v1::Updates, rate: u32) -> Result<Updates, Invalid> {
+    let rows = from.ids.len();
+    let on_missing = match v1::OnMissing::try_from(from.on_missing) {
+        Ok(v1::OnMissing::Unspecified | v1::OnMissing::Report) => OnMissing::Report,
+        Ok(v1::OnMissing::Create) => OnMissing::Create,
+        Err(_) => return Err(Invalid::field("on_missing", from.on_missing.to_string(), "REPORT or CREATE")),
+    };
+    let deltas = match (from.quality, from.qualities.is_empty(), from.deltas.is_empty()) {
+        (Some(quality), true, true) => vec![law::delta(rate, float("quality", None, edge::quality(quality))?); rows],
+        (None, false, true) => {
+            check_column("qualities", from.qualities.len(), rows)?;
+            column("qualities", &from.qualities, |value| edge::quality(value).map(|quality| law::delta(rate, quality)))?
+        }
+        (None, true, false) => {
+            check_column("deltas", from.deltas.len(), rows)?;
+            column("deltas", &from.deltas, edge::delta)?
+        }
+        (None, true, true) => return Err(Invalid::field("updates", "no signal", "quality, qualities or deltas")),
+        _ => return Err(Invalid::field("updates", "several signals", "one of quality, qualities, deltas")),
+    };
+    let keys = keys(from.keys, rows)?;
+    Ok(Updates::ById { ids: ids(from.ids), deltas, on_missing, keys })
+}
+
+/// Rows to insert or change. `shape` is the cluster's; features are rounded to nearest even where it keeps f16.
+///
+/// # Errors
+/// The first value that is not allowed.
+pub fn upsert(from: v1::UpsertPart, shape: FeatureShape) -> Result<Upsert, Invalid> {
+    let rows = from.ids.len();
+    check_rows(rows)?;
+    check_column("weights", from.weights.len(), rows)?;
+    check_column("groups", from.groups.len(), rows)?;
+    let weights = column("weights", &from.weights, |value| {
+        if value.is_nan() { Ok(Upsert::KEEP) } else { edge::weight(value).map(|weight| weight.units()) }
+    })?;
+    Ok(Upsert {
+        features: features(&from.features, rows, shape)?,
+        ids: ids(from.ids),
+        weights,
+        groups: from.groups.iter().copied().map(Group).collect(),
+        keys: keys(from.keys, rows)?,
+        payloads: blobs("payloads", from.payloads, rows, MAX_PAYLOAD_BYTES, "at most 65,536 bytes")?,
+    })
+}
+
+/// Ids of the log from ids of the wire, in the same memory.
+pub fn ids(from: Vec<u64>) -> Vec<MemoryId> {
+    from.into_iter().map(MemoryId).collect()
+}
+
+/// Checks the number of ids of one part or read.
+///
+/// # Errors
+/// More than a message may hold.
+pub fn check_rows(rows: usize) -> Result<(), Invalid> {
+    if rows <= MAX_IDS { Ok(()) } else { Err(Invalid::field("ids", format!("{rows} ids"), "at most 65,536")) }
+}
+
+fn features(from: &[f32], rows: usize, shape: FeatureShape) -> Result<Vec<u8>, Invalid> {
+    if from.is_empty() {
+        return Ok(Vec::new());
+    }
+    if shape.dimension == 0 {
+        return Err(Invalid::field("features", format!("{} values", from.len()), "none: the cluster has no features"));
+    }
+    if Some(from.len()) != rows.checked_mul(shape.dimension as usize) {
+        return Err(Invalid::field(
+            "features",
+            format!("{} values for {rows} ids at dimension {}", from.len(), shape.dimension),
+            "as many values per id as the cluster's dimension",
+        ));
+    }
+    let refused = |index: usize, allowed| Invalid::entry("features", index, from[index].to_string(), allowed);
+    let mut bits = Vec::with_capacity(rows * shape.bytes());
+    for (index, value) in from.iter().enumerate() {
+        match shape.dtype {
+            FeatureType::F32 if value.is_finite() => bits.extend_from_slice(&value.to_le_bytes()),
+            FeatureType::F32 => return Err(refused(index, "a finite number")),
+            FeatureType::F16 => {
+                let short = f16::from_f32(*value);
+                if !short.is_finite() {
+                    return Err(refused(index, "a finite number of at most 65,504"));
+                }
+                bits.extend_from_slice(&short.to_le_bytes());
+            }
+        }
+    }
+    Ok(bits)
+}
+
+fn keys(from: Option<v1::Blobs>, rows: usize) -> Result<Option<Blobs>, Invalid> {
+    let keys = blobs("keys", from, rows, MAX_KEY_BYTES, "at most 1,024 bytes")?;
+    let not_text = keys.as_ref().and_then(|keys| keys.iter().position(|key| std::str::from_utf8(key).is_err()));
+    match not_text {
+        None => Ok(keys),
+        Some(index) => Err(Invalid::entry("keys", index, "not UTF-8", "UTF-8 of 1 to 1,024 bytes, or empty")),
+    }
+}
+
+fn blobs(
+    field: &'static str,
+    from: Option<v1::Blobs>,
+    rows: usize,
+    longest: usize,
+    allowed: &'static str,
+) -> Result<Option<Blobs>, Invalid> {
+    let Some(v1::Blobs { ends, data }) = from else { return Ok(None) };
+    if ends.is_empty() && data.is_empty() {
+        return Ok(None);
+    }
+    check_column(field, ends.len(), rows)?;
+    let blobs = Blobs::from_parts(ends, data.into())
+        .ok_or_else(|| Invalid::field(field, "ends that do not ascend to the length of the data", "ascending ends"))?;
+    let too_long = blobs.iter().position(|blob| blob.len() > longest);
+    match too_long {
+        None => Ok(Some(blobs)),
+        Some(index) => Err(Invalid::entry(field, index, format!("{} bytes", blobs.get(index).len()), allowed)),
+    }
+}
+
+fn check_column(field: &'static str, len: usize, rows: usize) -> Result<(), Invalid> {
+    if len == 0 || len == rows {
+        Ok(())
+    } else {
+        Err(Invalid::field(field, format!("{len} entries for {rows} ids"), "one entry per id, or none"))
+    }
+}
+
+fn column<T>(
+    field: &'static str,
+    from: &[f32],
+    convert: impl Fn(f32) -> Result<T, OutOfRange>,
+) -> Result<Vec<T>, Invalid> {
+    let mut to = Vec::with_capacity(from.len());
+    for (index, &value) in from.iter().enumerate() {
+        to.push(float(field, Some(index), convert(value))?);
+    }
+    Ok(to)
+}
+
+fn float<T>(field: &'static str, index: Option<usize>, converted: Result<T, OutOfRange>) -> Result<T, Invalid> {
+    converted.map_err(|refused| Invalid::float(field, index, refused))
+}
+
+impl From<&Blobs> for v1::Blobs {
+    fn from(blobs: &Blobs) -> Self {
+        Self { ends: blobs.ends().to_vec(), data: blobs.bytes().to_vec().into() }
+    }
+}
+
+impl v1::Blobs {
+    /// A column of the entries given; `None` when all of them are empty.
+    pub fn column<T: AsRef<[u8]>>(entries: impl IntoIterator<Item = T>) -> Option<Self> {
+        let blobs = entries.into_iter().collect::<Blobs>();
+        (!blobs.bytes().is_empty()).then(|| Self::from(&blobs))
+    }
+
+    /// Entry `index`; empty where there is none or the column contradicts itself.
+    pub fn entry(&self, index: usize) -> &[u8] {
+        let start = if index == 0 { Some(&0) } else { self.ends.get(index - 1) };
+        match (start, self.ends.get(index)) {
+            (Some(&start), Some(&end)) => self.data.get(start as usize..end as usize).unwrap_or_default(),
+            _ => &[],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engram_memory::{ONE, Settings, key_id};
+
+    fn by_id(ids: Vec<u64>) -> v1::Updates {
+        v1::Updates { ids, ..Default::default() }
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_named_by_field_index_and_value() {
+        let rate = Settings::DEFAULT_RATE;
+        let qualities = |values: Vec<f32>| v1::Updates { qualities: values, ..by_id(vec![1, 2, 3]) };
+        let deltas = |values: Vec<f32>| v1::Updates { deltas: values, ..by_id(vec![1, 2, 3]) };
+        let text = |updates_: v1::Updates| updates(updates_, rate).expect_err("refused").to_string();
+        assert_eq!(
+            text(qualities(vec![0.5, f32::NAN, 1.0])),
+            "qualities[1]: NaN is not allowed; allowed: a number from 0 to 1"
+        );
+        assert_eq!(
+            text(deltas(vec![0.5, 0.0, -1.5])),
+            "deltas[2]: -1.5 is not allowed; allowed: a number from -1 to 1"
+        );
+        assert!(text(qualities(vec![f32::INFINITY, 0.0, 0.0])).starts_with("qualities[0]: inf "));
+        assert!(text(qualities(vec![0.5])).contains("1 entries for 3 ids"));
+        assert!(text(by_id(vec![1])).contains("no signal"));
+        assert!(text(v1::Updates { quality: Some(0.5), ..deltas(vec![0.0; 3]) }).contains("several signals"));
+        assert!(text(v1::Updates { quality: Some(f32::NEG_INFINITY), ..by_id(vec![1]) }).starts_with("quality: -inf"));
+        assert!(text(by_id(vec![0; MAX_IDS + 1])).contains("65537 ids"));
+        assert_eq!(decay("amount", 1.5).expect_err("refused").field, "amount");
+        let torn = v1::Blobs { ends: vec![3, 1, 2], data: b"ab".to_vec().into() };
+        assert!(text(v1::Updates { keys: Some(torn), ..qualities(vec![0.5; 3]) }).contains("ascending"));
+    }
+
+    #[test]
+    fn a_quality_becomes_the_delta_of_the_law() {
+        let from = v1::Updates { qualities: vec![0.9, 0.2], ..by_id(vec![7, 8]) };
+        let expected: Vec<i32> =
+            [0.9_f32, 0.2].iter().map(|&q| law::delta(53_687_091, edge::quality(q).expect("in range"))).collect();
+        match updates(from, 53_687_091).expect("valid") {
+            Updates::ById { deltas, on_missing: OnMissing::Report, keys: None, .. } => assert_eq!(deltas, expected),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn features_of_another_dimension_or_not_finite_are_refused() {
+        let shape = FeatureShape { dimension: 2, dtype: FeatureType::F16 };
+        let part = |features: Vec<f32>| v1::UpsertPart { ids: vec![1, 2], features, ..Default::default() };
+        assert_eq!(upsert(part(vec![1.0; 4]), shape).expect("valid").features.len(), 8);
+        assert!(upsert(part(vec![1.0; 3]), shape).expect_err("refused").to_string().contains("dimension 2"));
+        assert!(upsert(part(vec![1.0, 2.0, 70_000.0, 0.0]), shape).expect_err("refused").to_string().contains("[2]"));
+        assert!(upsert(part(vec![1.0; 4]), FeatureShape::NONE).is_err());
+    }
+
+    #[test]
+    fn weights_keep_or_set_and_an_accepted_upsert_passes_the_log() {
+        let part = v1::UpsertPart {
+            ids: vec![key_id(b"a").0, 2],
+            weights: vec![1.0, f32::NAN],
+            groups: vec![3, 0].into(),
+            keys: v1::Blobs::column(["a", ""]),
+            ..Default::default()
+        };
+        let upsert = upsert(part, FeatureShape::NONE).expect("valid");
+        assert_eq!(upsert.weights, [ONE, Upsert::KEEP]);
+        engram_memory::Command::Upsert(upsert).check().expect("the edge is at least as strict as the log");
+    }
+
+    #[test]
+    fn an_id_of_another_partition_is_named() {
+        let id = 42;
+        let home = partition_of(MemoryId(id), 256);
+        assert_eq!(check_partition(&[id], home, 256), Ok(()));
+        let refused = check_partition(&[id, 43], home, 256).expect_err("43 lives elsewhere");
+        assert_eq!(refused.index, Some(1));
+    }
+}
