@@ -1,1 +1,9 @@
-//! (head to be written)
+//! Learning runs: where epochs come from, how well the memory predicts them, and what is reported.
+//!
+//! [`source`] yields learning epochs; [`prediction`] scores the ranking before each against two baselines;
+//! [`statistics`] holds what is computed from weights. Nothing here serves requests or knows Kubernetes.
+#![forbid(unsafe_code)]
+
+pub mod prediction;
+pub mod source;
+pub mod statistics;

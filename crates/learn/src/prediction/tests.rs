@@ -1,0 +1,146 @@
+use super::*;
+use crate::source::{self, Event, ExampleName, Limits, Signal, SourceOptions};
+use engram_memory::{Digest, Group, Weight, law, partition_of};
+use proptest::prelude::*;
+use std::cmp::Ordering;
+
+/// Runs the example through the eager law, with weights in a plain table, and scores it.
+fn run_example(decay: u32, top_k: &[u32]) -> (Vec<HitRate>, Digest) {
+    let rise = law::delta(53_687_091, engram_memory::edge::quality(0.9).unwrap());
+    let mut source = source::open(&SourceOptions::Example(ExampleName::StateOfTheUnion), Limits::default(), 0).unwrap();
+    let mut prediction = Prediction::new(top_k, 21);
+    let mut weights: HashMap<MemoryId, Weight> = HashMap::new();
+    let mut rows = Vec::new();
+    while let Some(epoch) = source.next_epoch().unwrap() {
+        let ranking = prediction.asks(&epoch).then(|| {
+            let mut rank: Vec<(Weight, MemoryId)> = weights.iter().map(|(&id, &weight)| (weight, id)).collect();
+            let depth = prediction.depth();
+            if rank.len() > depth {
+                rank.select_nth_unstable_by(depth, |a, b| law::rank_order(*a, *b));
+                rank.truncate(depth);
+            }
+            rank.sort_unstable_by(|a, b| law::rank_order(*a, *b));
+            rank.into_iter().map(|(_, id)| id).collect::<Vec<_>>()
+        });
+        rows.push(prediction.turn(&epoch, ranking.as_deref()));
+        weights.values_mut().for_each(|weight| *weight = weight.decayed(decay));
+        let Content::Events(events) = epoch.content else { panic!("the example has events") };
+        for Event { id, signal, .. } in events {
+            assert_eq!(signal, Signal::Quality(0.9));
+            let weight = weights.entry(id).or_insert(Weight::ZERO);
+            *weight = weight.updated(rise);
+        }
+    }
+    let mut digest = Digest::default();
+    weights.iter().for_each(|(&id, &weight)| digest.add(id, weight, Group(0), 0));
+    (HitRate::over(rows.iter().map(Vec::as_slice)), digest)
+}
+
+/// Exact figures, computed independently with the same law. At 200 the most frequent words win.
+#[test]
+fn the_example_predicts_to_the_hit() {
+    for (decay, expected, digest) in [
+        (
+            21_474_836,
+            [(200, 36_908, 37_216, 20_666), (500, 82_767, 78_036, 49_914), (1_000, 134_694, 128_113, 98_630)]
+                .as_slice(),
+            "82de3b4850164e2866d319c3c0dab744",
+        ),
+        (
+            10_737_418,
+            &[(500, 79_855, 78_036, 49_914), (1_000, 136_250, 128_113, 98_630)],
+            "79574579f17a98d99a2c6c14216efb00",
+        ),
+    ] {
+        let top_k: Vec<u32> = expected.iter().map(|row| row.0).collect();
+        let (rates, reached) = run_example(decay, &top_k);
+        let rows: Vec<_> = rates.iter().map(|r| (r.hits.k, r.hits.memory, r.hits.frequent, r.hits.recent)).collect();
+        assert_eq!(rows, expected);
+        assert!(rates.iter().all(|rate| rate.epochs == 212));
+        assert_eq!(reached.to_string(), digest);
+    }
+}
+
+fn epoch(number: u64, ids: &[u64]) -> Epoch {
+    let event = |&id: &u64| Event { id: MemoryId(id), key: None, signal: Signal::Quality(0.9) };
+    Epoch { number, label: None, content: Content::Events(ids.iter().map(event).collect()) }
+}
+
+/// The obvious way: sort everything before every epoch.
+fn slowly(epochs: &[Vec<u64>], top_k: &[u32], skip: usize) -> Vec<Hits> {
+    let mut seen: HashMap<u64, (u64, u64)> = HashMap::new();
+    let mut hits = Vec::new();
+    for (number, ids) in epochs.iter().enumerate() {
+        let top = |k: u32, better: fn((u64, u64), (u64, u64)) -> Ordering| {
+            let mut rank: Vec<(u64, (u64, u64))> = seen.iter().map(|(&id, &score)| (id, score)).collect();
+            rank.sort_by(|a, b| better(b.1, a.1).then(a.0.cmp(&b.0)));
+            rank.iter().take(k as usize).filter(|(id, _)| ids.contains(id)).count() as u64
+        };
+        if number >= skip && !ids.is_empty() {
+            for &k in top_k {
+                let (frequent, recent) = (top(k, |a, b| a.0.cmp(&b.0)), top(k, |a, b| a.1.cmp(&b.1)));
+                hits.push(Hits { k, memory: ids.contains(&7).into(), frequent, recent });
+            }
+        }
+        for (at, &id) in ids.iter().enumerate() {
+            if !ids[..at].contains(&id) {
+                let count = seen.get(&id).map_or(0, |score| score.0);
+                seen.insert(id, (count + 1, number as u64));
+            }
+        }
+    }
+    hits
+}
+
+proptest! {
+    /// Also when the driver moved: one that only took note of the first epochs scores the rest alike.
+    #[test]
+    fn leaders_kept_in_order_equal_sorting_everything(
+        epochs in prop::collection::vec(prop::collection::vec(0_u64..30, 0..12), 1..30),
+        moved in 0_usize..30,
+    ) {
+        let (top_k, skip) = ([1, 4, 9], 2);
+        let expected = slowly(&epochs, &top_k, skip);
+        let ranking = [MemoryId(7)];
+        let (mut stayed, mut late) = (Prediction::new(&top_k, skip as u64), Prediction::new(&top_k, skip as u64));
+        let (mut hits, mut late_hits) = (Vec::new(), Vec::new());
+        for (number, ids) in epochs.iter().enumerate() {
+            let mut ids = ids.clone();
+            ids.sort_unstable();
+            let epoch = epoch(number as u64, &ids);
+            let row = stayed.turn(&epoch, Some(&ranking));
+            let late_row = late.turn(&epoch, (number >= moved).then_some(ranking.as_slice()));
+            if number >= moved {
+                prop_assert_eq!(&row, &late_row);
+            }
+            hits.extend(row);
+            late_hits.extend(late_row);
+        }
+        prop_assert_eq!(hits, expected);
+    }
+}
+
+#[test]
+fn the_example_has_the_addresses_words_and_labels_that_its_provenance_says() {
+    let options = SourceOptions::Example(ExampleName::StateOfTheUnion);
+    let mut source = source::open(&options, Limits::default(), 0).unwrap();
+    let (mut epochs, mut events, mut keys) = (Vec::new(), 0, HashMap::new());
+    while let Some(epoch) = source.next_epoch().unwrap() {
+        assert_eq!(epoch.number, epochs.len() as u64);
+        let Content::Events(list) = &epoch.content else { panic!("the example has events") };
+        assert!(list.windows(2).all(|pair| pair[0].id < pair[1].id), "sorted, each once");
+        events += list.len();
+        for event in list {
+            keys.insert(event.id, event.key.clone().unwrap());
+        }
+        epochs.push(epoch);
+    }
+    assert_eq!((epochs.len(), events, keys.len()), (233, 368_457, 23_147));
+    assert_eq!(source.epochs(), Some(233));
+    assert_eq!(keys[&MemoryId(0xab5e_9e37_6f95_3917)].as_ref(), "government");
+    assert_eq!(partition_of(MemoryId(0xab5e_9e37_6f95_3917), 256).0, 172);
+    assert_eq!((epochs[0].label.as_deref(), epochs[232].number), (Some("1790 George Washington"), 232));
+    let mut resumed = source::open(&options, Limits::default(), 200).unwrap();
+    assert_eq!(resumed.next_epoch().unwrap().as_ref(), Some(&epochs[200]));
+    assert!(source::open(&options, Limits::default(), 500).unwrap().next_epoch().unwrap().is_none());
+}

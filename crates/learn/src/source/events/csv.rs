@@ -1,0 +1,94 @@
+//! Rows of a CSV file with a header.
+
+use super::cell::Cell;
+use super::{Layout, Row, Rows};
+use crate::source::error::shown;
+use crate::source::{Place, SourceError};
+use std::io::{self, Read};
+
+pub(super) struct Reader {
+    layout: Layout,
+    reader: csv::Reader<Bounded>,
+    record: csv::ByteRecord,
+    /// Field of each wanted column.
+    fields: Vec<usize>,
+}
+
+impl Reader {
+    pub(super) fn open(layout: Layout, text: Box<dyn Read + Send>) -> Result<Self, SourceError> {
+        let limit = layout.limits.record_bytes;
+        let bounded = Bounded { text, limit: limit + BUFFER, left: limit + BUFFER };
+        let mut reader = csv::ReaderBuilder::new().buffer_capacity(BUFFER).from_reader(bounded);
+        let header = reader.byte_headers().map_err(|e| failed(&layout, &e, 1))?;
+        let names: Vec<String> = header.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        let fields = layout
+            .columns()
+            .iter()
+            .enumerate()
+            .map(|(position, (_, column))| {
+                names.iter().position(|name| name == column).ok_or_else(|| layout.no_column(position, names.clone()))
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self { layout, reader, record: csv::ByteRecord::new(), fields })
+    }
+}
+
+impl Rows for Reader {
+    fn next_row(&mut self) -> Result<Option<Row>, SourceError> {
+        self.reader.get_mut().refill();
+        let line = self.reader.position().line();
+        if !self.reader.read_byte_record(&mut self.record).map_err(|e| failed(&self.layout, &e, line))? {
+            return Ok(None);
+        }
+        let place = Place::Line(self.record.position().map_or(line, csv::Position::line));
+        let mut cells = Vec::with_capacity(self.fields.len());
+        for (&field, (_, column)) in self.fields.iter().zip(self.layout.columns()) {
+            let bytes = self.record.get(field).expect("the reader refuses records shorter than the header");
+            let text = std::str::from_utf8(bytes).map_err(|_| {
+                self.layout.bad_row(place, column, shown(&String::from_utf8_lossy(bytes)), "text in UTF-8")
+            })?;
+            cells.push(if text.is_empty() { Cell::Missing } else { Cell::Plain(text) });
+        }
+        self.layout.row(place, &cells).map(Some)
+    }
+}
+
+fn failed(layout: &Layout, error: &csv::Error, line: u64) -> SourceError {
+    let place = Place::Line(error.position().map_or(line, csv::Position::line));
+    match error.kind() {
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            layout.bad_row(place, "row", format!("{len} fields"), format!("{expected_len} fields, as in the header"))
+        }
+        csv::ErrorKind::Io(cause) if cause.kind() == io::ErrorKind::FileTooLarge => {
+            let allowed = format!("at most {} bytes; is a quote left open?", layout.limits.record_bytes);
+            layout.bad_row(place, "row", "a longer record".to_owned(), allowed)
+        }
+        csv::ErrorKind::Io(cause) => layout.unreadable(format!("{cause} (after line {line})")),
+        _ => layout.bad_row(place, "row", error.to_string(), "a CSV record"),
+    }
+}
+
+/// Bytes that the CSV reader asks for at once.
+const BUFFER: usize = 64 << 10;
+
+/// Ends with an error when one record takes more than its share of bytes: an open quote would swallow the file.
+struct Bounded {
+    text: Box<dyn Read + Send>,
+    limit: usize,
+    left: usize,
+}
+
+impl Bounded {
+    /// A record begins. Up to a buffer of it may have been read with the one before.
+    fn refill(&mut self) {
+        self.left = self.limit;
+    }
+}
+
+impl Read for Bounded {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.text.read(buffer)?;
+        self.left = self.left.checked_sub(bytes).ok_or(io::ErrorKind::FileTooLarge)?;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,136 @@
+//! Rows of a file with one JSON object per line; empty lines count and are skipped.
+
+use super::cell::Cell;
+use super::{Layout, Row, Rows};
+use crate::source::{Place, SourceError};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::fmt;
+use std::io::{BufRead, BufReader, Read};
+
+pub(super) struct Reader {
+    layout: Layout,
+    text: BufReader<Box<dyn Read + Send>>,
+    line: Vec<u8>,
+    number: u64,
+    /// Whether an object was read: a name that the first one lacks is a wrong name, later it is a missing value.
+    begun: bool,
+}
+
+impl Reader {
+    pub(super) fn new(layout: Layout, text: Box<dyn Read + Send>) -> Self {
+        Self { layout, text: BufReader::new(text), line: Vec::new(), number: 0, begun: false }
+    }
+
+    /// Reads a line, `false` at the end.
+    fn read_line(&mut self) -> Result<bool, SourceError> {
+        let limit = self.layout.limits.record_bytes;
+        self.line.clear();
+        self.number += 1;
+        let bytes = (&mut self.text)
+            .take(limit as u64 + 1)
+            .read_until(b'\n', &mut self.line)
+            .map_err(|e| self.layout.unreadable(format!("{e} (line {})", self.number)))?;
+        if bytes > limit && self.line.last() != Some(&b'\n') {
+            let place = Place::Line(self.number);
+            return Err(self.layout.bad_row(
+                place,
+                "row",
+                "a longer line".to_owned(),
+                format!("at most {limit} bytes"),
+            ));
+        }
+        Ok(bytes > 0)
+    }
+}
+
+impl Rows for Reader {
+    fn next_row(&mut self) -> Result<Option<Row>, SourceError> {
+        loop {
+            if !self.read_line()? {
+                return Ok(None);
+            }
+            if !self.line.trim_ascii().is_empty() {
+                break;
+            }
+        }
+        let place = Place::Line(self.number);
+        let columns = self.layout.columns();
+        let mut json = serde_json::Deserializer::from_slice(&self.line);
+        let fields = Wanted(&columns)
+            .deserialize(&mut json)
+            .and_then(|fields| json.end().map(|()| fields))
+            .map_err(|e| self.layout.bad_row(place, "row", reason(&e), "one JSON object per line"))?;
+        if !self.begun {
+            if let Some(position) = fields.iter().position(Option::is_none) {
+                return Err(self.layout.no_column(position, names(&self.line)));
+            }
+            self.begun = true;
+        }
+        let cells: Vec<Cell<'_>> = fields.into_iter().map(|field| field.map_or(Cell::Missing, cell)).collect();
+        self.layout.row(place, &cells).map(Some)
+    }
+}
+
+/// The text of a JSON error without its position, which counts from the start of the line.
+fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let end = text.rfind(" at line ").unwrap_or(text.len());
+    format!("{} (column {})", &text[..end], error.column())
+}
+
+fn cell(raw: &RawValue) -> Cell<'_> {
+    let text = raw.get();
+    match text.as_bytes().first() {
+        Some(b'"') => serde_json::from_str::<Borrowed<'_>>(text).map_or(Cell::Other(text), |text| Cell::Text(text.0)),
+        Some(b'-' | b'0'..=b'9') => Cell::Literal(text),
+        Some(b'n') => Cell::Missing,
+        _ => Cell::Other(text),
+    }
+}
+
+/// A string that is copied only where it holds an escape.
+#[derive(serde::Deserialize)]
+struct Borrowed<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// Picks the wanted fields of an object and skips the others without building them. Of a repeated field the last counts.
+struct Wanted<'a>(&'a [(&'static str, &'a str)]);
+
+impl<'de> DeserializeSeed<'de> for Wanted<'_> {
+    type Value = Vec<Option<&'de RawValue>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Wanted<'_> {
+    type Value = Vec<Option<&'de RawValue>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = vec![None; self.0.len()];
+        while let Some(Borrowed(name)) = map.next_key()? {
+            // One field may serve two columns.
+            let wanted = |column: &(&str, &str)| column.1 == name;
+            if self.0.iter().any(wanted) {
+                let value = map.next_value()?;
+                self.0.iter().zip(&mut fields).filter(|(column, _)| wanted(column)).for_each(|(_, f)| *f = Some(value));
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// The names of an object's fields, for an error.
+fn names(line: &[u8]) -> Vec<String> {
+    serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line)
+        .map(|object| object.into_iter().map(|(name, _)| name).collect())
+        .unwrap_or_default()
+}

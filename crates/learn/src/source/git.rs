@@ -1,0 +1,255 @@
+//! Events from the history of a git repository: commits are epochs, the paths they touch are memories.
+//!
+//! The history is the line of first parents, oldest first: what the branch looked like, step by step. A merge is one
+//! step that touches what it brought in, so every change counts exactly once and the order needs no tie-break. A path is
+//! touched when it is added, changed or deleted; a rename is a deletion and an addition. The first commit, and the last
+//! one that a shallow clone holds, touch all their paths.
+//!
+//! Read with a git library; no git program is started and the repository is not changed.
+
+use super::{Content, Epoch, Event, Limits, Signal, Source, SourceError, in_order};
+use engram_memory::{MAX_KEY_BYTES, key_id};
+use gix::ObjectId;
+use gix::diff::tree::{Recorder, State, recorder::Change};
+use gix::objs::TreeRefIter;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A repository and which part of its history to take.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GitOptions {
+    /// The repository, or a folder inside it.
+    pub path: PathBuf,
+    /// The newest commit, in any form that git understands.
+    pub revision: String,
+    /// Take the newest so many commits; 0 takes all.
+    pub max_commits: u64,
+    /// Quality of a touched path, in [0, 1].
+    pub quality: f32,
+}
+
+/// Trees of neighbouring commits share most of their parts; this much of them is kept unpacked.
+const OBJECT_CACHE_BYTES: usize = 32 << 20;
+/// Characters of a commit id in labels: enough to be unique in any repository, short enough for an axis.
+const LABEL: usize = 12;
+
+pub(super) struct History {
+    options: GitOptions,
+    limits: Limits,
+    repository: gix::Repository,
+    /// Oldest first.
+    commits: Vec<ObjectId>,
+    /// What the oldest one is compared with: nothing, or the commit before it where the history was cut.
+    base: Option<ObjectId>,
+    next: usize,
+    state: State,
+}
+
+/// What one commit touched.
+struct Step {
+    commit: ObjectId,
+    paths: Vec<String>,
+}
+
+impl History {
+    pub(super) fn open(options: &GitOptions, limits: Limits, from: u64) -> Result<Self, SourceError> {
+        let path = &options.path;
+        let mut repository = gix::discover(path).map_err(|e| SourceError::unreadable(path, e))?;
+        repository.object_cache_size_if_unset(OBJECT_CACHE_BYTES);
+        let no_commit = |cause: &dyn std::fmt::Display| SourceError::NoCommit {
+            path: path.clone(),
+            revision: options.revision.clone(),
+            cause: cause.to_string(),
+        };
+        let head = repository
+            .rev_parse_single(options.revision.as_str())
+            .map_err(|e| no_commit(&e))?
+            .object()
+            .map_err(|e| no_commit(&e))?
+            .peel_to_commit()
+            .map_err(|e| no_commit(&e))?
+            .id;
+        let (mut commits, base) = line(&repository, head, options.max_commits)
+            .map_err(|e| SourceError::unreadable(path, format!("failed to walk the history: {e}")))?;
+        commits.reverse();
+        let next = usize::try_from(from).unwrap_or(usize::MAX);
+        Ok(Self { options: options.clone(), limits, repository, commits, base, next, state: State::default() })
+    }
+
+    fn next_step(&mut self) -> Result<Option<Step>, SourceError> {
+        let Some(&commit) = self.commits.get(self.next) else { return Ok(None) };
+        let before = if self.next == 0 { self.base } else { Some(self.commits[self.next - 1]) };
+        let step = self.step(before, commit);
+        // After an error there is nothing more.
+        self.next = if step.is_ok() { self.next + 1 } else { usize::MAX };
+        step.map(Some)
+    }
+
+    fn step(&mut self, before: Option<ObjectId>, commit: ObjectId) -> Result<Step, SourceError> {
+        let failed = |e: &dyn std::fmt::Display| {
+            SourceError::unreadable(&self.options.path, format!("failed to read commit {commit}: {e}"))
+        };
+        let tree = |id: ObjectId| self.repository.find_commit(id).and_then(|commit| commit.tree());
+        let new = tree(commit).map_err(|e| failed(&e))?;
+        let old = before.map(tree).transpose().map_err(|e| failed(&e))?;
+        let old =
+            old.as_ref().map_or_else(TreeRefIter::default, |tree| TreeRefIter::from_bytes(&tree.data, tree.id.kind()));
+        let new = TreeRefIter::from_bytes(&new.data, new.id.kind());
+        let mut recorder = Recorder::default();
+        gix::diff::tree(old, new, &mut self.state, &self.repository.objects, &mut recorder).map_err(|e| failed(&e))?;
+        let mut paths: Vec<String> = recorder.records.into_iter().filter_map(touched).collect();
+        paths.sort_unstable();
+        // A file that became a folder of the same name is deleted and added.
+        paths.dedup();
+        self.check(commit, &paths)?;
+        Ok(Step { commit, paths })
+    }
+
+    fn check(&self, commit: ObjectId, paths: &[String]) -> Result<(), SourceError> {
+        let refuse = |value, allowed| {
+            let (path, commit) = (self.options.path.clone(), commit.to_string());
+            Err(SourceError::Commit { path, commit, value, allowed })
+        };
+        if let Some(long) = paths.iter().find(|path| path.len() > MAX_KEY_BYTES) {
+            return refuse(super::error::shown(long), format!("paths of at most {MAX_KEY_BYTES} bytes"));
+        }
+        let limit = self.limits.epoch_events;
+        if paths.len() > limit {
+            return refuse(format!("{} touched paths", paths.len()), format!("at most {limit} paths in one commit"));
+        }
+        Ok(())
+    }
+}
+
+impl Source for History {
+    fn next_epoch(&mut self) -> Result<Option<Epoch>, SourceError> {
+        let number = self.next as u64;
+        let signal = Signal::Quality(self.options.quality);
+        Ok(self.next_step()?.map(|step| {
+            let event = |path: String| Event { id: key_id(path.as_bytes()), key: Some(Arc::from(path)), signal };
+            let label = Some(step.commit.to_hex_with_len(LABEL).to_string());
+            Epoch { number, label, content: Content::Events(in_order(step.paths.into_iter().map(event).collect())) }
+        }))
+    }
+
+    fn epochs(&self) -> Option<u64> {
+        Some(self.commits.len() as u64)
+    }
+}
+
+/// First parents from `head` on, newest first, and the commit that follows where `most` cut the line.
+fn line(
+    repository: &gix::Repository,
+    head: ObjectId,
+    most: u64,
+) -> Result<(Vec<ObjectId>, Option<ObjectId>), Box<dyn std::error::Error + Send + Sync>> {
+    let mut commits = Vec::new();
+    for step in repository.rev_walk([head]).first_parent_only().all()? {
+        let id = step?.id;
+        if most > 0 && commits.len() as u64 == most {
+            return Ok((commits, Some(id)));
+        }
+        commits.push(id);
+    }
+    Ok((commits, None))
+}
+
+/// The path of a change, `None` for a folder as such. Bytes that are not UTF-8 become U+FFFD: keys are text.
+fn touched(change: Change) -> Option<String> {
+    let (mode, path) = match change {
+        Change::Addition { entry_mode, path, .. } | Change::Deletion { entry_mode, path, .. } => (entry_mode, path),
+        Change::Modification { entry_mode, path, .. } => (entry_mode, path),
+    };
+    (!mode.is_tree()).then(|| path.to_string())
+}
+
+/// Writes the history as a file of events: CSV with the columns `epoch`, `commit`, `path`, packed with Zstandard or gzip
+/// when the name ends in `.zst` or `.gz`. Commits that touch nothing have no row. Returns the numbers of epochs and
+/// events written.
+///
+/// The file appears whole or not at all.
+///
+/// # Errors
+/// The repository cannot be read, or the file cannot be written.
+pub fn export(
+    options: &GitOptions,
+    output: &Path,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<(u64, u64), SourceError> {
+    let mut history = History::open(options, Limits::default(), 0)?;
+    let failed = |e: &dyn std::fmt::Display| SourceError::unreadable(output, format!("failed to write: {e}"));
+    let folder = match output.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut file = tempfile::Builder::new().prefix(".events-").tempfile_in(folder).map_err(|e| failed(&e))?;
+    let total = history.commits.len() as u64;
+    let events = {
+        let packed = Packed::new(file.as_file_mut(), output).map_err(|e| failed(&e))?;
+        let mut rows = csv::Writer::from_writer(packed);
+        rows.write_record(["epoch", "commit", "path"]).map_err(|e| failed(&e))?;
+        let (mut epoch, mut events) = (0_u64, 0);
+        while let Some(step) = history.next_step()? {
+            let (number, commit) = (epoch.to_string(), step.commit.to_string());
+            for path in &step.paths {
+                rows.write_record([number.as_str(), &commit, path]).map_err(|e| failed(&e))?;
+            }
+            events += step.paths.len() as u64;
+            epoch += 1;
+            progress(epoch, total);
+        }
+        rows.into_inner().map_err(|e| failed(&e))?.finish().map_err(|e| failed(&e))?;
+        events
+    };
+    file.as_file().sync_all().map_err(|e| failed(&e))?;
+    file.persist(output).map_err(|e| failed(&e))?;
+    Ok((total, events))
+}
+
+/// A file, packed as its name says.
+enum Packed<'a> {
+    Plain(&'a mut std::fs::File),
+    Gzip(flate2::write::GzEncoder<&'a mut std::fs::File>),
+    Zstd(zstd::Encoder<'static, &'a mut std::fs::File>),
+}
+
+impl<'a> Packed<'a> {
+    fn new(file: &'a mut std::fs::File, name: &Path) -> std::io::Result<Self> {
+        const ZSTD_LEVEL: i32 = 9;
+        Ok(match name.extension().and_then(|extension| extension.to_str()) {
+            Some("zst") => Self::Zstd(zstd::Encoder::new(file, ZSTD_LEVEL)?),
+            Some("gz") => Self::Gzip(flate2::write::GzEncoder::new(file, flate2::Compression::default())),
+            _ => Self::Plain(file),
+        })
+    }
+
+    fn finish(self) -> std::io::Result<()> {
+        match self {
+            Self::Plain(file) => file.flush(),
+            Self::Gzip(packer) => packer.finish().map(drop),
+            Self::Zstd(packer) => packer.finish().map(drop),
+        }
+    }
+}
+
+impl Write for Packed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Plain(file) => file.write(bytes),
+            Self::Gzip(packer) => packer.write(bytes),
+            Self::Zstd(packer) => packer.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Self::Plain(file) => file.flush(),
+            Self::Gzip(packer) => packer.flush(),
+            Self::Zstd(packer) => packer.flush(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
