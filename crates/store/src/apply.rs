@@ -1,0 +1,405 @@
+//! What a record does to slots and columns, and how the passes of many partitions become one.
+//!
+//! A batch of records is cut into *waves*: the first record of each partition, then the second of each, and so on. Inside a wave
+//! records touch different partitions, so their writes, updates and quality are one device pass each; from wave to wave the
+//! order of every partition is kept.
+
+use crate::arena::Arena;
+use crate::partition::{LOOKAHEAD, NOWHERE, Partition, Row};
+use crate::partitions::Partitions;
+use engram_kernels::{Error, GroupUpdate, Order, Scope, Slot, Update};
+use engram_memory::clock::Advance;
+use engram_memory::hash::key_id;
+use engram_memory::ledger::Gate;
+use engram_memory::{
+    Blobs, Command, Digest, Group, MemoryId, OnMissing, Outcome, PartitionId, QualityVector, Record, RejectionReason,
+    Reply, Updates, Upsert, Weight,
+};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ops::Range;
+
+/// What the device is to do for one wave; reused from wave to wave.
+#[derive(Debug, Default)]
+pub(crate) struct Pass {
+    rows: Vec<Row>,
+    updates: Vec<Update>,
+    groups: Vec<GroupUpdate>,
+    changed: Vec<u64>,
+    folds: bool,
+    pub(crate) quality: Vec<QualityVector>,
+    pub(crate) digests: Vec<Digest>,
+    ranked: Vec<(Slot, u32)>,
+}
+
+/// A record of the wave that passed the ledger.
+struct Job<'a> {
+    /// Its place in the batch.
+    at: usize,
+    partition: PartitionId,
+    record: &'a Record,
+    outcome: Outcome,
+    /// Its entries of [`Pass::groups`].
+    groups: Range<usize>,
+}
+
+impl Partitions {
+    /// Applies one record, the next of its partition in log order.
+    ///
+    /// # Errors
+    /// See [`Partitions::apply_batch`].
+    ///
+    /// # Panics
+    /// When the partition is not here.
+    pub fn apply(&mut self, partition: PartitionId, record: &Record) -> Result<Reply, Error> {
+        let mut replies = self.apply_refs(&[(partition, record)])?;
+        Ok(replies.pop().expect("one record, one reply"))
+    }
+
+    /// Applies records, those of one partition in the order given; one reply each. What records of different partitions ask of
+    /// the device is asked in one pass.
+    ///
+    /// # Errors
+    /// The device failed or is full. Records may have been applied in part then: nothing here may be served any more.
+    ///
+    /// # Panics
+    /// When a partition is not here.
+    pub fn apply_batch(&mut self, batch: &[(PartitionId, Record)]) -> Result<Vec<Reply>, Error> {
+        let refs: Vec<(PartitionId, &Record)> = batch.iter().map(|(partition, record)| (*partition, record)).collect();
+        self.apply_refs(&refs)
+    }
+
+    /// [`Partitions::apply_batch`] of borrowed records.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn apply_refs(&mut self, batch: &[(PartitionId, &Record)]) -> Result<Vec<Reply>, Error> {
+        let mut replies: Vec<Option<Reply>> = vec![None; batch.len()];
+        for wave in waves(batch, self.shape().partitions) {
+            self.wave(batch, &wave, &mut replies)?;
+        }
+        Ok(replies.into_iter().map(|reply| reply.expect("every record is in one wave")).collect())
+    }
+
+    fn wave(
+        &mut self,
+        batch: &[(PartitionId, &Record)],
+        wave: &[usize],
+        replies: &mut [Option<Reply>],
+    ) -> Result<(), Error> {
+        let mut pass = std::mem::take(&mut self.pass);
+        pass.clear();
+        let mut jobs = Vec::with_capacity(wave.len());
+        for &at in wave {
+            let (id, record) = batch[at];
+            let (partition, arena) = self.partition_mut(id);
+            match partition.ledger.admit(record) {
+                Gate::Answer(reply) => replies[at] = Some(reply),
+                Gate::Execute => {
+                    let mut outcome = Outcome::default();
+                    let first = pass.groups.len();
+                    pass.prepare(partition, arena, &record.command, &mut outcome)?;
+                    let groups = first..pass.groups.len();
+                    jobs.push(Job { at, partition: id, record, outcome, groups });
+                }
+            }
+        }
+        self.execute(&mut pass, &mut jobs)?;
+        for Job { at, partition, record, outcome, .. } in jobs {
+            let reply = Reply::Applied(outcome);
+            self.partition_mut(partition).0.ledger.complete(record, &reply);
+            replies[at] = Some(reply);
+        }
+        self.pass = pass;
+        Ok(())
+    }
+
+    fn execute(&mut self, pass: &mut Pass, jobs: &mut [Job<'_>]) -> Result<(), Error> {
+        let closes = |job: &Job<'_>| matches!(job.record.command, Command::Epoch { .. } | Command::EpochEnd { .. });
+        let any_closes = jobs.iter().any(closes);
+        pass.run(&mut self.arena, any_closes)?;
+        for job in jobs.iter_mut().filter(|job| !job.groups.is_empty()) {
+            job.outcome.applied += pass.changed[job.groups.clone()].iter().sum::<u64>();
+            let (partition, arena) = self.partition_mut(job.partition);
+            if partition.ledger.settings.count_updates {
+                count_group_updates(partition, arena, &pass.groups[job.groups.clone()])?;
+            }
+        }
+        if jobs.iter().any(|job| matches!(job.record.command, Command::DigestMarker { .. })) {
+            let Arena { device, columns, segments, .. } = &mut self.arena;
+            device.digest(segments, columns.ids(), columns.content(), &mut pass.digests)?;
+            for job in jobs.iter_mut().filter(|job| matches!(job.record.command, Command::DigestMarker { .. })) {
+                let mut digest = pass.digests[job.partition.0 as usize];
+                digest.merge(self.ledger_digest(job.partition));
+                job.outcome.digest = Some(digest);
+            }
+        }
+        let mut closed_and_evicted = false;
+        for job in jobs.iter_mut() {
+            let (partition, arena) = self.partition_mut(job.partition);
+            let asked = if let Command::Evict { count } = job.record.command { count } else { 0 };
+            let evicted = pass.evict(partition, arena, asked)?;
+            let excess = partition.ledger.settings.excess(u64::from(partition.count()));
+            let evicted = evicted + pass.evict(partition, arena, excess)?;
+            job.outcome.evicted += evicted;
+            closed_and_evicted |= evicted > 0 && closes(job);
+        }
+        if closed_and_evicted {
+            self.arena.device.epoch(&self.arena.segments, &[], &mut pass.quality)?;
+        }
+        for job in jobs.iter_mut().filter(|job| closes(job)) {
+            job.outcome.quality = Some(pass.quality[job.partition.0 as usize].clone());
+        }
+        Ok(())
+    }
+}
+
+impl Pass {
+    fn clear(&mut self) {
+        self.rows.clear();
+        self.updates.clear();
+        self.groups.clear();
+        self.changed.clear();
+        self.folds = false;
+    }
+
+    /// Does what the host does for `command`, and notes what the device is to do.
+    fn prepare(
+        &mut self,
+        partition: &mut Partition,
+        arena: &mut Arena,
+        command: &Command,
+        outcome: &mut Outcome,
+    ) -> Result<(), Error> {
+        let decay = match command {
+            Command::Decay { amount } => *amount,
+            Command::EpochBegin { decay, .. } | Command::Epoch { decay, .. } => *decay,
+            _ => 0,
+        };
+        let fold = match partition.clock.advance(decay) {
+            Advance::Moved => 0,
+            Advance::Fold { subtract } => subtract,
+        };
+        match command {
+            Command::Upsert(upsert) => self.upsert(partition, arena, upsert, outcome)?,
+            Command::Remove { ids } => {
+                outcome.evicted += partition.remove(arena, ids, |id| outcome.reject(id, RejectionReason::Unknown))?;
+            }
+            Command::Reinforce(updates) | Command::EpochPart { updates, .. } | Command::Epoch { updates, .. } => {
+                match updates {
+                    Updates::ById { ids, deltas, on_missing, keys } => {
+                        let updates = ById { ids, deltas, on_missing: *on_missing, keys: keys.as_ref(), fold };
+                        self.update_by_id(partition, arena, &updates, outcome)?;
+                    }
+                    Updates::ByGroup(groups) => {
+                        let segment = partition.segment;
+                        let updates = groups.iter().map(|&(group, delta)| GroupUpdate { segment, group, delta });
+                        self.groups.extend(updates);
+                    }
+                }
+            }
+            Command::Configure(settings) if !settings.count_updates && arena.columns.has_updates() => {
+                for local in 0..partition.count() {
+                    arena.columns.set_updates(partition.slot(local), 0);
+                }
+            }
+            _ => {}
+        }
+        partition.remap(arena);
+        let segment = &mut arena.segments[partition.segment as usize];
+        segment.clock = partition.clock;
+        segment.fold = fold;
+        self.folds |= fold > 0;
+        Ok(())
+    }
+
+    /// Has the device do what was noted. With `quality`, that of every partition is in [`Pass::quality`] afterwards.
+    fn run(&mut self, arena: &mut Arena, quality: bool) -> Result<(), Error> {
+        let Arena { device, segments, .. } = arena;
+        if !self.rows.is_empty() {
+            device.write(&self.rows)?;
+        }
+        if !self.groups.is_empty() {
+            device.update_groups(segments, &self.groups, &mut self.changed)?;
+            segments.iter_mut().for_each(|segment| segment.fold = 0);
+            self.folds = false;
+        }
+        if quality {
+            device.epoch(segments, &self.updates, &mut self.quality)?;
+        } else if self.folds || !self.updates.is_empty() {
+            device.update(segments, &self.updates)?;
+        }
+        if self.folds {
+            segments.iter_mut().for_each(|segment| segment.fold = 0);
+        }
+        Ok(())
+    }
+
+    fn update_by_id(
+        &mut self,
+        partition: &mut Partition,
+        arena: &mut Arena,
+        updates: &ById<'_>,
+        outcome: &mut Outcome,
+    ) -> Result<(), Error> {
+        let settings = partition.ledger.settings;
+        let initial = partition.potential(updates.fold, settings.initial_weight);
+        let mut candidates = [NOWHERE; LOOKAHEAD];
+        let chunks = updates.ids.chunks(LOOKAHEAD).zip(updates.deltas.chunks(LOOKAHEAD));
+        for (chunk, (ids, deltas)) in chunks.enumerate() {
+            partition.candidates(arena.seed(), ids, &mut candidates);
+            for (offset, ((&id, &delta), &candidate)) in ids.iter().zip(deltas).zip(&candidates).enumerate() {
+                let key = updates.keys.map_or(&[][..], |keys| keys.get(chunk * LOOKAHEAD + offset));
+                // A candidate may share only a few bits of its hash with the id, and an earlier row of this record may have created it.
+                let slot = match candidate {
+                    NOWHERE => partition.find(arena, id),
+                    slot if arena.columns.id(slot) == id => Some(slot),
+                    _ => partition.find(arena, id),
+                };
+                let slot = match (refuse_key(arena, slot, id, key), slot) {
+                    (Some(reason), _) => {
+                        outcome.reject(id, reason);
+                        continue;
+                    }
+                    (None, Some(slot)) => slot,
+                    (None, None) if updates.on_missing == OnMissing::Create => {
+                        let slot = partition.create(arena, id, key)?;
+                        self.rows.push((slot, initial, Group(0)));
+                        outcome.created += 1;
+                        slot
+                    }
+                    (None, None) => {
+                        outcome.reject(id, RejectionReason::Unknown);
+                        continue;
+                    }
+                };
+                self.updates.push(Update { slot, delta });
+                outcome.applied += 1;
+                if settings.count_updates {
+                    arena.columns.count_update(slot);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn upsert(
+        &mut self,
+        partition: &mut Partition,
+        arena: &mut Arena,
+        upsert: &Upsert,
+        outcome: &mut Outcome,
+    ) -> Result<(), Error> {
+        let width = if upsert.features.is_empty() { 0 } else { upsert.features.len() / upsert.ids.len() };
+        let new = (partition.potential(0, partition.ledger.settings.initial_weight), Group(0));
+        // Row of each slot that the record touches; what is kept of old memories is read at once.
+        let mut places: HashMap<Slot, usize> = HashMap::new();
+        let (mut kept, mut kept_at) = (Vec::new(), Vec::new());
+        let mut accepted = Vec::with_capacity(upsert.ids.len());
+        for (index, &id) in upsert.ids.iter().enumerate() {
+            let key = upsert.keys.as_ref().map_or(&[][..], |keys| keys.get(index));
+            let found = partition.find(arena, id);
+            if let Some(reason) = refuse_key(arena, found, id, key) {
+                outcome.reject(id, reason);
+                continue;
+            }
+            let slot = match found {
+                Some(slot) => slot,
+                None => {
+                    outcome.created += 1;
+                    partition.create(arena, id, key)?
+                }
+            };
+            outcome.applied += 1;
+            let features = &upsert.features[index * width..][..width];
+            let payload = upsert.payloads.as_ref().map_or(&[][..], |payloads| payloads.get(index));
+            arena.columns.set_content(slot, features, payload);
+            let at = match places.entry(slot) {
+                Entry::Occupied(place) => *place.get(),
+                Entry::Vacant(place) => {
+                    if found.is_some() {
+                        kept.push(slot);
+                        kept_at.push(self.rows.len());
+                    }
+                    self.rows.push((slot, new.0, new.1));
+                    *place.insert(self.rows.len() - 1)
+                }
+            };
+            accepted.push((index, at));
+        }
+        for (&(potential, group), at) in arena.read(&kept)?.iter().zip(kept_at) {
+            self.rows[at] = (self.rows[at].0, potential, group);
+        }
+        for (index, at) in accepted {
+            let (_, potential, group) = &mut self.rows[at];
+            if let Some(weight) = upsert.weights.get(index).copied().and_then(Weight::from_units) {
+                *potential = partition.potential(0, weight);
+            }
+            if let Some(given) = upsert.groups.get(index) {
+                *group = *given;
+            }
+        }
+        Ok(())
+    }
+
+    /// Evicts the `count` lightest, in that order.
+    fn evict(&mut self, partition: &mut Partition, arena: &mut Arena, count: u64) -> Result<u64, Error> {
+        let count = count.min(u64::from(partition.count())) as usize;
+        if count == 0 {
+            return Ok(0);
+        }
+        let Arena { device, segments, columns, .. } = arena;
+        let scope = Scope::Segment(partition.segment);
+        device.rank(segments, scope, Order::LightestFirst, Some(count), columns.ids(), &mut self.ranked)?;
+        let ids: Vec<MemoryId> = self.ranked.iter().map(|(slot, _)| columns.id(*slot)).collect();
+        partition.remove(arena, &ids, |id| unreachable!("memory {id} was ranked and is not there"))
+    }
+}
+
+/// Updates of one record by id.
+struct ById<'a> {
+    ids: &'a [MemoryId],
+    deltas: &'a [i32],
+    on_missing: OnMissing,
+    keys: Option<&'a Blobs>,
+    /// What the fold of the same record subtracts, 0 without one.
+    fold: u32,
+}
+
+/// Why `key` cannot stand for `id`, found at `slot`, if it cannot. No key given fits always.
+fn refuse_key(arena: &Arena, slot: Option<Slot>, id: MemoryId, key: &[u8]) -> Option<RejectionReason> {
+    match slot {
+        _ if key.is_empty() => None,
+        Some(slot) if arena.columns.key(slot) != key => Some(RejectionReason::KeyCollision),
+        None if key_id(key) != id => Some(RejectionReason::KeyMismatch),
+        _ => None,
+    }
+}
+
+fn count_group_updates(partition: &Partition, arena: &mut Arena, updates: &[GroupUpdate]) -> Result<(), Error> {
+    let (mut potentials, mut groups) = (Vec::new(), Vec::new());
+    for (tile, _) in partition.tiles() {
+        arena.device.export(tile, &mut potentials, &mut groups)?;
+        for update in updates {
+            for offset in (0..groups.len()).filter(|&offset| groups[offset] == update.group.0) {
+                arena.columns.count_update(crate::columns::slot_at(tile, offset as u32));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Indices of the batch by wave: the first record of each partition, then the second of each, ...
+fn waves(batch: &[(PartitionId, &Record)], partitions: u32) -> Vec<Vec<usize>> {
+    let mut next = vec![0; partitions as usize];
+    let mut waves: Vec<Vec<usize>> = Vec::new();
+    for (at, (partition, _)) in batch.iter().enumerate() {
+        let wave: &mut usize = &mut next[partition.0 as usize];
+        if waves.len() == *wave {
+            waves.push(Vec::new());
+        }
+        waves[*wave].push(at);
+        *wave += 1;
+    }
+    waves
+}

@@ -1,0 +1,83 @@
+//! The arena that all partitions of a worker share: the device, the host's columns, and who may use which tile.
+
+use crate::columns::Columns;
+use engram_kernels::{Device, Error, Segment, Slot, TILE, Tile, TileId};
+use engram_memory::{FeatureShape, Group, MemoryId, mix64};
+use std::hash::{BuildHasher, RandomState};
+
+/// Device, columns and free tiles.
+pub(crate) struct Arena {
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) columns: Columns,
+    /// What the device is told of each partition; the fold is 0 between passes.
+    pub(crate) segments: Vec<Segment>,
+    /// Drawn at process start, so that ids cannot be aimed at one bucket of an index. Never shows in any state.
+    seed: u64,
+    free: Vec<TileId>,
+    /// Tiles that device and columns have.
+    tiles: u32,
+    /// Reused by reads of the device.
+    scratch: Vec<(u32, Group)>,
+}
+
+impl Arena {
+    pub(crate) fn new(device: Box<dyn Device>, features: FeatureShape, partitions: u32) -> Self {
+        Self {
+            device,
+            columns: Columns::new(features),
+            segments: vec![Segment::default(); partitions as usize],
+            seed: RandomState::new().hash_one(0_u64),
+            free: Vec::new(),
+            tiles: 0,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// The hash of `id` for an index. Inside a partition the low bits of the unseeded hash are constant; the halves change
+    /// places so that an index takes its bucket from the top bits.
+    pub(crate) const fn hash(&self, id: MemoryId) -> u64 {
+        hash(self.seed, id)
+    }
+
+    pub(crate) const fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A tile that nobody uses.
+    pub(crate) fn take_tile(&mut self) -> Result<TileId, Error> {
+        if let Some(tile) = self.free.pop() {
+            return Ok(tile);
+        }
+        self.device.reserve(self.tiles + 1)?;
+        self.columns.reserve(self.tiles as usize + 1);
+        self.tiles += 1;
+        Ok(self.tiles - 1)
+    }
+
+    /// Takes back a tile.
+    pub(crate) fn free_tile(&mut self, tile: TileId) {
+        self.device.map_tile(tile, Tile::default());
+        self.free.push(tile);
+    }
+
+    /// Potentials and groups of `slots`, in order.
+    pub(crate) fn read(&mut self, slots: &[Slot]) -> Result<&[(u32, Group)], Error> {
+        self.device.read(slots, &mut self.scratch)?;
+        Ok(&self.scratch)
+    }
+
+    /// Bytes of device and columns.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.device.bytes() + self.columns.bytes()
+    }
+}
+
+/// See [`Arena::hash`].
+pub(crate) const fn hash(seed: u64, id: MemoryId) -> u64 {
+    mix64(id.0 ^ seed).rotate_left(32)
+}
+
+/// Tiles that `memories` memories of one partition need.
+pub(crate) const fn tiles_of(memories: u32) -> usize {
+    (memories as usize).div_ceil(TILE)
+}

@@ -1,0 +1,212 @@
+//! The partitions against the laws: after every batch equal, bit for bit, to the slow reference.
+
+use engram_kernels::Cpu;
+use engram_memory::testing::World;
+use engram_memory::{
+    Command, Digest, FeatureShape, FeatureType, Group, Law, LearningEpoch, MemoryId, Outcome, PartitionId,
+    QualityVector, Record, Reply, RunId, Settings, Shape, Updates, Upsert, Weight, law, partition_of, reference,
+};
+use engram_store::Partitions;
+use proptest::prelude::*;
+
+const FEATURES: [FeatureShape; 3] = [
+    FeatureShape::NONE,
+    FeatureShape { dimension: 3, dtype: FeatureType::F16 },
+    FeatureShape { dimension: 1, dtype: FeatureType::F32 },
+];
+
+const fn shape(partitions: u32, features: FeatureShape) -> Shape {
+    Shape { partitions, law: Law::Linear, features }
+}
+
+/// Everything that can be read of `store` is what `references` say, by partition.
+fn assert_equal(store: &mut Partitions, references: &[reference::Partition]) {
+    let (mut quality, mut digest) = (QualityVector::default(), Digest::default());
+    let mut rank = Vec::new();
+    for (index, reference) in references.iter().enumerate() {
+        let partition = PartitionId(index as u32);
+        quality.merge(&reference.quality());
+        digest.merge(reference.digest());
+        rank.extend(reference.rank());
+        assert_eq!(store.replica_digest(partition).unwrap(), Some(reference.replica_digest()), "partition {partition}");
+        assert_eq!(store.ledger(partition), Some(reference.ledger()));
+        assert_eq!(store.count(partition), reference.memories().len() as u64);
+        let ids: Vec<MemoryId> = reference.memories().keys().copied().collect();
+        let mut found = 0;
+        store
+            .get_many(&ids, |id, memory| {
+                let (expected, memory) = (&reference.memories()[&id], memory.expect("the reference has it"));
+                assert_eq!((memory.id, memory.weight, memory.group), (id, expected.weight, expected.group));
+                assert_eq!((memory.key, memory.features), (&expected.key[..], &expected.features[..]));
+                assert_eq!((memory.payload, memory.updates), (&expected.payload[..], expected.updates));
+                found += 1;
+            })
+            .unwrap();
+        assert_eq!(found, ids.len());
+        let mut scanned: Vec<MemoryId> = Vec::new();
+        let mut before = None;
+        loop {
+            before = store.scan(partition, before, 5, |memory| scanned.push(memory.id)).unwrap();
+            if before.is_none() {
+                break;
+            }
+        }
+        scanned.sort();
+        assert_eq!(scanned, ids);
+    }
+    rank.sort_by(|a, b| law::rank_order(*a, *b));
+    assert_eq!(store.quality().unwrap(), quality);
+    assert_eq!(store.digest().unwrap(), digest);
+    let ranked = |store: &mut Partitions, limit| -> Vec<(Weight, MemoryId)> {
+        store.rank(limit, None).unwrap().iter().map(|ranked| (ranked.weight, ranked.id)).collect()
+    };
+    assert_eq!(ranked(store, None), rank);
+    assert_eq!(ranked(store, Some(7)), rank[..rank.len().min(7)]);
+    for bits in [0, 3, 12] {
+        let mut histogram = references[0].histogram(bits);
+        references[1..].iter().for_each(|reference| histogram.merge(&reference.histogram(bits)));
+        assert_eq!(store.histogram(bits).unwrap(), histogram);
+    }
+}
+
+/// Interleaves the logs of several partitions by `order`, keeping each one's order.
+fn interleave(logs: &[Vec<Record>], order: &[usize]) -> Vec<(PartitionId, Record)> {
+    let mut rest: Vec<_> = logs.iter().map(|log| log.iter()).collect();
+    let mut merged: Vec<(PartitionId, Record)> = Vec::new();
+    for at in order.iter().copied().chain((0..logs.len()).flat_map(|at| std::iter::repeat_n(at, logs[at].len()))) {
+        let at = at % logs.len();
+        merged.extend(rest[at].next().map(|record| (PartitionId(at as u32), record.clone())));
+    }
+    merged
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    #[test]
+    fn partitions_equal_the_reference_bit_for_bit(
+        (partitions, threads, batch, features, settings, logs, order) in (1_u32..4, 1_usize..4, 1_usize..40, 0..FEATURES.len())
+            .prop_flat_map(|(partitions, threads, batch, features)| {
+                let worlds: Vec<World> = (0..partitions)
+                    .map(|p| World::of_partition(FEATURES[features], 24, 12, PartitionId(p), partitions))
+                    .collect();
+                let logs: Vec<_> = worlds.iter().map(|world| world.arb_records(0..60)).collect();
+                let order = proptest::collection::vec(0_usize..3, 0..100);
+                (Just(partitions), Just(threads), Just(batch), Just(FEATURES[features]), worlds[0].arb_settings(), logs, order)
+            })
+    ) {
+        let shape = shape(partitions, features);
+        let mut store = Partitions::new(Box::new(Cpu::new(threads)), shape);
+        let mut references = Vec::new();
+        for partition in 0..partitions {
+            store.open(PartitionId(partition), settings);
+            references.push(reference::Partition::new(shape, settings));
+        }
+        for batch in interleave(&logs, &order).chunks(batch) {
+            let replies = store.apply_batch(batch).unwrap();
+            for ((partition, record), reply) in batch.iter().zip(replies) {
+                prop_assert_eq!(&reply, &references[partition.0 as usize].apply(record), "{:?}", record);
+            }
+            assert_equal(&mut store, &references);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    /// Thousands of memories: several tiles, removals that move memories across them, tiles that are given back and taken again.
+    #[test]
+    fn partitions_of_many_tiles_equal_the_reference(
+        (settings, records) in {
+            let world = World::sized(FeatureShape::NONE, 12_000, 6_000);
+            (world.arb_settings(), world.arb_records(1..12))
+        }
+    ) {
+        let shape = shape(1, FeatureShape::NONE);
+        let mut store = Partitions::new(Box::new(Cpu::new(2)), shape);
+        store.open(PartitionId(0), settings);
+        let mut reference = reference::Partition::new(shape, settings);
+        for record in &records {
+            prop_assert_eq!(store.apply(PartitionId(0), record).unwrap(), reference.apply(record));
+        }
+        assert_equal(&mut store, &[reference]);
+    }
+}
+
+/// The standard experiment of the laws: even ids rewarded, odd ids punished, by group. Returns the separation after each epoch.
+fn standard_experiment(memories: u64, partitions: u32, by_group: bool, epochs: u64) -> (Vec<u128>, Partitions) {
+    let mut store = Partitions::new(Box::new(Cpu::new(2)), shape(partitions, FeatureShape::NONE));
+    let mut ids: Vec<Vec<MemoryId>> = vec![Vec::new(); partitions as usize];
+    (0..memories).map(MemoryId).for_each(|id| ids[partition_of(id, partitions).0 as usize].push(id));
+    let group = |id: &MemoryId| Group((id.0 % 2) as u8);
+    for (partition, ids) in ids.iter().enumerate() {
+        let partition = PartitionId(partition as u32);
+        store.open(partition, Settings { count_updates: true, ..Settings::default() });
+        for ids in ids.chunks(50_000) {
+            let groups = ids.iter().map(group).collect();
+            let upsert = Command::Upsert(Upsert { ids: ids.to_vec(), groups, ..Upsert::default() });
+            store.apply(partition, &Record::bare(upsert)).unwrap();
+        }
+    }
+    let deltas = [42_949_673, -42_949_672];
+    let mut separations = Vec::new();
+    for n in (1..=epochs).map(LearningEpoch) {
+        let batch: Vec<_> = ids
+            .iter()
+            .enumerate()
+            .map(|(partition, ids)| {
+                let updates = if by_group {
+                    Updates::ByGroup(vec![(Group(0), deltas[0]), (Group(1), deltas[1])])
+                } else {
+                    let deltas = ids.iter().map(|id| deltas[usize::from(group(id).0)]).collect();
+                    Updates::ById { ids: ids.clone(), deltas, on_missing: Default::default(), keys: None }
+                };
+                let epoch = Command::Epoch { run: RunId(1), n, decay: 10_737_418, updates };
+                (PartitionId(partition as u32), Record::bare(epoch))
+            })
+            .collect();
+        let mut total = Outcome::default();
+        for reply in store.apply_batch(&batch).unwrap() {
+            let Reply::Applied(outcome) = reply else { panic!("refused: {reply:?}") };
+            total.merge(&outcome);
+        }
+        assert_eq!((total.applied, total.rejected), (memories, 0));
+        let quality = total.quality.expect("an epoch was closed");
+        let mean = |group| quality.group(group).sum / u128::from(quality.group(group).count);
+        separations.push(mean(Group(0)) - mean(Group(1)));
+    }
+    (separations, store)
+}
+
+#[test]
+fn standard_experiment_has_its_digest_with_any_number_of_partitions() {
+    let digest = |hex| Digest(u128::from_str_radix(hex, 16).unwrap());
+    for partitions in [1, 7, 256] {
+        let (_, mut store) = standard_experiment(1_000, partitions, false, 5);
+        assert_eq!(store.digest().unwrap(), digest("85540e11f201328e777384429e8fcfa8"));
+        for (memories, epochs, expected) in [
+            (1_000, 20, "81614da90c4f4be97e63ff0b5f2fb1ce"),
+            (1_000, 250, "81614da90c4f4be97e63ff0b5f2fb1ce"),
+            (100_000, 17, "0569a0a6cd4901dddad8e5e7fe77534e"),
+        ] {
+            for by_group in [false, true] {
+                let (separations, mut store) = standard_experiment(memories, partitions, by_group, epochs);
+                assert_eq!(store.digest().unwrap(), digest(expected), "{memories} memories, {partitions} partitions");
+                assert_eq!((separations[0], separations[16]), (85_899_345, 1_073_741_824));
+                let coverage = store.coverage(epochs).unwrap();
+                assert!(coverage.iter().all(|group| group.full == memories / 2 && group.memories == memories / 2));
+            }
+        }
+    }
+}
+
+/// Run by `cargo test --release -- --ignored`.
+#[test]
+#[ignore = "a million memories: for a release build"]
+fn standard_experiment_of_a_million_has_its_digest() {
+    for partitions in [1, 7, 256] {
+        let (_, mut store) = standard_experiment(1_000_000, partitions, false, 17);
+        assert_eq!(store.digest().unwrap(), Digest(0xf8d8_e5f6_d0cf_7eb8_d966_6555_ede0_f0dd));
+    }
+}
