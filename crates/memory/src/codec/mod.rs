@@ -27,7 +27,7 @@ pub enum DecodeError {
         found: u64,
     },
     /// Values that contradict each other.
-    #[error("{0} does not fit")]
+    #[error("impossible value: {0}")]
     Invalid(&'static str),
     /// More bytes than the value needs.
     #[error("{0} bytes are left over")]

@@ -1,0 +1,264 @@
+//! Exactly once: the table of cases, and any interleaving of repeated, reordered and late requests.
+
+use engram_memory::outcome::{Outcome, Refusal, Reply};
+use engram_memory::reference::Partition;
+use engram_memory::session::{Admission, Answer, Table, WINDOW};
+use engram_memory::{Command, FeatureShape, Law, Record, Request, SessionId, Settings, Shape};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const SESSION: SessionId = SessionId { opened_ms: 1_000, random: 5 };
+
+fn request(seq: u64) -> Request {
+    Request { session: SESSION, seq }
+}
+
+fn reply(applied: u64) -> Reply {
+    Reply::Applied(Outcome { applied, ..Outcome::default() })
+}
+
+/// What becomes of a request that arrives: its reply, computed as `applied = seq` when it is executed.
+fn arrive(table: &mut Table, seq: u64) -> Result<Reply, Refusal> {
+    match table.admit(request(seq)) {
+        Admission::Execute => {
+            table.complete(request(seq), reply(seq));
+            Ok(reply(seq))
+        }
+        Admission::Stored(reply) => Ok(reply),
+        Admission::Refuse(refusal) => Err(refusal),
+    }
+}
+
+fn table_at(seqs: impl IntoIterator<Item = u64>) -> Table {
+    let mut table = Table::default();
+    seqs.into_iter().for_each(|seq| assert_eq!(arrive(&mut table, seq), Ok(reply(seq))));
+    table
+}
+
+#[test]
+fn an_unknown_session_below_the_watermark_is_expired_for_every_seq() {
+    let mut table = Table::default();
+    table.expire(1_001);
+    for seq in [1, 2, WINDOW, WINDOW + 1, u64::MAX] {
+        assert_eq!(table.admit(request(seq)), Admission::Refuse(Refusal::SessionExpired), "seq {seq}");
+        assert_eq!(table.close(request(seq)), Err(Refusal::SessionExpired), "seq {seq}");
+    }
+    assert!(table.is_empty());
+}
+
+#[test]
+fn an_unknown_session_at_or_above_the_watermark_is_created_by_any_seq_of_the_window() {
+    for first in 1..=WINDOW {
+        let mut table = Table::default();
+        table.expire(1_000);
+        assert_eq!(table.admit(request(first)), Admission::Execute, "seq {first}");
+        assert!(table.is_empty(), "asking changes nothing");
+        assert_eq!(arrive(&mut table, first), Ok(reply(first)));
+        assert_eq!((table.len(), table.high(SESSION)), (1, Some(first)));
+    }
+    let window = Refusal::OutOfWindow { window: WINDOW };
+    assert_eq!(Table::default().admit(request(WINDOW + 1)), Admission::Refuse(window));
+    assert_eq!(Table::default().admit(request(0)), Admission::Refuse(Refusal::AlreadyClosed));
+}
+
+#[test]
+fn a_known_request_is_answered_from_the_window_and_closed_behind_it() {
+    let mut table = table_at([1, 2, 70 - 6, 100]);
+    assert_eq!(table.high(SESSION), Some(100));
+    // Window: 37 to 164. 64 is in it, 1 and 2 are behind it.
+    assert_eq!(table.admit(request(64)), Admission::Stored(reply(64)));
+    assert_eq!(table.admit(request(100)), Admission::Stored(reply(100)));
+    for late in [1, 2, 3, 36] {
+        assert_eq!(table.admit(request(late)), Admission::Refuse(Refusal::AlreadyClosed), "seq {late}");
+    }
+    for open in [37, 63, 99, 101, 164] {
+        assert_eq!(table.admit(request(open)), Admission::Execute, "seq {open}");
+    }
+    assert_eq!(table.admit(request(165)), Admission::Refuse(Refusal::OutOfWindow { window: WINDOW }));
+    assert_eq!(arrive(&mut table, 37), Ok(reply(37)));
+    assert_eq!(table.high(SESSION), Some(100), "a late one does not move the window");
+    assert_eq!(arrive(&mut table, 164), Ok(reply(164)));
+    assert_eq!(table.admit(request(100)), Admission::Refuse(Refusal::AlreadyClosed), "164 put 100 behind the window");
+}
+
+#[test]
+fn a_closed_request_is_never_executed_and_an_executed_one_tells_its_result() {
+    let mut table = table_at([1, 3]);
+    assert_eq!(table.close(request(3)), Ok(Answer::Done(reply(3))));
+    assert_eq!(table.close(request(2)), Ok(Answer::Never));
+    assert_eq!(arrive(&mut table, 2), Err(Refusal::AlreadyClosed), "closed, then it arrives late");
+    assert_eq!(table.close(request(2)), Ok(Answer::Never), "asked twice, told twice");
+    // A closed seq ahead moves the window as an executed one does.
+    assert_eq!(table.close(request(67)), Ok(Answer::Never));
+    assert_eq!(table.high(SESSION), Some(67));
+    // Behind the window nobody knows any more: "never" would be a lie about seq 1, which was executed.
+    let unknown = Err(Refusal::OutOfWindow { window: WINDOW });
+    assert_eq!(
+        (table.close(request(1)), table.close(request(132)), table.close(request(0))),
+        (unknown.clone(), unknown.clone(), unknown)
+    );
+    // A session that was never seen can be closed too.
+    assert_eq!(Table::default().close(request(1)), Ok(Answer::Never));
+}
+
+#[test]
+fn a_session_that_expires_in_flight_is_refused_whole() {
+    let mut table = table_at([1, 2]);
+    table.expire(1_000);
+    assert_eq!(table.admit(request(2)), Admission::Stored(reply(2)), "opened at the watermark: still there");
+    table.expire(1_001);
+    assert_eq!((table.len(), table.watermark_ms()), (0, 1_001));
+    for seq in [1, 2, 3] {
+        assert_eq!(table.admit(request(seq)), Admission::Refuse(Refusal::SessionExpired));
+    }
+    // Admitted before, completed after: nothing is kept, so nothing lives below the watermark.
+    table.complete(request(3), reply(3));
+    assert!(table.is_empty());
+    table.expire(5);
+    assert_eq!(table.watermark_ms(), 1_001, "the watermark never falls");
+}
+
+#[test]
+fn a_request_that_closes_or_expires_itself_leaves_no_answer_outside_the_window() {
+    let shape = Shape { partitions: 1, law: Law::Linear, features: FeatureShape::NONE };
+    let apply =
+        |partition: &mut Partition, seq, command| partition.apply(&Record { request: Some(request(seq)), command });
+    let mut partition = Partition::new(shape, Settings::default());
+    apply(&mut partition, 10, Command::Decay { amount: 1 });
+    // Seq 5 closes 74, which puts 5 itself behind the window.
+    let closed = Reply::Refused(Refusal::AlreadyClosed);
+    assert_eq!(apply(&mut partition, 5, Command::CloseRequest(request(74))), closed);
+    let mut bytes = Vec::new();
+    engram_memory::codec::encode_ledger(partition.ledger(), &mut bytes);
+    assert_eq!(engram_memory::codec::decode_ledger(&bytes).as_ref(), Ok(partition.ledger()));
+    // Seq 75 closes itself: both answers say the same.
+    assert_eq!(apply(&mut partition, 75, Command::CloseRequest(request(75))), closed);
+    assert_eq!(apply(&mut partition, 75, Command::CloseRequest(request(75))), closed);
+    apply(&mut partition, 76, Command::ExpireSessions { before_ms: 1_001 });
+    assert!(partition.ledger().sessions.is_empty());
+}
+
+/// What a client and a network that repeats, reorders and delays do.
+#[derive(Debug, Clone)]
+enum Event {
+    /// The client sends its next requests, as far as its window allows.
+    Send { client: usize, burst: usize },
+    /// A message that was ever sent arrives, counted from the youngest.
+    Deliver { age: usize },
+    /// The client asks what became of a request, counted back from its latest.
+    Close { client: usize, back: u64 },
+    /// The watermark rises.
+    Expire { before_ms: u64 },
+}
+
+fn arb_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        20 => (0..2_usize, 1..20_usize).prop_map(|(client, burst)| Event::Send { client, burst }),
+        120 => prop_oneof![4 => 0..30_usize, 1 => 0..400_usize].prop_map(|age| Event::Deliver { age }),
+        10 => (0..2_usize, 0..30_u64).prop_map(|(client, back)| Event::Close { client, back }),
+        1 => (0..30_u64).prop_map(|before_ms| Event::Expire { before_ms }),
+    ]
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Final {
+    Done,
+    Never,
+    /// The session expired first: the client does not know.
+    Unknown,
+}
+
+#[derive(Debug, Default)]
+struct Client {
+    sent: u64,
+    finals: BTreeMap<u64, Final>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn every_request_is_executed_at_most_once_and_every_acknowledged_one_exactly_once(
+        events in vec(arb_event(), 1..900),
+    ) {
+        let sessions = [SessionId { opened_ms: 10, random: 1 }, SessionId { opened_ms: 25, random: 2 }];
+        let mut clients = [Client::default(), Client::default()];
+        let mut table = Table::default();
+        let mut sent: Vec<(usize, u64)> = Vec::new();
+        let mut executed: BTreeMap<(usize, u64), u64> = BTreeMap::new();
+        let mut executions = 0;
+        for event in events {
+            match event {
+                Event::Send { client, burst } => for _ in 0..burst {
+                    let next = clients[client].sent + 1;
+                    let settled = |seq| clients[client].finals.contains_key(&seq);
+                    if next > WINDOW && !(1..=next - WINDOW).all(settled) {
+                        break;
+                    }
+                    clients[client].sent = next;
+                    sent.push((client, next));
+                },
+                Event::Deliver { age } => {
+                    let Some(&(client, seq)) = sent.len().checked_sub(age + 1).and_then(|at| sent.get(at)) else { continue };
+                    let arriving = Request { session: sessions[client], seq };
+                    let expired = sessions[client].opened_ms < table.watermark_ms();
+                    let earlier = executed.get(&(client, seq)).copied();
+                    let told = clients[client].finals.get(&seq).cloned();
+                    match table.admit(arriving) {
+                        Admission::Execute => {
+                            prop_assert_eq!(earlier, None, "executed twice: client {}, seq {}", client, seq);
+                            prop_assert_ne!(told, Some(Final::Never), "executed after it was closed");
+                            prop_assert!(!expired);
+                            executions += 1;
+                            executed.insert((client, seq), executions);
+                            table.complete(arriving, reply(executions));
+                            clients[client].finals.insert(seq, Final::Done);
+                        }
+                        Admission::Stored(stored) => {
+                            prop_assert_eq!(Some(stored), earlier.map(reply), "another's answer");
+                            clients[client].finals.insert(seq, Final::Done);
+                        }
+                        Admission::Refuse(Refusal::SessionExpired) => {
+                            prop_assert!(expired);
+                            clients[client].finals.entry(seq).or_insert(Final::Unknown);
+                        }
+                        Admission::Refuse(refusal) => {
+                            prop_assert_eq!(refusal, Refusal::AlreadyClosed, "a client that keeps its window is never ahead");
+                            prop_assert!(told.is_some(), "closed before the client had an answer: {}", seq);
+                        }
+                    }
+                }
+                Event::Close { client, back } => {
+                    let seq = clients[client].sent.saturating_sub(back);
+                    if seq == 0 {
+                        continue;
+                    }
+                    let earlier = executed.get(&(client, seq)).copied();
+                    match table.close(Request { session: sessions[client], seq }) {
+                        Ok(Answer::Done(stored)) => {
+                            prop_assert_eq!(Some(stored), earlier.map(reply));
+                            clients[client].finals.insert(seq, Final::Done);
+                        }
+                        Ok(Answer::Never) => {
+                            prop_assert_eq!(earlier, None, "told never about what was executed");
+                            clients[client].finals.insert(seq, Final::Never);
+                        }
+                        Err(refusal) => {
+                            prop_assert_eq!(refusal, Refusal::SessionExpired);
+                            clients[client].finals.entry(seq).or_insert(Final::Unknown);
+                        }
+                    }
+                }
+                Event::Expire { before_ms } => table.expire(before_ms),
+            }
+            for (client, Client { finals, .. }) in clients.iter().enumerate() {
+                for (seq, told) in finals {
+                    let times = u64::from(executed.contains_key(&(client, *seq)));
+                    prop_assert!(*told != Final::Done || times == 1);
+                    prop_assert!(*told != Final::Never || times == 0);
+                }
+            }
+        }
+    }
+}
