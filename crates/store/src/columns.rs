@@ -104,10 +104,6 @@ impl Columns {
         self.ids.get(slot)
     }
 
-    pub(crate) fn set_id(&mut self, slot: Slot, id: MemoryId) {
-        self.ids.set(slot, id);
-    }
-
     pub(crate) const fn content(&self) -> Option<&Tiles<u128>> {
         self.content.as_ref()
     }

@@ -13,7 +13,7 @@ use engram_memory::{
 ///
 /// Reads see whatever was applied. A device that fails takes everything with it: after an error nothing here may be served.
 pub struct Partitions {
-    shape: Shape,
+    pub(crate) shape: Shape,
     pub(crate) arena: Arena,
     /// By [`PartitionId`], which is also the segment; `None` = not here.
     pub(crate) partitions: Vec<Option<Partition>>,

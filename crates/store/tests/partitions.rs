@@ -69,6 +69,21 @@ fn assert_equal(store: &mut Partitions, references: &[reference::Partition]) {
     }
 }
 
+/// A copy of `store` through its snapshots: the same bytes again, slot order included.
+fn restored(store: &mut Partitions, threads: usize) -> Partitions {
+    let mut copy = Partitions::new(Box::new(Cpu::new(threads)), store.shape());
+    // Another layout of the arena: the last partition first, and tiles that were used before.
+    for partition in store.iter().collect::<Vec<_>>().into_iter().rev() {
+        let content = store.export(partition).unwrap().expect("it is here");
+        copy.import(&content).unwrap();
+        copy.close(partition);
+        copy.import(&content).unwrap();
+        assert_eq!(copy.export(partition).unwrap(), Some(content));
+        assert_eq!(copy.replica_digest(partition).unwrap(), store.replica_digest(partition).unwrap());
+    }
+    copy
+}
+
 /// Interleaves the logs of several partitions by `order`, keeping each one's order.
 fn interleave(logs: &[Vec<Record>], order: &[usize]) -> Vec<(PartitionId, Record)> {
     let mut rest: Vec<_> = logs.iter().map(|log| log.iter()).collect();
@@ -85,14 +100,14 @@ proptest! {
 
     #[test]
     fn partitions_equal_the_reference_bit_for_bit(
-        (partitions, threads, batch, features, settings, logs, order) in (1_u32..4, 1_usize..4, 1_usize..40, 0..FEATURES.len())
+        (partitions, threads, batch, features, settings, logs, order, restored_after) in (1_u32..4, 1_usize..4, 1_usize..40, 0..FEATURES.len())
             .prop_flat_map(|(partitions, threads, batch, features)| {
                 let worlds: Vec<World> = (0..partitions)
                     .map(|p| World::of_partition(FEATURES[features], 24, 12, PartitionId(p), partitions))
                     .collect();
                 let logs: Vec<_> = worlds.iter().map(|world| world.arb_records(0..60)).collect();
                 let order = proptest::collection::vec(0_usize..3, 0..100);
-                (Just(partitions), Just(threads), Just(batch), Just(FEATURES[features]), worlds[0].arb_settings(), logs, order)
+                (Just(partitions), Just(threads), Just(batch), Just(FEATURES[features]), worlds[0].arb_settings(), logs, order, 0_usize..10)
             })
     ) {
         let shape = shape(partitions, features);
@@ -102,12 +117,15 @@ proptest! {
             store.open(PartitionId(partition), settings);
             references.push(reference::Partition::new(shape, settings));
         }
-        for batch in interleave(&logs, &order).chunks(batch) {
+        for (index, batch) in interleave(&logs, &order).chunks(batch).enumerate() {
             let replies = store.apply_batch(batch).unwrap();
             for ((partition, record), reply) in batch.iter().zip(replies) {
                 prop_assert_eq!(&reply, &references[partition.0 as usize].apply(record), "{:?}", record);
             }
             assert_equal(&mut store, &references);
+            if index == restored_after {
+                store = restored(&mut store, 4 - threads);
+            }
         }
     }
 }

@@ -1,0 +1,298 @@
+//! What a snapshot holds of a partition: its columns in slot order, cut into chunks, beside clock and ledger.
+//!
+//! A chunk continues its column where the one before ended; columns that the partition does not have are absent. Numbers are
+//! little-endian; a byte string is its length (u32) and its bytes. Slot order is part of the state, the index is not.
+
+use crate::partition::Row;
+use crate::partitions::Partitions;
+use engram_kernels::Error;
+use engram_memory::codec::{DecodeError, decode_ledger, encode_ledger};
+use engram_memory::{DecayClock, Group, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MemoryId, ONE, PartitionId, partition_of};
+
+/// Bytes at which a chunk is closed; one may be larger by one row.
+const CHUNK_BYTES: usize = 960 << 10;
+
+/// A column of a snapshot; the number stands for it in files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Column {
+    /// Ids, u64.
+    Ids = 1,
+    /// Potentials, u32.
+    Potentials = 2,
+    /// Groups, u8.
+    Groups = 3,
+    /// Keys, byte strings.
+    Keys = 4,
+    /// Feature bits, one vector of the cluster's shape per memory.
+    Features = 5,
+    /// Payloads, byte strings.
+    Payloads = 6,
+    /// Update counts, u16.
+    Updates = 7,
+}
+
+impl Column {
+    const ALL: [Self; 7] =
+        [Self::Ids, Self::Potentials, Self::Groups, Self::Keys, Self::Features, Self::Payloads, Self::Updates];
+
+    /// The column of a number in a file, `None` when this version does not know it.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|column| column.code() == code)
+    }
+
+    /// The number that stands for it in files.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+}
+
+/// A partition between two records, as bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Content {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Number of memories.
+    pub memories: u64,
+    /// Its clock.
+    pub clock: DecayClock,
+    /// Its ledger, encoded.
+    pub ledger: Vec<u8>,
+    /// Its columns, in chunks of about 1 MiB.
+    pub chunks: Vec<(Column, Vec<u8>)>,
+}
+
+/// Why a content cannot be taken in. The partition is not here afterwards.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The device failed or is full.
+    #[error(transparent)]
+    Device(#[from] Error),
+    /// The ledger is no ledger of this version.
+    #[error("the ledger of the snapshot cannot be read")]
+    Ledger(#[from] DecodeError),
+    /// Columns that contradict each other, although their checksums are right.
+    #[error("the columns of the snapshot do not fit: {0}")]
+    Invalid(&'static str),
+}
+
+impl Partitions {
+    /// Copies a partition as it stands; `None` when it is not here.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn export(&mut self, id: PartitionId) -> Result<Option<Content>, Error> {
+        let Some(partition) = self.partitions.get(id.0 as usize).and_then(Option::as_ref) else { return Ok(None) };
+        let (arena, mut ledger) = (&mut self.arena, Vec::new());
+        encode_ledger(&partition.ledger, &mut ledger);
+        let mut chunks = Chunks::default();
+        let (mut potentials, mut groups) = (Vec::new(), Vec::new());
+        let slots = || (0..partition.count()).map(|local| partition.slot(local));
+        for column in Column::ALL {
+            match column {
+                Column::Ids => slots().for_each(|slot| chunks.push(column, &arena.columns.id(slot).0.to_le_bytes())),
+                Column::Potentials => {
+                    for (tile, _) in partition.tiles() {
+                        arena.device.export(tile, &mut potentials, &mut groups)?;
+                        potentials.iter().for_each(|p| chunks.push(column, &p.to_le_bytes()));
+                    }
+                }
+                Column::Groups => {
+                    for (tile, _) in partition.tiles() {
+                        arena.device.export(tile, &mut potentials, &mut groups)?;
+                        chunks.push(column, &groups);
+                    }
+                }
+                Column::Keys if arena.columns.has_keys() && slots().any(|slot| !arena.columns.key(slot).is_empty()) => {
+                    slots().for_each(|slot| chunks.push_string(column, arena.columns.key(slot)));
+                }
+                Column::Features if self.shape.features.dimension > 0 => {
+                    slots().for_each(|slot| chunks.push(column, arena.columns.features(slot)));
+                }
+                Column::Payloads
+                    if arena.columns.has_payloads() && slots().any(|slot| !arena.columns.payload(slot).is_empty()) =>
+                {
+                    slots().for_each(|slot| chunks.push_string(column, arena.columns.payload(slot)));
+                }
+                Column::Updates if partition.ledger.settings.count_updates => {
+                    slots().for_each(|slot| chunks.push(column, &arena.columns.updates(slot).to_le_bytes()));
+                }
+                _ => {}
+            }
+        }
+        let (memories, clock) = (u64::from(partition.count()), partition.clock);
+        Ok(Some(Content { partition: id, memories, clock, ledger, chunks: chunks.0 }))
+    }
+
+    /// Takes in what [`Partitions::export`] gave, here or on another machine.
+    ///
+    /// # Errors
+    /// [`ImportError`].
+    ///
+    /// # Panics
+    /// When the partition is here.
+    pub fn import(&mut self, content: &Content) -> Result<(), ImportError> {
+        let mut import = Import::begin(self, content.partition, content.memories, content.clock, &content.ledger)?;
+        content.chunks.iter().try_for_each(|(column, bytes)| import.chunk(*column, bytes))?;
+        import.finish()
+    }
+}
+
+/// A partition that is being taken in, chunk by chunk. Dropped before [`Import::finish`], nothing of it is here.
+pub(crate) struct Import<'a> {
+    partitions: &'a mut Partitions,
+    id: PartitionId,
+    clock: DecayClock,
+    /// Rows taken of each column.
+    rows: [u32; Column::ALL.len()],
+    potentials: Vec<u32>,
+    groups: Vec<u8>,
+    done: bool,
+}
+
+impl<'a> Import<'a> {
+    pub(crate) fn begin(
+        partitions: &'a mut Partitions,
+        id: PartitionId,
+        memories: u64,
+        clock: DecayClock,
+        ledger: &[u8],
+    ) -> Result<Self, ImportError> {
+        let ledger = decode_ledger(ledger)?;
+        let count = u32::try_from(memories).map_err(|_| ImportError::Invalid("more memories than slots"))?;
+        partitions.open(id, ledger.settings);
+        let import = Self {
+            partitions,
+            id,
+            clock,
+            rows: [0; Column::ALL.len()],
+            potentials: Vec::new(),
+            groups: Vec::new(),
+            done: false,
+        };
+        let (partition, arena) = import.partitions.partition_mut(id);
+        partition.ledger = ledger;
+        partition.clock = clock;
+        arena.segments[partition.segment as usize].clock = clock;
+        partition.extend(arena, count)?;
+        Ok(import)
+    }
+
+    pub(crate) fn chunk(&mut self, column: Column, mut bytes: &[u8]) -> Result<(), ImportError> {
+        let width = self.partitions.shape().features.bytes();
+        let (partition, arena) = self.partitions.partition_mut(self.id);
+        if column != Column::Ids && self.rows[Column::Ids as usize - 1] != partition.count() {
+            return Err(ImportError::Invalid("a column comes before the ids"));
+        }
+        let row = &mut self.rows[column as usize - 1];
+        while !bytes.is_empty() {
+            let value = match column {
+                Column::Ids => take(&mut bytes, 8)?,
+                Column::Potentials => take(&mut bytes, 4)?,
+                Column::Groups => take(&mut bytes, 1)?,
+                Column::Features => take(&mut bytes, width.max(1))?,
+                Column::Updates => take(&mut bytes, 2)?,
+                Column::Keys => take_string(&mut bytes, MAX_KEY_BYTES)?,
+                Column::Payloads => take_string(&mut bytes, MAX_PAYLOAD_BYTES)?,
+            };
+            if *row == partition.count() {
+                return Err(ImportError::Invalid("a column is longer than the partition"));
+            }
+            let slot = partition.slot(*row);
+            *row += 1;
+            match column {
+                Column::Ids => arena.columns.create(slot, MemoryId(u64::from_le_bytes(array(value))), &[]),
+                Column::Potentials => self.potentials.push(u32::from_le_bytes(array(value))),
+                Column::Groups => self.groups.push(value[0]),
+                Column::Keys => arena.columns.set_key(slot, value),
+                Column::Features => arena.columns.set_content(slot, value, &[]),
+                Column::Payloads => arena.columns.set_content(slot, &[], value),
+                Column::Updates => arena.columns.set_updates(slot, u16::from_le_bytes(array(value))),
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(mut self) -> Result<(), ImportError> {
+        let shape = self.partitions.shape();
+        let (partition, arena) = self.partitions.partition_mut(self.id);
+        let count = partition.count();
+        let whole = |column: Column| self.rows[column as usize - 1] == count;
+        if Column::ALL[..3].iter().any(|column| !whole(*column))
+            || (shape.features.dimension > 0 && !whole(Column::Features))
+        {
+            return Err(ImportError::Invalid("a column is missing or shorter than the partition"));
+        }
+        if Column::ALL.iter().any(|column| self.rows[*column as usize - 1] != 0 && !whole(*column)) {
+            return Err(ImportError::Invalid("a column is shorter than the partition"));
+        }
+        if self.potentials.iter().any(|p| *p > self.clock.units() + ONE) {
+            return Err(ImportError::Invalid("a weight is above 1"));
+        }
+        for local in 0..count {
+            let slot = partition.slot(local);
+            let id = arena.columns.id(slot);
+            if partition_of(id, shape.partitions) != self.id {
+                return Err(ImportError::Invalid("a memory belongs to another partition"));
+            }
+            if partition.find(arena, id).is_some() {
+                return Err(ImportError::Invalid("an id comes twice"));
+            }
+            partition.insert(arena, slot, id);
+        }
+        partition.remap(arena);
+        let values = self.potentials.iter().zip(&self.groups);
+        let rows: Vec<Row> =
+            (0..count).zip(values).map(|(local, (&p, &group))| (partition.slot(local), p, Group(group))).collect();
+        arena.device.write(&rows)?;
+        self.done = true;
+        Ok(())
+    }
+}
+
+impl Drop for Import<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.partitions.close(self.id);
+        }
+    }
+}
+
+/// Chunks being filled.
+#[derive(Default)]
+struct Chunks(Vec<(Column, Vec<u8>)>);
+
+impl Chunks {
+    fn push(&mut self, column: Column, row: &[u8]) {
+        self.open(column).extend_from_slice(row);
+    }
+
+    fn push_string(&mut self, column: Column, row: &[u8]) {
+        let chunk = self.open(column);
+        chunk.extend_from_slice(&(row.len() as u32).to_le_bytes());
+        chunk.extend_from_slice(row);
+    }
+
+    fn open(&mut self, column: Column) -> &mut Vec<u8> {
+        let fits = self.0.last().is_some_and(|(last, bytes)| *last == column && bytes.len() < CHUNK_BYTES);
+        if !fits {
+            self.0.push((column, Vec::new()));
+        }
+        &mut self.0.last_mut().expect("one was pushed").1
+    }
+}
+
+fn take<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], ImportError> {
+    let (head, tail) = bytes.split_at_checked(len).ok_or(ImportError::Invalid("a chunk ends inside a row"))?;
+    *bytes = tail;
+    Ok(head)
+}
+
+fn take_string<'a>(bytes: &mut &'a [u8], most: usize) -> Result<&'a [u8], ImportError> {
+    let len = u32::from_le_bytes(array(take(bytes, 4)?)) as usize;
+    if len > most { Err(ImportError::Invalid("a key or payload is too long")) } else { take(bytes, len) }
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.try_into().expect("taken at this length")
+}
