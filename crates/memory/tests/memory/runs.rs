@@ -29,7 +29,7 @@ fn history_is_bounded_and_a_full_one_is_refused_unchanged() {
     }
     let room = MAX_RUN_BYTES as usize - 7 * (row.len() + 4);
     let full = Err(Refusal::RunFull { bytes: MAX_RUN_BYTES });
-    assert_eq!(table.record(run, 7, &[], Some(&vec![0; room])), full.clone());
+    assert_eq!(table.record(run, 7, &[], Some(&vec![0; room])), full);
     assert_eq!(table.record(run, 7, &vec![0; room + 1], None), full);
     assert_eq!(table.get(run).unwrap().version, 7);
     assert_eq!(table.record(run, 7, &vec![0; room], None), Ok(()), "a new state replaces the old one in the count");
