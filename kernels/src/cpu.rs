@@ -1,19 +1,42 @@
 //! The CPU as a device.
+//!
+//! A pass cuts the tiles into tasks of consecutive ones and hands these to the threads of a [`Pool`]; inside a tile it is
+//! a plain loop, compiled for several sets of vector instructions. What threads count is added in integers, so that neither
+//! the cut nor the number of threads shows in a result.
 
-use crate::{
-    Device, Error, Group, GroupUpdate, Info, Instructions, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles,
-    Update,
-};
-use engram_memory::clock::folded;
-use engram_memory::{DecayClock, Digest, Histogram, MemoryId, QualityVector, Weight};
-use std::cmp::Reverse;
+mod quality;
+mod rank;
+mod sort;
+mod top;
+mod update;
+
+use crate::instructions::{Instructions, Level};
+use crate::pool::Pool;
+use crate::tiles::TilesMut;
+use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
+use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
+use quality::Total;
+use std::sync::{Mutex, PoisonError};
+
+/// Most tiles of an arena: a slot is 32 bits.
+const MAX_TILES: u32 = Slot::MAX / TILE as u32 + 1;
+/// A potential and a group.
+const BYTES_PER_SLOT: u64 = 5;
+/// Tiles of one task of a pass: some 10 us of work.
+const TASK: usize = 8;
+/// Updates below which they are applied by one thread: handing them out costs as much as they do.
+const MANY_UPDATES: usize = 1_024;
 
 /// The CPU: threads of its own and the widest vector instructions of the processor.
 pub struct Cpu {
     info: Info,
+    level: Level,
+    pool: Pool,
     tiles: Vec<Tile>,
     potentials: Tiles<u32>,
     groups: Tiles<u8>,
+    /// No memory has a higher group: how wide tables by group must be. Never falls.
+    highest_group: u8,
 }
 
 impl Cpu {
@@ -23,35 +46,88 @@ impl Cpu {
     }
 
     /// As [`Cpu::new`], limited to `instructions`.
-    pub fn with(threads: usize, _instructions: Instructions) -> Self {
-        let info = Info { kind: "cpu", name: "cpu".to_owned(), threads: threads.max(1) };
-        Self { info, tiles: Vec::new(), potentials: Tiles::new(), groups: Tiles::new() }
-    }
-
-    fn fold(&mut self, segments: &[Segment]) {
-        for (index, tile) in self.tiles.iter().enumerate() {
-            let subtract = if tile.count == 0 { 0 } else { segments[tile.segment as usize].fold };
-            if subtract > 0 {
-                let used = &mut self.potentials.tile_mut(index)[..tile.count as usize];
-                used.iter_mut().for_each(|p| *p = folded(*p, subtract));
-            }
+    pub fn with(threads: usize, instructions: Instructions) -> Self {
+        let pool = Pool::new(threads);
+        let level = Level::of(instructions);
+        let name = format!("{} ({level})", processor());
+        Self {
+            info: Info { kind: "cpu", name, threads: pool.threads() },
+            level,
+            pool,
+            tiles: Vec::new(),
+            potentials: Tiles::new(),
+            groups: Tiles::new(),
+            highest_group: 0,
         }
     }
 
-    fn clock(&self, segments: &[Segment], slot: Slot) -> DecayClock {
-        segments[self.tiles[slot as usize / TILE].segment as usize].clock
+    /// Calls `f(thread, first tile, tiles, their potentials)` for all tiles, a task at a time.
+    fn each_task<'a>(
+        pool: &mut Pool,
+        tiles: &'a [Tile],
+        potentials: &'a mut Tiles<u32>,
+        f: impl Fn(usize, usize, &'a [Tile], TilesMut<'a, u32>) + Sync,
+    ) {
+        let tasks = tiles.chunks(TASK).zip(potentials.parts_mut(TASK)).enumerate().collect();
+        pool.each(tasks, |thread, (task, (tiles, potentials))| f(thread, task * TASK, tiles, potentials));
     }
 
-    /// Every memory: slot, segment, weight, group.
-    fn memories<'a>(&'a self, segments: &'a [Segment]) -> impl Iterator<Item = (Slot, u32, Weight, Group)> + 'a {
-        self.tiles.iter().enumerate().flat_map(move |(index, tile)| {
-            (0..tile.count).map(move |offset| {
-                let slot = index as u32 * TILE as u32 + offset;
-                let weight = segments[tile.segment as usize].clock.weight(self.potentials.get(slot));
-                (slot, tile.segment, weight, Group(self.groups.get(slot)))
-            })
-        })
+    /// Folds the segments that ask for it.
+    fn fold(&mut self, segments: &[Segment]) {
+        if segments.iter().all(|segment| segment.fold == 0) {
+            return;
+        }
+        let level = self.level;
+        Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |_, _, tiles, mut potentials| {
+            for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
+                let fold = segments[tile.segment as usize].fold;
+                if fold > 0 {
+                    update::fold_tile(level, &mut potentials.tile_mut(index)[..tile.count as usize], fold);
+                }
+            }
+        });
     }
+
+    /// Applies updates by slot, before or after the fold (see [`update::apply`]).
+    fn apply(&mut self, segments: &[Segment], updates: &[Update]) {
+        let tiles = &self.tiles[..];
+        let threads = if updates.len() < MANY_UPDATES { 1 } else { self.pool.threads() };
+        // Each thread applies, in order, what falls in tiles of its own, those that it will read next.
+        let share = tiles.len().div_ceil(threads).max(1);
+        let parts = self.potentials.parts_mut(share).enumerate().collect();
+        self.pool.each(parts, |_, (part, mut potentials)| {
+            let first = part * share;
+            if threads == 1 {
+                return update::apply(tiles, segments, first, &mut potentials, updates);
+            }
+            let mut own = vec![Update { slot: 0, delta: 0 }; updates.len()];
+            let slots = (first * TILE) as u64..((first + share) * TILE) as u64;
+            let mut count = 0;
+            for update in updates {
+                // Written always and kept if it is ours: no branch that could not be predicted.
+                own[count] = *update;
+                count += usize::from(slots.contains(&u64::from(update.slot)));
+            }
+            update::apply(tiles, segments, first, &mut potentials, &own[..count]);
+        });
+    }
+
+    /// One table of `length` for each thread.
+    fn tables<T: Clone>(&self, length: usize, empty: T) -> Vec<Mutex<Vec<T>>> {
+        (0..self.pool.threads()).map(|_| Mutex::new(vec![empty.clone(); length])).collect()
+    }
+}
+
+/// A panic in a pass ends the pass, so no table is ever read half filled.
+fn table<T>(tables: &[Mutex<T>], thread: usize) -> std::sync::MutexGuard<'_, T> {
+    tables[thread].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the processor calls itself, if it says so.
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
 impl Device for Cpu {
@@ -60,6 +136,9 @@ impl Device for Cpu {
     }
 
     fn reserve(&mut self, tiles: u32) -> Result<(), Error> {
+        if tiles > MAX_TILES {
+            return Err(Error::Full { missing_bytes: u64::from(tiles - MAX_TILES) * TILE as u64 * BYTES_PER_SLOT });
+        }
         self.potentials.reserve(tiles as usize);
         self.groups.reserve(tiles as usize);
         self.tiles.resize(self.potentials.len(), Tile::default());
@@ -75,6 +154,7 @@ impl Device for Cpu {
         for &(slot, potential, group) in rows {
             self.potentials.set(slot, potential);
             self.groups.set(slot, group.0);
+            self.highest_group = self.highest_group.max(group.0);
         }
         Ok(())
     }
@@ -87,10 +167,7 @@ impl Device for Cpu {
 
     fn update(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error> {
         self.fold(segments);
-        for update in updates {
-            let clock = self.clock(segments, update.slot);
-            self.potentials.set(update.slot, clock.updated(self.potentials.get(update.slot), update.delta));
-        }
+        self.apply(&folded(segments), updates);
         Ok(())
     }
 
@@ -100,36 +177,97 @@ impl Device for Cpu {
         updates: &[GroupUpdate],
         changed: &mut Vec<u64>,
     ) -> Result<(), Error> {
-        self.fold(segments);
-        for update in updates {
-            let clock = segments[update.segment as usize].clock;
-            let mut count = 0;
-            for (index, tile) in self.tiles.iter().enumerate().filter(|(_, tile)| tile.segment == update.segment) {
-                for slot in (index * TILE) as u32..(index * TILE) as u32 + tile.count {
-                    if self.groups.get(slot) == update.group.0 {
-                        self.potentials.set(slot, clock.updated(self.potentials.get(slot), update.delta));
-                        count += 1;
-                    }
+        let level = self.level;
+        // By segment, each segment's in order, so that a tile finds its own.
+        let mut by_segment: Vec<usize> = (0..updates.len()).collect();
+        by_segment.sort_by_key(|&update| updates[update].segment);
+        let counts = self.tables(updates.len(), 0_u64);
+        let groups = &self.groups;
+        Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
+            let mut counts = table(&counts, thread);
+            for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
+                let Segment { clock, fold } = segments[tile.segment as usize];
+                let used = ..tile.count as usize;
+                let (potentials, groups) = (&mut potentials.tile_mut(index)[used], &groups.tile(first + index)[used]);
+                if fold > 0 {
+                    update::fold_tile(level, potentials, fold);
+                }
+                let own = by_segment.partition_point(|&update| updates[update].segment < tile.segment);
+                let own = by_segment[own..].iter().take_while(|update| updates[**update].segment == tile.segment);
+                for &update in own {
+                    let GroupUpdate { group, delta, .. } = updates[update];
+                    let count = update::update_group(level, potentials, groups, group.0, clock.units(), delta);
+                    counts[update] += u64::from(count);
                 }
             }
-            changed.push(count);
-        }
+        });
+        changed.extend(
+            (0..updates.len())
+                .map(|update| (0..counts.len()).map(|thread| table(&counts, thread)[update]).sum::<u64>()),
+        );
         Ok(())
     }
 
     fn epoch(&mut self, segments: &[Segment], updates: &[Update], out: &mut Vec<QualityVector>) -> Result<(), Error> {
-        self.update(segments, updates)?;
-        out.clear();
-        out.resize(segments.len(), QualityVector::default());
-        for (_, segment, weight, group) in self.memories(segments) {
-            out[segment as usize].add(group, weight);
+        let one_pass = update::fold_may_follow(segments);
+        if one_pass {
+            self.apply(segments, updates);
+        } else {
+            self.update(segments, updates)?;
         }
+        let level = self.level;
+        let width = usize::from(self.highest_group) + 1;
+        let totals = self.tables(segments.len() * width, Total::EMPTY);
+        let groups = &self.groups;
+        Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
+            let mut totals = table(&totals, thread);
+            for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
+                let Segment { clock, fold } = segments[tile.segment as usize];
+                let used = ..tile.count as usize;
+                let (potentials, groups) = (&mut potentials.tile_mut(index)[used], &groups.tile(first + index)[used]);
+                if one_pass && fold > 0 {
+                    update::fold_tile(level, potentials, fold);
+                }
+                let totals = &mut totals[tile.segment as usize * width..][..width];
+                quality::add_tile(level, potentials, groups, clock.units(), totals);
+            }
+        });
+        let mut totals = totals.into_iter().map(|totals| totals.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let mut sum = totals.next().expect("a pool has a thread");
+        for other in totals {
+            sum.iter_mut().zip(&other).for_each(|(sum, other)| sum.merge(other));
+        }
+        let vector = |totals: &[Total]| {
+            let groups = totals.iter().enumerate();
+            QualityVector::from_groups(groups.map(|(group, total)| (Group(group as u8), total.quality())))
+        };
+        out.clear();
+        out.extend(sum.chunks_exact(width).map(vector));
         Ok(())
     }
 
     fn histogram(&mut self, segments: &[Segment], bits: u32) -> Result<Histogram, Error> {
         let mut histogram = Histogram::new(bits).expect("bits are in range by contract");
-        self.memories(segments).for_each(|(_, _, weight, group)| histogram.add(group, weight));
+        let width = usize::from(self.highest_group) + 1;
+        let bins = self.tables(width << bits, 0_u32);
+        let groups = &self.groups;
+        Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
+            let mut bins = table(&bins, thread);
+            for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
+                let clock = segments[tile.segment as usize].clock.units();
+                let used = ..tile.count as usize;
+                let (potentials, groups) = (&potentials.tile_mut(index)[used], &groups.tile(first + index)[used]);
+                quality::count_tile(potentials, groups, clock, bits, &mut bins);
+            }
+        });
+        for thread in 0..bins.len() {
+            for (group, bins) in table(&bins, thread).chunks_exact(1 << bits).enumerate() {
+                if bins.iter().any(|&count| count > 0) {
+                    let sums = histogram.bins_mut(Group(group as u8));
+                    sums.iter_mut().zip(bins).for_each(|(sum, &count)| *sum += u64::from(count));
+                }
+            }
+        }
         Ok(histogram)
     }
 
@@ -142,19 +280,18 @@ impl Device for Cpu {
         ids: &Tiles<MemoryId>,
         out: &mut Vec<(Slot, u32)>,
     ) -> Result<(), Error> {
-        let in_scope = |segment, group| match scope {
-            Scope::All => true,
-            Scope::Segment(only) => only == segment,
-            Scope::Group(only) => only == group,
-        };
-        out.clear();
-        let memories = self.memories(segments).filter(|&(_, segment, _, group)| in_scope(segment, group));
-        out.extend(memories.map(|(slot, _, weight, _)| (slot, weight.units())));
-        out.sort_by_key(|&(slot, weight)| (Reverse(weight), ids.get(slot)));
-        if order == Order::LightestFirst {
-            out.reverse();
+        let held: usize = self.tiles.iter().map(|tile| tile.count as usize).sum();
+        let (tiles, potentials, groups) = (&self.tiles, &self.potentials, &self.groups);
+        let view = rank::View { tiles, segments, potentials, groups, ids, scope };
+        match limit {
+            Some(0) => out.clear(),
+            // Far from all: the few are selected, and sorted alone.
+            Some(limit) if limit <= held / 16 => top::first(&mut self.pool, self.level, view, order, limit, out),
+            _ => {
+                rank::all(&mut self.pool, view, order, out);
+                out.truncate(limit.unwrap_or(usize::MAX));
+            }
         }
-        out.truncate(limit.unwrap_or(usize::MAX));
         Ok(())
     }
 
@@ -165,24 +302,45 @@ impl Device for Cpu {
         content: Option<&Tiles<u128>>,
         out: &mut Vec<Digest>,
     ) -> Result<(), Error> {
+        let digests = self.tables(segments.len(), Digest::default());
+        let groups = &self.groups;
+        Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
+            let mut digests = table(&digests, thread);
+            for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
+                let clock = segments[tile.segment as usize].clock;
+                let potentials = potentials.tile_mut(index);
+                let (groups, ids) = (groups.tile(first + index), ids.tile(first + index));
+                let content = content.map(|content| content.tile(first + index));
+                for offset in 0..tile.count as usize {
+                    let weight = clock.weight(potentials[offset]);
+                    let content = content.map_or(0, |content| content[offset]);
+                    digests[tile.segment as usize].add(ids[offset], weight, Group(groups[offset]), content);
+                }
+            }
+        });
         out.clear();
         out.resize(segments.len(), Digest::default());
-        for (slot, segment, weight, group) in self.memories(segments) {
-            out[segment as usize].add(ids.get(slot), weight, group, content.map_or(0, |column| column.get(slot)));
+        for thread in 0..digests.len() {
+            out.iter_mut().zip(table(&digests, thread).iter()).for_each(|(sum, &digest)| sum.merge(digest));
         }
         Ok(())
     }
 
     fn export(&mut self, tile: TileId, potentials: &mut Vec<u32>, groups: &mut Vec<u8>) -> Result<(), Error> {
-        let used = self.tiles[tile as usize].count as usize;
+        let used = ..self.tiles[tile as usize].count as usize;
         potentials.clear();
-        potentials.extend_from_slice(&self.potentials.tile(tile as usize)[..used]);
+        potentials.extend_from_slice(&self.potentials.tile(tile as usize)[used]);
         groups.clear();
-        groups.extend_from_slice(&self.groups.tile(tile as usize)[..used]);
+        groups.extend_from_slice(&self.groups.tile(tile as usize)[used]);
         Ok(())
     }
 
     fn bytes(&self) -> u64 {
-        (self.potentials.len() * TILE * 5) as u64
+        self.tiles.len() as u64 * TILE as u64 * BYTES_PER_SLOT
     }
+}
+
+/// The segments as they are once their folds are done.
+fn folded(segments: &[Segment]) -> Vec<Segment> {
+    segments.iter().map(|segment| Segment { fold: 0, ..*segment }).collect()
 }

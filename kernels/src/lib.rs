@@ -7,6 +7,7 @@
 
 mod cpu;
 mod instructions;
+mod pool;
 mod tiles;
 
 pub use cpu::Cpu;

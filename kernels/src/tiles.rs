@@ -66,4 +66,19 @@ impl<T: Copy + Default> Tiles<T> {
     pub fn set(&mut self, slot: u32, value: T) {
         self.tiles[slot as usize / TILE].0[slot as usize % TILE] = value;
     }
+
+    /// Parts of `tiles` consecutive tiles, to be changed by several threads.
+    pub(crate) fn parts_mut(&mut self, tiles: usize) -> impl ExactSizeIterator<Item = TilesMut<'_, T>> {
+        self.tiles.chunks_mut(tiles).map(TilesMut)
+    }
+}
+
+/// Some consecutive tiles of a column.
+pub(crate) struct TilesMut<'a, T>(&'a mut [Box<Lines<T>>]);
+
+impl<T> TilesMut<'_, T> {
+    /// The tile at `index`, from the first of these.
+    pub(crate) fn tile_mut(&mut self, index: usize) -> &mut [T; TILE] {
+        &mut self.0[index].0
+    }
 }

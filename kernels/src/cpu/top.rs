@@ -1,0 +1,158 @@
+//! The first few of a ranking: one read of the potentials.
+//!
+//! Each thread keeps the best it has met, and the worst of these as a bound; what does not beat the bound is passed over
+//! 64 at a time. A memory that ties with the bound's weight is decided by its id, which is read only then.
+
+use super::rank::View;
+use crate::instructions::{Level, dispatch};
+use crate::pool::Pool;
+use crate::{Order, Scope, Slot, TILE};
+use engram_memory::{Group, MemoryId, ONE};
+use std::sync::Mutex;
+
+/// Tiles of a task.
+const TASK: usize = 16;
+
+/// A memory in an order that ascends, whichever order was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    /// Heaviest first: `ONE - weight`; lightest first: the weight.
+    key: u32,
+    /// Heaviest first: the id; lightest first: its complement.
+    tie: u64,
+    slot: Slot,
+}
+
+/// The best that one thread has met.
+struct Best {
+    limit: usize,
+    held: Vec<Candidate>,
+    /// Nothing at or behind this is among the first `limit`.
+    bound: Candidate,
+}
+
+impl Best {
+    fn new(limit: usize) -> Self {
+        Self { limit, held: Vec::new(), bound: Candidate { key: u32::MAX, tie: u64::MAX, slot: Slot::MAX } }
+    }
+
+    fn hold(&mut self, candidate: Candidate) {
+        if candidate >= self.bound {
+            return;
+        }
+        self.held.push(candidate);
+        // Twice the limit, so that a selection, which is linear, is paid for by as many candidates as it keeps.
+        if self.held.len() >= (2 * self.limit).max(self.limit + 512) {
+            self.prune();
+        }
+    }
+
+    fn prune(&mut self) {
+        if self.held.len() > self.limit {
+            self.bound = *self.held.select_nth_unstable(self.limit - 1).1;
+            self.held.truncate(self.limit);
+        }
+    }
+}
+
+/// The first `limit` (at least 1) of the scope in `order`.
+pub(super) fn first(
+    pool: &mut Pool,
+    level: Level,
+    view: View<'_>,
+    order: Order,
+    limit: usize,
+    out: &mut Vec<(Slot, u32)>,
+) {
+    let best: Vec<_> = (0..pool.threads()).map(|_| Mutex::new(Best::new(limit))).collect();
+    let tiles = view.tiles_in_scope();
+    pool.each(tiles.chunks(TASK).collect(), |thread, tiles: &[usize]| {
+        let mut best = best[thread].lock().expect("a panic ends the pass");
+        tiles.iter().for_each(|&tile| scan(level, view, order, tile, &mut best));
+    });
+    let mut all = Best::new(limit);
+    all.held = best.into_iter().flat_map(|best| best.into_inner().expect("a panic ends the pass").held).collect();
+    all.prune();
+    all.held.sort_unstable();
+    let weight = |key| if order == Order::HeaviestFirst { ONE - key } else { key };
+    out.clear();
+    out.extend(all.held.iter().map(|candidate| (candidate.slot, weight(candidate.key))));
+}
+
+/// What of a tile can beat a bound.
+#[derive(Clone, Copy)]
+struct Filter {
+    clock: u32,
+    order: Order,
+    group: Option<Group>,
+    bound: Candidate,
+}
+
+fn scan(level: Level, view: View<'_>, order: Order, tile: usize, best: &mut Best) {
+    let (potentials, groups, ids, clock) = view.columns(tile);
+    let group = if let Scope::Group(group) = view.scope { Some(group) } else { None };
+    let mut at = 0;
+    loop {
+        let filter = Filter { clock, order, group, bound: best.bound };
+        at = next_chunk(level, potentials, groups, ids, at, filter);
+        if at >= potentials.len() {
+            return;
+        }
+        let end = (at + CHUNK).min(potentials.len());
+        for offset in at..end {
+            if group.is_none_or(|group| group.0 == groups[offset]) {
+                let (key, tie) = keys(order, clock, potentials[offset], ids[offset]);
+                best.hold(Candidate { key, tie, slot: (tile * TILE + offset) as u32 });
+            }
+        }
+        at = end;
+    }
+}
+
+#[inline(always)]
+fn keys(order: Order, clock: u32, potential: u32, id: MemoryId) -> (u32, u64) {
+    let weight = potential.max(clock) - clock;
+    if order == Order::HeaviestFirst { (ONE - weight, id.0) } else { (weight, !id.0) }
+}
+
+/// Memories that are passed over together.
+const CHUNK: usize = 64;
+
+dispatch! {
+    /// Where the next chunk from `at` on begins that holds something before the bound; the length when there is none.
+    fn next_chunk(
+        potentials: &[u32],
+        groups: &[u8],
+        ids: &[MemoryId],
+        at: usize,
+        filter: Filter,
+    ) -> usize {
+        let Filter { clock, order, group, bound } = filter;
+        // The range of potentials that can be at or before the bound, so that most are judged by one comparison.
+        let (least, most) = match order {
+            Order::HeaviestFirst if bound.key >= ONE => (0, u32::MAX),
+            Order::HeaviestFirst => (clock + (ONE - bound.key), u32::MAX),
+            Order::LightestFirst => (0, clock.saturating_add(bound.key)),
+        };
+        let mut start = at;
+        while start < potentials.len() {
+            let end = (start + CHUNK).min(potentials.len());
+            let chunk = &potentials[start..end];
+            let may = chunk.iter().fold(false, |any, &potential| any | ((potential >= least) & (potential <= most)));
+            if may {
+                let (groups, ids) = (&groups[start..end], &ids[start..end]);
+                let mut any = false;
+                for ((&potential, &other), &id) in chunk.iter().zip(groups).zip(ids) {
+                    let (key, tie) = keys(order, clock, potential, id);
+                    let wanted = match group { Some(group) => group.0 == other, None => true };
+                    any |= wanted & ((key < bound.key) | ((key == bound.key) & (tie < bound.tie)));
+                }
+                if any {
+                    return start;
+                }
+            }
+            start = end;
+        }
+        potentials.len()
+    }
+}

@@ -1,0 +1,85 @@
+//! Changes of potentials: fold, updates by slot, updates of a group.
+
+use crate::instructions::dispatch;
+use crate::tiles::TilesMut;
+use crate::{Segment, TILE, Tile, Update};
+use engram_memory::ONE;
+
+/// The law of [`engram_memory::DecayClock::updated`] without a branch.
+#[inline(always)]
+fn updated(potential: u32, clock: u32, delta: i32) -> u32 {
+    let moved = i64::from(potential.max(clock)) + i64::from(delta);
+    moved.clamp(i64::from(clock), i64::from(clock) + i64::from(ONE)) as u32
+}
+
+dispatch! {
+    /// Subtracts a fold from a tile.
+    pub(super) fn fold_tile(potentials: &mut [u32], subtract: u32) {
+        potentials.iter_mut().for_each(|potential| *potential = potential.saturating_sub(subtract));
+    }
+}
+
+dispatch! {
+    /// Applies one delta to every memory of a group in a tile, and says how many it has.
+    pub(super) fn update_group(potentials: &mut [u32], groups: &[u8], group: u8, clock: u32, delta: i32) -> u32 {
+        // A weight moves by at most ONE; within that, a potential plus the delta fits in 32 bits.
+        let (up, down) = (delta.clamp(0, ONE as i32) as u32, delta.min(0).unsigned_abs().min(ONE));
+        let mut count = 0;
+        for (potential, &other) in potentials.iter_mut().zip(groups) {
+            let raised = (*potential).max(clock) + up;
+            let moved = raised.saturating_sub(down).clamp(clock, clock + ONE);
+            *potential = if other == group { moved } else { *potential };
+            count += u32::from(other == group);
+        }
+        count
+    }
+}
+
+/// Applies `updates`, whose slots lie in `potentials`, the tiles from `first` on, in order.
+///
+/// Potentials of a segment that folds are left as they are but for the slots updated, which are written so that the fold,
+/// when it comes, gives the value after the update.
+pub(super) fn apply(
+    tiles: &[Tile],
+    segments: &[Segment],
+    first: usize,
+    potentials: &mut TilesMut<'_, u32>,
+    updates: &[Update],
+) {
+    for update in updates {
+        let tile = update.slot as usize / TILE;
+        let Segment { clock, fold } = segments[tiles[tile].segment as usize];
+        let potential = &mut potentials.tile_mut(tile - first)[update.slot as usize % TILE];
+        *potential = updated(potential.saturating_sub(fold), clock.units(), update.delta) + fold;
+    }
+}
+
+/// Whether [`apply`] may run before the fold: what it writes must fit. So it does whenever the clock is 0 after a fold.
+pub(super) fn fold_may_follow(segments: &[Segment]) -> bool {
+    segments.iter().all(|segment| segment.fold == 0 || segment.fold <= u32::MAX - ONE - segment.clock.units())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instructions::{Instructions, Level};
+    use engram_memory::DecayClock;
+    use engram_memory::clock::FOLD_AT;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn an_update_is_that_of_the_law(clock in 0..FOLD_AT, above in 0..=ONE, forgotten: bool, delta: i32) {
+            let law = DecayClock::from_units(clock).unwrap();
+            let potential = if forgotten { clock.saturating_sub(above) } else { clock + above };
+            prop_assert_eq!(updated(potential, clock, delta), law.updated(potential, delta));
+            for most in [Instructions::Widest, Instructions::Avx2, Instructions::Portable] {
+                let mut one = [potential];
+                prop_assert_eq!(update_group(Level::of(most), &mut one, &[3], 3, clock, delta), 1);
+                prop_assert_eq!(one[0], law.updated(potential, delta));
+                prop_assert_eq!(update_group(Level::of(most), &mut one, &[3], 4, clock, i32::MIN), 0);
+                prop_assert_eq!(one[0], law.updated(potential, delta));
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The device as the law describes it: one memory after another, by the functions of `engram_memory` alone.
+
+use engram_kernels::{
+    Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update,
+};
+use engram_memory::clock::folded;
+use engram_memory::law::rank_order;
+use engram_memory::{DecayClock, Digest, Group, Histogram, MemoryId, QualityVector, Weight};
+
+/// The slow, obvious device.
+pub(crate) struct Naive {
+    info: Info,
+    tiles: Vec<Tile>,
+    memories: Vec<(u32, Group)>,
+}
+
+impl Naive {
+    pub(crate) fn new() -> Self {
+        let info = Info { kind: "naive", name: "naive".to_owned(), threads: 1 };
+        Self { info, tiles: Vec::new(), memories: Vec::new() }
+    }
+
+    /// The slots in use.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
+        let tiles = self.tiles.iter().enumerate();
+        tiles.flat_map(|(index, tile)| (0..tile.count).map(move |offset| (index * TILE) as Slot + offset))
+    }
+
+    fn segment(&self, slot: Slot) -> u32 {
+        self.tiles[slot as usize / TILE].segment
+    }
+
+    fn clock(&self, segments: &[Segment], slot: Slot) -> DecayClock {
+        segments[self.segment(slot) as usize].clock
+    }
+
+    fn weight(&self, segments: &[Segment], slot: Slot) -> Weight {
+        self.clock(segments, slot).weight(self.memories[slot as usize].0)
+    }
+
+    fn fold(&mut self, segments: &[Segment]) {
+        for slot in self.slots().collect::<Vec<_>>() {
+            let fold = segments[self.segment(slot) as usize].fold;
+            self.memories[slot as usize].0 = folded(self.memories[slot as usize].0, fold);
+        }
+    }
+
+    fn change(&mut self, segments: &[Segment], slot: Slot, delta: i32) {
+        let clock = self.clock(segments, slot);
+        self.memories[slot as usize].0 = clock.updated(self.memories[slot as usize].0, delta);
+    }
+}
+
+impl Device for Naive {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn reserve(&mut self, tiles: u32) -> Result<(), Error> {
+        let tiles = self.tiles.len().max(tiles as usize);
+        self.tiles.resize(tiles, Tile::default());
+        self.memories.resize(tiles * TILE, (0, Group(0)));
+        Ok(())
+    }
+
+    fn map_tile(&mut self, tile: TileId, entry: Tile) {
+        self.tiles[tile as usize] = entry;
+    }
+
+    fn write(&mut self, rows: &[(Slot, u32, Group)]) -> Result<(), Error> {
+        rows.iter().for_each(|&(slot, potential, group)| self.memories[slot as usize] = (potential, group));
+        Ok(())
+    }
+
+    fn read(&mut self, slots: &[Slot], out: &mut Vec<(u32, Group)>) -> Result<(), Error> {
+        *out = slots.iter().map(|&slot| self.memories[slot as usize]).collect();
+        Ok(())
+    }
+
+    fn update(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error> {
+        self.fold(segments);
+        updates.iter().for_each(|update| self.change(segments, update.slot, update.delta));
+        Ok(())
+    }
+
+    fn update_groups(
+        &mut self,
+        segments: &[Segment],
+        updates: &[GroupUpdate],
+        changed: &mut Vec<u64>,
+    ) -> Result<(), Error> {
+        self.fold(segments);
+        for update in updates {
+            let addressed =
+                |&slot: &Slot| self.segment(slot) == update.segment && self.memories[slot as usize].1 == update.group;
+            let slots: Vec<_> = self.slots().filter(addressed).collect();
+            changed.push(slots.len() as u64);
+            slots.into_iter().for_each(|slot| self.change(segments, slot, update.delta));
+        }
+        Ok(())
+    }
+
+    fn epoch(&mut self, segments: &[Segment], updates: &[Update], out: &mut Vec<QualityVector>) -> Result<(), Error> {
+        self.update(segments, updates)?;
+        *out = vec![QualityVector::default(); segments.len()];
+        for slot in self.slots() {
+            out[self.segment(slot) as usize].add(self.memories[slot as usize].1, self.weight(segments, slot));
+        }
+        Ok(())
+    }
+
+    fn histogram(&mut self, segments: &[Segment], bits: u32) -> Result<Histogram, Error> {
+        let mut histogram = Histogram::new(bits).unwrap();
+        self.slots().for_each(|slot| histogram.add(self.memories[slot as usize].1, self.weight(segments, slot)));
+        Ok(histogram)
+    }
+
+    fn rank(
+        &mut self,
+        segments: &[Segment],
+        scope: Scope,
+        order: Order,
+        limit: Option<usize>,
+        ids: &Tiles<MemoryId>,
+        out: &mut Vec<(Slot, u32)>,
+    ) -> Result<(), Error> {
+        let in_scope = |&slot: &Slot| match scope {
+            Scope::All => true,
+            Scope::Segment(segment) => segment == self.segment(slot),
+            Scope::Group(group) => group == self.memories[slot as usize].1,
+        };
+        let mut slots: Vec<_> = self.slots().filter(in_scope).collect();
+        let key = |slot: Slot| (self.weight(segments, slot), ids.get(slot));
+        slots.sort_by(|&a, &b| rank_order(key(a), key(b)));
+        if order == Order::LightestFirst {
+            slots.reverse();
+        }
+        slots.truncate(limit.unwrap_or(slots.len()));
+        *out = slots.into_iter().map(|slot| (slot, self.weight(segments, slot).units())).collect();
+        Ok(())
+    }
+
+    fn digest(
+        &mut self,
+        segments: &[Segment],
+        ids: &Tiles<MemoryId>,
+        content: Option<&Tiles<u128>>,
+        out: &mut Vec<Digest>,
+    ) -> Result<(), Error> {
+        *out = vec![Digest::default(); segments.len()];
+        for slot in self.slots() {
+            let content = content.map_or(0, |content| content.get(slot));
+            let (weight, group) = (self.weight(segments, slot), self.memories[slot as usize].1);
+            out[self.segment(slot) as usize].add(ids.get(slot), weight, group, content);
+        }
+        Ok(())
+    }
+
+    fn export(&mut self, tile: TileId, potentials: &mut Vec<u32>, groups: &mut Vec<u8>) -> Result<(), Error> {
+        let first = tile as usize * TILE;
+        let used = &self.memories[first..first + self.tiles[tile as usize].count as usize];
+        *potentials = used.iter().map(|memory| memory.0).collect();
+        *groups = used.iter().map(|memory| memory.1.0).collect();
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.tiles.len() * TILE * 5) as u64
+    }
+}
