@@ -1,0 +1,127 @@
+//! What heads every file: magic, format version, cluster, store, and what is fixed at creation.
+//!
+//! Invariants: a file of another cluster, store, shape or of an unknown version is refused before anything else of it is
+//! read; multi-byte values are little-endian; a change of any layout is a new [`VERSION`], and old golden files stay.
+
+use engram_memory::{ClusterId, FeatureShape, FeatureType, Law, Shape, StoreId};
+
+use crate::Error;
+
+/// Version of all formats of this crate.
+pub(crate) const VERSION: u32 = 1;
+/// Bytes that [`encode`] appends.
+pub(crate) const HEAD_BYTES: usize = 64;
+
+/// Whose file it is: heads the log's segments, the snapshots and the identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileHead {
+    /// Cluster.
+    pub cluster: ClusterId,
+    /// Disk that wrote it.
+    pub store: StoreId,
+    /// Partitions, law and features of the cluster.
+    pub shape: Shape,
+}
+
+impl FileHead {
+    /// Checks that a file with the head `found` is one of this cluster and store.
+    pub(crate) fn check(&self, found: &Self, path: &str) -> Result<(), Error> {
+        self.check_cluster(found, path)?;
+        if found.store != self.store {
+            return Err(Error::OtherStore { path: path.into(), found: found.store, expected: self.store });
+        }
+        Ok(())
+    }
+
+    /// Checks that a file with the head `found` is one of this cluster, by any of its stores.
+    pub(crate) fn check_cluster(&self, found: &Self, path: &str) -> Result<(), Error> {
+        if found.cluster != self.cluster {
+            return Err(Error::OtherCluster { path: path.into(), found: found.cluster, expected: self.cluster });
+        }
+        if found.shape != self.shape {
+            return Err(Error::OtherShape { path: path.into(), found: found.shape, expected: self.shape });
+        }
+        Ok(())
+    }
+}
+
+/// Appends magic, version and head: [`HEAD_BYTES`] bytes.
+pub(crate) fn encode(magic: &[u8; 8], head: &FileHead, out: &mut Vec<u8>) {
+    out.extend_from_slice(magic);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&head.shape.partitions.to_le_bytes());
+    out.extend_from_slice(&head.cluster.0.to_le_bytes());
+    out.extend_from_slice(&head.store.0.to_le_bytes());
+    out.extend_from_slice(&head.shape.law.code().to_le_bytes());
+    out.extend_from_slice(&head.shape.features.dimension.to_le_bytes());
+    out.extend_from_slice(&head.shape.features.dtype.code().to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+}
+
+/// Reads what [`encode`] wrote. The caller has checked the checksum, unless the version is unknown: the place of the
+/// version is the same in all of them, that of the checksum need not be.
+pub(crate) fn decode(bytes: &mut Bytes<'_>, magic: &[u8; 8], path: &str) -> Result<FileHead, Error> {
+    let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
+    check_version(bytes.0, magic, path)?;
+    let mut read = || {
+        bytes.array::<12>()?;
+        let partitions = bytes.u32()?;
+        let cluster = ClusterId(bytes.u128()?);
+        let store = StoreId(bytes.u128()?);
+        let law = Law::from_code(bytes.u32()?)?;
+        let dimension = bytes.u32()?;
+        let dtype = FeatureType::from_code(bytes.u32()?)?;
+        bytes.array::<4>()?;
+        let features = FeatureShape { dimension, dtype };
+        Some(FileHead { cluster, store, shape: Shape { partitions, law, features } })
+    };
+    read().ok_or_else(|| corrupt("its head names a law or a feature type that its format version does not have"))
+}
+
+/// Checks magic and version alone.
+pub(crate) fn check_version(bytes: &[u8], magic: &[u8; 8], path: &str) -> Result<(), Error> {
+    let mut bytes = Bytes(bytes);
+    if bytes.array() != Some(*magic) {
+        let what = "it does not begin as a file of its kind does";
+        return Err(Error::Corrupt { path: path.into(), offset: 0, what });
+    }
+    match bytes.u32() {
+        Some(VERSION) => Ok(()),
+        Some(found) => Err(Error::UnknownFormat { path: path.into(), found, supported: VERSION }),
+        None => Err(Error::Corrupt { path: path.into(), offset: 0, what: "it ends inside its head" }),
+    }
+}
+
+/// Takes values off the front of a slice; `None` when it is too short.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Bytes<'a> {
+    pub(crate) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(len)?;
+        self.0 = tail;
+        Some(head)
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, tail) = self.0.split_first_chunk()?;
+        self.0 = tail;
+        Some(*head)
+    }
+
+    pub(crate) fn u8(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    pub(crate) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    pub(crate) fn u128(&mut self) -> Option<u128> {
+        self.array().map(u128::from_le_bytes)
+    }
+}

@@ -1,0 +1,214 @@
+//! Who this disk is: cluster, store, shape, how often a process has started on it, and how the last one ended.
+//!
+//! One sector, replaced as a whole (temporary file, sync, rename, sync of the folder). Invariants: a store id is drawn
+//! once and never over existing data; the incarnation rises, and the clean mark of the process before is erased, durably,
+//! before a new process does anything; one process at a time holds the folder.
+
+use std::sync::Arc;
+
+use engram_memory::{ClusterId, Incarnation, Shape, StoreId};
+
+use crate::disk::{Lock, LockError, TEMPORARY_SUFFIX};
+use crate::format::{self, Bytes};
+use crate::wal::Position;
+use crate::{Disk, Error, FileHead, snapshot_file, wal};
+
+/// Name of the file.
+const FILE_NAME: &str = "identity";
+const MAGIC: [u8; 8] = *b"ENGRIDN\0";
+/// One sector: written whole or not at all, and replaced by rename besides.
+const FILE_BYTES: usize = 512;
+
+/// Which run of the machine, and which mount of the volume, a process lives in. Equal ones mean that the page cache never
+/// went away in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    /// Boot id of the kernel; 0 = unknown, equal to nothing.
+    pub boot: u128,
+    /// What stays equal while the volume stays mounted: the UID of the pod, 0 outside Kubernetes.
+    pub mount: u128,
+}
+
+impl Origin {
+    /// The running kernel, with the pod's UID where there is one.
+    pub fn current(mount: u128) -> Self {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digits: String = text.trim().chars().filter(|&digit| digit != '-').collect();
+        Self { boot: u128::from_str_radix(&digits, 16).unwrap_or(0), mount }
+    }
+
+    fn same_boot(self, other: Self) -> bool {
+        self.boot != 0 && self == other
+    }
+}
+
+/// What the file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Content {
+    head: FileHead,
+    incarnation: Incarnation,
+    /// Where an orderly stop of that incarnation ended the log.
+    clean_end: Option<Position>,
+    origin: Origin,
+}
+
+/// The identity of this disk, and its lock, for the life of a process.
+#[derive(Debug)]
+pub struct Identity {
+    content: Content,
+    before: Option<Content>,
+    _lock: Lock,
+}
+
+impl Identity {
+    /// Takes the folder for this process: locks it, makes the identity at the first start, raises the incarnation and
+    /// erases the clean mark, all durable when this returns. Removes files that a process before left unfinished.
+    ///
+    /// # Errors
+    /// [`Error::Locked`], [`Error::Unwritable`], [`Error::OtherCluster`], [`Error::OtherShape`],
+    /// [`Error::UnknownFormat`], [`Error::Corrupt`], [`Error::IdentityMissing`] and those of the disk. Nothing was
+    /// changed then, but that a lock file may have been made.
+    pub fn open(disk: &Arc<dyn Disk>, cluster: ClusterId, shape: Shape, origin: Origin) -> Result<Self, Error> {
+        let folder = || disk.describe("");
+        let lock = disk.lock().map_err(|error| match error {
+            LockError::Held { pid } => Error::Locked { path: folder(), pid },
+            LockError::Io(source) => Error::Unwritable { path: folder(), source },
+        })?;
+        let listed = disk.list().map_err(|source| Error::Io { operation: "list", path: folder(), source })?;
+        let before = if listed.iter().any(|name| name == FILE_NAME) {
+            let before = read(&**disk)?;
+            FileHead { cluster, store: before.head.store, shape }.check(&before.head, &disk.describe(FILE_NAME))?;
+            Some(before)
+        } else if let Some(file) = listed.iter().find(|name| is_data(name)) {
+            return Err(Error::IdentityMissing { path: folder(), file: file.clone() });
+        } else {
+            None
+        };
+        for name in listed.iter().filter(|name| is_unfinished(name)) {
+            let failed = |source| Error::Io { operation: "remove", path: disk.describe(name), source };
+            disk.remove(name).map_err(failed)?;
+        }
+        let store = before.map_or_else(|| StoreId(disk.random()), |before| before.head.store);
+        let incarnation = Incarnation(before.map_or(0, |before| before.incarnation.0) + 1);
+        let content = Content { head: FileHead { cluster, store, shape }, incarnation, clean_end: None, origin };
+        write(&**disk, &content)?;
+        Ok(Self { content, before, _lock: lock })
+    }
+
+    /// What heads every file of this store.
+    pub fn head(&self) -> FileHead {
+        self.content.head
+    }
+
+    /// The disk.
+    pub fn store(&self) -> StoreId {
+        self.content.head.store
+    }
+
+    /// This process start, from 1.
+    pub fn incarnation(&self) -> Incarnation {
+        self.content.incarnation
+    }
+
+    /// Where the process before ended the log in order; `None` at the first start and after any other end. Give it to
+    /// [`wal::Options::sealed_at`].
+    pub fn clean_end(&self) -> Option<Position> {
+        self.before?.clean_end
+    }
+
+    /// Whether nothing that the process before had written can be lost: it ended in order and the log was found to end
+    /// there, or the kernel and the mount are still the same ([`wal::Wal::open`] has synced the log then).
+    pub fn lost_nothing(&self, recovered: &wal::Recovery) -> bool {
+        let Some(before) = self.before else { return false };
+        before.clean_end == Some(recovered.end) || before.origin.same_boot(self.content.origin)
+    }
+
+    /// Leaves the mark of an orderly stop, after [`wal::Writer::close`] returned `end`, and frees the folder.
+    ///
+    /// # Errors
+    /// Those of the disk: the next start then treats this one as a crash, which costs time and no data.
+    pub fn leave_clean_mark(mut self, disk: &Arc<dyn Disk>, end: Position) -> Result<(), Error> {
+        self.content.clean_end = Some(end);
+        write(&**disk, &self.content)
+    }
+}
+
+/// Whether a file would be orphaned by a new identity.
+fn is_data(name: &str) -> bool {
+    !is_unfinished(name) && (wal::is_log_file(name) || snapshot_file::parse_name(name).is_some())
+}
+
+/// Whether a file is one of ours that was being written.
+fn is_unfinished(name: &str) -> bool {
+    let Some(finished) = name.strip_suffix(TEMPORARY_SUFFIX) else { return false };
+    finished == FILE_NAME || wal::is_log_file(finished) || snapshot_file::parse_name(finished).is_some()
+}
+
+fn encode(content: &Content) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(FILE_BYTES);
+    format::encode(&MAGIC, &content.head, &mut bytes);
+    bytes.extend_from_slice(&content.incarnation.0.to_le_bytes());
+    bytes.extend_from_slice(&u32::from(content.clean_end.is_some()).to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(&content.clean_end.unwrap_or_default().0.to_le_bytes());
+    bytes.extend_from_slice(&content.origin.boot.to_le_bytes());
+    bytes.extend_from_slice(&content.origin.mount.to_le_bytes());
+    bytes.resize(FILE_BYTES - 4, 0);
+    bytes.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8], path: &str) -> Result<Content, Error> {
+    let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
+    format::check_version(bytes, &MAGIC, path)?;
+    let (covered, crc) = bytes.split_last_chunk().ok_or(corrupt("it is too short"))?;
+    if bytes.len() != FILE_BYTES || crc32c::crc32c(covered) != u32::from_le_bytes(*crc) {
+        return Err(corrupt("its checksum is wrong"));
+    }
+    let mut rest = Bytes(covered);
+    let head = format::decode(&mut rest, &MAGIC, path)?;
+    let mut read = || {
+        let incarnation = Incarnation(rest.u64()?);
+        let is_clean = match rest.u32()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        rest.u32()?;
+        let end = Position(rest.u64()?);
+        let origin = Origin { boot: rest.u128()?, mount: rest.u128()? };
+        Some(Content { head, incarnation, clean_end: is_clean.then_some(end), origin })
+    };
+    read().ok_or(corrupt("its values are impossible"))
+}
+
+fn read(disk: &dyn Disk) -> Result<Content, Error> {
+    let path = disk.describe(FILE_NAME);
+    let take = || {
+        let file = disk.open(FILE_NAME)?;
+        // A longer file is wrong; one byte more is enough to see it.
+        let mut bytes = vec![0; file.len()?.min(FILE_BYTES as u64 + 1) as usize];
+        file.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = take().map_err(|source| Error::read(path.clone(), source))?;
+    decode(&bytes, &path)
+}
+
+fn write(disk: &dyn Disk, content: &Content) -> Result<(), Error> {
+    let temporary = format!("{FILE_NAME}{TEMPORARY_SUFFIX}");
+    let path = disk.describe(FILE_NAME);
+    let failed = |source: std::io::Error| match source.kind() {
+        std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
+            Error::Unwritable { path: disk.describe(""), source }
+        }
+        _ => Error::write("write", path.clone(), source),
+    };
+    let _ = disk.remove(&temporary);
+    let file = disk.create(&temporary).map_err(failed)?;
+    file.write_at(0, &encode(content)).map_err(failed)?;
+    let sync_failed = |source| Error::SyncFailed { path: path.clone(), source };
+    file.sync_data().map_err(sync_failed)?;
+    disk.rename(&temporary, FILE_NAME).map_err(failed)?;
+    disk.sync_dir().map_err(sync_failed)
+}

@@ -1,0 +1,419 @@
+//! A partition in a file: head, chunks, manifest, trailer.
+//!
+//! ```text
+//!  head      common head | partition u32 | clock u32 | lsn u64 | term u64 | memories u64 | created_ms u64 | digest u128
+//!  chunks    at most 1 MiB each, one after another; what a kind means is the state machine's business
+//!  manifest  per chunk: kind u32 | bytes u32 | xxh3-64 u64
+//!  trailer   chunks u64 | bytes of chunks u64 | xxh3-128 of head, manifest and the two before | magic
+//! ```
+//!
+//! Invariants: every byte is under a checksum, and the file has no byte more; a snapshot appears under its name only when
+//! all of it is durable; a chunk is given out only when its checksum is right; memory is taken for what is there, never
+//! for what a number says. Two generations of a partition are kept, so that a damaged one costs no more than the log
+//! behind the older.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use engram_memory::{DecayClock, Lsn, PartitionId, Term};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::disk::{File, TEMPORARY_SUFFIX};
+use crate::format::{self, Bytes};
+use crate::{Disk, Error, FileHead};
+
+/// Most bytes of a chunk.
+pub const MAX_CHUNK_BYTES: usize = 1 << 20;
+/// Kind of the chunks that hold the ledger (sessions, epochs, runs, settings); every other kind is the caller's.
+pub const LEDGER: u32 = 0;
+/// Snapshots kept of a partition.
+pub const GENERATIONS: usize = 2;
+
+const MAGIC: [u8; 8] = *b"ENGRSNP\0";
+const END_MAGIC: [u8; 8] = *b"ENGRSNPE";
+const HEAD_BYTES: usize = format::HEAD_BYTES + 56;
+const ENTRY_BYTES: usize = 16;
+const TRAILER_BYTES: usize = 40;
+const PREFIX: &str = "snapshot-";
+const SUFFIX: &str = ".snap";
+
+/// What a snapshot is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnapshotHead {
+    /// Partition.
+    pub partition: PartitionId,
+    /// The last command in it; committed.
+    pub lsn: Lsn,
+    /// Term of that command.
+    pub term: Term,
+    /// Decay clock.
+    pub clock: DecayClock,
+    /// Memories in it.
+    pub memories: u64,
+    /// Wall clock when it was taken, in milliseconds since 1970.
+    pub created_ms: u64,
+    /// The replica digest at `lsn`, to check what was loaded.
+    pub digest: u128,
+}
+
+/// One chunk in the manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// Kind.
+    pub kind: u32,
+    /// Bytes, at most [`MAX_CHUNK_BYTES`].
+    pub bytes: u32,
+    /// xxh3-64 of the bytes.
+    pub checksum: u64,
+    /// Where it begins in the file.
+    offset: u64,
+}
+
+/// The file name of a snapshot.
+pub fn name(partition: PartitionId, lsn: Lsn) -> String {
+    format!("{PREFIX}{:05}-{:020}{SUFFIX}", partition.0, lsn.0)
+}
+
+/// Partition and lsn in a snapshot's file name, `None` for other files.
+pub fn parse_name(name: &str) -> Option<(PartitionId, Lsn)> {
+    let (partition, lsn) = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.split_once('-')?;
+    let parsed = (PartitionId(partition.parse().ok()?), Lsn(lsn.parse().ok()?));
+    (self::name(parsed.0, parsed.1) == name).then_some(parsed)
+}
+
+/// All snapshots of a folder by partition, the newest first.
+///
+/// # Errors
+/// Those of the disk.
+pub fn list(disk: &dyn Disk) -> Result<BTreeMap<PartitionId, Vec<Lsn>>, Error> {
+    let names = disk.list().map_err(|source| Error::Io { operation: "list", path: disk.describe(""), source })?;
+    let mut found: BTreeMap<PartitionId, Vec<Lsn>> = BTreeMap::new();
+    for (partition, lsn) in names.iter().filter_map(|name| parse_name(name)) {
+        found.entry(partition).or_default().push(lsn);
+    }
+    for lsns in found.values_mut() {
+        lsns.sort_unstable_by(|a, b| b.cmp(a));
+    }
+    Ok(found)
+}
+
+/// Removes what is older than the newest [`GENERATIONS`] of a partition, and returns the lsn up to which the log is not
+/// needed any more: that of the older one, `None` while there are fewer.
+///
+/// # Errors
+/// Those of the disk.
+pub fn keep_generations(disk: &dyn Disk, partition: PartitionId) -> Result<Option<Lsn>, Error> {
+    let lsns = list(disk)?.remove(&partition).unwrap_or_default();
+    let old = lsns.get(GENERATIONS..).unwrap_or_default();
+    for &lsn in old {
+        let name = name(partition, lsn);
+        let failed = |source| Error::Io { operation: "remove", path: disk.describe(&name), source };
+        disk.remove(&name).map_err(failed)?;
+    }
+    if !old.is_empty() {
+        disk.sync_dir().map_err(|source| Error::SyncFailed { path: disk.describe(""), source })?;
+    }
+    Ok(lsns.get(GENERATIONS - 1).copied())
+}
+
+/// A snapshot that was passed over, and why.
+#[derive(Debug)]
+pub struct Rejected {
+    /// Its lsn.
+    pub lsn: Lsn,
+    /// What is wrong with it.
+    pub error: Error,
+}
+
+/// Opens the newest snapshot of a partition whose every byte is right; also tells which newer ones are not. The log must
+/// then be there from the lsn of the one opened: it is kept from the older generation on.
+///
+/// # Errors
+/// [`Error::OtherCluster`] and the like, [`Error::UnknownFormat`], failures to read: these are no damage to fall back
+/// from. Damage alone is no error here.
+pub fn newest_valid(
+    disk: &dyn Disk,
+    head: &FileHead,
+    partition: PartitionId,
+) -> Result<(Option<SnapshotReader>, Vec<Rejected>), Error> {
+    let mut rejected = Vec::new();
+    for lsn in list(disk)?.remove(&partition).unwrap_or_default() {
+        let opened = SnapshotReader::open(disk, head, &name(partition, lsn)).and_then(|reader| {
+            reader.verify()?;
+            reader.check_name(partition, lsn)?;
+            Ok(reader)
+        });
+        match opened {
+            Ok(reader) => return Ok((Some(reader), rejected)),
+            Err(error @ Error::Corrupt { .. }) => rejected.push(Rejected { lsn, error }),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((None, rejected))
+}
+
+/// Writes one snapshot.
+pub struct SnapshotWriter<'d> {
+    disk: &'d dyn Disk,
+    file: Box<dyn File>,
+    name: String,
+    path: String,
+    head: Vec<u8>,
+    manifest: Vec<u8>,
+    chunks: u64,
+    end: u64,
+}
+
+impl<'d> SnapshotWriter<'d> {
+    /// Begins the snapshot of `snapshot.partition` at `snapshot.lsn`, with the ledger's bytes as its first chunks.
+    ///
+    /// # Errors
+    /// [`Error::DiskFull`] and those of the disk. What is left has a temporary name and is removed at the next start.
+    pub fn create(disk: &'d dyn Disk, head: &FileHead, snapshot: SnapshotHead, ledger: &[u8]) -> Result<Self, Error> {
+        let name = name(snapshot.partition, snapshot.lsn);
+        let path = disk.describe(&name);
+        let temporary = format!("{name}{TEMPORARY_SUFFIX}");
+        let _ = disk.remove(&temporary);
+        let file = disk.create(&temporary).map_err(|source| Error::write("create", path.clone(), source))?;
+        let head = encode_head(head, &snapshot);
+        let mut writer = Self { disk, file, name, path, head, manifest: Vec::new(), chunks: 0, end: HEAD_BYTES as u64 };
+        writer.write(0, &writer.head)?;
+        for chunk in ledger.chunks(MAX_CHUNK_BYTES) {
+            writer.chunk(LEDGER, chunk)?;
+        }
+        Ok(writer)
+    }
+
+    /// Adds a chunk.
+    ///
+    /// # Errors
+    /// [`Error::ChunkTooLarge`]; [`Error::DiskFull`] and those of the disk.
+    pub fn chunk(&mut self, kind: u32, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.len() > MAX_CHUNK_BYTES {
+            return Err(Error::ChunkTooLarge { bytes: bytes.len(), limit: MAX_CHUNK_BYTES });
+        }
+        self.write(self.end, bytes)?;
+        self.manifest.extend_from_slice(&kind.to_le_bytes());
+        self.manifest.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        self.manifest.extend_from_slice(&xxh3_64(bytes).to_le_bytes());
+        self.chunks += 1;
+        self.end += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Ends the snapshot: durable and under its name when this returns. Returns its size in bytes.
+    ///
+    /// # Errors
+    /// [`Error::DiskFull`], [`Error::SyncFailed`] and those of the disk.
+    pub fn finish(self) -> Result<u64, Error> {
+        let mut tail = self.manifest.clone();
+        tail.extend_from_slice(&self.chunks.to_le_bytes());
+        tail.extend_from_slice(&(self.end - HEAD_BYTES as u64).to_le_bytes());
+        tail.extend_from_slice(&digest(&self.head, &tail).to_le_bytes());
+        tail.extend_from_slice(&END_MAGIC);
+        self.write(self.end, &tail)?;
+        let sync_failed = |source| Error::SyncFailed { path: self.path.clone(), source };
+        self.file.sync_data().map_err(sync_failed)?;
+        let temporary = format!("{}{TEMPORARY_SUFFIX}", self.name);
+        let failed = |source| Error::write("name", self.path.clone(), source);
+        self.disk.rename(&temporary, &self.name).map_err(failed)?;
+        self.disk.sync_dir().map_err(sync_failed)?;
+        Ok(self.end + tail.len() as u64)
+    }
+
+    /// Gives an unfinished snapshot up and removes what was written of it.
+    pub fn abandon(self) {
+        // What stays is removed at the next start: it has a temporary name.
+        let _ = self.disk.remove(&format!("{}{TEMPORARY_SUFFIX}", self.name));
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.file.write_at(offset, bytes).map_err(|source| Error::write("write", self.path.clone(), source))
+    }
+}
+
+/// Reads one snapshot.
+pub struct SnapshotReader {
+    file: Box<dyn File>,
+    path: String,
+    file_head: FileHead,
+    head: SnapshotHead,
+    chunks: Vec<Chunk>,
+}
+
+impl SnapshotReader {
+    /// Opens a snapshot of this cluster, by any of its stores, and checks head and manifest; chunks are checked as they
+    /// are read.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]; [`Error::OtherCluster`], [`Error::OtherShape`], [`Error::UnknownFormat`]; those of the disk.
+    pub fn open(disk: &dyn Disk, head: &FileHead, name: &str) -> Result<Self, Error> {
+        let reader = Self::open_any(disk, name)?;
+        head.check_cluster(&reader.file_head, &reader.path)?;
+        Ok(reader)
+    }
+
+    /// Opens a snapshot of any cluster: look at [`Self::file_head`].
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_any(disk: &dyn Disk, name: &str) -> Result<Self, Error> {
+        let path = disk.describe(name);
+        let failed = |source: io::Error| Error::read(path.clone(), source);
+        let file = disk.open(name).map_err(failed)?;
+        let file_bytes = file.len().map_err(failed)?;
+        let mut head = vec![0; HEAD_BYTES.min(file_bytes as usize)];
+        file.read_at(0, &mut head).map_err(failed)?;
+        format::check_version(&head, &MAGIC, &path)?;
+        let corrupt = |offset, what| Error::Corrupt { path: path.clone(), offset, what };
+        let trailer_at = file_bytes.checked_sub(TRAILER_BYTES as u64).filter(|&at| at >= HEAD_BYTES as u64);
+        let trailer_at = trailer_at.ok_or(corrupt(0, "it is too short"))?;
+        let mut trailer = [0; TRAILER_BYTES];
+        file.read_at(trailer_at, &mut trailer).map_err(failed)?;
+        let manifest_at = manifest_at(&trailer, trailer_at).map_err(|what| corrupt(trailer_at, what))?;
+        let mut manifest = vec![0; (trailer_at - manifest_at) as usize + TRAILER_BYTES];
+        file.read_at(manifest_at, &mut manifest).map_err(failed)?;
+        let (file_head, snapshot, chunks) = decode(&head, &manifest, &path)?;
+        Ok(Self { file, path, file_head, head: snapshot, chunks })
+    }
+
+    /// Whose it is.
+    pub fn file_head(&self) -> FileHead {
+        self.file_head
+    }
+
+    /// What it is of.
+    pub fn head(&self) -> SnapshotHead {
+        self.head
+    }
+
+    /// The manifest, in the order of the file.
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// Bytes of all chunks.
+    pub fn bytes(&self) -> u64 {
+        self.chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum()
+    }
+
+    /// Reads a chunk into `bytes`, emptied first, and checks it.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]: `bytes` is empty then. Those of the disk.
+    pub fn read(&self, chunk: &Chunk, bytes: &mut Vec<u8>) -> Result<(), Error> {
+        bytes.clear();
+        bytes.resize(chunk.bytes as usize, 0);
+        let read = self.file.read_at(chunk.offset, bytes);
+        read.map_err(|source| Error::read(self.path.clone(), source))?;
+        if xxh3_64(bytes) == chunk.checksum {
+            return Ok(());
+        }
+        bytes.clear();
+        Err(Error::Corrupt { path: self.path.clone(), offset: chunk.offset, what: "the checksum of a chunk is wrong" })
+    }
+
+    /// Reads the ledger's bytes.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn ledger(&self) -> Result<Vec<u8>, Error> {
+        let (mut ledger, mut bytes) = (Vec::new(), Vec::new());
+        for chunk in self.chunks.iter().filter(|chunk| chunk.kind == LEDGER) {
+            self.read(chunk, &mut bytes)?;
+            ledger.extend_from_slice(&bytes);
+        }
+        Ok(ledger)
+    }
+
+    /// Reads and checks every chunk.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn verify(&self) -> Result<(), Error> {
+        let mut bytes = Vec::new();
+        self.chunks.iter().try_for_each(|chunk| self.read(chunk, &mut bytes))
+    }
+
+    /// Checks that the file has the name of what it is.
+    fn check_name(&self, partition: PartitionId, lsn: Lsn) -> Result<(), Error> {
+        if (self.head.partition, self.head.lsn) == (partition, lsn) {
+            return Ok(());
+        }
+        Err(Error::Corrupt { path: self.path.clone(), offset: 0, what: "its name is that of another snapshot" })
+    }
+}
+
+/// The checksum of everything but the chunks; `tail` is the manifest and the counts behind it.
+fn digest(head: &[u8], tail: &[u8]) -> u128 {
+    let mut hasher = Xxh3::new();
+    hasher.update(head);
+    hasher.update(tail);
+    hasher.digest128()
+}
+
+fn encode_head(head: &FileHead, snapshot: &SnapshotHead) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEAD_BYTES);
+    format::encode(&MAGIC, head, &mut bytes);
+    bytes.extend_from_slice(&snapshot.partition.0.to_le_bytes());
+    bytes.extend_from_slice(&snapshot.clock.units().to_le_bytes());
+    bytes.extend_from_slice(&snapshot.lsn.0.to_le_bytes());
+    bytes.extend_from_slice(&snapshot.term.0.to_le_bytes());
+    bytes.extend_from_slice(&snapshot.memories.to_le_bytes());
+    bytes.extend_from_slice(&snapshot.created_ms.to_le_bytes());
+    bytes.extend_from_slice(&snapshot.digest.to_le_bytes());
+    bytes
+}
+
+/// Where the manifest begins, from the trailer alone.
+fn manifest_at(trailer: &[u8; TRAILER_BYTES], trailer_at: u64) -> Result<u64, &'static str> {
+    const IMPOSSIBLE: &str = "the numbers of its trailer contradict its length";
+    let mut bytes = Bytes(trailer);
+    let (chunks, chunk_bytes) = bytes.u64().zip(bytes.u64()).ok_or(IMPOSSIBLE)?;
+    if trailer[TRAILER_BYTES - 8..] != END_MAGIC {
+        return Err("it does not end as a snapshot does");
+    }
+    let manifest_bytes = chunks.checked_mul(ENTRY_BYTES as u64).ok_or(IMPOSSIBLE)?;
+    let at = trailer_at.checked_sub(manifest_bytes).ok_or(IMPOSSIBLE)?;
+    if at.checked_sub(HEAD_BYTES as u64) == Some(chunk_bytes) { Ok(at) } else { Err(IMPOSSIBLE) }
+}
+
+/// Reads head and manifest, with their checksum; `manifest` has the trailer behind it.
+fn decode(head: &[u8], manifest: &[u8], path: &str) -> Result<(FileHead, SnapshotHead, Vec<Chunk>), Error> {
+    let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
+    let short = || corrupt("it is too short");
+    let (tail, rest) = manifest.split_at_checked(manifest.len().saturating_sub(24)).ok_or_else(short)?;
+    if Bytes(rest).u128() != Some(digest(head, tail)) {
+        return Err(corrupt("the checksum of its head and manifest is wrong"));
+    }
+    let mut rest = Bytes(head);
+    let file_head = format::decode(&mut rest, &MAGIC, path)?;
+    let mut read = || {
+        Some(SnapshotHead {
+            partition: PartitionId(rest.u32()?),
+            clock: DecayClock::from_units(rest.u32()?)?,
+            lsn: Lsn(rest.u64()?),
+            term: Term(rest.u64()?),
+            memories: rest.u64()?,
+            created_ms: rest.u64()?,
+            digest: rest.u128()?,
+        })
+    };
+    let snapshot = read().ok_or_else(|| corrupt("the values of its head are impossible"))?;
+    let entries = tail.get(..tail.len().saturating_sub(16)).ok_or_else(short)?;
+    let (mut chunks, mut offset) = (Vec::with_capacity(entries.len() / ENTRY_BYTES), HEAD_BYTES as u64);
+    for entry in entries.chunks_exact(ENTRY_BYTES) {
+        let mut entry = Bytes(entry);
+        let mut read = || Some((entry.u32()?, entry.u32()?, entry.u64()?));
+        let (kind, bytes, checksum) = read().ok_or_else(short)?;
+        if bytes as usize > MAX_CHUNK_BYTES {
+            return Err(corrupt("a chunk is above the limit"));
+        }
+        chunks.push(Chunk { kind, bytes, checksum, offset });
+        offset += u64::from(bytes);
+    }
+    if offset - HEAD_BYTES as u64 != Bytes(&tail[entries.len() + 8..]).u64().ok_or_else(short)? {
+        return Err(corrupt("its chunks do not add up to its length"));
+    }
+    Ok((file_head, snapshot, chunks))
+}

@@ -1,0 +1,285 @@
+//! A batch of the group commit: header, records, padding to a page.
+//!
+//! ```text
+//!  0  magic u32            16  position u64         32  prev_crc u32     44  0 u32
+//!  4  crc u32 of 8..end    24  synced_through u64   36  body_crc u32     48  commits * (partition u32, term u64, lsn u64)
+//!  8  len u32              12  commits u32          40  records u32          records, padding of zeros
+//! ```
+//!
+//! Both checksums are crc32c seeded by the segment; body_crc covers records and padding, so every byte is covered. len
+//! counts everything and is a whole number of pages; the records fill all but the last of them.
+
+use std::collections::BTreeMap;
+
+use engram_memory::{Lsn, MAX_PARTITIONS, PartitionId, Term};
+
+use super::positions::{Positions, Tail};
+use super::{Body, Entry, record};
+use crate::format::Bytes;
+
+/// Batches begin and end on a multiple of this: devices and the page cache write no less at once, so that a torn write
+/// never reaches into the batch before.
+pub(super) const PAGE: usize = 4_096;
+/// Bytes of a header that names no commits.
+pub(super) const HEADER_BYTES: usize = 48;
+const COMMIT_BYTES: usize = 20;
+/// Most bytes of a header.
+pub(super) const MAX_HEADER_BYTES: usize = HEADER_BYTES + COMMIT_BYTES * MAX_PARTITIONS as usize;
+const MAGIC: u32 = u32::from_le_bytes(*b"EBAT");
+
+/// The newest promise and map entry of each partition: what must outlive the segment that holds it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Carried(BTreeMap<PartitionId, Carry>);
+
+#[derive(Debug, Clone, Default)]
+struct Carry {
+    promise: Option<(Term, bool)>,
+    map_entry: Option<(Term, Vec<u8>)>,
+}
+
+impl Carried {
+    pub(super) fn note(&mut self, entry: &Entry<'_>) {
+        match entry.body {
+            Body::Promise { seen } => self.0.entry(entry.partition).or_default().promise = Some((entry.term, seen)),
+            Body::MapEntry(bytes) => {
+                self.0.entry(entry.partition).or_default().map_entry = Some((entry.term, bytes.to_vec()));
+            }
+            Body::Command(_) | Body::Truncate | Body::Installed => {}
+        }
+    }
+
+    pub(super) fn merge(&mut self, newer: &Self) {
+        for (partition, newer) in &newer.0 {
+            let carry = self.0.entry(*partition).or_default();
+            carry.promise = newer.promise.or(carry.promise);
+            if newer.map_entry.is_some() {
+                carry.map_entry.clone_from(&newer.map_entry);
+            }
+        }
+    }
+
+    /// A batch that says it all again; `None` when there is nothing to say.
+    pub(super) fn batch(&self) -> Option<Batch> {
+        let mut batch = Batch::default();
+        for (&partition, carry) in &self.0 {
+            let lsn = Lsn(0);
+            if let Some((term, seen)) = carry.promise {
+                batch.push(&Entry { partition, term, lsn, body: Body::Promise { seen } }, None);
+            }
+            if let Some((term, bytes)) = &carry.map_entry {
+                batch.push(&Entry { partition, term: *term, lsn, body: Body::MapEntry(bytes) }, None);
+            }
+        }
+        batch.seal(&[]);
+        (!batch.is_empty()).then_some(batch)
+    }
+}
+
+/// Records of one group commit, ready to be written.
+#[derive(Debug, Default)]
+pub struct Batch {
+    body: Vec<u8>,
+    record_bytes: usize,
+    commits: Vec<(PartitionId, Term, Lsn)>,
+    touched: BTreeMap<PartitionId, Touched>,
+    carried: Carried,
+}
+
+/// What a batch does to a partition's log.
+#[derive(Debug)]
+struct Touched {
+    before: Option<Tail>,
+    highest: Option<Lsn>,
+}
+
+/// What a header ties a batch to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Link {
+    /// Seeds the checksums: the segment's.
+    pub(super) seed: u32,
+    /// Place in the log of the batch's first byte.
+    pub(super) position: u64,
+    /// Checksum of the header before, or of the segment's head.
+    pub(super) prev_crc: u32,
+}
+
+impl Batch {
+    pub(super) fn push(&mut self, entry: &Entry<'_>, before: Option<Tail>) {
+        record::encode(entry, &mut self.body);
+        self.record_bytes = self.body.len();
+        self.carried.note(entry);
+        if let Body::Command(_) | Body::Truncate | Body::Installed = entry.body {
+            let touched = self.touched.entry(entry.partition).or_insert(Touched { before, highest: None });
+            if let Body::Command(_) = entry.body {
+                touched.highest = touched.highest.max(Some(entry.lsn));
+            }
+        }
+    }
+
+    /// Sets the commits and pads.
+    pub(super) fn seal(&mut self, commits: &[(PartitionId, Term, Lsn)]) {
+        assert!(commits.len() <= MAX_PARTITIONS as usize, "a partition is named once");
+        self.commits = commits.to_vec();
+        self.body.truncate(self.record_bytes);
+        let header_bytes = HEADER_BYTES + COMMIT_BYTES * commits.len();
+        self.body.resize((header_bytes + self.record_bytes).next_multiple_of(PAGE) - header_bytes, 0);
+    }
+
+    /// The empty batch that seals what was synced before it.
+    pub(super) fn empty() -> Self {
+        let mut batch = Self::default();
+        batch.seal(&[]);
+        batch
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.record_bytes == 0
+    }
+
+    /// Bytes of its records, headers included, padding not.
+    pub fn record_bytes(&self) -> usize {
+        self.record_bytes
+    }
+
+    /// Bytes that it takes in the log.
+    pub fn len_bytes(&self) -> u64 {
+        (HEADER_BYTES + COMMIT_BYTES * self.commits.len() + self.body.len()) as u64
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.body.capacity()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.body.clear();
+        self.record_bytes = 0;
+        self.commits.clear();
+        self.touched.clear();
+        self.carried = Carried::default();
+    }
+
+    /// Sets every partition back to where it stood before this batch.
+    pub(super) fn restore(&self, positions: &mut Positions) {
+        for (partition, touched) in &self.touched {
+            positions.restore(*partition, touched.before);
+        }
+    }
+
+    pub(super) fn body(&self) -> &[u8] {
+        &self.body
+    }
+
+    pub(super) fn carried(&self) -> &Carried {
+        &self.carried
+    }
+
+    /// The highest lsn of each partition that has commands in it.
+    pub(super) fn highest(&self) -> impl Iterator<Item = (PartitionId, Lsn)> + '_ {
+        self.touched.iter().filter_map(|(partition, touched)| Some((*partition, touched.highest?)))
+    }
+
+    /// Writes the header into `out`, emptied first; returns its checksum, the link to the next batch.
+    pub(super) fn header(&self, link: Link, synced_through: u64, out: &mut Vec<u8>) -> u32 {
+        let len = u32::try_from(self.len_bytes()).expect("a batch is far below 4 GiB");
+        out.clear();
+        out.extend_from_slice(&MAGIC.to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&len.to_le_bytes());
+        out.extend_from_slice(&(self.commits.len() as u32).to_le_bytes());
+        out.extend_from_slice(&link.position.to_le_bytes());
+        out.extend_from_slice(&synced_through.to_le_bytes());
+        out.extend_from_slice(&link.prev_crc.to_le_bytes());
+        out.extend_from_slice(&crc32c::crc32c_append(link.seed, &self.body).to_le_bytes());
+        out.extend_from_slice(&(self.record_bytes as u32).to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+        for (partition, term, lsn) in &self.commits {
+            out.extend_from_slice(&partition.0.to_le_bytes());
+            out.extend_from_slice(&term.0.to_le_bytes());
+            out.extend_from_slice(&lsn.0.to_le_bytes());
+        }
+        let crc = crc32c::crc32c_append(link.seed, &out[8..]);
+        out[4..8].copy_from_slice(&crc.to_le_bytes());
+        crc
+    }
+}
+
+/// A header that was read, its checksum right and its numbers possible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header<'a> {
+    pub(super) crc: u32,
+    pub(super) len: u32,
+    pub(super) position: u64,
+    pub(super) synced_through: u64,
+    pub(super) prev_crc: u32,
+    body_crc: u32,
+    records: u32,
+    commits: &'a [u8],
+}
+
+impl<'a> Header<'a> {
+    /// Reads a header from the front of `bytes`, which may be longer or, at the end of a file, too short. Takes no memory.
+    pub(super) fn decode(bytes: &'a [u8], seed: u32) -> Result<Self, &'static str> {
+        const SHORT: &str = "it ends inside the header of a batch";
+        let mut rest = Bytes(bytes);
+        if rest.u32().ok_or(SHORT)? != MAGIC {
+            return Err("no batch begins here");
+        }
+        let crc = rest.u32().ok_or(SHORT)?;
+        let covered = rest.0;
+        let len = rest.u32().ok_or(SHORT)?;
+        let commits = rest.u32().ok_or(SHORT)?;
+        if commits > MAX_PARTITIONS {
+            return Err("the header of a batch names more commits than there can be partitions");
+        }
+        let header_bytes = HEADER_BYTES + COMMIT_BYTES * commits as usize;
+        let covered = covered.get(..header_bytes - 8).ok_or(SHORT)?;
+        if crc32c::crc32c_append(seed, covered) != crc {
+            return Err("the checksum of a batch's header is wrong");
+        }
+        let position = rest.u64().ok_or(SHORT)?;
+        let synced_through = rest.u64().ok_or(SHORT)?;
+        let prev_crc = rest.u32().ok_or(SHORT)?;
+        let body_crc = rest.u32().ok_or(SHORT)?;
+        let records = rest.u32().ok_or(SHORT)?;
+        let reserved = rest.u32().ok_or(SHORT)?;
+        let commits = rest.take(COMMIT_BYTES * commits as usize).ok_or(SHORT)?;
+        let pages = (header_bytes as u64 + u64::from(records)).next_multiple_of(PAGE as u64);
+        if u64::from(len) != pages || reserved != 0 || synced_through > position {
+            return Err("the numbers of a batch's header contradict each other");
+        }
+        Ok(Self { crc, len, position, synced_through, prev_crc, body_crc, records, commits })
+    }
+
+    /// Bytes of the header itself.
+    fn bytes(&self) -> usize {
+        HEADER_BYTES + self.commits.len()
+    }
+
+    /// Checks that the batch is the next one of its segment.
+    pub(super) fn check_link(&self, link: Link) -> Result<(), &'static str> {
+        if self.position != link.position {
+            Err("a batch of another place is here")
+        } else if self.prev_crc != link.prev_crc {
+            Err("a batch does not follow the one before")
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The records of the batch whose bytes, all `len` of them, are `batch`.
+    pub(super) fn records<'b>(&self, batch: &'b [u8], seed: u32) -> Result<&'b [u8], &'static str> {
+        let body = batch.get(self.bytes()..self.len as usize).ok_or("it ends inside a batch")?;
+        if crc32c::crc32c_append(seed, body) != self.body_crc {
+            return Err("the checksum of a batch is wrong");
+        }
+        Ok(&body[..self.records as usize])
+    }
+
+    /// What was known to be committed when it was written.
+    pub(super) fn commits(&self) -> impl Iterator<Item = (PartitionId, Term, Lsn)> + 'a {
+        self.commits.chunks_exact(COMMIT_BYTES).filter_map(|bytes| {
+            let mut bytes = Bytes(bytes);
+            Some((PartitionId(bytes.u32()?), Term(bytes.u64()?), Lsn(bytes.u64()?)))
+        })
+    }
+}

@@ -1,0 +1,286 @@
+//! One file of the log: a head page, then batches to the end.
+//!
+//! Head page: the common head, then `uuid u128 | index u64 | starts_at u64 | carried u64 | zeros | crc32c u32`. A segment
+//! appears under its name only when head and carried batch are durable; `starts_at` says where the segment before ended.
+
+use std::io;
+
+use super::batch::{Batch, HEADER_BYTES, Header, Link, MAX_HEADER_BYTES, PAGE};
+use crate::disk::{File, TEMPORARY_SUFFIX};
+use crate::format::{self, Bytes};
+use crate::{Disk, Error, FileHead};
+
+const MAGIC: [u8; 8] = *b"ENGRWAL\0";
+const PREFIX: &str = "wal-";
+const SUFFIX: &str = ".log";
+/// Bytes that recovery reads at once; larger batches are read whole.
+const WINDOW_BYTES: usize = 1 << 20;
+
+/// The file name of a segment.
+pub(super) fn name(index: u64) -> String {
+    format!("{PREFIX}{index:016x}{SUFFIX}")
+}
+
+/// The index in a segment's file name, `None` for other files.
+pub(super) fn index_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok())?
+}
+
+/// Whether a file of this name is a segment.
+pub(crate) fn is_log_file(name: &str) -> bool {
+    index_of(name).is_some()
+}
+
+/// What a segment says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Head {
+    /// Drawn for this segment; seeds its checksums.
+    pub(super) uuid: u128,
+    /// Its number, dense.
+    pub(super) index: u64,
+    /// Place in the log of its first batch: the end of the segment before.
+    pub(super) starts_at: u64,
+    /// Bytes of the batch that was made with it.
+    pub(super) carried: u64,
+}
+
+impl Head {
+    fn encode(&self, file_head: &FileHead) -> Vec<u8> {
+        let mut page = Vec::with_capacity(PAGE);
+        format::encode(&MAGIC, file_head, &mut page);
+        page.extend_from_slice(&self.uuid.to_le_bytes());
+        page.extend_from_slice(&self.index.to_le_bytes());
+        page.extend_from_slice(&self.starts_at.to_le_bytes());
+        page.extend_from_slice(&self.carried.to_le_bytes());
+        page.resize(PAGE - 4, 0);
+        page.extend_from_slice(&crc32c::crc32c(&page).to_le_bytes());
+        page
+    }
+
+    /// Reads a head page, with its checksum.
+    fn decode(page: &[u8], path: &str) -> Result<(FileHead, Self, u32), Error> {
+        let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
+        format::check_version(page, &MAGIC, path)?;
+        let (covered, crc) = page.split_last_chunk().ok_or(corrupt("it ends inside its head"))?;
+        let crc = u32::from_le_bytes(*crc);
+        if page.len() != PAGE || crc32c::crc32c(covered) != crc {
+            return Err(corrupt("the checksum of its head is wrong"));
+        }
+        let mut bytes = Bytes(covered);
+        let file_head = format::decode(&mut bytes, &MAGIC, path)?;
+        let mut read =
+            || Some(Self { uuid: bytes.u128()?, index: bytes.u64()?, starts_at: bytes.u64()?, carried: bytes.u64()? });
+        let head = read().ok_or(corrupt("it ends inside its head"))?;
+        Ok((file_head, head, crc))
+    }
+
+    fn seed(&self) -> u32 {
+        crc32c::crc32c(&self.uuid.to_le_bytes())
+    }
+}
+
+/// An open segment.
+pub(super) struct Segment {
+    pub(super) path: String,
+    pub(super) file: Box<dyn File>,
+    pub(super) head: Head,
+    pub(super) seed: u32,
+    /// Checksum of the head: the first batch is chained to it.
+    pub(super) head_crc: u32,
+    /// Length of the file.
+    pub(super) file_bytes: u64,
+}
+
+/// Takes a batch and the bytes of its records.
+pub(super) type Visit<'a> = dyn FnMut(&Header<'_>, &[u8]) -> Result<(), Error> + 'a;
+
+/// Where the batches of a segment end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct End {
+    /// Place in the log.
+    pub(super) position: u64,
+    /// Why no batch follows.
+    pub(super) why: &'static str,
+    /// Highest `synced_through` of the batches before.
+    pub(super) synced_through: u64,
+}
+
+/// What lies behind the last whole batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Remains {
+    /// Highest `synced_through` of a valid header there; 0 = none.
+    pub(super) synced_through: u64,
+    /// Bytes up to the last one that is not 0.
+    pub(super) bytes: u64,
+}
+
+impl Segment {
+    /// Makes a segment of `bytes` (or as many as it needs) with `batch` as its first, all of it durable.
+    pub(super) fn create(
+        disk: &dyn Disk,
+        file_head: &FileHead,
+        head: Head,
+        bytes: u64,
+        batch: Option<&Batch>,
+    ) -> Result<(Self, u32), Error> {
+        let name = name(head.index);
+        let temporary = format!("{name}{TEMPORARY_SUFFIX}");
+        // One that an earlier try could not remove.
+        let _ = disk.remove(&temporary);
+        let made = Self::create_as(disk, &temporary, file_head, head, bytes, batch).and_then(|made| {
+            let failed = |source| Error::write("name", disk.describe(&name), source);
+            disk.rename(&temporary, &name).map_err(failed)?;
+            disk.sync_dir().map_err(|source| Error::SyncFailed { path: disk.describe(""), source })?;
+            Ok(made)
+        });
+        if made.is_err() {
+            // What is left is removed at the next start if not now: it has a temporary name.
+            let _ = disk.remove(&temporary);
+        }
+        let (mut segment, chain) = made?;
+        segment.path = disk.describe(&name);
+        Ok((segment, chain))
+    }
+
+    fn create_as(
+        disk: &dyn Disk,
+        name: &str,
+        file_head: &FileHead,
+        head: Head,
+        bytes: u64,
+        batch: Option<&Batch>,
+    ) -> Result<(Self, u32), Error> {
+        let path = disk.describe(name);
+        let failed = |operation| move |source| (operation, source);
+        let page = head.encode(file_head);
+        let head_crc = crc32c::crc32c(&page[..PAGE - 4]);
+        let (mut chain, mut header) = (head_crc, Vec::new());
+        let file_bytes = bytes.max(PAGE as u64 + head.carried);
+        let mut write = || {
+            let file = disk.create(name).map_err(failed("create"))?;
+            file.preallocate(file_bytes).map_err(failed("preallocate"))?;
+            file.write_at(0, &page).map_err(failed("write"))?;
+            if let Some(batch) = batch {
+                let link = Link { seed: head.seed(), position: head.starts_at, prev_crc: head_crc };
+                chain = batch.header(link, head.starts_at, &mut header);
+                file.write_at(PAGE as u64, &header).map_err(failed("write"))?;
+                file.write_at((PAGE + header.len()) as u64, batch.body()).map_err(failed("write"))?;
+            }
+            Ok(file)
+        };
+        let written: Result<_, (&'static str, io::Error)> = write();
+        let file = written.map_err(|(operation, source)| Error::write(operation, path.clone(), source))?;
+        file.sync_data().map_err(|source| Error::SyncFailed { path: path.clone(), source })?;
+        Ok((Self { path, file, head, seed: head.seed(), head_crc, file_bytes }, chain))
+    }
+
+    /// Opens a segment and checks whose it is.
+    pub(super) fn open(disk: &dyn Disk, file_head: &FileHead, index: u64) -> Result<Self, Error> {
+        let name = name(index);
+        let path = disk.describe(&name);
+        let failed = |source| Error::read(path.clone(), source);
+        let file = disk.open(&name).map_err(failed)?;
+        let file_bytes = file.len().map_err(failed)?;
+        let mut page = vec![0; PAGE.min(file_bytes as usize)];
+        file.read_at(0, &mut page).map_err(failed)?;
+        let (found, head, head_crc) = Head::decode(&page, &path)?;
+        file_head.check(&found, &path)?;
+        if head.index != index {
+            return Err(Error::Corrupt { path, offset: 0, what: "its head names another segment" });
+        }
+        Ok(Self { path, file, head, seed: head.seed(), head_crc, file_bytes })
+    }
+
+    /// Where in the file a place in the log is.
+    pub(super) fn offset(&self, position: u64) -> u64 {
+        PAGE as u64 + (position - self.head.starts_at)
+    }
+
+    /// Shows the batches in order, with their records, until one is not whole or `through` is reached.
+    pub(super) fn walk(&self, through: Option<u64>, visit: &mut Visit<'_>) -> Result<End, Error> {
+        let mut window = Window::new(self);
+        let mut link = Link { seed: self.seed, position: self.head.starts_at, prev_crc: self.head_crc };
+        let mut synced_through = self.head.starts_at + self.head.carried;
+        loop {
+            let end = |why| End { position: link.position, why, synced_through };
+            if through.is_some_and(|through| link.position >= through) {
+                return Ok(end("the next segment begins here"));
+            }
+            let offset = self.offset(link.position);
+            let header = match Header::decode(window.bytes(offset, MAX_HEADER_BYTES)?, self.seed) {
+                Ok(header) => header,
+                Err(why) => return Ok(end(why)),
+            };
+            if let Err(why) = header.check_link(link) {
+                return Ok(end(why));
+            }
+            // The header is right, but the file may end before the batch does: memory is taken for what is there.
+            let len = header.len as usize;
+            let batch = window.bytes(offset, len)?;
+            let header = match Header::decode(batch, self.seed) {
+                Ok(header) => header,
+                Err(why) => return Ok(end(why)),
+            };
+            match header.records(batch, self.seed) {
+                Ok(records) => visit(&header, records)?,
+                Err(why) => return Ok(end(why)),
+            }
+            synced_through = synced_through.max(header.synced_through);
+            link = Link { seed: self.seed, position: link.position + len as u64, prev_crc: header.crc };
+        }
+    }
+
+    /// Looks at what lies at and behind `position`, where no whole batch is: at every page a valid header may be.
+    pub(super) fn remains(&self, position: u64) -> Result<Remains, Error> {
+        let mut window = Window::new(self);
+        let mut remains = Remains::default();
+        let start = self.offset(position);
+        let mut offset = start;
+        while offset < self.file_bytes {
+            let page = window.bytes(offset, PAGE)?;
+            let (len, last) = (page.len() as u64, page.iter().rposition(|&byte| byte != 0));
+            if let Some(last) = last {
+                remains.bytes = offset - start + last as u64 + 1;
+                let header = Header::decode(window.bytes(offset, MAX_HEADER_BYTES)?, self.seed);
+                let here = position + (offset - start);
+                if let Ok(header) = header.as_ref().map_err(|_| ())
+                    && header.position == here
+                {
+                    remains.synced_through = remains.synced_through.max(header.synced_through);
+                }
+            }
+            offset += len;
+        }
+        Ok(remains)
+    }
+}
+
+/// A part of a segment in memory.
+struct Window<'a> {
+    segment: &'a Segment,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Window<'a> {
+    fn new(segment: &'a Segment) -> Self {
+        const { assert!(WINDOW_BYTES > MAX_HEADER_BYTES && HEADER_BYTES < PAGE) }
+        Self { segment, start: 0, bytes: Vec::new() }
+    }
+
+    /// `len` bytes at `offset`, fewer where the file ends.
+    fn bytes(&mut self, offset: u64, len: usize) -> Result<&[u8], Error> {
+        let len = self.segment.file_bytes.saturating_sub(offset).min(len as u64) as usize;
+        let held = offset >= self.start && offset + len as u64 <= self.start + self.bytes.len() as u64;
+        if !held {
+            let take = self.segment.file_bytes.saturating_sub(offset).min(len.max(WINDOW_BYTES) as u64);
+            self.bytes.resize(take as usize, 0);
+            self.start = offset;
+            let read = self.segment.file.read_at(offset, &mut self.bytes);
+            read.map_err(|source| Error::read(self.segment.path.clone(), source))?;
+        }
+        let from = (offset - self.start) as usize;
+        Ok(&self.bytes[from..from + len])
+    }
+}

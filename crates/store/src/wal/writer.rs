@@ -1,0 +1,266 @@
+//! The writing half of the log: finishes headers, writes, syncs, begins segments, seals.
+//!
+//! One header write, one body write and one fdatasync per batch. A failed write leaves the log where it was, so the batch
+//! may be tried again or withdrawn; a failed sync ends the use of the log for good.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::batch::{Batch, Carried, Link};
+use super::recover::Next;
+use super::segment::{Head, Segment};
+use super::{Contents, Options, Position, Shared};
+use crate::{Disk, Error, FileHead};
+
+/// What is written and not yet synced (modes `replicated` and `async`) is synced at latest after so many milliseconds.
+pub const BACKGROUND_SYNC_MS: u64 = 50;
+/// After so many milliseconds without a write an empty batch seals the last one, so that damage to it is told from a
+/// torn write.
+pub const IDLE_SEAL_MS: u64 = 1_000;
+
+/// The writing half of the log. Times are of [`crate::Clock::elapsed_ms`].
+pub struct Writer {
+    disk: Arc<dyn Disk>,
+    file_head: FileHead,
+    options: Options,
+    shared: Arc<Shared>,
+    segment: Segment,
+    /// End of what was written, in the log.
+    end: u64,
+    /// End of what a sync has covered.
+    synced: u64,
+    /// Checksum of the last header (or head) of the segment.
+    chain: u32,
+    carried: Carried,
+    header: Vec<u8>,
+    sealed: bool,
+    last_write_ms: u64,
+    unsynced_since_ms: Option<u64>,
+    sync_failed: bool,
+}
+
+impl Writer {
+    /// Begins a segment behind what was recovered.
+    pub(super) fn begin(
+        disk: Arc<dyn Disk>,
+        file_head: FileHead,
+        options: Options,
+        shared: Arc<Shared>,
+        next: Next,
+    ) -> Result<Self, Error> {
+        let head = Head { uuid: disk.random(), index: next.index, starts_at: next.starts_at, carried: 0 };
+        let (segment, chain) = create(&*disk, &file_head, head, options.segment_bytes, &next.carried)?;
+        if let Some(before) = next.before {
+            trim(&before, next.starts_at);
+        }
+        let mut writer = Self {
+            disk,
+            file_head,
+            options,
+            shared,
+            segment,
+            end: next.starts_at,
+            synced: next.starts_at,
+            chain,
+            carried: next.carried,
+            header: Vec::new(),
+            sealed: true,
+            last_write_ms: 0,
+            unsynced_since_ms: None,
+            sync_failed: false,
+        };
+        writer.begun();
+        Ok(writer)
+    }
+
+    /// Writes a batch, and syncs it when the mode says so; it may be acknowledged when this returns. `now_ms` is
+    /// [`crate::Clock::elapsed_ms`]. Returns the end of the batch.
+    ///
+    /// # Errors
+    /// [`Error::DiskFull`] or [`Error::Io`]: nothing is acknowledged and the log stands where it stood: write the batch
+    /// again later, or [`super::Wal::withdraw`] it (its outcome is unknown until then: a crash in between may find it whole).
+    /// [`Error::SyncFailed`]: the process must end, see [`crate::abort_on_sync_failure`]; every later call fails alike.
+    pub fn write(&mut self, batch: &Batch, now_ms: u64) -> Result<Position, Error> {
+        self.check_sound()?;
+        if !self.fits(batch) {
+            self.roll(batch.len_bytes())?;
+        }
+        self.put(batch)?;
+        self.sealed = false;
+        self.last_write_ms = now_ms;
+        self.unsynced_since_ms.get_or_insert(now_ms);
+        self.carried.merge(batch.carried());
+        self.note_contents(batch);
+        if self.options.durability.syncs_first(self.options.copies) {
+            self.sync()?;
+        }
+        Ok(Position(self.end))
+    }
+
+    /// Syncs and seals what is due by `now_ms`. Call it when [`Self::wait_ms`] is over and no batch came.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn tick(&mut self, now_ms: u64) -> Result<(), Error> {
+        self.check_sound()?;
+        if self.unsynced_since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= BACKGROUND_SYNC_MS) {
+            self.sync()?;
+        }
+        if !self.sealed && now_ms.saturating_sub(self.last_write_ms) >= IDLE_SEAL_MS {
+            self.seal()?;
+        }
+        Ok(())
+    }
+
+    /// How long nothing is due, in milliseconds; `None` = until the next write.
+    pub fn wait_ms(&self, now_ms: u64) -> Option<u64> {
+        let sync_at = self.unsynced_since_ms.map(|since| since + BACKGROUND_SYNC_MS);
+        let seal_at = (!self.sealed).then_some(self.last_write_ms + IDLE_SEAL_MS);
+        let due_at = sync_at.into_iter().chain(seal_at).min()?;
+        Some(due_at.saturating_sub(now_ms))
+    }
+
+    /// Makes everything written durable.
+    ///
+    /// # Errors
+    /// [`Error::SyncFailed`].
+    pub fn sync(&mut self) -> Result<Position, Error> {
+        self.check_sound()?;
+        if self.unsynced_since_ms.is_some() {
+            self.segment.file.sync_data().map_err(|source| {
+                self.sync_failed = true;
+                Error::SyncFailed { path: self.segment.path.clone(), source }
+            })?;
+            self.unsynced_since_ms = None;
+            self.synced = self.end;
+            self.shared.synced.store(self.synced, Ordering::Release);
+        }
+        Ok(Position(self.synced))
+    }
+
+    /// Ends the log in order: everything is durable and sealed, the unused rest of the segment goes back to the device.
+    /// Returns the end, for [`crate::Identity::leave_clean_mark`].
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn close(mut self) -> Result<Position, Error> {
+        self.seal()?;
+        trim(&self.segment, self.end);
+        Ok(Position(self.end))
+    }
+
+    /// Writes an empty batch that says that everything before it is synced, unless the last one says so.
+    fn seal(&mut self) -> Result<(), Error> {
+        self.sync()?;
+        if self.sealed {
+            return Ok(());
+        }
+        let batch = Batch::empty();
+        if self.fits(&batch) {
+            self.put(&batch)?;
+            self.unsynced_since_ms = Some(self.last_write_ms);
+            self.sync()?;
+        } else {
+            // The head of a new segment says the same.
+            self.roll(0)?;
+        }
+        self.sealed = true;
+        Ok(())
+    }
+
+    fn fits(&self, batch: &Batch) -> bool {
+        self.segment.offset(self.end) + batch.len_bytes() <= self.segment.file_bytes
+    }
+
+    /// Writes a batch at the end; the log has moved on only when all of it is written.
+    fn put(&mut self, batch: &Batch) -> Result<(), Error> {
+        let link = Link { seed: self.segment.seed, position: self.end, prev_crc: self.chain };
+        let chain = batch.header(link, self.synced, &mut self.header);
+        let offset = self.segment.offset(self.end);
+        let written = self
+            .segment
+            .file
+            .write_at(offset, &self.header)
+            .and_then(|()| self.segment.file.write_at(offset + self.header.len() as u64, batch.body()));
+        written.map_err(|source| Error::write("write", self.segment.path.clone(), source))?;
+        self.chain = chain;
+        self.end += batch.len_bytes();
+        self.shared.written.store(self.end, Ordering::Release);
+        Ok(())
+    }
+
+    /// Begins a new segment with room for `bytes`. All of the old one is durable before.
+    fn roll(&mut self, bytes: u64) -> Result<(), Error> {
+        self.sync()?;
+        let head =
+            Head { uuid: self.disk.random(), index: self.segment.head.index + 1, starts_at: self.end, carried: 0 };
+        let made =
+            create_with_room(&*self.disk, &self.file_head, head, self.options.segment_bytes, bytes, &self.carried);
+        self.sync_failed |= matches!(made, Err(Error::SyncFailed { .. }));
+        let (segment, chain) = made?;
+        trim(&self.segment, self.end);
+        (self.segment, self.chain) = (segment, chain);
+        self.sealed = true;
+        self.begun();
+        Ok(())
+    }
+
+    /// Takes note of a segment that was just made: its carried batch is part of the log, and durable.
+    fn begun(&mut self) {
+        let head = self.segment.head;
+        self.end = head.starts_at + head.carried;
+        self.synced = self.end;
+        let contents = Contents { index: head.index, starts_at: head.starts_at, highest: Default::default() };
+        self.shared.segments.lock().expect("no panic while the lock is held").push(contents);
+        self.shared.written.store(self.end, Ordering::Release);
+        self.shared.synced.store(self.synced, Ordering::Release);
+    }
+
+    fn note_contents(&self, batch: &Batch) {
+        let mut segments = self.shared.segments.lock().expect("no panic while the lock is held");
+        let newest = segments.last_mut().expect("the segment being written is there");
+        for (partition, lsn) in batch.highest() {
+            let highest = newest.highest.entry(partition).or_default();
+            *highest = (*highest).max(lsn);
+        }
+    }
+
+    fn check_sound(&self) -> Result<(), Error> {
+        if self.sync_failed {
+            let source = io::Error::other("an earlier sync failed");
+            return Err(Error::SyncFailed { path: self.segment.path.clone(), source });
+        }
+        Ok(())
+    }
+}
+
+fn create(
+    disk: &dyn Disk,
+    file_head: &FileHead,
+    head: Head,
+    segment_bytes: u64,
+    carried: &Carried,
+) -> Result<(Segment, u32), Error> {
+    create_with_room(disk, file_head, head, segment_bytes, 0, carried)
+}
+
+/// Makes a segment that says what is carried and has room for `room` bytes more.
+fn create_with_room(
+    disk: &dyn Disk,
+    file_head: &FileHead,
+    mut head: Head,
+    segment_bytes: u64,
+    room: u64,
+    carried: &Carried,
+) -> Result<(Segment, u32), Error> {
+    let batch = carried.batch();
+    head.carried = batch.as_ref().map_or(0, Batch::len_bytes);
+    let needed = super::batch::PAGE as u64 + head.carried + room;
+    Segment::create(disk, file_head, head, segment_bytes.max(needed), batch.as_ref())
+}
+
+/// Gives the unused rest of a segment back. That it fails costs space only, until the segment is deleted.
+fn trim(segment: &Segment, end: u64) {
+    let _ = segment.file.truncate(segment.offset(end));
+}
