@@ -128,7 +128,8 @@ brings the rest.";
 already has other memories in them. Run it on a cluster of its own, or remove those memories first.";
 
     RunUnknown = "ENG-0307", NotFound, "run not found",
-    "No run of that name is on the cluster. `engram list runs` shows those that are.";
+    "No run of that name is on the cluster: it may have another name, or be on another cluster. `engram list runs` shows \
+those that are there.";
 
     RunFailed = "ENG-0308", Failed, "run failed",
     "A run ended with an error, which the message has. Its finished epochs stay applied. `engram describe run NAME` shows \
@@ -229,7 +230,7 @@ address, or run `engram context current`.";
 version.";
 
     Denied = "ENG-0607", Denied, "denied",
-    "The caller may not do this. `spec.access` of the cluster says who may do what.";
+    "The caller may not do this, and nothing was done. `spec.access` of the cluster says which service account may do what.";
 
     Busy = "ENG-0608", NotReady, "cluster is busy",
     "A worker has as much to do as it accepts and refused the request at once, before anything was applied. Try again in a \

@@ -49,7 +49,7 @@ impl<'a> Check<'a> {
             (Some("array"), Yaml::List(items)) => self.list(node, items, place, schema, path),
             (Some("string"), Yaml::Text(text)) => self.text(text, place, schema, path),
             (Some("boolean"), Yaml::Bool(_)) => {}
-            (Some("integer" | "number"), Yaml::Integer(value)) => {
+            (Some("integer" | "number"), Yaml::Integer(value)) if !self.is_binary(node) => {
                 // Every bound is a small number, so the rounding of large ones changes no answer.
                 self.number(node, *value as f64, place, schema, path);
             }
@@ -60,6 +60,7 @@ impl<'a> Check<'a> {
     }
 
     fn object(&mut self, entries: &[Entry], place: Place, schema: &Value, path: &str) {
+        let mut misspelt = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             let field = join(path, &entry.key);
             let place = self.entry_place(entry);
@@ -74,33 +75,36 @@ impl<'a> Check<'a> {
             } else if schema["additionalProperties"].is_object() {
                 self.value(&entry.value, place, &schema["additionalProperties"], &field);
             } else if schema["additionalProperties"] == false {
-                self.unknown_field(entry, schema, path);
+                misspelt.extend(self.unknown_field(entry, schema, path));
             }
         }
         for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            if !entries.iter().any(|entry| entry.key == name) {
+            // `worker: 5` is one mistake, not an unknown field and a missing one.
+            if !entries.iter().any(|entry| entry.key == name) && !misspelt.iter().any(|meant| meant == name) {
                 self.missing(name, place, &schema["properties"][name], path);
             }
         }
     }
 
-    fn unknown_field(&mut self, entry: &Entry, schema: &Value, path: &str) {
+    /// Reports a field that is not known here; returns the one that was probably meant.
+    fn unknown_field(&mut self, entry: &Entry, schema: &Value, path: &str) -> Option<String> {
         let field = join(path, &entry.key);
         if schema["x-blocks"].as_array().is_some_and(|blocks| blocks.iter().any(|block| *block == *entry.key)) {
-            return;
+            return None;
         }
         if let Some(advice) = schema["x-later"][&entry.key].as_str() {
             let message = format!("{field} is not supported by this version");
-            return self.report(Code::NotSupported, &field, entry.place, message, [advice.to_owned()]);
+            self.report(Code::NotSupported, &field, entry.place, message, [advice.to_owned()]);
+            return None;
         }
         let allowed: Vec<&str> =
-            schema["properties"].as_object().into_iter().flatten().map(|(key, _)| &**key).collect();
-        let help = match nearest(&entry.key, allowed.iter().copied()) {
-            Some(near) => Some(format!("did you mean {near}?")),
-            None => find_field(self.root, &entry.key, "").map(|there| format!("did you mean {there}?")),
-        };
+            schema["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
+        let near = nearest(&entry.key, allowed.iter().copied());
+        let meant = near.map(str::to_owned).or_else(|| find_field(self.root, &entry.key, ""));
         let message = format!("{field} is not a known field; allowed here: {}", allowed.join(", "));
+        let help = meant.map(|meant| format!("did you mean {meant}?"));
         self.report(Code::UnknownField, &field, entry.place, message, help);
+        near.map(str::to_owned)
     }
 
     fn missing(&mut self, name: &str, place: Place, schema: &Value, path: &str) {
@@ -300,6 +304,11 @@ impl<'a> Check<'a> {
             Some(text) if !text.is_empty() && text.chars().count() <= 60 && !text.contains('\n') => text.to_owned(),
             _ => node.value.to_string(),
         }
+    }
+
+    /// Tells a number with binary digits, which YAML 1.1 had and the parser still has.
+    fn is_binary(&self, node: &Node) -> bool {
+        self.written(node).trim_start_matches(['+', '-']).starts_with("0b")
     }
 
     /// Returns the place of `key: value`; of the key alone where the value is not a scalar on the same line.

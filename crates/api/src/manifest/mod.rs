@@ -7,7 +7,7 @@
 //! Types come only out of a tree that is without fault, so a [`Manifest`] holds no value outside its range.
 
 mod check;
-mod immutable;
+mod existing;
 mod nearest;
 mod rules;
 mod tree;
@@ -15,17 +15,20 @@ mod tree;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use self::check::{Check, entry_place};
+use self::nearest::nearest;
 use self::rules::find;
 use self::tree::{Node, Yaml, place};
-use crate::cluster::LearnerCluster;
+use crate::cluster::{DurabilityMode, LearnerCluster, LearnerClusterSpec};
 use crate::code::Code;
+use crate::object::Kind;
 use crate::problem::{Place, Problem, Problems};
 use crate::run::LearnerRun;
 use crate::schema::KINDS;
 
-pub use self::immutable::check_immutable;
+pub use self::existing::check_immutable;
 
 /// What a command needs of a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +53,26 @@ pub struct Manifest {
     origin: String,
     text: String,
     cluster_tree: Option<Node>,
+    run_trees: Vec<Node>,
 }
 
 impl Manifest {
     /// Returns `path` as the manifest means it: relative ones lie beside the manifest.
     pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
         Path::new(&self.origin).parent().unwrap_or(Path::new("")).join(path)
+    }
+
+    /// Returns what a user of a local cluster should be told once: one sentence each, in lower case.
+    pub fn local_notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !self.ignored.is_empty() {
+            notes.push(format!("ignored in local mode: {}", self.ignored.join(", ")));
+        }
+        let spec = self.cluster.as_ref().map(|cluster| &cluster.spec);
+        if spec.is_some_and(|spec| spec.durability.mode == DurabilityMode::Replicated && spec.replication_factor == 1) {
+            notes.push("spec.durability.mode: Replicated means Sync with one copy".into());
+        }
+        notes
     }
 
     /// Writes all objects as YAML with every default filled in. It parses to what was printed.
@@ -80,8 +97,7 @@ impl Manifest {
 /// All problems of the file, in its order, each with its place.
 pub fn parse(text: &str, origin: &str, needs: Needs) -> Result<Manifest, Problems> {
     let documents = tree::read(text).map_err(|problem| Problems::new(origin, text, vec![problem]))?;
-    let mut file =
-        File { text, needs, problems: Vec::new(), ignored: Vec::new(), clusters: Vec::new(), runs: Vec::new() };
+    let mut file = File::new(text, needs);
     for document in &documents {
         file.document(document);
     }
@@ -93,7 +109,8 @@ pub fn parse(text: &str, origin: &str, needs: Needs) -> Result<Manifest, Problem
         ignored: file.ignored,
         origin: origin.to_owned(),
         text: text.to_owned(),
-        cluster_tree: file.clusters.first().map(|tree| (*tree).clone()),
+        cluster_tree: file.clusters.first().copied().cloned(),
+        run_trees: file.runs.iter().copied().cloned().collect(),
     };
     let mut problems = file.problems;
     if problems.is_empty() {
@@ -122,31 +139,24 @@ struct File<'a> {
     ignored: Vec<String>,
     clusters: Vec<&'a Node>,
     runs: Vec<&'a Node>,
+    /// A document is of no kind: it may be the one that seems to be missing.
+    strangers: bool,
 }
 
 impl<'a> File<'a> {
+    fn new(text: &'a str, needs: Needs) -> Self {
+        let (problems, ignored, clusters, runs) = Default::default();
+        Self { text, needs, problems, ignored, clusters, runs, strangers: false }
+    }
+
     /// Checks a document by itself and files it by its kind.
     fn document(&mut self, document: &'a Node) {
-        let start = place(document.referenced);
-        let kinds = KINDS.iter().map(|(kind, _)| *kind).collect::<Vec<_>>().join(", ");
-        let Yaml::Map(_) = document.value else {
-            let message = format!("the document is {}; allowed: an object of kind {kinds}", document.value.kind());
-            return self.problems.push(Problem::new(Code::NotAManifest, message).at(start));
-        };
-        let Some(entry) = document.value.get("kind") else {
-            let problem = Problem::new(Code::Missing, "kind is missing").of("kind").at(start);
-            return self.problems.push(problem.help("add kind: LearnerCluster, or kind: LearnerRun"));
-        };
-        let Some((kind, schema)) = KINDS.iter().find(|(kind, _)| entry.value.value.text() == Some(*kind)) else {
-            let written = entry.value.value.to_string();
-            let problem = Problem::new(Code::NotAManifest, format!("kind is {written}; allowed: {kinds}"))
-                .of("kind")
-                .at(entry_place(entry, self.text));
-            let near = nearest::nearest(&written, KINDS.iter().map(|(kind, _)| *kind));
-            return self.problems.push(match near {
-                Some(near) => problem.help(format!("did you mean {near}?")),
-                None => problem,
-            });
+        let (kind, schema) = match self.kind(document) {
+            Ok(kind) => kind,
+            Err(problem) => {
+                self.strangers = true;
+                return self.problems.push(problem);
+            }
         };
         let mut check = Check::document(self.text, document, schema);
         self.problems.append(&mut check.problems);
@@ -155,7 +165,31 @@ impl<'a> File<'a> {
                 self.ignored.push(path);
             }
         }
-        if *kind == "LearnerCluster" { &mut self.clusters } else { &mut self.runs }.push(document);
+        if kind == LearnerClusterSpec::KIND { &mut self.clusters } else { &mut self.runs }.push(document);
+    }
+
+    /// Finds out of which kind a document is.
+    fn kind(&self, document: &Node) -> Result<(&'static str, &'static Value), Problem> {
+        let start = place(document.referenced);
+        let kinds = KINDS.each_ref().map(|(kind, _)| *kind);
+        let allowed = kinds.join(", ");
+        let Yaml::Map(_) = document.value else {
+            let message = format!("the document is {}; allowed: an object of kind {allowed}", document.value.kind());
+            return Err(Problem::new(Code::NotAManifest, message).at(start));
+        };
+        let Some(entry) = document.value.get("kind") else {
+            let problem = Problem::new(Code::Missing, "kind is missing").of("kind").at(start);
+            return Err(problem.help("add kind: LearnerCluster, or kind: LearnerRun"));
+        };
+        let written = entry.value.value.to_string();
+        if let Some((kind, schema)) = KINDS.iter().find(|(kind, _)| *kind == written) {
+            return Ok((kind, schema));
+        }
+        let problem = Problem::new(Code::NotAManifest, format!("kind is {written}; allowed: {allowed}"));
+        let problem = problem.of("kind").at(entry_place(entry, self.text));
+        Err(nearest(&written, kinds)
+            .into_iter()
+            .fold(problem, |problem, near| problem.help(format!("did you mean {near}?"))))
     }
 
     /// Checks the rules inside and between documents.
@@ -173,7 +207,10 @@ impl<'a> File<'a> {
         if self.needs == Needs::Cluster
             && let [cluster] = self.clusters[..]
         {
-            self.runs_of(cluster);
+            // A cluster that is being started can run its own runs only.
+            if let Some(name) = name(cluster) {
+                self.problems.append(&mut clusters_of_runs(self.text, self.runs.iter().copied(), name, "of the file"));
+            }
         }
     }
 
@@ -182,7 +219,7 @@ impl<'a> File<'a> {
         if let [first, .., last] = self.clusters[..] {
             let line = place(first.referenced).line;
             let message = format!("a second LearnerCluster, after the one in line {line}; allowed: one in a file");
-            let problem = Problem::new(Code::NotAManifest, message).at(self.place(last, "kind"));
+            let problem = Problem::new(Code::NotAManifest, message).at(place_of(last, "kind", self.text));
             self.problems.push(problem.help("put it into a file of its own"));
         }
         let missing = match self.needs {
@@ -193,8 +230,7 @@ impl<'a> File<'a> {
             }
             Needs::Cluster | Needs::Runs | Needs::Anything => return,
         };
-        // A document that could not be told from another kind may be the one that is missed.
-        if self.problems.iter().all(|problem| problem.path() != Some("kind")) {
+        if !self.strangers {
             self.problems.push(Problem::new(Code::NotAManifest, missing));
         }
     }
@@ -207,27 +243,34 @@ impl<'a> File<'a> {
                 let message =
                     format!("metadata.name is {name}, as of the LearnerRun in line {line}; names are used once");
                 let problem = Problem::new(Code::NotAManifest, message).of("metadata.name");
-                self.problems.push(problem.at(self.place(run, "metadata.name")).help("give it a name of its own"));
+                self.problems
+                    .push(problem.at(place_of(run, "metadata.name", self.text)).help("give it a name of its own"));
             }
         }
     }
+}
 
-    /// A cluster that is being started can run its own runs only.
-    fn runs_of(&mut self, cluster: &Node) {
-        let Some(cluster) = name(cluster) else { return };
-        for run in self.runs.clone() {
-            if let Some(wanted) = reference(run).filter(|wanted| *wanted != cluster) {
-                let path = "spec.clusterRef.name";
-                let message = format!("{path} is {wanted}, which is not in the file; the file has {cluster}");
-                let problem = Problem::new(Code::ClusterNotFound, message).of(path).at(self.place(run, path));
-                self.problems.push(problem.help(format!("set clusterRef: {{ name: {cluster} }}")));
-            }
-        }
-    }
+/// Finds the runs that name another cluster than `cluster`; `which` says in words what cluster that is.
+fn clusters_of_runs<'a>(
+    text: &str,
+    runs: impl IntoIterator<Item = &'a Node>,
+    cluster: &str,
+    which: &str,
+) -> Vec<Problem> {
+    let path = "spec.clusterRef.name";
+    let others = runs.into_iter().filter_map(|run| Some((run, reference(run).filter(|wanted| *wanted != cluster)?)));
+    others
+        .map(|(run, wanted)| {
+            let message = format!("{path} is {wanted}, but the cluster {which} is {cluster}");
+            let problem = Problem::new(Code::ClusterNotFound, message).of(path).at(place_of(run, path, text));
+            problem.help(format!("set clusterRef: {{ name: {cluster} }}"))
+        })
+        .collect()
+}
 
-    fn place(&self, document: &Node, path: &str) -> Place {
-        find(document, path).map_or_else(|| place(document.referenced), |entry| entry_place(entry, self.text))
-    }
+/// Returns the place of a field; of the document where the field is absent.
+fn place_of(document: &Node, path: &str, text: &str) -> Place {
+    find(document, path).map_or_else(|| place(document.referenced), |entry| entry_place(entry, text))
 }
 
 fn name(document: &Node) -> Option<&str> {

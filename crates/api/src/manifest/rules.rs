@@ -104,7 +104,7 @@ impl Rules<'_> {
             && EventFormat::of_path(file).is_none()
         {
             let message = format!(
-                "{EVENTS}.format is Auto, but {path} is {file}; Auto knows .jsonl, .ndjson, .csv and .parquet, also \
+                "{path} is {file}, but {EVENTS}.format is Auto; allowed with Auto: .jsonl, .ndjson, .csv, .parquet, also \
                  with .zst or .gz behind"
             );
             self.problem(Code::Conflicting, &path, message, "say which it is: set format: Jsonl, Csv or Parquet");

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, Spanned};
 
@@ -45,7 +45,7 @@ pub(crate) fn read(text: &str) -> Result<Vec<Node>, Problem> {
         with_snippet: false,
     };
     serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
-        let place = error.location().map(|location| clamp(place(location), text));
+        let place = error.location().map(|location| point(location, text));
         let message = error.without_snippet().to_string();
         // The parser's sentence ends with the place, which is shown anyway.
         let message = message.split(" at line ").next().unwrap_or_default().to_owned();
@@ -67,11 +67,12 @@ pub(crate) fn place(location: Location) -> Place {
     }
 }
 
-/// Keeps an error's place inside the text: an unexpected end lies behind it.
-fn clamp(mut place: Place, text: &str) -> Place {
-    place.start = place.start.min(text.len());
-    place.length = place.length.min(text.len() - place.start);
-    place
+/// Turns the location of an error, which may lie behind the end, into a place of no length inside the text.
+fn point(location: Location, text: &str) -> Place {
+    let (line, column) = (location.line() as usize, location.column() as usize);
+    let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    let offset = text[before..].char_indices().nth(column.saturating_sub(1)).map_or(text.len() - before, |(at, _)| at);
+    Place { line, column, start: before + offset, length: 0 }
 }
 
 impl Yaml {
@@ -208,10 +209,8 @@ impl<'de> Visitor<'de> for AnyYaml {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Yaml, A::Error> {
         let mut map = Vec::new();
         while let Some(key) = entries.next_key::<Node>()? {
-            if matches!(key.value, Yaml::List(_) | Yaml::Map(_)) {
-                return Err(de::Error::custom("a field's name must be text"));
-            }
             let value = entries.next_value()?;
+            // A key that is no text is the name of no field, and is reported as such.
             map.push(Entry { key: key.value.to_string(), place: place(key.referenced), value });
         }
         Ok(Yaml::Map(map))

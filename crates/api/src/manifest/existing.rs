@@ -1,8 +1,8 @@
-//! What cannot change once a cluster exists.
+//! Checks against what exists already: the cluster in the state directory, the cluster that runs.
 
 use super::check::entry_place;
-use super::rules::find;
-use super::{Manifest, place};
+use super::rules::{self, find};
+use super::{Manifest, clusters_of_runs, place};
 use crate::cluster::{CapacityPolicy, LearnerClusterSpec};
 use crate::code::Code;
 use crate::problem::{Problem, Problems};
@@ -64,5 +64,17 @@ impl Manifest {
             problem.at(place)
         });
         Err(Problems::new(&self.origin, &self.text, located.collect()))
+    }
+    /// Checks the runs against a cluster that is not in the file, called `name`, whose spec is `cluster`.
+    ///
+    /// # Errors
+    ///
+    /// Runs of another cluster, and those that do not fit into this one.
+    pub fn check_runs_on(&self, name: &str, cluster: &LearnerClusterSpec) -> Result<(), Problems> {
+        let mut problems = clusters_of_runs(&self.text, &self.run_trees, name, "that runs");
+        for run in &self.run_trees {
+            problems.append(&mut rules::run(&self.text, run, Some(cluster.capacity.memories.into())));
+        }
+        if problems.is_empty() { Ok(()) } else { Err(Problems::new(&self.origin, &self.text, problems)) }
     }
 }
