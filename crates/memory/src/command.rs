@@ -83,7 +83,9 @@ pub enum Command {
     },
     /// Replaces the settings.
     Configure(Settings),
-    /// Closes a request that never arrived: from here on it is never executed.
+    /// Closes a request, so that what did not arrive is never executed. Answers with the reply of an executed one,
+    /// [`Refusal::AlreadyClosed`] for one that never was and never will be, and [`Refusal::SessionExpired`] or
+    /// [`Refusal::OutOfWindow`] where nobody knows any more.
     CloseRequest(Request),
     /// Raises the expiry watermark: every session opened before it is gone.
     ExpireSessions {
@@ -374,7 +376,8 @@ fn check_ids(ids: &[MemoryId]) -> Result<(), Refusal> {
 fn check_keys(keys: Option<&Blobs>, rows: usize) -> Result<(), Refusal> {
     keys.map_or(Ok(()), |keys| {
         require(keys.len() == rows, "keys: one per id, or none")?;
-        require(keys.iter().all(|key| key.len() <= MAX_KEY_BYTES), "key: at most 1,024 bytes")
+        require(keys.iter().all(|key| key.len() <= MAX_KEY_BYTES), "key: at most 1,024 bytes")?;
+        require(keys.iter().all(|key| str::from_utf8(key).is_ok()), "key: UTF-8")
     })
 }
 

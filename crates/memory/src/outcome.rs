@@ -122,7 +122,7 @@ pub enum Refusal {
     #[error("the session has expired: open a new one; whether an unanswered request was applied stays unknown")]
     SessionExpired,
     /// The request was closed, or lies behind the window.
-    #[error("the request was closed and will never be executed")]
+    #[error("the request is closed: it is not executed, now or later")]
     AlreadyClosed,
     /// The request lies ahead of the window; where one is to be closed, also behind it.
     #[error("the sequence number is more than {window} away from the highest seen")]

@@ -41,6 +41,8 @@ fn malformed_commands_are_refused_by_the_name_of_the_field() {
         (Upsert { groups: vec![Group(1); 3], ..two_ids() }, "groups"),
         (Upsert { keys: blobs(&[b"a"]), ..two_ids() }, "keys"),
         (Upsert { keys: blobs(&[b"a", &long_key]), ..two_ids() }, "key"),
+        (Upsert { keys: blobs(&["é".as_bytes(), &"é".as_bytes()[..1]]), ..two_ids() }, "key"),
+        (Upsert { keys: blobs(&[&"é".as_bytes()[..1], &"é".as_bytes()[1..]]), ..two_ids() }, "key"),
         (Upsert { features: vec![0; 5], ..two_ids() }, "features"),
         (Upsert { features: vec![0; 5], ..Upsert::default() }, "features"),
         (Upsert { payloads: blobs(&[b""]), ..two_ids() }, "payloads"),

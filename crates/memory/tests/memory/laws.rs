@@ -122,6 +122,17 @@ proptest! {
     }
 
     #[test]
+    fn settings_enter_to_the_nearest_unit_ties_to_even(value in 0.0..=1.0_f64, units in 1..ONE) {
+        let exact = value * f64::from(ONE);
+        match edge::setting(value) {
+            Ok(units) => prop_assert!((f64::from(units) - exact).abs() <= 0.5),
+            Err(_) => prop_assert!(value > 0.0 && exact <= 0.5),
+        }
+        let tie = (f64::from(units) + 0.5) / f64::from(ONE);
+        prop_assert_eq!(edge::setting(tie), Ok(units + units % 2));
+    }
+
+    #[test]
     fn floats_enter_truncated_or_not_at_all(bits in any::<u32>(), setting in any::<f64>()) {
         let value = f32::from_bits(bits);
         match edge::quality(value) {
