@@ -1,9 +1,12 @@
 //! Learning runs: where epochs come from, how well the memory predicts them, and what is reported.
 //!
 //! [`source`] yields learning epochs; [`prediction`] scores the ranking before each against two baselines;
-//! [`statistics`] holds what is computed from weights. Nothing here serves requests or knows Kubernetes.
+//! [`statistics`] holds what is computed from weights; [`report`] is what a run leaves behind, as data, as text and as a
+//! page. Nothing here serves requests or knows Kubernetes.
 #![forbid(unsafe_code)]
 
 pub mod prediction;
+pub mod report;
+pub mod run;
 pub mod source;
 pub mod statistics;

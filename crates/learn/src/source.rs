@@ -19,7 +19,7 @@ mod synthetic;
 pub use error::{Place, SourceError};
 pub use events::{Columns, EventsOptions, Format, MemoryColumn, SignalSource, TimeColumn};
 pub use example::ExampleName;
-pub use git::{GitOptions, export as export_git};
+pub use git::{GitOptions, export as export_git, resolve as resolve_git};
 pub use options::{Limits, SourceOptions};
 pub use synthetic::{NoisyEpoch, Population, SyntheticOptions};
 

@@ -52,24 +52,39 @@ struct Step {
     paths: Vec<String>,
 }
 
+/// The repository, and the commit that its revision names now.
+fn head(options: &GitOptions) -> Result<(gix::Repository, ObjectId), SourceError> {
+    let path = &options.path;
+    let repository = gix::discover(path).map_err(|e| SourceError::unreadable(path, e))?;
+    let no_commit = |cause: &dyn std::fmt::Display| SourceError::NoCommit {
+        path: path.clone(),
+        revision: options.revision.clone(),
+        cause: cause.to_string(),
+    };
+    let head = repository
+        .rev_parse_single(options.revision.as_str())
+        .map_err(|e| no_commit(&e))?
+        .object()
+        .map_err(|e| no_commit(&e))?
+        .peel_to_commit()
+        .map_err(|e| no_commit(&e))?
+        .id;
+    Ok((repository, head))
+}
+
+/// The id of the commit that the revision names now; a revision may move, its commit does not.
+///
+/// # Errors
+/// The repository cannot be read, or the revision names no commit.
+pub fn resolve(options: &GitOptions) -> Result<String, SourceError> {
+    Ok(head(options)?.1.to_string())
+}
+
 impl History {
     pub(super) fn open(options: &GitOptions, limits: Limits, from: u64) -> Result<Self, SourceError> {
         let path = &options.path;
-        let mut repository = gix::discover(path).map_err(|e| SourceError::unreadable(path, e))?;
+        let (mut repository, head) = head(options)?;
         repository.object_cache_size_if_unset(OBJECT_CACHE_BYTES);
-        let no_commit = |cause: &dyn std::fmt::Display| SourceError::NoCommit {
-            path: path.clone(),
-            revision: options.revision.clone(),
-            cause: cause.to_string(),
-        };
-        let head = repository
-            .rev_parse_single(options.revision.as_str())
-            .map_err(|e| no_commit(&e))?
-            .object()
-            .map_err(|e| no_commit(&e))?
-            .peel_to_commit()
-            .map_err(|e| no_commit(&e))?
-            .id;
         let (mut commits, base) = line(&repository, head, options.max_commits)
             .map_err(|e| SourceError::unreadable(path, format!("failed to walk the history: {e}")))?;
         commits.reverse();

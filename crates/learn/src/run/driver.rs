@@ -1,0 +1,442 @@
+//! The loop of a run.
+
+use super::cluster::{Cluster, ClusterError, Learned, LogError, RunLog, Turn};
+use super::finish;
+use super::job::Job;
+use super::pin::pin;
+use super::state::{FirstSeparation, Input, RunState};
+use super::status::{Phase, Status};
+use crate::prediction::{HitRate, Hits, Prediction};
+use crate::report::{EpochName, EpochRow};
+use crate::source::{self, Content, Epoch, Limits, Population, Source, SourceError, SourceOptions};
+use crate::statistics::Separation;
+use engram_memory::{GroupQuality, LearningEpoch, MemoryId, QualityVector, RunId};
+use hashbrown::HashSet;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Shortest and longest wait between two attempts at what a cluster could not do.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// How often a run that waits for its turn asks again.
+const TURN: Duration = Duration::from_millis(200);
+/// Ranks kept per note of the past.
+const NOTED: usize = 50;
+
+/// Drives one run.
+pub struct Driver<C, L> {
+    run: RunId,
+    job: Job,
+    cluster: C,
+    log: L,
+    status: watch::Sender<Status>,
+    cancel: watch::Receiver<bool>,
+    state: RunState,
+    version: u64,
+    rates: Vec<Vec<Hits>>,
+    /// When this driver began, and with how many epochs and updates done.
+    began: (Instant, u64, u64),
+    elapsed_before_ms: u64,
+}
+
+/// The ids whose keys this driver has told the cluster.
+#[derive(Debug, Default)]
+pub struct KnownKeys(HashSet<MemoryId>);
+
+impl KnownKeys {
+    /// Whether the key of `id` was told and stored.
+    pub fn contains(&self, id: MemoryId) -> bool {
+        self.0.contains(&id)
+    }
+
+    fn learn(&mut self, content: &Content) {
+        if let Content::Events(events) = content {
+            self.0.extend(events.iter().filter(|event| event.key.is_some()).map(|event| event.id));
+        }
+    }
+}
+
+/// Why a driver stops before the end of its run.
+#[derive(Debug)]
+enum Stop {
+    /// Another driver has the run.
+    Superseded,
+    Cancelled,
+    Failed { code: &'static str, message: String },
+}
+
+impl From<SourceError> for Stop {
+    fn from(error: SourceError) -> Self {
+        Self::Failed { code: error.code(), message: error.to_string() }
+    }
+}
+
+impl<C: Cluster, L: RunLog> Driver<C, L> {
+    /// A driver for a run whose record is in `log`, at `version`.
+    pub fn new(
+        run: RunId,
+        job: Job,
+        (state, version): (RunState, u64),
+        cluster: C,
+        log: L,
+        status: watch::Sender<Status>,
+        cancel: watch::Receiver<bool>,
+    ) -> Self {
+        let began = (Instant::now(), state.done, state.updates);
+        let elapsed_before_ms = state.elapsed_ms;
+        Self { run, job, cluster, log, status, cancel, state, version, rates: Vec::new(), began, elapsed_before_ms }
+    }
+
+    /// Drives the run to its end, however long the cluster takes; dropped at any await, another driver can go on.
+    pub async fn run(mut self) {
+        let ended = self.drive().await;
+        let (phase, code, message) = match ended {
+            Ok(()) => (Phase::Succeeded, "", String::new()),
+            Err(Stop::Superseded) => return,
+            Err(Stop::Cancelled) => (Phase::Cancelled, "", "cancelled".to_owned()),
+            Err(Stop::Failed { code, message }) => (Phase::Failed, code, message),
+        };
+        (self.state.phase, self.state.code, self.state.message) = (phase, code.to_owned(), message);
+        if phase != Phase::Succeeded && self.record(None).await.is_err() {
+            return;
+        }
+        // The turn goes back before anybody hears of the end, so that the next run finds it free.
+        let _ = self.persist(async |this: &Self| this.cluster.return_turn(this.run).await).await;
+        self.tell(None);
+    }
+
+    async fn drive(&mut self) -> Result<(), Stop> {
+        self.wait_for_turn().await?;
+        let source = self.open().await?;
+        let mut known = KnownKeys::default();
+        let mut prediction = Prediction::new(&self.job.top_k, self.job.skip);
+        let mut source = self.catch_up(source, &mut prediction).await?;
+        if self.state.phase != Phase::Running {
+            self.state.phase = Phase::Running;
+            self.record(None).await?;
+        }
+        self.tell(None);
+        let mut row = None;
+        while !self.is_complete() {
+            let (rest, epoch) = next(source).await?;
+            source = rest;
+            let Some(epoch) = epoch else { break };
+            if *self.cancel.borrow() {
+                self.record(row.take()).await?;
+                return Err(Stop::Cancelled);
+            }
+            let hits = self.predict(&mut prediction, &epoch).await?;
+            self.record(row.take()).await?;
+            let learned = self.learn(&epoch, &known).await?;
+            known.learn(&epoch.content);
+            row = Some(self.close(&epoch, learned, hits).await?);
+        }
+        self.state.result = Some(self.find().await?);
+        self.state.phase = Phase::Succeeded;
+        self.record(row).await
+    }
+
+    async fn wait_for_turn(&mut self) -> Result<(), Stop> {
+        loop {
+            match self.persist(async |this: &Self| this.cluster.take_turn(this.run, &this.state.name).await).await? {
+                Turn::Granted => {
+                    self.status.send_modify(|status| status.message.clear());
+                    return Ok(());
+                }
+                Turn::Held { by } => {
+                    self.status.send_modify(|status| status.message = format!("waits for run {by} to end"));
+                    self.pause(TURN).await?;
+                }
+            }
+        }
+    }
+
+    /// Opens the source where the run stands, and makes sure that it is the one the run began with.
+    async fn open(&mut self) -> Result<Box<dyn Source>, Stop> {
+        let mut options = self.job.source.clone();
+        if let (SourceOptions::Git(git), Some(Input { revision: Some(commit), .. })) = (&mut options, &self.state.input)
+        {
+            git.revision.clone_from(commit);
+        }
+        let (pinned, content) = blocking(move || pin(&options)).await?;
+        match &self.state.input {
+            Some(input) if input.content != content => {
+                return Err(Stop::Failed {
+                    code: "ENG-0302",
+                    message: format!(
+                        "the input changed since the run began: it was {}, now it is {content}; \
+                         start a new run under a new name",
+                        input.content
+                    ),
+                });
+            }
+            Some(_) => {}
+            None => {
+                let revision = matches!(&pinned, SourceOptions::Git(_)).then(|| content.clone());
+                self.state.input = Some(Input { content, revision });
+            }
+        }
+        if let Some(experiment) = self.job.experiment().cloned()
+            && !self.state.populated
+        {
+            self.populate(experiment.population()).await?;
+        }
+        // From the beginning, always: the baselines of the prediction are what the epochs so far have touched.
+        let source = blocking(move || source::open(&pinned, Limits::default(), 0)).await?;
+        self.state.epochs = match (source.epochs(), self.job.epochs) {
+            (Some(there), Some(wanted)) => Some(there.min(wanted)),
+            (there, wanted) => there.or(wanted),
+        };
+        Ok(source)
+    }
+
+    async fn populate(&mut self, population: Population) -> Result<(), Stop> {
+        let here = self.persist(async |this: &Self| this.cluster.quality().await).await?;
+        let held: u64 = [Population::REWARDED, Population::PUNISHED].map(|group| here.group(group).count).iter().sum();
+        // A first attempt that was cut short has left some of the population there, and nothing else.
+        if self.state.done == 0 && held > 0 && self.state.phase == Phase::Queued {
+            return Err(Stop::Failed {
+                code: "ENG-0306",
+                message: format!(
+                    "a synthetic run needs groups {} and {} to itself, and they hold {held} memories; \
+                     give it a cluster of its own",
+                    Population::REWARDED,
+                    Population::PUNISHED
+                ),
+            });
+        }
+        self.state.phase = Phase::Running;
+        self.record(None).await?;
+        self.status.send_modify(|status| {
+            status.phase = Phase::Running;
+            status.message = format!("inserts {} memories", population.memories);
+        });
+        let counted = self.job.coverage;
+        self.persist(async |this: &Self| {
+            this.cluster.populate(&population).await?;
+            // Off and on again: every count starts at zero.
+            this.cluster.count_updates(false).await?;
+            if counted { this.cluster.count_updates(true).await } else { Ok(()) }
+        })
+        .await?;
+        self.state.populated = true;
+        self.record(None).await
+    }
+
+    /// Reads past the epochs that are done, so that the baselines know what they touched.
+    async fn catch_up(
+        &mut self,
+        mut source: Box<dyn Source>,
+        prediction: &mut Prediction,
+    ) -> Result<Box<dyn Source>, Stop> {
+        if self.state.done == 0 {
+            return Ok(source);
+        }
+        let entry = self.persist_log(async |this: &Self| this.log.load(this.run).await).await?;
+        let rows = entry.map(|entry| RunState::rows(&entry)).transpose();
+        let rows = rows.map_err(|damaged| Stop::Failed { code: "ENG-0302", message: damaged.to_string() })?;
+        self.rates = rows.unwrap_or_default().into_iter().map(|row| row.hits).collect();
+        for _ in 0..self.state.done {
+            let (rest, epoch) = next(source).await?;
+            source = rest;
+            let Some(epoch) = epoch else { break };
+            prediction.turn(&epoch, None);
+        }
+        Ok(source)
+    }
+
+    fn is_complete(&self) -> bool {
+        let enough = self.job.epochs.is_some_and(|epochs| self.state.done >= epochs);
+        let metrics = self.status.borrow().metrics.clone();
+        let figure = |name: &str| metrics.get(name).copied();
+        enough || (self.state.done > 0 && self.job.until.hold(figure("separation"), figure("convergence")))
+    }
+
+    /// Scores the rankings as they stand before the epoch; what an earlier driver noted holds.
+    async fn predict(&mut self, prediction: &mut Prediction, epoch: &Epoch) -> Result<Vec<Hits>, Stop> {
+        if let Some(noted) = self.state.predicted.clone() {
+            prediction.turn(epoch, None);
+            return Ok(noted);
+        }
+        let ranking = if prediction.asks(epoch) {
+            let depth = prediction.depth();
+            let top = self.persist(async |this: &Self| this.cluster.top(depth).await).await?;
+            Some(top.into_iter().map(|ranked| ranked.id).collect::<Vec<_>>())
+        } else {
+            None
+        };
+        let hits = prediction.turn(epoch, ranking.as_deref());
+        self.state.predicted = Some(hits.clone());
+        Ok(hits)
+    }
+
+    async fn learn(&mut self, epoch: &Epoch, known: &KnownKeys) -> Result<Learned, Stop> {
+        let n = LearningEpoch(epoch.number + 1);
+        let learned = self
+            .persist(async |this: &Self| {
+                let job = &this.job;
+                this.cluster.learn(this.run, n, job.decay, &epoch.content, job.on_missing, known).await
+            })
+            .await?;
+        self.persist(async |this: &Self| this.cluster.broadcast(this.run, n, &learned.quality).await).await?;
+        Ok(learned)
+    }
+
+    /// Takes note of an epoch that is done; the note is written with the record of the next one.
+    async fn close(&mut self, epoch: &Epoch, learned: Learned, hits: Vec<Hits>) -> Result<EpochRow, Stop> {
+        let name = EpochName { number: epoch.number, label: epoch.label.clone() };
+        if self.job.source.is_predictable() && self.state.history.wants(epoch.number) {
+            let top = self.persist(async |this: &Self| this.cluster.top(NOTED).await).await?;
+            let ids: Vec<_> = top.iter().map(|ranked| ranked.id).collect();
+            self.state.history.note(name.clone(), &ids);
+        }
+        self.state.done = epoch.number + 1;
+        self.state.predicted = None;
+        self.state.updates += learned.applied;
+        self.state.elapsed_ms = self.elapsed_before_ms + self.began.0.elapsed().as_millis() as u64;
+        let separation = self.separation(&learned.quality);
+        if !hits.is_empty() {
+            self.rates.push(hits.clone());
+        }
+        let total = learned.quality.total();
+        let row = EpochRow {
+            epoch: name,
+            events: learned.applied,
+            created: learned.created,
+            memories: total.count,
+            mean: total.mean(),
+            separation: separation.map(Separation::to_f64),
+            hits,
+        };
+        self.tell(Some((&row, separation)));
+        Ok(row)
+    }
+
+    /// Separation of an experiment; that of the first epoch is kept.
+    fn separation(&mut self, quality: &QualityVector) -> Option<Separation> {
+        self.job.experiment()?;
+        let (rewarded, punished) = (quality.group(Population::REWARDED), quality.group(Population::PUNISHED));
+        let separation = Separation::of(&rewarded, &punished)?;
+        if self.state.first.is_none() {
+            let exact = |group: &GroupQuality| (u64::try_from(group.sum).unwrap_or(u64::MAX), group.count);
+            self.state.first = Some(FirstSeparation { rewarded: exact(&rewarded), punished: exact(&punished) });
+        }
+        Some(separation)
+    }
+
+    async fn find(&self) -> Result<super::state::Findings, Stop> {
+        self.persist(async |this: &Self| finish::find(&this.job, &this.state, &this.cluster).await).await
+    }
+
+    /// Writes the state, and the row of the last epoch.
+    async fn record(&mut self, row: Option<EpochRow>) -> Result<(), Stop> {
+        let row = row.map(|row| serde_json::to_vec(&row).expect("a row has string keys only"));
+        let state = self.state.encode();
+        let expected = self.version;
+        self.persist_log(async |this: &Self| {
+            match this.log.record(this.run, expected, state.clone(), row.clone()).await {
+                // The write whose answer was lost, or another driver's? The record tells.
+                Err(LogError::Superseded) => match this.log.load(this.run).await? {
+                    Some(entry) if entry.version == expected + 1 && entry.state == state => Ok(()),
+                    _ => Err(LogError::Superseded),
+                },
+                other => other,
+            }
+        })
+        .await?;
+        self.version += 1;
+        Ok(())
+    }
+
+    /// Says where the run stands.
+    fn tell(&self, last: Option<(&EpochRow, Option<Separation>)>) {
+        let (began, epochs_before, updates_before) = self.began;
+        let seconds = began.elapsed().as_secs_f64().max(1e-9);
+        self.status.send_modify(|status| {
+            status.phase = self.state.phase;
+            status.epoch = self.state.done;
+            status.epochs = self.state.epochs;
+            status.updates = self.state.updates;
+            status.elapsed_s = self.state.elapsed_ms as f64 / 1_000.0;
+            if !self.state.phase.is_final() {
+                status.epochs_per_s = (self.state.done - epochs_before) as f64 / seconds;
+                status.updates_per_s = (self.state.updates - updates_before) as f64 / seconds;
+            }
+            status.message.clone_from(&self.state.message);
+            status.code.clone_from(&self.state.code);
+            if let Some((row, separation)) = last {
+                status.label = row.epoch.label.clone().unwrap_or_default();
+                status.metrics.insert("memories".into(), row.memories as f64);
+                status.metrics.extend(row.mean.map(|mean| ("mean_weight".into(), mean)));
+                status.metrics.extend(row.separation.map(|separation| ("separation".into(), separation)));
+                let factor = separation.and_then(|now| now.factor(self.state.first?.separation()?));
+                status.metrics.extend(factor.map(|factor| ("convergence".into(), factor)));
+            }
+            for rate in HitRate::over(self.rates.iter().map(Vec::as_slice)) {
+                let k = rate.hits.k;
+                status.metrics.insert(format!("hit_rate_{k}"), rate.memory());
+                status.metrics.insert(format!("hit_rate_{k}_most_frequent"), rate.frequent());
+                status.metrics.insert(format!("hit_rate_{k}_most_recent"), rate.recent());
+            }
+        });
+    }
+
+    /// Repeats what a cluster cannot do yet until it can, or the run is cancelled.
+    async fn persist<T>(&self, attempt: impl AsyncFn(&Self) -> Result<T, ClusterError>) -> Result<T, Stop> {
+        self.persist_log(async |this: &Self| attempt(this).await.map_err(LogError::from)).await
+    }
+
+    async fn persist_log<T>(&self, attempt: impl AsyncFn(&Self) -> Result<T, LogError>) -> Result<T, Stop> {
+        let mut wait = RETRY.0;
+        loop {
+            match attempt(self).await {
+                Ok(done) => return Ok(done),
+                Err(LogError::Superseded) => return Err(Stop::Superseded),
+                Err(LogError::Cluster(ClusterError::Permanent { code, message })) => {
+                    return Err(Stop::Failed { code, message });
+                }
+                Err(LogError::Cluster(ClusterError::Temporary(message))) => {
+                    tracing::warn!(run = %self.run, %message, "the run waits for the cluster");
+                    self.status.send_modify(|status| status.message = format!("waits: {message}"));
+                }
+            }
+            self.pause(wait).await?;
+            wait = (wait * 2).min(RETRY.1);
+        }
+    }
+
+    /// Waits, unless the run is cancelled meanwhile.
+    async fn pause(&self, wait: Duration) -> Result<(), Stop> {
+        let mut cancel = self.cancel.clone();
+        tokio::select! {
+            () = tokio::time::sleep(wait) => Ok(()),
+            Ok(_) = cancel.wait_for(|cancelled| *cancelled) => Err(Stop::Cancelled),
+        }
+    }
+}
+
+impl FirstSeparation {
+    /// The separation that it stands for.
+    pub(super) fn separation(self) -> Option<Separation> {
+        let group = |(sum, count)| GroupQuality { count, sum: u128::from(sum), ..GroupQuality::EMPTY };
+        Separation::of(&group(self.rewarded), &group(self.punished))
+    }
+}
+
+/// Reads the next epoch where reading a file does not hold up other tasks.
+async fn next(mut source: Box<dyn Source>) -> Result<(Box<dyn Source>, Option<Epoch>), Stop> {
+    blocking(move || {
+        let epoch = source.next_epoch()?;
+        Ok((source, epoch))
+    })
+    .await
+}
+
+async fn blocking<T: Send + 'static>(
+    task: impl FnOnce() -> Result<T, SourceError> + Send + 'static,
+) -> Result<T, Stop> {
+    let joined = tokio::task::spawn_blocking(task).await;
+    match joined {
+        Ok(result) => result.map_err(Stop::from),
+        Err(panicked) => Err(Stop::Failed { code: "ENG-0302", message: format!("failed to read the source: {panicked}") }),
+    }
+}

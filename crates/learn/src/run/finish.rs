@@ -1,0 +1,139 @@
+//! What is found when the last epoch is done, and the report that is made of a record.
+
+use super::cluster::{Cluster, ClusterError};
+use super::job::Job;
+use super::state::{Damaged, Findings, RunState};
+use crate::prediction::HitRate;
+use crate::report::{
+    Coverage, Experiment, GroupBins, GroupSummary, RankedMemory, RunReport, RunSettings, SourceName,
+};
+use crate::source::{Population, SourceOptions};
+use crate::statistics::{Inversion, Separation};
+use engram_memory::quality::MAX_HISTOGRAM_BITS;
+use engram_memory::run::Entry;
+use engram_memory::{Group, Histogram, QualityVector};
+
+/// Memories of highest rank that a report names.
+const TOP: usize = 50;
+/// Bins of the histogram in a report, as a power of two.
+const SHOWN_BITS: u32 = 6;
+
+pub(super) async fn find(job: &Job, state: &RunState, cluster: &impl Cluster) -> Result<Findings, ClusterError> {
+    let facts = cluster.facts();
+    let quality = cluster.quality().await?;
+    let top = cluster.top(TOP).await?;
+    let ids: Vec<_> = top.iter().map(|ranked| ranked.id).collect();
+    let mut history = state.history.clone();
+    history.before(state.done.saturating_sub(1));
+    let ranked = top.into_iter().zip(1..);
+    let ranked = ranked.map(|(it, rank)| RankedMemory::new(it.id, it.key, it.weight, Some(rank), &history)).collect();
+    let fallen = fallen(&history.fallen(&ids, TOP), &history, cluster).await?;
+    Ok(Findings {
+        workers: facts.workers,
+        partitions: facts.partitions,
+        cluster: facts.name,
+        rate: facts.rate,
+        initial_weight: job.experiment().map_or(facts.initial_weight, |it| f64::from(it.initial_weight)),
+        decay: job.decay,
+        histogram: GroupBins::of(&cluster.histogram(SHOWN_BITS).await?),
+        top: ranked,
+        fallen,
+        experiment: match job.experiment() {
+            Some(_) => experiment(job, state, &quality, cluster).await?,
+            None => None,
+        },
+        quality: GroupSummary::of(&quality),
+        digest: cluster.digest().await?.to_string(),
+    })
+}
+
+async fn fallen(
+    ids: &[engram_memory::MemoryId],
+    history: &crate::report::RankHistory,
+    cluster: &impl Cluster,
+) -> Result<Vec<RankedMemory>, ClusterError> {
+    let memories = cluster.get(ids).await?;
+    Ok(memories.into_iter().map(|it| RankedMemory::new(it.id, it.key, it.weight, None, history)).collect())
+}
+
+async fn experiment(
+    job: &Job,
+    state: &RunState,
+    quality: &QualityVector,
+    cluster: &impl Cluster,
+) -> Result<Option<Experiment>, ClusterError> {
+    let (rewarded, punished) = (Population::REWARDED, Population::PUNISHED);
+    let Some(separation) = Separation::of(&quality.group(rewarded), &quality.group(punished)) else { return Ok(None) };
+    let inversion = if job.exact_inversion {
+        Inversion::of_rank(cluster.ranked_pairs(rewarded, punished).await?)
+    } else {
+        let histogram = cluster.histogram(MAX_HISTOGRAM_BITS).await?;
+        Inversion::of_histograms(&bins(&histogram, rewarded), &bins(&histogram, punished))
+    };
+    let coverage = if job.coverage {
+        let wanted = u16::try_from(state.done).unwrap_or(u16::MAX);
+        let counted = cluster.coverage(wanted).await?;
+        counted.into_iter().map(|(group, complete, memories)| Coverage { group: group.0, complete, memories }).collect()
+    } else {
+        Vec::new()
+    };
+    Ok(Some(Experiment {
+        separation: separation.to_f64(),
+        convergence_factor: state.first.and_then(|first| separation.factor(first.separation()?)),
+        inversion_ratio: inversion.ratio().unwrap_or(0.5),
+        inversion_error: inversion.error(),
+        coverage,
+    }))
+}
+
+fn bins(histogram: &Histogram, group: Group) -> Vec<u64> {
+    let found = histogram.groups().iter().find(|(other, _)| *other == group);
+    found.map_or_else(|| vec![0; 1 << histogram.bits()], |(_, bins)| bins.clone())
+}
+
+/// The report of a run from its record; of one that goes on, what there is so far.
+///
+/// # Errors
+/// The record cannot be read.
+pub fn report(entry: &Entry, source: &SourceOptions, cluster: &str) -> Result<RunReport, Damaged> {
+    let state = RunState::of(entry)?;
+    let rows = RunState::rows(entry)?;
+    let found = state.result.clone();
+    let elapsed_s = state.elapsed_ms as f64 / 1_000.0;
+    let per_second = |count: u64| if elapsed_s > 0.0 { count as f64 / elapsed_s } else { 0.0 };
+    let mut history = state.history.clone();
+    history.before(state.done.saturating_sub(1));
+    Ok(RunReport {
+        api_version: RunReport::API_VERSION.into(),
+        kind: RunReport::KIND.into(),
+        run: state.name.clone(),
+        cluster: cluster.to_owned(),
+        source: SourceName { kind: source.kind().into(), name: source_name(source) },
+        settings: found.as_ref().map_or(RunSettings { decay: 0.0, rate: 0.0, initial_weight: 0.0 }, |found| {
+            RunSettings { decay: found.decay, rate: found.rate, initial_weight: found.initial_weight }
+        }),
+        workers: found.as_ref().map_or(0, |found| found.workers),
+        partitions: found.as_ref().map_or(0, |found| found.partitions),
+        prediction: HitRate::over(rows.iter().map(|row| row.hits.as_slice())),
+        epochs: rows,
+        earlier: history.epochs(),
+        elapsed_s,
+        epochs_per_s: per_second(state.done),
+        updates_per_s: per_second(state.updates),
+        quality: found.as_ref().map_or_else(Vec::new, |found| found.quality.clone()),
+        histogram: found.as_ref().map_or_else(Vec::new, |found| found.histogram.clone()),
+        top: found.as_ref().map_or_else(Vec::new, |found| found.top.clone()),
+        fallen: found.as_ref().map_or_else(Vec::new, |found| found.fallen.clone()),
+        experiment: found.as_ref().and_then(|found| found.experiment.clone()),
+        digest: found.map_or_else(String::new, |found| found.digest),
+    })
+}
+
+fn source_name(source: &SourceOptions) -> String {
+    match source {
+        SourceOptions::Example(name) => name.to_string(),
+        SourceOptions::Events(events) => events.path.display().to_string(),
+        SourceOptions::Git(git) => git.path.display().to_string(),
+        SourceOptions::Synthetic(_) => String::new(),
+    }
+}

@@ -1,0 +1,48 @@
+//! Ties a run to the input it began with: a driver that goes on must read what the one before it read.
+
+use crate::source::{SourceError, SourceOptions};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Resolves what may move (a git revision becomes its commit) and names the content of what may change.
+///
+/// # Errors
+/// The input cannot be read.
+pub(super) fn pin(source: &SourceOptions) -> Result<(SourceOptions, String), SourceError> {
+    match source {
+        SourceOptions::Example(_) => Ok((source.clone(), "built in".to_owned())),
+        SourceOptions::Synthetic(_) => Ok((source.clone(), "generated".to_owned())),
+        SourceOptions::Events(events) => {
+            let content = fingerprint(&events.path).map_err(|error| SourceError::Unreadable {
+                path: events.path.clone(),
+                cause: error.to_string(),
+            })?;
+            Ok((source.clone(), content))
+        }
+        SourceOptions::Git(git) => {
+            let commit = crate::source::resolve_git(git)?;
+            let mut pinned = git.clone();
+            pinned.revision = commit.clone();
+            Ok((SourceOptions::Git(pinned), commit))
+        }
+    }
+}
+
+/// Length and XXH3-128 of a file.
+fn fingerprint(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut hasher = Xxh3::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut length = 0_u64;
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(format!("{length} bytes, {:032x}", hasher.digest128())),
+            read => {
+                hasher.update(&buffer[..read]);
+                length += read as u64;
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What a driver keeps with the run: enough for another to go on at the exact epoch.
+
+use super::status::Phase;
+use crate::prediction::Hits;
+use crate::report::{EpochRow, Experiment, GroupBins, GroupSummary, RankHistory, RankedMemory};
+use engram_memory::{ClusterId, MemoryId, PartitionId, RunId, partition_of, run::Entry};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// The record of a run cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("the record of the run is damaged or of a newer version: {0}")]
+pub struct Damaged(#[from] serde_json::Error);
+
+/// The state of a run, as its record carries it (JSON).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunState {
+    /// Version of this structure.
+    pub format: u32,
+    /// Name of the run.
+    pub name: String,
+    /// The `spec` of the manifest, as it was submitted.
+    pub spec: serde_json::Value,
+    /// Phase.
+    pub phase: Phase,
+    /// What the input was when the run began; see `pin`.
+    #[serde(default)]
+    pub input: Option<Input>,
+    /// Epochs of the source, where it says.
+    #[serde(default)]
+    pub epochs: Option<u64>,
+    /// Whether the memories of an experiment are in place.
+    #[serde(default)]
+    pub populated: bool,
+    /// Epochs that are done for good: the next one is this plus one.
+    #[serde(default)]
+    pub done: u64,
+    /// What the rankings predicted of the next epoch, noted before it was sent.
+    #[serde(default)]
+    pub predicted: Option<Vec<Hits>>,
+    /// Milliseconds of learning, all drivers together.
+    #[serde(default)]
+    pub elapsed_ms: u64,
+    /// Updates applied.
+    #[serde(default)]
+    pub updates: u64,
+    /// Separation after the first epoch: (rewarded sum, count, punished sum, count) as decimal text, exact.
+    #[serde(default)]
+    pub first: Option<FirstSeparation>,
+    /// Rankings of the past.
+    #[serde(default)]
+    pub history: RankHistory,
+    /// What was found at the end.
+    #[serde(default)]
+    pub result: Option<Findings>,
+    /// Why it ended, where it did not succeed.
+    #[serde(default)]
+    pub message: String,
+    /// Number under which that is explained.
+    #[serde(default)]
+    pub code: String,
+}
+
+/// The input of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Input {
+    /// Names its content.
+    pub content: String,
+    /// The commit, where the input is a repository.
+    #[serde(default)]
+    pub revision: Option<String>,
+}
+
+/// The two groups after the first epoch, so that the convergence factor stays exact over restarts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FirstSeparation {
+    /// Sum of the rewarded weights in units, and their number.
+    pub rewarded: (u64, u64),
+    /// The same of the punished.
+    pub punished: (u64, u64),
+}
+
+/// What was found when the last epoch was done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Findings {
+    /// Workers of the cluster.
+    pub workers: u32,
+    /// Its partitions.
+    pub partitions: u32,
+    /// Its name.
+    pub cluster: String,
+    /// Learning rate.
+    pub rate: f64,
+    /// Weight of a new memory.
+    pub initial_weight: f64,
+    /// Decay per epoch.
+    pub decay: f64,
+    /// Quality per group.
+    pub quality: Vec<GroupSummary>,
+    /// Histogram per group.
+    pub histogram: Vec<GroupBins>,
+    /// The memories of highest rank.
+    pub top: Vec<RankedMemory>,
+    /// Memories that stood high earlier.
+    pub fallen: Vec<RankedMemory>,
+    /// Results of the experiment.
+    pub experiment: Option<Experiment>,
+    /// Digest of the store.
+    pub digest: String,
+}
+
+impl RunState {
+    const FORMAT: u32 = 1;
+
+    /// A run that was just submitted.
+    pub fn new(name: impl Into<String>, spec: serde_json::Value) -> Self {
+        Self {
+            format: Self::FORMAT,
+            name: name.into(),
+            spec,
+            phase: Phase::Queued,
+            input: None,
+            epochs: None,
+            populated: false,
+            done: 0,
+            predicted: None,
+            elapsed_ms: 0,
+            updates: 0,
+            first: None,
+            history: RankHistory::default(),
+            result: None,
+            message: String::new(),
+            code: String::new(),
+        }
+    }
+
+    /// Reads the state of a record.
+    ///
+    /// # Errors
+    /// It is not the state of a run of this version.
+    pub fn of(entry: &Entry) -> Result<Self, Damaged> {
+        Ok(serde_json::from_slice(&entry.state)?)
+    }
+
+    /// Reads the rows of a record.
+    ///
+    /// # Errors
+    /// One of them is not a row of this version.
+    pub fn rows(entry: &Entry) -> Result<Vec<EpochRow>, Damaged> {
+        Ok(entry.rows.iter().map(|row| serde_json::from_slice(row)).collect::<Result<_, _>>()?)
+    }
+
+    /// The bytes that a record carries.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a state has string keys only")
+    }
+
+    /// The run of this name on this cluster: a name stands for one run for ever.
+    pub fn run_id(cluster: ClusterId, name: &str) -> RunId {
+        let mut bytes = cluster.0.to_be_bytes().to_vec();
+        bytes.extend_from_slice(name.as_bytes());
+        RunId(xxh3_128(&bytes))
+    }
+
+    /// The partition that keeps the record of a run; its primary drives it.
+    pub fn partition(run: RunId, partitions: u32) -> PartitionId {
+        partition_of(MemoryId(run.0 as u64), partitions)
+    }
+}
