@@ -4,6 +4,8 @@
 //! a plain loop, compiled for several sets of vector instructions. What threads count is added in integers, so that neither
 //! the cut nor the number of threads shows in a result.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod quality;
 mod rank;
 mod sort;
@@ -15,7 +17,7 @@ use crate::pool::Pool;
 use crate::tiles::TilesMut;
 use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
-use quality::Total;
+use quality::{Present, Total};
 use std::sync::{Mutex, PoisonError};
 
 /// Most tiles of an arena: a slot is 32 bits.
@@ -37,6 +39,8 @@ pub struct Cpu {
     groups: Tiles<u8>,
     /// No memory has a higher group: how wide tables by group must be. Never falls.
     highest_group: u8,
+    /// Room for the updates of each thread, kept because paging it in anew costs more than the updates.
+    own_updates: Vec<Vec<Update>>,
 }
 
 impl Cpu {
@@ -48,16 +52,18 @@ impl Cpu {
     /// As [`Cpu::new`], limited to `instructions`.
     pub fn with(threads: usize, instructions: Instructions) -> Self {
         let pool = Pool::new(threads);
+        let threads = pool.threads();
         let level = Level::of(instructions);
         let name = format!("{} ({level})", processor());
         Self {
-            info: Info { kind: "cpu", name, threads: pool.threads() },
+            info: Info { kind: "cpu", name, threads },
             level,
             pool,
             tiles: Vec::new(),
             potentials: Tiles::new(),
             groups: Tiles::new(),
             highest_group: 0,
+            own_updates: vec![Vec::new(); threads],
         }
     }
 
@@ -91,24 +97,19 @@ impl Cpu {
     /// Applies updates by slot, before or after the fold (see [`update::apply`]).
     fn apply(&mut self, segments: &[Segment], updates: &[Update]) {
         let tiles = &self.tiles[..];
-        let threads = if updates.len() < MANY_UPDATES { 1 } else { self.pool.threads() };
+        let threads = self.pool.threads();
+        if threads == 1 || updates.len() < MANY_UPDATES {
+            let all = self.potentials.parts_mut(tiles.len().max(1)).next();
+            return all.into_iter().for_each(|mut all| update::apply(tiles, segments, 0, &mut all, updates));
+        }
         // Each thread applies, in order, what falls in tiles of its own, those that it will read next.
         let share = tiles.len().div_ceil(threads).max(1);
-        let parts = self.potentials.parts_mut(share).enumerate().collect();
-        self.pool.each(parts, |_, (part, mut potentials)| {
+        let parts = self.potentials.parts_mut(share).zip(&mut self.own_updates).enumerate().collect();
+        self.pool.each(parts, |_, (part, (mut potentials, own))| {
             let first = part * share;
-            if threads == 1 {
-                return update::apply(tiles, segments, first, &mut potentials, updates);
-            }
-            let mut own = vec![Update { slot: 0, delta: 0 }; updates.len()];
             let slots = (first * TILE) as u64..((first + share) * TILE) as u64;
-            let mut count = 0;
-            for update in updates {
-                // Written always and kept if it is ours: no branch that could not be predicted.
-                own[count] = *update;
-                count += usize::from(slots.contains(&u64::from(update.slot)));
-            }
-            update::apply(tiles, segments, first, &mut potentials, &own[..count]);
+            let own = update::select(updates, slots, own);
+            update::apply(tiles, segments, first, &mut potentials, own);
         });
     }
 
@@ -221,6 +222,7 @@ impl Device for Cpu {
         let groups = &self.groups;
         Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
             let mut totals = table(&totals, thread);
+            let mut guess = Present::NONE;
             for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
                 let Segment { clock, fold } = segments[tile.segment as usize];
                 let used = ..tile.count as usize;
@@ -229,7 +231,7 @@ impl Device for Cpu {
                     update::fold_tile(level, potentials, fold);
                 }
                 let totals = &mut totals[tile.segment as usize * width..][..width];
-                quality::add_tile(level, potentials, groups, clock.units(), totals);
+                quality::add_tile(level, potentials, groups, clock.units(), &mut guess, totals);
             }
         });
         let mut totals = totals.into_iter().map(|totals| totals.into_inner().unwrap_or_else(PoisonError::into_inner));

@@ -1,4 +1,5 @@
 //! Every pass of the CPU device equals the law, whatever the threads and the instructions.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
 
 mod naive;
 

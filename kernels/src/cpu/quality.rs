@@ -1,21 +1,23 @@
 //! Quality and histogram of one tile.
 
-use crate::instructions::dispatch;
+use crate::TILE;
+use crate::instructions::{Level, Set, dispatch};
 use engram_memory::quality::GroupQuality;
 use engram_memory::{Histogram, Weight};
 
 /// [`GroupQuality`] within one segment: fewer than 2^32 memories of at most 2^30 units, so 64 bits hold the sum.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Total {
-    count: u64,
-    sum: u64,
-    min: u32,
-    max: u32,
+    pub(super) count: u64,
+    pub(super) sum: u64,
+    pub(super) min: u32,
+    pub(super) max: u32,
 }
 
 impl Total {
     pub(super) const EMPTY: Self = Self { count: 0, sum: 0, min: u32::MAX, max: 0 };
 
+    #[inline(always)]
     pub(super) fn merge(&mut self, other: &Self) {
         self.count += other.count;
         self.sum += other.sum;
@@ -28,34 +30,117 @@ impl Total {
     }
 }
 
-/// Up to this many groups, one vectorised run over the tile for each is cheaper than a scalar look-up for each memory.
+/// Up to this many groups, one vectorised comparison for each is cheaper than a look-up for each memory.
 const FEW: usize = 8;
 
-dispatch! {
-    /// Adds a tile to the totals, indexed by group; the highest group of the tile is within them.
-    pub(super) fn add_tile(potentials: &[u32], groups: &[u8], clock: u32, totals: &mut [Total]) {
-        let mut present = [0; FEW];
-        let mut found = 0;
-        let mut next = groups.iter().copied().min();
+/// The groups of a tile, when they are few. Neighbouring tiles mostly have the same, so those of one are the guess for
+/// the next: counting shows whether it was right.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Present {
+    groups: [u8; FEW],
+    found: usize,
+}
+
+impl Present {
+    /// Those of nothing yet.
+    pub(super) const NONE: Self = Self { groups: [0; FEW], found: 0 };
+
+    /// `None`: more than [`FEW`].
+    fn of(level: Level, groups: &[u8]) -> Option<Self> {
+        let mut present = Self::NONE;
+        let mut next = Some(least(level, groups, 0));
         while let Some(group) = next {
-            if found == FEW {
+            if present.found == FEW {
+                return None;
+            }
+            present.groups[present.found] = group;
+            present.found += 1;
+            next = group.checked_add(1).and_then(|from| {
+                // Groups below `from` are this far away or farther.
+                let around = from.wrapping_neg();
+                Some(least(level, groups, from)).filter(|&distance| distance < around).map(|distance| from + distance)
+            });
+        }
+        Some(present)
+    }
+
+    fn groups(&self) -> &[u8] {
+        &self.groups[..self.found]
+    }
+}
+
+/// Adds a tile to the totals, indexed by group; the highest group of the tile is within them.
+pub(super) fn add_tile(
+    level: Level,
+    potentials: &[u32],
+    groups: &[u8],
+    clock: u32,
+    guess: &mut Present,
+    totals: &mut [Total],
+) {
+    let mut found = totals_of(level, potentials, groups, clock, guess.groups());
+    if found.iter().map(|total| total.count as usize).sum::<usize>() < potentials.len() {
+        match Present::of(level, groups) {
+            Some(present) => {
+                found = totals_of(level, potentials, groups, clock, present.groups());
+                *guess = present;
+            }
+            None => {
+                *guess = Present::NONE;
                 return add_each(potentials, groups, clock, totals);
             }
-            present[found] = group;
-            found += 1;
-            let above = groups.iter().fold(u8::MAX, |least, &other| least.min(if other > group { other } else { u8::MAX }));
-            next = (above < u8::MAX || (group < u8::MAX && groups.contains(&u8::MAX))).then_some(above);
         }
-        for &group in &present[..found] {
-            totals[usize::from(group)].merge(&total_of(potentials, groups, clock, group));
+    }
+    for (&group, found) in guess.groups().iter().zip(&found) {
+        // A guess may name a group that this tile has not, and for which there may be no place.
+        if found.count > 0 {
+            totals[usize::from(group)].merge(found);
         }
     }
 }
 
+dispatch! {
+    /// The least distance up from `from` to a group, counted around 256.
+    fn least(groups: &[u8], from: u8) -> u8 {
+        groups.iter().fold(u8::MAX, |least, group| least.min(group.wrapping_sub(from)))
+    }
+}
+
+/// One total for each of `wanted`, at most [`FEW`].
+#[allow(unsafe_code)]
+fn totals_of(level: Level, potentials: &[u32], groups: &[u8], clock: u32, wanted: &[u8]) -> [Total; FEW] {
+    let mut totals = [Total::EMPTY; FEW];
+    #[cfg(target_arch = "x86_64")]
+    if level.set() == Set::Avx512 {
+        let (chunks, rest) = wanted.as_chunks::<2>();
+        for (two, totals) in chunks.iter().zip(totals.chunks_exact_mut(2)) {
+            // SAFETY: the level says that the processor has AVX-512.
+            totals.copy_from_slice(&unsafe { super::avx512::totals(potentials, groups, clock, *two) });
+        }
+        if let [one] = rest {
+            // SAFETY: as above.
+            [totals[wanted.len() - 1]] = unsafe { super::avx512::totals(potentials, groups, clock, [*one]) };
+        }
+        return totals;
+    }
+    for (total, &group) in totals.iter_mut().zip(wanted) {
+        *total = total_of(level, potentials, groups, clock, group);
+    }
+    totals
+}
+
+dispatch! {
+    fn total_of(potentials: &[u32], groups: &[u8], clock: u32, group: u8) -> Total {
+        total_of_plain(potentials, groups, clock, group)
+    }
+}
+
+/// The total of one group of at most a tile.
 #[inline(always)]
-fn total_of(potentials: &[u32], groups: &[u8], clock: u32, group: u8) -> Total {
-    // A tile has 2^12 memories of at most 2^30 units: sums of the two halves of their 32 bits fit in 32 bits each, and all
-    // lanes have one width.
+pub(super) fn total_of_plain(potentials: &[u32], groups: &[u8], clock: u32, group: u8) -> Total {
+    debug_assert!(potentials.len() <= TILE, "the sums of halves must fit");
+    // 2^12 memories of at most 2^30 units: sums of the two halves of their 32 bits fit in 32 bits each, so that all lanes
+    // have one width.
     let (mut count, mut low, mut high, mut min, mut max) = (0_u32, 0_u32, 0_u32, u32::MAX, 0_u32);
     for (&potential, &other) in potentials.iter().zip(groups) {
         let weight = potential.max(clock) - clock;
@@ -70,7 +155,6 @@ fn total_of(potentials: &[u32], groups: &[u8], clock: u32, group: u8) -> Total {
     Total { count: u64::from(count), sum: (u64::from(high) << 16) + u64::from(low), min, max }
 }
 
-#[inline(always)]
 fn add_each(potentials: &[u32], groups: &[u8], clock: u32, totals: &mut [Total]) {
     for (&potential, &group) in potentials.iter().zip(groups) {
         let weight = potential.max(clock) - clock;

@@ -4,6 +4,7 @@ use crate::instructions::dispatch;
 use crate::tiles::TilesMut;
 use crate::{Segment, TILE, Tile, Update};
 use engram_memory::ONE;
+use std::ops::Range;
 
 /// The law of [`engram_memory::DecayClock::updated`] without a branch.
 #[inline(always)]
@@ -52,6 +53,21 @@ pub(super) fn apply(
         let potential = &mut potentials.tile_mut(tile - first)[update.slot as usize % TILE];
         *potential = updated(potential.saturating_sub(fold), clock.units(), update.delta) + fold;
     }
+}
+
+/// The updates of `slots`, in order. `room` is grown as needed.
+pub(super) fn select<'a>(updates: &[Update], slots: Range<u64>, room: &'a mut Vec<Update>) -> &'a [Update] {
+    if room.len() < updates.len() {
+        room.resize(updates.len(), Update { slot: 0, delta: 0 });
+    }
+    let room = &mut room[..updates.len()];
+    let mut count = 0;
+    for update in updates {
+        // Written always and kept if it is one of them: no branch, which nobody could predict.
+        room[count] = *update;
+        count += usize::from(slots.contains(&u64::from(update.slot)));
+    }
+    &room[..count]
 }
 
 /// Whether [`apply`] may run before the fold: what it writes must fit. So it does whenever the clock is 0 after a fold.
