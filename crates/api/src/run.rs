@@ -437,7 +437,7 @@ impl Default for Synthetic {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Report {
     /// With events and git: sizes of the top whose hits in the next epoch are counted, beside two baselines; 1 to 8
-    /// distinct values of 1 to 10,000; absent means [500].
+    /// distinct values of 1 to 10,000; absent means 500 alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8), inner(range(min = 1, max = 10_000)), extend("uniqueItems" = true))]
     pub top_k: Option<Vec<u64>>,

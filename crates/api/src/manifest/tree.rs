@@ -43,6 +43,8 @@ pub(crate) fn read(text: &str) -> Result<Vec<Node>, Problem> {
         merge_keys: MergeKeyPolicy::AsOrdinary,
         non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
         with_snippet: false,
+        // Far more than any manifest repeats, and too little to tire the machine with aliases of aliases.
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
     };
     serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
         let place = error.location().map(|location| point(location, text));
