@@ -239,12 +239,11 @@ impl Device for Cpu {
         for other in totals {
             sum.iter_mut().zip(&other).for_each(|(sum, other)| sum.merge(other));
         }
-        let vector = |totals: &[Total]| {
+        out.resize_with(segments.len(), QualityVector::default);
+        for (vector, totals) in out.iter_mut().zip(sum.chunks_exact(width)) {
             let groups = totals.iter().enumerate();
-            QualityVector::from_groups(groups.map(|(group, total)| (Group(group as u8), total.quality())))
-        };
-        out.clear();
-        out.extend(sum.chunks_exact(width).map(vector));
+            vector.assign(groups.map(|(group, total)| (Group(group as u8), total.quality())));
+        }
         Ok(())
     }
 

@@ -75,10 +75,16 @@ impl QualityVector {
     /// Collects groups in any order; empty ones are dropped, equal ones added.
     pub fn from_groups(groups: impl IntoIterator<Item = (Group, GroupQuality)>) -> Self {
         let mut vector = Self::default();
-        for (group, quality) in groups {
-            vector.merge_group(group, &quality);
-        }
+        vector.assign(groups);
         vector
+    }
+
+    /// Becomes what [`QualityVector::from_groups`] gives, in the memory that it has.
+    pub fn assign(&mut self, groups: impl IntoIterator<Item = (Group, GroupQuality)>) {
+        self.groups.clear();
+        for (group, quality) in groups {
+            self.merge_group(group, &quality);
+        }
     }
 
     /// The groups that hold memories, ascending.
