@@ -119,7 +119,7 @@ fn features_have_the_shape_of_the_cluster_or_are_not_given() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// A record that passes both checks for one shape is applied without a panic, also in the state that others left.
     #[test]
