@@ -3,18 +3,23 @@
 //! A chunk continues its column where the one before ended; columns that the partition does not have are absent. Numbers are
 //! little-endian; a byte string is its length (u32) and its bytes. Slot order is part of the state, the index is not.
 
-use crate::partition::Row;
+use crate::arena::Arena;
+use crate::columns::slot_at;
+use crate::partition::{Partition, Row};
 use crate::partitions::Partitions;
+use crate::snapshot_file::MAX_CHUNK_BYTES;
 use engram_kernels::Error;
 use engram_memory::codec::{DecodeError, decode_ledger, encode_ledger};
-use engram_memory::{DecayClock, Group, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MemoryId, ONE, PartitionId, partition_of};
+use engram_memory::{
+    DecayClock, Digest, Group, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MemoryId, ONE, PartitionId, partition_of,
+};
 
-/// Bytes at which a chunk is closed; one may be larger by one row.
-const CHUNK_BYTES: usize = 960 << 10;
+/// Bytes at which a chunk is closed: one more row of the longest kind still fits the limit of a file's chunks.
+const CHUNK_BYTES: usize = MAX_CHUNK_BYTES - MAX_PAYLOAD_BYTES - size_of::<u32>();
 
 /// A column of a snapshot; the number stands for it in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
+#[repr(u32)]
 pub enum Column {
     /// Ids, u64.
     Ids = 1,
@@ -37,13 +42,13 @@ impl Column {
         [Self::Ids, Self::Potentials, Self::Groups, Self::Keys, Self::Features, Self::Payloads, Self::Updates];
 
     /// The column of a number in a file, `None` when this version does not know it.
-    pub fn from_code(code: u8) -> Option<Self> {
+    pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|column| column.code() == code)
     }
 
     /// The number that stands for it in files.
-    pub const fn code(self) -> u8 {
-        self as u8
+    pub const fn code(self) -> u32 {
+        self as u32
     }
 }
 
@@ -58,6 +63,8 @@ pub struct Content {
     pub clock: DecayClock,
     /// Its ledger, encoded.
     pub ledger: Vec<u8>,
+    /// Its replica digest.
+    pub digest: Digest,
     /// Its columns, in chunks of about 1 MiB.
     pub chunks: Vec<(Column, Vec<u8>)>,
 }
@@ -121,7 +128,8 @@ impl Partitions {
             }
         }
         let (memories, clock) = (u64::from(partition.count()), partition.clock);
-        Ok(Some(Content { partition: id, memories, clock, ledger, chunks: chunks.0 }))
+        let digest = replica_digest(partition, arena)?;
+        Ok(Some(Content { partition: id, memories, clock, ledger, digest, chunks: chunks.0 }))
     }
 
     /// Takes in what [`Partitions::export`] gave, here or on another machine.
@@ -134,7 +142,7 @@ impl Partitions {
     pub fn import(&mut self, content: &Content) -> Result<(), ImportError> {
         let mut import = Import::begin(self, content.partition, content.memories, content.clock, &content.ledger)?;
         content.chunks.iter().try_for_each(|(column, bytes)| import.chunk(*column, bytes))?;
-        import.finish()
+        import.finish(content.digest)
     }
 }
 
@@ -213,7 +221,7 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    pub(crate) fn finish(mut self) -> Result<(), ImportError> {
+    pub(crate) fn finish(mut self, digest: Digest) -> Result<(), ImportError> {
         let shape = self.partitions.shape();
         let (partition, arena) = self.partitions.partition_mut(self.id);
         let count = partition.count();
@@ -245,6 +253,9 @@ impl<'a> Import<'a> {
         let rows: Vec<Row> =
             (0..count).zip(values).map(|(local, (&p, &group))| (partition.slot(local), p, Group(group))).collect();
         arena.device.write(&rows)?;
+        if replica_digest(partition, arena)? != digest {
+            return Err(ImportError::Invalid("the digest of what was loaded is not that of the snapshot"));
+        }
         self.done = true;
         Ok(())
     }
@@ -256,6 +267,21 @@ impl Drop for Import<'_> {
             self.partitions.close(self.id);
         }
     }
+}
+
+/// The replica digest of one partition. The device's pass is over all of them, which a snapshot of each would repeat.
+fn replica_digest(partition: &Partition, arena: &mut Arena) -> Result<Digest, Error> {
+    let (mut potentials, mut groups) = (Vec::new(), Vec::new());
+    let mut digest = Digest(partition.ledger.digest(partition.clock));
+    for (tile, _) in partition.tiles() {
+        arena.device.export(tile, &mut potentials, &mut groups)?;
+        for (offset, (&potential, &group)) in potentials.iter().zip(&groups).enumerate() {
+            let slot = slot_at(tile, offset as u32);
+            let content = arena.columns.content().map_or(0, |content| content.get(slot));
+            digest.add(arena.columns.id(slot), partition.clock.weight(potential), Group(group), content);
+        }
+    }
+    Ok(digest)
 }
 
 /// Chunks being filled.

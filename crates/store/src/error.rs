@@ -151,6 +151,12 @@ pub enum Error {
         /// Most.
         limit: usize,
     },
+    /// The store was stopped before it came to this.
+    #[error("the store was stopped")]
+    Stopped,
+    /// The device failed or is full: what was being applied may be applied in part, so nothing is served any more.
+    #[error("the device failed; the process must start again")]
+    Device(#[from] engram_kernels::Error),
 }
 
 impl Error {

@@ -1,25 +1,64 @@
-//! (head to be written)
+//! One machine's partitions: state machines over a device, a log under one sync, snapshots.
+//!
+//! Decides what a record does to slots and columns ([`Partitions`]), what is logged, repeated or refused before it, when
+//! it is applied and answered, and what a restart recovers ([`Store`]). [`Engine`] runs a store on threads; a simulator runs the
+//! same store on one, over a [`Disk`] and a [`Clock`] of its own. Knows nothing of networks, replication or tokio.
+//!
+//! ```
+//! use engram_kernels::Cpu;
+//! use engram_memory::{ClusterId, Command, FeatureShape, Law, MemoryId, PartitionId, Record, Settings, Shape, Term, Upsert};
+//! use engram_store::{ManualClock, Options, SimDisk, Store};
+//! use std::sync::Arc;
+//!
+//! let shape = Shape { partitions: 1, law: Law::Linear, features: FeatureShape::NONE };
+//! let options = Options::new(ClusterId(1), shape, Settings::default());
+//! let (disk, clock) = (Arc::new(SimDisk::new(1)), Arc::new(ManualClock::new(0)));
+//! let (mut store, _) = Store::open(disk, clock, Box::new(Cpu::new(1)), options)?;
+//! store.activate(vec![(PartitionId(0), Term(1))], |_| {});
+//! let upsert = Command::Upsert(Upsert { ids: vec![MemoryId(7)], ..Upsert::default() });
+//! store.write(vec![(PartitionId(0), Record::bare(upsert))], |answers| assert!(answers[0].is_ok()));
+//! store.turn()?;
+//! assert_eq!(store.partitions().memories(), 1);
+//! # Ok::<(), engram_store::Error>(())
+//! ```
+//!
+//! Invariants: the state is a function of the log alone, equal on every machine, device and number of threads; nothing is
+//! answered before it is as durable as the mode says; what was answered is there after any crash; damage is told from a
+//! torn write, named, and never served.
+#![forbid(unsafe_code)]
 
 mod apply;
 mod arena;
+mod background;
 mod clock;
 mod columns;
 mod content;
 pub mod disk;
+mod engine;
 mod error;
 mod format;
+mod gather;
 mod identity;
 mod partition;
 mod partitions;
+mod propose;
+mod recover;
 pub mod snapshot_file;
+mod stats;
+mod store;
 pub mod wal;
 
+pub use background::SnapshotInfo;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use content::{Column, Content, ImportError};
 pub use disk::{Disk, FileDisk, SimDisk};
+pub use engine::{Engine, Handle, Overloaded};
 pub use error::{Error, abort_on_sync_failure};
 pub use format::FileHead;
 pub use identity::{Identity, Origin};
 pub use partitions::{Coverage, Memory, Partitions, Ranked};
+pub use recover::Recovery;
 pub use snapshot_file::{SnapshotHead, SnapshotReader, SnapshotWriter};
+pub use stats::{Distribution, Stats};
+pub use store::{ActivateError, Committed, Options, Store, WriteError};
 pub use wal::{Durability, Wal};

@@ -1,0 +1,293 @@
+//! What happens beside the writes: snapshots, deletion of log they cover, expiry of sessions.
+//!
+//! A *round* snapshots partitions one after another: each is copied between two turns, in memory, and written by another thread
+//! (in single-thread mode by this one). Two generations are kept; the log is deleted below the older.
+
+use crate::content::Content;
+use crate::snapshot_file::{self, SnapshotHead, SnapshotWriter};
+use crate::stats;
+use crate::store::{State, Store};
+use crate::wal::Position;
+use crate::{Disk, Error, FileHead};
+use engram_memory::{Command, Lsn, PartitionId, Record, Term};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Sessions are forgotten after a day: the client library renews them after hours.
+const SESSION_MS: u64 = 24 * 60 * 60 * 1_000;
+/// How often expiry is proposed.
+const EXPIRE_EVERY_MS: u64 = 60 * 60 * 1_000;
+/// Rounds that may be asked for and not begun.
+const MAX_ROUNDS: usize = 8;
+/// Multiples of [`crate::Options::snapshot_bytes`] of log after which partitions that rest are made to move on: their last records
+/// are what keeps the log from being deleted.
+const PINNED_FACTOR: u64 = 4;
+
+/// A snapshot that was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotInfo {
+    /// Partition.
+    pub partition: PartitionId,
+    /// Its last record in it.
+    pub lsn: Lsn,
+    /// Term of that record.
+    pub term: Term,
+    /// Memories in it.
+    pub memories: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Where it is.
+    pub path: String,
+}
+
+/// What is called when a round that was asked for is over.
+pub(crate) type RoundDone = Box<dyn FnOnce(Result<Vec<SnapshotInfo>, Error>) + Send>;
+
+/// State of the background work.
+pub(crate) struct Background {
+    rounds: VecDeque<Round>,
+    in_flight: bool,
+    /// Copied, and waiting until the log behind it is durable.
+    held: Option<Job>,
+    round_at_ms: u64,
+    round_at_bytes: u64,
+    expire_at_ms: u64,
+}
+
+struct Round {
+    left: VecDeque<PartitionId>,
+    /// Where to, when not to the store's own disk.
+    elsewhere: Option<Arc<dyn Disk>>,
+    written: Vec<SnapshotInfo>,
+    failed: Option<Error>,
+    done: Option<RoundDone>,
+}
+
+/// A copied partition, to be written on any thread.
+pub(crate) struct Job {
+    disk: Arc<dyn Disk>,
+    own: bool,
+    file_head: FileHead,
+    head: SnapshotHead,
+    content: Content,
+    /// The log must be durable up to here before the snapshot may be found by a recovery.
+    needs: Position,
+}
+
+/// What became of a job.
+pub(crate) struct Written {
+    info: SnapshotInfo,
+    /// On the store's own disk: the older generation, once there are two.
+    older: Option<Lsn>,
+}
+
+impl Background {
+    pub(crate) fn new(elapsed_ms: u64) -> Self {
+        Self {
+            rounds: VecDeque::new(),
+            in_flight: false,
+            held: None,
+            round_at_ms: elapsed_ms,
+            round_at_bytes: 0,
+            expire_at_ms: elapsed_ms + EXPIRE_EVERY_MS,
+        }
+    }
+}
+
+impl Job {
+    pub(crate) fn run(&self) -> Result<Written, Error> {
+        let mut writer = SnapshotWriter::create(&*self.disk, &self.file_head, self.head, &self.content.ledger)?;
+        let chunks = &self.content.chunks;
+        if let Err(error) = chunks.iter().try_for_each(|(column, bytes)| writer.chunk(column.code(), bytes)) {
+            writer.abandon();
+            return Err(error);
+        }
+        let bytes = writer.finish()?;
+        let SnapshotHead { partition, lsn, term, memories, .. } = self.head;
+        let path = self.disk.describe(&snapshot_file::name(partition, lsn));
+        let older = if self.own { snapshot_file::keep_generations(&*self.disk, partition)? } else { None };
+        Ok(Written { info: SnapshotInfo { partition, lsn, term, memories, bytes, path }, older })
+    }
+}
+
+impl Store {
+    /// Asks for a snapshot of every partition that has data, on the store's own disk or `elsewhere`. `done` is called when all are
+    /// durable, or with the first error.
+    pub fn snapshot_all(
+        &mut self,
+        elsewhere: Option<Arc<dyn Disk>>,
+        done: impl FnOnce(Result<Vec<SnapshotInfo>, Error>) + Send + 'static,
+    ) {
+        if self.background.rounds.len() >= MAX_ROUNDS {
+            let source = std::io::Error::other(format!("{MAX_ROUNDS} snapshots are already asked for"));
+            done(Err(Error::Io { operation: "snapshot", path: self.disk.describe(""), source }));
+            return;
+        }
+        let own = elsewhere.is_none();
+        let left = self.partitions.iter().filter(|partition| !own || self.moved_on(*partition)).collect();
+        self.begin_round(left, elsewhere, Some(Box::new(done)));
+    }
+
+    /// Proposes and begins what is due by the clock.
+    pub(crate) fn housekeeping(&mut self) {
+        let now_ms = self.clock.elapsed_ms();
+        if now_ms >= self.background.expire_at_ms {
+            self.background.expire_at_ms = now_ms + EXPIRE_EVERY_MS;
+            self.expire_sessions();
+        }
+        let logged = self.wal.written().0.saturating_sub(self.background.round_at_bytes);
+        let due = logged >= self.options.snapshot_bytes
+            || now_ms.saturating_sub(self.background.round_at_ms) >= self.options.snapshot_ms;
+        if due && self.background.rounds.is_empty() {
+            self.background.round_at_ms = now_ms;
+            self.background.round_at_bytes = self.wal.written().0;
+            let mut left: VecDeque<_> = self.partitions.iter().filter(|partition| self.moved_on(*partition)).collect();
+            left.extend(self.move_resting_on());
+            self.begin_round(left, None, None);
+        }
+    }
+
+    /// The next partition to write, copied; each ends in [`Store::snapshot_done`].
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn next_snapshot(&mut self) -> Result<Option<Job>, Error> {
+        if self.background.in_flight {
+            return Ok(None);
+        }
+        if self.background.held.is_none() {
+            self.background.held = self.copy_next()?;
+        }
+        let durable = self.background.held.as_ref().is_some_and(|job| self.wal.durable(job.needs));
+        self.background.in_flight = durable;
+        Ok(if durable { self.background.held.take() } else { None })
+    }
+
+    /// A job is over. Deletes the log that no partition needs any more when the round is.
+    ///
+    /// # Errors
+    /// [`Error::SyncFailed`].
+    pub(crate) fn snapshot_done(&mut self, job: Job, result: Result<Written, Error>) -> Result<(), Error> {
+        self.background.in_flight = false;
+        let Some(round) = self.background.rounds.front_mut() else { return Ok(()) };
+        match result {
+            Ok(Written { info, older }) => {
+                stats::add(&self.shared.snapshots, 1);
+                stats::add(&self.shared.snapshot_bytes, info.bytes);
+                if job.own {
+                    self.places[info.partition.0 as usize].snapshots = [Some(info.lsn), older];
+                }
+                round.written.push(info);
+            }
+            Err(error @ Error::SyncFailed { .. }) => return Err(error),
+            Err(error) => {
+                stats::add(&self.shared.failed_snapshots, 1);
+                // A full or failing disk fails the others alike; the next round tries again.
+                round.left.clear();
+                round.failed = Some(error);
+            }
+        }
+        self.end_round_if_over();
+        Ok(())
+    }
+
+    fn begin_round(&mut self, left: VecDeque<PartitionId>, elsewhere: Option<Arc<dyn Disk>>, done: Option<RoundDone>) {
+        self.background.rounds.push_back(Round { left, elsewhere, written: Vec::new(), failed: None, done });
+        if !self.background.in_flight && self.background.held.is_none() {
+            self.end_round_if_over();
+        }
+    }
+
+    fn end_round_if_over(&mut self) {
+        while self.background.rounds.front().is_some_and(|round| round.left.is_empty()) {
+            let Some(round) = self.background.rounds.pop_front() else { return };
+            if round.elsewhere.is_none() && round.failed.is_none() {
+                self.delete_covered_log();
+            }
+            if let Some(done) = round.done {
+                done(round.failed.map_or(Ok(round.written), Err));
+            }
+        }
+    }
+
+    fn copy_next(&mut self) -> Result<Option<Job>, Error> {
+        while let Some(round) = self.background.rounds.front_mut() {
+            let Some(partition) = round.left.pop_front() else {
+                self.end_round_if_over();
+                continue;
+            };
+            let elsewhere = round.elsewhere.clone();
+            let own = elsewhere.is_none();
+            let needed = !own || self.moved_on(partition);
+            let content = if needed { self.partitions.export(partition)? } else { None };
+            let Some(content) = content else {
+                self.end_round_if_over();
+                continue;
+            };
+            let place = &self.places[partition.0 as usize];
+            let head = SnapshotHead {
+                partition,
+                lsn: place.applied,
+                term: place.applied_term,
+                clock: content.clock,
+                memories: content.memories,
+                created_ms: self.clock.now_ms(),
+                digest: content.digest.0,
+            };
+            let disk = elsewhere.unwrap_or_else(|| Arc::clone(&self.disk));
+            let (file_head, needs) = (self.identity().head(), self.wal.written());
+            return Ok(Some(Job { disk, own, file_head, head, content, needs }));
+        }
+        Ok(None)
+    }
+
+    /// Whether a partition has applied records that its newest snapshot does not hold.
+    fn moved_on(&self, partition: PartitionId) -> bool {
+        let place = &self.places[partition.0 as usize];
+        place.applied > Lsn(0) && place.snapshots[0] != Some(place.applied)
+    }
+
+    fn delete_covered_log(&mut self) {
+        let covered: BTreeMap<PartitionId, Lsn> = (self.places.iter().enumerate())
+            .filter_map(|(partition, place)| Some((PartitionId(partition as u32), place.snapshots[1]?)))
+            .collect();
+        match self.wal.delete_below(&covered) {
+            Ok(bytes) => stats::add(&self.shared.deleted_log_bytes, bytes),
+            // What stays costs space and is tried again after the next round.
+            Err(_) => stats::add(&self.shared.failed_snapshots, 1),
+        }
+    }
+
+    /// Where much log is held by partitions that rest, gives them a record that changes nothing, so that this round makes them a
+    /// younger generation. Returns which.
+    fn move_resting_on(&mut self) -> Vec<PartitionId> {
+        if self.wal.bytes() < self.options.snapshot_bytes.saturating_mul(PINNED_FACTOR) {
+            return Vec::new();
+        }
+        let resting: Vec<PartitionId> = (self.partitions.iter())
+            .filter(|partition| {
+                let place = &self.places[partition.0 as usize];
+                place.applied > Lsn(0) && place.waiting == 0 && !self.moved_on(*partition)
+            })
+            .collect();
+        for &partition in &resting {
+            let before_ms = self.partitions.ledger(partition).map_or(0, |ledger| ledger.sessions.watermark_ms());
+            self.propose(partition, Record::bare(Command::ExpireSessions { before_ms }), None);
+        }
+        resting
+    }
+
+    fn expire_sessions(&mut self) {
+        let before_ms = self.clock.now_ms().saturating_sub(SESSION_MS);
+        let due: Vec<PartitionId> = (self.partitions.iter())
+            .filter(|partition| matches!(self.places[partition.0 as usize].state, State::Serving(_)))
+            .filter(|partition| {
+                let sessions = self.partitions.ledger(*partition).map(|ledger| &ledger.sessions);
+                sessions.is_some_and(|sessions| !sessions.is_empty() && sessions.watermark_ms() < before_ms)
+            })
+            .collect();
+        for partition in due {
+            self.propose(partition, Record::bare(Command::ExpireSessions { before_ms }), None);
+        }
+    }
+}
