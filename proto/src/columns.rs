@@ -166,6 +166,59 @@ pub fn upsert(from: v1::UpsertPart, shape: FeatureShape) -> Result<Upsert, Inval
     })
 }
 
+/// Checks that columns have one entry per row, or none: what a split needs.
+///
+/// # Errors
+/// The first column of another length.
+pub fn check_lengths(part: &v1::UpsertPart) -> Result<(), Invalid> {
+    let rows = part.ids.len();
+    check_column("weights", part.weights.len(), rows)?;
+    check_column("groups", part.groups.len(), rows)?;
+    for (field, column) in [("keys", &part.keys), ("payloads", &part.payloads)] {
+        check_column(field, column.as_ref().map_or(0, |column| column.ends.len()), rows)?;
+    }
+    if rows == 0 && !part.features.is_empty() || rows > 0 && !part.features.len().is_multiple_of(rows) {
+        let told = format!("{} values for {rows} ids", part.features.len());
+        return Err(Invalid::field("features", told, "as many values per id as the cluster's dimension"));
+    }
+    Ok(())
+}
+
+/// Checks the values of a batch of updates of any length, so that an error names the index that the caller knows.
+///
+/// # Errors
+/// The first value that is not allowed.
+pub fn check_updates(from: &v1::Updates) -> Result<(), Invalid> {
+    let rows = from.ids.len();
+    check_column("qualities", from.qualities.len(), rows)?;
+    check_column("deltas", from.deltas.len(), rows)?;
+    let signals = [from.quality.is_some(), !from.qualities.is_empty(), !from.deltas.is_empty()]
+        .into_iter()
+        .filter(|&it| it)
+        .count();
+    if rows > 0 && from.groups.is_empty() && signals != 1 {
+        let told = if signals == 0 { "no signal" } else { "several signals" };
+        return Err(Invalid::field("updates", told, "one of quality, qualities, deltas"));
+    }
+    if let Some(quality) = from.quality {
+        float("quality", None, edge::quality(quality))?;
+    }
+    let first =
+        |values: &[f32], allowed: std::ops::RangeInclusive<f32>| values.iter().position(|it| !allowed.contains(it));
+    if let Some(index) = first(&from.qualities, 0.0..=1.0) {
+        float("qualities", Some(index), edge::quality(from.qualities[index]))?;
+    }
+    if let Some(index) = first(&from.deltas, -1.0..=1.0) {
+        float("deltas", Some(index), edge::delta(from.deltas[index]))?;
+    }
+    let Some(keys) = &from.keys else { return Ok(()) };
+    check_column("keys", keys.ends.len(), rows)?;
+    let long = (0..rows).find(|&row| keys.entry(row).len() > MAX_KEY_BYTES);
+    long.map_or(Ok(()), |row| {
+        Err(Invalid::entry("keys", row, format!("{} bytes", keys.entry(row).len()), "at most 1,024 bytes"))
+    })
+}
+
 /// Ids of the log from ids of the wire, in the same memory.
 pub fn ids(from: Vec<u64>) -> Vec<MemoryId> {
     from.into_iter().map(MemoryId).collect()

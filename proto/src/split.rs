@@ -1,32 +1,15 @@
 //! Columns by partition: what a client sends to each owner, and what a worker does for a client that knows no map.
 //!
 //! A split depends on the rows alone (and P), so that whoever repeats it sends equal parts. The order of rows is kept within a
-//! partition. Columns must have been checked ([`check_updates`], [`check_upsert`]).
+//! partition. Columns must have been checked ([`crate::columns::check_updates`], [`crate::columns::check_lengths`]).
 
-use crate::columns::{self, Invalid};
 use crate::v1;
-use engram_memory::{FeatureShape, MemoryId, PartitionId, partition_of};
+use engram_memory::{MemoryId, PartitionId, partition_of};
 
 /// Most ids of one part: a partition's records stay small beside the 8 MiB of a log record.
 pub const PART_IDS: usize = 16 << 10;
 /// Most bytes of one part, its first row apart.
 pub const PART_BYTES: usize = 1 << 20;
-
-/// Checks updates before they are split, so that an error names the index that the caller knows.
-///
-/// # Errors
-/// The first value that is not allowed.
-pub fn check_updates(updates: &v1::Updates) -> Result<(), Invalid> {
-    columns::updates(updates.clone(), 1).map(drop)
-}
-
-/// Checks rows before they are split, so that an error names the index that the caller knows.
-///
-/// # Errors
-/// The first value that is not allowed.
-pub fn check_upsert(part: &v1::UpsertPart, shape: FeatureShape) -> Result<(), Invalid> {
-    columns::upsert(part.clone(), shape).map(drop)
-}
 
 /// Splits updates by id. Updates by group belong to every partition and are not split: the answer is then empty.
 pub fn updates(from: &v1::Updates, partitions: u32) -> Vec<(PartitionId, v1::Updates)> {
@@ -133,6 +116,7 @@ fn pick_blobs(column: &v1::Blobs, rows: &[u32]) -> Option<v1::Blobs> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::columns;
 
     #[test]
     fn a_split_keeps_every_row_once_in_order_and_in_its_partition() {

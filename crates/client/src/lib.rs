@@ -1,1 +1,61 @@
-//! (head to be written)
+//! What a program uses to talk to a cluster: it knows the partition map and goes straight to the owner.
+//!
+//! Decides how a batch is split (by partition, in order, in bounded parts), when a request is sent again (same sequence number,
+//! to whoever is primary by then), and when it gives up (at its deadline, never before, and with the outcome typed:
+//! [`Error::Unknown`] where a write may or may not have been applied).
+//!
+//! - [`Client`] reads: [`Client::get`], [`Client::scan`], [`Client::rank`], [`Client::top`], [`Client::quality`], [`Client::digest`];
+//!   learns: [`Client::learn_epoch`], [`Client::broadcast_quality`]; and looks after runs: [`Client::submit_run`] and the like.
+//! - [`Session`] writes, each request exactly once.
+//!
+//! Invariants: one call per worker, never one per partition; every call has a deadline; every queue a bound; retries are at most a tenth
+//! of the traffic above a floor; a read over several partitions covers every partition exactly once or is repeated.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), engram_client::Error> {
+//! use engram_client::{Client, Options, Rows, Signals, Updates};
+//! use engram_memory::MemoryId;
+//!
+//! let client = Client::connect(Options::new(["127.0.0.1:7443"])).await?;
+//! let session = client.session();
+//! let ids: Vec<_> = (0..1_000).map(MemoryId).collect();
+//! session.upsert(Rows { ids: ids.clone(), ..Rows::default() }).await?;
+//! session.reinforce(Updates { ids, signals: Signals::Quality(0.9), ..Updates::default() }).await?;
+//! for memory in client.top(10, None).await? {
+//!     println!("{} {}", memory.id, memory.weight);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod call;
+mod client;
+mod epoch;
+mod error;
+mod map;
+mod message;
+mod options;
+mod pool;
+mod rank;
+mod read;
+mod retry;
+mod rows;
+mod runs;
+mod session;
+pub mod trace;
+mod window;
+mod write;
+
+pub use client::Client;
+pub use epoch::{EpochReport, EpochUpdates};
+pub use error::{Error, PartFailure};
+pub use map::{Map, Placement, Worker};
+pub use options::{Options, Plane};
+pub use rank::{RankOptions, Ranked};
+pub use read::{Digested, Found, GetOptions, Quality, QualityOptions, Scan};
+pub use retry::Budget;
+pub use rows::{GroupSignal, Memory, Rows, Signals, Updates};
+pub use runs::{Watch, run_id};
+pub use session::{Fate, Session};
+pub use write::{Version, Written};

@@ -1,0 +1,131 @@
+//! One attempt: its metadata, its deadline, and what its failure means.
+
+use crate::error::Error;
+use crate::options::Plane;
+use crate::trace;
+use engram_memory::ClusterId;
+use engram_proto::v1::memory_service_client::MemoryServiceClient;
+use engram_proto::v1::{Problem, ProblemKind};
+use engram_proto::{CLUSTER_KEY, MAX_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES, TRACE_KEY};
+use std::time::Duration;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+pub(crate) type Service = MemoryServiceClient<Channel>;
+
+/// A client of one worker's memories with the limits of its plane.
+pub(crate) fn service(channel: Channel, plane: Plane) -> Service {
+    let limit = message_limit(plane);
+    MemoryServiceClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit)
+}
+
+pub(crate) fn message_limit(plane: Plane) -> usize {
+    match plane {
+        Plane::Client => MAX_MESSAGE_BYTES,
+        Plane::Peer => MAX_PEER_MESSAGE_BYTES,
+    }
+}
+
+/// A request with its cluster, its trace and its deadline.
+pub(crate) fn request<T>(message: T, cluster: Option<ClusterId>, deadline: Duration) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(deadline);
+    let context = trace::Context::current().map_or_else(trace::Context::new, trace::Context::child);
+    let metadata = request.metadata_mut();
+    metadata.insert(TRACE_KEY, ascii(&context.to_string()));
+    if let Some(cluster) = cluster {
+        metadata.insert(CLUSTER_KEY, ascii(&cluster.to_string()));
+    }
+    request
+}
+
+fn ascii(text: &str) -> AsciiMetadataValue {
+    AsciiMetadataValue::try_from(text).expect("hex digits and dashes are ASCII")
+}
+
+/// Why an attempt failed, and what that means for the next.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub(crate) problem: Problem,
+    /// Another attempt may succeed.
+    pub(crate) retryable: bool,
+    /// The worker may have executed it all the same.
+    pub(crate) maybe_executed: bool,
+}
+
+impl Failure {
+    /// Whatever a worker said about a part or a call.
+    pub(crate) fn of(problem: Problem) -> Self {
+        let (retryable, maybe_executed) = match problem.kind() {
+            ProblemKind::NotPrimary | ProblemKind::Overloaded | ProblemKind::Stopping => (true, false),
+            ProblemKind::Unavailable => (true, true),
+            _ => (false, false),
+        };
+        Self { problem, retryable, maybe_executed }
+    }
+
+    /// Not executed, and worth another attempt.
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self { problem: Problem::of(ProblemKind::Unavailable, message), retryable: true, maybe_executed: false }
+    }
+
+    /// The attempt took too long.
+    pub(crate) fn timed_out() -> Self {
+        Self { maybe_executed: true, ..Self::unavailable("the worker did not answer in time") }
+    }
+
+    /// The problem, if another attempt may succeed.
+    pub(crate) fn into_retryable(self) -> Result<Problem, Error> {
+        if self.retryable { Ok(self.problem) } else { Err(Error::refused(self.problem)) }
+    }
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        if let Some(problem) = Problem::from_status(&status) {
+            return Self::of(problem);
+        }
+        let of = |kind, retryable, maybe_executed| Self {
+            problem: Problem::of(kind, text(&status)),
+            retryable,
+            maybe_executed,
+        };
+        match status.code() {
+            // Nobody listened: nothing can have been executed.
+            _ if refused_connection(&status) => of(ProblemKind::Unavailable, true, false),
+            Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown | Code::Internal => {
+                of(ProblemKind::Unavailable, true, true)
+            }
+            // The server sheds load before it reads the request.
+            Code::ResourceExhausted => of(ProblemKind::Overloaded, true, false),
+            Code::InvalidArgument | Code::OutOfRange => of(ProblemKind::Invalid, false, false),
+            _ => of(ProblemKind::Unspecified, false, false),
+        }
+    }
+}
+
+/// The status for people, with the cause that the transport hides in its source.
+fn text(status: &Status) -> String {
+    let mut text = if status.message().is_empty() { status.code().to_string() } else { status.message().to_owned() };
+    let mut source = std::error::Error::source(status);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+fn refused_connection(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(cause) = source {
+        if cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused) {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
+}

@@ -1,0 +1,359 @@
+//! Reads: one call per worker, every partition exactly once.
+
+use crate::call::{Failure, Service};
+use crate::client::Client;
+use crate::error::Error;
+use crate::map::Map;
+use crate::retry::Retry;
+use crate::rows::{Memory, memories, raw};
+use engram_memory::quality::MAX_HISTOGRAM_BITS;
+use engram_memory::{
+    Digest, Group, Histogram, LearningEpoch, MAX_IDS, MemoryId, Ordinal, PartitionId, QualityVector, RunId,
+};
+use engram_proto::v1::{self, Problem, ProblemKind};
+use engram_proto::{answers, split};
+use futures::future::join_all;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::{Response, Status, Streaming};
+
+/// What to read beside weight, group and key.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GetOptions {
+    /// Feature vectors.
+    pub features: bool,
+    /// Payloads.
+    pub payloads: bool,
+}
+
+/// What a read of some ids found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Found {
+    /// Memories in the order asked for.
+    pub memories: Vec<Memory>,
+    /// Ids that are not there, in the order asked for.
+    pub missing: Vec<MemoryId>,
+}
+
+/// What to tell beside the quality vector.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QualityOptions {
+    /// Bins of a histogram as a power of two, at most 12.
+    pub histogram_bits: Option<u32>,
+    /// Coverage: memories with at least this many updates; 0 = not asked.
+    pub covered_updates: u32,
+}
+
+/// Quality of a whole cluster.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Quality {
+    /// Per group.
+    pub vector: QualityVector,
+    /// Per group, when asked.
+    pub histogram: Option<Histogram>,
+    /// Per group, memories addressed at least once and those with at least `covered_updates`, when asked.
+    pub coverage: BTreeMap<Group, (u64, u64)>,
+    /// The last global quality that the workers were told, with its run and epoch: of the worker that knows the latest.
+    pub broadcast: Option<(RunId, LearningEpoch, QualityVector)>,
+    /// Where each partition stood.
+    pub versions: Vec<v1::PartitionVersion>,
+}
+
+/// The fingerprint of a whole cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Digested {
+    /// Order-free digest of all memories.
+    pub digest: Digest,
+    /// How many there are.
+    pub memories: u64,
+    /// Where each partition stood.
+    pub versions: Vec<v1::PartitionVersion>,
+}
+
+impl Client {
+    /// Reads some memories, at most as many as memory holds: the ids are split by worker and message.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn get(&self, ids: &[MemoryId], options: GetOptions) -> Result<Found, Error> {
+        let mut retry = self.read();
+        let mut read: HashMap<u64, Memory> = HashMap::with_capacity(ids.len());
+        // By partition first: owners may change between attempts.
+        let mut open: BTreeMap<PartitionId, Vec<u64>> = BTreeMap::new();
+        for (partition, ids) in split::ids(&raw(ids.to_vec()), self.map()?.partition_count()) {
+            open.entry(partition).or_default().extend(ids);
+        }
+        while !open.is_empty() {
+            let map = self.map()?;
+            let mut by_owner: BTreeMap<Ordinal, Vec<(PartitionId, Vec<u64>)>> = BTreeMap::new();
+            for (partition, ids) in std::mem::take(&mut open) {
+                let owner = map.owner(partition).expect("ids were split by a map of as many partitions");
+                by_owner.entry(owner).or_default().push((partition, ids));
+            }
+            let retry_now = &retry;
+            let map_now = &map;
+            let calls = by_owner.into_iter().map(|(owner, wanted)| async move {
+                let ids: Vec<u64> = wanted.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
+                (self.get_from(map_now, owner, &ids, options, retry_now).await, wanted)
+            });
+            let mut met = None;
+            for (answer, wanted) in join_all(calls).await {
+                match answer {
+                    Ok(memories) => read.extend(memories.into_iter().map(|memory| (memory.id.0, memory))),
+                    Err(failure) => {
+                        met = Some(failure);
+                        open.extend(wanted);
+                    }
+                }
+            }
+            if let Some(failure) = met {
+                retry.after(self, failure).await?;
+            }
+        }
+        let mut found = Found::default();
+        for id in ids {
+            match read.get(&id.0) {
+                Some(memory) => found.memories.push(memory.clone()),
+                None => found.missing.push(*id),
+            }
+        }
+        Ok(found)
+    }
+
+    async fn get_from(
+        &self,
+        map: &Map,
+        owner: Ordinal,
+        ids: &[u64],
+        options: GetOptions,
+        retry: &Retry,
+    ) -> Result<Vec<Memory>, Failure> {
+        let mut service = self.service_of(map, owner)?;
+        let mut found = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(MAX_IDS) {
+            let message = v1::GetMemoriesRequest {
+                ids: ids.to_vec(),
+                with_features: options.features,
+                with_payloads: options.payloads,
+            };
+            let deadline = self.attempt(retry);
+            let mut batches = opened(deadline, service.get_memories(self.request(message, deadline))).await?;
+            while let Some(batch) = next(&mut batches, deadline).await? {
+                found.extend(memories(&batch).map_err(|error| broken(&error))?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Quality of all memories.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn quality(&self, options: QualityOptions) -> Result<Quality, Error> {
+        if options.histogram_bits.is_some_and(|bits| bits > MAX_HISTOGRAM_BITS) {
+            return Err(Error::refused(Problem::of(ProblemKind::Invalid, "histogram_bits: allowed: 0 to 12")));
+        }
+        let message = v1::QualityRequest {
+            local: true,
+            histogram_bits: options.histogram_bits,
+            covered_updates: options.covered_updates,
+        };
+        let replies = self
+            .everywhere(|mut service, deadline| async move {
+                let reply = service.get_quality(self.request(message, deadline)).await?.into_inner();
+                Ok((reply.versions.clone(), reply))
+            })
+            .await?;
+        let mut quality = Quality::default();
+        for reply in replies {
+            quality.vector.merge(&answers::quality_from_wire(&reply.groups)?);
+            if let Some(bits) = options.histogram_bits {
+                let histogram = answers::histogram_from_wire(bits, reply.histogram)?;
+                match &mut quality.histogram {
+                    Some(sum) => sum.merge(&histogram),
+                    None => quality.histogram = Some(histogram),
+                }
+            }
+            for entry in reply.coverage {
+                let sum = quality.coverage.entry(answers::group(entry.group)?).or_default();
+                *sum = (sum.0 + entry.addressed, sum.1 + entry.covered);
+            }
+            if let Some(told) = reply.broadcast {
+                let epoch = LearningEpoch(told.n);
+                if quality.broadcast.as_ref().is_none_or(|(_, known, _)| *known < epoch) {
+                    let vector = answers::quality_from_wire(&told.quality)?;
+                    quality.broadcast = Some((answers::run_id(&told.run)?, epoch, vector));
+                }
+            }
+            quality.versions.extend(reply.versions);
+        }
+        Ok(quality)
+    }
+
+    /// The fingerprint of all memories.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn digest(&self) -> Result<Digested, Error> {
+        let replies = self
+            .everywhere(|mut service, deadline| async move {
+                let request = self.request(v1::DigestRequest { local: true }, deadline);
+                let reply = service.get_digest(request).await?.into_inner();
+                Ok((reply.versions.clone(), reply))
+            })
+            .await?;
+        let mut digested = Digested::default();
+        for reply in replies {
+            digested.digest.merge(answers::digest(&reply.digest)?);
+            digested.memories += reply.memories;
+            digested.versions.extend(reply.versions);
+        }
+        Ok(digested)
+    }
+
+    /// All memories, in no order, worker by worker.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn scan(&self, options: GetOptions) -> Result<Scan, Error> {
+        let map = self.map()?;
+        let owners = map.owners().into_iter().collect();
+        Ok(Scan { client: self.clone(), options, map, owners, open: None, told: false })
+    }
+
+    /// Asks every worker that serves something; each must answer for exactly the partitions that the map gives it.
+    pub(crate) async fn everywhere<T, F, A>(&self, ask: F) -> Result<Vec<T>, Error>
+    where
+        F: Fn(Service, Duration) -> A,
+        A: Future<Output = Result<(Vec<v1::PartitionVersion>, T), Failure>>,
+    {
+        let mut retry = self.read();
+        loop {
+            match self.everywhere_once(&ask, &retry).await {
+                Ok(answers) => return Ok(answers),
+                Err(failure) => retry.after(self, failure).await?,
+            }
+        }
+    }
+
+    async fn everywhere_once<T, F, A>(&self, ask: &F, retry: &Retry) -> Result<Vec<T>, Failure>
+    where
+        F: Fn(Service, Duration) -> A,
+        A: Future<Output = Result<(Vec<v1::PartitionVersion>, T), Failure>>,
+    {
+        let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
+        let deadline = self.attempt(retry);
+        let calls = map.owners().into_iter().map(|owner| {
+            let map = &map;
+            async move {
+                let service = self.service_of(map, owner)?;
+                let (versions, answer) =
+                    timeout(deadline, ask(service, deadline)).await.map_err(|_| Failure::timed_out())??;
+                covers(map, owner, &versions)?;
+                Ok(answer)
+            }
+        });
+        join_all(calls).await.into_iter().collect()
+    }
+}
+
+/// All memories, worker by worker.
+#[derive(Debug)]
+pub struct Scan {
+    client: Client,
+    options: GetOptions,
+    map: Arc<Map>,
+    owners: Vec<Ordinal>,
+    open: Option<Streaming<v1::MemoryBatch>>,
+    /// Rows were given out: what follows must belong to the same map.
+    told: bool,
+}
+
+impl Scan {
+    /// The next rows; `None` after the last.
+    ///
+    /// # Errors
+    /// As [`Error`] says. A worker that goes away while it is read ends the scan.
+    pub async fn next(&mut self) -> Result<Option<Vec<Memory>>, Error> {
+        let deadline = self.client.options().read_deadline;
+        loop {
+            if let Some(stream) = &mut self.open {
+                match next(stream, deadline).await.map_err(|failure| Error::refused(failure.problem))? {
+                    Some(batch) => return self.tell(&batch).map(Some),
+                    None => self.open = None,
+                }
+            }
+            let Some(owner) = self.owners.pop() else { return Ok(None) };
+            let mut retry = self.client.read();
+            let batch = loop {
+                match self.start(owner, &retry).await {
+                    Ok(batch) => break batch,
+                    Err(failure) => retry.after(&self.client, failure).await?,
+                }
+                if !self.told {
+                    self.map = self.client.map()?;
+                    self.owners = self.map.owners().into_iter().filter(|other| *other != owner).collect();
+                }
+            };
+            if let Some(batch) = batch {
+                return self.tell(&batch).map(Some);
+            }
+        }
+    }
+
+    fn tell(&mut self, batch: &v1::MemoryBatch) -> Result<Vec<Memory>, Error> {
+        self.told = true;
+        memories(batch)
+    }
+
+    async fn start(&mut self, owner: Ordinal, retry: &Retry) -> Result<Option<v1::MemoryBatch>, Failure> {
+        let deadline = self.client.attempt(retry);
+        let mut service = self.client.service_of(&self.map, owner)?;
+        let message = v1::ScanMemoriesRequest {
+            local: true,
+            with_features: self.options.features,
+            with_payloads: self.options.payloads,
+        };
+        let mut stream = opened(deadline, service.scan_memories(self.client.request(message, deadline))).await?;
+        let first = next(&mut stream, deadline).await?;
+        covers(&self.map, owner, first.as_ref().map_or(&[], |batch| &batch.versions))?;
+        self.open = Some(stream);
+        Ok(first)
+    }
+}
+
+/// Waits for the head of a stream.
+pub(crate) async fn opened<T>(
+    deadline: Duration,
+    call: impl Future<Output = Result<Response<Streaming<T>>, Status>>,
+) -> Result<Streaming<T>, Failure> {
+    Ok(timeout(deadline, call).await.map_err(|_| Failure::timed_out())??.into_inner())
+}
+
+/// Waits for the next message of a stream.
+pub(crate) async fn next<T>(stream: &mut Streaming<T>, deadline: Duration) -> Result<Option<T>, Failure> {
+    Ok(timeout(deadline, stream.message()).await.map_err(|_| Failure::timed_out())??)
+}
+
+/// Checks that an answer is for exactly the partitions that the map gives a worker, so that together they are read once each.
+pub(crate) fn covers(map: &Map, owner: Ordinal, versions: &[v1::PartitionVersion]) -> Result<(), Failure> {
+    let mut answered: Vec<u32> = versions.iter().map(|version| version.partition).collect();
+    answered.sort_unstable();
+    let expected = (0_u32..).zip(&map.partitions).filter(|(_, placement)| placement.primary == owner);
+    let expected: Vec<u32> = expected.map(|(partition, _)| partition).collect();
+    if answered == expected {
+        return Ok(());
+    }
+    Err(Failure::unavailable(format!(
+        "worker {owner} serves {} partitions now, {} by the map",
+        answered.len(),
+        expected.len()
+    )))
+}
+
+/// A worker that breaks the protocol.
+pub(crate) fn broken(error: &Error) -> Failure {
+    Failure::of(Problem::of(ProblemKind::Unspecified, error.to_string()))
+}
