@@ -3,7 +3,7 @@
 //! The schema is the one made from the types, so a field is described once. The walk stops nowhere: every problem of the
 //! document is found in one pass. What concerns several fields at once is in `rules`.
 
-use std::fmt::Write as _;
+use std::collections::HashMap;
 
 use serde_json::Value;
 
@@ -61,11 +61,13 @@ impl<'a> Check<'a> {
 
     fn object(&mut self, entries: &[Entry], place: Place, schema: &Value, path: &str) {
         let mut misspelt = Vec::new();
-        for (index, entry) in entries.iter().enumerate() {
+        let mut first_places = HashMap::new();
+        for entry in entries {
             let field = join(path, &entry.key);
             let place = self.entry_place(entry);
-            if let Some(first) = entries[..index].iter().find(|earlier| earlier.key == entry.key) {
-                let message = format!("{field} is given twice, first in line {}", first.place.line);
+            let first = *first_places.entry(entry.key.as_str()).or_insert(entry.place);
+            if first != entry.place {
+                let message = format!("{field} is given twice, first in line {}", first.line);
                 self.report(Code::NotAManifest, &field, place, message, ["remove one of the two".into()]);
             } else if let Some(known) = schema["properties"].get(&entry.key) {
                 if known["x-kubernetes-only"] == true {
@@ -113,13 +115,8 @@ impl<'a> Check<'a> {
             return self.not_exactly_one(place, alternatives, &field, "is missing");
         }
         let example = if schema["const"].is_null() { &schema["examples"][0] } else { &schema["const"] };
-        let mut line = format!("add {name}:");
-        if example.is_null() {
-            line.truncate(line.len() - 1);
-        } else {
-            write!(line, " {}", flow(example)).expect("writing to a string does not fail");
-        }
-        self.report(Code::Missing, &field, place, format!("{field} is missing"), [line]);
+        let help = if example.is_null() { format!("add {name}") } else { format!("add {name}: {}", flow(example)) };
+        self.report(Code::Missing, &field, place, format!("{field} is missing"), [help]);
     }
 
     /// Checks an object that has one of several fields: `source`.
@@ -179,8 +176,7 @@ impl<'a> Check<'a> {
         if !(fewest..=most).contains(&items.len()) {
             let message = format!("{path} has {} values; allowed: {fewest} to {most}", items.len());
             self.report(Code::OutOfRange, path, at, message, []);
-        }
-        if schema["uniqueItems"] == true
+        } else if schema["uniqueItems"] == true
             && let Some((_, twice)) = items
                 .iter()
                 .enumerate()
