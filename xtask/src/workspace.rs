@@ -3,10 +3,16 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 /// The root of the checkout.
 pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask/ lies in the root of the checkout")
+    // `cargo run` names the folder of this package at run time as well. That one holds even where checkouts share a target
+    // folder and this program was built in another of them.
+    static PACKAGE: LazyLock<PathBuf> = LazyLock::new(|| {
+        std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+    });
+    PACKAGE.parent().expect("xtask/ lies in the root of the checkout")
 }
 
 /// Cargo's folder for what is built: `CARGO_TARGET_DIR` when set, otherwise `target/`.
