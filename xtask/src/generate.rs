@@ -18,11 +18,11 @@ struct Generated {
 const FILES: &[Generated] = &[
     Generated {
         path: "docs/reference/errors.md",
-        cargo: &["run", "-q", "-p", "engram-api", "--example", "reference", "errors"],
+        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "errors"],
     },
     Generated {
         path: "docs/reference/manifest.schema.json",
-        cargo: &["run", "-q", "-p", "engram-api", "--example", "reference", "schema"],
+        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "schema"],
     },
 ];
 

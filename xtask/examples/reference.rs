@@ -1,0 +1,39 @@
+//! Writes the reference pages that come from the tables of engram-api: `cargo xtask generate` commits what this prints.
+//!
+//! An example and not a part of xtask: only this needs the library, and every `cargo xtask` waits for xtask to build.
+//!
+//! `reference schema` is the JSON Schema of manifests, for editors; `reference errors` the page of error and exit codes.
+
+use engram_api::{Code, ExitCode};
+
+fn main() -> std::process::ExitCode {
+    match std::env::args().nth(1).as_deref() {
+        Some("schema") => {
+            let schema = engram_api::schema(None).expect("there is a schema of any kind");
+            println!("{schema:#}");
+        }
+        Some("errors") => print!("{}", errors()),
+        _ => {
+            eprintln!("usage: reference schema|errors");
+            return ExitCode::Usage.into();
+        }
+    }
+    ExitCode::Ok.into()
+}
+
+fn errors() -> String {
+    let mut page = "# Errors and exit codes\n\n\
+        Written by `cargo xtask generate`. A code is never reused and never changes its meaning; `engram explain CODE` prints\n\
+        the same text.\n\n\
+        ## Exit codes\n\n| exit code | meaning |\n| --- | --- |\n"
+        .to_owned();
+    for code in ExitCode::ALL {
+        page.push_str(&format!("| {} | {} |\n", code.number(), code.meaning()));
+    }
+    page.push_str("\n`engram check` is a monitoring probe and has codes of its own.\n\n## Error codes\n");
+    for code in Code::ALL {
+        let (id, title, exit) = (code.id(), code.title(), code.exit_code().number());
+        page.push_str(&format!("\n### {id}: {title}\n\n{}\n\nExit code {exit}.\n", code.explanation().trim_end()));
+    }
+    page
+}
