@@ -25,6 +25,8 @@ mod positions;
 mod record;
 mod recover;
 mod segment;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -285,21 +287,26 @@ impl Wal {
     /// # Errors
     /// Of the disk; what was deleted stays deleted.
     pub fn delete_below(&self, covered: &BTreeMap<PartitionId, Lsn>) -> Result<u64, Error> {
-        let mut segments = self.shared.segments.lock().expect("no panic while the lock is held");
         let mut deleted = 0;
-        while let [oldest, next, ..] = &segments[..] {
-            let needed = |(partition, lsn): (&PartitionId, &Lsn)| covered.get(partition).is_none_or(|held| held < lsn);
-            if oldest.highest.iter().any(needed) {
-                break;
-            }
-            let (name, bytes) = (segment::name(oldest.index), next.starts_at - oldest.starts_at);
+        while let Some((index, bytes)) = self.oldest_if_below(covered) {
+            let name = segment::name(index);
             let failed = |source| Error::Io { operation: "remove", path: self.disk.describe(&name), source };
             self.disk.remove(&name).map_err(failed)?;
             // One by one: a removal that overtook an older one would look like a segment that is missing.
             self.disk.sync_dir().map_err(failed)?;
-            segments.remove(0);
+            self.shared.segments.lock().expect("no panic while the lock is held").remove(0);
             deleted += bytes;
         }
         Ok(deleted)
+    }
+
+    /// Index and bytes of the oldest segment when it may be deleted. The newest never is. The lock is not held while a
+    /// file is removed: the writer takes it at every batch.
+    fn oldest_if_below(&self, covered: &BTreeMap<PartitionId, Lsn>) -> Option<(u64, u64)> {
+        let segments = self.shared.segments.lock().expect("no panic while the lock is held");
+        let [oldest, next, ..] = &segments[..] else { return None };
+        let is_covered =
+            |(partition, lsn): (&PartitionId, &Lsn)| covered.get(partition).is_some_and(|held| held >= lsn);
+        oldest.highest.iter().all(is_covered).then_some((oldest.index, next.starts_at - oldest.starts_at))
     }
 }

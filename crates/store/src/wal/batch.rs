@@ -251,7 +251,7 @@ impl<'a> Header<'a> {
     }
 
     /// Bytes of the header itself.
-    fn bytes(&self) -> usize {
+    pub(super) fn header_bytes(&self) -> usize {
         HEADER_BYTES + self.commits.len()
     }
 
@@ -268,7 +268,7 @@ impl<'a> Header<'a> {
 
     /// The records of the batch whose bytes, all `len` of them, are `batch`.
     pub(super) fn records<'b>(&self, batch: &'b [u8], seed: u32) -> Result<&'b [u8], &'static str> {
-        let body = batch.get(self.bytes()..self.len as usize).ok_or("it ends inside a batch")?;
+        let body = batch.get(self.header_bytes()..self.len as usize).ok_or("it ends inside a batch")?;
         if crc32c::crc32c_append(seed, body) != self.body_crc {
             return Err("the checksum of a batch is wrong");
         }

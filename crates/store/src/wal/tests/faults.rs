@@ -1,0 +1,70 @@
+//! Disks that fill up and syncs that fail.
+
+use super::super::{BACKGROUND_SYNC_MS, Durability};
+use super::*;
+
+#[test]
+fn a_full_disk_acknowledges_nothing_and_the_log_goes_on_when_there_is_room() {
+    let disk = SimDisk::new(1);
+    let (mut wal, mut writer, ..) = open(&disk);
+    disk.set_capacity(Some(2 * SEGMENT_BYTES));
+    let (mut acknowledged, mut lsn) = (Vec::new(), 0);
+    let command = |lsn| Seen::command(1, lsn, vec![5; 2_000]);
+    loop {
+        lsn += 1;
+        match write(&mut wal, &mut writer, &[command(lsn)]) {
+            Ok(_) => acknowledged.push(command(lsn)),
+            Err(Error::DiskFull { .. }) => break,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(acknowledged.len() > 10);
+    assert!(matches!(write(&mut wal, &mut writer, &[command(lsn)]), Err(Error::DiskFull { .. })), "and stays full");
+    assert_eq!(read(&disk, None).unwrap().1, acknowledged, "the tail is whole");
+    assert!(disk.list().unwrap().iter().all(|name| !name.ends_with(".tmp")), "nothing half-made stays");
+
+    disk.set_capacity(None);
+    write(&mut wal, &mut writer, &[command(lsn)]).unwrap();
+    acknowledged.push(command(lsn));
+    disk.lose_power();
+    assert_eq!(open(&disk).3, acknowledged);
+}
+
+#[test]
+fn a_failed_sync_is_never_forgiven_and_costs_nothing_acknowledged() {
+    let disk = SimDisk::new(1);
+    let (mut wal, mut writer, ..) = open(&disk);
+    let command = |lsn| Seen::command(1, lsn, vec![5; 100]);
+    write(&mut wal, &mut writer, &[command(1)]).unwrap();
+    disk.fail_syncs(1);
+    assert!(matches!(write(&mut wal, &mut writer, &[command(2)]), Err(Error::SyncFailed { .. })));
+    // The disk would sync again, and say nothing of what it lost.
+    assert!(matches!(write(&mut wal, &mut writer, &[command(2)]), Err(Error::SyncFailed { .. })));
+    assert!(matches!(writer.tick(10_000), Err(Error::SyncFailed { .. })));
+    assert!(matches!(writer.sync(), Err(Error::SyncFailed { .. })));
+    disk.lose_power();
+    assert_eq!(open(&disk).3, [command(1)]);
+}
+
+#[test]
+fn modes_sync_before_or_shortly_after_a_write() {
+    let mode = |durability, copies| {
+        let disk = SimDisk::new(1);
+        let (mut wal, mut writer, ..) = try_open(&disk, Options { durability, copies, ..options() }).unwrap();
+        let end = write(&mut wal, &mut writer, &[Seen::command(1, 1, vec![1])]).unwrap();
+        (wal, writer, end)
+    };
+    for (durability, copies) in [(Durability::Sync, 1), (Durability::Sync, 2), (Durability::Replicated, 1)] {
+        let (wal, _, end) = mode(durability, copies);
+        assert!(wal.durable(end), "{durability:?} with {copies} copies");
+    }
+    for (durability, copies) in [(Durability::Async, 1), (Durability::Replicated, 2)] {
+        let (wal, mut writer, end) = mode(durability, copies);
+        assert!(!wal.durable(end) && wal.written() == end, "{durability:?} with {copies} copies");
+        assert_eq!(writer.wait_ms(10), Some(BACKGROUND_SYNC_MS - 10));
+        writer.tick(BACKGROUND_SYNC_MS - 1).unwrap();
+        assert!(!wal.durable(end));
+        writer.tick(BACKGROUND_SYNC_MS).unwrap();
+        assert!(wal.durable(end));
+    }
+}

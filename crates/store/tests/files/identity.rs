@@ -1,0 +1,118 @@
+//! Who a disk is, over starts, stops and crashes.
+
+use std::sync::Arc;
+
+use engram_memory::{ClusterId, Incarnation, Shape};
+use engram_store::wal::{self, Position, Recovery};
+use engram_store::{Disk, Error, Identity, Origin, SimDisk, Wal};
+
+use crate::shape;
+
+const CLUSTER: ClusterId = ClusterId(9);
+const FIRST_BOOT: Origin = Origin { boot: 1, mount: 2 };
+const SECOND_BOOT: Origin = Origin { boot: 2, mount: 2 };
+
+fn start(disk: &SimDisk, origin: Origin) -> Result<Identity, Error> {
+    Identity::open(&shared(disk), CLUSTER, shape(), origin)
+}
+
+fn shared(disk: &SimDisk) -> Arc<dyn Disk> {
+    Arc::new(disk.clone())
+}
+
+fn ended_at(end: u64) -> Recovery {
+    Recovery { end: Position(end), ..Recovery::default() }
+}
+
+#[test]
+fn the_store_stays_the_incarnation_rises_and_only_a_clean_end_or_the_same_boot_loses_nothing() {
+    let disk = SimDisk::new(1);
+    let first = start(&disk, FIRST_BOOT).unwrap();
+    let store = first.store();
+    assert_eq!((first.incarnation(), first.clean_end()), (Incarnation(1), None));
+    assert!(!first.lost_nothing(&ended_at(0)), "there was nothing before");
+    assert!(matches!(start(&disk, FIRST_BOOT), Err(Error::Locked { pid: Some(_), .. })));
+    drop(first);
+
+    let same_boot = start(&disk, FIRST_BOOT).unwrap();
+    assert_eq!((same_boot.store(), same_boot.incarnation()), (store, Incarnation(2)));
+    assert!(same_boot.lost_nothing(&ended_at(7)), "the page cache was there throughout");
+    disk.lose_power();
+    let crashed = start(&disk, SECOND_BOOT).unwrap();
+    assert_eq!((crashed.incarnation(), crashed.clean_end()), (Incarnation(3), None));
+    assert!(!crashed.lost_nothing(&ended_at(7)));
+    crashed.leave_clean_mark(&shared(&disk), Position(4_096)).unwrap();
+
+    disk.lose_power();
+    let clean = start(&disk, FIRST_BOOT).unwrap();
+    assert_eq!(clean.clean_end(), Some(Position(4_096)));
+    assert!(clean.lost_nothing(&ended_at(4_096)) && !clean.lost_nothing(&ended_at(8_192)), "this very end alone");
+    disk.lose_power();
+    let erased = start(&disk, SECOND_BOOT).unwrap();
+    assert_eq!((erased.store(), erased.clean_end()), (store, None), "a mark is good for one start");
+    let unknown = Origin { boot: 0, mount: 0 };
+    drop(erased);
+    drop(start(&disk, unknown).unwrap());
+    assert!(!start(&disk, unknown).unwrap().lost_nothing(&ended_at(7)), "an unknown boot is like no other");
+}
+
+#[test]
+fn power_lost_during_a_start_leaves_the_identity_before_or_after() {
+    for stop in 0..8 {
+        for seed in 0..10 {
+            let disk = SimDisk::new(seed);
+            drop(start(&disk, FIRST_BOOT).unwrap());
+            let store = start(&disk, FIRST_BOOT).unwrap().store();
+            disk.stop_after(stop);
+            let is_up = start(&disk, FIRST_BOOT).is_ok();
+            disk.lose_power();
+            let next = start(&disk, SECOND_BOOT).unwrap();
+            assert_eq!(next.store(), store);
+            let risen = next.incarnation().0;
+            assert!(risen == 4 || (risen == 3 && !is_up), "stop {stop}, seed {seed}: {risen}");
+        }
+    }
+}
+
+#[test]
+fn the_identity_of_another_cluster_shape_or_version_and_a_missing_one_are_refused() {
+    let disk = SimDisk::new(1);
+    drop(start(&disk, FIRST_BOOT).unwrap());
+    let bytes = disk.bytes("identity");
+    let other = Identity::open(&shared(&disk), ClusterId(8), shape(), FIRST_BOOT).unwrap_err();
+    assert!(matches!(other, Error::OtherCluster { found: CLUSTER, expected: ClusterId(8), .. }), "{other}");
+    let wider = Shape { partitions: 512, ..shape() };
+    let other = Identity::open(&shared(&disk), CLUSTER, wider, FIRST_BOOT).unwrap_err();
+    assert!(matches!(other, Error::OtherShape { .. }), "{other}");
+    disk.flip_bit("identity", 8 * 8 + 1);
+    let newer = start(&disk, FIRST_BOOT).unwrap_err();
+    assert!(matches!(newer, Error::UnknownFormat { found: 3, supported: 1, .. }), "{newer}");
+    disk.flip_bit("identity", 8 * 8 + 1);
+    assert_eq!(disk.bytes("identity"), bytes, "a refused start changes nothing");
+
+    let identity = start(&disk, FIRST_BOOT).unwrap();
+    let opened = Wal::open(shared(&disk), identity.head(), wal::Options::default(), &mut |_| Ok(()));
+    drop((opened.unwrap(), identity));
+    disk.remove("identity").unwrap();
+    let missing = start(&disk, FIRST_BOOT).unwrap_err();
+    assert!(matches!(missing, Error::IdentityMissing { .. }), "{missing}");
+}
+
+#[test]
+fn every_bit_flip_and_every_cut_of_the_identity_is_detected() {
+    let disk = SimDisk::new(1);
+    drop(start(&disk, FIRST_BOOT).unwrap());
+    let bytes = disk.bytes("identity");
+    for bit in 0..bytes.len() as u64 * 8 {
+        disk.flip_bit("identity", bit);
+        let error = start(&disk, FIRST_BOOT).unwrap_err();
+        assert!(matches!(error, Error::Corrupt { .. } | Error::UnknownFormat { .. }), "bit {bit}: {error}");
+        disk.flip_bit("identity", bit);
+    }
+    for cut in 0..bytes.len() {
+        disk.put("identity", &bytes[..cut]);
+        assert!(matches!(start(&disk, FIRST_BOOT), Err(Error::Corrupt { .. })), "cut at {cut}");
+    }
+    disk.put("identity", &[&bytes[..], &[0]].concat());
+    assert!(matches!(start(&disk, FIRST_BOOT), Err(Error::Corrupt { .. })), "a byte too many");
+}
