@@ -8,6 +8,7 @@
 mod avx512;
 mod quality;
 mod rank;
+mod scatter;
 mod sort;
 mod top;
 mod update;

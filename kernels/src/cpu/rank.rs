@@ -57,10 +57,10 @@ pub(super) fn all(pool: &mut Pool, view: View<'_>, order: Order, out: &mut Vec<E
             tiles.iter().zip(counts).for_each(|(&tile, count)| *count = view.count(tile));
         },
     );
-    resize(out, counts.iter().sum());
-
+    // Zeroed memory that the allocator takes from the system is touched, and so paged in, by the threads that fill it.
+    let mut gathered: Vec<Entry> = vec![(0, 0); counts.iter().sum()];
     let ascending = AtomicBool::new(true);
-    let mut rest = out.as_mut_slice();
+    let mut rest = gathered.as_mut_slice();
     let mut parts = Vec::with_capacity(tiles.len().div_ceil(tasks));
     for (tiles, counts) in tiles.chunks(tasks).zip(counts.chunks(tasks)) {
         let (part, others) = rest.split_at_mut(counts.iter().sum());
@@ -77,9 +77,8 @@ pub(super) fn all(pool: &mut Pool, view: View<'_>, order: Order, out: &mut Vec<E
         last = ids.last().copied();
     }
 
-    // Zeroed memory that the allocator takes from the system is touched, and so paged in, by the threads that fill it.
-    let mut scratch = vec![(0, 0); out.len()];
-    sort_by_weight(pool, view.ids, out, &mut scratch, ascending);
+    resize(out, gathered.len());
+    sort_by_weight(pool, view.ids, &mut gathered, out, ascending);
     if order == Order::LightestFirst {
         out.reverse();
     }
@@ -121,28 +120,24 @@ fn gather(view: View<'_>, tiles: &[usize], part: &mut [Entry], ascending: &Atomi
     }
 }
 
-/// Sorts entries of key `ONE - weight` into rank order and turns the keys into weights. `ascending`: entries come in the order of
-/// their ids.
-pub(super) fn sort_by_weight(
-    pool: &mut Pool,
-    ids: &Tiles<MemoryId>,
-    entries: &mut [Entry],
-    scratch: &mut [Entry],
-    ascending: bool,
-) {
-    let tied = sort(pool, entries, scratch, |_, part| {
+/// Sorts entries of key `ONE - weight` from `from` into `to`, in rank order, and turns the keys into weights. `ascending`: they
+/// come in the order of their ids.
+fn sort_by_weight(pool: &mut Pool, ids: &Tiles<MemoryId>, from: &mut [Entry], to: &mut [Entry], ascending: bool) {
+    let tied = sort(pool, from, to, |part| {
         if !ascending {
             part.chunk_by_mut(|a, b| a.1 == b.1).for_each(|run| sort_run(ids, run));
         }
         part.iter_mut().for_each(|entry| entry.1 = ONE - entry.1);
     });
     for range in tied {
-        let weight = ONE - entries[range.start].1;
-        let (entries, scratch) = (&mut entries[range.clone()], &mut scratch[range]);
+        let weight = ONE - to[range.start].1;
+        let (from, to) = (&mut from[range.clone()], &mut to[range]);
         if !ascending {
-            sort_tied(pool, ids, entries, scratch);
+            sort_tied(pool, ids, from, to);
         }
-        each_entry(pool, entries, |entry| entry.1 = weight);
+        pool.each(to.chunks_mut(TASK).collect(), |_, part: &mut [Entry]| {
+            part.iter_mut().for_each(|entry| entry.1 = weight);
+        });
     }
 }
 
@@ -161,27 +156,27 @@ fn sort_run(ids: &Tiles<MemoryId>, run: &mut [Entry]) {
 
 /// Sorts a long run of one weight by id, on all threads: by the 32 highest bits in which ids differ, then what is still tied
 /// by the next. Keys have no meaning afterwards.
-fn sort_tied(pool: &mut Pool, ids: &Tiles<MemoryId>, entries: &mut [Entry], scratch: &mut [Entry]) {
-    let first = ids.get(entries[0].0).0;
-    let mut differences: Vec<u64> = vec![0; entries.len().div_ceil(TASK)];
-    pool.each(entries.chunks(TASK).zip(&mut differences).collect(), |_, (part, difference)| {
+fn sort_tied(pool: &mut Pool, ids: &Tiles<MemoryId>, scratch: &mut [Entry], run: &mut [Entry]) {
+    let first = ids.get(run[0].0).0;
+    let mut differences: Vec<u64> = vec![0; run.len().div_ceil(TASK)];
+    pool.each(run.chunks(TASK).zip(&mut differences).collect(), |_, (part, difference)| {
         *difference = part.iter().fold(0, |all, entry| all | (ids.get(entry.0).0 ^ first));
     });
     let Some(highest) = differences.iter().fold(0, |all, difference| all | difference).checked_ilog2() else {
         return; // Only if ids were not distinct, which the caller promises they are.
     };
     let shift = (highest + 1).saturating_sub(u32::BITS);
-    each_entry(pool, entries, |entry| entry.1 = (ids.get(entry.0).0 >> shift) as u32);
-    let tied = sort(pool, entries, scratch, |_, part| {
+    pool.each(run.chunks(TASK).zip(scratch.chunks_mut(TASK)).collect(), |_, (run, keyed)| {
+        for (entry, keyed) in run.iter().zip(keyed) {
+            *keyed = (entry.0, (ids.get(entry.0).0 >> shift) as u32);
+        }
+    });
+    let tied = sort(pool, scratch, run, |part| {
         if shift > 0 {
             part.chunk_by_mut(|a, b| a.1 == b.1).for_each(|run| sort_run(ids, run));
         }
     });
     for range in tied {
-        sort_tied(pool, ids, &mut entries[range.clone()], &mut scratch[range]);
+        sort_tied(pool, ids, &mut scratch[range.clone()], &mut run[range]);
     }
-}
-
-fn each_entry(pool: &mut Pool, entries: &mut [Entry], change: impl Fn(&mut Entry) + Sync) {
-    pool.each(entries.chunks_mut(TASK).collect(), |_, part: &mut [Entry]| part.iter_mut().for_each(&change));
 }
