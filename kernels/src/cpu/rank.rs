@@ -1,13 +1,13 @@
-//! The full rank: gather (slot, weight key), sort, break ties by id.
+//! The full rank: a stable sort by weight, then what ties by id.
+//!
+//! Where ids ascend with the slots, the sort leaves ties in their order. Elsewhere runs of one weight are sorted by id:
+//! few and short where weights differ, all there is where they do not.
+#![allow(unsafe_code)] // Promises of blocks.
 
-use super::sort::{Entry, sort};
+use super::sort::{Block, Entry, block_length, sort};
 use crate::pool::Pool;
-use crate::{Order, Scope, Segment, TILE, Tile, Tiles};
+use crate::{Order, Scope, Segment, Slot, TILE, Tile, Tiles};
 use engram_memory::{MemoryId, ONE};
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Memories of a gathering task.
-const TASK: usize = 1 << 16;
 
 /// What a ranking looks at.
 #[derive(Clone, Copy)]
@@ -49,36 +49,31 @@ impl View<'_> {
 /// All of the scope in `order`.
 pub(super) fn all(pool: &mut Pool, view: View<'_>, order: Order, out: &mut Vec<Entry>) {
     let tiles = view.tiles_in_scope();
-    let mut counts = vec![0; tiles.len()];
-    let tasks = TASK / TILE;
-    pool.each(
-        tiles.chunks(tasks).zip(counts.chunks_mut(tasks)).collect(),
-        |_, (tiles, counts): (&[usize], &mut [usize])| {
-            tiles.iter().zip(counts).for_each(|(&tile, count)| *count = view.count(tile));
-        },
-    );
-    // Zeroed memory that the allocator takes from the system is touched, and so paged in, by the threads that fill it.
-    let mut gathered: Vec<Entry> = vec![(0, 0); counts.iter().sum()];
-    let ascending = AtomicBool::new(true);
-    let mut rest = gathered.as_mut_slice();
-    let mut parts = Vec::with_capacity(tiles.len().div_ceil(tasks));
-    for (tiles, counts) in tiles.chunks(tasks).zip(counts.chunks(tasks)) {
-        let (part, others) = rest.split_at_mut(counts.iter().sum());
-        rest = others;
-        parts.push((tiles, part));
-    }
-    pool.each(parts, |_, (tiles, part)| gather(view, tiles, part, &ascending));
-    // Tasks looked at their own ids only.
-    let mut ascending = ascending.into_inner();
-    let mut last = None;
-    for &tile in &tiles {
-        let ids = view.columns(tile).2;
-        ascending &= last.is_none_or(|last| last < ids[0]);
-        last = ids.last().copied();
-    }
+    let mut blocks: Vec<_> = tiles
+        .chunks(block_length(pool, tiles.len() * TILE) / TILE)
+        .map(|tiles| Gathered { view, tiles, length: 0, ascending: false })
+        .collect();
+    pool.each(blocks.iter_mut().collect(), |_, block| block.look());
+    let ascending = blocks.iter().all(|block| block.ascending)
+        && blocks.windows(2).all(|pair| pair[0].last_id() < pair[1].first_id());
+    resize(out, blocks.iter().map(|block| block.length).sum());
 
-    resize(out, gathered.len());
-    sort_by_weight(pool, view.ids, &mut gathered, out, ascending);
+    let tied = sort(pool, &blocks, out, |part| {
+        if !ascending {
+            part.chunk_by_mut(|a, b| a.1 == b.1).for_each(|run| sort_run(view.ids, run));
+        }
+        part.iter_mut().for_each(|entry| entry.1 = ONE - entry.1);
+    });
+    for range in tied {
+        let run = &mut out[range];
+        let (weight, length) = (ONE - run[0].1, run.len());
+        if !ascending {
+            sort_tied(pool, view.ids, run);
+        }
+        pool.each(run.chunks_mut(block_length(pool, length)).collect(), |_, part: &mut [Entry]| {
+            part.iter_mut().for_each(|entry| entry.1 = weight);
+        });
+    }
     if order == Order::LightestFirst {
         out.reverse();
     }
@@ -87,57 +82,64 @@ pub(super) fn all(pool: &mut Pool, view: View<'_>, order: Order, out: &mut Vec<E
 /// Makes `out` as long as asked; what it holds then has no meaning.
 fn resize(out: &mut Vec<Entry>, length: usize) {
     if out.capacity() < length {
+        // Zeroed memory that the system gives is paged in by the threads that fill it.
         *out = vec![(0, 0); length];
     } else {
         out.resize(length, (0, 0));
     }
 }
 
-/// Fills `part` with the scope's slots of `tiles`, and for each how far its weight is below ONE.
-fn gather(view: View<'_>, tiles: &[usize], part: &mut [Entry], ascending: &AtomicBool) {
-    let mut places = part.iter_mut();
-    let mut in_order = ascending.load(Ordering::Relaxed);
-    let mut last = None;
-    for &tile in tiles {
-        let (potentials, groups, ids, clock) = view.columns(tile);
-        let first = (tile * TILE) as u32;
-        let key = |potential: u32| ONE - (potential.max(clock) - clock);
-        if let Scope::Group(group) = view.scope {
-            let memories = potentials.iter().zip(groups).enumerate().filter(|(_, (_, other))| **other == group.0);
-            for ((offset, (&potential, _)), place) in memories.zip(&mut places) {
-                *place = (first + offset as u32, key(potential));
-            }
-        } else {
-            for ((offset, &potential), place) in potentials.iter().enumerate().zip(&mut places) {
-                *place = (first + offset as u32, key(potential));
-            }
-        }
-        in_order = in_order && last.is_none_or(|last| last < ids[0]) && ids.is_sorted();
-        last = ids.last().copied();
+/// The scope's memories of some tiles; their key is how far their weight is below ONE.
+struct Gathered<'a> {
+    view: View<'a>,
+    tiles: &'a [usize],
+    length: usize,
+    /// Whether ids ascend over all its tiles.
+    ascending: bool,
+}
+
+impl Gathered<'_> {
+    /// Counts, and looks at the order of ids.
+    fn look(&mut self) {
+        let ids = |tile: usize| self.view.columns(tile).2;
+        self.ascending = self.tiles.iter().all(|&tile| ids(tile).is_sorted())
+            && self.tiles.windows(2).all(|pair| ids(pair[0]).last() < ids(pair[1]).first());
+        self.length = self.tiles.iter().map(|&tile| self.view.count(tile)).sum();
     }
-    if !in_order {
-        ascending.store(false, Ordering::Relaxed);
+
+    fn first_id(&self) -> Option<&MemoryId> {
+        self.tiles.first().and_then(|&tile| self.view.columns(tile).2.first())
+    }
+
+    fn last_id(&self) -> Option<&MemoryId> {
+        self.tiles.last().and_then(|&tile| self.view.columns(tile).2.last())
     }
 }
 
-/// Sorts entries of key `ONE - weight` from `from` into `to`, in rank order, and turns the keys into weights. `ascending`: they
-/// come in the order of their ids.
-fn sort_by_weight(pool: &mut Pool, ids: &Tiles<MemoryId>, from: &mut [Entry], to: &mut [Entry], ascending: bool) {
-    let tied = sort(pool, from, to, |part| {
-        if !ascending {
-            part.chunk_by_mut(|a, b| a.1 == b.1).for_each(|run| sort_run(ids, run));
+// SAFETY: everything is borrowed, nobody changes it.
+unsafe impl Block for Gathered<'_> {
+    fn len(&self) -> usize {
+        self.length
+    }
+
+    #[inline(always)]
+    fn each(&self, mut f: impl FnMut(Entry)) {
+        for &tile in self.tiles {
+            let (potentials, groups, _, clock) = self.view.columns(tile);
+            let slots = (tile * TILE) as u32..;
+            let key = |potential: u32| ONE - (potential.max(clock) - clock);
+            if let Scope::Group(group) = self.view.scope {
+                for ((slot, &potential), &other) in slots.zip(potentials).zip(groups) {
+                    if other == group.0 {
+                        f((slot, key(potential)));
+                    }
+                }
+            } else {
+                for (slot, &potential) in slots.zip(potentials) {
+                    f((slot, key(potential)));
+                }
+            }
         }
-        part.iter_mut().for_each(|entry| entry.1 = ONE - entry.1);
-    });
-    for range in tied {
-        let weight = ONE - to[range.start].1;
-        let (from, to) = (&mut from[range.clone()], &mut to[range]);
-        if !ascending {
-            sort_tied(pool, ids, from, to);
-        }
-        pool.each(to.chunks_mut(TASK).collect(), |_, part: &mut [Entry]| {
-            part.iter_mut().for_each(|entry| entry.1 = weight);
-        });
     }
 }
 
@@ -156,27 +158,46 @@ fn sort_run(ids: &Tiles<MemoryId>, run: &mut [Entry]) {
 
 /// Sorts a long run of one weight by id, on all threads: by the 32 highest bits in which ids differ, then what is still tied
 /// by the next. Keys have no meaning afterwards.
-fn sort_tied(pool: &mut Pool, ids: &Tiles<MemoryId>, scratch: &mut [Entry], run: &mut [Entry]) {
-    let first = ids.get(run[0].0).0;
-    let mut differences: Vec<u64> = vec![0; run.len().div_ceil(TASK)];
-    pool.each(run.chunks(TASK).zip(&mut differences).collect(), |_, (part, difference)| {
-        *difference = part.iter().fold(0, |all, entry| all | (ids.get(entry.0).0 ^ first));
+fn sort_tied(pool: &mut Pool, ids: &Tiles<MemoryId>, run: &mut [Entry]) {
+    let slots: Vec<Slot> = run.iter().map(|entry| entry.0).collect();
+    let first = ids.get(slots[0]).0;
+    let length = block_length(pool, slots.len());
+    let mut differences: Vec<u64> = vec![0; slots.len().div_ceil(length)];
+    pool.each(slots.chunks(length).zip(&mut differences).collect(), |_, (slots, difference)| {
+        *difference = slots.iter().fold(0, |all, &slot| all | (ids.get(slot).0 ^ first));
     });
     let Some(highest) = differences.iter().fold(0, |all, difference| all | difference).checked_ilog2() else {
         return; // Only if ids were not distinct, which the caller promises they are.
     };
     let shift = (highest + 1).saturating_sub(u32::BITS);
-    pool.each(run.chunks(TASK).zip(scratch.chunks_mut(TASK)).collect(), |_, (run, keyed)| {
-        for (entry, keyed) in run.iter().zip(keyed) {
-            *keyed = (entry.0, (ids.get(entry.0).0 >> shift) as u32);
-        }
-    });
-    let tied = sort(pool, scratch, run, |part| {
+    let blocks: Vec<_> = slots.chunks(length).map(|slots| ById { ids, slots, shift }).collect();
+    let tied = sort(pool, &blocks, run, |part| {
         if shift > 0 {
             part.chunk_by_mut(|a, b| a.1 == b.1).for_each(|run| sort_run(ids, run));
         }
     });
     for range in tied {
-        sort_tied(pool, ids, &mut scratch[range.clone()], &mut run[range]);
+        sort_tied(pool, ids, &mut run[range]);
+    }
+}
+
+/// Some slots; their key is 32 bits of their id.
+struct ById<'a> {
+    ids: &'a Tiles<MemoryId>,
+    slots: &'a [Slot],
+    shift: u32,
+}
+
+// SAFETY: everything is borrowed, nobody changes it.
+unsafe impl Block for ById<'_> {
+    fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    #[inline(always)]
+    fn each(&self, mut f: impl FnMut(Entry)) {
+        for &slot in self.slots {
+            f((slot, (self.ids.get(slot).0 >> self.shift) as u32));
+        }
     }
 }

@@ -1,56 +1,53 @@
 //! The parallel part of the sort: moves entries to their digit's places.
 #![allow(unsafe_code)] // One slice is written from several threads, at places that the histograms keep apart.
 
-use super::sort::Entry;
+use super::sort::{Block, Entry};
 use crate::pool::Pool;
 
-/// Entries of one block of a parallel pass, at least: its histogram must be cheap beside it.
-pub(super) const BLOCK: usize = 1 << 16;
-/// Blocks for each thread, so that one that comes late does not hold up the others.
-const BLOCKS: usize = 4;
 /// Entries of a cache line.
 const LINE: usize = 8;
 
-/// Moves `from` to `to`, sorted stably by the `bits` bits of the key from `shift` on; returns where each digit ends.
+/// Moves the entries of `blocks` to `to`, sorted stably by the `bits` bits of the key from `shift` on; returns where each digit
+/// begins, and the end.
 ///
 /// Thousands of places that are written in turn fit in no cache, so a block collects a line for each digit and writes it
 /// past the cache when it is full: half the time of plain stores, which read each line before they change it.
-pub(super) fn split(pool: &mut Pool, from: &[Entry], to: &mut [Entry], shift: u32, bits: u32) -> Vec<usize> {
+pub(super) fn split<B: Block>(pool: &mut Pool, blocks: &[B], to: &mut [Entry], shift: u32, bits: u32) -> Vec<usize> {
     let digits = 1_usize << bits;
-    let digit = |entry: &Entry| (entry.1 >> shift) as usize & (digits - 1);
-    let length = (from.len().div_ceil(pool.threads() * BLOCKS)).max(BLOCK);
-    let blocks = from.len().div_ceil(length);
-    let mut counts = vec![0_u32; blocks * digits];
-    pool.each(from.chunks(length).zip(counts.chunks_mut(digits)).collect(), |_, (block, counts)| {
-        block.iter().for_each(|entry| counts[digit(entry)] += 1);
+    let digit = |entry: Entry| (entry.1 >> shift) as usize & (digits - 1);
+    let mut counts = vec![0_u32; blocks.len() * digits];
+    pool.each(blocks.iter().zip(counts.chunks_mut(digits)).collect(), |_, (block, counts)| {
+        block.each(|entry| counts[digit(entry)] += 1);
     });
     // Counts become places: digit by digit, and in each the blocks in order, which is what keeps the sort stable.
-    let mut ends = Vec::with_capacity(digits);
+    let mut bounds = Vec::with_capacity(digits + 1);
     let mut place = 0;
     for digit in 0..digits {
-        for block in 0..blocks {
+        bounds.push(place as usize);
+        for block in 0..blocks.len() {
             place += std::mem::replace(&mut counts[block * digits + digit], place);
         }
-        ends.push(place as usize);
     }
+    bounds.push(place as usize);
     assert_eq!(place as usize, to.len(), "every entry was counted once");
     let target = Target::new(to);
-    pool.each(from.chunks(length).zip(counts.chunks_mut(digits)).collect(), |_, (block, places)| {
+    pool.each(blocks.iter().zip(counts.chunks_mut(digits)).collect(), |_, (block, places)| {
         let starts = places.to_vec();
         let mut lines = vec![Line([(0, 0); LINE]); digits];
-        for entry in block {
+        block.each(|entry| {
             let digit = digit(entry);
             let (place, line) = (places[digit], &mut lines[digit]);
             let within = target.within_line(place);
-            line.0[within] = *entry;
+            line.0[within] = entry;
             places[digit] += 1;
             if within == LINE - 1 {
-                // SAFETY: for every digit and block the places from its start on were reserved, as many as the block has
-                // entries of that digit, all below the length of `to`, which was checked; only this block writes them.
+                // SAFETY: for every digit and block the places from its start on were reserved, as many as the block gave
+                // entries of that digit, all below the length of `to`; a block gives the same entries again, and only it
+                // writes them.
                 // The line's last place is `place`, those of it from the start on are filled.
                 unsafe { target.write_line(starts[digit], place, line) };
             }
-        }
+        });
         for ((&start, &place), line) in starts.iter().zip(&*places).zip(&lines) {
             if place > start && target.within_line(place) > 0 {
                 // SAFETY: as above; the last entry went to the place before.
@@ -59,7 +56,7 @@ pub(super) fn split(pool: &mut Pool, from: &[Entry], to: &mut [Entry], shift: u3
         }
         fence();
     });
-    ends
+    bounds
 }
 
 #[derive(Clone, Copy)]

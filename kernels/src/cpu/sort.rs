@@ -1,16 +1,43 @@
 //! A stable parallel radix sort of (slot, key) by key, ascending.
 //!
 //! What is large is split by its highest bits that differ, by all threads together, until every part fits in a core's
-//! cache; then each thread sorts whole parts by their remaining bits. Bits that all keys of a part share cost nothing, so
-//! a part of equal keys is recognised by one look at it.
+//! cache; then each thread sorts whole parts by their remaining bits. What is sorted is never stored unsorted: the first split
+//! reads it from where it comes from, which saves a pass over it and the memory for it. Bits that all keys of a part share
+//! cost nothing, so a part of equal keys is recognised by one look at it.
+#![allow(unsafe_code)] // A promise of blocks, on which unsafe code rests elsewhere.
 
-use super::scatter::{BLOCK, split};
+use super::scatter::split;
 use crate::Slot;
 use crate::pool::Pool;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// What is sorted: a slot and its key.
 pub(super) type Entry = (Slot, u32);
+
+/// A run of entries that one thread reads. See [`block_length`].
+///
+/// # Safety
+/// [`Block::each`] gives the same entries at every call while the block is borrowed.
+pub(super) unsafe trait Block: Sync {
+    /// How many entries it has.
+    fn len(&self) -> usize;
+
+    /// Calls `f` with every entry, in order.
+    fn each(&self, f: impl FnMut(Entry));
+}
+
+// SAFETY: nobody changes what is borrowed.
+unsafe impl Block for &[Entry] {
+    fn len(&self) -> usize {
+        <[Entry]>::len(self)
+    }
+
+    #[inline(always)]
+    fn each(&self, f: impl FnMut(Entry)) {
+        self.iter().copied().for_each(f);
+    }
+}
 
 /// Parts up to this length are sorted by one thread: they and their scratch fit in the second-level cache.
 const SMALL: usize = 1 << 15;
@@ -18,71 +45,140 @@ const SMALL: usize = 1 << 15;
 const TOGETHER: usize = 1 << 12;
 /// Bits of one digit, at most.
 const DIGIT_BITS: u32 = 11;
+/// Entries of one block, at least: it has a histogram, and a line of entries for each digit.
+const BLOCK: usize = 1 << 16;
 
-/// Sorts what is in `from` by key, into `to`; `from` is lost. `finish(part)` is called once for every part, sorted and final:
-/// parts are consecutive, together all of `to` but the ranges that are returned, and equal keys are never in two parts.
+/// How long to make the blocks of `length` entries: a few for each thread, so that one that comes late does not hold up the
+/// others.
+pub(super) fn block_length(pool: &Pool, length: usize) -> usize {
+    length.div_ceil(4 * pool.threads()).max(BLOCK)
+}
+
+/// Sorts the entries of `blocks`, as many as `to` is long, into `to`. `finish(part)` is called once for every part, sorted and
+/// final: parts are consecutive, together all of `to` but the ranges that are returned, and equal keys are never in two
+/// parts.
 ///
 /// Returned are ranges of more than one thread's work whose keys are all equal, in the order they had.
-pub(super) fn sort(
+pub(super) fn sort<B: Block>(
     pool: &mut Pool,
-    from: &mut [Entry],
+    blocks: &[B],
     to: &mut [Entry],
     finish: impl Fn(&mut [Entry]) + Sync,
 ) -> Vec<Range<usize>> {
-    assert_eq!(from.len(), to.len(), "what is sorted goes to as much room");
     let mut tied = Vec::new();
     let mut small: Vec<Part> = Vec::new();
-    let mut large = vec![Part { range: 0..from.len(), arrived: false }];
+    let mut large = Vec::new();
+    let whole = 0..to.len();
+    // Zeroed memory that the system gives is free until it is touched: only what is split twice is.
+    let mut scratch: Vec<Entry> = Vec::new();
+    match highest_difference(pool, blocks) {
+        Some(highest) if whole.len() > SMALL => {
+            let (shift, bits) = digit(whole.len(), highest);
+            let bounds = split(pool, blocks, to, shift, bits);
+            push_parts(&mut large, &whole, &bounds, true);
+        }
+        difference => {
+            let mut cut = Cut { at: 0, rest: &mut *to };
+            let places = |block: &B| cut.take(&(cut.at..cut.at + block.len()));
+            let work: Vec<_> = blocks.iter().map(places).zip(blocks).collect();
+            pool.each(work, |_, (places, block)| {
+                let mut places = places.iter_mut();
+                block.each(|entry| *places.next().expect("a block has the length it says") = entry);
+            });
+            if difference.is_some() || whole.len() <= SMALL {
+                small.push(Part { range: whole, arrived: true });
+            } else {
+                tied.push(whole);
+            }
+        }
+    }
     while let Some(part) = large.pop() {
         if part.range.len() <= SMALL {
             small.push(part);
             continue;
         }
-        let (here, there) = (&mut from[part.range.clone()], &mut to[part.range.clone()]);
-        let (here, there) = if part.arrived { (there, here) } else { (here, there) };
-        let Some(highest) = highest_difference(pool, here) else {
+        if scratch.is_empty() {
+            scratch = vec![(0, 0); to.len()];
+        }
+        let (here, there) = (&mut to[part.range.clone()], &mut scratch[part.range.clone()]);
+        let (here, there) = if part.arrived { (here, there) } else { (there, here) };
+        let blocks: Vec<&[Entry]> = here.chunks(block_length(pool, here.len())).collect();
+        let Some(highest) = highest_difference(pool, &blocks) else {
             if !part.arrived {
-                pool.each(there.chunks_mut(BLOCK).zip(here.chunks(BLOCK)).collect(), |_, (there, here)| {
-                    there.copy_from_slice(here);
-                });
+                there.copy_from_slice(here);
             }
             tied.push(part.range);
             continue;
         };
-        let bits = (here.len() / TOGETHER).ilog2().min(DIGIT_BITS).min(highest + 1);
-        let ends = split(pool, here, there, highest + 1 - bits, bits);
-        let first = large.len();
-        let mut start = part.range.start;
-        for end in ends {
-            let end = part.range.start + end;
-            if end > start {
-                large.push(Part { range: start..end, arrived: !part.arrived });
-            }
-            start = end;
-        }
-        // The last is taken first: now parts are taken in order, so that small neighbours follow each other.
-        large[first..].reverse();
+        let (shift, bits) = digit(here.len(), highest);
+        let bounds = split(pool, &blocks, there, shift, bits);
+        push_parts(&mut large, &part.range, &bounds, !part.arrived);
     }
-    let mut parts = Vec::with_capacity(small.len());
-    let (mut from, mut to, mut at) = (from, to, 0);
-    let mut small = small.into_iter().peekable();
-    while let Some(mut part) = small.next() {
-        while let Some(next) = small.next_if(|next| next.extends(&part)) {
+    sort_parts(pool, small, to, &mut scratch, finish);
+    tied
+}
+
+/// The digit by which to split `length` entries whose keys differ in bit `highest` and lower ones: (shift, bits).
+fn digit(length: usize, highest: u32) -> (u32, u32) {
+    let bits = (length / TOGETHER).ilog2().clamp(1, DIGIT_BITS).min(highest + 1);
+    (highest + 1 - bits, bits)
+}
+
+/// Adds the parts of `range` between `bounds`, counted from its start, to a stack.
+fn push_parts(stack: &mut Vec<Part>, range: &Range<usize>, bounds: &[usize], arrived: bool) {
+    // The last is taken first: pushed in reverse they are taken in order, so that small neighbours follow each other.
+    for part in bounds.windows(2).rev().filter(|part| part[0] < part[1]) {
+        stack.push(Part { range: range.start + part[0]..range.start + part[1], arrived });
+    }
+}
+
+/// Sorts parts, each on one thread. What has not arrived lies in `scratch`.
+fn sort_parts(
+    pool: &mut Pool,
+    parts: Vec<Part>,
+    to: &mut [Entry],
+    scratch: &mut [Entry],
+    finish: impl Fn(&mut [Entry]) + Sync,
+) {
+    let (mut to, mut scratch) = (Cut { at: 0, rest: to }, Cut { at: 0, rest: scratch });
+    let mut work = Vec::with_capacity(parts.len());
+    let mut parts = parts.into_iter().peekable();
+    while let Some(mut part) = parts.next() {
+        while let Some(next) = parts.next_if(|next| next.extends(&part)) {
             part.range.end = next.range.end;
         }
-        let skipped = part.range.start - at;
-        at = part.range.end;
-        let (own_from, rest) = std::mem::take(&mut from)[skipped..].split_at_mut(part.range.len());
-        from = rest;
-        let (own_to, rest) = std::mem::take(&mut to)[skipped..].split_at_mut(part.range.len());
-        to = rest;
-        parts.push((own_from, own_to, part.arrived));
+        let from = (!part.arrived).then(|| scratch.take(&part.range));
+        work.push((from, to.take(&part.range)));
     }
-    pool.each(parts, |_, (from, to, arrived)| {
-        sort_small(from, to, arrived);
+    // One room for each thread, which stays in its cache.
+    let rooms: Vec<_> = (0..pool.threads()).map(|_| Mutex::new(Vec::new())).collect();
+    pool.each(work, |thread, (from, to)| {
+        if let Some(from) = from {
+            sort_small(from, to, false);
+        } else {
+            let mut room = rooms[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            if room.len() < to.len() {
+                room.resize(to.len(), (0, 0));
+            }
+            sort_small(&mut room[..to.len()], to, true);
+        }
         finish(to);
     });
-    tied
+}
+
+/// A slice of which ranges are taken, in order.
+struct Cut<'a> {
+    at: usize,
+    rest: &'a mut [Entry],
+}
+
+impl<'a> Cut<'a> {
+    fn take(&mut self, range: &Range<usize>) -> &'a mut [Entry] {
+        let (_, rest) = std::mem::take(&mut self.rest).split_at_mut(range.start - self.at);
+        let (own, rest) = rest.split_at_mut(range.len());
+        (self.at, self.rest) = (range.end, rest);
+        own
+    }
 }
 
 /// A range of places whose entries are all before those of the next range.
@@ -101,22 +197,28 @@ impl Part {
 }
 
 /// The highest bit in which two keys differ.
-fn highest_difference(pool: &mut Pool, entries: &[Entry]) -> Option<u32> {
-    let first = entries[0].1;
-    let mut differences: Vec<u32> = vec![0; entries.len().div_ceil(BLOCK)];
-    let blocks = entries.chunks(BLOCK).zip(&mut differences).collect();
-    pool.each(blocks, |_, (block, difference)| *difference = differing_bits(block, first));
-    differences.iter().fold(0, |all, difference| all | difference).checked_ilog2()
+fn highest_difference<B: Block>(pool: &mut Pool, blocks: &[B]) -> Option<u32> {
+    // For each block the bits that all its keys have, and those that any has.
+    let mut bits = vec![(u32::MAX, 0); blocks.len()];
+    pool.each(blocks.iter().zip(&mut bits).collect(), |_, (block, bits)| *bits = common_bits(block));
+    let (all, any) = bits.into_iter().fold((u32::MAX, 0), |(all, any), bits| (all & bits.0, any | bits.1));
+    (any & !all).checked_ilog2()
 }
 
-fn differing_bits(entries: &[Entry], first: u32) -> u32 {
-    entries.iter().fold(0, |all, &(_, key)| all | (key ^ first))
+fn common_bits(block: &impl Block) -> (u32, u32) {
+    let (mut all, mut any) = (u32::MAX, 0);
+    block.each(|(_, key)| {
+        all &= key;
+        any |= key;
+    });
+    (all, any)
 }
 
 /// Sorts one part into `to`, where it is already if it has `arrived`.
 fn sort_small(from: &mut [Entry], to: &mut [Entry], arrived: bool) {
     let (mut here, mut there, mut arrived) = if arrived { (to, from, true) } else { (from, to, false) };
-    let difference = here.first().map_or(0, |first| differing_bits(here, first.1));
+    let (all, any) = common_bits(&&*here);
+    let difference = any & !all;
     if difference > 0 && here.len() <= 64 {
         here.sort_by_key(|entry| entry.1);
     } else if difference > 0 {
@@ -158,12 +260,13 @@ mod tests {
     use std::sync::Mutex;
 
     fn check(pool: &mut Pool, keys: impl Iterator<Item = u32>) {
-        let mut from: Vec<Entry> = keys.enumerate().map(|(slot, key)| (slot as u32, key)).collect();
+        let from: Vec<Entry> = keys.enumerate().map(|(slot, key)| (slot as u32, key)).collect();
         let mut expected = from.clone();
         expected.sort_by_key(|entry| entry.1);
         let mut to = vec![(0, 0); from.len()];
+        let blocks: Vec<_> = from.chunks(10_000).collect();
         let finished = Mutex::new(Vec::new());
-        let tied = sort(pool, &mut from, &mut to, |part| finished.lock().unwrap().extend_from_slice(part));
+        let tied = sort(pool, &blocks, &mut to, |part| finished.lock().unwrap().extend_from_slice(part));
         assert!(to == expected, "{} entries", expected.len());
         let mut finished = finished.into_inner().unwrap();
         for range in tied {
@@ -202,10 +305,11 @@ mod tests {
         expected.sort_by_key(|entry| entry.1 >> 12);
         for lead in 0..9 {
             let mut room = vec![(7, 7); from.len() + 9];
-            let ends = split(&mut pool, &from, &mut room[lead..lead + from.len()], 12, 11);
+            let blocks: Vec<_> = from.chunks(70_000).collect();
+            let bounds = split(&mut pool, &blocks, &mut room[lead..lead + from.len()], 12, 11);
             assert!(room[lead..lead + from.len()] == expected, "lead {lead}");
             assert!(room[..lead].iter().chain(&room[lead + from.len()..]).all(|&entry| entry == (7, 7)));
-            assert_eq!((ends.len(), ends.last()), (2_048, Some(&from.len())));
+            assert_eq!((bounds.len(), bounds[0], bounds[2_048]), (2_049, 0, from.len()));
         }
     }
 }
