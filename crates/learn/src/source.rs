@@ -13,6 +13,7 @@ mod error;
 mod events;
 mod example;
 mod git;
+mod manifest;
 mod options;
 mod synthetic;
 

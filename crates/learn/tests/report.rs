@@ -1,6 +1,8 @@
 //! The example and the experiment through the eager law in one table, scored and reported: what a cluster has to reach,
 //! and what the pages have to show. The pages are left in the target folder for people to look at.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
+
 use engram_learn::prediction::{HitRate, Prediction};
 use engram_learn::report::{
     Coverage, EpochName, EpochRow, Experiment, GroupBins, GroupSummary, Known, RankHistory, RankNote, ReportError,

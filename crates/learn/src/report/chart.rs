@@ -9,11 +9,13 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::fmt::Write;
 
-/// Size of a drawing in its own units; the page scales it to its width.
-const WIDTH: u32 = 1_000;
-const HEIGHT: u32 = 330;
-/// Size of letters in the same units.
-const LETTERS: u32 = 14;
+/// The library draws on whole units. Several to a pixel keep slopes smooth.
+const PIXEL: u32 = 5;
+/// Size of a drawing; the page scales it to its width.
+const WIDTH: u32 = 1_000 * PIXEL;
+const HEIGHT: u32 = 330 * PIXEL;
+/// Size of letters.
+const LETTERS: u32 = 13 * PIXEL;
 
 /// What a stroke means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +61,7 @@ pub(super) struct Line {
     pub(super) ink: Ink,
     /// Points in order of x.
     pub(super) points: Vec<(f64, f64)>,
-    /// Width of the stroke, and how opaque it is.
+    /// Width of the stroke in pixels, and how opaque it is.
     pub(super) width: u32,
     pub(super) opacity: f64,
 }
@@ -95,7 +97,7 @@ impl Frame<'_> {
     pub(super) fn lines(&self, lines: &[Line], hints: &[Hint]) -> Result<String, ReportError> {
         self.draw(hints, |plot| {
             for line in lines {
-                let style = line.ink.colour().mix(line.opacity).stroke_width(line.width);
+                let style = line.ink.colour().mix(line.opacity).stroke_width(line.width * PIXEL);
                 plot.draw_series(LineSeries::new(line.points.iter().copied(), style)).map_err(|e| e.to_string())?;
             }
             Ok(())
@@ -122,10 +124,10 @@ impl Frame<'_> {
         let bands = {
             let root: Area<'_> = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
             let mut plot = ChartBuilder::on(&root)
-                .margin_top(10)
-                .margin_right(24)
-                .x_label_area_size(34)
-                .y_label_area_size(64)
+                .margin_top(10 * PIXEL)
+                .margin_right(24 * PIXEL)
+                .x_label_area_size(34 * PIXEL)
+                .y_label_area_size(64 * PIXEL)
                 .build_cartesian_2d(self.x.0..self.x.1, self.y.0..self.y.1)
                 .map_err(|e| failed(e.to_string()))?;
             self.mesh(&mut plot).map_err(failed)?;
@@ -142,10 +144,11 @@ impl Frame<'_> {
         plot.configure_mesh()
             .disable_x_mesh()
             .max_light_lines(0)
-            .bold_line_style(Ink::Grid.colour().stroke_width(1))
-            .axis_style(Ink::Grid.colour().stroke_width(1))
+            .bold_line_style(Ink::Grid.colour().stroke_width(PIXEL))
+            .axis_style(Ink::Grid.colour().stroke_width(PIXEL))
             .label_style(letters)
-            .x_labels(9)
+            .set_all_tick_mark_size(5 * PIXEL)
+            .x_labels(14)
             .y_labels(6)
             .x_label_formatter(&|x| (self.x_label)(*x))
             .y_label_formatter(&|y| (self.y_label)(*y))

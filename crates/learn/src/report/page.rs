@@ -146,8 +146,8 @@ fn rates(report: &RunReport) -> String {
         html.push_str(&format!("<tr><th scope=\"row\">{}</th>", count(u64::from(rate.hits.k))));
         for ranking in Ranking::ALL {
             let (class, note) =
-                if best(rate) == ranking { (" class=\"best\"", " <span class=\"mark\">best</span>") } else { ("", "") };
-            html.push_str(&format!("<td{class}>{:.4}{note}</td>", ranking.rate(rate)));
+                if best(rate) == ranking { (" class=\"best\"", "<span class=\"mark\">best</span> ") } else { ("", "") };
+            html.push_str(&format!("<td{class}>{note}{:.4}</td>", ranking.rate(rate)));
         }
         let baseline = rate.frequent().max(rate.recent());
         let (class, difference) =
@@ -177,10 +177,10 @@ fn ranked(report: &RunReport, id: &str, title: &str, caption: &str, memories: &[
         "<section><h2 id=\"{id}\">{title}</h2><p class=\"caption\">{caption}{}</p><div class=\"scroll\">\
          <table class=\"ranks\" aria-labelledby=\"{id}\"><thead><tr><th scope=\"col\">now</th><th scope=\"col\">memory</th>\
          <th scope=\"col\">weight</th>",
-        if report.earlier.is_empty() {
-            ""
+        if id == "top" && !report.earlier.is_empty() {
+            " Equal weights share a rank; the shade shows the weight; a dot: not among the heaviest then."
         } else {
-            " Equal weights share a rank; the ground shows the weight; a dot: not among the heaviest then."
+            ""
         }
     );
     for epoch in &report.earlier {

@@ -66,8 +66,8 @@ pub(super) fn sentences(report: &RunReport) -> Vec<Sentence> {
                 });
             }
         }
-        let counted = !experiment.coverage.is_empty();
-        if counted && sentences.is_empty() {
+        let complete = experiment.coverage.iter().all(|coverage| coverage.complete == coverage.memories);
+        if complete && !experiment.coverage.is_empty() {
             let text = "Every memory of both groups was updated in every epoch.".to_owned();
             sentences.push(Sentence { good: true, text });
         }
