@@ -14,7 +14,7 @@ use crate::background::{Job, RoundDone, Written};
 use crate::gather::Done;
 use crate::partitions::Partitions;
 use crate::stats::{self, Shared, Stats};
-use crate::store::{ActivateError, Committed, Store, WriteError};
+use crate::store::{ActivateError, Committed, Outgoing, Store, WriteError};
 use crate::wal::{Batch, Position, Writer};
 use crate::{Clock, Disk, Error, FileDisk, SnapshotInfo, abort_on_sync_failure};
 use engram_memory::{Blobs, Command, Incarnation, Lsn, PartitionId, Record, Settings, StoreId, Term, Updates};
@@ -239,7 +239,7 @@ impl Engine {
     /// A thread cannot be started.
     pub fn start(mut store: Store) -> std::io::Result<Handle> {
         let (events, incoming) = channel();
-        let (batches, to_write) = sync_channel::<Batch>(1);
+        let (batches, to_write) = sync_channel::<Outgoing>(1);
         let (jobs, to_copy) = sync_channel::<Box<Job>>(1);
         let (queue, shared) = (
             Arc::new(Queue {
@@ -271,7 +271,7 @@ impl Engine {
 struct Threads {
     store: Store,
     incoming: Receiver<Event>,
-    batches: SyncSender<Batch>,
+    batches: SyncSender<Outgoing>,
     jobs: SyncSender<Box<Job>>,
     log: JoinHandle<Writer>,
     snapshots: JoinHandle<()>,
@@ -374,10 +374,10 @@ impl Threads {
 
     fn write_next(&mut self) {
         if !self.writing
-            && let Some(batch) = self.store.next_batch()
+            && let Some(outgoing) = self.store.next_batch()
         {
             self.writing = true;
-            self.batches.send(batch).expect("the log writer ends after the engine");
+            self.batches.send(outgoing).expect("the log writer ends after the engine");
         }
     }
 
@@ -395,7 +395,7 @@ impl Threads {
 /// The log writer's thread: writes what comes, syncs and seals what is due; gives the writer back when nobody sends any more.
 fn write_log(
     mut writer: Writer,
-    batches: &Receiver<Batch>,
+    batches: &Receiver<Outgoing>,
     events: &Sender<Event>,
     clock: &dyn Clock,
     shared: &Shared,
@@ -403,11 +403,11 @@ fn write_log(
     let mut wait = Duration::ZERO;
     loop {
         match batches.recv_timeout(wait) {
-            Ok(batch) => {
+            Ok(outgoing) => {
                 let begun = Instant::now();
-                let result = abort_on_sync_failure(writer.write(&batch, clock.elapsed_ms()));
+                let result = abort_on_sync_failure(outgoing.write(&mut writer, clock.elapsed_ms()));
                 shared.write_us.add(begun.elapsed().as_micros() as u64);
-                if events.send(Event::BatchWritten(batch, result)).is_err() {
+                if events.send(Event::BatchWritten(outgoing.batch, result)).is_err() {
                     return writer;
                 }
                 wait = due(&writer, clock);

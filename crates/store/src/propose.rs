@@ -153,15 +153,16 @@ impl Store {
         }
     }
 
-    /// What the record would be answered without being executed, where that is final: a stored answer always, a refusal only
-    /// when nothing is under way that could change it.
+    /// What the record would be answered without being executed, where that is final: what a session has stored always, everything
+    /// else only when nothing is under way that could change it.
     fn foresee(&self, partition: PartitionId, record: &Record, idle: bool) -> Option<Reply> {
         let ledger = self.partitions.ledger(partition)?;
-        let reply = ledger.foresee(record)?;
-        let unseen = record.request.is_some_and(|request| ledger.sessions.admit(request) == Admission::Execute);
-        // A request that the epoch table answers is logged all the same: its session has to know what became of it.
-        let stands = idle || matches!(reply, Reply::Applied(_));
-        (stands && !unseen).then_some(reply)
+        match record.request.map(|request| ledger.sessions.admit(request)) {
+            Some(Admission::Stored(reply)) => Some(reply),
+            // The epoch table may know it, but its session has to know too what became of it: it is logged.
+            Some(Admission::Execute) => None,
+            Some(Admission::Refuse(_)) | None => idle.then(|| ledger.foresee(record)).flatten(),
+        }
     }
 
     fn check(&self, partition: PartitionId, record: &Record) -> Result<(), Refusal> {
@@ -238,7 +239,12 @@ impl Store {
         place.last = lsn;
         place.waiting += 1;
         place.creates += record.command.may_create() as u64;
-        let request = record.request;
+        // A request that its session would refuse now may be let through once what is under way is applied, so each copy of it is
+        // judged in its own place.
+        let ledger = self.partitions.ledger(partition);
+        let request = record
+            .request
+            .filter(|request| ledger.is_some_and(|ledger| ledger.sessions.admit(*request) == Admission::Execute));
         let waiters = waiter.into_iter().collect();
         let number = self.push(Item { partition, term, kind: Kind::Record { lsn, record, waiters } });
         if let Some(request) = request {

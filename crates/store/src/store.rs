@@ -214,6 +214,23 @@ pub(crate) enum Kind {
     Installed,
 }
 
+/// A batch for the writer.
+pub(crate) struct Outgoing {
+    pub(crate) batch: Batch,
+    /// A promise in it has to be durable before it counts, in every mode.
+    promises: bool,
+}
+
+impl Outgoing {
+    pub(crate) fn write(&self, writer: &mut Writer, now_ms: u64) -> Result<Position, Error> {
+        let end = writer.write(&self.batch, now_ms)?;
+        if self.promises {
+            writer.sync()?;
+        }
+        Ok(end)
+    }
+}
+
 /// The partitions of one worker, their log and snapshots.
 pub struct Store {
     pub(crate) disk: Arc<dyn Disk>,
@@ -231,8 +248,10 @@ pub struct Store {
     pub(crate) requests: HashMap<(PartitionId, Request), u64>,
     /// Items that are in no batch yet.
     pub(crate) gathered: usize,
+    /// Whether a promise is among them.
+    promising: bool,
     /// Sealed batches that wait for the writer, with how many items each has.
-    ready: VecDeque<(Batch, usize)>,
+    ready: VecDeque<(Outgoing, usize)>,
     /// Items of the batches that the writer has.
     flying: VecDeque<usize>,
     /// Partitions whose commit is news to the log.
@@ -252,7 +271,8 @@ impl Store {
         identity: Identity,
         recovered: crate::recover::Recovered,
     ) -> Self {
-        let crate::recover::Recovered { partitions, places, wal, writer } = recovered;
+        let crate::recover::Recovered { partitions, mut places, wal, writer } = recovered;
+        places.iter_mut().for_each(|place| place.last = place.applied);
         let shared = Arc::new(Shared::new(options.shape.partitions));
         for partition in partitions.iter() {
             shared.set_settings(partition, partitions.ledger(partition).map(|ledger| ledger.settings));
@@ -272,6 +292,7 @@ impl Store {
             first: 0,
             requests: HashMap::new(),
             gathered: 0,
+            promising: false,
             ready: VecDeque::new(),
             flying: VecDeque::new(),
             committed: BTreeSet::new(),
@@ -347,12 +368,12 @@ impl Store {
     }
 
     fn flush(&mut self) -> Result<(), Error> {
-        while let Some(batch) = self.next_batch() {
+        while let Some(outgoing) = self.next_batch() {
             let now_ms = self.clock.elapsed_ms();
-            match self.writer().write(&batch, now_ms) {
-                Ok(position) => self.written(batch, position)?,
+            match outgoing.write(self.writer(), now_ms) {
+                Ok(position) => self.written(outgoing.batch, position)?,
                 Err(error @ Error::SyncFailed { .. }) => return Err(error),
-                Err(error) => self.not_written(batch, &error),
+                Err(error) => self.not_written(outgoing.batch, &error),
             }
         }
         Ok(())
@@ -386,21 +407,22 @@ impl Store {
 
     /// Notes an item whose entry was just appended; returns its number.
     pub(crate) fn push(&mut self, item: Item) -> u64 {
+        self.promising |= matches!(item.kind, Kind::Promise { .. });
         self.tail.push_back(item);
         self.gathered += 1;
         self.first + self.tail.len() as u64 - 1
     }
 
     /// The next batch for the writer. Each one ends in [`Store::written`] or [`Store::not_written`].
-    pub(crate) fn next_batch(&mut self) -> Option<Batch> {
+    pub(crate) fn next_batch(&mut self) -> Option<Outgoing> {
         if self.ready.is_empty() {
             self.seal();
         }
-        let (batch, items) = self.ready.pop_front()?;
+        let (outgoing, items) = self.ready.pop_front()?;
         self.flying.push_back(items);
         self.shared.batch_records.add(items as u64);
-        self.shared.batch_bytes.add(batch.len_bytes());
-        Some(batch)
+        self.shared.batch_bytes.add(outgoing.batch.len_bytes());
+        Some(outgoing)
     }
 
     fn seal(&mut self) {
@@ -412,7 +434,10 @@ impl Store {
             })
             .collect();
         match self.wal.seal(&commits) {
-            Some(batch) => self.ready.push_back((batch, std::mem::take(&mut self.gathered))),
+            Some(batch) => {
+                let promises = std::mem::take(&mut self.promising);
+                self.ready.push_back((Outgoing { batch, promises }, std::mem::take(&mut self.gathered)));
+            }
             None => self.committed.extend(commits.iter().map(|(partition, ..)| *partition)),
         }
     }
@@ -485,7 +510,7 @@ impl Store {
     /// The writer could not write a batch: nothing of what was proposed is logged.
     pub(crate) fn not_written(&mut self, batch: Batch, error: &Error) {
         for (later, _) in self.ready.drain(..).rev() {
-            self.wal.withdraw(later);
+            self.wal.withdraw(later.batch);
         }
         self.wal.withdraw(batch);
         self.fail(&error.to_string());
@@ -497,6 +522,7 @@ impl Store {
         self.ready.clear();
         self.requests.clear();
         self.gathered = 0;
+        self.promising = false;
         self.first += self.tail.len() as u64;
         for Item { partition, kind, .. } in std::mem::take(&mut self.tail) {
             let place = &mut self.places[partition.0 as usize];
