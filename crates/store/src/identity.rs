@@ -47,8 +47,10 @@ impl Origin {
 struct Content {
     head: FileHead,
     incarnation: Incarnation,
-    /// Where an orderly stop of that incarnation ended the log.
-    clean_end: Option<Position>,
+    /// Whether that incarnation ended in order, and the log at `durable_end`.
+    is_clean: bool,
+    /// Where the last orderly stop ended the log. It stays true after the mark is erased: the log never shrinks below.
+    durable_end: Position,
     origin: Origin,
 }
 
@@ -90,7 +92,13 @@ impl Identity {
         }
         let store = before.map_or_else(|| StoreId(disk.random()), |before| before.head.store);
         let incarnation = Incarnation(before.map_or(0, |before| before.incarnation.0) + 1);
-        let content = Content { head: FileHead { cluster, store, shape }, incarnation, clean_end: None, origin };
+        let content = Content {
+            head: FileHead { cluster, store, shape },
+            incarnation,
+            is_clean: false,
+            durable_end: before.map_or_else(Position::default, |before| before.durable_end),
+            origin,
+        };
         write(&**disk, &content)?;
         Ok(Self { content, before, _lock: lock })
     }
@@ -110,17 +118,22 @@ impl Identity {
         self.content.incarnation
     }
 
-    /// Where the process before ended the log in order; `None` at the first start and after any other end. Give it to
-    /// [`wal::Options::sealed_at`].
+    /// Where the process before ended the log in order; `None` at the first start and after any other end.
     pub fn clean_end(&self) -> Option<Position> {
-        self.before?.clean_end
+        self.before.filter(|before| before.is_clean).map(|before| before.durable_end)
+    }
+
+    /// Where the log ended at the last orderly stop, however many starts ago: a log that ends before is damaged. Give it
+    /// to [`wal::Options::sealed_at`].
+    pub fn durable_end(&self) -> Option<Position> {
+        Some(self.content.durable_end).filter(|end| end.0 > 0)
     }
 
     /// Whether nothing that the process before had written can be lost: it ended in order and the log was found to end
     /// there, or the kernel and the mount are still the same ([`wal::Wal::open`] has synced the log then).
     pub fn lost_nothing(&self, recovered: &wal::Recovery) -> bool {
         let Some(before) = self.before else { return false };
-        before.clean_end == Some(recovered.end) || before.origin.same_boot(self.content.origin)
+        self.clean_end() == Some(recovered.end) || before.origin.same_boot(self.content.origin)
     }
 
     /// Leaves the mark of an orderly stop, after [`wal::Writer::close`] returned `end`, and frees the folder.
@@ -128,7 +141,7 @@ impl Identity {
     /// # Errors
     /// Those of the disk: the next start then treats this one as a crash, which costs time and no data.
     pub fn leave_clean_mark(mut self, disk: &Arc<dyn Disk>, end: Position) -> Result<(), Error> {
-        self.content.clean_end = Some(end);
+        (self.content.is_clean, self.content.durable_end) = (true, end);
         write(&**disk, &self.content)
     }
 }
@@ -148,9 +161,9 @@ fn encode(content: &Content) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(FILE_BYTES);
     format::encode(&MAGIC, &content.head, &mut bytes);
     bytes.extend_from_slice(&content.incarnation.0.to_le_bytes());
-    bytes.extend_from_slice(&u32::from(content.clean_end.is_some()).to_le_bytes());
+    bytes.extend_from_slice(&u32::from(content.is_clean).to_le_bytes());
     bytes.extend_from_slice(&[0; 4]);
-    bytes.extend_from_slice(&content.clean_end.unwrap_or_default().0.to_le_bytes());
+    bytes.extend_from_slice(&content.durable_end.0.to_le_bytes());
     bytes.extend_from_slice(&content.origin.boot.to_le_bytes());
     bytes.extend_from_slice(&content.origin.mount.to_le_bytes());
     bytes.resize(FILE_BYTES - 4, 0);
@@ -175,9 +188,9 @@ fn decode(bytes: &[u8], path: &str) -> Result<Content, Error> {
             _ => return None,
         };
         rest.u32()?;
-        let end = Position(rest.u64()?);
+        let durable_end = Position(rest.u64()?);
         let origin = Origin { boot: rest.u128()?, mount: rest.u128()? };
-        Some(Content { head, incarnation, clean_end: is_clean.then_some(end), origin })
+        Some(Content { head, incarnation, is_clean, durable_end, origin })
     };
     read().ok_or(corrupt("its values are impossible"))
 }

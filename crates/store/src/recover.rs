@@ -58,7 +58,7 @@ impl Store {
         mut options: Options,
     ) -> Result<(Self, Recovery), Error> {
         let identity = Identity::open(&disk, options.cluster, options.shape, options.origin)?;
-        options.wal.sealed_at = identity.clean_end();
+        options.wal.sealed_at = identity.durable_end();
         let head = identity.head();
         let mut replay = Replay::new(Partitions::new(device, options.shape));
         replay.load_snapshots(&*disk, &head)?;

@@ -113,8 +113,8 @@ pub struct Options {
     pub durability: Durability,
     /// Copies of each partition, this one included.
     pub copies: u32,
-    /// Where an orderly stop sealed the log, from the clean mark ([`crate::Identity::clean_end`]): with it even the last
-    /// batch is known to have been whole.
+    /// Where the last orderly stop sealed the log ([`crate::Identity::durable_end`]): with it even the last batch, and a
+    /// newest segment that is missing, are known to have been there.
     pub sealed_at: Option<Position>,
 }
 

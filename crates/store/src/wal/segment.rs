@@ -15,6 +15,7 @@ const PREFIX: &str = "wal-";
 const SUFFIX: &str = ".log";
 /// Bytes that recovery reads at once; larger batches are read whole.
 const WINDOW_BYTES: usize = 1 << 20;
+const ZEROS: [u8; PAGE] = [0; PAGE];
 
 /// The file name of a segment.
 pub(super) fn name(index: u64) -> String {
@@ -239,13 +240,14 @@ impl Segment {
         let mut offset = start;
         while offset < self.file_bytes {
             let page = window.bytes(offset, PAGE)?;
-            let (len, last) = (page.len() as u64, page.iter().rposition(|&byte| byte != 0));
-            if let Some(last) = last {
+            let len = page.len() as u64;
+            // Most pages here are preallocated and were never written: compared as a whole, not byte by byte.
+            if page != &ZEROS[..page.len()] {
+                let last = page.iter().rposition(|&byte| byte != 0).expect("the page is not all zeros");
                 remains.bytes = offset - start + last as u64 + 1;
                 let header = Header::decode(window.bytes(offset, MAX_HEADER_BYTES)?, self.seed);
-                let here = position + (offset - start);
-                if let Ok(header) = header.as_ref().map_err(|_| ())
-                    && header.position == here
+                if let Ok(header) = header
+                    && header.position == position + (offset - start)
                 {
                     remains.synced_through = remains.synced_through.max(header.synced_through);
                 }

@@ -18,7 +18,7 @@ fn a_log_in_a_folder_comes_back_after_an_orderly_stop_and_after_none() {
     for start in 1..=4u64 {
         let identity = Identity::open(&disk, ClusterId(9), shape(), Origin::current(0)).unwrap();
         assert_eq!((identity.incarnation().0, identity.clean_end().is_some()), (start, start % 2 == 0));
-        let options = wal::Options { sealed_at: identity.clean_end(), segment_bytes: 1 << 20, ..Default::default() };
+        let options = wal::Options { sealed_at: identity.durable_end(), segment_bytes: 1 << 20, ..Default::default() };
         let mut seen = Vec::new();
         let (mut wal, mut writer, recovery) = Wal::open(Arc::clone(&disk), identity.head(), options, &mut |entry| {
             seen.push(entry.lsn.0);

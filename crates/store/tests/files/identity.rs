@@ -29,7 +29,7 @@ fn the_store_stays_the_incarnation_rises_and_only_a_clean_end_or_the_same_boot_l
     let disk = SimDisk::new(1);
     let first = start(&disk, FIRST_BOOT).unwrap();
     let store = first.store();
-    assert_eq!((first.incarnation(), first.clean_end()), (Incarnation(1), None));
+    assert_eq!((first.incarnation(), first.clean_end(), first.durable_end()), (Incarnation(1), None, None));
     assert!(!first.lost_nothing(&ended_at(0)), "there was nothing before");
     assert!(matches!(start(&disk, FIRST_BOOT), Err(Error::Locked { pid: Some(_), .. })));
     drop(first);
@@ -50,6 +50,7 @@ fn the_store_stays_the_incarnation_rises_and_only_a_clean_end_or_the_same_boot_l
     disk.lose_power();
     let erased = start(&disk, SECOND_BOOT).unwrap();
     assert_eq!((erased.store(), erased.clean_end()), (store, None), "a mark is good for one start");
+    assert_eq!(erased.durable_end(), Some(Position(4_096)), "but the log never again ends before it");
     let unknown = Origin { boot: 0, mount: 0 };
     drop(erased);
     drop(start(&disk, unknown).unwrap());
