@@ -1,1 +1,39 @@
-//! (head to be written)
+//! One worker of a cluster: gRPC services over the store and the learning runs.
+//!
+//! Decides what a request may hold ([`engram_proto::columns`] checks it before memory is taken), which parts are executed here and which are
+//! passed to their owner (at most one hop), and when the worker is ready. What a record does is the store's business, who serves which
+//! partition the map's.
+//!
+//! ```text
+//! client listener ─┐                 ┌─ parts of this worker ── engine (store) ── log, device
+//! peer listener ───┴─ edge ─ service ┤
+//! admin listener, socket             └─ other parts ── client library ── peer listener of their owner
+//! heartbeat thread ── map, members ── view ── activation of what the map gives to this very process
+//! ```
+//!
+//! Invariants: nothing is executed on a partition that the store does not serve; a request is refused as a whole before any of its parts
+//! is executed, or answered part by part; a request keeps its session when it is passed on; what was acknowledged survives
+//! [`Worker::run`]'s end.
+#![forbid(unsafe_code)]
+
+mod admin;
+mod batch;
+mod edge;
+mod engine;
+mod epoch;
+mod heartbeat;
+mod listeners;
+mod metrics;
+mod options;
+mod page;
+mod part;
+mod read;
+mod service;
+mod shared;
+mod view;
+mod worker;
+mod write;
+
+pub use edge::{AllowAll, Authorizer, Principal};
+pub use options::{Listen, Options};
+pub use worker::{Addresses, Error, Handle, Worker};

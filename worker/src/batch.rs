@@ -1,0 +1,119 @@
+//! Memories into batches of the wire, each below the limits of a message.
+
+use engram_memory::{FeatureShape, FeatureType};
+use engram_proto::v1;
+use engram_store::Memory;
+use half::f16;
+
+/// Most rows of one batch: a reader starts on the first while the next are gathered.
+const BATCH_ROWS: usize = 4_096;
+/// Bytes after which a batch is closed: one more row of the largest kind still fits into a message of 4 MiB.
+const BATCH_BYTES: usize = 3 << 20;
+
+/// What of a memory is told.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Columns {
+    pub(crate) features: bool,
+    pub(crate) payloads: bool,
+}
+
+/// Fills batches row by row.
+pub(crate) struct Batches {
+    columns: Columns,
+    shape: FeatureShape,
+    open: v1::MemoryBatch,
+    groups: Vec<u8>,
+    keys: engram_memory::Blobs,
+    payloads: engram_memory::Blobs,
+    bytes: usize,
+    full: Vec<v1::MemoryBatch>,
+}
+
+impl Batches {
+    pub(crate) fn new(columns: Columns, shape: FeatureShape) -> Self {
+        Self {
+            columns,
+            shape,
+            open: v1::MemoryBatch::default(),
+            groups: Vec::new(),
+            keys: engram_memory::Blobs::default(),
+            payloads: engram_memory::Blobs::default(),
+            bytes: 0,
+            full: Vec::new(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, memory: &Memory<'_>) {
+        self.open.ids.push(memory.id.0);
+        self.open.weight_units.push(memory.weight.units());
+        self.groups.push(memory.group.0);
+        self.keys.push(memory.key);
+        self.bytes += 21 + memory.key.len();
+        if self.columns.features {
+            push_floats(&mut self.open.features, memory.features, self.shape.dtype);
+            self.bytes += 4 * self.shape.dimension as usize;
+        }
+        if self.columns.payloads {
+            self.payloads.push(memory.payload);
+            self.bytes += 4 + memory.payload.len();
+        }
+        if self.open.ids.len() >= BATCH_ROWS || self.bytes >= BATCH_BYTES {
+            self.close();
+        }
+    }
+
+    pub(crate) fn missing(&mut self, id: u64) {
+        self.open.missing.push(id);
+        self.bytes += 8;
+        if self.bytes >= BATCH_BYTES {
+            self.close();
+        }
+    }
+
+    fn close(&mut self) {
+        self.bytes = 0;
+        let mut batch = std::mem::take(&mut self.open);
+        batch.groups = std::mem::take(&mut self.groups).into();
+        batch.keys = column(std::mem::take(&mut self.keys));
+        batch.payloads = column(std::mem::take(&mut self.payloads));
+        self.full.push(batch);
+    }
+
+    /// The batches, at least one, which may be empty.
+    pub(crate) fn finish(mut self) -> Vec<v1::MemoryBatch> {
+        if !self.open.ids.is_empty() || !self.open.missing.is_empty() || self.full.is_empty() {
+            self.close();
+        }
+        self.full
+    }
+}
+
+/// A column that says something.
+fn column(blobs: engram_memory::Blobs) -> Option<v1::Blobs> {
+    (!blobs.bytes().is_empty()).then(|| v1::Blobs::from(&blobs))
+}
+
+fn push_floats(to: &mut Vec<f32>, bits: &[u8], dtype: FeatureType) {
+    match dtype {
+        FeatureType::F16 => {
+            to.extend(bits.chunks_exact(2).map(|bytes| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()));
+        }
+        FeatureType::F32 => {
+            to.extend(bits.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])));
+        }
+    }
+}
+
+/// Rows that another worker gave, as a batch.
+pub(crate) fn of_rows(rows: &[engram_client::Memory]) -> v1::MemoryBatch {
+    v1::MemoryBatch {
+        ids: rows.iter().map(|row| row.id.0).collect(),
+        weight_units: rows.iter().map(|row| row.weight.units()).collect(),
+        groups: rows.iter().map(|row| row.group.0).collect::<Vec<u8>>().into(),
+        keys: v1::Blobs::column(rows.iter().map(|row| row.key.as_deref().unwrap_or_default())),
+        features: rows.iter().flat_map(|row| row.features.iter().copied()).collect(),
+        payloads: v1::Blobs::column(rows.iter().map(|row| row.payload.clone())),
+        missing: Vec::new(),
+        versions: Vec::new(),
+    }
+}

@@ -1,0 +1,322 @@
+//! What this worker counts, in the format of Prometheus. Names begin with `engram_`; every series carries `learner_cluster` and `worker`.
+
+use crate::shared::Shared;
+use engram_store::Distribution;
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tonic::Code;
+
+/// Methods whose calls are told apart; others are counted together, so that a caller cannot make series.
+const METHODS: [&str; 24] = [
+    "OpenSession",
+    "GetOutcome",
+    "Upsert",
+    "Remove",
+    "ApplyReinforcement",
+    "ApplyDecay",
+    "LearnEpoch",
+    "BroadcastQuality",
+    "GetMemories",
+    "ScanMemories",
+    "GetQuality",
+    "Rank",
+    "GetDigest",
+    "GetPartitionMap",
+    "SubmitRun",
+    "WatchRun",
+    "CancelRun",
+    "ListRuns",
+    "GetReport",
+    "GetWorkerStatus",
+    "CreateSnapshot",
+    "Stop",
+    "Check",
+    "other",
+];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MethodLabels {
+    method: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabels {
+    method: &'static str,
+    code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BuildLabels {
+    version: &'static str,
+    device: String,
+}
+
+/// Calls by method and code.
+#[derive(Debug, Clone)]
+pub(crate) struct Calls {
+    total: Family<CallLabels, Counter>,
+    seconds: Family<MethodLabels, Histogram>,
+    panics: Counter,
+}
+
+impl Calls {
+    /// The number of a method, by the path of its call.
+    pub(crate) fn method(&self, path: &str) -> usize {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        METHODS.iter().position(|method| *method == name).unwrap_or(METHODS.len() - 1)
+    }
+
+    pub(crate) const fn name(&self, method: usize) -> &'static str {
+        METHODS[method]
+    }
+
+    pub(crate) fn count(&self, method: usize, code: Code, elapsed: Duration) {
+        let method = METHODS[method];
+        self.total.get_or_create(&CallLabels { method, code: code_name(code) }).inc();
+        self.seconds.get_or_create(&MethodLabels { method }).observe(elapsed.as_secs_f64());
+    }
+
+    pub(crate) fn panicked(&self) {
+        self.panics.inc();
+    }
+}
+
+/// All that is counted.
+pub(crate) struct Metrics {
+    registry: Registry,
+    pub(crate) calls: Calls,
+    /// Updates and rows applied through the services.
+    pub(crate) updates: Counter,
+    /// Partitions' epochs completed.
+    pub(crate) epoch_parts: Counter,
+    /// Parts passed on to their owners.
+    pub(crate) forwarded: Counter,
+    build: Family<BuildLabels, Gauge>,
+    mirrors: Mirrors,
+}
+
+/// Counters and gauges whose value lives elsewhere, set when the page is asked for.
+struct Mirrors {
+    applied_records: Counter,
+    created: Counter,
+    evicted: Counter,
+    refused: Counter,
+    failed: Counter,
+    overloaded: Counter,
+    logged_bytes: Counter,
+    snapshots: Counter,
+    failed_snapshots: Counter,
+    reads: Counter,
+    memories: Gauge<u64, AtomicU64>,
+    memory_bytes: Gauge<u64, AtomicU64>,
+    log_bytes: Gauge<u64, AtomicU64>,
+    waiting: Gauge<u64, AtomicU64>,
+    partitions: Gauge<u64, AtomicU64>,
+    map_version: Gauge<u64, AtomicU64>,
+    ready: Gauge<u64, AtomicU64>,
+    resident: Gauge<u64, AtomicU64>,
+    uptime: Gauge<u64, AtomicU64>,
+    lag_ms: Gauge<u64, AtomicU64>,
+}
+
+impl Metrics {
+    pub(crate) fn new(cluster: &str, ordinal: u32) -> Self {
+        let labels = [("learner_cluster", cluster.to_owned()), ("worker", ordinal.to_string())];
+        let labels = labels.map(|(name, value)| (name.into(), value.into()));
+        let mut registry = Registry::with_prefix_and_labels("engram", labels.into_iter());
+        // From 20 us, about the cost of a loopback call, to 10 s, the deadline of an attempt.
+        let buckets =
+            || Histogram::new([2e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0]);
+        let calls = Calls {
+            total: Family::default(),
+            seconds: Family::new_with_constructor(buckets as fn() -> Histogram),
+            panics: Counter::default(),
+        };
+        registry.register("requests", "Calls by method and gRPC code", calls.total.clone());
+        registry.register("request_seconds", "Seconds from a call's head to its answer's", calls.seconds.clone());
+        registry.register("panics", "Calls that ended in a panic", calls.panics.clone());
+        let mut counter = |name: &str, help: &str| {
+            let counter = Counter::default();
+            registry.register(name, help, counter.clone());
+            counter
+        };
+        let updates = counter("updates", "Updates and rows applied for callers of this worker");
+        let epoch_parts = counter("partition_epochs", "Learning epochs completed, counted per partition");
+        let forwarded = counter("forwarded_parts", "Parts of requests passed on to their owner");
+        let counters = [
+            counter("applied_records", "Records applied"),
+            counter("created_memories", "Memories created"),
+            counter("evicted_memories", "Memories evicted or removed"),
+            counter("refused_records", "Records refused before the log"),
+            counter("failed_records", "Records whose log batch could not be written"),
+            counter("overloaded_calls", "Calls turned away because the queue of the store was full"),
+            counter("logged_bytes", "Bytes of records logged"),
+            counter("snapshots", "Snapshots written"),
+            counter("failed_snapshots", "Snapshots that failed"),
+            counter("store_reads", "Reads that the store ran"),
+        ];
+        let mut gauge = |name: &str, help: &str| {
+            let gauge = Gauge::<u64, AtomicU64>::default();
+            registry.register(name, help, gauge.clone());
+            gauge
+        };
+        let [
+            applied_records,
+            created,
+            evicted,
+            refused,
+            failed,
+            overloaded,
+            logged_bytes,
+            snapshots,
+            failed_snapshots,
+            reads,
+        ] = counters;
+        let mirrors = Mirrors {
+            applied_records,
+            created,
+            evicted,
+            refused,
+            failed,
+            overloaded,
+            logged_bytes,
+            snapshots,
+            failed_snapshots,
+            reads,
+            memories: gauge("memories", "Memories on this worker"),
+            memory_bytes: gauge("memory_bytes", "Bytes of device, columns and indices"),
+            log_bytes: gauge("log_bytes", "Bytes that the write-ahead log holds"),
+            waiting: gauge("waiting_records", "Records proposed and not yet answered"),
+            partitions: gauge("partitions", "Partitions served"),
+            map_version: gauge("map_version", "Version of the partition map that this worker has"),
+            ready: gauge("ready", "1 when all partitions given to this worker are served"),
+            resident: gauge("resident_memory_bytes", "Resident memory of the process"),
+            uptime: gauge("uptime_seconds", "Seconds since the worker started"),
+            lag_ms: gauge("loop_lag_milliseconds", "Lateness of timers on the threads of the services"),
+        };
+        let build = Family::<BuildLabels, Gauge>::default();
+        registry.register("build_info", "Always 1; what runs here", build.clone());
+        Self { registry, calls, updates, epoch_parts, forwarded, build, mirrors }
+    }
+
+    /// The page.
+    pub(crate) fn page(&self, shared: &Shared) -> String {
+        let stats = shared.engine.stats();
+        let set = |counter: &Counter, value: u64| counter.inner().store(value, Ordering::Relaxed);
+        let mirrors = &self.mirrors;
+        set(&mirrors.applied_records, stats.applied_records);
+        set(&mirrors.created, stats.created_memories);
+        set(&mirrors.evicted, stats.evicted_memories);
+        set(&mirrors.refused, stats.refused_records);
+        set(&mirrors.failed, stats.failed_records);
+        set(&mirrors.overloaded, stats.overloaded_calls);
+        set(&mirrors.logged_bytes, stats.logged_bytes);
+        set(&mirrors.snapshots, stats.snapshots);
+        set(&mirrors.failed_snapshots, stats.failed_snapshots);
+        set(&mirrors.reads, stats.reads);
+        mirrors.memories.set(stats.memories);
+        mirrors.memory_bytes.set(stats.memory_bytes);
+        mirrors.log_bytes.set(stats.log_bytes);
+        mirrors.waiting.set(stats.waiting_records);
+        mirrors.partitions.set(shared.engine.versions(shared.partitions()).len() as u64);
+        mirrors.map_version.set(shared.view.borrow().version());
+        mirrors.ready.set(u64::from(shared.is_ready()));
+        mirrors.resident.set(resident_bytes());
+        mirrors.uptime.set(shared.started.elapsed().as_secs());
+        mirrors.lag_ms.set(shared.loop_lag_ms.load(Ordering::Relaxed));
+        let build = BuildLabels { version: env!("CARGO_PKG_VERSION"), device: shared.device.0.clone() };
+        self.build.get_or_create(&build).set(1);
+        let mut page = String::new();
+        text::encode(&mut page, &self.registry).expect("writing to a string does not fail");
+        let page_end = "# EOF\n";
+        page.truncate(page.len() - if page.ends_with(page_end) { page_end.len() } else { 0 });
+        let labels =
+            format!("learner_cluster=\"{}\",worker=\"{}\"", shared.options.cluster_name, shared.options.ordinal);
+        distribution(
+            &mut page,
+            &labels,
+            "log_batch_records",
+            "Records per batch of the log",
+            &stats.batch_records,
+            1.0,
+        );
+        distribution(&mut page, &labels, "log_batch_bytes", "Bytes per batch of the log", &stats.batch_bytes, 1.0);
+        distribution(
+            &mut page,
+            &labels,
+            "log_sync_seconds",
+            "Seconds until a batch was durable",
+            &stats.write_us,
+            1e-6,
+        );
+        distribution(&mut page, &labels, "apply_seconds", "Seconds to apply a batch", &stats.apply_us, 1e-6);
+        page.push_str(page_end);
+        page
+    }
+}
+
+/// A distribution of the store in powers of two, as a histogram.
+fn distribution(page: &mut String, labels: &str, name: &str, help: &str, values: &Distribution, unit: f64) {
+    let mut lines = format!("# HELP engram_{name} {help}.\n# TYPE engram_{name} histogram\n");
+    let mut cumulated = 0;
+    for (power, count) in values.counts.iter().enumerate().take_while(|(power, _)| *power < 32) {
+        cumulated += count;
+        let bound = (1_u64 << power) as f64 * unit;
+        writeln!(lines, "engram_{name}_bucket{{{labels},le=\"{bound}\"}} {cumulated}").expect("a string");
+    }
+    let (sum, count) = (values.sum as f64 * unit, values.count);
+    writeln!(lines, "engram_{name}_bucket{{{labels},le=\"+Inf\"}} {count}").expect("a string");
+    writeln!(lines, "engram_{name}_sum{{{labels}}} {sum}\nengram_{name}_count{{{labels}}} {count}").expect("a string");
+    page.push_str(&lines);
+}
+
+/// Resident memory of this process; 0 where the system does not tell.
+pub(crate) fn resident_bytes() -> u64 {
+    /// The kernel tells pages of this size on every platform that workers run on.
+    const PAGE_BYTES: u64 = 4_096;
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).map_or(0, |pages| pages * PAGE_BYTES)
+}
+
+const fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_cannot_make_series() {
+        let metrics = Metrics::new("demo", 0);
+        let calls = &metrics.calls;
+        assert_eq!(calls.name(calls.method("/engram.v1.MemoryService/Rank")), "Rank");
+        assert_eq!(calls.name(calls.method("/x/anything")), "other");
+        assert!(resident_bytes() > 0, "the system tells what this process uses");
+    }
+}

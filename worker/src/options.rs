@@ -1,0 +1,162 @@
+//! What a worker is told at its start.
+
+use engram_api::LearnerClusterSpec;
+use engram_memory::edge::OutOfRange;
+use engram_memory::{
+    CapacityPolicy, ClusterId, FeatureShape, FeatureType, Law, Ordinal, Settings, Shape, Weight, edge,
+};
+use engram_store::Durability;
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+/// What a worker is told at its start, as JSON.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Options {
+    /// Cluster it belongs to, 32 hex digits.
+    #[serde(with = "hex")]
+    pub cluster: ClusterId,
+    /// Name of the cluster.
+    pub cluster_name: String,
+    /// Place in the cluster, 0 to workers - 1.
+    pub ordinal: u32,
+    /// Its disk.
+    pub state_dir: PathBuf,
+    /// Where it listens.
+    #[serde(default)]
+    pub listen: Listen,
+    /// Host under which others reach its listeners; absent = the address that it listens on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advertise_host: Option<String>,
+    /// `host:port` of the coordinators. It beats to all of them.
+    pub coordinators: Vec<String>,
+    /// Threads of the passes over memories; absent = the cores of the machine. Workers that share a machine share its cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// The cluster's specification.
+    pub spec: LearnerClusterSpec,
+}
+
+/// Where a worker listens; port 0 = any free one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Listen {
+    /// For clients.
+    pub client: SocketAddr,
+    /// For workers of the same cluster.
+    pub peer: SocketAddr,
+    /// For administration.
+    pub admin: SocketAddr,
+    /// For metrics and health, plain HTTP.
+    pub http: SocketAddr,
+}
+
+impl Listen {
+    /// Any free ports of `address`.
+    pub const fn anywhere(address: IpAddr) -> Self {
+        let any = SocketAddr::new(address, 0);
+        Self { client: any, peer: any, admin: any, http: any }
+    }
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        let at = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+        Self { client: at(7443), peer: at(7444), admin: at(7445), http: at(9090) }
+    }
+}
+
+impl Options {
+    /// Its place.
+    pub const fn ordinal(&self) -> Ordinal {
+        Ordinal(self.ordinal)
+    }
+
+    /// What is fixed of the cluster.
+    pub fn shape(&self) -> Shape {
+        let dtype = match self.spec.features.dtype {
+            engram_api::FeatureType::F16 => FeatureType::F16,
+            engram_api::FeatureType::F32 => FeatureType::F32,
+        };
+        let law = match self.spec.learning.law {
+            engram_api::Law::Linear => Law::Linear,
+        };
+        let features = match self.spec.features.dimension {
+            0 => FeatureShape::NONE,
+            dimension => FeatureShape { dimension, dtype },
+        };
+        Shape { partitions: self.spec.partitions, law, features }
+    }
+
+    /// What a partition is configured to when it is activated.
+    ///
+    /// # Errors
+    /// A learning rate or initial weight that the law does not admit.
+    pub fn settings(&self) -> Result<Settings, OutOfRange> {
+        let learning = &self.spec.learning;
+        let initial = edge::setting(learning.initial_weight)?;
+        Ok(Settings {
+            rate: edge::rate(learning.rate)?,
+            initial_weight: Weight::from_units(initial).expect("a setting is at most ONE"),
+            limit: Settings::limit_of(self.spec.capacity.memories, self.spec.partitions),
+            policy: match self.spec.capacity.policy {
+                engram_api::CapacityPolicy::Evict => CapacityPolicy::Evict,
+                engram_api::CapacityPolicy::Refuse => CapacityPolicy::Refuse,
+            },
+            count_updates: false,
+        })
+    }
+
+    /// When a write counts as done.
+    pub const fn durability(&self) -> Durability {
+        match self.spec.durability.mode {
+            engram_api::DurabilityMode::Sync => Durability::Sync,
+            engram_api::DurabilityMode::Replicated => Durability::Replicated,
+            engram_api::DurabilityMode::Async => Durability::Async,
+        }
+    }
+}
+
+mod hex {
+    use engram_memory::ClusterId;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
+
+    pub(super) fn serialize<S: Serializer>(cluster: &ClusterId, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(cluster)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ClusterId, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text.len() != 32 {
+            return Err(D::Error::custom(format!("cluster: '{text}' is not allowed; allowed: 32 hex digits")));
+        }
+        text.parse().map_err(|_| D::Error::custom(format!("cluster: '{text}' is not allowed; allowed: 32 hex digits")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_survive_json_and_misspelt_fields_do_not() {
+        let options = Options {
+            cluster: ClusterId(42),
+            cluster_name: "demo".into(),
+            ordinal: 3,
+            state_dir: "/var/lib/engram".into(),
+            listen: Listen::default(),
+            advertise_host: None,
+            coordinators: vec!["127.0.0.1:7440".into()],
+            threads: Some(2),
+            spec: LearnerClusterSpec::with_workers(5),
+        };
+        let json = serde_json::to_string(&options).unwrap();
+        let read: Options = serde_json::from_str(&json).unwrap();
+        assert_eq!((read.cluster, read.spec), (options.cluster, options.spec.clone()));
+        let misspelt = json.replace("stateDir", "statedir");
+        assert!(serde_json::from_str::<Options>(&misspelt).unwrap_err().to_string().contains("statedir"));
+        assert_eq!(options.settings().unwrap().rate, Settings::DEFAULT_RATE);
+    }
+}

@@ -1,0 +1,98 @@
+//! What this worker knows of its cluster: the map and the members, as the coordinator told them last.
+
+use engram_client::{Map, Placement, Worker};
+use engram_cluster::PartitionMap;
+use engram_coordinator::wire;
+use engram_memory::{ClusterId, Incarnation, Ordinal, PartitionId};
+use engram_proto::v1;
+use std::sync::Arc;
+
+/// The map and the members.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct View {
+    pub(crate) map: Option<Arc<PartitionMap>>,
+    pub(crate) members: Vec<v1::MemberEntry>,
+}
+
+impl View {
+    /// Takes what a coordinator says; whether anything is new. An older map, or one of another cluster or size, is not taken.
+    pub(crate) fn take(&mut self, reply: &v1::BeatReply, cluster: ClusterId, partitions: u32) -> bool {
+        let mut news = false;
+        if let Some(told) = &reply.map {
+            match wire::map_from_proto(told) {
+                Ok(map) if map.cluster != cluster || map.partitions.len() != partitions as usize => {
+                    tracing::error!(
+                        cluster = %map.cluster,
+                        partitions = map.partitions.len(),
+                        "refused a partition map of another cluster or size"
+                    );
+                }
+                Ok(map) => {
+                    let newer = self.map.as_ref().is_none_or(|known| known.version < map.version);
+                    if newer {
+                        self.map = Some(Arc::new(map));
+                    }
+                    news |= newer;
+                }
+                Err(error) => tracing::error!(%error, "refused a malformed partition map"),
+            }
+        }
+        if !reply.members.is_empty() && reply.members != self.members {
+            self.members.clone_from(&reply.members);
+            news = true;
+        }
+        news
+    }
+
+    /// Who serves a partition by the map.
+    pub(crate) fn owner(&self, partition: PartitionId) -> Option<Ordinal> {
+        let map = self.map.as_ref()?;
+        map.partitions.get(partition.0 as usize).map(|entry| entry.primary)
+    }
+
+    /// Version of the map; 0 = none.
+    pub(crate) fn version(&self) -> u64 {
+        self.map.as_ref().map_or(0, |map| map.version)
+    }
+
+    /// The map as clients see it.
+    pub(crate) fn client_map(&self, cluster_name: &str, feature_dimension: u32) -> Option<Map> {
+        let map = self.map.as_ref()?;
+        let worker = |member: &v1::MemberEntry| {
+            let worker = Worker {
+                incarnation: Incarnation(member.incarnation),
+                client_address: member.client_address.clone(),
+                peer_address: member.peer_address.clone(),
+                http_address: member.http_address.clone(),
+                alive: member.alive,
+            };
+            (Ordinal(member.ordinal), worker)
+        };
+        Some(Map {
+            cluster: map.cluster,
+            cluster_name: cluster_name.to_owned(),
+            version: map.version,
+            partitions: map
+                .partitions
+                .iter()
+                .map(|entry| Placement { term: entry.term, primary: entry.primary })
+                .collect(),
+            workers: self.members.iter().map(worker).collect(),
+            feature_dimension,
+        })
+    }
+
+    /// The map as it travels.
+    pub(crate) fn map_reply(&self, cluster_name: &str, feature_dimension: u32) -> Option<v1::PartitionMapReply> {
+        let map = self.map.as_ref()?;
+        let entry = |entry: &engram_cluster::Entry| v1::PartitionEntry { term: entry.term.0, primary: entry.primary.0 };
+        Some(v1::PartitionMapReply {
+            cluster: engram_proto::answers::identity(map.cluster.0),
+            version: map.version,
+            cluster_name: cluster_name.to_owned(),
+            partitions: map.partitions.iter().map(entry).collect(),
+            members: self.members.clone(),
+            feature_dimension,
+        })
+    }
+}

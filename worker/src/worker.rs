@@ -1,0 +1,289 @@
+//! The life of a worker: open the store, bind, serve, follow the map, stop in order.
+
+use crate::edge::{AllowAll, Authorizer};
+use crate::engine::Engine;
+use crate::heartbeat::{self, Reachable};
+use crate::listeners::{self, Bound, Listeners};
+use crate::options::Options;
+use crate::shared::{Parts, Shared};
+use engram_client::{Client, Plane};
+use engram_kernels::Cpu;
+use engram_memory::Member;
+use engram_memory::edge::OutOfRange;
+use engram_proto::v1;
+use engram_proto::v1::memory_service_server::MemoryServiceServer;
+use engram_store::{FileDisk, Recovery, Store, SystemClock};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tonic::service::{Routes, RoutesBuilder};
+
+/// How long calls under way may take after a stop was asked for.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How long the store may take to seal and sync its log.
+const STORE_STOP: Duration = Duration::from_secs(30);
+/// Between looks at the store and at the lateness of timers.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Why a worker does not start, or ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A setting that the law does not admit.
+    #[error("spec.learning: {0}")]
+    Settings(#[from] OutOfRange),
+    /// A listener cannot be had.
+    #[error("failed to listen for {role} calls on {address}: {source}; is the port in use?")]
+    Bind {
+        /// Which.
+        role: &'static str,
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The store does not open, or did not stop in order.
+    #[error(transparent)]
+    Store(#[from] engram_store::Error),
+    /// A thread cannot be started.
+    #[error("failed to start a thread")]
+    Thread(#[source] std::io::Error),
+    /// A listener failed.
+    #[error("failed to serve {role} calls")]
+    Serve {
+        /// Which.
+        role: &'static str,
+        /// Why.
+        source: tonic::transport::Error,
+    },
+    /// The HTTP page failed.
+    #[error("failed to serve the HTTP page")]
+    Http {
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The store serves no more.
+    #[error("the store failed: {0}")]
+    Fault(String),
+    /// The store did not stop in time.
+    #[error("the store did not stop within {} s", STORE_STOP.as_secs())]
+    StuckStore,
+}
+
+/// Where a worker listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    /// For clients.
+    pub client: SocketAddr,
+    /// For workers of the same cluster.
+    pub peer: SocketAddr,
+    /// For administration.
+    pub admin: SocketAddr,
+    /// For metrics and health.
+    pub http: SocketAddr,
+}
+
+/// A worker whose store is open and whose listeners are bound.
+pub struct Worker {
+    shared: Arc<Shared>,
+    listeners: Listeners,
+    bound: Bound,
+    authorizer: Arc<dyn Authorizer>,
+}
+
+/// What others in the process may do with a worker.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Worker {
+    /// Opens the store and binds the listeners.
+    ///
+    /// # Errors
+    /// As [`Error`] says; nothing is left half done.
+    pub async fn build(options: Options) -> Result<Self, Error> {
+        let settings = options.settings()?;
+        let (listeners, bound) = Listeners::bind(&options.listen).await?;
+        let mut store_options = engram_store::Options::new(options.cluster, options.shape(), settings);
+        store_options.wal.durability = options.durability();
+        let threads = options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let folder = options.state_dir.clone();
+        // Recovery reads files for as long as it takes.
+        let opened = tokio::task::spawn_blocking(move || {
+            let disk = Arc::new(FileDisk::new(folder)?);
+            let (mut store, recovery) =
+                Store::open(disk, Arc::new(SystemClock), Box::new(Cpu::new(threads.max(1))), store_options)?;
+            let info = store.partitions().device();
+            let device = (info.name.clone(), info.threads);
+            Ok::<_, engram_store::Error>((store, recovery, device))
+        });
+        let (store, recovery, device) =
+            opened.await.map_err(|error| Error::Fault(format!("recovery panicked: {error}")))??;
+        let handle = engram_store::Engine::start(store).map_err(Error::Thread)?;
+        let (store, incarnation) = handle.identity();
+        let member = Member { ordinal: options.ordinal(), store, incarnation };
+        let recovery = told(&recovery);
+        tracing::info!(%member, recovery, device = device.0, "store is open");
+        let mut peers = engram_client::Options::new(Vec::<String>::new()).of_cluster(options.cluster);
+        peers.plane = Plane::Peer;
+        let parts = Parts { options, member, engine: Engine(handle), peers: Client::given(peers), recovery, device };
+        let shared = Arc::new(Shared::new(parts));
+        Ok(Self { shared, listeners, bound, authorizer: Arc::new(AllowAll) })
+    }
+
+    /// The same, asking `authorizer` about every call.
+    #[must_use]
+    pub fn authorized_by(mut self, authorizer: impl Authorizer) -> Self {
+        self.authorizer = Arc::new(authorizer);
+        self
+    }
+
+    /// Where it listens.
+    pub const fn addresses(&self) -> Addresses {
+        let Bound { client, peer, admin, http } = self.bound;
+        Addresses { client, peer, admin, http }
+    }
+
+    /// For others in the process.
+    pub fn handle(&self) -> Handle {
+        Handle { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Serves until `shutdown` completes, an administrator asks for a stop, or the store fails; then takes no more calls, finishes those under
+    /// way and stops the store in order: what was acknowledged is there at the next start.
+    ///
+    /// # Errors
+    /// The store failed or did not stop, or a listener failed.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let Self { shared, listeners, bound, authorizer } = self;
+        let (health, services) = client_services(&shared);
+        let mut serving = listeners.serve(Arc::clone(&shared), authorizer, services).await;
+        let mut background = JoinSet::new();
+        background.spawn(follow(Arc::clone(&shared), health.clone()));
+        let heart = heartbeat::start(Arc::clone(&shared), reachable(&shared.options, bound)).map_err(Error::Thread)?;
+        let ended = tokio::select! {
+            () = shutdown => Ok(()),
+            () = shared.asked_to_stop.notified() => Ok(()),
+            fault = watch_store(&shared) => Err(Error::Fault(fault)),
+            Some(served) = serving.join_next() => served.unwrap_or_else(|error| Err(Error::Fault(error.to_string()))),
+        };
+        tracing::info!("stopping");
+        health.set_not_serving::<MemoryServiceServer<crate::service::Memories>>().await;
+        shared.stopping.send_replace(true);
+        let drained = tokio::time::timeout(DRAIN, async { while serving.join_next().await.is_some() {} }).await;
+        if drained.is_err() {
+            tracing::warn!("calls under way did not end in time");
+        }
+        serving.abort_all();
+        background.abort_all();
+        let stopped = tokio::time::timeout(STORE_STOP, shared.engine.stop()).await;
+        // It ends with the flag set above, within a beat.
+        let _ = tokio::task::spawn_blocking(move || heart.join()).await;
+        ended?;
+        stopped.map_err(|_| Error::StuckStore)??;
+        Ok(())
+    }
+}
+
+impl Handle {
+    /// Whether it serves all that the map gives it.
+    pub fn is_ready(&self) -> bool {
+        self.shared.is_ready()
+    }
+
+    /// Tells it a map and members, as a coordinator would.
+    pub fn hear(&self, reply: &v1::BeatReply) {
+        self.shared.hear(reply);
+    }
+
+    /// Who it is.
+    pub fn member(&self) -> Member {
+        self.shared.member
+    }
+
+    /// To the other workers.
+    pub fn peers(&self) -> &Client {
+        &self.shared.peers
+    }
+}
+
+/// What clients find beside the memories.
+fn client_services(_shared: &Arc<Shared>) -> (tonic_health::server::HealthReporter, Routes) {
+    let (health, service) = tonic_health::server::health_reporter();
+    let mut routes = RoutesBuilder::default();
+    routes.add_service(service);
+    listeners::reflection(&mut routes);
+    (health, routes.routes())
+}
+
+/// What peers find beside the memories.
+pub(crate) fn peer_services(_shared: &Arc<Shared>) -> Routes {
+    RoutesBuilder::default().routes()
+}
+
+/// Follows the map, and says whether this worker is healthy.
+async fn follow(shared: Arc<Shared>, health: tonic_health::server::HealthReporter) {
+    let mut view = shared.view.subscribe();
+    view.mark_changed();
+    loop {
+        if view.changed().await.is_err() {
+            return;
+        }
+        view.borrow_and_update();
+        shared.follow_map().await;
+        if shared.is_ready() {
+            health.set_serving::<MemoryServiceServer<crate::service::Memories>>().await;
+        } else {
+            health.set_not_serving::<MemoryServiceServer<crate::service::Memories>>().await;
+        }
+    }
+}
+
+/// Looks after the store and the timers; returns when the store fails.
+async fn watch_store(shared: &Shared) -> String {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut snapshots = 0;
+    loop {
+        let due = Instant::now() + TICK;
+        ticks.tick().await;
+        let late = Instant::now().saturating_duration_since(due);
+        shared.loop_lag_ms.store(late.as_millis() as u64, Ordering::Relaxed);
+        let stats = shared.engine.stats();
+        if stats.snapshots > snapshots {
+            snapshots = stats.snapshots;
+            shared.last_snapshot_ms.store(crate::write::now_ms(), Ordering::Relaxed);
+        }
+        if let Some(fault) = stats.fault {
+            return fault;
+        }
+    }
+}
+
+fn reachable(options: &Options, bound: Bound) -> Reachable {
+    let at = |address: SocketAddr| match &options.advertise_host {
+        Some(host) => format!("{host}:{}", address.port()),
+        None => address.to_string(),
+    };
+    Reachable { client: at(bound.client), peer: at(bound.peer), http: at(bound.http) }
+}
+
+/// What recovery found, in words.
+fn told(recovery: &Recovery) -> String {
+    let mut told = format!(
+        "{} memories in {} partitions, {} records replayed",
+        recovery.memories, recovery.partitions, recovery.replayed
+    );
+    if !recovery.lost_nothing {
+        told.push_str("; the process before may have written more than was found");
+    }
+    for (partition, what) in &recovery.passed_over {
+        told.push_str(&format!("; partition {partition}: a damaged snapshot was passed over ({what})"));
+    }
+    for (partition, what) in &recovery.corrupt {
+        told.push_str(&format!("; partition {partition} is corrupt ({what})"));
+    }
+    told
+}
