@@ -159,12 +159,16 @@ fn sort_run(ids: &Tiles<MemoryId>, run: &mut [Entry]) {
 /// Sorts a long run of one weight by id, on all threads: by the 32 highest bits in which ids differ, then what is still tied
 /// by the next. Keys have no meaning afterwards.
 fn sort_tied(pool: &mut Pool, ids: &Tiles<MemoryId>, run: &mut [Entry]) {
-    let slots: Vec<Slot> = run.iter().map(|entry| entry.0).collect();
-    let first = ids.get(slots[0]).0;
-    let length = block_length(pool, slots.len());
-    let mut differences: Vec<u64> = vec![0; slots.len().div_ceil(length)];
-    pool.each(slots.chunks(length).zip(&mut differences).collect(), |_, (slots, difference)| {
-        *difference = slots.iter().fold(0, |all, &slot| all | (ids.get(slot).0 ^ first));
+    let length = block_length(pool, run.len());
+    let first = ids.get(run[0].0).0;
+    let mut slots: Vec<Slot> = vec![0; run.len()];
+    let mut differences: Vec<u64> = vec![0; run.len().div_ceil(length)];
+    let blocks = run.chunks(length).zip(slots.chunks_mut(length)).zip(&mut differences).collect();
+    pool.each(blocks, |_, ((run, slots), difference)| {
+        for (entry, slot) in run.iter().zip(slots) {
+            *slot = entry.0;
+            *difference |= ids.get(entry.0).0 ^ first;
+        }
     });
     let Some(highest) = differences.iter().fold(0, |all, difference| all | difference).checked_ilog2() else {
         return; // Only if ids were not distinct, which the caller promises they are.
