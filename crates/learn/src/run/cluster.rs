@@ -1,10 +1,9 @@
 //! What a driver needs of a cluster, and of the place where it keeps its cursor.
 
 use super::driver::KnownKeys;
+use crate::report::Known;
 use crate::source::{Content, Population};
-use engram_memory::{
-    Digest, Group, Histogram, LearningEpoch, MemoryId, OnMissing, QualityVector, RunId, Weight, run::Entry,
-};
+use engram_memory::{Digest, Group, Histogram, LearningEpoch, MemoryId, OnMissing, QualityVector, RunId, run::Entry};
 use std::future::Future;
 
 /// A cluster could not do what a run asked.
@@ -76,17 +75,6 @@ pub struct Learned {
     pub quality: QualityVector,
 }
 
-/// A memory in rank order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ranked {
-    /// Its id.
-    pub id: MemoryId,
-    /// Its weight.
-    pub weight: Weight,
-    /// Its key, where it has one.
-    pub key: Option<String>,
-}
-
 /// The cluster that a run learns on. Every call has a deadline of its own; a call that failed may be repeated.
 pub trait Cluster: Send + Sync {
     /// What does not change during a run.
@@ -125,10 +113,10 @@ pub trait Cluster: Send + Sync {
     ) -> impl Future<Output = Result<(), ClusterError>> + Send;
 
     /// The first `limit` memories by rank.
-    fn top(&self, limit: usize) -> impl Future<Output = Result<Vec<Ranked>, ClusterError>> + Send;
+    fn top(&self, limit: usize) -> impl Future<Output = Result<Vec<Known>, ClusterError>> + Send;
 
     /// Those of `ids` that are there, in that order.
-    fn get(&self, ids: &[MemoryId]) -> impl Future<Output = Result<Vec<Ranked>, ClusterError>> + Send;
+    fn get(&self, ids: &[MemoryId]) -> impl Future<Output = Result<Vec<Known>, ClusterError>> + Send;
 
     /// All memories of two groups in rank order, as (weight in units, whether of the first).
     fn ranked_pairs(

@@ -4,14 +4,15 @@ use super::cluster::{Cluster, ClusterError, Learned, LogError, RunLog, Turn};
 use super::finish;
 use super::job::Job;
 use super::pin::pin;
-use super::state::{FirstSeparation, Input, RunState};
+use super::state::{FirstSeparation, Input, Row, RunState};
 use super::status::{Phase, Status};
 use crate::prediction::{HitRate, Hits, Prediction};
-use crate::report::{EpochName, EpochRow};
+use crate::report::{EpochName, EpochRow, RankHistory, RankNote};
 use crate::source::{self, Content, Epoch, Limits, Population, Source, SourceError, SourceOptions};
 use crate::statistics::Separation;
 use engram_memory::{GroupQuality, LearningEpoch, MemoryId, QualityVector, RunId};
 use hashbrown::HashSet;
+use std::future::Future;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -19,8 +20,6 @@ use tokio::sync::watch;
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// How often a run that waits for its turn asks again.
 const TURN: Duration = Duration::from_millis(200);
-/// Ranks kept per note of the past.
-const NOTED: usize = 50;
 
 /// Drives one run.
 pub struct Driver<C, L> {
@@ -33,6 +32,7 @@ pub struct Driver<C, L> {
     state: RunState,
     version: u64,
     rates: Vec<Vec<Hits>>,
+    history: RankHistory,
     /// When this driver began, and with how many epochs and updates done.
     began: (Instant, u64, u64),
     elapsed_before_ms: u64,
@@ -61,7 +61,10 @@ enum Stop {
     /// Another driver has the run.
     Superseded,
     Cancelled,
-    Failed { code: &'static str, message: String },
+    Failed {
+        code: &'static str,
+        message: String,
+    },
 }
 
 impl From<SourceError> for Stop {
@@ -83,7 +86,20 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
     ) -> Self {
         let began = (Instant::now(), state.done, state.updates);
         let elapsed_before_ms = state.elapsed_ms;
-        Self { run, job, cluster, log, status, cancel, state, version, rates: Vec::new(), began, elapsed_before_ms }
+        Self {
+            run,
+            job,
+            cluster,
+            log,
+            status,
+            cancel,
+            state,
+            version,
+            rates: Vec::new(),
+            history: RankHistory::default(),
+            began,
+            elapsed_before_ms,
+        }
     }
 
     /// Drives the run to its end, however long the cluster takes; dropped at any await, another driver can go on.
@@ -100,7 +116,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             return;
         }
         // The turn goes back before anybody hears of the end, so that the next run finds it free.
-        let _ = self.persist(async |this: &Self| this.cluster.return_turn(this.run).await).await;
+        let _ = self.persist(|| self.cluster.return_turn(self.run)).await;
         self.tell(None);
     }
 
@@ -137,7 +153,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
 
     async fn wait_for_turn(&mut self) -> Result<(), Stop> {
         loop {
-            match self.persist(async |this: &Self| this.cluster.take_turn(this.run, &this.state.name).await).await? {
+            match self.persist(|| self.cluster.take_turn(self.run, &self.state.name)).await? {
                 Turn::Granted => {
                     self.status.send_modify(|status| status.message.clear());
                     return Ok(());
@@ -190,7 +206,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
     }
 
     async fn populate(&mut self, population: Population) -> Result<(), Stop> {
-        let here = self.persist(async |this: &Self| this.cluster.quality().await).await?;
+        let here = self.persist(|| self.cluster.quality()).await?;
         let held: u64 = [Population::REWARDED, Population::PUNISHED].map(|group| here.group(group).count).iter().sum();
         // A first attempt that was cut short has left some of the population there, and nothing else.
         if self.state.done == 0 && held > 0 && self.state.phase == Phase::Queued {
@@ -211,11 +227,11 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             status.message = format!("inserts {} memories", population.memories);
         });
         let counted = self.job.coverage;
-        self.persist(async |this: &Self| {
-            this.cluster.populate(&population).await?;
+        self.persist(|| async {
+            self.cluster.populate(&population).await?;
             // Off and on again: every count starts at zero.
-            this.cluster.count_updates(false).await?;
-            if counted { this.cluster.count_updates(true).await } else { Ok(()) }
+            self.cluster.count_updates(false).await?;
+            if counted { self.cluster.count_updates(true).await } else { Ok(()) }
         })
         .await?;
         self.state.populated = true;
@@ -231,10 +247,12 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         if self.state.done == 0 {
             return Ok(source);
         }
-        let entry = self.persist_log(async |this: &Self| this.log.load(this.run).await).await?;
+        let entry = self.persist_log(|| self.log.load(self.run)).await?;
         let rows = entry.map(|entry| RunState::rows(&entry)).transpose();
         let rows = rows.map_err(|damaged| Stop::Failed { code: "ENG-0302", message: damaged.to_string() })?;
-        self.rates = rows.unwrap_or_default().into_iter().map(|row| row.hits).collect();
+        let rows = rows.unwrap_or_default();
+        self.history = Row::remember(&rows);
+        self.rates = rows.into_iter().map(|row| row.row.hits).collect();
         for _ in 0..self.state.done {
             let (rest, epoch) = next(source).await?;
             source = rest;
@@ -259,7 +277,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         }
         let ranking = if prediction.asks(epoch) {
             let depth = prediction.depth();
-            let top = self.persist(async |this: &Self| this.cluster.top(depth).await).await?;
+            let top = self.persist(|| self.cluster.top(depth)).await?;
             Some(top.into_iter().map(|ranked| ranked.id).collect::<Vec<_>>())
         } else {
             None
@@ -272,22 +290,24 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
     async fn learn(&mut self, epoch: &Epoch, known: &KnownKeys) -> Result<Learned, Stop> {
         let n = LearningEpoch(epoch.number + 1);
         let learned = self
-            .persist(async |this: &Self| {
-                let job = &this.job;
-                this.cluster.learn(this.run, n, job.decay, &epoch.content, job.on_missing, known).await
+            .persist(|| async {
+                let job = &self.job;
+                self.cluster.learn(self.run, n, job.decay, &epoch.content, job.on_missing, known).await
             })
             .await?;
-        self.persist(async |this: &Self| this.cluster.broadcast(this.run, n, &learned.quality).await).await?;
+        self.persist(|| self.cluster.broadcast(self.run, n, &learned.quality)).await?;
         Ok(learned)
     }
 
     /// Takes note of an epoch that is done; the note is written with the record of the next one.
-    async fn close(&mut self, epoch: &Epoch, learned: Learned, hits: Vec<Hits>) -> Result<EpochRow, Stop> {
+    async fn close(&mut self, epoch: &Epoch, learned: Learned, hits: Vec<Hits>) -> Result<Row, Stop> {
         let name = EpochName { number: epoch.number, label: epoch.label.clone() };
-        if self.job.source.is_predictable() && self.state.history.wants(epoch.number) {
-            let top = self.persist(async |this: &Self| this.cluster.top(NOTED).await).await?;
-            let ids: Vec<_> = top.iter().map(|ranked| ranked.id).collect();
-            self.state.history.note(name.clone(), &ids);
+        let mut note = None;
+        if self.job.source.is_predictable() && self.history.wants(epoch.number) {
+            let top = self.persist(|| self.cluster.top(RankHistory::DEPTH)).await?;
+            let ranking = top.iter().map(|ranked| (ranked.id.0, ranked.weight.units())).collect();
+            note = Some(RankNote { epoch: name.clone(), ranking });
+            note.iter().cloned().for_each(|note| self.history.note(note));
         }
         self.state.done = epoch.number + 1;
         self.state.predicted = None;
@@ -308,7 +328,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             hits,
         };
         self.tell(Some((&row, separation)));
-        Ok(row)
+        Ok(Row { row, note })
     }
 
     /// Separation of an experiment; that of the first epoch is kept.
@@ -324,18 +344,18 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
     }
 
     async fn find(&self) -> Result<super::state::Findings, Stop> {
-        self.persist(async |this: &Self| finish::find(&this.job, &this.state, &this.cluster).await).await
+        self.persist(|| finish::find(&self.job, &self.state, &self.history, &self.cluster)).await
     }
 
     /// Writes the state, and the row of the last epoch.
-    async fn record(&mut self, row: Option<EpochRow>) -> Result<(), Stop> {
+    async fn record(&mut self, row: Option<Row>) -> Result<(), Stop> {
         let row = row.map(|row| serde_json::to_vec(&row).expect("a row has string keys only"));
         let state = self.state.encode();
         let expected = self.version;
-        self.persist_log(async |this: &Self| {
-            match this.log.record(this.run, expected, state.clone(), row.clone()).await {
+        self.persist_log(|| async {
+            match self.log.record(self.run, expected, state.clone(), row.clone()).await {
                 // The write whose answer was lost, or another driver's? The record tells.
-                Err(LogError::Superseded) => match this.log.load(this.run).await? {
+                Err(LogError::Superseded) => match self.log.load(self.run).await? {
                     Some(entry) if entry.version == expected + 1 && entry.state == state => Ok(()),
                     _ => Err(LogError::Superseded),
                 },
@@ -381,14 +401,20 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
     }
 
     /// Repeats what a cluster cannot do yet until it can, or the run is cancelled.
-    async fn persist<T>(&self, attempt: impl AsyncFn(&Self) -> Result<T, ClusterError>) -> Result<T, Stop> {
-        self.persist_log(async |this: &Self| attempt(this).await.map_err(LogError::from)).await
+    async fn persist<T, F>(&self, attempt: impl Fn() -> F) -> Result<T, Stop>
+    where
+        F: Future<Output = Result<T, ClusterError>>,
+    {
+        self.persist_log(|| async { attempt().await.map_err(LogError::from) }).await
     }
 
-    async fn persist_log<T>(&self, attempt: impl AsyncFn(&Self) -> Result<T, LogError>) -> Result<T, Stop> {
+    async fn persist_log<T, F>(&self, attempt: impl Fn() -> F) -> Result<T, Stop>
+    where
+        F: Future<Output = Result<T, LogError>>,
+    {
         let mut wait = RETRY.0;
         loop {
-            match attempt(self).await {
+            match attempt().await {
                 Ok(done) => return Ok(done),
                 Err(LogError::Superseded) => return Err(Stop::Superseded),
                 Err(LogError::Cluster(ClusterError::Permanent { code, message })) => {
@@ -437,6 +463,8 @@ async fn blocking<T: Send + 'static>(
     let joined = tokio::task::spawn_blocking(task).await;
     match joined {
         Ok(result) => result.map_err(Stop::from),
-        Err(panicked) => Err(Stop::Failed { code: "ENG-0302", message: format!("failed to read the source: {panicked}") }),
+        Err(panicked) => {
+            Err(Stop::Failed { code: "ENG-0302", message: format!("failed to read the source: {panicked}") })
+        }
     }
 }

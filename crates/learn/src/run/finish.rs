@@ -4,30 +4,33 @@ use super::cluster::{Cluster, ClusterError};
 use super::job::Job;
 use super::state::{Damaged, Findings, RunState};
 use crate::prediction::HitRate;
-use crate::report::{
-    Coverage, Experiment, GroupBins, GroupSummary, RankedMemory, RunReport, RunSettings, SourceName,
-};
+use crate::report::{Coverage, Experiment, GroupBins, GroupSummary, RankHistory, RunReport, RunSettings, SourceName};
 use crate::source::{Population, SourceOptions};
 use crate::statistics::{Inversion, Separation};
 use engram_memory::quality::MAX_HISTOGRAM_BITS;
 use engram_memory::run::Entry;
-use engram_memory::{Group, Histogram, QualityVector};
+use engram_memory::{Group, Histogram, MemoryId, QualityVector};
+use hashbrown::HashSet;
 
-/// Memories of highest rank that a report names.
-const TOP: usize = 50;
+/// Rows of each table of memories in a report.
+const ROWS: usize = 50;
 /// Bins of the histogram in a report, as a power of two.
 const SHOWN_BITS: u32 = 6;
 
-pub(super) async fn find(job: &Job, state: &RunState, cluster: &impl Cluster) -> Result<Findings, ClusterError> {
+pub(super) async fn find(
+    job: &Job,
+    state: &RunState,
+    history: &RankHistory,
+    cluster: &impl Cluster,
+) -> Result<Findings, ClusterError> {
     let facts = cluster.facts();
     let quality = cluster.quality().await?;
-    let top = cluster.top(TOP).await?;
-    let ids: Vec<_> = top.iter().map(|ranked| ranked.id).collect();
-    let mut history = state.history.clone();
+    let mut history = history.clone();
     history.before(state.done.saturating_sub(1));
-    let ranked = top.into_iter().zip(1..);
-    let ranked = ranked.map(|(it, rank)| RankedMemory::new(it.id, it.key, it.weight, Some(rank), &history)).collect();
-    let fallen = fallen(&history.fallen(&ids, TOP), &history, cluster).await?;
+    let now = cluster.top(RankHistory::DEPTH).await?;
+    let on_top: HashSet<MemoryId> = now.iter().map(|known| known.id).collect();
+    let others: Vec<MemoryId> = history.noted().into_iter().filter(|id| !on_top.contains(id)).collect();
+    let movers = history.movers(&now, &cluster.get(&others).await?, ROWS);
     Ok(Findings {
         workers: facts.workers,
         partitions: facts.partitions,
@@ -36,8 +39,10 @@ pub(super) async fn find(job: &Job, state: &RunState, cluster: &impl Cluster) ->
         initial_weight: job.experiment().map_or(facts.initial_weight, |it| f64::from(it.initial_weight)),
         decay: job.decay,
         histogram: GroupBins::of(&cluster.histogram(SHOWN_BITS).await?),
-        top: ranked,
-        fallen,
+        earlier: history.epochs(),
+        top: movers.top,
+        risen: movers.risen,
+        fallen: movers.fallen,
         experiment: match job.experiment() {
             Some(_) => experiment(job, state, &quality, cluster).await?,
             None => None,
@@ -45,15 +50,6 @@ pub(super) async fn find(job: &Job, state: &RunState, cluster: &impl Cluster) ->
         quality: GroupSummary::of(&quality),
         digest: cluster.digest().await?.to_string(),
     })
-}
-
-async fn fallen(
-    ids: &[engram_memory::MemoryId],
-    history: &crate::report::RankHistory,
-    cluster: &impl Cluster,
-) -> Result<Vec<RankedMemory>, ClusterError> {
-    let memories = cluster.get(ids).await?;
-    Ok(memories.into_iter().map(|it| RankedMemory::new(it.id, it.key, it.weight, None, history)).collect())
 }
 
 async fn experiment(
@@ -101,8 +97,6 @@ pub fn report(entry: &Entry, source: &SourceOptions, cluster: &str) -> Result<Ru
     let found = state.result.clone();
     let elapsed_s = state.elapsed_ms as f64 / 1_000.0;
     let per_second = |count: u64| if elapsed_s > 0.0 { count as f64 / elapsed_s } else { 0.0 };
-    let mut history = state.history.clone();
-    history.before(state.done.saturating_sub(1));
     Ok(RunReport {
         api_version: RunReport::API_VERSION.into(),
         kind: RunReport::KIND.into(),
@@ -114,9 +108,10 @@ pub fn report(entry: &Entry, source: &SourceOptions, cluster: &str) -> Result<Ru
         }),
         workers: found.as_ref().map_or(0, |found| found.workers),
         partitions: found.as_ref().map_or(0, |found| found.partitions),
-        prediction: HitRate::over(rows.iter().map(|row| row.hits.as_slice())),
-        epochs: rows,
-        earlier: history.epochs(),
+        prediction: HitRate::over(rows.iter().map(|row| row.row.hits.as_slice())),
+        epochs: rows.into_iter().map(|row| row.row).collect(),
+        earlier: found.as_ref().map_or_else(Vec::new, |found| found.earlier.clone()),
+        risen: found.as_ref().map_or_else(Vec::new, |found| found.risen.clone()),
         elapsed_s,
         epochs_per_s: per_second(state.done),
         updates_per_s: per_second(state.updates),
@@ -131,7 +126,7 @@ pub fn report(entry: &Entry, source: &SourceOptions, cluster: &str) -> Result<Ru
 
 fn source_name(source: &SourceOptions) -> String {
     match source {
-        SourceOptions::Example(name) => name.to_string(),
+        SourceOptions::Example(name) => name.as_str().to_owned(),
         SourceOptions::Events(events) => events.path.display().to_string(),
         SourceOptions::Git(git) => git.path.display().to_string(),
         SourceOptions::Synthetic(_) => String::new(),

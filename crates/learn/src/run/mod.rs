@@ -22,8 +22,8 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use cluster::{Cluster, ClusterError, Facts, Learned, LogError, Ranked, RunLog, Turn};
-pub use driver::Driver;
+pub use cluster::{Cluster, ClusterError, Facts, Learned, LogError, RunLog, Turn};
+pub use driver::{Driver, KnownKeys};
 pub use finish::report;
 pub use job::{Conditions, Job};
 pub use state::{Damaged, RunState};

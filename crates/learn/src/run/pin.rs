@@ -15,10 +15,8 @@ pub(super) fn pin(source: &SourceOptions) -> Result<(SourceOptions, String), Sou
         SourceOptions::Example(_) => Ok((source.clone(), "built in".to_owned())),
         SourceOptions::Synthetic(_) => Ok((source.clone(), "generated".to_owned())),
         SourceOptions::Events(events) => {
-            let content = fingerprint(&events.path).map_err(|error| SourceError::Unreadable {
-                path: events.path.clone(),
-                cause: error.to_string(),
-            })?;
+            let content = fingerprint(&events.path)
+                .map_err(|error| SourceError::Unreadable { path: events.path.clone(), cause: error.to_string() })?;
             Ok((source.clone(), content))
         }
         SourceOptions::Git(git) => {

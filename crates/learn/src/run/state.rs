@@ -2,7 +2,7 @@
 
 use super::status::Phase;
 use crate::prediction::Hits;
-use crate::report::{EpochRow, Experiment, GroupBins, GroupSummary, RankHistory, RankedMemory};
+use crate::report::{EpochName, EpochRow, Experiment, GroupBins, GroupSummary, RankHistory, RankNote, RankedMemory};
 use engram_memory::{ClusterId, MemoryId, PartitionId, RunId, partition_of, run::Entry};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
@@ -48,9 +48,6 @@ pub struct RunState {
     /// Separation after the first epoch: (rewarded sum, count, punished sum, count) as decimal text, exact.
     #[serde(default)]
     pub first: Option<FirstSeparation>,
-    /// Rankings of the past.
-    #[serde(default)]
-    pub history: RankHistory,
     /// What was found at the end.
     #[serde(default)]
     pub result: Option<Findings>,
@@ -103,14 +100,37 @@ pub struct Findings {
     pub quality: Vec<GroupSummary>,
     /// Histogram per group.
     pub histogram: Vec<GroupBins>,
+    /// The epochs after which ranks were noted.
+    pub earlier: Vec<EpochName>,
     /// The memories of highest rank.
     pub top: Vec<RankedMemory>,
-    /// Memories that stood high earlier.
+    /// Memories that gained most.
+    pub risen: Vec<RankedMemory>,
+    /// Memories that lost most.
     pub fallen: Vec<RankedMemory>,
     /// Results of the experiment.
     pub experiment: Option<Experiment>,
     /// Digest of the store.
     pub digest: String,
+}
+
+/// A row of the history of a run, as its record carries it (JSON).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Row {
+    #[serde(flatten)]
+    pub(super) row: EpochRow,
+    /// The ranking after the epoch, where it was worth noting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) note: Option<RankNote>,
+}
+
+impl Row {
+    /// Gives the notes of the past to `history`, in order.
+    pub(super) fn remember(rows: &[Self]) -> RankHistory {
+        let mut history = RankHistory::default();
+        rows.iter().filter_map(|row| row.note.clone()).for_each(|note| history.note(note));
+        history
+    }
 }
 
 impl RunState {
@@ -131,7 +151,6 @@ impl RunState {
             elapsed_ms: 0,
             updates: 0,
             first: None,
-            history: RankHistory::default(),
             result: None,
             message: String::new(),
             code: String::new(),
@@ -150,7 +169,7 @@ impl RunState {
     ///
     /// # Errors
     /// One of them is not a row of this version.
-    pub fn rows(entry: &Entry) -> Result<Vec<EpochRow>, Damaged> {
+    pub(super) fn rows(entry: &Entry) -> Result<Vec<Row>, Damaged> {
         Ok(entry.rows.iter().map(|row| serde_json::from_slice(row)).collect::<Result<_, _>>()?)
     }
 

@@ -1,0 +1,410 @@
+//! Runs on a cluster of reference partitions, with drivers that die at every step.
+
+use super::*;
+use crate::prediction::HitRate;
+use crate::report::Known;
+use crate::source::{Content, Event, ExampleName, Population, Signal, SourceOptions, SyntheticOptions};
+use engram_memory::reference::Partition;
+use engram_memory::run::Table;
+use engram_memory::{
+    Blobs, ClusterId, Command, Digest, FeatureShape, Group, Histogram, Law, LearningEpoch, MemoryId, OnMissing,
+    Outcome, PartitionId, QualityVector, Record, RunId, Settings, Shape, Updates, Upsert, Weight, edge, law,
+    partition_of, run::Entry,
+};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use tokio::sync::watch;
+
+const PARTITIONS: u32 = 7;
+
+/// Reference partitions, the records of runs, and a plan of what goes wrong.
+struct World {
+    partitions: Vec<Partition>,
+    records: Table,
+    turn: Option<RunId>,
+    /// Calls so far, and at which of them the driver dies.
+    calls: u64,
+    dies_at: Option<u64>,
+    /// Every so many calls fail, before or after they took effect in turn. More than one epoch needs, or none would end.
+    fails_every: Option<u64>,
+    settings: Settings,
+}
+
+#[derive(Clone)]
+struct Handle(Arc<Mutex<World>>);
+
+impl Handle {
+    fn new(settings: Settings) -> Self {
+        let shape = Shape { partitions: PARTITIONS, law: Law::Linear, features: FeatureShape::NONE };
+        let partitions = (0..PARTITIONS).map(|_| Partition::new(shape, settings)).collect();
+        Self(Arc::new(Mutex::new(World {
+            partitions,
+            records: Table::default(),
+            turn: None,
+            calls: 0,
+            dies_at: None,
+            fails_every: None,
+            settings,
+        })))
+    }
+
+    /// One call: it may fail before or after its effect, and the driver may die on either side of it.
+    async fn call<T>(&self, effect: impl FnOnce(&mut World) -> T) -> Result<T, ClusterError> {
+        let (dies, fails) = {
+            let mut world = self.0.lock().unwrap();
+            world.calls += 1;
+            let fails =
+                world.fails_every.filter(|every| world.calls.is_multiple_of(*every)).map(|every| world.calls / every);
+            (world.dies_at == Some(world.calls), fails)
+        };
+        if dies && self.0.lock().unwrap().calls.is_multiple_of(2) {
+            std::future::pending::<()>().await;
+        }
+        if fails.is_some_and(|fails| fails.is_multiple_of(2)) {
+            return Err(ClusterError::Temporary("the request was lost".into()));
+        }
+        let done = effect(&mut self.0.lock().unwrap());
+        if dies {
+            std::future::pending::<()>().await;
+        }
+        if fails.is_some() {
+            return Err(ClusterError::Temporary("the answer was lost".into()));
+        }
+        Ok(done)
+    }
+
+    fn digest_now(&self) -> String {
+        let mut digest = Digest::default();
+        self.0.lock().unwrap().partitions.iter().for_each(|partition| digest.merge(partition.digest()));
+        digest.to_string()
+    }
+}
+
+impl World {
+    fn each(&mut self, command: impl Fn(u32) -> Command) -> Outcome {
+        let mut all = Outcome::default();
+        for (partition, state) in self.partitions.iter_mut().enumerate() {
+            let reply = state.apply(&Record::bare(command(partition as u32)));
+            all.merge(&reply.into_result().expect("a driver sends what follows"));
+        }
+        all
+    }
+
+    fn rank(&self) -> Vec<(Weight, MemoryId)> {
+        let mut order: Vec<_> = self.partitions.iter().flat_map(Partition::rank).collect();
+        order.sort_by(|a, b| law::rank_order(*a, *b));
+        order
+    }
+
+    fn known(&self, id: MemoryId) -> Option<Known> {
+        let memory = self.partitions.iter().find_map(|partition| partition.memories().get(&id))?;
+        let key = (!memory.key.is_empty()).then(|| String::from_utf8(memory.key.clone()).unwrap());
+        Some(Known { id, key, weight: memory.weight })
+    }
+}
+
+impl Cluster for Handle {
+    fn facts(&self) -> Facts {
+        Facts { name: "test".into(), workers: 1, partitions: PARTITIONS, rate: 0.05, initial_weight: 0.5 }
+    }
+
+    async fn take_turn(&self, run: RunId, _name: &str) -> Result<Turn, ClusterError> {
+        self.call(|world| match world.turn {
+            Some(other) if other != run => Turn::Held { by: "other".into() },
+            _ => {
+                world.turn = Some(run);
+                Turn::Granted
+            }
+        })
+        .await
+    }
+
+    async fn return_turn(&self, run: RunId) -> Result<(), ClusterError> {
+        self.call(|world| {
+            if world.turn == Some(run) {
+                world.turn = None;
+            }
+        })
+        .await
+    }
+
+    async fn count_updates(&self, enabled: bool) -> Result<(), ClusterError> {
+        self.call(|world| {
+            let settings = Settings { count_updates: enabled, ..world.settings };
+            world.each(|_| Command::Configure(settings));
+        })
+        .await
+    }
+
+    async fn populate(&self, population: &Population) -> Result<(), ClusterError> {
+        let weight = edge::weight(population.initial_weight).unwrap().units();
+        self.call(|world| {
+            for id in population.ids() {
+                let upsert = Upsert {
+                    ids: vec![id],
+                    weights: vec![weight],
+                    groups: vec![Population::group_of(id)],
+                    ..Upsert::default()
+                };
+                let PartitionId(partition) = partition_of(id, PARTITIONS);
+                world.partitions[partition as usize].apply(&Record::bare(Command::Upsert(upsert)));
+            }
+        })
+        .await
+    }
+
+    async fn learn(
+        &self,
+        run: RunId,
+        n: LearningEpoch,
+        decay: f64,
+        content: &Content,
+        on_missing: OnMissing,
+        known: &KnownKeys,
+    ) -> Result<Learned, ClusterError> {
+        let decay = edge::setting(decay).unwrap();
+        let rate = self.0.lock().unwrap().settings.rate;
+        let delta = |signal: Signal| match signal {
+            Signal::Quality(quality) => law::delta(rate, edge::quality(quality).unwrap()),
+            Signal::Delta(delta) => edge::delta(delta).unwrap(),
+        };
+        let updates = |partition: u32| match content {
+            Content::Groups(groups) => {
+                Updates::ByGroup(groups.iter().map(|(group, signal)| (*group, delta(*signal))).collect())
+            }
+            Content::Events(events) => by_id(partition, events.iter().cloned(), on_missing, known, &delta),
+            Content::Noise(noise) => by_id(partition, noise.events(0..noise.memories()), on_missing, known, &delta),
+        };
+        // Even a driver that dies in the middle of the fan-out is gone on after: partitions one by one.
+        let mut all = Outcome::default();
+        for partition in 0..PARTITIONS {
+            let command = Command::Epoch { run, n, decay, updates: updates(partition) };
+            let reply = self.call(|world| world.partitions[partition as usize].apply(&Record::bare(command))).await?;
+            all.merge(&reply.into_result().expect("a driver sends what follows"));
+        }
+        Ok(Learned {
+            applied: all.applied,
+            created: all.created,
+            evicted: all.evicted,
+            rejected: all.rejected,
+            quality: all.quality.unwrap_or_default(),
+        })
+    }
+
+    async fn broadcast(&self, _: RunId, _: LearningEpoch, _: &QualityVector) -> Result<(), ClusterError> {
+        self.call(|_| ()).await
+    }
+
+    async fn top(&self, limit: usize) -> Result<Vec<Known>, ClusterError> {
+        self.call(|world| world.rank().into_iter().take(limit).filter_map(|(_, id)| world.known(id)).collect()).await
+    }
+
+    async fn get(&self, ids: &[MemoryId]) -> Result<Vec<Known>, ClusterError> {
+        self.call(|world| ids.iter().filter_map(|id| world.known(*id)).collect()).await
+    }
+
+    async fn ranked_pairs(&self, first: Group, second: Group) -> Result<Vec<(u32, bool)>, ClusterError> {
+        self.call(|world| {
+            let group = |id: MemoryId| world.partitions.iter().find_map(|it| it.memories().get(&id)).unwrap().group;
+            let ranked = world.rank().into_iter().map(|(weight, id)| (weight.units(), group(id)));
+            ranked.filter(|(_, group)| [first, second].contains(group)).map(|(w, group)| (w, group == first)).collect()
+        })
+        .await
+    }
+
+    async fn quality(&self) -> Result<QualityVector, ClusterError> {
+        self.call(|world| {
+            let mut all = QualityVector::default();
+            world.partitions.iter().for_each(|partition| all.merge(&partition.quality()));
+            all
+        })
+        .await
+    }
+
+    async fn histogram(&self, bits: u32) -> Result<Histogram, ClusterError> {
+        self.call(|world| {
+            let mut all = Histogram::new(bits).unwrap();
+            world.partitions.iter().for_each(|partition| all.merge(&partition.histogram(bits)));
+            all
+        })
+        .await
+    }
+
+    async fn coverage(&self, updates: u16) -> Result<Vec<(Group, u64, u64)>, ClusterError> {
+        self.call(|world| {
+            let mut groups = BTreeMap::new();
+            for memory in world.partitions.iter().flat_map(|partition| partition.memories().values()) {
+                let (covered, all) = groups.entry(memory.group).or_insert((0, 0));
+                *covered += u64::from(memory.updates >= updates);
+                *all += 1;
+            }
+            groups.into_iter().map(|(group, (covered, all))| (group, covered, all)).collect()
+        })
+        .await
+    }
+
+    async fn digest(&self) -> Result<Digest, ClusterError> {
+        self.call(|world| {
+            let mut digest = Digest::default();
+            world.partitions.iter().for_each(|partition| digest.merge(partition.digest()));
+            digest
+        })
+        .await
+    }
+}
+
+fn by_id(
+    partition: u32,
+    events: impl Iterator<Item = Event>,
+    on_missing: OnMissing,
+    known: &KnownKeys,
+    delta: &dyn Fn(Signal) -> i32,
+) -> Updates {
+    let (mut ids, mut deltas, mut keys) = (Vec::new(), Vec::new(), Blobs::default());
+    for event in events.filter(|event| partition_of(event.id, PARTITIONS).0 == partition) {
+        ids.push(event.id);
+        deltas.push(delta(event.signal));
+        keys.push(event.key.filter(|_| !known.contains(event.id)).as_deref().unwrap_or("").as_bytes());
+    }
+    Updates::ById { ids, deltas, on_missing, keys: Some(keys) }
+}
+
+impl RunLog for Handle {
+    async fn load(&self, run: RunId) -> Result<Option<Entry>, LogError> {
+        Ok(self.call(|world| world.records.get(run).cloned()).await?)
+    }
+
+    async fn record(&self, run: RunId, expected: u64, state: Vec<u8>, row: Option<Vec<u8>>) -> Result<(), LogError> {
+        let written = self.call(|world| world.records.record(run, expected, &state, row.as_deref())).await?;
+        written.map_err(|_| LogError::Superseded)
+    }
+}
+
+fn run_id() -> RunId {
+    RunState::run_id(ClusterId(1), "test")
+}
+
+/// Submits the run, then drives it to its end with a new driver after each death, and gives its last status.
+async fn drive(world: &Handle, job: &Job, mut deaths: impl Iterator<Item = u64>) -> Status {
+    let run = run_id();
+    let submitted = RunState::new("test", serde_json::Value::Null).encode();
+    world.0.lock().unwrap().records.record(run, 0, &submitted, None).unwrap();
+    loop {
+        let entry = {
+            let mut world = world.0.lock().unwrap();
+            world.calls = 0;
+            world.dies_at = deaths.next();
+            world.records.get(run).cloned().unwrap()
+        };
+        let state = RunState::of(&entry).unwrap();
+        if state.phase.is_final() {
+            // Its driver died between the last record and the return of the turn: nothing is left to do but that.
+            world.0.lock().unwrap().turn = None;
+        }
+        let (status, watched) = watch::channel(Status::default());
+        let (_cancel, cancelled) = watch::channel(false);
+        let driver =
+            Driver::new(run, job.clone(), (state, entry.version), world.clone(), world.clone(), status, cancelled);
+        let mut task = tokio::spawn(driver.run());
+        // Time is paused: it moves when everybody waits, so a driver that hangs on a planned death is cut off here.
+        match tokio::time::timeout(std::time::Duration::from_secs(3_600), &mut task).await {
+            Ok(joined) => {
+                joined.unwrap();
+                let status = watched.borrow().clone();
+                return status;
+            }
+            Err(_) => task.abort(),
+        }
+    }
+}
+
+fn sotu(top_k: &[u32], epochs: u64) -> (Handle, Job) {
+    let settings = Settings { initial_weight: Weight::ZERO, ..Settings::default() };
+    let job = Job {
+        source: SourceOptions::Example(ExampleName::StateOfTheUnion),
+        epochs: Some(epochs),
+        decay: 0.02,
+        on_missing: OnMissing::Create,
+        top_k: top_k.to_vec(),
+        skip: 5,
+        exact_inversion: false,
+        coverage: false,
+        until: Conditions::default(),
+    };
+    (Handle::new(settings), job)
+}
+
+fn experiment(memories: u64, noise: f32) -> (Handle, Job) {
+    let options = SyntheticOptions { memories, noise, ..SyntheticOptions::default() };
+    let job = Job {
+        source: SourceOptions::Synthetic(options),
+        epochs: Some(50),
+        decay: 0.01,
+        on_missing: OnMissing::Report,
+        top_k: Vec::new(),
+        skip: 0,
+        exact_inversion: true,
+        coverage: true,
+        until: Conditions::default(),
+    };
+    (Handle::new(Settings::default()), job)
+}
+
+fn finished(world: &Handle, job: &Job) -> crate::report::RunReport {
+    let entry = world.0.lock().unwrap().records.get(run_id()).cloned().unwrap();
+    report(&entry, &job.source, "test").unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_ends_alike_however_often_its_driver_dies_and_calls_fail() {
+    let (calm, job) = sotu(&[100, 20], 24);
+    let status = drive(&calm, &job, std::iter::empty()).await;
+    assert_eq!((status.phase, status.epoch), (Phase::Succeeded, 24), "{status:?}");
+    let undisturbed = finished(&calm, &job);
+    assert_eq!(undisturbed.digest, calm.digest_now());
+    assert_eq!(undisturbed.epochs.len(), 24);
+    assert!(HitRate::over(undisturbed.epochs.iter().map(|row| row.hits.as_slice()))[0].memory() > 0.3);
+
+    for seed in 1..12_u64 {
+        let (world, job) = sotu(&[100, 20], 24);
+        world.0.lock().unwrap().fails_every = (seed % 3 > 0).then_some(11 + seed);
+        // Each driver lives a little longer than the one before, so that every step is cut somewhere.
+        let deaths = (0..).map(move |turn: u64| 3 + seed + turn * (3 + seed % 5));
+        let status = drive(&world, &job, deaths.take(40)).await;
+        assert_eq!((status.phase, status.epoch), (Phase::Succeeded, 24), "seed {seed}: {status:?}");
+        let report = finished(&world, &job);
+        assert_eq!(report.digest, undisturbed.digest, "seed {seed}");
+        assert_eq!(report.epochs, undisturbed.epochs, "seed {seed}");
+        assert_eq!((report.top, report.fallen), (undisturbed.top.clone(), undisturbed.fallen.clone()), "seed {seed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_experiment_reports_the_four_numbers_that_belong_together() {
+    let (world, job) = experiment(1_000, 0.0);
+    let status = drive(&world, &job, [2, 9, 33].into_iter()).await;
+    assert_eq!(status.phase, Phase::Succeeded, "{status:?}");
+    let report = finished(&world, &job);
+    let found = report.experiment.unwrap();
+    assert!((found.convergence_factor.unwrap() - 12.500_000_133_878).abs() < 1e-9, "{found:?}");
+    assert_eq!((found.separation, found.inversion_ratio, found.inversion_error), (1.0, 1.0, 0.0));
+    assert!(found.coverage.iter().all(|group| group.complete == 500 && group.memories == 500), "{found:?}");
+    assert_eq!(report.digest, "81614da90c4f4be97e63ff0b5f2fb1ce");
+
+    let (world, mut job) = experiment(1_000, 0.15);
+    job.until.separation = Some(0.9);
+    let status = drive(&world, &job, std::iter::empty()).await;
+    assert!(status.epoch < 50 && status.metrics["separation"] >= 0.9, "{status:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_synthetic_run_refuses_groups_that_hold_other_memories() {
+    let (world, job) = experiment(10, 0.0);
+    let upsert = Upsert { ids: vec![MemoryId(99)], ..Upsert::default() };
+    world.0.lock().unwrap().partitions[0].apply(&Record::bare(Command::Upsert(upsert)));
+    let before = world.digest_now();
+    let status = drive(&world, &job, std::iter::empty()).await;
+    assert_eq!((status.phase, status.code.as_str()), (Phase::Failed, "ENG-0306"), "{status:?}");
+    assert_eq!(world.digest_now(), before, "nothing was changed");
+    assert_eq!(world.0.lock().unwrap().turn, None, "the turn is free for others");
+}
