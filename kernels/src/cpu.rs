@@ -19,6 +19,7 @@ use crate::tiles::TilesMut;
 use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 use quality::{Present, Total};
+use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 /// Most tiles of an arena: a slot is 32 bits.
@@ -79,10 +80,10 @@ impl Cpu {
         pool.each(tasks, |thread, (task, (tiles, potentials))| f(thread, task * TASK, tiles, potentials));
     }
 
-    /// Folds the segments that ask for it.
-    fn fold(&mut self, segments: &[Segment]) {
+    /// Folds the segments that ask for it, and gives them as they are then.
+    fn fold<'a>(&mut self, segments: &'a [Segment]) -> Cow<'a, [Segment]> {
         if segments.iter().all(|segment| segment.fold == 0) {
-            return;
+            return Cow::Borrowed(segments);
         }
         let level = self.level;
         Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |_, _, tiles, mut potentials| {
@@ -93,6 +94,7 @@ impl Cpu {
                 }
             }
         });
+        segments.iter().map(|segment| Segment { fold: 0, ..*segment }).collect()
     }
 
     /// Applies updates by slot, before or after the fold (see [`update::apply`]).
@@ -168,8 +170,8 @@ impl Device for Cpu {
     }
 
     fn update(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error> {
-        self.fold(segments);
-        self.apply(&folded(segments), updates);
+        let segments = self.fold(segments);
+        self.apply(&segments, updates);
         Ok(())
     }
 
@@ -282,13 +284,14 @@ impl Device for Cpu {
         ids: &Tiles<MemoryId>,
         out: &mut Vec<(Slot, u32)>,
     ) -> Result<(), Error> {
-        let held: usize = self.tiles.iter().map(|tile| tile.count as usize).sum();
         let (tiles, potentials, groups) = (&self.tiles, &self.potentials, &self.groups);
         let view = rank::View { tiles, segments, potentials, groups, ids, scope };
         match limit {
             Some(0) => out.clear(),
             // Far from all: the few are selected, and sorted alone.
-            Some(limit) if limit <= held / 16 => top::first(&mut self.pool, self.level, view, order, limit, out),
+            Some(limit) if limit <= view.at_most() / 16 => {
+                top::first(&mut self.pool, self.level, view, order, limit, out);
+            }
             _ => {
                 rank::all(&mut self.pool, view, order, out);
                 out.truncate(limit.unwrap_or(usize::MAX));
@@ -340,9 +343,4 @@ impl Device for Cpu {
     fn bytes(&self) -> u64 {
         self.tiles.len() as u64 * TILE as u64 * BYTES_PER_SLOT
     }
-}
-
-/// The segments as they are once their folds are done.
-fn folded(segments: &[Segment]) -> Vec<Segment> {
-    segments.iter().map(|segment| Segment { fold: 0, ..*segment }).collect()
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// How often a worker looks for the next pass before it sleeps: some 50 us, the time that sleeping and waking would cost.
+/// How often a worker looks for the next pass before it sleeps: some 50 to 150 us, as long as waking it would take.
 const SPINS: u32 = 2_000;
 
 /// The lowest bits of [`Shared::state`]: how many workers are inside.

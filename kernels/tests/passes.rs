@@ -301,6 +301,24 @@ fn rank_is_by_weight_not_by_potential() {
 }
 
 #[test]
+fn ids_that_ascend_only_here_and_there_still_break_ties() {
+    // Two runs of 2^16 slots, each ascending, the second with the smaller ids.
+    let tiles = 32;
+    let mut device = Cpu::new(2);
+    device.reserve(tiles).unwrap();
+    let mut ids = Tiles::new();
+    ids.reserve(tiles as usize);
+    let slots = 0..tiles * TILE as u32;
+    let rows: Vec<_> = slots.clone().map(|slot| (slot, ONE / 2, Group(0))).collect();
+    device.write(&rows).unwrap();
+    (0..tiles).for_each(|tile| device.map_tile(tile, Tile { segment: 0, count: TILE as u32 }));
+    slots.clone().for_each(|slot| ids.set(slot, MemoryId(u64::from(slot ^ (1 << 16)))));
+    let mut out = Vec::new();
+    device.rank(&[Segment::default()], Scope::All, Order::HeaviestFirst, None, &ids, &mut out).unwrap();
+    assert!(out.into_iter().eq(slots.map(|slot| (slot ^ (1 << 16), ONE / 2))));
+}
+
+#[test]
 fn an_arena_beyond_the_slots_is_refused_and_nothing_changed() {
     let mut device = Cpu::new(1);
     device.reserve(1).unwrap();

@@ -28,6 +28,11 @@ impl View<'_> {
         (0..self.tiles.len()).filter(|&index| wanted(&self.tiles[index])).collect()
     }
 
+    /// How many memories the scope has, or more: those of all groups.
+    pub(super) fn at_most(&self) -> usize {
+        self.tiles_in_scope().into_iter().map(|tile| self.tiles[tile].count as usize).sum()
+    }
+
     /// Used potentials, groups and ids of a tile, and its clock.
     pub(super) fn columns(&self, tile: usize) -> (&[u32], &[u8], &[MemoryId], u32) {
         let Tile { segment, count } = self.tiles[tile];
