@@ -32,6 +32,26 @@ const TASK: usize = 8;
 const MANY_UPDATES: usize = 1_024;
 
 /// The CPU: threads of its own and the widest vector instructions of the processor.
+///
+/// ```
+/// use engram_kernels::{Cpu, Device, Segment, Tile, Update};
+/// use engram_memory::{DecayClock, Group, ONE};
+///
+/// // Two memories of weight one half in one partition, whose clock stands at 7.
+/// let mut device = Cpu::new(2);
+/// device.reserve(1)?;
+/// device.map_tile(0, Tile { segment: 0, count: 2 });
+/// let mut clock = DecayClock::from_units(7).expect("far below the fold");
+/// device.write(&[(0, 7 + ONE / 2, Group(0)), (1, 7 + ONE / 2, Group(1))])?;
+///
+/// // An epoch: the clock moves, one memory is reinforced.
+/// clock.advance(100);
+/// let mut quality = Vec::new();
+/// device.epoch(&[Segment { clock, fold: 0 }], &[Update { slot: 1, delta: 300 }], &mut quality)?;
+/// assert_eq!(quality[0].group(Group(0)).max, ONE / 2 - 100);
+/// assert_eq!(quality[0].group(Group(1)).max, ONE / 2 + 200);
+/// # Ok::<(), engram_kernels::Error>(())
+/// ```
 pub struct Cpu {
     info: Info,
     level: Level,
@@ -46,7 +66,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A device without tiles, whose passes use `threads` threads (at least 1, the caller's included).
+    /// A device without tiles, whose passes use `threads` threads (1 to 1,024, the caller's included).
     pub fn new(threads: usize) -> Self {
         Self::with(threads, Instructions::Widest)
     }
@@ -258,7 +278,7 @@ impl Device for Cpu {
         Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
             let mut bins = table(&bins, thread);
             for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
-                let clock = segments[tile.segment as usize].clock.units();
+                let clock = segments[tile.segment as usize].clock;
                 let used = ..tile.count as usize;
                 let (potentials, groups) = (&potentials.tile_mut(index)[used], &groups.tile(first + index)[used]);
                 quality::count_tile(potentials, groups, clock, bits, &mut bins);

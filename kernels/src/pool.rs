@@ -19,6 +19,9 @@ use std::thread::JoinHandle;
 /// How often a worker looks for the next pass before it sleeps: some 50 to 150 us, as long as waking it would take.
 const SPINS: u32 = 2_000;
 
+/// More would neither help nor be counted safely.
+const MAX_THREADS: usize = 1 << 10;
+
 /// The lowest bits of [`Shared::state`]: how many workers are inside.
 const INSIDE: u64 = (1 << 16) - 1;
 /// Set while a pass may be entered.
@@ -54,7 +57,7 @@ pub(crate) struct Pool {
 struct Next(AtomicUsize);
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's included.
+    /// A pool of `threads` threads, the caller's included; at most [`MAX_THREADS`], and fewer where the machine gives no more.
     pub(crate) fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -64,7 +67,7 @@ impl Pool {
             bed: Mutex::new(()),
             bell: Condvar::new(),
         });
-        let workers = (1..threads)
+        let workers = (1..threads.min(MAX_THREADS))
             .map_while(|thread| {
                 let shared = Arc::clone(&shared);
                 // A machine that gives no more threads gets slower passes, not a failed device.

@@ -3,7 +3,7 @@
 use crate::TILE;
 use crate::instructions::{Level, Set, dispatch};
 use engram_memory::quality::GroupQuality;
-use engram_memory::{Histogram, Weight};
+use engram_memory::{DecayClock, Histogram};
 
 /// [`GroupQuality`] within one segment: fewer than 2^32 memories of at most 2^30 units, so 64 bits hold the sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,9 +167,8 @@ fn add_each(potentials: &[u32], groups: &[u8], clock: u32, totals: &mut [Total])
 }
 
 /// Counts a tile into `bins`: `2^bits` for each group, group by group.
-pub(super) fn count_tile(potentials: &[u32], groups: &[u8], clock: u32, bits: u32, bins: &mut [u32]) {
+pub(super) fn count_tile(potentials: &[u32], groups: &[u8], clock: DecayClock, bits: u32, bins: &mut [u32]) {
     for (&potential, &group) in potentials.iter().zip(groups) {
-        let weight = Weight::from_units(potential.max(clock) - clock).unwrap_or(Weight::ONE);
-        bins[(usize::from(group) << bits) + Histogram::bin(bits, weight)] += 1;
+        bins[(usize::from(group) << bits) + Histogram::bin(bits, clock.weight(potential))] += 1;
     }
 }
