@@ -28,6 +28,7 @@ mod options;
 mod page;
 mod part;
 mod read;
+mod runs;
 mod service;
 mod shared;
 mod view;

@@ -3,6 +3,7 @@
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::options::Options;
+use crate::runs::Runs;
 use crate::view::View;
 use engram_client::Client;
 use engram_memory::{Member, Ordinal, PartitionId, Shape, Term};
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     /// To the other workers, and to this one for what is asked of all.
     pub(crate) peers: Client,
     pub(crate) metrics: Metrics,
+    /// The learning runs that are driven here.
+    pub(crate) runs: Runs,
     pub(crate) view: watch::Sender<View>,
     /// Terms at which the store was told to serve, by partition.
     activated: Mutex<BTreeMap<PartitionId, Term>>,
@@ -65,6 +68,7 @@ impl Shared {
             member,
             engine,
             peers,
+            runs: Runs::default(),
             view: watch::Sender::new(View::default()),
             activated: Mutex::default(),
             activating: Semaphore::new(ACTIVATIONS),
@@ -86,6 +90,12 @@ impl Shared {
 
     pub(crate) const fn partitions(&self) -> u32 {
         self.shape.partitions
+    }
+
+    /// The partitions that are served here.
+    pub(crate) fn served(&self) -> Vec<PartitionId> {
+        let all = (0..self.partitions()).map(PartitionId);
+        all.filter(|partition| self.engine.position(*partition).is_some()).collect()
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

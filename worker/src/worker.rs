@@ -5,6 +5,9 @@ use crate::engine::Engine;
 use crate::heartbeat::{self, Reachable};
 use crate::listeners::{self, Bound, Listeners};
 use crate::options::Options;
+use crate::runs::{self, Runs};
+use crate::service;
+use crate::service::Memories;
 use crate::shared::{Parts, Shared};
 use engram_client::{Client, Plane};
 use engram_kernels::Cpu;
@@ -12,6 +15,7 @@ use engram_memory::Member;
 use engram_memory::edge::OutOfRange;
 use engram_proto::v1;
 use engram_proto::v1::memory_service_server::MemoryServiceServer;
+use engram_proto::v1::run_service_server::RunServiceServer;
 use engram_store::{FileDisk, Recovery, Store, SystemClock};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -158,6 +162,7 @@ impl Worker {
     /// The store failed or did not stop, or a listener failed.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let Self { shared, listeners, bound, authorizer } = self;
+        let _stop = StopOnDrop(Arc::clone(&shared));
         let (health, services) = client_services(&shared);
         let mut serving = listeners.serve(Arc::clone(&shared), authorizer, services).await;
         let mut background = JoinSet::new();
@@ -170,8 +175,9 @@ impl Worker {
             Some(served) = serving.join_next() => served.unwrap_or_else(|error| Err(Error::Fault(error.to_string()))),
         };
         tracing::info!("stopping");
-        health.set_not_serving::<MemoryServiceServer<crate::service::Memories>>().await;
+        health.set_not_serving::<MemoryServiceServer<Memories>>().await;
         shared.stopping.send_replace(true);
+        shared.runs.stop();
         let drained = tokio::time::timeout(DRAIN, async { while serving.join_next().await.is_some() {} }).await;
         if drained.is_err() {
             tracing::warn!("calls under way did not end in time");
@@ -184,6 +190,15 @@ impl Worker {
         ended?;
         stopped.map_err(|_| Error::StuckStore)??;
         Ok(())
+    }
+}
+
+/// Ends the heartbeat and the listeners also where [`Worker::run`] is dropped before its end.
+struct StopOnDrop(Arc<Shared>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stopping.send_replace(true);
     }
 }
 
@@ -210,17 +225,27 @@ impl Handle {
 }
 
 /// What clients find beside the memories.
-fn client_services(_shared: &Arc<Shared>) -> (tonic_health::server::HealthReporter, Routes) {
+fn client_services(shared: &Arc<Shared>) -> (tonic_health::server::HealthReporter, Routes) {
     let (health, service) = tonic_health::server::health_reporter();
     let mut routes = RoutesBuilder::default();
     routes.add_service(service);
+    routes.add_service(run_service(shared, service::Plane::Client));
     listeners::reflection(&mut routes);
     (health, routes.routes())
 }
 
 /// What peers find beside the memories.
-pub(crate) fn peer_services(_shared: &Arc<Shared>) -> Routes {
-    RoutesBuilder::default().routes()
+pub(crate) fn peer_services(shared: &Arc<Shared>) -> Routes {
+    let mut routes = RoutesBuilder::default();
+    routes.add_service(run_service(shared, service::Plane::Peer));
+    routes.routes()
+}
+
+fn run_service(shared: &Arc<Shared>, plane: service::Plane) -> RunServiceServer<runs::Service> {
+    // A report holds a row per epoch, so its limit is that of peers on both listeners.
+    RunServiceServer::new(runs::Service { shared: Arc::clone(shared), plane })
+        .max_decoding_message_size(engram_proto::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)
 }
 
 /// Follows the map, and says whether this worker is healthy.
@@ -233,10 +258,11 @@ async fn follow(shared: Arc<Shared>, health: tonic_health::server::HealthReporte
         }
         view.borrow_and_update();
         shared.follow_map().await;
+        Runs::follow(&shared).await;
         if shared.is_ready() {
-            health.set_serving::<MemoryServiceServer<crate::service::Memories>>().await;
+            health.set_serving::<MemoryServiceServer<Memories>>().await;
         } else {
-            health.set_not_serving::<MemoryServiceServer<crate::service::Memories>>().await;
+            health.set_not_serving::<MemoryServiceServer<Memories>>().await;
         }
     }
 }

@@ -44,6 +44,7 @@ mod rows;
 mod runs;
 mod session;
 pub mod trace;
+mod turn;
 mod window;
 mod write;
 

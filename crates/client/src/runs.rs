@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::read::opened;
 use crate::retry::Retry;
-use engram_memory::{ClusterId, MemoryId, Ordinal, RunId, partition_of};
+use engram_memory::{ClusterId, MemoryId, PartitionId, RunId, partition_of};
 use engram_proto::v1::run_service_client::RunServiceClient;
 use engram_proto::v1::{self, Problem, ProblemKind};
 use futures::future::join_all;
@@ -128,13 +128,22 @@ impl Client {
     fn driver(&self, name: &str, retry: &Retry) -> Result<(RunServiceClient<Channel>, Duration), Failure> {
         let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
         let id = MemoryId(run_id(map.cluster, name).0 as u64);
-        let owner: Ordinal =
-            map.owner(partition_of(id, map.partition_count())).expect("a partition of the map it was made by");
-        Ok((runs(self.channel_of(&map, owner)?), self.attempt(retry)))
+        service(self, partition_of(id, map.partition_count()), retry)
     }
 }
 
-fn runs(channel: Channel) -> RunServiceClient<Channel> {
+/// The runs of the worker that serves `partition`, and how long an attempt may take.
+pub(crate) fn service(
+    client: &Client,
+    partition: PartitionId,
+    retry: &Retry,
+) -> Result<(RunServiceClient<Channel>, Duration), Failure> {
+    let map = client.map().map_err(|error| Failure::unavailable(error.to_string()))?;
+    let owner = map.owner(partition).ok_or_else(|| Failure::unavailable("the partition has no primary yet"))?;
+    Ok((runs(client.channel_of(&map, owner)?), client.attempt(retry)))
+}
+
+pub(crate) fn runs(channel: Channel) -> RunServiceClient<Channel> {
     // A report holds a row per epoch, for people and browsers rather than for other clients.
     RunServiceClient::new(channel)
         .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)

@@ -13,6 +13,7 @@
 //! ```
 
 mod cluster;
+mod connected;
 mod driver;
 mod finish;
 mod job;
@@ -23,6 +24,7 @@ mod status;
 mod tests;
 
 pub use cluster::{Cluster, ClusterError, Facts, Learned, LogError, RunLog, Turn};
+pub use connected::Connected;
 pub use driver::{Driver, KnownKeys};
 pub use finish::report;
 pub use job::{Conditions, Job};

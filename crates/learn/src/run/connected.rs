@@ -1,0 +1,210 @@
+//! A run's cluster over the client library.
+
+use super::cluster::{Cluster, ClusterError, Facts, Learned, Turn};
+use super::driver::KnownKeys;
+use crate::report::Known;
+use crate::source::{Content, Event, Population, Signal};
+use engram_client::{
+    Client, EpochUpdates, Error, GetOptions, GroupSignal, Memory, QualityOptions, RankOptions, Rows, Signals, Updates,
+};
+use engram_memory::{Blobs, Digest, Group, Histogram, LearningEpoch, MemoryId, OnMissing, QualityVector, RunId};
+use engram_proto::v1::ProblemKind;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+
+/// Memories of a population that go into one batch, and batches under way at once.
+const BATCH: usize = 32 << 10;
+const BATCHES: usize = 4;
+
+/// A cluster, as a client reaches it.
+#[derive(Debug, Clone)]
+pub struct Connected {
+    client: Client,
+    facts: Facts,
+}
+
+impl Connected {
+    /// A cluster of which `facts` are known.
+    pub const fn new(client: Client, facts: Facts) -> Self {
+        Self { client, facts }
+    }
+}
+
+impl Cluster for Connected {
+    fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+
+    async fn take_turn(&self, run: RunId, name: &str) -> Result<Turn, ClusterError> {
+        let reply = self.client.take_turn(run, name).await?;
+        Ok(if reply.granted { Turn::Granted } else { Turn::Held { by: reply.holder } })
+    }
+
+    async fn return_turn(&self, run: RunId) -> Result<(), ClusterError> {
+        Ok(self.client.return_turn(run).await?)
+    }
+
+    async fn count_updates(&self, enabled: bool) -> Result<(), ClusterError> {
+        Ok(self.client.count_updates(enabled).await?)
+    }
+
+    async fn populate(&self, population: &Population) -> Result<(), ClusterError> {
+        let session = self.client.session();
+        let ids: Vec<MemoryId> = population.ids().collect();
+        let weight = population.initial_weight;
+        stream::iter(ids.chunks(BATCH).map(<[MemoryId]>::to_vec))
+            .map(Ok)
+            .try_for_each_concurrent(BATCHES, |ids| {
+                let rows = Rows {
+                    weights: vec![weight; ids.len()],
+                    groups: ids.iter().map(|id| Population::group_of(*id)).collect(),
+                    ids,
+                    ..Rows::default()
+                };
+                let session = &session;
+                async move { session.upsert(rows).await.map(drop) }
+            })
+            .await?;
+        Ok(())
+    }
+
+    async fn learn(
+        &self,
+        run: RunId,
+        n: LearningEpoch,
+        decay: f64,
+        content: &Content,
+        on_missing: OnMissing,
+        known: &KnownKeys,
+    ) -> Result<Learned, ClusterError> {
+        let updates = updates(content, on_missing, known);
+        let report = self.client.learn_epoch(run, n, decay, updates).await?;
+        Ok(Learned {
+            applied: report.outcome.applied,
+            created: report.outcome.created,
+            evicted: report.outcome.evicted,
+            rejected: report.outcome.rejected,
+            quality: report.quality,
+        })
+    }
+
+    async fn broadcast(&self, run: RunId, n: LearningEpoch, quality: &QualityVector) -> Result<(), ClusterError> {
+        // Whoever did not hear it hears the next: it changes no replicated state.
+        self.client.broadcast_quality(run, n, quality).await;
+        Ok(())
+    }
+
+    async fn top(&self, limit: usize) -> Result<Vec<Known>, ClusterError> {
+        let memories = self.client.top(limit as u64, None).await?;
+        Ok(memories.into_iter().map(known_of).collect())
+    }
+
+    async fn get(&self, ids: &[MemoryId]) -> Result<Vec<Known>, ClusterError> {
+        let found = self.client.get(ids, GetOptions::default()).await?;
+        Ok(found.memories.into_iter().map(known_of).collect())
+    }
+
+    async fn ranked_pairs(&self, first: Group, second: Group) -> Result<Vec<(u32, bool)>, ClusterError> {
+        let mut ranked = self.client.rank(RankOptions::default()).await?;
+        let mut pairs = Vec::new();
+        while let Some(rows) = ranked.next().await? {
+            let wanted = rows.into_iter().filter(|memory| [first, second].contains(&memory.group));
+            pairs.extend(wanted.map(|memory| (memory.weight.units(), memory.group == first)));
+        }
+        Ok(pairs)
+    }
+
+    async fn quality(&self) -> Result<QualityVector, ClusterError> {
+        Ok(self.client.quality(QualityOptions::default()).await?.vector)
+    }
+
+    async fn histogram(&self, bits: u32) -> Result<Histogram, ClusterError> {
+        let options = QualityOptions { histogram_bits: Some(bits), ..QualityOptions::default() };
+        let empty = || Histogram::new(bits).expect("a width that histograms have");
+        Ok(self.client.quality(options).await?.histogram.unwrap_or_else(empty))
+    }
+
+    async fn coverage(&self, updates: u16) -> Result<Vec<(Group, u64, u64)>, ClusterError> {
+        let options = QualityOptions { covered_updates: updates.into(), ..QualityOptions::default() };
+        let quality = self.client.quality(options).await?;
+        let groups = quality.vector.groups().iter();
+        let covered = |group: &Group| quality.coverage.get(group).map_or(0, |(_, covered)| *covered);
+        Ok(groups.map(|(group, quality)| (*group, covered(group), quality.count)).collect())
+    }
+
+    async fn digest(&self) -> Result<Digest, ClusterError> {
+        Ok(self.client.digest().await?.digest)
+    }
+}
+
+fn known_of(memory: Memory) -> Known {
+    Known { id: memory.id, key: memory.key, weight: memory.weight }
+}
+
+fn updates(content: &Content, on_missing: OnMissing, known: &KnownKeys) -> EpochUpdates {
+    match content {
+        Content::Groups(groups) => {
+            let signal = |signal: &Signal| match *signal {
+                Signal::Quality(quality) => GroupSignal::Quality(quality),
+                Signal::Delta(delta) => GroupSignal::Delta(delta),
+            };
+            EpochUpdates::ByGroup(groups.iter().map(|(group, it)| (*group, signal(it))).collect())
+        }
+        Content::Events(events) => by_id(events.iter(), on_missing, known),
+        Content::Noise(noise) => {
+            let events: Vec<Event> = noise.events(0..noise.memories()).collect();
+            by_id(events.iter(), on_missing, known)
+        }
+    }
+}
+
+/// Columns of events. A source gives qualities or deltas, never both.
+fn by_id<'a>(
+    events: impl Iterator<Item = &'a Event> + Clone,
+    on_missing: OnMissing,
+    known: &KnownKeys,
+) -> EpochUpdates {
+    let untold = |event: &&Event| event.key.is_some() && !known.contains(event.id);
+    let keys = events.clone().any(|event| untold(&event)).then(|| {
+        let key = |event: &'a Event| event.key.as_deref().filter(|_| untold(&event)).unwrap_or("").as_bytes();
+        events.clone().map(key).collect::<Blobs>()
+    });
+    let qualities = events.clone().filter_map(|event| match event.signal {
+        Signal::Quality(quality) => Some(quality),
+        Signal::Delta(_) => None,
+    });
+    let deltas = events.clone().filter_map(|event| match event.signal {
+        Signal::Delta(delta) => Some(delta),
+        Signal::Quality(_) => None,
+    });
+    let (qualities, deltas): (Vec<f32>, Vec<f32>) = (qualities.collect(), deltas.collect());
+    let signals = match qualities.first() {
+        Some(first) if qualities.iter().all(|quality| quality.to_bits() == first.to_bits()) => Signals::Quality(*first),
+        Some(_) => Signals::Qualities(qualities),
+        None => Signals::Deltas(deltas),
+    };
+    EpochUpdates::ById(Updates { ids: events.map(|event| event.id).collect(), signals, on_missing, keys })
+}
+
+impl From<Error> for ClusterError {
+    fn from(error: Error) -> Self {
+        let message = error.to_string();
+        let code = match error.kind() {
+            // What a deadline cut short, or a worker away: an epoch that is sent again is answered, not applied.
+            _ if !matches!(error, Error::Refused(_) | Error::Partial { .. }) => return Self::Temporary(message),
+            ProblemKind::Unavailable
+            | ProblemKind::NotPrimary
+            | ProblemKind::Overloaded
+            | ProblemKind::Stopping
+            | ProblemKind::SessionExpired
+            | ProblemKind::Unspecified
+            // Space can be made while the run waits.
+            | ProblemKind::DiskFull => return Self::Temporary(message),
+            ProblemKind::Capacity => "ENG-0504",
+            ProblemKind::DataCorruption => "ENG-0503",
+            ProblemKind::Invalid => "ENG-0507",
+            ProblemKind::WrongCluster => "ENG-0605",
+            _ => "ENG-0308",
+        };
+        Self::Permanent { code, message }
+    }
+}

@@ -1,0 +1,222 @@
+//! The learning runs whose records live with this worker: it drives them, and answers for them.
+//!
+//! A run belongs to the primary of its partition. Whenever the map gives this worker partitions, the unfinished runs
+//! recorded in them go on here; when a partition goes to another worker, so do its runs.
+
+mod record;
+mod service;
+mod turn;
+
+pub(crate) use service::Service;
+
+use crate::shared::Shared;
+use engram_learn::run::{Conditions, Connected, Driver, Facts, Job, Phase, RunState, Status};
+use engram_learn::source::SourceOptions;
+use engram_memory::{OnMissing, PartitionId, RunId, run::Entry};
+use record::Recorder;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+/// The runs that this worker drives.
+#[derive(Default)]
+pub(crate) struct Runs {
+    active: Mutex<BTreeMap<RunId, Active>>,
+    /// One change of the turn at a time.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+}
+
+/// A run with a driver.
+struct Active {
+    name: String,
+    status: watch::Receiver<Status>,
+    cancel: watch::Sender<bool>,
+    driver: AbortHandle,
+}
+
+/// What a worker says of a run.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    pub(crate) run: RunId,
+    pub(crate) name: String,
+    pub(crate) status: Status,
+}
+
+impl Runs {
+    fn active(&self) -> MutexGuard<'_, BTreeMap<RunId, Active>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drives what is recorded in the partitions served here and not driven yet; stops what went elsewhere.
+    pub(crate) async fn follow(shared: &Arc<Shared>) {
+        let Ok(recorded) = record::all(shared).await else { return };
+        let here: BTreeMap<RunId, Entry> = recorded.into_iter().collect();
+        shared.runs.active().retain(|run, active| {
+            let stays = here.contains_key(run);
+            if !stays {
+                active.driver.abort();
+            }
+            stays
+        });
+        for (run, entry) in here {
+            match RunState::of(&entry) {
+                Ok(state) if state.phase.is_final() => {
+                    // Its driver may have died between the last record and the return of the turn.
+                    let peers = shared.peers.clone();
+                    tokio::spawn(async move { peers.return_turn(run).await });
+                }
+                Ok(state) => Self::drive(shared, run, state, entry.version),
+                Err(error) => tracing::error!(%run, %error, "cannot go on with a run"),
+            }
+        }
+    }
+
+    /// Starts a driver, unless the run has one.
+    pub(crate) fn drive(shared: &Arc<Shared>, run: RunId, state: RunState, version: u64) {
+        let mut active = shared.runs.active();
+        if active.get(&run).is_some_and(|active| !active.driver.is_finished()) {
+            return;
+        }
+        let (status, watched) = watch::channel(first_status(&state));
+        let (cancel, cancelled) = watch::channel(false);
+        let name = state.name.clone();
+        let job = match job(shared, &state) {
+            Ok(job) => job,
+            Err(error) => {
+                tracing::error!(%run, %error, "cannot go on with a run");
+                return;
+            }
+        };
+        let cluster = Connected::new(shared.peers.clone(), facts(shared));
+        let recorder = Recorder { shared: Arc::clone(shared) };
+        let driver = Driver::new(run, job, (state, version), cluster, recorder, status, cancelled);
+        tracing::info!(%run, name, "drives a run");
+        let driver = tokio::spawn(driver.run()).abort_handle();
+        active.insert(run, Active { name, status: watched, cancel, driver });
+    }
+
+    /// Follows a run that has a driver here.
+    pub(crate) fn watch(&self, run: RunId) -> Option<(String, watch::Receiver<Status>)> {
+        self.active().get(&run).map(|active| (active.name.clone(), active.status.clone()))
+    }
+
+    /// Asks a run to stop; whether it has a driver here.
+    pub(crate) fn cancel(&self, run: RunId) -> bool {
+        // A driver that has just ended no longer listens, and that is as good.
+        self.active().get(&run).is_some_and(|active| active.cancel.send(true).is_ok())
+    }
+
+    /// Stops all drivers, at once: another goes on from the record.
+    pub(crate) fn stop(&self) {
+        self.active().values().for_each(|active| active.driver.abort());
+    }
+
+    /// The status of every run recorded here.
+    pub(crate) async fn list(shared: &Arc<Shared>) -> Result<Vec<Told>, engram_proto::v1::Problem> {
+        let recorded = record::all(shared).await?;
+        let told = recorded.into_iter().filter_map(|(run, entry)| Self::told(shared, run, &entry)).collect();
+        Ok(told)
+    }
+
+    /// What is known of a run: by its driver, else by its record.
+    pub(crate) fn told(shared: &Shared, run: RunId, entry: &Entry) -> Option<Told> {
+        let state = RunState::of(entry).ok()?;
+        let live = shared.runs.watch(run).filter(|_| !state.phase.is_final());
+        let status = live.map_or_else(|| first_status(&state), |(_, status)| status.borrow().clone());
+        Some(Told { run, name: state.name, status })
+    }
+}
+
+/// The status that a record stands for.
+fn first_status(state: &RunState) -> Status {
+    let elapsed_s = state.elapsed_ms as f64 / 1_000.0;
+    let per_second = |count: u64| if elapsed_s > 0.0 { count as f64 / elapsed_s } else { 0.0 };
+    let mut status = Status {
+        phase: state.phase,
+        epoch: state.done,
+        epochs: state.epochs,
+        updates: state.updates,
+        elapsed_s,
+        epochs_per_s: per_second(state.done),
+        updates_per_s: per_second(state.updates),
+        message: state.message.clone(),
+        code: state.code.clone(),
+        ..Status::default()
+    };
+    let experiment = state.result.as_ref().and_then(|result| result.experiment.as_ref());
+    if let Some(found) = experiment {
+        status.metrics.insert("separation".into(), found.separation);
+        status.metrics.extend(found.convergence_factor.map(|factor| ("convergence".into(), factor)));
+        status.metrics.insert("inversion_ratio".into(), found.inversion_ratio);
+    }
+    status
+}
+
+fn facts(shared: &Shared) -> Facts {
+    let spec = &shared.options.spec;
+    Facts {
+        name: shared.options.cluster_name.clone(),
+        workers: spec.workers,
+        partitions: shared.partitions(),
+        rate: spec.learning.rate,
+        initial_weight: spec.learning.initial_weight,
+    }
+}
+
+/// Reads the specification of a run and fills in what it leaves to the cluster.
+fn spec(shared: &Shared, state: &RunState) -> Result<engram_api::LearnerRunSpec, serde_json::Error> {
+    let spec: engram_api::LearnerRunSpec = serde_json::from_value(state.spec.clone())?;
+    Ok(spec.effective(Some(&shared.options.spec)))
+}
+
+/// Where the epochs of a run come from. Its paths are absolute: whoever submitted it made them so.
+pub(crate) fn source(shared: &Shared, state: &RunState) -> Result<SourceOptions, serde_json::Error> {
+    use serde::de::Error as _;
+    let memory = spec(shared, state)?.memory.ok_or_else(|| serde_json::Error::missing_field("memory"))?;
+    Ok(SourceOptions::from_manifest(&memory.source, Path::new("/")))
+}
+
+fn job(shared: &Shared, state: &RunState) -> Result<Job, serde_json::Error> {
+    use serde::de::Error as _;
+    let spec = spec(shared, state)?;
+    let memory = spec.memory.ok_or_else(|| serde_json::Error::missing_field("memory"))?;
+    let source = SourceOptions::from_manifest(&memory.source, Path::new("/"));
+    let report = &memory.report;
+    let predictable = source.is_predictable();
+    Ok(Job {
+        epochs: memory.epochs,
+        decay: memory.decay.unwrap_or(shared.options.spec.learning.decay),
+        on_missing: match memory.on_missing {
+            engram_api::OnMissing::Create => OnMissing::Create,
+            engram_api::OnMissing::Report => OnMissing::Report,
+        },
+        top_k: if predictable { report.top_k().iter().map(|&k| k as u32).collect() } else { Vec::new() },
+        skip: report.skip(),
+        exact_inversion: report.inversion() == engram_api::Inversion::Exact,
+        coverage: !predictable && report.coverage(),
+        until: spec.until.map_or_else(Conditions::default, |until| Conditions {
+            separation: until.separation,
+            convergence: until.convergence,
+        }),
+        source,
+    })
+}
+
+/// The partition of a run.
+pub(crate) fn partition(shared: &Shared, run: RunId) -> PartitionId {
+    RunState::partition(run, shared.partitions())
+}
+
+/// The phase as it travels.
+pub(crate) const fn phase_to_wire(phase: Phase) -> engram_proto::v1::RunPhase {
+    use engram_proto::v1::RunPhase;
+    match phase {
+        Phase::Queued => RunPhase::Queued,
+        Phase::Running => RunPhase::Running,
+        Phase::Succeeded => RunPhase::Succeeded,
+        Phase::Failed => RunPhase::Failed,
+        Phase::Cancelled => RunPhase::Cancelled,
+    }
+}

@@ -1,0 +1,83 @@
+//! Records of runs in this worker's store.
+
+use crate::engine::write_problem;
+use crate::shared::Shared;
+use engram_learn::run::{ClusterError, LogError, RunLog};
+use engram_memory::{Command, PartitionId, Record, Refusal, Reply, RunId, run::Entry};
+use engram_proto::v1::{Problem, ProblemKind};
+use std::sync::Arc;
+
+/// The run that stands for the turn; a real one has a random-looking id.
+pub(super) const TURN: RunId = RunId(0);
+
+/// Writes and reads records of runs.
+pub(super) struct Recorder {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// Every run recorded in a partition that is served here.
+pub(super) async fn all(shared: &Shared) -> Result<Vec<(RunId, Entry)>, Problem> {
+    let served = shared.served();
+    shared
+        .engine
+        .read(move |partitions| {
+            let ledgers = served.into_iter().filter_map(|partition| partitions.ledger(partition));
+            let runs = ledgers.flat_map(|ledger| ledger.runs.iter());
+            runs.filter(|(run, _)| *run != TURN).map(|(run, entry)| (run, entry.clone())).collect()
+        })
+        .await
+}
+
+/// One run, if it is recorded here.
+pub(super) async fn load(shared: &Shared, partition: PartitionId, run: RunId) -> Result<Option<Entry>, Problem> {
+    if shared.engine.position(partition).is_none() {
+        return Err(shared.not_primary(partition));
+    }
+    let read = move |partitions: &mut engram_store::Partitions| {
+        partitions.ledger(partition).and_then(|ledger| ledger.runs.get(run).cloned())
+    };
+    shared.engine.read(read).await
+}
+
+/// Writes a record; what the partition refuses comes as the inner error.
+pub(super) async fn write(
+    shared: &Shared,
+    partition: PartitionId,
+    command: Command,
+) -> Result<Result<(), Refusal>, Problem> {
+    let answers = shared.engine.write(vec![(partition, Record::bare(command))]).await?;
+    let answer = answers.into_iter().next().expect("one answer per record");
+    match answer.map_err(|error| write_problem(&error))?.reply {
+        Reply::Applied(_) => Ok(Ok(())),
+        Reply::Refused(refusal) => Ok(Err(refusal)),
+    }
+}
+
+impl RunLog for Recorder {
+    async fn load(&self, run: RunId) -> Result<Option<Entry>, LogError> {
+        let partition = super::partition(&self.shared, run);
+        load(&self.shared, partition, run).await.map_err(problem)
+    }
+
+    async fn record(&self, run: RunId, expected: u64, state: Vec<u8>, row: Option<Vec<u8>>) -> Result<(), LogError> {
+        let partition = super::partition(&self.shared, run);
+        let command = Command::RunRecord { run, expected, state, row };
+        match write(&self.shared, partition, command).await.map_err(problem)? {
+            Ok(()) => Ok(()),
+            Err(Refusal::RunConflict { .. }) => Err(LogError::Superseded),
+            Err(refusal) => {
+                Err(ClusterError::Permanent { code: "ENG-0308", message: format!("failed to record: {refusal}") }
+                    .into())
+            }
+        }
+    }
+}
+
+fn problem(problem: Problem) -> LogError {
+    let code = match problem.kind() {
+        ProblemKind::DataCorruption => "ENG-0503",
+        ProblemKind::Invalid => "ENG-0308",
+        _ => return ClusterError::Temporary(problem.message).into(),
+    };
+    ClusterError::Permanent { code, message: problem.message }.into()
+}

@@ -1,0 +1,291 @@
+//! `RunService`: on the client's listener what is not this worker's is passed on, on the peers' it is refused.
+
+use super::{Runs, Told, phase_to_wire, record, turn};
+use crate::service::Plane;
+use crate::shared::Shared;
+use engram_api::Needs;
+use engram_learn::run::{RunState, Status as RunProgress, report};
+use engram_memory::{Command, PartitionId, Record, RunId, Settings};
+use engram_proto::answers;
+use engram_proto::v1::run_service_server::RunService;
+use engram_proto::v1::{self, Problem, ProblemKind};
+use futures::stream::{BoxStream, StreamExt as _};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+/// Longest specification of a run, in bytes.
+const MAX_SPEC_BYTES: usize = 64 << 10;
+/// Statuses waiting for somebody who does not read; the newest is sent when there is room.
+const STATUS_QUEUE: usize = 4;
+
+/// The runs of one worker.
+#[derive(Clone)]
+pub(crate) struct Service {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) plane: Plane,
+}
+
+type Statuses = BoxStream<'static, Result<v1::RunStatus, Status>>;
+
+#[tonic::async_trait]
+impl RunService for Service {
+    type WatchRunStream = Statuses;
+
+    async fn submit_run(&self, request: Request<v1::SubmitRunRequest>) -> Result<Response<v1::SubmitRunReply>, Status> {
+        let message = request.into_inner();
+        let run = self.run_id(&message.name)?;
+        if !self.is_here(run)? {
+            let reply = self.shared.peers.submit_run(&message.name, &message.spec_json).await;
+            return reply.map(Response::new).map_err(passed_on);
+        }
+        let reply = self.submit(run, message).await.map_err(Problem::into_status)?;
+        Ok(Response::new(reply))
+    }
+
+    async fn watch_run(&self, request: Request<v1::WatchRunRequest>) -> Result<Response<Self::WatchRunStream>, Status> {
+        let name = request.into_inner().name;
+        let run = self.run_id(&name)?;
+        if !self.is_here(run)? {
+            let watch = self.shared.peers.watch_run(&name);
+            let statuses = futures::stream::unfold(watch, |mut watch| async move {
+                let next = watch.next().await.map_err(passed_on).transpose()?;
+                Some((next, watch))
+            });
+            return Ok(Response::new(statuses.boxed()));
+        }
+        let told = self.told(run, &name).await.map_err(Problem::into_status)?;
+        let (statuses, stream) = mpsc::channel(STATUS_QUEUE);
+        let live = self.shared.runs.watch(run).filter(|_| !told.status.phase.is_final());
+        match live {
+            Some((_, watched)) => {
+                tokio::spawn(follow(Arc::clone(&self.shared), told, watched, statuses));
+            }
+            None => {
+                let status = status_to_wire(&self.shared, &told);
+                statuses.try_send(Ok(status)).expect("an empty queue has room");
+            }
+        }
+        Ok(Response::new(ReceiverStream::new(stream).boxed()))
+    }
+
+    async fn cancel_run(&self, request: Request<v1::CancelRunRequest>) -> Result<Response<v1::RunStatus>, Status> {
+        let name = request.into_inner().name;
+        let run = self.run_id(&name)?;
+        if !self.is_here(run)? {
+            return self.shared.peers.cancel_run(&name).await.map(Response::new).map_err(passed_on);
+        }
+        let told = self.told(run, &name).await.map_err(Problem::into_status)?;
+        self.shared.runs.cancel(run);
+        Ok(Response::new(status_to_wire(&self.shared, &told)))
+    }
+
+    async fn list_runs(&self, request: Request<v1::ListRunsRequest>) -> Result<Response<v1::ListRunsReply>, Status> {
+        if !request.into_inner().local && self.plane == Plane::Client {
+            let runs = self.shared.peers.list_runs().await.map_err(passed_on)?;
+            return Ok(Response::new(v1::ListRunsReply { runs }));
+        }
+        let told = Runs::list(&self.shared).await.map_err(Problem::into_status)?;
+        let runs = told.iter().map(|told| status_to_wire(&self.shared, told)).collect();
+        Ok(Response::new(v1::ListRunsReply { runs }))
+    }
+
+    async fn get_report(&self, request: Request<v1::GetReportRequest>) -> Result<Response<v1::GetReportReply>, Status> {
+        let name = request.into_inner().name;
+        let run = self.run_id(&name)?;
+        if !self.is_here(run)? {
+            let report_json = self.shared.peers.report(&name).await.map_err(passed_on)?;
+            return Ok(Response::new(v1::GetReportReply { report_json }));
+        }
+        let report_json = self.report(run, &name).await.map_err(Problem::into_status)?;
+        Ok(Response::new(v1::GetReportReply { report_json }))
+    }
+
+    async fn take_turn(&self, request: Request<v1::TakeTurnRequest>) -> Result<Response<v1::TakeTurnReply>, Status> {
+        let message = request.into_inner();
+        let run = run_from_wire(&message.run)?;
+        let taken = turn::take(&self.shared, run, &message.name).await.map_err(Problem::into_status)?;
+        Ok(Response::new(match taken {
+            Ok(()) => v1::TakeTurnReply { granted: true, holder: message.name },
+            Err(holder) => v1::TakeTurnReply { granted: false, holder },
+        }))
+    }
+
+    async fn return_turn(
+        &self,
+        request: Request<v1::ReturnTurnRequest>,
+    ) -> Result<Response<v1::ReturnTurnReply>, Status> {
+        let run = run_from_wire(&request.into_inner().run)?;
+        turn::give_back(&self.shared, run).await.map_err(Problem::into_status)?;
+        Ok(Response::new(v1::ReturnTurnReply {}))
+    }
+
+    async fn count_updates(
+        &self,
+        request: Request<v1::CountUpdatesRequest>,
+    ) -> Result<Response<v1::CountUpdatesReply>, Status> {
+        let message = request.into_inner();
+        if !message.local && self.plane == Plane::Client {
+            self.shared.peers.count_updates(message.enabled).await.map_err(passed_on)?;
+            return Ok(Response::new(v1::CountUpdatesReply::default()));
+        }
+        let versions = self.count(message.enabled).await.map_err(Problem::into_status)?;
+        Ok(Response::new(v1::CountUpdatesReply { versions }))
+    }
+}
+
+impl Service {
+    fn run_id(&self, name: &str) -> Result<RunId, Status> {
+        if engram_api::is_name(name) {
+            return Ok(RunState::run_id(self.shared.options.cluster, name));
+        }
+        let text = format!("name: {name:?} is not allowed; allowed: a-z 0-9 -, a letter first, at most 45 characters");
+        Err(Problem::of(ProblemKind::Invalid, text).into_status())
+    }
+
+    /// Whether this worker keeps the record of a run; on the peers' listener an error where it does not.
+    fn is_here(&self, run: RunId) -> Result<bool, Status> {
+        let partition = super::partition(&self.shared, run);
+        let here = self.shared.engine.position(partition).is_some();
+        if here || self.plane == Plane::Client {
+            Ok(here)
+        } else {
+            Err(self.shared.not_primary(partition).into_status())
+        }
+    }
+
+    async fn submit(&self, run: RunId, message: v1::SubmitRunRequest) -> Result<v1::SubmitRunReply, Problem> {
+        let spec = self.check_spec(&message)?;
+        let state = RunState::new(message.name.clone(), spec);
+        let partition = super::partition(&self.shared, run);
+        let command = Command::RunRecord { run, expected: 0, state: state.encode(), row: None };
+        let created = record::write(&self.shared, partition, command).await?.is_ok();
+        if created {
+            Runs::drive(&self.shared, run, state, 1);
+        }
+        let told = self.told(run, &message.name).await?;
+        Ok(v1::SubmitRunReply { status: Some(status_to_wire(&self.shared, &told)), created })
+    }
+
+    /// Checks a specification as a manifest is checked: whoever submitted it may be of another version.
+    fn check_spec(&self, message: &v1::SubmitRunRequest) -> Result<serde_json::Value, Problem> {
+        let invalid = |text: String| Problem::of(ProblemKind::Invalid, text);
+        if message.spec_json.len() > MAX_SPEC_BYTES {
+            let found = message.spec_json.len();
+            return Err(invalid(format!("spec_json: {found} bytes are not allowed; allowed: up to {MAX_SPEC_BYTES}")));
+        }
+        let spec: serde_json::Value =
+            serde_json::from_str(&message.spec_json).map_err(|error| invalid(format!("spec_json: {error}")))?;
+        let manifest = serde_json::json!({
+            "apiVersion": engram_api::API_VERSION,
+            "kind": "LearnerRun",
+            "metadata": { "name": message.name },
+            "spec": spec,
+        });
+        // JSON is YAML: the one checker serves.
+        let parsed = engram_api::parse(&manifest.to_string(), "spec_json", Needs::Runs)
+            .map_err(|problems| invalid(problems.to_string()))?;
+        parsed
+            .check_runs_on(&self.shared.options.cluster_name, &self.shared.options.spec)
+            .map_err(|problems| invalid(problems.to_string()))?;
+        Ok(spec)
+    }
+
+    async fn told(&self, run: RunId, name: &str) -> Result<Told, Problem> {
+        let unknown = || Problem::of(ProblemKind::RunUnknown, format!("run {name:?} is not known to this cluster"));
+        let partition = super::partition(&self.shared, run);
+        let entry = record::load(&self.shared, partition, run).await?.ok_or_else(unknown)?;
+        Runs::told(&self.shared, run, &entry).ok_or_else(|| {
+            Problem::of(ProblemKind::DataCorruption, format!("the record of run {name:?} cannot be read"))
+        })
+    }
+
+    async fn report(&self, run: RunId, name: &str) -> Result<String, Problem> {
+        let unknown = || Problem::of(ProblemKind::RunUnknown, format!("run {name:?} is not known to this cluster"));
+        let damaged = |error: &dyn std::fmt::Display| Problem::of(ProblemKind::DataCorruption, error.to_string());
+        let partition = super::partition(&self.shared, run);
+        let entry = record::load(&self.shared, partition, run).await?.ok_or_else(unknown)?;
+        let state = RunState::of(&entry).map_err(|error| damaged(&error))?;
+        let source = super::source(&self.shared, &state).map_err(|error| damaged(&error))?;
+        let report = report(&entry, &source, &self.shared.options.cluster_name).map_err(|error| damaged(&error))?;
+        serde_json::to_string(&report).map_err(|error| damaged(&error))
+    }
+
+    /// Configures every partition served here to count updates, or to stop and forget the counts.
+    async fn count(&self, enabled: bool) -> Result<Vec<v1::PartitionVersion>, Problem> {
+        let engine = &self.shared.engine;
+        let served = self.shared.served();
+        let record = |partition: &PartitionId| {
+            let settings = Settings { count_updates: enabled, ..engine.settings(*partition)? };
+            Some((*partition, Record::bare(Command::Configure(settings))))
+        };
+        let records: Vec<_> = served.iter().filter_map(record).collect();
+        let partitions: Vec<PartitionId> = records.iter().map(|(partition, _)| *partition).collect();
+        let answers = engine.write(records).await?;
+        let mut versions = Vec::with_capacity(partitions.len());
+        for (partition, answer) in partitions.into_iter().zip(answers) {
+            let committed = answer.map_err(|error| crate::engine::write_problem(&error))?;
+            versions.push(v1::PartitionVersion::of(partition, committed.term, committed.lsn));
+        }
+        Ok(versions)
+    }
+}
+
+/// Sends the status now and at every change, until the run ends or nobody listens.
+async fn follow(
+    shared: Arc<Shared>,
+    mut told: Told,
+    mut watched: watch::Receiver<RunProgress>,
+    statuses: mpsc::Sender<Result<v1::RunStatus, Status>>,
+) {
+    watched.mark_changed();
+    loop {
+        let changed = tokio::select! {
+            changed = watched.changed() => changed,
+            () = statuses.closed() => return,
+        };
+        if changed.is_err() {
+            // The driver went elsewhere: whoever watches asks there.
+            return;
+        }
+        told.status = watched.borrow_and_update().clone();
+        let ended = told.status.phase.is_final();
+        if statuses.send(Ok(status_to_wire(&shared, &told))).await.is_err() || ended {
+            return;
+        }
+    }
+}
+
+fn status_to_wire(shared: &Shared, told: &Told) -> v1::RunStatus {
+    let status = &told.status;
+    v1::RunStatus {
+        name: told.name.clone(),
+        run: answers::identity(told.run.0),
+        phase: phase_to_wire(status.phase).into(),
+        epoch: status.epoch,
+        epochs: status.epochs.unwrap_or(0),
+        updates: status.updates,
+        elapsed_seconds: status.elapsed_s,
+        eta_seconds: status.eta_s().unwrap_or(-1.0),
+        epochs_per_second: status.epochs_per_s,
+        updates_per_second: status.updates_per_s,
+        message: status.message.clone(),
+        code: status.code.clone(),
+        driver: (!status.phase.is_final()).then_some(shared.ordinal().0),
+        metrics: status.metrics.clone().into_iter().collect(),
+        label: status.label.clone(),
+    }
+}
+
+fn run_from_wire(bytes: &[u8]) -> Result<RunId, Status> {
+    answers::run_id(bytes).map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()).into_status())
+}
+
+/// What another worker answered, as this worker's answer.
+fn passed_on(error: engram_client::Error) -> Status {
+    match error.problem() {
+        Some(problem) => problem.clone().into_status(),
+        None => Problem::of(ProblemKind::Unavailable, error.to_string()).into_status(),
+    }
+}
