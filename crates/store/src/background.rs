@@ -167,7 +167,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::SyncFailed`].
-    pub(crate) fn snapshot_done(&mut self, job: Job, result: Result<Written, Error>) -> Result<(), Error> {
+    pub(crate) fn snapshot_done(&mut self, job: &Job, result: Result<Written, Error>) -> Result<(), Error> {
         self.background.in_flight = false;
         let Some(round) = self.background.rounds.front_mut() else { return Ok(()) };
         match result {

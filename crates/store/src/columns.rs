@@ -156,11 +156,11 @@ impl Columns {
     }
 
     pub(crate) const fn has_keys(&self) -> bool {
-        self.keys.tiles.len() > 0
+        !self.keys.tiles.is_empty()
     }
 
     pub(crate) const fn has_payloads(&self) -> bool {
-        self.payloads.tiles.len() > 0
+        !self.payloads.tiles.is_empty()
     }
 
     pub(crate) const fn has_updates(&self) -> bool {
@@ -207,7 +207,7 @@ impl Columns {
 /// A column of byte strings, of which most tiles have none.
 #[derive(Debug, Default)]
 struct Blobs {
-    tiles: Vec<Option<Box<[Box<[u8]>]>>>,
+    tiles: Vec<TileOfBlobs>,
 }
 
 impl Blobs {
@@ -244,12 +244,12 @@ impl Blobs {
         if self.tiles.len() <= tile {
             self.tiles.resize_with(tile + 1, || None);
         }
-        let tile: &mut TileOfBlobs = &mut self.tiles[tile];
-        let values = tile.get_or_insert_with(|| vec![Box::default(); TILE].into_boxed_slice());
+        let values = self.tiles[tile].get_or_insert_with(|| vec![Box::default(); TILE].into_boxed_slice());
         values[slot as usize % TILE] = bytes();
     }
 }
 
+/// One byte string per slot; `None` = all are empty.
 type TileOfBlobs = Option<Box<[Box<[u8]>]>>;
 
 /// The slot at `offset` of `tile`.

@@ -302,6 +302,7 @@ impl Threads {
         };
         let reason = shared.snapshot().fault.unwrap_or_else(|| STOPPED.to_owned());
         incoming.try_iter().for_each(|event| event.refuse(&reason));
+        drop(incoming);
         (result.1)(result.0);
     }
 
@@ -365,7 +366,7 @@ impl Threads {
             }
             Event::SnapshotWritten(job, result) => {
                 self.copying = false;
-                self.store.snapshot_done(*job, result)?;
+                self.store.snapshot_done(&job, result)?;
             }
             Event::Stop(done) => done(Err(Error::Stopped)),
         }

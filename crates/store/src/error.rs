@@ -151,6 +151,14 @@ pub enum Error {
         /// Most.
         limit: usize,
     },
+    /// Snapshots are installed into an empty store only.
+    #[error("{path} already holds {file}; restore into an empty state directory")]
+    NotEmpty {
+        /// The directory.
+        path: String,
+        /// One of the files found.
+        file: String,
+    },
     /// The store was stopped before it came to this.
     #[error("the store was stopped")]
     Stopped,

@@ -43,6 +43,7 @@ mod partition;
 mod partitions;
 mod propose;
 mod recover;
+pub mod restore;
 pub mod snapshot_file;
 mod stats;
 mod store;

@@ -199,6 +199,7 @@ pub(crate) struct Item {
     pub(crate) kind: Kind,
 }
 
+#[expect(clippy::large_enum_variant, reason = "nearly all items are records")]
 pub(crate) enum Kind {
     Record {
         lsn: Lsn,
@@ -351,7 +352,7 @@ impl Store {
         self.flush()?;
         while let Some(job) = self.next_snapshot()? {
             let result = job.run();
-            self.snapshot_done(job, result)?;
+            self.snapshot_done(&job, result)?;
         }
         let now_ms = self.clock.elapsed_ms();
         self.writer().tick(now_ms)

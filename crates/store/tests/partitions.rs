@@ -1,4 +1,5 @@
 //! The partitions against the laws: after every batch equal, bit for bit, to the slow reference.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use engram_kernels::Cpu;
 use engram_memory::testing::World;

@@ -1,15 +1,15 @@
 //! The store on a simulated disk: whatever was answered is there after any crash, and nothing else but what was asked.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use engram_kernels::Cpu;
 use engram_memory::testing::World;
 use engram_memory::{
-    CapacityPolicy, ClusterId, Command, Digest, FeatureShape, FeatureType, Law, LearningEpoch, Lsn, MemoryId,
-    OnMissing, Outcome, PartitionId, Record, Refusal, Reply, Request, RunId, SessionId, Settings, Shape, Term, Updates,
-    Upsert, reference,
+    CapacityPolicy, ClusterId, Command, Digest, FeatureShape, FeatureType, Law, Lsn, MemoryId, OnMissing, Outcome,
+    PartitionId, Record, Refusal, Reply, Request, SessionId, Settings, Shape, Term, Updates, Upsert, reference,
 };
 use engram_store::{
-    ActivateError, Committed, Disk, Durability, Error, ManualClock, Options, SimDisk, SnapshotReader, SnapshotWriter,
-    Store, WriteError, disk, snapshot_file,
+    ActivateError, Committed, Disk, Durability, Error, ManualClock, Options, SimDisk, Store, WriteError, restore,
+    snapshot_file,
 };
 use proptest::prelude::*;
 use std::sync::mpsc::channel;
@@ -260,4 +260,215 @@ proptest! {
             prop_assert_eq!(found, Some(model.certain.replica_digest()));
         }
     }
+}
+
+fn reinforce(ids: &[u64], delta: i32) -> Record {
+    let ids: Vec<MemoryId> = ids.iter().copied().map(MemoryId).collect();
+    let deltas = vec![delta; ids.len()];
+    Record::bare(Command::Reinforce(Updates::ById { ids, deltas, on_missing: OnMissing::Report, keys: None }))
+}
+
+fn weight(store: &mut Store, id: u64) -> u32 {
+    store.partitions().get(MemoryId(id)).unwrap().expect("it is here").weight.units()
+}
+
+/// A store of `partitions` partitions that serves at term 1.
+fn serving(disk: &SimDisk, clock: &Arc<ManualClock>, options: &Options) -> Store {
+    let (mut store, _) = open(disk, clock, options).unwrap();
+    assert!(activate(&mut store, 1).iter().all(Result::is_ok));
+    store
+}
+
+/// Ids of one partition.
+fn ids_of(partition: u32, partitions: u32) -> impl Iterator<Item = u64> {
+    (0..).filter(move |id| engram_memory::partition_of(MemoryId(*id), partitions) == PartitionId(partition))
+}
+
+#[test]
+fn a_repeat_waits_for_its_first_and_is_applied_once() {
+    let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(5_000)), options(1));
+    let mut store = serving(&disk, &clock, &options);
+    write_one(&mut store, upsert([1])).unwrap();
+    let request = Some(Request { session: SessionId { opened_ms: 1, random: 1 }, seq: 1 });
+    let once = Record { request, ..reinforce(&[1], 1_000) };
+    let answers = write(&mut store, vec![(PartitionId(0), once.clone()), (PartitionId(0), once.clone())]);
+    assert_eq!(answers[0], answers[1]);
+    let first = answers[0].clone().unwrap();
+    assert_eq!(first.lsn, Lsn(2));
+    assert_eq!(weight(&mut store, 1), (1 << 29) + 1_000);
+    assert_eq!(write_one(&mut store, once.clone()).unwrap().reply, first.reply);
+    drop(store);
+    disk.lose_power();
+    let (mut store, _) = open(&disk, &clock, &options).unwrap();
+    assert_eq!(activate(&mut store, 2), [Ok(())]);
+    assert_eq!(write_one(&mut store, once).unwrap().reply, first.reply);
+    assert_eq!(weight(&mut store, 1), (1 << 29) + 1_000);
+    assert_eq!(store.applied(PartitionId(0)).1, Lsn(2));
+}
+
+#[test]
+fn what_is_refused_is_refused_before_the_log() {
+    let (disk, clock) = (SimDisk::new(1), Arc::new(ManualClock::new(5_000)));
+    let mut options = options(2);
+    options.settings = Settings { limit: 5, policy: CapacityPolicy::Refuse, ..Settings::default() };
+    let mut store = serving(&disk, &clock, &options);
+    let here: Vec<u64> = ids_of(0, 2).take(8).collect();
+    let there = ids_of(1, 2).next().unwrap();
+    let features = Upsert { ids: vec![MemoryId(here[0])], features: vec![0; 3], ..Upsert::default() };
+    let early = Request { session: SessionId { opened_ms: 5_000 + 3_600_001, random: 1 }, seq: 1 };
+    let invalid = [
+        upsert([there]),
+        Record::bare(Command::Upsert(features)),
+        Record::bare(Command::Decay { amount: u32::MAX }),
+        Record { request: Some(early), ..upsert([here[0]]) },
+    ];
+    for record in invalid {
+        assert!(matches!(write_one(&mut store, record).unwrap_err(), WriteError::Invalid { .. }));
+    }
+    // Four fit, one more, then none: rows of memories that are there or under way already do not count.
+    let rows = |ids: &[u64]| (PartitionId(0), upsert(ids.iter().copied()));
+    let answers = write(&mut store, vec![rows(&here[..4]), rows(&here[..5]), rows(&here[..5]), rows(&here[3..6])]);
+    let created: Vec<u64> = answers[..3].iter().map(|answer| applied(answer.clone()).created).collect();
+    assert_eq!(created, [4, 1, 0]);
+    let refused = WriteError::Capacity { partition: PartitionId(0), limit: 5, memories: 5, wanted: 1 };
+    assert_eq!(answers[3], Err(refused));
+    assert_eq!(store.partitions().memories(), 5);
+    store.deactivate(PartitionId(0));
+    let answer = write_one(&mut store, upsert([here[0]]));
+    assert_eq!(answer, Err(WriteError::NotPrimary { partition: PartitionId(0), term: Some(Term(1)) }));
+    assert_eq!(store.applied(PartitionId(0)).1, Lsn(4), "the configuration and three upserts");
+}
+
+#[test]
+fn a_full_disk_fails_writes_and_nothing_else() {
+    let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(0)), options(1));
+    let mut store = serving(&disk, &clock, &options);
+    write_one(&mut store, upsert(0..100)).unwrap();
+    let digest = store.partitions().replica_digest(PartitionId(0)).unwrap();
+    disk.set_capacity(Some(0));
+    let large = upsert(100..3_000);
+    assert!(matches!(write_one(&mut store, large.clone()), Err(WriteError::Failed { .. })));
+    assert_eq!(store.partitions().replica_digest(PartitionId(0)).unwrap(), digest);
+    assert_eq!(weight(&mut store, 5), 1 << 29);
+    disk.set_capacity(None);
+    let answer = write_one(&mut store, large).unwrap();
+    assert_eq!(answer.lsn, Lsn(2), "the failed one took no number");
+    drop(store);
+    disk.lose_power();
+    let (mut store, recovery) = open(&disk, &clock, &options).unwrap();
+    assert_eq!(store.partitions().memories(), 3_000, "{recovery:?}");
+}
+
+#[test]
+fn a_damaged_snapshot_is_passed_over_and_a_damaged_partition_refused_alone() {
+    let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(0)), options(2));
+    let mut store = serving(&disk, &clock, &options);
+    let ids: Vec<Vec<u64>> = (0..2).map(|p| ids_of(p, 2).take(200).collect()).collect();
+    for round in 0..40 {
+        let records = (0..2)
+            .map(|p| (PartitionId(p as u32), if round == 0 { upsert(ids[p].clone()) } else { reinforce(&ids[p], 7) }));
+        assert!(write(&mut store, records.collect()).iter().all(Result::is_ok));
+    }
+    let stats = store.stats();
+    assert!(stats.snapshots > 4 && stats.deleted_log_bytes > 0, "{stats:?}");
+    assert!(
+        stats.log_bytes < 8 * options.snapshot_bytes,
+        "the log is deleted behind the snapshots: {}",
+        stats.log_bytes
+    );
+    let digests: Vec<_> = (0..2).map(|p| store.partitions().replica_digest(PartitionId(p)).unwrap()).collect();
+    drop(store);
+    disk.kill();
+    let snapshots = snapshot_file::list(&disk).unwrap();
+    let name = |partition: u32, generation: usize| {
+        snapshot_file::name(PartitionId(partition), snapshots[&PartitionId(partition)][generation])
+    };
+    disk.flip_bit(&name(0, 0), 8 * 300);
+    let (mut store, recovery) = open(&disk, &clock, &options).unwrap();
+    assert_eq!((recovery.passed_over.len(), recovery.corrupt.len()), (1, 0), "{recovery:?}");
+    for (partition, digest) in digests.iter().enumerate() {
+        assert_eq!(store.partitions().replica_digest(PartitionId(partition as u32)).unwrap(), *digest);
+    }
+    drop(store);
+    disk.kill();
+    assert!(!disk.list().unwrap().contains(&name(0, 0)), "a damaged one does not stay as a generation");
+    disk.flip_bit(&name(0, 1), 8 * 300);
+    let (mut store, recovery) = open(&disk, &clock, &options).unwrap();
+    assert_eq!(recovery.corrupt.iter().map(|(partition, _)| *partition).collect::<Vec<_>>(), [PartitionId(0)]);
+    assert_eq!(store.partitions().replica_digest(PartitionId(0)).unwrap(), None);
+    assert_eq!(store.partitions().replica_digest(PartitionId(1)).unwrap(), digests[1]);
+    let answers = activate(&mut store, 2);
+    assert!(matches!(answers[..], [Err(ActivateError::Corrupt { .. }), Ok(())]), "{answers:?}");
+    assert!(matches!(write_one(&mut store, upsert([ids[0][0]])), Err(WriteError::Corrupt { .. })));
+    assert!(write(&mut store, vec![(PartitionId(1), reinforce(&ids[1], 7))])[0].is_ok());
+    assert_eq!(disk.list().unwrap().iter().filter(|file| **file == name(0, 1)).count(), 1, "kept for who repairs it");
+}
+
+#[test]
+fn a_resting_partition_does_not_keep_the_log() {
+    let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(0)), options(2));
+    let mut store = serving(&disk, &clock, &options);
+    let busy: Vec<u64> = ids_of(1, 2).take(200).collect();
+    write_one(&mut store, upsert(ids_of(0, 2).take(10))).unwrap();
+    write(&mut store, vec![(PartitionId(1), upsert(busy.clone()))]);
+    let mut most = 0;
+    for _ in 0..300 {
+        write(&mut store, vec![(PartitionId(1), reinforce(&busy, 7))]);
+        most = most.max(store.stats().log_bytes);
+    }
+    assert!(most < 10 * options.snapshot_bytes, "{most} bytes of log");
+    drop(store);
+    disk.kill();
+    assert_eq!(open(&disk, &clock, &options).unwrap().0.partitions().memories(), 210);
+}
+
+#[test]
+fn snapshots_restore_into_an_empty_store_with_their_slot_order() {
+    let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(0)), options(3));
+    let mut store = serving(&disk, &clock, &options);
+    for partition in 0..3 {
+        let ids: Vec<u64> = ids_of(partition, 3).take(500).collect();
+        let remove = Command::Remove { ids: ids[..100].iter().copied().map(MemoryId).collect() };
+        let records = [upsert(ids.clone()), Record::bare(remove), reinforce(&ids[200..], -999)];
+        write(&mut store, records.map(|record| (PartitionId(partition), record)).to_vec());
+    }
+    let (elsewhere, done) = (SimDisk::new(2), Arc::new(Mutex::new(None)));
+    let place = Arc::clone(&done);
+    store.snapshot_all(Some(Arc::new(elsewhere.clone())), move |result| *place.lock().unwrap() = Some(result));
+    store.turn().unwrap();
+    assert_eq!(done.lock().unwrap().take().unwrap().unwrap().len(), 3);
+    let empty = SimDisk::new(3);
+    let target: Arc<dyn Disk> = Arc::new(empty.clone());
+    let install = |wanted: &dyn Fn(PartitionId) -> bool| {
+        restore::install(&target, options.cluster, options.shape, &elsewhere, wanted)
+    };
+    assert_eq!(install(&|partition| partition.0 < 2).unwrap().len(), 2);
+    assert!(matches!(install(&|_| true), Err(Error::NotEmpty { .. })));
+    let (mut restored, _) = open(&empty, &clock, &options).unwrap();
+    for partition in [PartitionId(0), PartitionId(1)] {
+        assert_eq!(restored.partitions().export(partition).unwrap(), store.partitions().export(partition).unwrap());
+    }
+    assert!(!restored.partitions().contains(PartitionId(2)));
+    let again = activate(&mut restored, 1);
+    assert!(matches!(again[..], [Err(ActivateError::Promised { .. }), Err(ActivateError::Promised { .. }), Ok(())]));
+    assert!(activate(&mut restored, 2).iter().all(Result::is_ok));
+    let next = Lsn(store.applied(PartitionId(0)).1.0 + 1);
+    assert_eq!(write_one(&mut restored, upsert(ids_of(0, 3).take(1))).unwrap().lsn, next);
+}
+
+#[test]
+fn sessions_expire_after_a_day() {
+    const HOUR_MS: u64 = 3_600_000;
+    let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(48 * HOUR_MS)), options(1));
+    let mut store = serving(&disk, &clock, &options);
+    let request = |hours| Some(Request { session: SessionId { opened_ms: hours * HOUR_MS, random: 1 }, seq: 1 });
+    for hours in [30, 47] {
+        write_one(&mut store, Record { request: request(hours), ..upsert([hours]) }).unwrap();
+    }
+    clock.advance(10 * HOUR_MS);
+    store.turn().unwrap();
+    let sessions = &store.partitions().ledger(PartitionId(0)).unwrap().sessions;
+    assert_eq!((sessions.len(), sessions.watermark_ms()), (1, 34 * HOUR_MS));
+    let late = write_one(&mut store, Record { request: request(30), ..upsert([1]) }).unwrap();
+    assert_eq!(late.reply, Reply::Refused(Refusal::SessionExpired));
 }
