@@ -1,0 +1,104 @@
+//! The command line: what every command understands, and the tree of commands.
+
+use crate::commands::Command;
+use crate::output::{ColorChoice, Format, Output};
+use clap::{Args, Parser};
+use std::path::PathBuf;
+
+/// A store for memories that learn: weights that fade with time and move with quality.
+#[derive(Debug, Parser)]
+#[command(
+    name = "engram",
+    version,
+    arg_required_else_help = true,
+    disable_help_subcommand = true,
+    max_term_width = 120,
+    before_help = "Examples:
+  engram up cluster.yaml          start a local cluster and learn what the file says
+  engram status                   is it fine?
+  engram rank --limit 20          the memories of highest weight
+  engram down                     stop the cluster; the data stays",
+    after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 not ready or out of time, 5 conflict, 6 unreachable, \
+7 denied, 8 incompatible version, 130 interrupted."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command understands.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// How to print results: a table on a terminal, tab-separated values in a pipe, unless said
+    #[arg(short, long, value_name = "FORMAT", global = true, value_enum)]
+    pub(crate) output: Option<Format>,
+    /// When to use colour; NO_COLOR, CLICOLOR_FORCE and TERM=dumb are honoured
+    #[arg(long, value_name = "WHEN", global = true, value_enum, default_value_t = ColorChoice::Auto)]
+    pub(crate) color: ColorChoice,
+    /// Print results and errors only
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// State directory of a local cluster
+    #[arg(long, value_name = "DIR", global = true, env = "ENGRAM_STATE_DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Name of a running local cluster; needed where several run
+    #[arg(long, value_name = "NAME", global = true, env = "ENGRAM_CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// Workers to talk to, instead of a local cluster
+    #[arg(
+        long,
+        alias = "server",
+        value_name = "HOST:PORT,..",
+        global = true,
+        env = "ENGRAM_ADDRESS",
+        value_delimiter = ','
+    )]
+    pub(crate) address: Vec<String>,
+}
+
+/// What every command is given.
+#[derive(Debug, Clone)]
+pub(crate) struct Context {
+    /// How to print.
+    pub(crate) output: Output,
+    /// `--state-dir`.
+    pub(crate) state_dir: Option<PathBuf>,
+    /// `--cluster`.
+    pub(crate) cluster: Option<String>,
+    /// `--address`.
+    pub(crate) address: Vec<String>,
+}
+
+impl Global {
+    /// Looks at terminal and environment, once.
+    pub(crate) fn context(self) -> Context {
+        let Self { output, color, quiet, state_dir, cluster, address } = self;
+        Context { output: Output::new(output, color, quiet), state_dir, cluster, address }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Arguments;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_tree_is_sound_and_every_command_shows_examples() {
+        Arguments::command().debug_assert();
+        fn walk(command: &clap::Command, path: &str) {
+            for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
+                let path = format!("{path} {}", child.get_name());
+                if child.has_subcommands() {
+                    walk(child, &path);
+                } else {
+                    let help = child.get_before_help().map(ToString::to_string).unwrap_or_default();
+                    assert!(help.contains(&format!("{path}")), "{path} shows no example before its help");
+                }
+            }
+        }
+        walk(&Arguments::command(), "engram");
+    }
+}

@@ -1,0 +1,166 @@
+//! `engram insert`: memories from arguments or from a file, each batch exactly once.
+
+use super::change::{self, Told};
+use super::select::Selection;
+use crate::args::Context;
+use crate::error::problem;
+use crate::progress::Progress;
+use crate::rows::{Format, Purpose, Reader, Row};
+use crate::target;
+use anyhow::Context as _;
+use engram_api::{Code, ExitCode};
+use engram_client::{Rows, Session};
+use engram_memory::{Blobs, Group, Outcome};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use tokio::sync::mpsc;
+
+/// Batches that are read ahead of the one that is being sent.
+const READ_AHEAD: usize = 2;
+
+/// Insert memories, or change what is given of existing ones
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:
+  engram insert government congress --weight 0.5
+  engram insert --id 1,2,3 --group 1
+  engram insert note-17 --payload 'call back on Monday' --features 0.1,0.9
+  engram insert --file memories.jsonl.zst      or .csv, or - for stdin
+
+A row of a file has `key` or `id`, and any of `weight`, `group`, `features`, `payload`, `payloadBase64`. In CSV features are
+numbers with blanks between. What is not given keeps its value, or has the cluster's initial weight and group 0 when new.
+Weights are taken in single precision.")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    selection: Selection,
+    /// Weight, 0 to 1
+    #[arg(short, long, value_name = "0-1")]
+    weight: Option<f32>,
+    /// Group
+    #[arg(short, long, value_name = "0-255")]
+    group: Option<u8>,
+    /// Payload, text
+    #[arg(long, value_name = "TEXT")]
+    payload: Option<String>,
+    /// Feature vector
+    #[arg(long, value_name = "X,Y,..", value_delimiter = ',', allow_negative_numbers = true)]
+    features: Vec<f32>,
+    /// Read rows from a file: JSON Lines or CSV, also .zst and .gz; `-` is stdin
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["keys", "ids", "weight", "group", "payload", "features"])]
+    file: Option<PathBuf>,
+    /// Format of the file, where its name does not tell (stdin is JSON Lines)
+    #[arg(long, value_enum, requires = "file")]
+    format: Option<Format>,
+}
+
+pub(crate) async fn run(arguments: Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+    let client = target::connect(context).await?;
+    let session = client.session();
+    if let Some(path) = &arguments.file {
+        let purpose = Purpose::Insert { dimension: client.map()?.feature_dimension as usize };
+        let send = |rows| insert(session.clone(), rows);
+        let told = stream(path, arguments.format, purpose, context, send).await?;
+        return told.print(&Selection::default(), context);
+    }
+    let ids = arguments.selection.ids()?;
+    let count = ids.len();
+    let rows = Rows {
+        keys: arguments.selection.key_column(),
+        weights: arguments.weight.map_or_else(Vec::new, |weight| vec![weight; count]),
+        groups: arguments.group.map_or_else(Vec::new, |group| vec![Group(group); count]),
+        features: arguments.features.repeat(count),
+        payloads: arguments.payload.map(|text| vec![text.into_bytes(); count].into_iter().collect()),
+        ids,
+    };
+    let written = session.upsert(rows).await?;
+    Told::of("insert", written.outcome).print(&arguments.selection, context)
+}
+
+/// Inserts rows in their order. Rows of one request have the same columns, so a change of columns begins another.
+async fn insert(session: Session, rows: Vec<Row>) -> Result<Outcome, engram_client::Error> {
+    let mut sum = Outcome::default();
+    for rows in rows.chunk_by(|a, b| columns(a) == columns(b)) {
+        sum.merge(&session.upsert(upsert(rows)).await?.outcome);
+    }
+    Ok(sum)
+}
+
+fn columns(row: &Row) -> (bool, bool) {
+    (row.group.is_some(), !row.features.is_empty())
+}
+
+fn upsert(rows: &[Row]) -> Rows {
+    let blobs = |column: &dyn Fn(&Row) -> Vec<u8>| -> Option<Blobs> {
+        let entries: Vec<Vec<u8>> = rows.iter().map(column).collect();
+        entries.iter().any(|entry| !entry.is_empty()).then(|| entries.into_iter().collect())
+    };
+    let weighs = rows.iter().any(|row| row.weight.is_some());
+    Rows {
+        ids: rows.iter().map(|row| row.id).collect(),
+        weights: rows.iter().filter(|_| weighs).map(|row| row.weight.unwrap_or(f32::NAN)).collect(),
+        groups: rows.iter().filter_map(|row| row.group.map(Group)).collect(),
+        keys: blobs(&|row| row.key.clone().unwrap_or_default().into_bytes()),
+        features: rows.iter().flat_map(|row| row.features.iter().copied()).collect(),
+        payloads: blobs(&|row| row.payload.clone()),
+    }
+}
+
+/// Sends the rows of a file, batch after batch in their order. A file is checked whole before anything of it is sent; what comes
+/// from stdin is checked as it comes.
+///
+/// # Errors
+/// A row is wrong, or the cluster refuses; says how many rows were applied before.
+pub(super) async fn stream<F, A>(
+    path: &Path,
+    format: Option<Format>,
+    purpose: Purpose,
+    context: &Context,
+    send: F,
+) -> anyhow::Result<Told>
+where
+    F: Fn(Vec<Row>) -> A,
+    A: Future<Output = Result<Outcome, engram_client::Error>>,
+{
+    let reader = Reader::open(path, format, purpose)?;
+    let bytes = (path != Path::new("-")).then(|| std::fs::metadata(path).map(|meta| meta.len())).transpose()?;
+    if bytes.is_some() {
+        let (path, again) = (path.to_owned(), format);
+        let checked = tokio::task::spawn_blocking(move || Reader::open(&path, again, purpose)?.check());
+        checked.await.context("the check of the file ended early")??;
+    }
+    let read = reader.bytes_read();
+    let (batches, mut next) = mpsc::channel(READ_AHEAD);
+    tokio::task::spawn_blocking(move || {
+        let mut reader = reader.batches();
+        loop {
+            let batch = reader.next_batch().transpose();
+            let last = !matches!(batch, Some(Ok(_)));
+            // Whoever listened has met an error of its own.
+            if batch.is_some_and(|batch| batches.blocking_send(batch).is_err()) || last {
+                return;
+            }
+        }
+    });
+    let mut progress = Progress::new(&context.output, "bytes read", bytes);
+    let mut told = Told::of(purpose.word(), Outcome::default());
+    while let Some(batch) = next.recv().await {
+        let rows: Vec<Row> = batch.map_err(|error| after(&told, error.into()))?;
+        told.requested += rows.len() as u64;
+        let outcome = send(rows).await.map_err(|error| after(&told, error.into()))?;
+        told.outcome.merge(&outcome);
+        let said = format!("{} rows", crate::output::count(told.requested));
+        progress.set(read.load(Ordering::Relaxed), &said);
+    }
+    if told.requested == 0 {
+        return Err(problem(Code::InvalidValue, format!("{} has no rows", path.display())));
+    }
+    Ok(told)
+}
+
+/// An error in the middle of a stream. What was applied stays applied: the user is told how much that is.
+fn after(told: &Told, error: anyhow::Error) -> anyhow::Error {
+    let applied = told.outcome.applied;
+    if applied > 0 {
+        eprintln!("{} rows before the error were applied", change::counted(applied));
+    }
+    error
+}

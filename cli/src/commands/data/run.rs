@@ -1,0 +1,322 @@
+//! `engram run`: submits the runs of a manifest, one after another, and follows each until it ends.
+
+use crate::args::Context;
+use crate::commands::manifest;
+use crate::error::{Ended, problem};
+use crate::output::{Format, Output, count};
+use crate::progress::Progress;
+use crate::target::{Local, Target};
+use anyhow::Context as _;
+use engram_api::{Code, ExitCode, LearnerRun, LearnerRunSpec, Manifest, Needs, Source};
+use engram_client::{Client, Watch};
+use engram_learn::report::{self, RunReport};
+use engram_learn::source::{self, Limits, SourceOptions};
+use engram_proto::v1::{RunPhase, RunStatus};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Between looks at the rows of a run that goes on, for `-o json`: the report is read whole.
+const ROWS_EVERY: Duration = Duration::from_secs(1);
+
+/// Learn: submit the runs of a file to a cluster and follow them until they end
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:
+  engram run runs.yaml                          follow the runs; the exit code is their result
+  engram run runs.yaml --report report.html     and write a page with charts
+  engram run runs.yaml --no-wait                submit and leave; see: engram list runs
+  engram run runs.yaml -o json                  a JSON line per learning epoch, then one with the result
+
+Ctrl-C asks the run to stop after its epoch and waits; a second one leaves it to the cluster.")]
+pub(crate) struct Arguments {
+    /// Manifest with one or more LearnerRuns; `-` is stdin
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Submit and do not wait for the end
+    #[arg(long, conflicts_with = "report")]
+    no_wait: bool,
+    /// Write a self-contained HTML page about the run (one run in the file)
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+}
+
+pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+    let manifest = manifest::read(&arguments.file, Needs::Runs)?;
+    manifest::tell_notes(&manifest, context);
+    if arguments.report.is_some() && manifest.runs.len() != 1 {
+        let message =
+            format!("--report is for a file with one run; {} has {}", arguments.file.display(), manifest.runs.len());
+        return Err(problem(Code::Conflicting, message));
+    }
+    let target = Target::find(context)?;
+    let client = target.connect().await?;
+    check(&manifest, &target, &client)?;
+    for run in &manifest.runs {
+        let name = &run.metadata.name;
+        let submitted = submit(&client, &manifest, run).await?;
+        if !submitted {
+            context.output.note(format!("run {name} is on the cluster already; a new run needs a new name"));
+        }
+        if arguments.no_wait {
+            context.output.note(format!("submitted run {name}; follow it: engram describe run {name}"));
+            continue;
+        }
+        let report = follow(&client, name, &context.output).await?;
+        if let Some(path) = &arguments.report {
+            write_page(&report, path)?;
+            context.output.note(format!("wrote {}", path.display()));
+        }
+    }
+    Ok(ExitCode::Ok)
+}
+
+/// Checks what can be checked before anything is submitted: a name stands for one run for ever, and a run that fails at once
+/// would take its name with it.
+pub(super) fn check(manifest: &Manifest, target: &Target, client: &Client) -> anyhow::Result<()> {
+    let Target::Local(Local { folder, .. }) = target else {
+        let name = client.map()?.cluster_name.clone();
+        return match manifest.runs.iter().find(|run| run.spec.cluster_ref.name != name) {
+            Some(run) => Err(problem(
+                Code::ClusterNotFound,
+                format!(
+                    "run {} is for cluster {}; the cluster that answers is {name}",
+                    run.metadata.name, run.spec.cluster_ref.name
+                ),
+            )),
+            None => Ok(()),
+        };
+    };
+    let Some(cluster) = super::created(folder)? else { return Ok(()) };
+    manifest.check_runs_on(&cluster.name, &cluster.spec)?;
+    manifest.runs.iter().try_for_each(|run| check_source(&absolute(manifest, &run.spec)?))
+}
+
+/// Opens the source of a run and reads its first epoch: what is wrong with the whole file shows there.
+///
+/// # Errors
+/// The source cannot be read, under the code that explains it.
+pub(crate) fn check_source(spec: &LearnerRunSpec) -> anyhow::Result<()> {
+    let Some(memory) = &spec.memory else { return Ok(()) };
+    let options = SourceOptions::from_manifest(&memory.source, Path::new(""));
+    let looked = source::open(&options, Limits::default(), 0).and_then(|mut source| source.next_epoch());
+    looked.map(drop).map_err(|error| super::import::source_problem(&error).into())
+}
+
+/// The spec of a run as a worker needs it: every path absolute.
+///
+/// # Errors
+/// There is no current folder to start from.
+pub(crate) fn absolute(manifest: &Manifest, spec: &LearnerRunSpec) -> anyhow::Result<LearnerRunSpec> {
+    let mut spec = spec.clone();
+    let place = |path: &str| -> anyhow::Result<String> {
+        let path = std::path::absolute(manifest.resolve(path)).context("failed to find the current folder")?;
+        path.into_os_string().into_string().map_err(|path| {
+            problem(Code::SourceUnreadable, format!("the path {} is not UTF-8", Path::new(&path).display()))
+        })
+    };
+    if let Some(memory) = &mut spec.memory {
+        match &mut memory.source {
+            Source::Events(events) => events.path = place(&events.path)?,
+            Source::Git(git) => git.path = place(&git.path)?,
+            Source::Example(_) | Source::Synthetic(_) => {}
+        }
+    }
+    Ok(spec)
+}
+
+/// Submits a run; `false` where it was on the cluster already.
+///
+/// # Errors
+/// The cluster refuses it or does not answer.
+pub(crate) async fn submit(client: &Client, manifest: &Manifest, run: &LearnerRun) -> anyhow::Result<bool> {
+    let spec = absolute(manifest, &run.spec)?;
+    let spec = serde_json::to_string(&spec).context("failed to write the run as JSON")?;
+    Ok(client.submit_run(&run.metadata.name, &spec).await?.created)
+}
+
+/// Follows a run until it ends, shows how far it is, and prints what it found. The first Ctrl-C asks it to stop after its
+/// epoch, the second leaves it to the cluster.
+///
+/// # Errors
+/// The run failed (under its own code), was stopped, or the cluster does not answer.
+pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyhow::Result<RunReport> {
+    let mut follower = Follower::new(client, name, output);
+    let mut watch = client.watch_run(name);
+    let (mut last, mut interrupts) = (None, 0);
+    loop {
+        let status = tokio::select! {
+            status = next(&mut watch) => status?,
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted.context("failed to listen for Ctrl-C")?;
+                interrupts += 1;
+                if interrupts > 1 {
+                    follower.progress.note(output, &format!("run {name} goes on in the cluster: engram describe run {name}"));
+                    return Err(Ended(ExitCode::Interrupted).into());
+                }
+                follower.progress.note(output, &format!("stopping run {name} after its epoch; Ctrl-C again leaves it running"));
+                client.cancel_run(name).await?;
+                continue;
+            }
+        };
+        let Some(status) = status else { break };
+        follower.show(&status).await?;
+        last = Some(status);
+    }
+    let report = follower.finish().await?;
+    match last {
+        Some(status) => conclude(&status, report, output),
+        None => Err(problem(Code::RunUnknown, format!("run {name} is not on the cluster"))),
+    }
+}
+
+async fn next(watch: &mut Watch) -> anyhow::Result<Option<RunStatus>> {
+    Ok(watch.next().await?)
+}
+
+/// The end of a run, for the exit code and for people.
+fn conclude(status: &RunStatus, report: RunReport, output: &Output) -> anyhow::Result<RunReport> {
+    match status.phase() {
+        RunPhase::Failed => {
+            let code = Code::find(&status.code).unwrap_or(Code::RunFailed);
+            let message = format!("run {} failed after {} epochs: {}", status.name, status.epoch, status.message);
+            return Err(problem(code, message));
+        }
+        RunPhase::Cancelled => {
+            output.note(format!("run {} was stopped after {} epochs", status.name, status.epoch));
+            return Err(Ended(ExitCode::Interrupted).into());
+        }
+        _ => {}
+    }
+    match output.format {
+        Format::Json => line(&result(status, &report))?,
+        Format::Yaml => output.value(&serde_json::to_value(&report)?)?,
+        _ => output.text(&report::summary(&report))?,
+    }
+    Ok(report)
+}
+
+/// Shows a run while it goes on.
+struct Follower<'a> {
+    client: &'a Client,
+    name: &'a str,
+    progress: Progress,
+    /// With `-o json`: rows printed, and when to look for more.
+    rows: Option<(usize, Instant)>,
+    said: String,
+}
+
+impl<'a> Follower<'a> {
+    fn new(client: &'a Client, name: &'a str, output: &Output) -> Self {
+        let rows = (output.format == Format::Json).then(|| (0, Instant::now()));
+        Self { client, name, progress: Progress::new(output, name, None), rows, said: String::new() }
+    }
+
+    async fn show(&mut self, status: &RunStatus) -> anyhow::Result<()> {
+        if status.epochs > 0 {
+            self.progress.set_total(status.epochs);
+        }
+        self.said = told(status);
+        self.progress.set(status.epoch, &self.said);
+        if self.rows.is_some_and(|(printed, due)| printed < status.epoch as usize && Instant::now() >= due) {
+            self.print_rows().await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> anyhow::Result<RunReport> {
+        if self.rows.is_some() {
+            return self.print_rows().await;
+        }
+        read(self.client, self.name).await
+    }
+
+    /// Prints the rows that were not printed yet, a JSON object a line.
+    async fn print_rows(&mut self) -> anyhow::Result<RunReport> {
+        let began = Instant::now();
+        let report = read(self.client, self.name).await?;
+        let printed = self.rows.map_or(0, |(printed, _)| printed);
+        for row in report.epochs.iter().skip(printed) {
+            #[derive(Serialize)]
+            struct Row<'a> {
+                kind: &'static str,
+                run: &'a str,
+                #[serde(flatten)]
+                row: &'a report::EpochRow,
+            }
+            line(&serde_json::to_value(Row { kind: "Epoch", run: self.name, row })?)?;
+        }
+        // A report takes the longer to read the more rows it has: most of the time is for the run.
+        let pause = ROWS_EVERY.max(began.elapsed() * 10);
+        self.rows = Some((report.epochs.len(), Instant::now() + pause));
+        Ok(report)
+    }
+}
+
+/// Reads the report of a run.
+///
+/// # Errors
+/// The cluster does not answer, or not with a report of this version.
+pub(crate) async fn read(client: &Client, name: &str) -> anyhow::Result<RunReport> {
+    let json = client.report(name).await?;
+    serde_json::from_str(&json).with_context(|| format!("the report of run {name} is of another version"))
+}
+
+/// What a status says beside the number of epochs.
+fn told(status: &RunStatus) -> String {
+    let mut parts = Vec::new();
+    if !status.message.is_empty() {
+        parts.push(status.message.clone());
+    }
+    if !status.label.is_empty() {
+        parts.push(status.label.clone());
+    }
+    if status.epochs_per_second > 0.0 {
+        parts.push(format!("{:.0} epochs/s", status.epochs_per_second));
+    }
+    if status.updates_per_second >= 1.0 {
+        parts.push(format!("{} updates/s", count(status.updates_per_second as u64)));
+    }
+    for (name, figure) in [("separation", "separation"), ("convergence", "convergence")] {
+        if let Some(value) = status.metrics.get(name) {
+            parts.push(format!("{figure} {value:.3}"));
+        }
+    }
+    let rates = status.metrics.iter().filter(|(name, _)| name.starts_with("hit_rate_") && !name.contains("_most_"));
+    parts.extend(rates.map(|(name, value)| format!("top {} {value:.3}", &name["hit_rate_".len()..])));
+    parts.join(", ")
+}
+
+/// The last line of `-o json`: the report without its rows and tables, which stand in `describe run`.
+fn result(status: &RunStatus, report: &RunReport) -> Value {
+    json!({
+        "kind": "RunResult",
+        "run": status.name,
+        "cluster": report.cluster,
+        "phase": status.phase().as_str_name().trim_start_matches("RUN_PHASE_").to_lowercase(),
+        "epochs": report.epochs.len(),
+        "updates": report.events(),
+        "memories": report.memories(),
+        "elapsedS": report.elapsed_s,
+        "epochsPerS": report.epochs_per_s,
+        "updatesPerS": report.updates_per_s,
+        "prediction": report.prediction,
+        "experiment": report.experiment,
+        "digest": report.digest,
+    })
+}
+
+/// One line of JSON on stdout.
+fn line(value: &Value) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    Ok(writeln!(std::io::stdout().lock(), "{value}")?)
+}
+
+/// Writes the page of a report; the file appears whole or not at all.
+///
+/// # Errors
+/// It cannot be drawn or written.
+pub(crate) fn write_page(report: &RunReport, path: &Path) -> anyhow::Result<()> {
+    let page = report::page(report)?;
+    crate::rows::write_whole(path, page.as_bytes())
+}

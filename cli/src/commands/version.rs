@@ -1,0 +1,43 @@
+//! `engram version`: of this command, and of the cluster that it would talk to.
+
+use crate::args::Context;
+use crate::output::Table;
+use crate::target::{Local, Target};
+use engram_api::ExitCode;
+use serde_json::json;
+
+/// Show the version of this command and of the workers
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:
+  engram version
+  engram version --client -o json")]
+pub(crate) struct Arguments {
+    /// Of this command only
+    #[arg(long)]
+    client: bool,
+}
+
+pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+    let mut workers = Vec::new();
+    // No cluster is an answer too.
+    if !arguments.client
+        && let Ok(Target::Local(Local { endpoints, .. })) = Target::find(context)
+    {
+        for worker in &endpoints.workers {
+            if let Ok(status) = crate::local::admin::status(worker.admin).await {
+                workers.push(json!({ "worker": worker.ordinal, "version": status.version }));
+            }
+        }
+    }
+    let mut table = Table::new(&["component", "version"]);
+    table.row(["engram", env!("CARGO_PKG_VERSION")]);
+    for worker in &workers {
+        table.row([format!("worker-{}", worker["worker"]), worker["version"].as_str().unwrap_or("-").to_owned()]);
+    }
+    let object = json!({
+        "apiVersion": engram_api::API_VERSION, "kind": "Version",
+        "client": env!("CARGO_PKG_VERSION"), "workers": workers,
+    });
+    context.output.object(&object, &table)?;
+    Ok(ExitCode::Ok)
+}

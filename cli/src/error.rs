@@ -1,0 +1,121 @@
+//! From whatever went wrong to what the user reads and the code that the process ends with.
+
+use crate::args::Context;
+use engram_api::{Code, ExitCode, Problem, Problems};
+use engram_proto::v1::ProblemKind;
+use std::fmt;
+use std::io::Write as _;
+
+/// Ends the command with a code and no further words: they were said already.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ended(pub(crate) ExitCode);
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.meaning())
+    }
+}
+
+impl std::error::Error for Ended {}
+
+/// A problem as an error: `return Err(problem(Code::PortInUse, "..."))`.
+pub(crate) fn problem(code: Code, message: impl Into<String>) -> anyhow::Error {
+    Problem::new(code, message).into()
+}
+
+/// Prints `error` and returns how the process ends.
+pub(crate) fn report(error: &anyhow::Error, context: &Context) -> std::process::ExitCode {
+    let (text, code) = told(error, context.output.stderr_color);
+    // Nobody listens on a closed stderr, and the exit code still tells.
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    code.into()
+}
+
+/// The words and the code for `error`.
+fn told(error: &anyhow::Error, color: bool) -> (String, ExitCode) {
+    for cause in error.chain() {
+        if let Some(problems) = cause.downcast_ref::<Problems>() {
+            return (problems.render(color), problems.exit_code());
+        }
+        if let Some(problem) = cause.downcast_ref::<Problem>() {
+            return (problem.render(color), problem.code().exit_code());
+        }
+        if let Some(Ended(code)) = cause.downcast_ref::<Ended>() {
+            return (String::new(), *code);
+        }
+        if let Some(client) = cause.downcast_ref::<engram_client::Error>() {
+            return match code_of(client) {
+                Some(code) => (Problem::new(code, client.to_string()).render(color), code.exit_code()),
+                None => (plain(error, color), ExitCode::Failed),
+            };
+        }
+        if let Some(io) = cause.downcast_ref::<std::io::Error>()
+            && io.kind() == std::io::ErrorKind::BrokenPipe
+        {
+            // `engram rank | head`: whoever read has enough.
+            return (String::new(), ExitCode::Ok);
+        }
+    }
+    (plain(error, color), ExitCode::Failed)
+}
+
+fn plain(error: &anyhow::Error, color: bool) -> String {
+    format!("{} {error:#}\n", crate::output::Style::Bad.paint("error:", color))
+}
+
+/// The code under which an error of the client library is explained.
+pub(crate) fn code_of(error: &engram_client::Error) -> Option<Code> {
+    use engram_client::Error;
+    let by_kind = match error.kind() {
+        ProblemKind::Overloaded => Some(Code::Busy),
+        ProblemKind::SessionExpired | ProblemKind::AlreadyClosed | ProblemKind::OutOfWindow => {
+            Some(Code::SessionExpired)
+        }
+        ProblemKind::Invalid | ProblemKind::WrongPartition => Some(Code::InvalidValue),
+        ProblemKind::Capacity => Some(Code::CapacityExceeded),
+        ProblemKind::RunUnknown => Some(Code::RunUnknown),
+        ProblemKind::RunConflict | ProblemKind::RunFull | ProblemKind::EpochGap | ProblemKind::EpochForgotten => {
+            Some(Code::RunFailed)
+        }
+        ProblemKind::WrongCluster => Some(Code::WrongCluster),
+        ProblemKind::DiskFull => Some(Code::DiskFull),
+        ProblemKind::DataCorruption => Some(Code::Corrupt),
+        ProblemKind::Unspecified | ProblemKind::NotPrimary | ProblemKind::Unavailable | ProblemKind::Stopping => None,
+    };
+    match error {
+        Error::Connect { .. } => Some(Code::Unreachable),
+        // What the last attempt met says more than that time ran out, if it is more than "try again".
+        Error::Unknown { .. } | Error::Deadline { .. } => {
+            Some(by_kind.filter(|code| *code == Code::Busy).unwrap_or(Code::DeadlineExceeded))
+        }
+        Error::Protocol(_) => Some(Code::Incompatible),
+        Error::Refused(_) if matches!(error.kind(), ProblemKind::Unavailable | ProblemKind::Stopping) => {
+            Some(Code::Unreachable)
+        }
+        Error::Refused(_) | Error::Partial { .. } => by_kind,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    #[test]
+    fn an_error_keeps_its_code_under_any_context() {
+        let error = problem(Code::PortInUse, "port 7443 is in use");
+        let error = Err::<(), _>(error).context("failed to start").unwrap_err();
+        let (text, code) = told(&error, false);
+        assert!(text.starts_with("error[ENG-0402]: port 7443 is in use"), "{text}");
+        assert_eq!(code, ExitCode::Conflict);
+    }
+
+    #[test]
+    fn an_unreachable_cluster_is_told_apart_from_a_slow_one() {
+        let connect = engram_client::Error::Connect { endpoints: "127.0.0.1:1".into(), last: "refused".into() };
+        assert_eq!(told(&connect.into(), false).1, ExitCode::Unreachable);
+        let last = Box::new(engram_proto::v1::Problem::of(ProblemKind::NotPrimary, "moved"));
+        let deadline = engram_client::Error::Deadline { after: std::time::Duration::from_secs(1), last };
+        assert_eq!(told(&deadline.into(), false).1, ExitCode::NotReady);
+    }
+}

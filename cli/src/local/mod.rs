@@ -1,0 +1,9 @@
+//! The local cluster: a coordinator and workers as processes of this machine, under one supervisor.
+
+pub(crate) mod admin;
+pub(crate) mod child;
+pub(crate) mod endpoints;
+pub(crate) mod process;
+pub(crate) mod state;
+
+pub(crate) use endpoints::Endpoints;

@@ -1,0 +1,80 @@
+//! Plain, gzip or Zstandard: by the end of a file's name.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+/// A good trade between time and size for text.
+const ZSTD_LEVEL: i32 = 9;
+
+/// How a file is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Packing {
+    Plain,
+    Gzip,
+    Zstd,
+}
+
+impl Packing {
+    pub(crate) fn of_path(path: &Path) -> Self {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("zst") => Self::Zstd,
+            Some("gz") => Self::Gzip,
+            _ => Self::Plain,
+        }
+    }
+
+    pub(crate) fn reader(self, from: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+        Ok(match self {
+            Self::Plain => Box::new(from),
+            Self::Gzip => Box::new(flate2::read::MultiGzDecoder::new(BufReader::new(from))),
+            Self::Zstd => Box::new(zstd::Decoder::new(from)?),
+        })
+    }
+
+    pub(crate) fn writer(self, to: File) -> io::Result<PackedFile> {
+        let to = BufWriter::new(to);
+        Ok(match self {
+            Self::Plain => PackedFile::Plain(to),
+            Self::Gzip => PackedFile::Gzip(flate2::write::GzEncoder::new(to, flate2::Compression::default())),
+            Self::Zstd => PackedFile::Zstd(zstd::Encoder::new(to, ZSTD_LEVEL)?),
+        })
+    }
+}
+
+/// A file that packs what is written to it.
+pub(crate) enum PackedFile {
+    Plain(BufWriter<File>),
+    Gzip(flate2::write::GzEncoder<BufWriter<File>>),
+    Zstd(zstd::Encoder<'static, BufWriter<File>>),
+}
+
+impl PackedFile {
+    /// Ends the packing and makes the file durable.
+    pub(crate) fn finish(self) -> io::Result<()> {
+        let buffered = match self {
+            Self::Plain(file) => file,
+            Self::Gzip(file) => file.finish()?,
+            Self::Zstd(file) => file.finish()?,
+        };
+        buffered.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+    }
+}
+
+impl Write for PackedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(file) => file.write(bytes),
+            Self::Gzip(file) => file.write(bytes),
+            Self::Zstd(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(file) => file.flush(),
+            Self::Gzip(file) => file.flush(),
+            Self::Zstd(file) => file.flush(),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Snapshots of a whole local cluster: what one consists of, and how a state directory is rebuilt from it.
+
+mod manifest;
+mod restore;
+
+pub(crate) use manifest::{Manifest, shape_of};
+pub(crate) use restore::{Into, restore};
+
+use std::path::{Path, PathBuf};
+
+/// The snapshots of a state directory.
+pub(crate) fn folder(state_dir: &Path) -> PathBuf {
+    state_dir.join("snapshots")
+}
+
+/// Milliseconds since 1970 as RFC 3339, to the second, UTC.
+pub(crate) fn rfc3339(ms: u64) -> String {
+    let (seconds, days) = (ms / 1_000 % 86_400, ms / 86_400_000);
+    // Days to a date of the Gregorian calendar, in eras of 400 years that begin on 1 March.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (ms, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399_999, "2000-02-28T23:59:59Z"),
+            (951_782_400_000, "2000-02-29T00:00:00Z"),
+            (1_795_281_135_000, "2026-11-21T17:12:15Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(super::rfc3339(ms), text);
+        }
+    }
+}

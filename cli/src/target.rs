@@ -1,0 +1,121 @@
+//! Which cluster a command is about: flag, environment, or the local cluster that runs.
+
+use crate::args::Context;
+use crate::error::problem;
+use crate::local::{Endpoints, state};
+use anyhow::Context as _;
+use engram_api::Code;
+use engram_client::{Client, Options};
+use engram_memory::ClusterId;
+use std::path::{Path, PathBuf};
+
+/// A cluster that a command is about.
+#[derive(Debug, Clone)]
+pub(crate) enum Target {
+    /// Addresses given by the user.
+    Remote(Vec<String>),
+    /// A local cluster, running when it was looked at.
+    Local(Local),
+}
+
+/// A local cluster that runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Local {
+    /// Its state directory.
+    pub(crate) folder: PathBuf,
+    /// What it wrote there of itself.
+    pub(crate) endpoints: Endpoints,
+}
+
+impl Target {
+    /// Finds the cluster: `--address`, then `--state-dir`, `--cluster`, else the one local cluster that runs. The environment
+    /// (`ENGRAM_ADDRESS`, `ENGRAM_STATE_DIR`, `ENGRAM_CLUSTER`) stands in for a flag that is absent.
+    ///
+    /// # Errors
+    /// None is found (ENG-0408), or several run and none was named.
+    pub(crate) fn find(context: &Context) -> anyhow::Result<Self> {
+        if !context.address.is_empty() {
+            return Ok(Self::Remote(context.address.clone()));
+        }
+        Local::find(context).map(Self::Local)
+    }
+
+    /// Connects to it.
+    ///
+    /// # Errors
+    /// Nobody answers, or another cluster does.
+    pub(crate) async fn connect(&self) -> anyhow::Result<Client> {
+        let options = match self {
+            Self::Remote(addresses) => Options::new(addresses.iter().cloned()),
+            Self::Local(local) => local.options()?,
+        };
+        Ok(Client::connect(options).await?)
+    }
+}
+
+/// Finds the cluster and connects to it: what most commands begin with.
+///
+/// # Errors
+/// As [`Target::find`] and [`Target::connect`].
+pub(crate) async fn connect(context: &Context) -> anyhow::Result<Client> {
+    Target::find(context)?.connect().await
+}
+
+impl Local {
+    /// Finds a local cluster that runs.
+    ///
+    /// # Errors
+    /// None does, or several do and none was named.
+    pub(crate) fn find(context: &Context) -> anyhow::Result<Self> {
+        if let Some(folder) = &context.state_dir {
+            return Self::at(folder)?.ok_or_else(|| nothing(format!("no cluster runs in {}", folder.display())));
+        }
+        let base = state::base()?;
+        if let Some(name) = &context.cluster {
+            let folder = base.join(name);
+            return Self::at(&folder)?.ok_or_else(|| nothing(format!("no local cluster called {name} runs")));
+        }
+        let mut running = Self::all(&base);
+        match running.len() {
+            0 => Err(nothing("no local cluster runs".into())),
+            1 => Ok(running.remove(0)),
+            _ => {
+                let names: Vec<&str> = running.iter().map(|local| local.endpoints.name.as_str()).collect();
+                let message = format!("several local clusters run ({}); name one with --cluster", names.join(", "));
+                Err(problem(Code::NoLocalCluster, message))
+            }
+        }
+    }
+
+    /// All local clusters that run below the usual folder, by name.
+    pub(crate) fn all(base: &Path) -> Vec<Self> {
+        let folders = std::fs::read_dir(base).into_iter().flatten().flatten().map(|entry| entry.path());
+        // A folder that cannot be read is of nobody who could be talked to.
+        let mut running: Vec<Self> = folders.filter_map(|folder| Self::at(&folder).ok().flatten()).collect();
+        running.sort_by(|a, b| a.endpoints.name.cmp(&b.endpoints.name));
+        running
+    }
+
+    /// The cluster of a state directory, if it runs.
+    ///
+    /// # Errors
+    /// What it wrote of itself cannot be read.
+    pub(crate) fn at(folder: &Path) -> anyhow::Result<Option<Self>> {
+        let endpoints = Endpoints::read(folder)?.filter(Endpoints::is_running);
+        Ok(endpoints.map(|endpoints| Self { folder: folder.to_owned(), endpoints }))
+    }
+
+    /// How to reach its workers.
+    ///
+    /// # Errors
+    /// What it wrote of itself makes no sense.
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        let cluster: ClusterId =
+            self.endpoints.cluster.parse().ok().context("endpoints.json: cluster is not 32 hex digits")?;
+        Ok(Options::new(self.endpoints.workers.iter().map(|worker| worker.client.to_string())).of_cluster(cluster))
+    }
+}
+
+fn nothing(message: String) -> anyhow::Error {
+    problem(Code::NoLocalCluster, message)
+}
