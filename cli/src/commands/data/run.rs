@@ -170,6 +170,24 @@ pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyh
     }
 }
 
+/// The same, without an ear for Ctrl-C: whoever calls it looks after that.
+///
+/// # Errors
+/// As [`follow`].
+pub(crate) async fn follow_to_end(client: &Client, name: &str, output: &Output) -> anyhow::Result<RunReport> {
+    let mut follower = Follower::new(client, name, output);
+    let (mut watch, mut last) = (client.watch_run(name), None);
+    while let Some(status) = next(&mut watch).await? {
+        follower.show(&status).await?;
+        last = Some(status);
+    }
+    let report = follower.finish().await?;
+    match last {
+        Some(status) => conclude(&status, report, output),
+        None => Err(problem(Code::RunUnknown, format!("run {name} is not on the cluster"))),
+    }
+}
+
 async fn next(watch: &mut Watch) -> anyhow::Result<Option<RunStatus>> {
     Ok(watch.next().await?)
 }
