@@ -31,6 +31,11 @@ pub(crate) fn report(error: &anyhow::Error, context: &Context) -> std::process::
     code.into()
 }
 
+/// The code that a command ends with that fails with `error`.
+pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
+    told(error, false).1
+}
+
 /// The words and the code for `error`.
 fn told(error: &anyhow::Error, color: bool) -> (String, ExitCode) {
     for cause in error.chain() {

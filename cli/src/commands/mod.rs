@@ -3,9 +3,13 @@
 mod completions;
 mod config;
 pub(crate) mod data;
+mod down;
 mod explain;
+mod logs;
 pub(crate) mod manifest;
 mod process;
+mod ps;
+mod up;
 mod validate;
 mod version;
 
@@ -15,6 +19,10 @@ use engram_api::ExitCode;
 /// The commands, in the order of the help.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
+    Up(up::Arguments),
+    Down(down::Arguments),
+    Ps(ps::Arguments),
+    Logs(logs::Arguments),
     #[command(flatten)]
     Data(data::Data),
     Validate(validate::Arguments),
@@ -32,6 +40,10 @@ pub(crate) enum Command {
 /// As the command says.
 pub(crate) async fn run(command: Command, context: &Context) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Up(arguments) => up::run(&arguments, context).await,
+        Command::Down(arguments) => down::run(&arguments, context).await,
+        Command::Ps(arguments) => ps::run(&arguments, context).await,
+        Command::Logs(arguments) => logs::run(&arguments, context).await,
         Command::Data(command) => data::run(command, context).await,
         Command::Validate(arguments) => validate::run(&arguments, context),
         Command::Config(arguments) => config::run(&arguments, context),

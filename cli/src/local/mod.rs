@@ -2,8 +2,11 @@
 
 pub(crate) mod admin;
 pub(crate) mod child;
+pub(crate) mod detach;
 pub(crate) mod endpoints;
+pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod state;
+pub(crate) mod supervisor;
 
 pub(crate) use endpoints::Endpoints;

@@ -1,0 +1,371 @@
+//! `engram up`: a local cluster from a manifest, and the runs of that manifest on it.
+
+use crate::args::Context;
+use crate::commands::data::run as runs;
+use crate::commands::manifest;
+use crate::error::{Ended, problem, report};
+use crate::local::ports::{self, Ports};
+use crate::local::state::{self, Cluster, FORMAT, StateDir};
+use crate::local::supervisor::{Event, Plan, Supervisor};
+use crate::local::{Endpoints, admin, detach};
+use crate::output::count;
+use crate::progress::Progress;
+use crate::target::Local;
+use anyhow::Context as _;
+use engram_api::{Code, ExitCode, GpuMode, LearnerClusterSpec, Manifest, Needs, Problem};
+use engram_client::Client;
+use engram_memory::ClusterId;
+use engram_proto::v1::RunPhase;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// Between looks at a worker that is getting ready.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Start a local cluster and learn what the manifest says
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:
+  engram up examples/cluster.yaml                     start, learn, keep serving until Ctrl-C
+  engram up examples/cluster.yaml --exit-when-done    for scripts: the exit code is the result of the runs
+  engram up cluster.yaml -d                           in the background; `engram down` stops it
+  engram up cluster.yaml --port-base 0                on free ports, beside another cluster
+  engram up cluster.yaml --report report.html         and write a page with charts about the run
+
+The first Ctrl-C stops the cluster in order; a run that was going on resumes at the next `up`. A second one kills it.")]
+pub(crate) struct Arguments {
+    /// Manifest with one LearnerCluster and any number of LearnerRuns; `-` is stdin
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Run in the background; returns when the cluster is ready
+    #[arg(short, long, conflicts_with = "exit_when_done")]
+    detach: bool,
+    /// With --detach: return when the runs have ended, with their result
+    #[arg(long, requires = "detach")]
+    wait: bool,
+    /// Use a GPU: where there is one, always, never; instead of spec.gpu.mode
+    #[arg(long, value_name = "WHEN")]
+    gpu: Option<Gpu>,
+    /// First port of worker 0; the others follow. 0 = free ports
+    #[arg(long, value_name = "PORT", default_value_t = ports::BASE)]
+    port_base: u16,
+    /// Threads of each worker's passes over memories [default: cores / workers, at least 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    worker_threads: Option<u16>,
+    /// Stop when the runs have ended, with their result as exit code
+    #[arg(long)]
+    exit_when_done: bool,
+    /// Write a self-contained HTML page about the run (one run in the file)
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// How long the cluster may take to get ready, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+}
+
+/// The words of `spec.gpu.mode` on the command line.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Gpu {
+    Auto,
+    Required,
+    Disabled,
+}
+
+/// How the time of serving ended.
+enum End {
+    /// The runs have ended, and nothing else is wanted.
+    Done(anyhow::Result<()>),
+    /// Somebody asked.
+    Asked(anyhow::Result<()>),
+}
+
+pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+    let manifest = manifest::read(&arguments.file, Needs::Cluster)?;
+    let detached = arguments.detach && detach::is_child();
+    if !detached {
+        manifest::tell_notes(&manifest, context);
+    }
+    let cluster = manifest.cluster.as_ref().context("a manifest for `up` has a cluster")?;
+    let mut spec = cluster.spec.clone();
+    if let Some(gpu) = arguments.gpu {
+        spec.gpu.mode = match gpu {
+            Gpu::Auto => GpuMode::Auto,
+            Gpu::Required => GpuMode::Required,
+            Gpu::Disabled => GpuMode::Disabled,
+        };
+    }
+    check(arguments, &manifest, &spec)?;
+    let folder = match &context.state_dir {
+        Some(folder) => folder.clone(),
+        None => state::base()?.join(&cluster.metadata.name),
+    };
+    if arguments.detach && !detached {
+        return leave(arguments, context, &manifest, &folder).await;
+    }
+
+    let mut state = StateDir::hold(&folder)?;
+    let created = prepare(&state, &manifest, &spec)?;
+    let ports = Ports::choose(spec.workers, arguments.port_base)?;
+    state.keep(&created)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = (cores / spec.workers as usize).max(1);
+    let plan = Plan {
+        cluster: created.id()?,
+        name: created.name.clone(),
+        spec,
+        folder: state.folder().to_owned(),
+        ports,
+        threads: arguments.worker_threads.map_or(threads, usize::from),
+    };
+    let mut signals = Signals::new()?;
+    let mut supervisor = Supervisor::start(plan)?;
+    let ended = serve(&mut supervisor, &mut signals, arguments, context, &manifest, detached).await;
+    let held = match &ended {
+        Ok(_) => memories(&supervisor.endpoints()).await,
+        Err(_) => None,
+    };
+    if !matches!(ended, Err(_) | Ok(End::Done(_))) {
+        context.output.note("stopping; Ctrl-C again kills");
+    }
+    supervisor.stop(signals.next()).await;
+    if let Some(memories) = held {
+        state.keep(&Cluster { memories, ..created })?;
+    }
+    match ended? {
+        End::Done(result) | End::Asked(result) => result.map(|()| ExitCode::Ok),
+    }
+}
+
+/// Checks what needs no state: a start that cannot succeed changes nothing.
+fn check(arguments: &Arguments, manifest: &Manifest, spec: &LearnerClusterSpec) -> anyhow::Result<()> {
+    if spec.gpu.mode == GpuMode::Required {
+        let message = "spec.gpu.mode is Required, and this build has no GPU device; nothing was started";
+        return Err(Problem::new(Code::GpuRequired, message).help("run on the CPU:   --gpu disabled").into());
+    }
+    let runs: Vec<_> = manifest.runs.iter().filter(|run| !run.spec.suspend).collect();
+    if arguments.report.is_some() && runs.len() != 1 {
+        let message = format!("--report is for a file with one run; {} has {}", arguments.file.display(), runs.len());
+        return Err(problem(Code::Conflicting, message));
+    }
+    runs.into_iter().try_for_each(|run| runs::check_source(&runs::absolute(manifest, &run.spec)?))
+}
+
+/// Compares the manifest with what is in the state directory, and says what shall be there.
+fn prepare(state: &StateDir, manifest: &Manifest, spec: &LearnerClusterSpec) -> anyhow::Result<Cluster> {
+    let name = manifest.cluster.as_ref().map(|cluster| cluster.metadata.name.clone()).unwrap_or_default();
+    let Some(old) = state.cluster()? else {
+        let cluster = ClusterId(rand::random()).to_string();
+        return Ok(Cluster { format_version: FORMAT, cluster, name, memories: 0, spec: spec.clone() });
+    };
+    if old.name != name {
+        let message =
+            format!("state directory {} is of cluster {}, not of {name}", state.folder().display(), old.name);
+        return Err(problem(Code::OtherCluster, message));
+    }
+    manifest.check_against(&old.spec, old.memories)?;
+    if old.spec.workers != spec.workers {
+        let message = format!(
+            "spec.workers is {}, but the cluster was created with {}; this version does not move partitions between workers",
+            spec.workers, old.spec.workers
+        );
+        return Err(Problem::new(Code::Immutable, message)
+            .help(format!("keep this cluster:   set workers: {}", old.spec.workers))
+            .help("or start another:    give it another metadata.name or --state-dir")
+            .into());
+    }
+    Ok(Cluster { spec: spec.clone(), ..old })
+}
+
+/// Waits until the cluster is ready, runs what the manifest says, and serves until it is time to stop.
+async fn serve(
+    supervisor: &mut Supervisor,
+    signals: &mut Signals,
+    arguments: &Arguments,
+    context: &Context,
+    manifest: &Manifest,
+    detached: bool,
+) -> anyhow::Result<End> {
+    let endpoints = supervisor.endpoints();
+    let limit = Duration::from_secs(arguments.timeout);
+    let folder = supervisor.folder().to_owned();
+    let client = supervisor
+        .while_running(async |events| {
+            tokio::select! {
+                ready = ready(&endpoints, context, limit) => ready?,
+                error = failure(events, context) => return Err(error),
+                () = signals.next() => return Err(Ended(ExitCode::Interrupted).into()),
+            }
+            let local = Local { folder: folder.clone(), endpoints: endpoints.clone() };
+            anyhow::Ok(Client::connect(local.options()?).await?)
+        })
+        .await?;
+    supervisor.set_ready()?;
+    if detached {
+        detach::settle(&folder)?;
+    } else {
+        tell_endpoints(&supervisor.endpoints(), &folder, context);
+    }
+    supervisor
+        .while_running(async |events| {
+            let learnt = tokio::select! {
+                learnt = learn(&client, manifest, arguments, context) => learnt,
+                error = failure(events, context) => return Err(error),
+                () = signals.next() => return Ok(End::Asked(Err(Ended(ExitCode::Interrupted).into()))),
+            };
+            if arguments.exit_when_done {
+                return Ok(End::Done(learnt));
+            }
+            let told = match learnt {
+                Ok(()) => Ok(()),
+                // The cluster goes on serving what it has learnt so far; the end has the code of the failure.
+                Err(error) => {
+                    report(&error, context);
+                    Err(Ended(crate::error::code(&error)).into())
+                }
+            };
+            tell_next(&folder, context);
+            tokio::select! {
+                error = failure(events, context) => Err(error),
+                () = signals.next() => Ok(End::Asked(told)),
+            }
+        })
+        .await
+}
+
+/// Waits for every worker's readiness.
+async fn ready(endpoints: &Endpoints, context: &Context, limit: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + limit;
+    let workers = &endpoints.workers;
+    let mut progress = Progress::new(&context.output, "starting workers", Some(workers.len() as u64));
+    for (done, worker) in (0_u64..).zip(workers) {
+        progress.set(done, &format!("waiting for {}", worker.name()));
+        let mut last = String::new();
+        loop {
+            match admin::page(worker.http, "/readyz").await {
+                Ok((200, _)) => break,
+                Ok((_, reason)) => last = reason.trim().to_owned(),
+                Err(_) => {}
+            }
+            if Instant::now() >= deadline {
+                let why = if last.is_empty() { "it does not answer yet" } else { &last };
+                let message = format!("{} is not ready after {} s: {why}", worker.name(), limit.as_secs());
+                return Err(Problem::new(Code::StartTimedOut, message).help("give it more time:   --timeout SECONDS").into());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+    progress.set(workers.len() as u64, "");
+    Ok(())
+}
+
+/// Tells of processes that are started again; completes when the start is given up.
+async fn failure(events: &mut mpsc::Receiver<Event>, context: &Context) -> anyhow::Error {
+    while let Some(event) = events.recv().await {
+        match event {
+            Event::Restarted { name, exit } => {
+                context.output.note(format!("{name} ended ({exit}) and is started again; see: engram logs {name}"));
+            }
+            Event::Failed(error) => return error,
+        }
+    }
+    anyhow::anyhow!("the supervisor ended")
+}
+
+/// Runs what the manifest says, in its order.
+async fn learn(client: &Client, manifest: &Manifest, arguments: &Arguments, context: &Context) -> anyhow::Result<()> {
+    for object in &manifest.runs {
+        let name = &object.metadata.name;
+        if object.spec.suspend {
+            context.output.note(format!("run {name} is suspended: spec.suspend is true"));
+            continue;
+        }
+        if !runs::submit(client, manifest, object).await? {
+            let known = client.list_runs().await?;
+            let phase = known.iter().find(|status| status.name == *name).map(|status| status.phase());
+            context.output.note(match phase {
+                Some(RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled) => {
+                    format!("run {name} has ended already and is not run again; a new run needs a new name")
+                }
+                _ => format!("run {name} goes on where it was"),
+            });
+        }
+        let learnt = runs::follow_to_end(client, name, &context.output).await?;
+        if let Some(path) = &arguments.report {
+            runs::write_page(&learnt, path)?;
+            context.output.note(format!("wrote {}", path.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Starts a copy of this command in the background, waits until it is ready, and leaves it.
+async fn leave(arguments: &Arguments, context: &Context, manifest: &Manifest, folder: &Path) -> anyhow::Result<ExitCode> {
+    let pid = match detach::start().await? {
+        detach::Started::Ready(pid) => pid,
+        detach::Started::Ended(code) => return Err(Ended(code).into()),
+    };
+    let Some(local) = Local::at(folder)? else {
+        return Err(problem(Code::WorkerFailedToStart, format!("the cluster ended at once; see {}/logs", folder.display())));
+    };
+    tell_endpoints(&local.endpoints, folder, context);
+    if arguments.wait {
+        let client = Client::connect(local.options()?).await?;
+        learn(&client, manifest, arguments, context).await?;
+    }
+    context.output.note(format!("process {pid} serves in the background"));
+    tell_next(folder, context);
+    Ok(ExitCode::Ok)
+}
+
+fn tell_endpoints(endpoints: &Endpoints, folder: &Path, context: &Context) {
+    let mut text = format!("cluster {} is ready: {} worker(s)\n", endpoints.name, endpoints.workers.len());
+    for worker in &endpoints.workers {
+        let line = format!("  {:<10} gRPC {}   http://{}/metrics\n", worker.name(), worker.client, worker.http);
+        text.push_str(&line);
+    }
+    text.push_str(&format!("  state      {}", folder.display()));
+    context.output.note(text);
+}
+
+fn tell_next(folder: &Path, context: &Context) {
+    let usual = state::base().is_ok_and(|base| folder.parent() == Some(base.as_path()));
+    let option = if usual { String::new() } else { format!(" --state-dir {}", folder.display()) };
+    context.output.note(format!(
+        "next:\n  engram status{option}\n  engram rank --limit 20{option}\n  engram top{option}\n  engram down{option}"
+    ));
+}
+
+/// Memories held, for the next start; `None` where a worker does not answer.
+async fn memories(endpoints: &Endpoints) -> Option<u64> {
+    let mut sum = 0;
+    for worker in &endpoints.workers {
+        sum += admin::status(worker.admin).await.ok()?.memories;
+    }
+    tracing::debug!(memories = count(sum), "held");
+    Some(sum)
+}
+
+/// The signals that ask for an end.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("failed to listen for signals");
+        Ok(Self([
+            listen(SignalKind::interrupt())?,
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::hangup())?,
+        ]))
+    }
+
+    async fn next(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Where the processes of a local cluster listen: on loopback, all ports looked at before anything starts.
+
+use crate::error::problem;
+use engram_api::{Code, Problem};
+use engram_worker::Listen;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+/// First port of worker 0: client, peer and administration follow each other.
+pub(crate) const BASE: u16 = 7_443;
+/// Between the ports of one worker and of the next.
+const STRIDE: u32 = 10;
+/// From the first port to that of worker 0's HTTP page: 9090, where the first is the usual one.
+const TO_HTTP: u32 = 9_090 - BASE as u32;
+/// Free ports are taken from here: below those that systems give to outgoing connections, one of which could otherwise
+/// sit on a worker's port when that worker is started again.
+const FREE: std::ops::Range<u16> = 10_240..32_000;
+/// Looks at that many before it gives up.
+const ATTEMPTS: u32 = 10_000;
+
+/// Where everybody listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ports {
+    /// The coordinator.
+    pub(crate) coordinator: SocketAddr,
+    /// The workers, by ordinal.
+    pub(crate) workers: Vec<Listen>,
+}
+
+impl Ports {
+    /// Chooses ports for `workers` workers from `base` on, or free ones where it is 0; the coordinator gets a free one.
+    /// All of them could be had a moment ago.
+    ///
+    /// # Errors
+    /// ENG-0402 names a port that is in use; ENG-0103 where the last port would lie above 65535.
+    pub(crate) fn choose(workers: u32, base: u16) -> anyhow::Result<Self> {
+        // Held until all are chosen, so that none is chosen twice.
+        let mut held = Vec::new();
+        let mut listens = Vec::new();
+        for worker in 0..workers {
+            let listen = if base == 0 {
+                let mut next = || free(&mut held);
+                Listen { client: next()?, peer: next()?, admin: next()?, http: next()? }
+            } else {
+                let first = u32::from(base) + STRIDE * worker;
+                let mut take = |port| fixed(&mut held, worker, port, workers, base);
+                Listen {
+                    client: take(first)?,
+                    peer: take(first + 1)?,
+                    admin: take(first + 2)?,
+                    http: take(u32::from(base) + TO_HTTP + worker)?,
+                }
+            };
+            listens.push(listen);
+        }
+        Ok(Self { coordinator: free(&mut held)?, workers: listens })
+    }
+}
+
+fn fixed(held: &mut Vec<TcpListener>, worker: u32, port: u32, workers: u32, base: u16) -> anyhow::Result<SocketAddr> {
+    let port = u16::try_from(port).map_err(|_| {
+        let message = format!("--port-base is {base}: worker {worker} of {workers} would listen on {port}; allowed: up to 65535");
+        problem(Code::OutOfRange, message)
+    })?;
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    match TcpListener::bind(address) {
+        Ok(listener) => {
+            held.push(listener);
+            Ok(address)
+        }
+        Err(error) => Err(Problem::new(Code::PortInUse, format!("{address}, for worker {worker}, cannot be had: {error}"))
+            .help("move the cluster:     --port-base N")
+            .help("or take free ports:   --port-base 0")
+            .into()),
+    }
+}
+
+fn free(held: &mut Vec<TcpListener>) -> anyhow::Result<SocketAddr> {
+    for _ in 0..ATTEMPTS {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, rand::random_range(FREE)));
+        if let Ok(listener) = TcpListener::bind(address) {
+            held.push(listener);
+            return Ok(address);
+        }
+    }
+    Err(problem(Code::PortInUse, format!("no free port found between {} and {}", FREE.start, FREE.end)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn all(ports: &Ports) -> BTreeSet<SocketAddr> {
+        let workers = ports.workers.iter().flat_map(|it| [it.client, it.peer, it.admin, it.http]);
+        workers.chain([ports.coordinator]).collect()
+    }
+
+    #[test]
+    fn free_ports_are_distinct_and_on_loopback() {
+        let ports = Ports::choose(5, 0).unwrap();
+        assert_eq!(all(&ports).len(), 21);
+        assert!(all(&ports).iter().all(|address| address.ip().is_loopback()));
+    }
+
+    #[test]
+    fn a_port_in_use_is_named_and_a_base_too_high_refused() {
+        let ports = Ports::choose(1, 0).unwrap();
+        let taken = TcpListener::bind(ports.workers[0].client).unwrap();
+        let base = taken.local_addr().unwrap().port();
+        let error = Ports::choose(1, base).unwrap_err();
+        assert!(error.to_string().contains(&format!("127.0.0.1:{base}")), "{error}");
+        assert_eq!(error.downcast_ref::<Problem>().unwrap().code(), Code::PortInUse);
+        let error = Ports::choose(1, u16::MAX).unwrap_err();
+        assert_eq!(error.downcast_ref::<Problem>().unwrap().code(), Code::OutOfRange);
+    }
+}
