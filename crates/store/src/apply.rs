@@ -244,18 +244,14 @@ impl Pass {
     ) -> Result<(), Error> {
         let settings = partition.ledger.settings;
         let initial = partition.potential(updates.fold, settings.initial_weight);
-        let mut candidates = [NOWHERE; LOOKAHEAD];
+        let mut found = [NOWHERE; LOOKAHEAD];
         let chunks = updates.ids.chunks(LOOKAHEAD).zip(updates.deltas.chunks(LOOKAHEAD));
         for (chunk, (ids, deltas)) in chunks.enumerate() {
-            partition.candidates(arena.seed(), ids, &mut candidates);
-            for (offset, ((&id, &delta), &candidate)) in ids.iter().zip(deltas).zip(&candidates).enumerate() {
+            partition.find_many(arena, ids, &mut found);
+            for (offset, ((&id, &delta), &found)) in ids.iter().zip(deltas).zip(&found).enumerate() {
                 let key = updates.keys.map_or(&[][..], |keys| keys.get(chunk * LOOKAHEAD + offset));
-                // A candidate may share only a few bits of its hash with the id, and an earlier row of this record may have created it.
-                let slot = match candidate {
-                    NOWHERE => partition.find(arena, id),
-                    slot if arena.columns.id(slot) == id => Some(slot),
-                    _ => partition.find(arena, id),
-                };
+                // An earlier row of this record may have created it since.
+                let slot = if found == NOWHERE { partition.find(arena, id) } else { Some(found) };
                 let slot = match (refuse_key(arena, slot, id, key), slot) {
                     (Some(reason), _) => {
                         outcome.reject(id, reason);

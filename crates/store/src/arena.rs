@@ -33,14 +33,10 @@ impl Arena {
         }
     }
 
-    /// The hash of `id` for an index. Inside a partition the low bits of the unseeded hash are constant; the halves change
-    /// places so that an index takes its bucket from the top bits.
+    /// The hash of `id` for an index, which takes its place from the top bits: inside a partition the low bits of the unseeded
+    /// hash are constant.
     pub(crate) const fn hash(&self, id: MemoryId) -> u64 {
-        hash(self.seed, id)
-    }
-
-    pub(crate) const fn seed(&self) -> u64 {
-        self.seed
+        mix64(id.0 ^ self.seed)
     }
 
     /// A tile that nobody uses.
@@ -70,11 +66,6 @@ impl Arena {
     pub(crate) fn bytes(&self) -> u64 {
         self.device.bytes() + self.columns.bytes()
     }
-}
-
-/// See [`Arena::hash`].
-pub(crate) const fn hash(seed: u64, id: MemoryId) -> u64 {
-    mix64(id.0 ^ seed).rotate_left(32)
 }
 
 /// Tiles that `memories` memories of one partition need.

@@ -238,15 +238,13 @@ impl<'a> Import<'a> {
             return Err(ImportError::Invalid("a weight is above 1"));
         }
         for local in 0..count {
-            let slot = partition.slot(local);
-            let id = arena.columns.id(slot);
+            let id = arena.columns.id(partition.slot(local));
             if partition_of(id, shape.partitions) != self.id {
                 return Err(ImportError::Invalid("a memory belongs to another partition"));
             }
-            if partition.find(arena, id).is_some() {
-                return Err(ImportError::Invalid("an id comes twice"));
-            }
-            partition.insert(arena, slot, id);
+        }
+        if !partition.index_all(arena) {
+            return Err(ImportError::Invalid("an id comes twice"));
         }
         partition.remap(arena);
         let values = self.potentials.iter().zip(&self.groups);

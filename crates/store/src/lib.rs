@@ -39,6 +39,7 @@ mod error;
 mod format;
 mod gather;
 mod identity;
+mod index;
 mod partition;
 mod partitions;
 mod propose;

@@ -4,11 +4,11 @@
 //! memory into the hole. That order is a function of the log alone; which tiles of the arena hold it, and the index, are not
 //! replicated and never show.
 
-use crate::arena::{self, Arena, tiles_of};
+use crate::arena::{Arena, tiles_of};
 use crate::columns::slot_at;
+use crate::index::Index;
 use engram_kernels::{Error, SegmentId, Slot, TILE, Tile, TileId};
 use engram_memory::{DecayClock, Group, Ledger, MemoryId, Settings, Weight};
-use hashbrown::HashTable;
 use std::collections::HashMap;
 
 /// Slots, clock and ledger of one partition.
@@ -17,18 +17,17 @@ pub(crate) struct Partition {
     pub(crate) segment: SegmentId,
     pub(crate) clock: DecayClock,
     pub(crate) ledger: Ledger,
-    /// Slots by the hash of the id they hold.
-    index: HashTable<Slot>,
+    index: Index,
     tiles: Vec<TileId>,
     count: u32,
     /// The count that the device was told.
     mapped: u32,
 }
 
-/// Entries of [`Partition::candidates`]: enough cache misses side by side, and still in the first level.
+/// Ids of [`Partition::find_many`]: enough cache misses side by side, and still in the first level.
 pub(crate) const LOOKAHEAD: usize = 32;
 
-/// In [`Partition::candidates`]: no slot.
+/// In [`Partition::find_many`]: no slot.
 pub(crate) const NOWHERE: Slot = Slot::MAX;
 
 impl Partition {
@@ -38,7 +37,7 @@ impl Partition {
             segment,
             clock: DecayClock::default(),
             ledger,
-            index: HashTable::new(),
+            index: Index::default(),
             tiles: Vec::new(),
             count: 0,
             mapped: 0,
@@ -58,19 +57,30 @@ impl Partition {
 
     /// The slot of memory `local` in slot order.
     pub(crate) fn slot(&self, local: u32) -> Slot {
-        slot_at(self.tiles[local as usize / TILE], local % TILE as u32)
+        slot(&self.tiles, local)
     }
 
     /// Where `id` is.
     pub(crate) fn find(&self, arena: &Arena, id: MemoryId) -> Option<Slot> {
-        self.index.find(arena.hash(id), |&slot| arena.columns.id(slot) == id).copied()
+        let found = self.index.find(arena.hash(id), |local| arena.columns.id(self.slot(local)) == id);
+        found.map(|local| self.slot(local))
     }
 
-    /// Where each of up to [`LOOKAHEAD`] ids most likely is, [`NOWHERE`] if it is not there. The slots are not compared with
-    /// the ids: the loop waits for no answer of memory before it asks the next question.
-    pub(crate) fn candidates(&self, seed: u64, ids: &[MemoryId], out: &mut [Slot; LOOKAHEAD]) {
+    /// Where each of up to [`LOOKAHEAD`] ids is, [`NOWHERE`] if it most likely is not there. No loop waits for an answer of memory
+    /// before it asks the next question; what is not found is to be sought again one by one.
+    pub(crate) fn find_many(&self, arena: &Arena, ids: &[MemoryId], out: &mut [Slot; LOOKAHEAD]) {
+        let (mut hashes, mut peeked) = ([0; LOOKAHEAD], [0; LOOKAHEAD]);
+        for ((id, hash), peeked) in ids.iter().zip(&mut hashes).zip(&mut peeked) {
+            *hash = arena.hash(*id);
+            *peeked = self.index.peek(*hash);
+        }
+        for ((hash, peeked), slot) in hashes.iter().zip(peeked).zip(&mut *out).take(ids.len()) {
+            *slot = self.index.candidate(*hash, peeked).map_or(NOWHERE, |local| self.slot(local));
+        }
         for (id, slot) in ids.iter().zip(out) {
-            *slot = self.index.iter_hash(arena::hash(seed, *id)).next().copied().unwrap_or(NOWHERE);
+            if *slot != NOWHERE && arena.columns.id(*slot) != *id {
+                *slot = NOWHERE;
+            }
         }
     }
 
@@ -80,9 +90,12 @@ impl Partition {
             self.tiles.push(arena.take_tile()?);
         }
         let slot = self.slot(self.count);
-        self.count += 1;
         arena.columns.create(slot, id, key);
-        self.insert(arena, slot, id);
+        if self.index.is_full() {
+            self.rebuild_index(arena, self.index.len() + 1);
+        }
+        self.index.insert(arena.hash(id), self.count);
+        self.count += 1;
         Ok(slot)
     }
 
@@ -92,14 +105,20 @@ impl Partition {
             self.tiles.push(arena.take_tile()?);
         }
         self.count = count;
-        self.index.reserve(count as usize, |&slot| arena.hash(arena.columns.id(slot)));
         Ok(())
     }
 
-    /// Indexes `id`, which is in no slot yet.
-    pub(crate) fn insert(&mut self, arena: &Arena, slot: Slot, id: MemoryId) {
-        let columns = &arena.columns;
-        self.index.insert_unique(arena.hash(id), slot, |&slot| arena.hash(columns.id(slot)));
+    /// Indexes the ids in the column of a partition that was [`Partition::extend`]ed; `false` when one comes twice.
+    pub(crate) fn index_all(&mut self, arena: &Arena) -> bool {
+        self.index.rebuild(self.count as usize, std::iter::empty());
+        (0..self.count).all(|local| {
+            let id = arena.columns.id(self.slot(local));
+            let is_new = self.find(arena, id).is_none();
+            if is_new {
+                self.index.insert(arena.hash(id), local);
+            }
+            is_new
+        })
     }
 
     /// Removes memories in order, the last moving into the hole each time; calls `unknown` for ids that are not there.
@@ -114,19 +133,18 @@ impl Partition {
         // Which slot's potential and group belong into a slot now: the device moves once, when all is known.
         let mut origins: HashMap<Slot, Slot> = HashMap::new();
         for &id in ids {
-            let found = self.index.find_entry(arena.hash(id), |&slot| arena.columns.id(slot) == id);
-            let Ok(entry) = found else {
+            let found = self.index.find(arena.hash(id), |local| arena.columns.id(self.slot(local)) == id);
+            let Some(local) = found else {
                 unknown(id);
                 continue;
             };
-            let (hole, _) = entry.remove();
+            let hash_of = |local| arena.hash(arena.columns.id(slot(&self.tiles, local)));
+            self.index.remove(arena.hash(id), local, hash_of);
             self.count -= 1;
-            let last = self.slot(self.count);
+            let (hole, last) = (self.slot(local), self.slot(self.count));
             let origin = origins.remove(&last).unwrap_or(last);
             if hole != last {
-                let moved = arena.columns.id(last);
-                let place = self.index.find_mut(arena.hash(moved), |&slot| slot == last);
-                *place.expect("every memory is indexed") = hole;
+                self.index.replace(arena.hash(arena.columns.id(last)), self.count, local);
                 arena.columns.relocate(last, hole);
                 origins.insert(hole, origin);
             }
@@ -159,7 +177,7 @@ impl Partition {
         for local in 0..self.count {
             arena.columns.release(self.slot(local));
         }
-        self.index = HashTable::new();
+        self.index = Index::default();
         self.count = 0;
         self.remap(arena);
     }
@@ -170,10 +188,19 @@ impl Partition {
         if fold > 0 { fold + weight.units() } else { self.clock.potential(weight) }
     }
 
+    fn rebuild_index(&mut self, arena: &Arena, room: usize) {
+        let pairs = (0..self.count).map(|local| (arena.hash(arena.columns.id(slot(&self.tiles, local))), local));
+        self.index.rebuild(room, pairs);
+    }
+
     /// Bytes of the index.
     pub(crate) fn index_bytes(&self) -> u64 {
-        self.index.allocation_size() as u64
+        self.index.bytes()
     }
+}
+
+fn slot(tiles: &[TileId], local: u32) -> Slot {
+    slot_at(tiles[local as usize / TILE], local % TILE as u32)
 }
 
 /// A row for the device: slot, potential, group.
