@@ -143,7 +143,7 @@ pub(crate) async fn submit(client: &Client, manifest: &Manifest, run: &LearnerRu
 pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyhow::Result<RunReport> {
     let mut follower = Follower::new(client, name, output);
     let mut watch = client.watch_run(name);
-    let (mut last, mut interrupts) = (None, 0);
+    let mut interrupts = 0;
     loop {
         let status = tokio::select! {
             status = next(&mut watch) => status?,
@@ -151,41 +151,32 @@ pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyh
                 interrupted.context("failed to listen for Ctrl-C")?;
                 interrupts += 1;
                 if interrupts > 1 {
-                    follower.progress.note(output, &format!("run {name} goes on in the cluster: engram describe run {name}"));
+                    follower.note(&format!("run {name} goes on in the cluster: engram describe run {name}"));
                     return Err(Ended(ExitCode::Interrupted).into());
                 }
-                follower.progress.note(output, &format!("stopping run {name} after its epoch; Ctrl-C again leaves it running"));
+                follower.note(&format!("stopping run {name} after its epoch; Ctrl-C again leaves it running"));
                 client.cancel_run(name).await?;
                 continue;
             }
         };
-        let Some(status) = status else { break };
-        follower.show(&status).await?;
-        last = Some(status);
-    }
-    let report = follower.finish().await?;
-    match last {
-        Some(status) => conclude(&status, report, output),
-        None => Err(problem(Code::RunUnknown, format!("run {name} is not on the cluster"))),
+        match status {
+            Some(status) => follower.show(status).await?,
+            None => return follower.finish().await,
+        }
     }
 }
 
-/// The same, without an ear for Ctrl-C: whoever calls it looks after that.
+/// The same, for who listens to signals itself.
 ///
 /// # Errors
 /// As [`follow`].
 pub(crate) async fn follow_to_end(client: &Client, name: &str, output: &Output) -> anyhow::Result<RunReport> {
     let mut follower = Follower::new(client, name, output);
-    let (mut watch, mut last) = (client.watch_run(name), None);
+    let mut watch = client.watch_run(name);
     while let Some(status) = next(&mut watch).await? {
-        follower.show(&status).await?;
-        last = Some(status);
+        follower.show(status).await?;
     }
-    let report = follower.finish().await?;
-    match last {
-        Some(status) => conclude(&status, report, output),
-        None => Err(problem(Code::RunUnknown, format!("run {name} is not on the cluster"))),
-    }
+    follower.finish().await
 }
 
 async fn next(watch: &mut Watch) -> anyhow::Result<Option<RunStatus>> {
@@ -218,35 +209,47 @@ fn conclude(status: &RunStatus, report: RunReport, output: &Output) -> anyhow::R
 struct Follower<'a> {
     client: &'a Client,
     name: &'a str,
+    output: &'a Output,
+    last: Option<RunStatus>,
     progress: Progress,
     /// With `-o json`: rows printed, and when to look for more.
     rows: Option<(usize, Instant)>,
-    said: String,
 }
 
 impl<'a> Follower<'a> {
-    fn new(client: &'a Client, name: &'a str, output: &Output) -> Self {
+    fn new(client: &'a Client, name: &'a str, output: &'a Output) -> Self {
         let rows = (output.format == Format::Json).then(|| (0, Instant::now()));
-        Self { client, name, progress: Progress::new(output, name, None), rows, said: String::new() }
+        Self { client, name, output, last: None, progress: Progress::new(output, name, None), rows }
     }
 
-    async fn show(&mut self, status: &RunStatus) -> anyhow::Result<()> {
+    fn note(&self, text: &str) {
+        self.progress.note(self.output, text);
+    }
+
+    async fn show(&mut self, status: RunStatus) -> anyhow::Result<()> {
         if status.epochs > 0 {
             self.progress.set_total(status.epochs);
         }
-        self.said = told(status);
-        self.progress.set(status.epoch, &self.said);
+        self.progress.set(status.epoch, &told(&status));
         if self.rows.is_some_and(|(printed, due)| printed < status.epoch as usize && Instant::now() >= due) {
             self.print_rows().await?;
         }
+        self.last = Some(status);
         Ok(())
     }
 
-    async fn finish(&mut self) -> anyhow::Result<RunReport> {
-        if self.rows.is_some() {
-            return self.print_rows().await;
+    async fn finish(mut self) -> anyhow::Result<RunReport> {
+        let report = match self.rows {
+            Some(_) => self.print_rows().await?,
+            None => read(self.client, self.name).await?,
+        };
+        let Self { name, output, last, progress, .. } = self;
+        // What moves is gone before the result is printed.
+        drop(progress);
+        match last {
+            Some(status) => conclude(&status, report, output),
+            None => Err(problem(Code::RunUnknown, format!("run {name} is not on the cluster"))),
         }
-        read(self.client, self.name).await
     }
 
     /// Prints the rows that were not printed yet, a JSON object a line.
