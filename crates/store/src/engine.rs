@@ -10,11 +10,12 @@
 //! While one batch is being synced the next one gathers; when it is durable the next one goes to the disk first, then the durable
 //! one is applied and answered. Reads run on the engine's thread between batches, on committed state. A failed sync ends the process.
 
+use crate::answers::{ActivateError, Committed, WriteError};
 use crate::background::{Job, RoundDone, Written};
 use crate::gather::Done;
 use crate::partitions::Partitions;
 use crate::stats::{self, Shared, Stats};
-use crate::store::{ActivateError, Committed, Outgoing, Store, WriteError};
+use crate::store::{Outgoing, Store};
 use crate::wal::{Batch, Position, Writer};
 use crate::{Clock, Disk, Error, FileDisk, SnapshotInfo, abort_on_sync_failure};
 use engram_memory::{Blobs, Command, Incarnation, Lsn, PartitionId, Record, Settings, StoreId, Term, Updates};

@@ -27,6 +27,7 @@
 //! torn write, named, and never served.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod apply;
 mod arena;
 mod background;
@@ -50,6 +51,7 @@ mod stats;
 mod store;
 pub mod wal;
 
+pub use answers::{ActivateError, Committed, WriteError};
 pub use background::SnapshotInfo;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use content::{Column, Content, ImportError};
@@ -62,5 +64,5 @@ pub use partitions::{Coverage, Memory, Partitions, Ranked};
 pub use recover::Recovery;
 pub use snapshot_file::{SnapshotHead, SnapshotReader, SnapshotWriter};
 pub use stats::{Distribution, Stats};
-pub use store::{ActivateError, Committed, Options, Store, WriteError};
+pub use store::{Options, Store};
 pub use wal::{Durability, Wal};

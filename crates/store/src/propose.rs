@@ -1,8 +1,9 @@
 //! What is decided before the log: who serves, what is malformed, what was there before, what does not fit.
 
+use crate::answers::{ActivateError, Committed, WriteError};
 use crate::gather::Waiter;
 use crate::stats;
-use crate::store::{ActivateError, Committed, Item, Kind, State, Store, WriteError};
+use crate::store::{Item, Kind, State, Store};
 use crate::wal::{Body, Entry};
 use engram_memory::codec::encode_record;
 use engram_memory::session::Admission;
