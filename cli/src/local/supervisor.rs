@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 
@@ -251,9 +251,11 @@ async fn keep(shared: Rc<Shared>, role: Role) {
             Ok(mut child) => {
                 let process = child.id().map(Process::of);
                 shared.note(role, process);
+                // Taken out, since waiting closes it, and its end is what tells the process to stop.
+                let stdin = child.stdin.take();
                 let exit = tokio::select! {
                     exit = child.wait() => exit,
-                    () = told(&mut will) => return end(child, will).await,
+                    () = told(&mut will) => return end(child, stdin, will).await,
                 };
                 shared.note(role, None);
                 let exit = exit.map_or_else(|error| error.to_string(), |status| described(status));
@@ -287,9 +289,9 @@ async fn told(will: &mut watch::Receiver<Will>) {
 }
 
 /// Ends a process: in order, by force when that takes too long or is asked for.
-async fn end(mut child: Child, mut will: watch::Receiver<Will>) {
+async fn end(mut child: Child, stdin: Option<ChildStdin>, mut will: watch::Receiver<Will>) {
     // The end of its stdin is what it waits for.
-    drop(child.stdin.take());
+    drop(stdin);
     let stopped = tokio::select! {
         exit = tokio::time::timeout(STOP, child.wait()) => exit.is_ok(),
         _ = will.wait_for(|will| *will == Will::Kill) => false,
