@@ -1,0 +1,142 @@
+//! The life of a local cluster: what a start refuses, what an end leaves, what a death costs.
+
+use engram_tests::{Cluster, DEADLINE, Up, cluster_manifest, engram, is_running, wait_for};
+use std::net::TcpListener;
+use std::time::Duration;
+
+/// A handful of memories whose fate a test can follow.
+fn insert_three(cluster: &Cluster) {
+    cluster.engram(&["insert", "red", "green", "blue", "--weight", "0.25"]).ended(0);
+}
+
+#[test]
+fn the_data_is_there_at_the_next_start_however_the_last_one_ended() {
+    let cluster = Cluster::up(&cluster_manifest("kept", 3, "  partitions: 16\n"));
+    insert_three(&cluster);
+    let before = cluster.digest();
+    assert_eq!(before.1, 3);
+    let up = cluster.kill_all(DEADLINE);
+    let cluster = up.start();
+    assert_eq!(cluster.digest(), before, "after kill -9 of everything");
+    let (up, status) = cluster.stop();
+    assert_eq!(status.code(), Some(0), "Ctrl-C is how a cluster is meant to end");
+    let cluster = up.start();
+    assert_eq!(cluster.digest(), before, "after an orderly stop");
+    // `down` from another process is an orderly stop too.
+    cluster.engram(&["down"]).ended(0);
+    let pid = cluster.supervisor();
+    wait_for("up to end after down", DEADLINE, || (!is_running(pid)).then_some(()));
+}
+
+#[test]
+fn a_second_start_on_a_state_directory_is_refused_and_names_the_holder() {
+    let up = Up::of(&cluster_manifest("held", 1, "  partitions: 4\n"));
+    let state_dir = up.state_dir().display().to_string();
+    let cluster = up.start();
+    let manifest = cluster.folder().join("cluster.yaml").display().to_string();
+    let holder = cluster.supervisor().to_string();
+    let second = engram(["up", &manifest, "--state-dir", &state_dir, "--port-base", "0"], "");
+    second.refused(5, &["ENG-0401", &state_dir, &holder]);
+    insert_three(&cluster);
+    cluster.stop();
+}
+
+#[test]
+fn a_port_in_use_is_told_before_anything_is_started_or_written() {
+    // Worker 1's client port, ten above the base.
+    let (base, _held) = (10_300_u16..30_000)
+        .step_by(50)
+        .find_map(|base| Some((base, TcpListener::bind(("127.0.0.1", base + 10)).ok()?)))
+        .expect("some port is free");
+    let up = Up::of(&cluster_manifest("ports", 2, "")).with(&["--port-base", &base.to_string()]);
+    up.run().refused(5, &["ENG-0402", &(base + 10).to_string()]);
+    assert!(!up.state_dir().exists(), "nothing is left of a start that was refused");
+}
+
+#[test]
+fn killing_up_leaves_no_process_behind() {
+    let cluster = Cluster::up(&cluster_manifest("orphans", 5, "  partitions: 16\n"));
+    assert_eq!(cluster.processes().len(), 7, "five workers, the coordinator, up");
+    // The promise is two seconds; the rest is for a machine that runs other tests.
+    cluster.kill_all(Duration::from_secs(10));
+}
+
+#[test]
+fn the_death_of_the_coordinator_ends_nobody() {
+    let mut cluster = Cluster::up(&cluster_manifest("headless", 2, "  partitions: 16\n"));
+    let workers = [0, 1].map(|ordinal| cluster.worker(ordinal));
+    let coordinator = cluster.coordinator().expect("it runs");
+    cluster.kill(coordinator);
+    insert_three(&cluster);
+    wait_for("the coordinator to be started again", DEADLINE, || {
+        cluster.coordinator().filter(|pid| *pid != coordinator)
+    });
+    assert_eq!([0, 1].map(|ordinal| cluster.worker(ordinal)), workers, "no worker was restarted");
+    // A worker that dies under the new coordinator comes back with what it held.
+    let victim = workers[0].expect("it runs");
+    cluster.kill(victim);
+    cluster.wait_for_restart(0, victim);
+    assert_eq!(cluster.digest().1, 3);
+    cluster.stop();
+}
+
+#[test]
+fn a_worker_killed_while_it_starts_is_started_again() {
+    let mut cluster = Up::of(&cluster_manifest("early", 3, "  partitions: 16\n")).launch();
+    let victim = wait_for("a worker to start", DEADLINE, || {
+        let endpoints = cluster.endpoints()?;
+        assert_eq!(endpoints["ready"], false, "the kill is to fall into the start");
+        cluster.worker(1)
+    });
+    cluster.kill(victim);
+    cluster.wait_until_ready();
+    assert_ne!(cluster.worker(1), Some(victim));
+    insert_three(&cluster);
+    assert_eq!(cluster.digest().1, 3);
+    cluster.stop();
+}
+
+#[test]
+fn a_state_directory_is_taken_for_what_it_is() {
+    let up = Up::of(&cluster_manifest("one", 1, "  partitions: 4\n"));
+    let cluster = up.start();
+    insert_three(&cluster);
+    let (up, _) = cluster.stop();
+
+    up.change(&cluster_manifest("two", 1, "  partitions: 4\n"));
+    up.run().refused(5, &["ENG-0403", "one", "two"]);
+    up.change(&cluster_manifest("one", 1, "  partitions: 8\n"));
+    up.run().refused(5, &["ENG-0108", "partitions", "8", "4"]);
+
+    up.change(&cluster_manifest("one", 1, "  partitions: 4\n"));
+    let identity = up.state_dir().join("workers/0/identity");
+    let good = std::fs::read(&identity).expect("the store has an identity");
+    // The format version stands behind the magic of eight bytes.
+    let mut newer = good.clone();
+    newer[8] = 99;
+    std::fs::write(&identity, &newer).expect("it can be written");
+    up.run().refused(1, &["ENG-0406", "format version 99"]);
+    std::fs::write(&identity, &good).expect("it can be written");
+
+    let path = up.state_dir().join("cluster.json");
+    let text = std::fs::read_to_string(&path).expect("it is there");
+    std::fs::write(&path, text.replace("\"formatVersion\": 1", "\"formatVersion\": 2")).expect("it can be written");
+    up.run().refused(8, &["ENG-0404", "format version 2"]);
+    std::fs::write(&path, text).expect("it can be written");
+
+    let cluster = up.start();
+    assert_eq!(cluster.digest().1, 3, "nothing of all that changed the data");
+    cluster.stop();
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_written_is_named() {
+    let up = Up::of(&cluster_manifest("walled", 1, ""));
+    std::fs::write(up.state_dir(), "a file where a folder should be").expect("it can be written");
+    up.run().refused(1, &["ENG-0405", &up.state_dir().display().to_string()]);
+    let home = engram_tests::checkout().join("docs").display().to_string();
+    let manifest = up.state_dir().with_file_name("cluster.yaml").display().to_string();
+    // Somebody's folder is nobody's state directory.
+    let foreign = engram(["up", manifest.as_str(), "--state-dir", home.as_str(), "--port-base", "0"], "");
+    foreign.refused(5, &["ENG-0403", &home]);
+}

@@ -1,0 +1,107 @@
+//! Memories through the command line: what goes in comes out, in every format.
+
+use engram_tests::{Cluster, cluster_manifest};
+use serde_json::json;
+
+#[test]
+fn what_is_inserted_is_read_ranked_exported_and_inserted_again() {
+    let spec = "  partitions: 8\n  features: { dimension: 2, dtype: F32 }\n  learning: { initialWeight: 0.5 }\n";
+    let cluster = Cluster::up(&cluster_manifest("all", 2, spec));
+    let insert = |arguments: &[&str]| cluster.engram(&[&["insert"], arguments].concat()).ended(0);
+    insert(&["red", "--weight", "0.75", "--group", "3", "--features", "1.5,-2", "--payload", "tabs\tand\nlines"]);
+    insert(&["green", "--id", "42"]);
+
+    let found = cluster.engram(&["get", "red", "green", "--id", "42", "-o", "json"]).ended(0).json();
+    assert_eq!(found["kind"], "List");
+    let red_id = &found["items"][0]["id"];
+    let red = json!({
+        "id": red_id, "key": "red", "weight": 0.75, "group": 3, "features": [1.5, -2.0], "payload": "tabs\tand\nlines",
+    });
+    assert_eq!(found["items"][0], red);
+    assert_eq!(found["items"][2], json!({ "id": 42, "weight": 0.5, "group": 0 }));
+    let table = cluster.engram(&["get", "red"]).ended(0).stdout;
+    assert_eq!(table, format!("memory\tweight\tgroup\tid\nred\t0.75\t3\t{red_id}\n"), "tab-separated where piped");
+
+    // Ties go to the lower id.
+    let ranked = cluster.engram(&["rank", "-o", "name"]).ended(0).stdout;
+    let mut tied: Vec<(u64, String)> = vec![(42, "42".into())];
+    tied.push((found["items"][1]["id"].as_u64().unwrap(), "green".into()));
+    tied.sort();
+    assert_eq!(ranked, format!("red\n{}\n{}\n", tied[0].1, tied[1].1));
+    let all = cluster.engram(&["rank", "-k", "0", "-o", "json"]).ended(0).json();
+    assert_eq!(all["items"].as_array().unwrap().len(), 3, "a streamed list is JSON too");
+    let group = cluster.engram(&["rank", "--group", "3", "-o", "yaml"]).ended(0).stdout;
+    assert!(group.contains("key: red") && !group.contains("green"), "{group}");
+
+    let quality = cluster.engram(&["quality", "--histogram=1", "-o", "json"]).ended(0).json();
+    assert_eq!((&quality["total"]["count"], &quality["total"]["max"]), (&json!(3), &json!(0.75)));
+    assert_eq!(quality["histogram"], json!([{ "group": 0, "bins": [0, 2] }, { "group": 3, "bins": [0, 1] }]));
+
+    // Everything leaves and comes back; these weights are exact in single precision.
+    let before = cluster.digest();
+    for name in ["all.jsonl", "all.csv.zst", "all.jsonl.gz"] {
+        let path = cluster.folder().join(name).display().to_string();
+        cluster.engram(&["export", &path]).ended(0);
+        cluster.engram(&["export", &path]).refused(2, &["--force"]);
+        cluster.engram(&["remove", "red", "green", "--id", "42"]).ended(0);
+        assert_eq!(cluster.digest().1, 0);
+        cluster.engram(&["insert", "--file", &path]).ended(0);
+        assert_eq!(cluster.digest(), before, "{name}");
+    }
+    cluster.stop();
+}
+
+#[test]
+fn writes_through_dying_workers_are_applied_exactly_once() {
+    let mut cluster =
+        Cluster::up(&cluster_manifest("once", 3, "  partitions: 16\n  learning: { initialWeight: 0.0 }\n"));
+    // Each memory is reinforced 512 times by 2^-10: one update lost or doubled would show.
+    let round: String = (0..500).map(|id| format!("{{\"id\":{id},\"delta\":0.0009765625}}\n")).collect();
+    let ids = (0..500).map(|id| format!("{{\"id\":{id}}}\n")).collect::<String>();
+    cluster.engram_with(&["insert", "--file", "-"], &ids).ended(0);
+    let file = cluster.file("rows.jsonl", round.repeat(512));
+    let mut writing = cluster.spawn(&["reinforce", "--file", &file]);
+    for ordinal in [0, 1, 2, 0] {
+        if writing.try_wait().unwrap().is_some() {
+            break;
+        }
+        let pid = engram_tests::wait_for("a worker to run", engram_tests::DEADLINE, || cluster.worker(ordinal));
+        cluster.kill(pid);
+        cluster.wait_for_restart(ordinal, pid);
+    }
+    let status = engram_tests::wait_for("the writes to end", engram_tests::DEADLINE, || writing.try_wait().unwrap());
+    assert!(status.success(), "{status}\n{}", cluster.logs());
+    let quality = cluster.engram(&["quality", "-o", "json"]).ended(0).json();
+    assert_eq!((&quality["total"]["min"], &quality["total"]["max"]), (&json!(0.5), &json!(0.5)));
+    assert_eq!(quality["total"]["count"], 500);
+    cluster.stop();
+}
+
+#[test]
+fn what_is_on_the_cluster_is_listed_and_measured() {
+    let cluster = Cluster::up(&cluster_manifest("shown", 2, "  partitions: 8\n"));
+    let rows: String = (0..1_000).map(|id| format!("{{\"id\":{id}}}\n")).collect();
+    cluster.engram(&["bench"]).refused(3, &["no memories"]);
+    cluster.engram_with(&["insert", "--file", "-"], &rows).ended(0);
+    let workers = cluster.engram(&["list", "workers", "-o", "json"]).ended(0).json();
+    let held = |worker: &serde_json::Value| worker["memories"].as_u64().unwrap();
+    assert_eq!(workers["items"].as_array().unwrap().iter().map(held).sum::<u64>(), 1_000);
+    let partitions = cluster.engram(&["list", "partitions", "-o", "json"]).ended(0).json();
+    let partitions = partitions["items"].as_array().unwrap().clone();
+    assert_eq!((partitions.len(), partitions.iter().map(held).sum::<u64>()), (8, 1_000));
+    assert_eq!(cluster.engram(&["list", "workers", "-o", "name"]).ended(0).stdout, "worker-0\nworker-1\n");
+    let worker = cluster.engram(&["describe", "worker", "worker-1", "-o", "json"]).ended(0).json();
+    assert_eq!(worker["ordinal"], 1);
+    cluster.engram(&["describe", "worker", "7"]).refused(3, &["worker-0 to worker-1"]);
+
+    let before = cluster.digest();
+    let measured = cluster.engram(&["bench", "--seconds", "1", "--batch", "500", "-o", "json"]).ended(0).json();
+    let items = measured["items"].as_array().unwrap();
+    assert_eq!(items.len(), 4);
+    assert!(
+        items.iter().all(|item| item["rate"].as_f64() > Some(0.0) && item["calls"].as_u64() > Some(0)),
+        "{items:?}"
+    );
+    assert_eq!(cluster.digest(), before, "a measurement changes no weight");
+    cluster.stop();
+}
