@@ -95,9 +95,8 @@ fn select(folder: &Path, arguments: &Arguments, context: &Context) -> anyhow::Re
         Ok(ordinal) => format!("worker-{ordinal}"),
         Err(_) => name.clone(),
     });
-    let entries = std::fs::read_dir(folder.join("logs")).map_err(|error| {
-        problem(Code::NoLocalCluster, format!("no logs in {}: {error}", folder.display()))
-    })?;
+    let entries = std::fs::read_dir(folder.join("logs"))
+        .map_err(|error| problem(Code::NoLocalCluster, format!("no logs in {}: {error}", folder.display())))?;
     let mut names: Vec<String> = entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".log").map(str::to_owned))
@@ -131,7 +130,9 @@ impl Log {
         let file = File::open(&self.path).with_context(|| format!("failed to read {}", self.path.display()))?;
         let mut reader = BufReader::new(file);
         let (mut kept, mut time, mut line) = (VecDeque::new(), String::new(), Vec::new());
-        while reader.read_until(b'\n', &mut line).with_context(|| format!("failed to read {}", self.path.display()))? > 0 {
+        while reader.read_until(b'\n', &mut line).with_context(|| format!("failed to read {}", self.path.display()))?
+            > 0
+        {
             self.read += line.len() as u64;
             let text = String::from_utf8_lossy(&line).into_owned();
             if let Some(stamp) = stamp(&text) {

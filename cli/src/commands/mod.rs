@@ -9,9 +9,12 @@ mod logs;
 pub(crate) mod manifest;
 mod process;
 mod ps;
+mod status;
+mod top;
 mod up;
 mod validate;
 mod version;
+mod watch;
 
 use crate::args::Context;
 use engram_api::ExitCode;
@@ -23,6 +26,8 @@ pub(crate) enum Command {
     Down(down::Arguments),
     Ps(ps::Arguments),
     Logs(logs::Arguments),
+    Status(status::Arguments),
+    Top(top::Arguments),
     #[command(flatten)]
     Data(data::Data),
     Validate(validate::Arguments),
@@ -44,6 +49,8 @@ pub(crate) async fn run(command: Command, context: &Context) -> anyhow::Result<E
         Command::Down(arguments) => down::run(&arguments, context).await,
         Command::Ps(arguments) => ps::run(&arguments, context).await,
         Command::Logs(arguments) => logs::run(&arguments, context).await,
+        Command::Status(arguments) => status::run(&arguments, context).await,
+        Command::Top(arguments) => top::run(&arguments, context).await,
         Command::Data(command) => data::run(command, context).await,
         Command::Validate(arguments) => validate::run(&arguments, context),
         Command::Config(arguments) => config::run(&arguments, context),

@@ -57,7 +57,17 @@ pub(crate) async fn run(_arguments: &Arguments, context: &Context) -> anyhow::Re
         });
     }
     let mut table = Table::new(&[
-        "name", ">pid", "state", "client", "http", "+peer", "+admin", ">memory", ">uptime", ">restarts", ">memories",
+        "name",
+        ">pid",
+        "state",
+        "client",
+        "http",
+        "+peer",
+        "+admin",
+        ">memory",
+        ">uptime",
+        ">restarts",
+        ">memories",
         "+>partitions",
     ]);
     let or = |text: Option<String>| text.unwrap_or_else(|| "-".into());

@@ -160,8 +160,7 @@ fn prepare(state: &StateDir, manifest: &Manifest, spec: &LearnerClusterSpec) -> 
         return Ok(Cluster { format_version: FORMAT, cluster, name, memories: 0, spec: spec.clone() });
     };
     if old.name != name {
-        let message =
-            format!("state directory {} is of cluster {}, not of {name}", state.folder().display(), old.name);
+        let message = format!("state directory {} is of cluster {}, not of {name}", state.folder().display(), old.name);
         return Err(problem(Code::OtherCluster, message));
     }
     manifest.check_against(&old.spec, old.memories)?;
@@ -251,7 +250,9 @@ async fn ready(endpoints: &Endpoints, context: &Context, limit: Duration) -> any
             if Instant::now() >= deadline {
                 let why = if last.is_empty() { "it does not answer yet" } else { &last };
                 let message = format!("{} is not ready after {} s: {why}", worker.name(), limit.as_secs());
-                return Err(Problem::new(Code::StartTimedOut, message).help("give it more time:   --timeout SECONDS").into());
+                return Err(Problem::new(Code::StartTimedOut, message)
+                    .help("give it more time:   --timeout SECONDS")
+                    .into());
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -301,13 +302,21 @@ async fn learn(client: &Client, manifest: &Manifest, arguments: &Arguments, cont
 }
 
 /// Starts a copy of this command in the background, waits until it is ready, and leaves it.
-async fn leave(arguments: &Arguments, context: &Context, manifest: &Manifest, folder: &Path) -> anyhow::Result<ExitCode> {
+async fn leave(
+    arguments: &Arguments,
+    context: &Context,
+    manifest: &Manifest,
+    folder: &Path,
+) -> anyhow::Result<ExitCode> {
     let pid = match detach::start().await? {
         detach::Started::Ready(pid) => pid,
         detach::Started::Ended(code) => return Err(Ended(code).into()),
     };
     let Some(local) = Local::at(folder)? else {
-        return Err(problem(Code::WorkerFailedToStart, format!("the cluster ended at once; see {}/logs", folder.display())));
+        return Err(problem(
+            Code::WorkerFailedToStart,
+            format!("the cluster ended at once; see {}/logs", folder.display()),
+        ));
     };
     tell_endpoints(&local.endpoints, folder, context);
     if arguments.wait {
@@ -353,11 +362,7 @@ struct Signals([Signal; 3]);
 impl Signals {
     fn new() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("failed to listen for signals");
-        Ok(Self([
-            listen(SignalKind::interrupt())?,
-            listen(SignalKind::terminate())?,
-            listen(SignalKind::hangup())?,
-        ]))
+        Ok(Self([listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?, listen(SignalKind::hangup())?]))
     }
 
     async fn next(&mut self) {

@@ -58,7 +58,8 @@ impl Ports {
 
 fn fixed(held: &mut Vec<TcpListener>, worker: u32, port: u32, workers: u32, base: u16) -> anyhow::Result<SocketAddr> {
     let port = u16::try_from(port).map_err(|_| {
-        let message = format!("--port-base is {base}: worker {worker} of {workers} would listen on {port}; allowed: up to 65535");
+        let message =
+            format!("--port-base is {base}: worker {worker} of {workers} would listen on {port}; allowed: up to 65535");
         problem(Code::OutOfRange, message)
     })?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -67,10 +68,12 @@ fn fixed(held: &mut Vec<TcpListener>, worker: u32, port: u32, workers: u32, base
             held.push(listener);
             Ok(address)
         }
-        Err(error) => Err(Problem::new(Code::PortInUse, format!("{address}, for worker {worker}, cannot be had: {error}"))
-            .help("move the cluster:     --port-base N")
-            .help("or take free ports:   --port-base 0")
-            .into()),
+        Err(error) => {
+            Err(Problem::new(Code::PortInUse, format!("{address}, for worker {worker}, cannot be had: {error}"))
+                .help("move the cluster:     --port-base N")
+                .help("or take free ports:   --port-base 0")
+                .into())
+        }
     }
 }
 

@@ -119,16 +119,6 @@ impl StateDir {
         &self.folder
     }
 
-    /// The log of a process.
-    pub(crate) fn log(&self, process: &str) -> PathBuf {
-        log(&self.folder, process)
-    }
-
-    /// The store of a worker.
-    pub(crate) fn worker(&self, ordinal: u32) -> PathBuf {
-        self.folder.join("workers").join(ordinal.to_string())
-    }
-
     /// What it was created with; `None` for a new one.
     ///
     /// # Errors

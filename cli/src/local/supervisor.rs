@@ -409,7 +409,9 @@ fn failed_start(plan: &Plan, role: Role, exit: &str) -> anyhow::Error {
     let log = String::from_utf8_lossy(&log);
     let lines: Vec<&str> = log.lines().collect();
     let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n  ");
-    let message =
-        format!("{name} ended {DEATHS_AT_START} times before it was ready, the last time with {exit}; the end of {}:\n  {last}", path.display());
+    let message = format!(
+        "{name} ended {DEATHS_AT_START} times before it was ready, the last time with {exit}; the end of {}:\n  {last}",
+        path.display()
+    );
     problem(Code::WorkerFailedToStart, message)
 }

@@ -61,6 +61,10 @@ pub(crate) async fn run(arguments: Arguments, context: &Context) -> anyhow::Resu
         let told = stream(path, arguments.format, purpose, context, send).await?;
         return told.print(&Selection::default(), context);
     }
+    // On the wire NaN means "keep": from the command line it is a mistake.
+    if let Some(weight) = arguments.weight.filter(|weight| !(0.0..=1.0).contains(weight)) {
+        return Err(problem(Code::InvalidValue, format!("weight is {weight}; allowed: 0 to 1")));
+    }
     let ids = arguments.selection.ids()?;
     let count = ids.len();
     let rows = Rows {

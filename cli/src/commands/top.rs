@@ -1,0 +1,364 @@
+//! `engram top`: a cluster as it lives.
+
+use super::watch::{self, Look, Run};
+use crate::args::Context;
+use crate::error::problem;
+use crate::output::{Table, bytes, count, seconds};
+use crate::target::{Target, connect};
+use anyhow::Context as _;
+use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
+use engram_api::{Code, ExitCode};
+use engram_client::Client;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Cell, Gauge, Paragraph, Row, Sparkline, Table as Grid};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+/// Looks that the sparkline remembers: more than a terminal is wide.
+const HISTORY: usize = 400;
+/// Events that are remembered.
+const EVENTS: usize = 100;
+/// How long a key may wait to be seen.
+const KEY: Duration = Duration::from_millis(100);
+
+/// Watch a cluster: workers, runs, quality, events
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:
+  engram top
+  engram top --interval 5
+  engram top --once -o json      one look, for scripts
+
+Keys: q or Ctrl-C ends.")]
+pub(crate) struct Arguments {
+    /// Seconds between looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    interval: f64,
+    /// Look once and print it
+    #[arg(long)]
+    once: bool,
+}
+
+pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+    if !(0.1..=3_600.0).contains(&arguments.interval) {
+        let message = format!("--interval is {}; allowed: 0.1 to 3600 seconds", arguments.interval);
+        return Err(problem(Code::OutOfRange, message));
+    }
+    let client = connect(context).await?;
+    if arguments.once {
+        return once(&client, context).await;
+    }
+    if !std::io::stdout().is_terminal() {
+        return Err(problem(Code::Conflicting, "top needs a terminal; in scripts say: engram top --once -o json"));
+    }
+    let target = Target::find(context)?;
+    let mut terminal = ratatui::try_init().context("failed to take the terminal")?;
+    let result = live(&client, &target, Duration::from_secs_f64(arguments.interval), context, &mut terminal).await;
+    ratatui::restore();
+    result.map(|()| ExitCode::Ok)
+}
+
+async fn once(client: &Client, context: &Context) -> anyhow::Result<ExitCode> {
+    let look = watch::look(client).await?;
+    if context.output.is_structured() {
+        context.output.value(&serde_json::to_value(&look)?)?;
+        return Ok(ExitCode::Ok);
+    }
+    let mut table =
+        Table::new(&["worker", "state", ">memories", ">partitions", ">updates", ">memory", ">waiting", "device"]);
+    for worker in &look.workers {
+        table.row([
+            worker.ordinal.to_string(),
+            state(worker).into(),
+            count(worker.memories),
+            worker.partitions.to_string(),
+            count(worker.updates),
+            bytes(worker.resident_bytes),
+            worker.waiting_records.to_string(),
+            worker.device.clone(),
+        ]);
+    }
+    context.output.list(&look.workers, &table)?;
+    Ok(ExitCode::Ok)
+}
+
+async fn live(
+    client: &Client,
+    target: &Target,
+    interval: Duration,
+    context: &Context,
+    terminal: &mut ratatui::DefaultTerminal,
+) -> anyhow::Result<()> {
+    let mut view = View::new(context.output.color);
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut keys = tokio::time::interval(KEY);
+    keys.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => match watch::look(client).await {
+                Ok(look) => view.see(look, Instant::now()),
+                Err(error) => view.event(format!("no answer: {error:#}")),
+            },
+            _ = keys.tick() => {
+                while crossterm::event::poll(Duration::ZERO).context("failed to read the terminal")? {
+                    if ends(&crossterm::event::read().context("failed to read the terminal")?) {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        if let Target::Local(local) = target
+            && !local.endpoints.is_running()
+        {
+            view.event("the cluster was stopped".into());
+        }
+        terminal.draw(|frame| view.draw(frame)).context("failed to draw")?;
+    }
+}
+
+fn ends(event: &Event) -> bool {
+    let Event::Key(key) = event else { return false };
+    let interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+    key.kind == KeyEventKind::Press && (interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
+}
+
+const fn state(worker: &watch::Worker) -> &'static str {
+    match (worker.alive, worker.ready) {
+        (false, _) => "silent",
+        (true, false) => "starting",
+        (true, true) => "ready",
+    }
+}
+
+/// What is on the screen, and what it is made from. Knows no terminal.
+struct View {
+    color: bool,
+    look: Look,
+    at: Option<Instant>,
+    /// Updates per second of each worker since the look before.
+    rates: BTreeMap<u32, f64>,
+    /// Updates per second of all workers, newest last.
+    history: VecDeque<u64>,
+    /// Newest last.
+    events: VecDeque<String>,
+}
+
+impl View {
+    fn new(color: bool) -> Self {
+        Self {
+            color,
+            look: Look::default(),
+            at: None,
+            rates: BTreeMap::new(),
+            history: VecDeque::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    fn event(&mut self, text: String) {
+        if self.events.back() == Some(&text) {
+            return;
+        }
+        self.events.push_back(text);
+        if self.events.len() > EVENTS {
+            self.events.pop_front();
+        }
+    }
+
+    /// Takes a look, and notes what changed since the one before.
+    fn see(&mut self, look: Look, now: Instant) {
+        let before = std::mem::replace(&mut self.look, look);
+        if let Some(at) = self.at {
+            let elapsed = now.saturating_duration_since(at).as_secs_f64().max(1e-3);
+            let look = self.look.clone();
+            let mut total = 0.0;
+            for worker in &look.workers {
+                let old = before.workers.iter().find(|old| old.ordinal == worker.ordinal);
+                // A worker that started anew counts from nothing.
+                let counted = old.map_or(0, |old| worker.updates.checked_sub(old.updates).unwrap_or(worker.updates));
+                let rate = if old.is_some_and(|old| old.alive) { counted as f64 / elapsed } else { 0.0 };
+                total += rate;
+                self.rates.insert(worker.ordinal, rate);
+                if let Some(old) = old
+                    && state(old) != state(worker)
+                {
+                    self.event(format!("worker {}: {} -> {}", worker.ordinal, state(old), state(worker)));
+                }
+                if old.is_some_and(|old| old.incarnation != worker.incarnation) {
+                    self.event(format!("worker {} was started again", worker.ordinal));
+                }
+            }
+            self.history.push_back(total as u64);
+            if self.history.len() > HISTORY {
+                self.history.pop_front();
+            }
+            for run in &look.runs {
+                let old = before.runs.iter().find(|old| old.name == run.name);
+                if old.is_none_or(|old| old.phase != run.phase) {
+                    self.event(format!("run {}: {} {}", run.name, run.phase, run.message));
+                }
+            }
+            if before.map_version != look.map_version {
+                self.event(format!("partition map {} -> {}", before.map_version, look.map_version));
+            }
+        }
+        self.at = Some(now);
+    }
+
+    fn style(&self, color: Color) -> Style {
+        if self.color { Style::new().fg(color) } else { Style::new() }
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>) {
+        let look = &self.look;
+        let run = look.runs.iter().find(|run| run.is_going_on()).or_else(|| look.runs.last());
+        let [head, workers, middle, groups, events, foot] = Layout::vertical([
+            Constraint::Length(1),
+            Constraint::Length(look.workers.len().min(20) as u16 + 3),
+            Constraint::Length(if run.is_some() { 7 } else { 4 }),
+            Constraint::Length(look.quality.len().min(6) as u16 + 3),
+            Constraint::Min(3),
+            Constraint::Length(1),
+        ])
+        .areas(frame.area());
+        let verdict = if look.ready { ("fine", Color::Green) } else { ("not ready", Color::Red) };
+        let title = format!(
+            "engram  {}  {}  {} memories  {} partitions  map {}",
+            look.name,
+            verdict.0,
+            count(look.memories),
+            look.partitions,
+            look.map_version
+        );
+        frame.render_widget(Line::styled(title, self.style(verdict.1).add_modifier(Modifier::BOLD)), head);
+        frame.render_widget(self.workers(), workers);
+        let [progress, line] =
+            Layout::vertical([Constraint::Length(if run.is_some() { 3 } else { 0 }), Constraint::Min(3)]).areas(middle);
+        if let Some(run) = run {
+            frame.render_widget(self.progress(run), progress);
+        }
+        let width = line.width.saturating_sub(2) as usize;
+        let shown: Vec<u64> = self.history.iter().skip(self.history.len().saturating_sub(width)).copied().collect();
+        let now = self.history.back().copied().unwrap_or(0);
+        let block = Block::bordered().title(format!(" updates/s: {} ", count(now)));
+        frame.render_widget(Sparkline::default().data(shown).style(self.style(Color::Cyan)).block(block), line);
+        frame.render_widget(self.groups(), groups);
+        let conditions =
+            look.conditions.iter().map(|text| Line::styled(format!("! {text}"), self.style(Color::Yellow)));
+        let lines: Vec<Line<'_>> =
+            conditions.chain(self.events.iter().rev().map(|text| Line::raw(text.as_str()))).collect();
+        frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" events ")), events);
+        frame.render_widget(Line::styled("q: end", Style::new().add_modifier(Modifier::DIM)), foot);
+    }
+
+    fn workers(&self) -> Grid<'_> {
+        let rows = self.look.workers.iter().map(|worker| {
+            let color = if worker.ready { Color::Green } else { Color::Red };
+            let rate = self.rates.get(&worker.ordinal).copied().unwrap_or(0.0);
+            Row::new([
+                Cell::from(worker.ordinal.to_string()),
+                Cell::from(state(worker)).style(self.style(color)),
+                Cell::from(count(worker.memories)),
+                Cell::from(worker.partitions.to_string()),
+                Cell::from(count(rate as u64)),
+                Cell::from(bytes(worker.resident_bytes)),
+                Cell::from(seconds(worker.uptime_seconds)),
+                Cell::from(worker.device.as_str()),
+            ])
+        });
+        let head = ["worker", "state", "memories", "partitions", "updates/s", "memory", "uptime", "device"];
+        let widths = [7, 9, 13, 11, 12, 11, 9].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]);
+        Grid::new(rows, widths)
+            .header(Row::new(head).style(Style::new().add_modifier(Modifier::BOLD)))
+            .block(Block::bordered().title(" workers "))
+    }
+
+    fn progress(&self, run: &Run) -> Gauge<'_> {
+        let of = if run.epochs > 0 { format!(" of {}", count(run.epochs)) } else { String::new() };
+        let mut label = format!("{} epoch {}{of}", run.phase, count(run.epoch));
+        if let Some(eta) = run.eta_seconds.filter(|_| run.is_going_on()) {
+            label.push_str(&format!(", {} to go", seconds(eta)));
+        }
+        for (name, value) in run.metrics.iter().take(4) {
+            label.push_str(&format!(", {name} {value:.3}"));
+        }
+        Gauge::default()
+            .block(Block::bordered().title(format!(" run {} ", run.name)))
+            .gauge_style(self.style(Color::Blue))
+            .ratio(run.ratio().unwrap_or(0.0))
+            .label(label)
+    }
+
+    fn groups(&self) -> Grid<'_> {
+        let rows = self.look.quality.iter().map(|group| {
+            Row::new([
+                group.group.to_string(),
+                count(group.count),
+                format!("{:.6}", group.mean),
+                format!("{:.6}", group.min),
+                format!("{:.6}", group.max),
+            ])
+        });
+        Grid::new(rows, [7, 15, 10, 10, 10].map(Constraint::Length))
+            .header(
+                Row::new(["group", "memories", "mean", "min", "max"]).style(Style::new().add_modifier(Modifier::BOLD)),
+            )
+            .block(Block::bordered().title(" quality "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn look(updates: u64, incarnation: u64, phase: &str) -> Look {
+        let worker = watch::Worker {
+            ordinal: 0,
+            alive: true,
+            ready: true,
+            updates,
+            incarnation,
+            device: "CPU".into(),
+            ..watch::Worker::default()
+        };
+        let run = Run {
+            name: "history".into(),
+            phase: phase.into(),
+            epoch: 30,
+            epochs: 60,
+            updates,
+            epochs_per_second: 10.0,
+            updates_per_second: 10.0,
+            elapsed_seconds: 3.0,
+            eta_seconds: Some(3.0),
+            driver: Some(0),
+            label: String::new(),
+            message: String::new(),
+            metrics: BTreeMap::new(),
+        };
+        let quality = vec![watch::Group { group: 7, count: 12, mean: 0.25, min: 0.0, max: 1.0 }];
+        Look { name: "demo".into(), ready: true, workers: vec![worker], runs: vec![run], quality, ..Look::default() }
+    }
+
+    #[test]
+    fn the_screen_shows_workers_run_quality_and_what_changed() {
+        let mut view = View::new(false);
+        let began = Instant::now();
+        view.see(look(0, 1, "Running"), began);
+        view.see(look(5_000, 1, "Running"), began + Duration::from_secs(1));
+        view.see(look(100, 2, "Succeeded"), began + Duration::from_secs(2));
+        assert_eq!(view.history, [5_000, 100], "a worker that started anew counts from nothing");
+        let mut terminal = Terminal::new(TestBackend::new(100, 30)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let screen = terminal.backend().to_string();
+        for shown in ["demo", "fine", "ready", "Succeeded epoch 30 of 60", "0.250000", "worker 0 was started again"] {
+            assert!(screen.contains(shown), "{shown} is not on the screen:\n{screen}");
+        }
+    }
+}
