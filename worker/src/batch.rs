@@ -74,8 +74,8 @@ impl Batches {
         self.bytes = 0;
         let mut batch = std::mem::take(&mut self.open);
         batch.groups = std::mem::take(&mut self.groups).into();
-        batch.keys = column(std::mem::take(&mut self.keys));
-        batch.payloads = column(std::mem::take(&mut self.payloads));
+        batch.keys = column(&std::mem::take(&mut self.keys));
+        batch.payloads = column(&std::mem::take(&mut self.payloads));
         self.full.push(batch);
     }
 
@@ -89,8 +89,8 @@ impl Batches {
 }
 
 /// A column that says something.
-fn column(blobs: engram_memory::Blobs) -> Option<v1::Blobs> {
-    (!blobs.bytes().is_empty()).then(|| v1::Blobs::from(&blobs))
+fn column(blobs: &engram_memory::Blobs) -> Option<v1::Blobs> {
+    (!blobs.bytes().is_empty()).then(|| v1::Blobs::from(blobs))
 }
 
 fn push_floats(to: &mut Vec<f32>, bits: &[u8], dtype: FeatureType) {
