@@ -163,7 +163,9 @@ impl Cluster {
     /// What the cluster wrote of itself; `None` before it did.
     pub fn endpoints(&self) -> Option<Value> {
         let text = fs::read_to_string(self.state_dir().join("endpoints.json")).ok()?;
-        serde_json::from_str(&text).ok()
+        let endpoints: Value = serde_json::from_str(&text).ok()?;
+        // A cluster that was killed has left its own behind.
+        (endpoints["pid"] == self.supervisor()).then_some(endpoints)
     }
 
     /// Process of a worker; `None` between its end and its restart.
@@ -221,6 +223,14 @@ impl Cluster {
         command.args(arguments).arg("--state-dir").arg(self.state_dir());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("the binary starts")
+    }
+
+    /// Does to a command that was left running what Ctrl-C does.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn interrupt(command: &Child) {
+        signal(command.id(), Signal::SIGINT).expect("the command runs");
     }
 
     /// Does something with the client library.

@@ -34,7 +34,7 @@ fn a_command_without_a_cluster_says_so() {
     engram(["get", "a", "--state-dir", "/nonexistent"], "").refused(3, &["ENG-0408", "/nonexistent"]);
     engram(["get", "a", "--address", "127.0.0.1:1"], "").refused(6, &["ENG-0601", "127.0.0.1:1"]);
     engram(["get"], "").refused(2, &[]);
-    engram(["gte", "a"], "").refused(2, &["get"]);
+    engram(["qualty"], "").refused(2, &["'quality'"]);
     engram(["reinforce", "a", "--quality", "0.5", "--delta", "0.5"], "").refused(2, &["--delta"]);
     engram(["explain", "ENG-9999"], "").ended(3);
 }
@@ -51,8 +51,7 @@ fn a_request_is_refused_whole_or_reported_row_by_row() {
         cluster.engram(&["reinforce", "a", "--create", &quality]).refused(2, &["ENG-0507", "quality"]);
         let weight = format!("--weight={value}");
         cluster.engram(&["insert", "a", &weight]).refused(2, &["ENG-0507", "weight"]);
-        let ran = cluster.engram(&["decay", "--", value]);
-        ran.refused(2, &["ENG-0507", "amount"]);
+        cluster.engram(&["decay", value]).refused(2, &["ENG-0507", "amount"]);
     }
     cluster.engram(&["insert", "a", "--features", "1,2,3"]).refused(2, &["dimension"]);
     cluster.engram(&["insert", "a", "--payload", &"x".repeat(70_000)]).refused(2, &["payload"]);

@@ -18,7 +18,7 @@ fn what_is_inserted_is_read_ranked_exported_and_inserted_again() {
         "id": red_id, "key": "red", "weight": 0.75, "group": 3, "features": [1.5, -2.0], "payload": "tabs\tand\nlines",
     });
     assert_eq!(found["items"][0], red);
-    assert_eq!(found["items"][2], json!({ "id": 42, "weight": 0.5, "group": 0 }));
+    assert_eq!(found["items"][2], json!({ "id": 42, "weight": 0.5, "group": 0, "features": [0.0, 0.0] }));
     let table = cluster.engram(&["get", "red"]).ended(0).stdout;
     assert_eq!(table, format!("memory\tweight\tgroup\tid\nred\t0.75\t3\t{red_id}\n"), "tab-separated where piped");
 

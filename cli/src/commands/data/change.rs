@@ -64,7 +64,7 @@ pub(crate) struct Reinforce {
   engram decay 0.01       subtract 0.01 from every weight, down to 0")]
 pub(crate) struct Decay {
     /// How much, 0 to 1
-    #[arg(value_name = "0-1")]
+    #[arg(value_name = "0-1", allow_negative_numbers = true)]
     amount: f64,
 }
 
@@ -74,7 +74,7 @@ pub(crate) async fn remove(arguments: &Remove, context: &Context) -> anyhow::Res
     Told::of("remove", written.outcome).print(&arguments.selection, context)
 }
 
-pub(crate) async fn reinforce(arguments: Reinforce, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn reinforce(arguments: &Reinforce, context: &Context) -> anyhow::Result<ExitCode> {
     let on_missing = if arguments.create { OnMissing::Create } else { OnMissing::Report };
     if let Some(path) = &arguments.file {
         let session = target::connect(context).await?.session();

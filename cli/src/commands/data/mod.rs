@@ -26,13 +26,13 @@ pub(crate) enum Data {
     Get(get::Arguments),
     Rank(rank::Arguments),
     Quality(quality::Arguments),
-    Insert(insert::Arguments),
+    Insert(Box<insert::Arguments>),
     Remove(change::Remove),
-    Reinforce(change::Reinforce),
+    Reinforce(Box<change::Reinforce>),
     Decay(change::Decay),
     Export(export::Arguments),
     #[command(subcommand)]
-    Import(import::Import),
+    Import(Box<import::Import>),
     #[command(subcommand)]
     Snapshot(snapshot::Snapshot),
     #[command(subcommand)]
@@ -52,9 +52,9 @@ pub(crate) async fn run(command: Data, context: &Context) -> anyhow::Result<Exit
         Data::Get(arguments) => get::run(&arguments, context).await,
         Data::Rank(arguments) => rank::run(&arguments, context).await,
         Data::Quality(arguments) => quality::run(&arguments, context).await,
-        Data::Insert(arguments) => insert::run(arguments, context).await,
+        Data::Insert(arguments) => insert::run(*arguments, context).await,
         Data::Remove(arguments) => change::remove(&arguments, context).await,
-        Data::Reinforce(arguments) => change::reinforce(arguments, context).await,
+        Data::Reinforce(arguments) => change::reinforce(&arguments, context).await,
         Data::Decay(arguments) => change::decay(&arguments, context).await,
         Data::Export(arguments) => export::run(&arguments, context).await,
         Data::Import(import) => import.run(context).await,

@@ -49,9 +49,10 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
         ]);
     }
     if context.output.is_structured() {
-        let groups: Vec<Value> = quality.vector.groups().iter().map(|(group, it)| object(json!(group.0), it)).collect();
+        let groups: Vec<Value> =
+            quality.vector.groups().iter().map(|(group, it)| object(&json!(group.0), it)).collect();
         let mut value = json!({
-            "apiVersion": API_VERSION, "kind": "Quality", "groups": groups, "total": object(json!("all"), &total),
+            "apiVersion": API_VERSION, "kind": "Quality", "groups": groups, "total": object(&json!("all"), &total),
         });
         if let Some(histogram) = &quality.histogram {
             let groups = histogram.groups().iter();
@@ -82,7 +83,7 @@ fn bound(quality: &GroupQuality, units: u32) -> String {
     if quality.count == 0 { "-".into() } else { format!("{:.9}", weight(units)) }
 }
 
-fn object(group: Value, quality: &GroupQuality) -> Value {
+fn object(group: &Value, quality: &GroupQuality) -> Value {
     let some = quality.count > 0;
     json!({
         "group": group,
