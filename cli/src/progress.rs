@@ -1,4 +1,5 @@
-//! How far something long has come: a bar on a terminal, else a line per tenth or per ten seconds, always on stderr.
+//! How far something long has come: a bar on a terminal, else a line per tenth or per ten seconds, always on stderr. What is
+//! done within a moment is not told.
 
 use crate::output::{Output, count};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -6,6 +7,8 @@ use std::time::{Duration, Instant};
 
 /// Without a terminal: at least a line this often, so that a log shows life.
 const LINE_EVERY: Duration = Duration::from_secs(10);
+/// Lines are no closer than this: ten lines about half a second are noise.
+const LINE_APART: Duration = Duration::from_millis(500);
 /// How often a bar moves although nothing was done, for the eye.
 const TICK: Duration = Duration::from_millis(120);
 
@@ -62,10 +65,12 @@ impl Progress {
                 bar.set_message(message.to_owned());
             }
             Shown::Lines { output, tenth, at } => {
-                let now = self.total.filter(|total| *total > 0).map_or(0, |total| done.min(total) * 10 / total);
-                if now > *tenth || at.elapsed() >= LINE_EVERY {
+                let percent = self.total.filter(|total| *total > 0).map_or(0, |total| done.min(total) * 100 / total);
+                let now = percent / 10;
+                let waited = at.elapsed();
+                if (now > *tenth && waited >= LINE_APART) || waited >= LINE_EVERY {
                     (*tenth, *at) = (now.max(*tenth), Instant::now());
-                    let of = self.total.map_or_else(String::new, |total| format!(" of {} ({now}0%)", count(total)));
+                    let of = self.total.map_or(" so far,".into(), |total| format!(" of {} ({percent}%)", count(total)));
                     output.note(format!("{}: {}{of} {message}", self.title, count(done)).trim_end());
                 }
             }
