@@ -95,7 +95,7 @@ mod tests {
                     walk(child, &path);
                 } else {
                     let help = child.get_before_help().map(ToString::to_string).unwrap_or_default();
-                    assert!(help.contains(&format!("{path}")), "{path} shows no example before its help");
+                    assert!(help.contains(&path), "{path} shows no example before its help");
                 }
             }
         }

@@ -18,6 +18,26 @@ impl fmt::Display for Ended {
 
 impl std::error::Error for Ended {}
 
+/// Something said plainly that has no code of its own to explain it.
+#[derive(Debug)]
+pub(crate) struct Said {
+    message: String,
+    exit: ExitCode,
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Said {}
+
+/// An error that ends with `exit` and needs no long text.
+pub(crate) fn said(exit: ExitCode, message: impl Into<String>) -> anyhow::Error {
+    Said { message: message.into(), exit }.into()
+}
+
 /// A problem as an error: `return Err(problem(Code::PortInUse, "..."))`.
 pub(crate) fn problem(code: Code, message: impl Into<String>) -> anyhow::Error {
     Problem::new(code, message).into()
@@ -44,6 +64,9 @@ fn told(error: &anyhow::Error, color: bool) -> (String, ExitCode) {
         }
         if let Some(problem) = cause.downcast_ref::<Problem>() {
             return (problem.render(color), problem.code().exit_code());
+        }
+        if let Some(said) = cause.downcast_ref::<Said>() {
+            return (plain(error, color), said.exit);
         }
         if let Some(Ended(code)) = cause.downcast_ref::<Ended>() {
             return (String::new(), *code);

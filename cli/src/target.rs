@@ -8,6 +8,10 @@ use engram_api::Code;
 use engram_client::{Client, Options};
 use engram_memory::ClusterId;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long it may take until anybody answers: people wait for this, and a worker that lives answers at once.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// A cluster that a command is about.
 #[derive(Debug, Clone)]
@@ -49,7 +53,12 @@ impl Target {
             Self::Remote(addresses) => Options::new(addresses.iter().cloned()),
             Self::Local(local) => local.options()?,
         };
-        Ok(Client::connect(options).await?)
+        let endpoints = options.endpoints.join(", ");
+        let connected = tokio::time::timeout(CONNECT, Client::connect(options)).await.map_err(|_| {
+            let message = format!("no worker answers at {endpoints} within {} s", CONNECT.as_secs());
+            problem(Code::Unreachable, message)
+        })?;
+        Ok(connected?)
     }
 }
 

@@ -29,17 +29,17 @@ fn with(home: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
         command.env_remove(name);
     }
     command.env("HOME", home).current_dir(home).args(arguments).envs(variables.iter().copied());
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let Output { status, stdout, stderr } = command.output().expect("the command starts");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints text");
     Ended { code: status.code().expect("no signal ends it"), out: text(stdout), err: text(stderr) }
 }
 
 fn home() -> tempfile::TempDir {
-    tempfile::tempdir().unwrap()
+    tempfile::tempdir().expect("a temporary folder")
 }
 
 fn write(home: &Path, name: &str, text: &str) -> String {
-    fs::write(home.join(name), text).unwrap();
+    fs::write(home.join(name), text).expect("a file in a temporary folder");
     name.to_owned()
 }
 

@@ -1,7 +1,7 @@
 //! `engram down`: stops a local cluster in order.
 
 use crate::args::Context;
-use crate::error::problem;
+use crate::error::{problem, said};
 use crate::local::state::{self, StateDir};
 use crate::target::Local;
 use anyhow::Context as _;
@@ -92,7 +92,7 @@ async fn stop(local: &Local, limit: Duration, context: &Context) -> anyhow::Resu
 
 fn confirm(question: &str) -> anyhow::Result<()> {
     if !std::io::stdin().is_terminal() {
-        return Err(problem(Code::Conflicting, format!("{question} nobody can be asked here; say --yes")));
+        return Err(said(ExitCode::Usage, format!("{question} nobody can be asked here; say --yes")));
     }
     write!(std::io::stderr(), "{question} [y/N] ").context("failed to ask")?;
     let mut answer = String::new();

@@ -1,8 +1,8 @@
 //! `engram explain`: the long text of an error code.
 
 use crate::args::Context;
+use crate::error::said;
 use crate::output::{Format, Table};
-use anyhow::bail;
 use engram_api::{Code, ExitCode};
 use serde_json::json;
 
@@ -33,8 +33,7 @@ pub(crate) fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<Ex
         return Ok(ExitCode::Ok);
     };
     let Some((code, text)) = Code::find(text).zip(engram_api::explain(text)) else {
-        context.output.note(format!("error: {text} is no error code; `engram explain` lists them"));
-        bail!(crate::error::Ended(ExitCode::NotFound));
+        return Err(said(ExitCode::NotFound, format!("{text} is no error code; `engram explain` lists them")));
     };
     match context.output.format {
         Format::Json | Format::Yaml => context.output.value(&object(&code))?,

@@ -60,7 +60,10 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     for (_, line) in lines {
         out.write_all(line.as_bytes())?;
     }
-    while arguments.follow {
+    if !arguments.follow {
+        return Ok(ExitCode::Ok);
+    }
+    loop {
         out.flush()?;
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
@@ -75,7 +78,6 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
             }
         }
     }
-    Ok(ExitCode::Ok)
 }
 
 /// The state directory: logs outlive their cluster, so that it need not run.

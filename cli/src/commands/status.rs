@@ -36,7 +36,7 @@ pub(crate) async fn run(_arguments: &Arguments, context: &Context) -> anyhow::Re
                 }
             }
             Err(_) => {
-                look.conditions.push("the coordinator does not answer; workers go on under the map they have".into())
+                look.conditions.push("the coordinator does not answer; workers go on under the map they have".into());
             }
         }
         look.ready = look.conditions.is_empty();

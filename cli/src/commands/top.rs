@@ -2,12 +2,12 @@
 
 use super::watch::{self, Look, Run};
 use crate::args::Context;
-use crate::error::problem;
+use crate::error::said;
 use crate::output::{Table, bytes, count, seconds};
 use crate::target::{Target, connect};
 use anyhow::Context as _;
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
-use engram_api::{Code, ExitCode};
+use engram_api::ExitCode;
 use engram_client::Client;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -45,14 +45,14 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
     if !(0.1..=3_600.0).contains(&arguments.interval) {
         let message = format!("--interval is {}; allowed: 0.1 to 3600 seconds", arguments.interval);
-        return Err(problem(Code::OutOfRange, message));
+        return Err(said(ExitCode::Usage, message));
     }
     let client = connect(context).await?;
     if arguments.once {
         return once(&client, context).await;
     }
     if !std::io::stdout().is_terminal() {
-        return Err(problem(Code::Conflicting, "top needs a terminal; in scripts say: engram top --once -o json"));
+        return Err(said(ExitCode::Usage, "top needs a terminal; in scripts say: engram top --once -o json"));
     }
     let target = Target::find(context)?;
     let mut terminal = ratatui::try_init().context("failed to take the terminal")?;

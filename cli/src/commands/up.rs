@@ -282,7 +282,8 @@ async fn learn(client: &Client, manifest: &Manifest, arguments: &Arguments, cont
             context.output.note(format!("run {name} is suspended: spec.suspend is true"));
             continue;
         }
-        if !runs::submit(client, manifest, object).await? {
+        // With --detach --wait two processes submit it, and neither of them is late.
+        if !runs::submit(client, manifest, object).await? && !arguments.wait {
             let known = client.list_runs().await?;
             let phase = known.iter().find(|status| status.name == *name).map(|status| status.phase());
             context.output.note(match phase {
@@ -293,7 +294,7 @@ async fn learn(client: &Client, manifest: &Manifest, arguments: &Arguments, cont
             });
         }
         let learnt = runs::follow_to_end(client, name, &context.output).await?;
-        if let Some(path) = &arguments.report {
+        if let Some(path) = arguments.report.as_ref().filter(|_| !arguments.wait || !detach::is_child()) {
             runs::write_page(&learnt, path)?;
             context.output.note(format!("wrote {}", path.display()));
         }

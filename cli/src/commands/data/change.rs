@@ -13,8 +13,6 @@ use engram_memory::{Group, OnMissing, Outcome, RejectionReason};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-pub(super) use crate::output::count as counted;
-
 /// Remove memories
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:

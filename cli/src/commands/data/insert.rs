@@ -1,9 +1,10 @@
 //! `engram insert`: memories from arguments or from a file, each batch exactly once.
 
-use super::change::{self, Told};
+use super::change::Told;
 use super::select::Selection;
 use crate::args::Context;
 use crate::error::problem;
+use crate::output::count;
 use crate::progress::Progress;
 use crate::rows::{Format, Purpose, Reader, Row};
 use crate::target;
@@ -66,16 +67,16 @@ pub(crate) async fn run(arguments: Arguments, context: &Context) -> anyhow::Resu
         return Err(problem(Code::InvalidValue, format!("weight is {weight}; allowed: 0 to 1")));
     }
     let ids = arguments.selection.ids()?;
-    let count = ids.len();
-    let rows = Rows {
+    let rows = ids.len();
+    let memories = Rows {
         keys: arguments.selection.key_column(),
-        weights: arguments.weight.map_or_else(Vec::new, |weight| vec![weight; count]),
-        groups: arguments.group.map_or_else(Vec::new, |group| vec![Group(group); count]),
-        features: arguments.features.repeat(count),
-        payloads: arguments.payload.map(|text| vec![text.into_bytes(); count].into_iter().collect()),
+        weights: arguments.weight.map_or_else(Vec::new, |weight| vec![weight; rows]),
+        groups: arguments.group.map_or_else(Vec::new, |group| vec![Group(group); rows]),
+        features: arguments.features.repeat(rows),
+        payloads: arguments.payload.map(|text| vec![text.into_bytes(); rows].into_iter().collect()),
         ids,
     };
-    let written = session.upsert(rows).await?;
+    let written = session.upsert(memories).await?;
     Told::of("insert", written.outcome).print(&arguments.selection, context)
 }
 
@@ -151,7 +152,7 @@ where
         told.requested += rows.len() as u64;
         let outcome = send(rows).await.map_err(|error| after(&told, error.into()))?;
         told.outcome.merge(&outcome);
-        let said = format!("{} rows", crate::output::count(told.requested));
+        let said = format!("{} rows", count(told.requested));
         progress.set(read.load(Ordering::Relaxed), &said);
     }
     if told.requested == 0 {
@@ -164,7 +165,7 @@ where
 fn after(told: &Told, error: anyhow::Error) -> anyhow::Error {
     let applied = told.outcome.applied;
     if applied > 0 {
-        eprintln!("{} rows before the error were applied", change::counted(applied));
+        eprintln!("{} rows before the error were applied", count(applied));
     }
     error
 }
