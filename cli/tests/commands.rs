@@ -61,6 +61,7 @@ fn every_exit_code_without_a_cluster_means_what_the_help_says() {
         (0, "", &["--help"]),
         (2, "ENG-0101", &["validate", &wrong]),
         (2, "ENG-0101", &["up", &wrong]),
+        (2, "give a file", &["up", "-d", "-"]),
         (2, "unexpected argument", &["validate", "--misspelt"]),
         (2, "unrecognized subcommand", &["nothing"]),
         (3, "ENG-0302", &["validate", "absent.yaml"]),

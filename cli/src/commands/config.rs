@@ -4,7 +4,6 @@ use crate::args::Context;
 use crate::commands::manifest;
 use crate::error::problem;
 use crate::output::Format;
-use anyhow::Context as _;
 use engram_api::{Code, ExitCode, Needs};
 use std::path::PathBuf;
 
@@ -44,7 +43,8 @@ enum Command {
 pub(crate) fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
     match &arguments.command {
         Command::Show { file, effective } => {
-            let manifest = manifest::read(file, Needs::Anything)?;
+            let text = manifest::text(file)?;
+            let manifest = engram_api::parse(&text, &file.display().to_string(), Needs::Anything)?;
             if context.output.format == Format::Json {
                 let documents: Vec<serde_json::Value> = manifest
                     .cluster
@@ -62,8 +62,6 @@ pub(crate) fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<Ex
             } else if *effective {
                 context.output.text(&manifest.to_effective_yaml())?;
             } else {
-                let text = std::fs::read_to_string(file)
-                    .with_context(|| format!("failed to read {} again", file.display()))?;
                 context.output.text(&text)?;
             }
         }

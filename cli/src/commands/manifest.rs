@@ -14,6 +14,14 @@ const MAX_BYTES: u64 = 1 << 20;
 /// # Errors
 /// The file cannot be read (ENG-0302), or has problems.
 pub(crate) fn read(path: &Path, needs: Needs) -> anyhow::Result<Manifest> {
+    Ok(engram_api::parse(&text(path)?, &path.display().to_string(), needs)?)
+}
+
+/// Reads the text of a manifest, unchecked; `-` is stdin.
+///
+/// # Errors
+/// The file cannot be read, is too large or no text.
+pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     let taken = if path == Path::new("-") {
         std::io::stdin().lock().take(MAX_BYTES + 1).read_to_end(&mut bytes)
@@ -26,9 +34,8 @@ pub(crate) fn read(path: &Path, needs: Needs) -> anyhow::Result<Manifest> {
         let message = format!("{} is larger than {MAX_BYTES} bytes, the most that a manifest may have", path.display());
         return Err(problem(Code::NotAManifest, message));
     }
-    let text = String::from_utf8(bytes)
-        .map_err(|error| problem(Code::NotAManifest, format!("{} is not UTF-8: {error}", path.display())))?;
-    Ok(engram_api::parse(&text, &path.display().to_string(), needs)?)
+    String::from_utf8(bytes)
+        .map_err(|error| problem(Code::NotAManifest, format!("{} is not UTF-8: {error}", path.display())))
 }
 
 /// Tells what a user of a local cluster should know of a manifest, once.

@@ -3,7 +3,7 @@
 use crate::args::Context;
 use crate::commands::data::run as runs;
 use crate::commands::manifest;
-use crate::error::{Ended, problem, report};
+use crate::error::{Ended, problem, report, said};
 use crate::local::ports::{self, Ports};
 use crate::local::state::{self, Cluster, FORMAT, StateDir};
 use crate::local::supervisor::{Event, Plan, Supervisor};
@@ -82,6 +82,12 @@ enum End {
 }
 
 pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+    if arguments.detach && arguments.file == Path::new("-") {
+        return Err(said(
+            ExitCode::Usage,
+            "--detach reads the manifest twice, and stdin can be read once; give a file",
+        ));
+    }
     let manifest = manifest::read(&arguments.file, Needs::Cluster)?;
     let detached = arguments.detach && detach::is_child();
     if !detached {
