@@ -107,7 +107,7 @@ impl StateDir {
             }
             errno => unusable(&errno.into()),
         })?;
-        let held = Self { folder: folder.clone(), _lock: lock, created, kept: false };
+        let held = Self { folder, _lock: lock, created, kept: false };
         let note = format!("{}\n", std::process::id());
         let noted = held._lock.set_len(0).and_then(|()| held._lock.write_all_at(note.as_bytes(), 0));
         noted.map_err(|error| unusable(&error))?;

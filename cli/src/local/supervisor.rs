@@ -258,7 +258,7 @@ async fn keep(shared: Rc<Shared>, role: Role) {
                     () = told(&mut will) => return end(child, stdin, will).await,
                 };
                 shared.note(role, None);
-                let exit = exit.map_or_else(|error| error.to_string(), |status| described(status));
+                let exit = exit.map_or_else(|error| error.to_string(), described);
                 if let (Role::Worker(ordinal), Some(process)) = (role, process) {
                     report(&shared, ordinal, process.pid, exit.clone());
                 }
