@@ -166,7 +166,7 @@ its exit status and the end of its log; `engram logs WORKER` shows all of it.";
 a large log takes a while.";
 
     NoLocalCluster = "ENG-0408", NotFound, "no local cluster runs",
-    "The command needs a running cluster and found none. Start one with `engram up FILE`, or name one with `--server`.";
+    "The command needs a running cluster and found none. Start one with `engram up FILE`, or name one with `--address`.";
 
     DiskFull = "ENG-0501", Failed, "disk full",
     "A write to the state directory failed for lack of space. Nothing that was acknowledged is lost; the worker refuses \
@@ -207,7 +207,7 @@ the index and the value. Nothing of the request was applied; values are never cl
 
     Unreachable = "ENG-0601", Unreachable, "cluster unreachable",
     "No worker answered at the address in the message. Is the cluster running (`engram status`), is the address right \
-(`engram context current`)?";
+(`--address`, `ENGRAM_ADDRESS`)?";
 
     DeadlineExceeded = "ENG-0602", NotReady, "out of time",
     "No answer came in time. A write may still have been applied; the client asked what became of it and the message says. \
@@ -223,7 +223,7 @@ write was applied is no longer known. Open a new session and look before repeati
 
     WrongCluster = "ENG-0605", Conflict, "another cluster answers",
     "The address belongs to another cluster than the one asked for: ports are reused. Nothing was read or written. Check the \
-address, or run `engram context current`.";
+address, or name the cluster by its state directory.";
 
     Incompatible = "ENG-0606", Incompatible, "incompatible version",
     "Client and cluster have no protocol version in common. `engram version` shows both; use a client of the cluster's \
