@@ -11,8 +11,8 @@ use crate::service::Memories;
 use crate::shared::{Parts, Shared};
 use engram_client::{Client, Plane};
 use engram_kernels::Cpu;
-use engram_memory::Member;
 use engram_memory::edge::OutOfRange;
+use engram_memory::{Incarnation, Member};
 use engram_proto::v1;
 use engram_proto::v1::memory_service_server::MemoryServiceServer;
 use engram_proto::v1::run_service_server::RunServiceServer;
@@ -128,7 +128,7 @@ impl Worker {
         let handle = engram_store::Engine::start(store).map_err(Error::Thread)?;
         let (store, incarnation) = handle.identity();
         let member = Member { ordinal: options.ordinal(), store, incarnation };
-        let recovery = told(&recovery);
+        let recovery = told(&recovery, incarnation);
         tracing::info!(%member, recovery, device = device.0, "store is open");
         let mut peers = engram_client::Options::new(Vec::<String>::new()).of_cluster(options.cluster);
         peers.plane = Plane::Peer;
@@ -297,7 +297,10 @@ fn reachable(options: &Options, bound: Bound) -> Reachable {
 }
 
 /// What recovery found, in words.
-fn told(recovery: &Recovery) -> String {
+fn told(recovery: &Recovery, incarnation: Incarnation) -> String {
+    if incarnation == Incarnation(1) {
+        return "first start on this disk".to_owned();
+    }
     let mut told = format!(
         "{} memories in {} partitions, {} records replayed",
         recovery.memories, recovery.partitions, recovery.replayed

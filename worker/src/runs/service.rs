@@ -283,6 +283,7 @@ fn run_from_wire(bytes: &[u8]) -> Result<RunId, Status> {
 }
 
 /// What another worker answered, as this worker's answer.
+#[expect(clippy::needless_pass_by_value, reason = "the shape that `map_err` wants")]
 fn passed_on(error: engram_client::Error) -> Status {
     match error.problem() {
         Some(problem) => problem.clone().into_status(),
