@@ -26,6 +26,10 @@ def epoch(memories):
     yield "epoch-by-id", lambda: turn(torch.searchsorted(ids, wanted))
 
 
+def store(memories):
+    return (workload for workload in epoch(memories) if workload[0] == "epoch-by-id")
+
+
 def rank(memories):
     generator = torch.Generator().manual_seed(peer.SEED)
     top = min(peer.TOP, memories)
@@ -44,5 +48,5 @@ if __name__ == "__main__":
             "torch",
             torch.__version__,
             torch.get_num_threads(),
-            lambda suite, memories: {"epoch": epoch, "rank": rank}[suite](memories),
+            lambda suite, memories: {"epoch": epoch, "store": store, "rank": rank}[suite](memories),
         )

@@ -1,11 +1,10 @@
 //! A device filled as a worker of 256 partitions fills it: each memory in the partition of its id, two groups.
 
 use engram_kernels::{Cpu, Device, Error, Segment, Slot, TILE, Tile, Tiles};
-use engram_memory::hash::{mix64, partition_of};
-use engram_memory::{DecayClock, Group, MemoryId, Weight, clock::Advance};
+use engram_memory::hash::partition_of;
+use engram_memory::{DecayClock, MemoryId, Weight, clock::Advance};
 
-/// Partitions of a cluster, unless its manifest says otherwise.
-const PARTITIONS: u32 = 256;
+use crate::population::{self, PARTITIONS};
 
 /// Rows written per call while filling.
 const ROWS: usize = 1 << 16;
@@ -20,15 +19,14 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// `memories` memories with the weights that `weight` gives; groups 0 and 1 by a hash of the id.
+    /// `memories` memories with the weights that `weight` gives.
     ///
     /// # Errors
     /// When the device is full.
     pub(crate) fn new(memories: u32, threads: usize, weight: impl Fn(MemoryId) -> Weight) -> Result<Self, Error> {
-        let id_of = |number: u32| MemoryId(mix64(u64::from(number)));
         let mut counts = vec![0_usize; PARTITIONS as usize];
         for number in 0..memories {
-            counts[partition_of(id_of(number), PARTITIONS).0 as usize] += 1;
+            counts[partition_of(population::id(number), PARTITIONS).0 as usize] += 1;
         }
 
         let tiles: usize = counts.iter().map(|count| count.div_ceil(TILE)).sum();
@@ -52,10 +50,9 @@ impl Arena {
         let mut rows = Vec::with_capacity(ROWS);
         let clock = DecayClock::default();
         for number in 0..memories {
-            let id = id_of(number);
+            let id = population::id(number);
             let place = &mut next[partition_of(id, PARTITIONS).0 as usize];
-            let group = Group((mix64(id.0) >> 63) as u8);
-            rows.push((*place, clock.potential(weight(id)), group));
+            rows.push((*place, clock.potential(weight(id)), population::group(id)));
             ids.set(*place, id);
             slots.push(*place);
             *place += 1;
@@ -79,11 +76,6 @@ impl Arena {
         }
         self.segments.iter().any(|segment| segment.fold > 0)
     }
-}
-
-/// A weight in [0, 1), uniform over ids.
-pub(crate) fn uniform(id: MemoryId) -> Weight {
-    Weight::from_units((mix64(id.0 ^ 0x5eed) >> 34) as u32).expect("30 bits are below one")
 }
 
 /// The same weight for all.

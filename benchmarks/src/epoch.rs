@@ -2,23 +2,15 @@
 //! partitions.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use engram_kernels::{Device, Update};
-use engram_memory::hash::mix64;
-use engram_memory::{QualityVector, edge, law};
+use engram_memory::{QualityVector, edge};
 
-use crate::arena::{self, Arena};
+use crate::arena::Arena;
 use crate::measure;
-use crate::row::{Better, Budget, Figure, Row, Workload};
-
-/// Updates of one epoch.
-const UPDATES: usize = 10_000;
-/// What one epoch takes from every weight.
-const DECAY: f64 = 0.01;
-/// More epochs than the clock needs to run full once at [`DECAY`].
-const FOLD_BY: u32 = 1_000;
+use crate::population::{self, DECAY, UPDATES};
+use crate::row::{Better, Budget, Row, Workload};
 
 /// Measures one size.
 ///
@@ -26,8 +18,11 @@ const FOLD_BY: u32 = 1_000;
 /// When the device fails, or lost memories.
 pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
     eprintln!("epoch: {memories} memories");
-    let mut arena = Arena::new(memories, threads, arena::uniform)?;
-    let updates = updates(&arena)?;
+    let mut arena = Arena::new(memories, threads, population::uniform)?;
+    let delta = population::delta()?;
+    let numbers = population::distinct(UPDATES, memories);
+    let updates: Vec<Update> =
+        numbers.iter().map(|&number| Update { slot: arena.slots[number as usize], delta }).collect();
     let decay = edge::setting(DECAY).context("the decay is out of range")?;
     let mut parts = Vec::new();
 
@@ -42,16 +37,11 @@ pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
         peers: Vec::new(),
         budgets: budgets(memories),
     };
-
-    let (mean_ms, epochs) = mean_with_one_fold(&mut arena, &updates, decay, &mut parts)?;
     let with_fold = Row {
         title: "the same, mean from one fold of the decay clock to the next".to_owned(),
-        ours: Figure { best: mean_ms, median: mean_ms, repeats: epochs },
+        ours: measure::mean_with_one_fold(|| turn(&mut arena, &updates, decay, &mut parts))?,
         budgets: Vec::new(),
-        workloads: by_slot.workloads.clone(),
-        peers: Vec::new(),
-        unit: by_slot.unit.clone(),
-        ..by_slot
+        ..by_slot.clone()
     };
     Ok(vec![by_slot, with_fold])
 }
@@ -75,40 +65,4 @@ fn turn(arena: &mut Arena, updates: &[Update], decay: u32, parts: &mut Vec<Quali
     }
     ensure!(black_box(&whole).total().count == arena.slots.len() as u64, "the quality vector misses memories");
     Ok(folds)
-}
-
-/// Milliseconds per epoch, and how many epochs, from just after one fold up to and with the next.
-fn mean_with_one_fold(
-    arena: &mut Arena,
-    updates: &[Update],
-    decay: u32,
-    parts: &mut Vec<QualityVector>,
-) -> Result<(f64, u32)> {
-    let mut until_fold = |limit: u32| -> Result<u32> {
-        for epoch in 1..=limit {
-            if turn(arena, updates, decay, parts)? {
-                return Ok(epoch);
-            }
-        }
-        anyhow::bail!("the decay clock did not fold within {limit} epochs")
-    };
-    until_fold(FOLD_BY)?;
-    let started = Instant::now();
-    let epochs = until_fold(FOLD_BY)?;
-    Ok((started.elapsed().as_secs_f64() * 1e3 / f64::from(epochs), epochs))
-}
-
-/// Updates at distinct slots in no order, as the peers make them.
-fn updates(arena: &Arena) -> Result<Vec<Update>> {
-    let rate = edge::rate(0.05).context("the learning rate is out of range")?;
-    let quality = edge::quality(0.8).context("the quality is out of range")?;
-    let delta = law::delta(rate, quality);
-    let mut slots = arena.slots.clone();
-    let wanted = UPDATES.min(slots.len());
-    // The first steps of a shuffle.
-    for place in 0..wanted {
-        let rest = (slots.len() - place) as u64;
-        slots.swap(place, place + (mix64(place as u64) % rest) as usize);
-    }
-    Ok(slots[..wanted].iter().map(|&slot| Update { slot, delta }).collect())
 }

@@ -7,13 +7,20 @@
 mod arena;
 mod epoch;
 mod measure;
+mod population;
 mod rank;
 mod row;
+mod rows;
+mod store;
+mod wire;
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
+
+use row::Row;
 
 #[derive(Parser)]
 #[command(about = "Measures one suite and writes its rows as JSON (run it by `cargo xtask bench`)")]
@@ -25,26 +32,44 @@ struct Arguments {
     /// Threads for the passes over all memories; by default one per core
     #[arg(long)]
     threads: Option<usize>,
+    /// Folder for logs and snapshots, on the kind of disk that matters; what is written there is removed
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    scratch: PathBuf,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Suite {
     /// One learning epoch on the CPU device
     Epoch,
+    /// The store in process: updates and reads by id, log, recovery, memory per memory
+    Store,
+    /// Calls over gRPC on loopback
+    Wire,
     /// Full order and the best 1,000 on the CPU device
     Rank,
+    /// Not a suite: what is resident when this process has filled a store, in bytes
+    #[value(hide = true)]
+    Footprint,
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let mut rows = Vec::new();
-    for memories in arguments.memories {
-        rows.extend(match arguments.suite {
-            Suite::Epoch => epoch::rows(memories, threads)?,
-            Suite::Rank => rank::rows(memories, threads)?,
-        });
-    }
+    let (sizes, scratch) = (&arguments.memories, &arguments.scratch);
+    let of_each = |rows: &dyn Fn(u32, usize) -> anyhow::Result<Vec<Row>>| -> anyhow::Result<Vec<Row>> {
+        Ok(sizes.iter().map(|&memories| rows(memories, threads)).collect::<Result<Vec<_>, _>>()?.concat())
+    };
+    let mut rows = match arguments.suite {
+        Suite::Epoch => of_each(&epoch::rows)?,
+        Suite::Rank => of_each(&rank::rows)?,
+        Suite::Store => store::rows(sizes, threads, scratch)?,
+        Suite::Wire => wire::rows(sizes, threads, scratch)?,
+        Suite::Footprint => {
+            let memories = *sizes.first().context("no size was given")?;
+            println!("{}", store::footprint::resident_when_filled(memories, scratch)?);
+            return Ok(());
+        }
+    };
     // One title's sizes stand together in the table.
     let titles: Vec<String> = rows.iter().map(|row| row.title.clone()).collect();
     rows.sort_by_key(|row| titles.iter().position(|title| *title == row.title));

@@ -3,11 +3,19 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
+
 use crate::row::Figure;
 
 const MIN_REPEATS: usize = 5;
 const MAX_REPEATS: usize = 200;
 const MIN_TIME: Duration = Duration::from_secs(1);
+
+/// Work that is over within microseconds needs more repeats for a median, and for what lies beside it.
+const MAX_SHORT_REPEATS: usize = 5_000;
+
+/// More epochs than a decay clock needs to run full once at a decay of 0.01.
+const FOLD_BY: u32 = 1_000;
 
 /// Milliseconds that `work` takes.
 ///
@@ -18,10 +26,78 @@ pub(crate) fn milliseconds<E>(mut work: impl FnMut() -> Result<(), E>) -> Result
     let mut took_ms = Vec::new();
     let started = Instant::now();
     while took_ms.len() < MAX_REPEATS && (took_ms.len() < MIN_REPEATS || started.elapsed() < MIN_TIME) {
-        let before = Instant::now();
-        work()?;
-        took_ms.push(before.elapsed().as_secs_f64() * 1e3);
+        took_ms.push(time_ms(&mut work)?);
     }
-    took_ms.sort_by(f64::total_cmp);
-    Ok(Figure { best: took_ms[0], median: took_ms[took_ms.len() / 2], repeats: took_ms.len() as u32 })
+    Ok(lowest(took_ms))
+}
+
+/// Milliseconds that `work` takes, and those that `floor` takes, in turns, so that what else the machine does meets both.
+///
+/// # Errors
+/// The first error of either.
+pub(crate) fn side_by_side<E>(
+    mut work: impl FnMut() -> Result<(), E>,
+    mut floor: impl FnMut() -> Result<(), E>,
+) -> Result<(Figure, Figure), E> {
+    work()?;
+    floor()?;
+    let (mut work_ms, mut floor_ms) = (Vec::new(), Vec::new());
+    let started = Instant::now();
+    while work_ms.len() < MAX_SHORT_REPEATS && (work_ms.len() < MIN_REPEATS || started.elapsed() < 2 * MIN_TIME) {
+        work_ms.push(time_ms(&mut work)?);
+        floor_ms.push(time_ms(&mut floor)?);
+    }
+    Ok((lowest(work_ms), lowest(floor_ms)))
+}
+
+/// Milliseconds per epoch, from just after one fold of the decay clock up to and with the next. `turn` learns one epoch and
+/// returns whether the clock folded.
+///
+/// # Errors
+/// The first error of `turn`, or no fold.
+pub(crate) fn mean_with_one_fold(mut turn: impl FnMut() -> Result<bool>) -> Result<Figure> {
+    let mut until_fold = || -> Result<u32> {
+        for epoch in 1..=FOLD_BY {
+            if turn()? {
+                return Ok(epoch);
+            }
+        }
+        bail!("the decay clock did not fold within {FOLD_BY} epochs")
+    };
+    until_fold()?;
+    let started = Instant::now();
+    let epochs = until_fold()?;
+    let mean_ms = started.elapsed().as_secs_f64() * 1e3 / f64::from(epochs);
+    Ok(Figure { best: mean_ms, median: mean_ms, repeats: epochs })
+}
+
+/// The figure in another unit, which is `factor` times smaller.
+pub(crate) fn scaled(figure: Figure, factor: f64) -> Figure {
+    Figure { best: figure.best * factor, median: figure.median * factor, ..figure }
+}
+
+/// Millions a second, of work that handles `count` and takes `milliseconds`.
+pub(crate) fn millions_per_second(count: usize, milliseconds: Figure) -> Figure {
+    let rate = |ms: f64| count as f64 / (ms * 1e3);
+    Figure { best: rate(milliseconds.best), median: rate(milliseconds.median), ..milliseconds }
+}
+
+/// The summary of figures of which the lowest is the best.
+///
+/// # Panics
+/// Without one.
+pub(crate) fn lowest(mut values: Vec<f64>) -> Figure {
+    values.sort_by(f64::total_cmp);
+    Figure { best: values[0], median: values[values.len() / 2], repeats: values.len() as u32 }
+}
+
+/// One figure, measured once.
+pub(crate) const fn once(value: f64) -> Figure {
+    Figure { best: value, median: value, repeats: 1 }
+}
+
+fn time_ms<E>(work: &mut impl FnMut() -> Result<(), E>) -> Result<f64, E> {
+    let before = Instant::now();
+    work()?;
+    Ok(before.elapsed().as_secs_f64() * 1e3)
 }

@@ -5,6 +5,7 @@ use engram_kernels::{Device, Order, Scope};
 
 use crate::arena::{self, Arena};
 use crate::measure;
+use crate::population;
 use crate::row::{Better, Budget, Row, Workload};
 
 /// The best how many.
@@ -15,7 +16,7 @@ const TOP: usize = 1_000;
 /// # Errors
 /// When the device fails, or lost memories.
 pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
-    let mut rows = measure_kind("random", "random weights", Arena::new(memories, threads, arena::uniform)?)?;
+    let mut rows = measure_kind("random", "random weights", Arena::new(memories, threads, population::uniform)?)?;
     rows.extend(measure_kind("tied", "all weights equal", Arena::new(memories, threads, arena::tied)?)?);
     Ok(rows)
 }

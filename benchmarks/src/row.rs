@@ -15,7 +15,7 @@ pub(crate) struct Report {
 }
 
 /// One measured figure.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     /// What was measured, for people: `learning epoch, 10,000 updates by slot`.
     pub(crate) title: String,

@@ -23,7 +23,7 @@ use row::Report;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     suite: Suite,
-    /// Who else does the same work (suites epoch and rank)
+    /// Who else does the same work (suites epoch, store and rank)
     #[arg(long, default_value = "numpy", long_help = PEERS_HELP)]
     peers: Peers,
     /// How many memories, one table line each: 100k, 1m, 10m, or plain numbers
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
-const PEERS_HELP: &str = "Who else does the same work (suites epoch and rank)
+const PEERS_HELP: &str = "Who else does the same work (suites epoch, store and rank)
 
 numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB where download.pytorch.org can be reached; otherwise \
 the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. Both \
@@ -63,7 +63,7 @@ impl Suite {
     }
 
     fn has_python_peers(self) -> bool {
-        matches!(self, Self::Epoch | Self::Rank)
+        matches!(self, Self::Epoch | Self::Store | Self::Rank)
     }
 }
 
@@ -84,6 +84,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let program = workspace::target().join("release/engram-benchmarks");
     let mut ours = Command::new(program);
     ours.current_dir(workspace::root()).args([options.suite.name(), "--memories", &memories.join(",")]);
+    // A disk: a temporary folder may lie in memory, where a sync costs nothing.
+    ours.arg("--scratch").arg(workspace::target());
     let mut report: Report =
         serde_json::from_str(&process::read(&mut ours)?).context("engram-benchmarks did not write a report")?;
 
