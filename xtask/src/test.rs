@@ -46,7 +46,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if process_tests_match(filter)? {
         let mut build = workspace::cargo(["build", "--release", "-p", "engram-cli"]);
         if stages.run("release build of the binary", || process::run(&mut build)).is_some() {
-            let mut processes = cargo_test(["-p", PROCESS_TESTS]);
+            let mut processes = process_tests()?;
             harness_arguments(&mut processes, filter, options.full);
             processes.env("ENGRAM_BIN", release_binary());
             stages.run("process tests", || count(&mut processes, &mut total));
@@ -59,6 +59,23 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     println!("\n{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
     ensure!(total.failed == 0 && !stages.any_failed(), "tests failed");
     Ok(())
+}
+
+/// The process tests by name, but selected from the whole workspace: with another selection of packages their dependencies
+/// would have other features and be built once more.
+///
+/// # Errors
+/// When their folder cannot be read.
+fn process_tests() -> Result<Command> {
+    let folder = workspace::root().join("tests/tests");
+    let mut command = cargo_test(["--workspace"]);
+    for entry in std::fs::read_dir(&folder).with_context(|| format!("failed to read {}", folder.display()))? {
+        let path = entry?.path();
+        if let (Some(name), Some("rs")) = (path.file_stem(), path.extension().and_then(|it| it.to_str())) {
+            command.arg("--test").arg(name);
+        }
+    }
+    Ok(command)
 }
 
 fn release_binary() -> PathBuf {

@@ -80,7 +80,8 @@ enum Peers {
 /// When a program cannot be built, installed or run, or hands over something that is not a report.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let memories: Vec<String> = options.memories.iter().map(u64::to_string).collect();
-    process::run(&mut workspace::cargo(["build", "--release", "-p", "engram-benchmarks"]))?;
+    // Together with the binary: alone, its dependencies would have other features and be built once more.
+    process::run(&mut workspace::cargo(["build", "--release", "-p", "engram-cli", "-p", "engram-benchmarks"]))?;
     let program = workspace::target().join("release/engram-benchmarks");
     let mut ours = Command::new(program);
     ours.current_dir(workspace::root()).args([options.suite.name(), "--memories", &memories.join(",")]);
