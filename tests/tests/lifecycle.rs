@@ -134,9 +134,12 @@ fn a_state_directory_that_cannot_be_written_is_named() {
     let up = Up::of(&cluster_manifest("walled", 1, ""));
     std::fs::write(up.state_dir(), "a file where a folder should be").expect("it can be written");
     up.run().refused(1, &["ENG-0405", &up.state_dir().display().to_string()]);
-    let home = engram_tests::checkout().join("docs").display().to_string();
     let manifest = up.state_dir().with_file_name("cluster.yaml").display().to_string();
-    // Somebody's folder is nobody's state directory.
-    let foreign = engram(["up", manifest.as_str(), "--state-dir", home.as_str(), "--port-base", "0"], "");
-    foreign.refused(5, &["ENG-0403", &home]);
+    // Somebody's folder is nobody's state directory, and stays as it was.
+    let home = tempfile::tempdir().expect("a temporary folder can be made");
+    std::fs::write(home.path().join("letter.txt"), "dear").expect("it can be written");
+    let home_path = home.path().display().to_string();
+    let foreign = engram(["up", manifest.as_str(), "--state-dir", home_path.as_str(), "--port-base", "0"], "");
+    foreign.refused(5, &["ENG-0403", &home_path, "letter.txt"]);
+    assert_eq!(std::fs::read_dir(home.path()).expect("it is there").count(), 1);
 }

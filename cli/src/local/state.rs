@@ -72,6 +72,8 @@ pub(crate) struct StateDir {
     _lock: Flock<File>,
     /// The topmost folder that was made for it.
     created: Option<PathBuf>,
+    /// Whether the lock file was made for it.
+    made_lock: bool,
     /// Whether anything was written that a later start needs.
     kept: bool,
 }
@@ -92,6 +94,7 @@ impl StateDir {
         let created = folder.ancestors().take_while(|path| !path.exists()).last().map(Path::to_owned);
         fs::create_dir_all(&folder).map_err(|error| unusable(&error))?;
         let path = folder.join("up.lock");
+        let made_lock = !path.exists();
         let opened = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
         let mut file = opened.map_err(|error| unusable(&error))?;
         let mut holder = String::new();
@@ -107,7 +110,7 @@ impl StateDir {
             }
             errno => unusable(&errno.into()),
         })?;
-        let held = Self { folder, _lock: lock, created, kept: false };
+        let held = Self { folder, _lock: lock, created, made_lock, kept: false };
         let note = format!("{}\n", std::process::id());
         let noted = held._lock.set_len(0).and_then(|()| held._lock.write_all_at(note.as_bytes(), 0));
         noted.map_err(|error| unusable(&error))?;
@@ -192,8 +195,10 @@ impl Drop for StateDir {
             return;
         }
         // A start that was refused leaves nothing behind. Only empty folders go.
-        if let Some(topmost) = &self.created {
+        if self.made_lock {
             let _ = fs::remove_file(self.folder.join("up.lock"));
+        }
+        if let Some(topmost) = &self.created {
             for path in self.folder.ancestors().take_while(|path| path.starts_with(topmost)) {
                 let _ = fs::remove_dir(path);
             }
