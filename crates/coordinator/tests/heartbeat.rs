@@ -1,4 +1,5 @@
 //! A coordinator over real sockets: what workers are told, and when.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
 use engram_coordinator::{Coordinator, Options, wire};
 use engram_mapstore::FileStore;
