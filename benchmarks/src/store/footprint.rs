@@ -22,7 +22,7 @@ const PROMISED: (u32, u32) = (1_000_000, 10_000_000);
 pub(crate) fn resident_when_filled(memories: u32, scratch: &Path) -> Result<u64> {
     let store = Logged::filled(memories, 1, scratch)?;
     let bytes = resident()?;
-    drop(store);
+    store.end()?;
     Ok(bytes)
 }
 

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::{Epochs, SHAPE, check_epoch, inserts};
 use crate::measure;
 use crate::population::PARTITIONS;
-use crate::row::Row;
+use crate::row::{Figure, Row};
 
 /// How long the store may take for one answer. Only a hang takes longer.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -36,7 +36,8 @@ pub(super) fn rows(memories: u32, threads: usize, scratch: &Path) -> Result<Vec<
     let epoch = store.epoch(memories)?;
     let (store, from_log) = store.recovery(memories)?;
     store.snapshot()?;
-    let (_, from_snapshots) = store.recovery(memories)?;
+    let (store, from_snapshots) = store.recovery(memories)?;
+    store.end()?;
     Ok(vec![
         epoch,
         Row::lower("recovery from the log alone: inserts and the epochs above", memories, "ms", from_log),
@@ -89,13 +90,19 @@ impl Logged {
         Ok(())
     }
 
-    /// Ends the store, then opens it again and again.
-    fn recovery(self, memories: u32) -> Result<(Self, crate::row::Figure)> {
-        let Self { handle, threads, folder } = self;
+    /// Ends the store in order. Its folder goes when what is returned is dropped, and not before nobody writes there.
+    pub(super) fn end(self) -> Result<TempDir> {
         wait(|done| -> Result<()> {
-            handle.stop(done);
+            self.handle.stop(done);
             Ok(())
         })??;
+        Ok(self.folder)
+    }
+
+    /// Ends the store, then opens it again and again.
+    fn recovery(self, memories: u32) -> Result<(Self, Figure)> {
+        let threads = self.threads;
+        let folder = self.end()?;
         let figure = measure::milliseconds(|| {
             let (store, recovered) = open(folder.path(), threads)?;
             ensure!(recovered == u64::from(memories), "{recovered} of {memories} memories were recovered");
