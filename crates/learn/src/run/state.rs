@@ -5,7 +5,6 @@ use crate::prediction::Hits;
 use crate::report::{EpochName, EpochRow, Experiment, GroupBins, GroupSummary, RankHistory, RankNote, RankedMemory};
 use engram_memory::{ClusterId, MemoryId, PartitionId, RunId, partition_of, run::Entry};
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
 
 /// The record of a run cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -180,9 +179,7 @@ impl RunState {
 
     /// The run of this name on this cluster: a name stands for one run for ever.
     pub fn run_id(cluster: ClusterId, name: &str) -> RunId {
-        let mut bytes = cluster.0.to_be_bytes().to_vec();
-        bytes.extend_from_slice(name.as_bytes());
-        RunId(xxh3_128(&bytes))
+        engram_client::run_id(cluster, name)
     }
 
     /// The partition that keeps the record of a run; its primary drives it.
