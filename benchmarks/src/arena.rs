@@ -62,7 +62,7 @@ impl Arena {
             }
         }
         device.write(&rows)?;
-        let segments = vec![Segment { clock, fold: 0 }; counts.len()];
+        let segments = vec![Segment { clock, ..Segment::default() }; counts.len()];
         Ok(Self { device, segments, ids, slots })
     }
 

@@ -47,6 +47,10 @@ enum Suite {
     Wire,
     /// Full order and the best 1,000 on the CPU device
     Rank,
+    /// What copies cost, by their number and the durability mode
+    Replication,
+    /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
+    Healing,
     /// Not a suite: what is resident when this process has filled a store, in bytes
     #[value(hide = true)]
     Footprint,
@@ -64,6 +68,8 @@ fn main() -> anyhow::Result<()> {
         Suite::Rank => of_each(&rank::rows)?,
         Suite::Store => store::rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
+        Suite::Replication => wire::copies(sizes, threads, scratch)?,
+        Suite::Healing => wire::healing(sizes, threads, scratch)?,
         Suite::Footprint => {
             let memories = *sizes.first().context("no size was given")?;
             println!("{}", store::footprint::resident_when_filled(memories, scratch)?);

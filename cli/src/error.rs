@@ -4,7 +4,7 @@ use crate::args::Context;
 use engram_api::{Code, ExitCode, Problem, Problems};
 use engram_proto::v1::ProblemKind;
 use std::fmt;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 
 /// Ends the command with a code and no further words: they were said already.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +47,7 @@ pub(crate) fn problem(code: Code, message: impl Into<String>) -> anyhow::Error {
 pub(crate) fn report(error: &anyhow::Error, context: &Context) -> std::process::ExitCode {
     let (text, code) = told(error, context.output.stderr_color);
     // Nobody listens on a closed stderr, and the exit code still tells.
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    let _ = io::stderr().lock().write_all(text.as_bytes());
     code.into()
 }
 
@@ -77,11 +77,13 @@ fn told(error: &anyhow::Error, color: bool) -> (String, ExitCode) {
                 None => (plain(error, color), ExitCode::Failed),
             };
         }
-        if let Some(io) = cause.downcast_ref::<std::io::Error>()
-            && io.kind() == std::io::ErrorKind::BrokenPipe
-        {
+        match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
             // `engram rank | head`: whoever read has enough.
-            return (String::new(), ExitCode::Ok);
+            Some(io::ErrorKind::BrokenPipe) => return (String::new(), ExitCode::Ok),
+            Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+                return (Problem::new(Code::DiskFull, format!("{error:#}")).render(color), Code::DiskFull.exit_code());
+            }
+            _ => {}
         }
     }
     (plain(error, color), ExitCode::Failed)
@@ -107,8 +109,14 @@ pub(crate) fn code_of(error: &engram_client::Error) -> Option<Code> {
         }
         ProblemKind::WrongCluster => Some(Code::WrongCluster),
         ProblemKind::DiskFull => Some(Code::DiskFull),
+        ProblemKind::Denied => Some(Code::Denied),
         ProblemKind::DataCorruption => Some(Code::Corrupt),
-        ProblemKind::Unspecified | ProblemKind::NotPrimary | ProblemKind::Unavailable | ProblemKind::Stopping => None,
+        ProblemKind::OutcomeUnknown => Some(Code::DeadlineExceeded),
+        ProblemKind::Unspecified
+        | ProblemKind::NotPrimary
+        | ProblemKind::Unavailable
+        | ProblemKind::TooFewCopies
+        | ProblemKind::Stopping => None,
     };
     match error {
         Error::Connect { .. } => Some(Code::Unreachable),

@@ -96,6 +96,17 @@ impl Local {
         }
     }
 
+    /// Finds a local cluster for a command that talks to its coordinator.
+    ///
+    /// # Errors
+    /// As [`Local::find`]; `--address` names workers, which are not enough.
+    pub(crate) fn with_coordinator(context: &Context) -> anyhow::Result<Self> {
+        if context.address.is_empty() {
+            return Self::find(context);
+        }
+        Err(nothing("this command asks the coordinator, which --address does not name; name a local cluster".into()))
+    }
+
     /// All local clusters that run below the usual folder, by name.
     pub(crate) fn all(base: &Path) -> Vec<Self> {
         let folders = std::fs::read_dir(base).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -119,9 +130,16 @@ impl Local {
     /// # Errors
     /// What it wrote of itself makes no sense.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
-        let cluster: ClusterId =
-            self.endpoints.cluster.parse().ok().context("endpoints.json: cluster is not 32 hex digits")?;
-        Ok(Options::new(self.endpoints.workers.iter().map(|worker| worker.client.to_string())).of_cluster(cluster))
+        let workers = self.endpoints.workers.iter().map(|worker| worker.client.to_string());
+        Ok(Options::new(workers).of_cluster(self.cluster()?))
+    }
+
+    /// Its id.
+    ///
+    /// # Errors
+    /// As [`Local::options`].
+    pub(crate) fn cluster(&self) -> anyhow::Result<ClusterId> {
+        self.endpoints.cluster.parse().ok().context("endpoints.json: cluster is not 32 hex digits")
     }
 }
 

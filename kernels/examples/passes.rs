@@ -23,7 +23,8 @@ fn main() {
         let count = (memories - tile * TILE).min(TILE) as u32;
         device.map_tile(tile as u32, Tile { segment: tile as u32 % SEGMENTS, count });
     }
-    let mut segments = vec![Segment { clock: DecayClock::from_units(CLOCK).expect("below the fold"), fold: 0 }; 256];
+    let mut segments =
+        vec![Segment { clock: DecayClock::from_units(CLOCK).expect("below the fold"), ..Segment::default() }; 256];
     let weight = |slot: u64| (mix64(slot + 1) >> 34) as u32;
     fill(&mut device, memories, |slot| CLOCK + weight(slot));
     let updates: Vec<_> = (0..10_000_u64)

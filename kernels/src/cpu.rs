@@ -47,7 +47,7 @@ const MANY_UPDATES: usize = 1_024;
 /// // An epoch: the clock moves, one memory is reinforced.
 /// clock.advance(100);
 /// let mut quality = Vec::new();
-/// device.epoch(&[Segment { clock, fold: 0 }], &[Update { slot: 1, delta: 300 }], &mut quality)?;
+/// device.epoch(&[Segment { clock, ..Segment::default() }], &[Update { slot: 1, delta: 300 }], &mut quality)?;
 /// assert_eq!(quality[0].group(Group(0)).max, ONE / 2 - 100);
 /// assert_eq!(quality[0].group(Group(1)).max, ONE / 2 + 200);
 /// # Ok::<(), engram_kernels::Error>(())
@@ -210,7 +210,7 @@ impl Device for Cpu {
         Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
             let mut counts = table(&counts, thread);
             for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
-                let Segment { clock, fold } = segments[tile.segment as usize];
+                let Segment { clock, fold, .. } = segments[tile.segment as usize];
                 let used = ..tile.count as usize;
                 let (potentials, groups) = (&mut potentials.tile_mut(index)[used], &groups.tile(first + index)[used]);
                 if fold > 0 {
@@ -247,7 +247,7 @@ impl Device for Cpu {
             let mut totals = table(&totals, thread);
             let mut guess = Present::NONE;
             for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
-                let Segment { clock, fold } = segments[tile.segment as usize];
+                let Segment { clock, fold, .. } = segments[tile.segment as usize];
                 let used = ..tile.count as usize;
                 let (potentials, groups) = (&mut potentials.tile_mut(index)[used], &groups.tile(first + index)[used]);
                 if one_pass && fold > 0 {
@@ -278,7 +278,10 @@ impl Device for Cpu {
         Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
             let mut bins = table(&bins, thread);
             for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
-                let clock = segments[tile.segment as usize].clock;
+                let Segment { clock, hidden, .. } = segments[tile.segment as usize];
+                if hidden {
+                    continue;
+                }
                 let used = ..tile.count as usize;
                 let (potentials, groups) = (&potentials.tile_mut(index)[used], &groups.tile(first + index)[used]);
                 quality::count_tile(potentials, groups, clock, bits, &mut bins);

@@ -31,6 +31,9 @@ pub struct Segment {
     /// Units to subtract from every potential (saturating) before anything else of the pass; 0 = no fold. Only the passes
     /// that update fold: to the others it must be 0.
     pub fold: u32,
+    /// Left out of rankings and histograms over all segments: the copy of a partition that another worker serves. Passes that
+    /// update, and those that answer per segment, make no difference.
+    pub hidden: bool,
 }
 
 /// To whom a tile belongs.

@@ -51,7 +51,7 @@ impl Twins {
             .map(|_| {
                 let any = numbers.below(u64::from(FOLD_AT)) as u32;
                 let clock = numbers.one_of(&[any, any % ONE, 0, FOLD_AT - 1]);
-                Segment { clock: DecayClock::from_units(clock).unwrap(), fold: 0 }
+                Segment { clock: DecayClock::from_units(clock).unwrap(), ..Segment::default() }
             })
             .collect();
         let groups = numbers.one_of(&[1, 2, 3, 8, 9, 256]);
@@ -293,7 +293,7 @@ fn rank_is_by_weight_not_by_potential() {
     for (tile, count) in counts.into_iter().enumerate() {
         device.map_tile(tile as u32, Tile { segment: tile as u32, count });
     }
-    let segments = clocks.map(|clock| Segment { clock: DecayClock::from_units(clock).unwrap(), fold: 0 });
+    let segments = clocks.map(|clock| Segment { clock: DecayClock::from_units(clock).unwrap(), ..Segment::default() });
     let mut out = Vec::new();
     device.rank(&segments, Scope::All, Order::HeaviestFirst, None, &ids, &mut out).unwrap();
     let ranked: Vec<_> = out.iter().map(|&(slot, weight)| (ids.get(slot).0, weight)).collect();

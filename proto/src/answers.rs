@@ -87,7 +87,7 @@ impl From<v1::Session> for SessionId {
 impl v1::PartitionVersion {
     /// Where a partition stands.
     pub const fn of(partition: PartitionId, term: Term, lsn: Lsn) -> Self {
-        Self { partition: partition.0, term: term.0, lsn: lsn.0 }
+        Self { partition: partition.0, term: term.0, lsn: lsn.0, lag_ms: None }
     }
 }
 

@@ -36,7 +36,9 @@ impl Problem {
             | ProblemKind::EpochForgotten
             | ProblemKind::AlreadyClosed
             | ProblemKind::WrongCluster => Code::FailedPrecondition,
-            ProblemKind::Unavailable | ProblemKind::Stopping => Code::Unavailable,
+            ProblemKind::Unavailable | ProblemKind::Stopping | ProblemKind::TooFewCopies => Code::Unavailable,
+            // A code that no client retries by itself.
+            ProblemKind::OutcomeUnknown => Code::Aborted,
             ProblemKind::Overloaded | ProblemKind::Capacity | ProblemKind::DiskFull | ProblemKind::RunFull => {
                 Code::ResourceExhausted
             }
@@ -44,6 +46,7 @@ impl Problem {
             ProblemKind::OutOfWindow => Code::OutOfRange,
             ProblemKind::Invalid | ProblemKind::WrongPartition => Code::InvalidArgument,
             ProblemKind::RunUnknown => Code::NotFound,
+            ProblemKind::Denied => Code::PermissionDenied,
             ProblemKind::DataCorruption => Code::DataLoss,
             ProblemKind::Unspecified => Code::Unknown,
         }
@@ -102,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_problem_survives_its_status() {
-        for kind in (1..=18).map(|kind| ProblemKind::try_from(kind).expect("kinds are dense")) {
+        for kind in (1..=21).map(|kind| ProblemKind::try_from(kind).expect("kinds are dense")) {
             let mut problem = Problem::of(kind, "ids[7]: 12 is not of partition 3").at(PartitionId(0)).retry_after(20);
             problem.primary = Some(0);
             let status = problem.clone().into_status();

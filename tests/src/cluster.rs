@@ -266,6 +266,22 @@ impl Cluster {
         let _ = signal(pid, Signal::SIGKILL);
     }
 
+    /// Keeps a process of this cluster from doing anything, as an overloaded machine would.
+    ///
+    /// # Panics
+    /// It does not run.
+    pub fn pause(&self, pid: u32) {
+        signal(pid, Signal::SIGSTOP).expect("it runs");
+    }
+
+    /// Lets a process go on that was paused.
+    ///
+    /// # Panics
+    /// It does not run.
+    pub fn resume(&self, pid: u32) {
+        signal(pid, Signal::SIGCONT).expect("it runs");
+    }
+
     /// Waits until a worker runs as another process than `before`.
     ///
     /// # Panics

@@ -1,6 +1,9 @@
 //! Bad input through the command line: each a clear error under its code, and no half-done state.
 
+use engram_memory::{Ordinal, key_id};
 use engram_tests::{Cluster, Up, cluster_manifest, engram, run_manifest};
+use engram_worker::{Authorizer, HeaderMap, Principal, Worker};
+use serde_json::json;
 
 #[test]
 fn a_manifest_is_refused_before_anything_starts() {
@@ -12,7 +15,7 @@ fn a_manifest_is_refused_before_anything_starts() {
         (cluster_manifest("c", 1, "  wrokers: 5\n"), 2, &["ENG-0101", "wrokers", "workers"]),
         (cluster_manifest("c", 0, ""), 2, &["ENG-0103", "workers", "1 to 100"]),
         (cluster_manifest("c", 1, "").replace("workers: 1", "workers: \"5\""), 2, &["ENG-0102", "workers"]),
-        (cluster_manifest("c", 3, "  replicationFactor: 2\n"), 2, &["ENG-0107", "set replicationFactor: 1"]),
+        (cluster_manifest("c", 2, "  replicationFactor: 3\n"), 2, &["ENG-0106", "replicationFactor: 2"]),
         (cluster_manifest("c", 1, "  learning: { rate: .nan }\n"), 2, &["ENG-0103", "rate"]),
         (cluster_manifest("c", 1, "  capacity: { policy: evict }\n"), 2, &["ENG-0104", "did you mean Evict"]),
         (cluster_manifest("c", 1, "  gpu: { mode: Required }\n"), 5, &["ENG-0201"]),
@@ -37,6 +40,61 @@ fn a_command_without_a_cluster_says_so() {
     engram(["qualty"], "").refused(2, &["'quality'"]);
     engram(["reinforce", "a", "--quality", "0.5", "--delta", "0.5"], "").refused(2, &["--delta"]);
     engram(["explain", "ENG-9999"], "").ended(3);
+}
+
+#[test]
+fn a_worker_that_does_not_answer_is_out_of_time_and_no_other_is_held_up() {
+    let cluster = Cluster::up(&cluster_manifest("slow", 2, "  replicationFactor: 1\n  partitions: 2\n"));
+    let map = cluster.client(async |client| client.map().expect("it is known"));
+    let key_of = |ordinal| {
+        let owner = |key: &String| map.owner(map.partition_of(key_id(key.as_bytes())));
+        let found = (0..).map(|number| format!("key-{number}")).find(|key| owner(key) == Some(Ordinal(ordinal)));
+        found.expect("each of two partitions has a worker")
+    };
+    let (paused, other) = (key_of(1), key_of(0));
+    cluster.engram(&["insert", &paused, &other]).ended(0);
+    let worker = cluster.worker(1).expect("it runs");
+    cluster.pause(worker);
+    cluster.engram(&["get", &paused]).refused(4, &["ENG-0602", "30.0 s"]);
+    cluster.engram(&["get", &other]).ended(0);
+    cluster.resume(worker);
+    cluster.engram(&["get", &paused]).ended(0);
+    cluster.stop();
+}
+
+/// Lets nobody do anything.
+struct Nobody;
+
+impl Authorizer for Nobody {
+    fn identify(&self, _headers: &HeaderMap) -> Principal {
+        Principal { name: "somebody".into() }
+    }
+
+    fn allows(&self, _principal: &Principal, _method: &str) -> bool {
+        false
+    }
+}
+
+#[test]
+fn who_may_not_is_told_so() {
+    let home = tempfile::tempdir().expect("a temporary folder can be made");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
+    let options = json!({
+        "cluster": "0".repeat(31) + "1", "clusterName": "guarded", "ordinal": 0, "stateDir": home.path(), "coordinators": [],
+        "listen": {"client": "127.0.0.1:0", "peer": "127.0.0.1:0", "admin": "127.0.0.1:0", "http": "127.0.0.1:0"},
+        "spec": {"workers": 1},
+    });
+    let options = serde_json::from_value(options).expect("these are a worker's options");
+    let worker = runtime.block_on(Worker::build(options)).expect("the worker starts").authorized_by(Nobody);
+    let address = worker.addresses().client.to_string();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = runtime.spawn(worker.run(async { drop(stopped.await) }));
+    for command in [&["get", "a"][..], &["insert", "a"], &["quality"]] {
+        let command = command.iter().copied().chain(["--address", address.as_str()]);
+        engram(command, "").refused(7, &["ENG-0607", "somebody may not call"]);
+    }
+    stop.send(()).expect("it runs");
+    runtime.block_on(running).expect("it does not panic").expect("it stops in order");
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn a_state_directory_is_taken_for_what_it_is() {
     let mut newer = good.clone();
     newer[8] = 99;
     std::fs::write(&identity, &newer).expect("it can be written");
-    up.run().refused(1, &["ENG-0406", "format version 99"]);
+    up.run().refused(8, &["ENG-0404", "format version 99"]);
     std::fs::write(&identity, &good).expect("it can be written");
 
     let path = up.state_dir().join("cluster.json");
@@ -127,6 +127,51 @@ fn a_state_directory_is_taken_for_what_it_is() {
     let cluster = up.start();
     assert_eq!(cluster.digest().1, 3, "nothing of all that changed the data");
     cluster.stop();
+}
+
+/// What is done to the content of a file.
+type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
+
+#[test]
+fn a_store_that_cannot_be_opened_says_why_under_its_own_code_and_stays_as_it_was() {
+    let manifest = cluster_manifest("one", 1, "  partitions: 4\n");
+    let (other, _) = Cluster::up(&manifest).stop();
+    let cluster = Cluster::up(&manifest);
+    insert_three(&cluster);
+    let (up, _) = cluster.stop();
+    let cases: [(&str, Damage<'_>, i32, &[&str]); 4] = [
+        ("workers/0/wal-0000000000000001.log", &|log| flip_in(log, b"green"), 1, &["ENG-0503", "is corrupt at byte"]),
+        ("workers/0/identity", &|identity| identity[100] ^= 1, 1, &["ENG-0503", "checksum"]),
+        (
+            "workers/0/identity",
+            &|identity| *identity = std::fs::read(other.state_dir().join("workers/0/identity")).expect("it is there"),
+            5,
+            &["ENG-0403", "belongs to cluster"],
+        ),
+        // In the foreground it would wait for the order that makes a map anew.
+        ("map.json", &|map| map.truncate(map.len() / 2), 4, &["ENG-0409", "map.json is damaged", "rebuild-map"]),
+    ];
+    let script = up.with(&["--exit-when-done"]);
+    for (name, damage, code, words) in cases {
+        let path = script.state_dir().join(name);
+        let good = std::fs::read(&path).expect("it is there");
+        let mut bad = good.clone();
+        damage(&mut bad);
+        std::fs::write(&path, &bad).expect("it can be written");
+        let ran = script.run().refused(code, words);
+        assert!(!ran.stderr.contains("started again"), "another try would meet the same:\n{}", ran.stderr);
+        assert!(std::fs::read(&path).expect("it is there") == bad, "{name} was changed");
+        std::fs::write(&path, &good).expect("it can be written");
+    }
+    let cluster = script.without_arguments().start();
+    assert_eq!(cluster.digest().1, 3);
+    cluster.stop();
+}
+
+/// Changes one bit of what a file holds.
+fn flip_in(file: &mut [u8], what: &[u8]) {
+    let at = file.windows(what.len()).position(|window| window == what);
+    file[at.expect("it is in the file")] ^= 1;
 }
 
 #[test]

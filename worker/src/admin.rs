@@ -1,18 +1,81 @@
 //! Administration of one worker: status, snapshots, an orderly stop.
 
+use crate::drain;
 use crate::metrics::resident_bytes;
 use crate::shared::Shared;
-use engram_memory::PartitionId;
+use engram_cluster::Entry;
+use engram_memory::{Lsn, Ordinal, PartitionId, Term};
 use engram_proto::answers::identity;
 use engram_proto::v1::admin_service_server::AdminService;
 use engram_proto::v1::{self, Problem, ProblemKind};
+use engram_store::ReplicaStatus;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tonic::{Request, Response, Status};
+
+/// Longest drain, in milliseconds. A call lasts a minute at most, so that of a longer one nobody hears the end.
+const MAX_DRAIN_MS: u64 = 55_000;
 
 pub(crate) struct Admin {
     pub(crate) shared: Arc<Shared>,
+}
+
+/// How every partition that is here stands.
+pub(crate) async fn partitions(shared: &Shared) -> Result<Vec<v1::PartitionStatus>, Problem> {
+    let read = shared.engine.read(|partitions| {
+        partitions.iter().map(|partition| (partition, partitions.count(partition))).collect::<BTreeMap<_, _>>()
+    });
+    let counts = read.await?;
+    let replicas = shared.engine.replicas().await?;
+    let map = shared.view.borrow().map.clone();
+    let here = replicas.iter().filter(|it| it.role != "idle" || counts.contains_key(&it.partition));
+    let status = |replica: &ReplicaStatus| {
+        let entry = map.as_ref().and_then(|map| map.partitions.get(replica.partition.0 as usize));
+        let memories = counts.get(&replica.partition).copied().unwrap_or(0);
+        status_of(replica, entry, shared.ordinal(), shared.engine.position(replica.partition), memories)
+    };
+    Ok(here.map(status).collect())
+}
+
+/// How one partition stands here, with what the map says of its copies.
+fn status_of(
+    replica: &ReplicaStatus,
+    entry: Option<&Entry>,
+    here: Ordinal,
+    served: Option<(Term, Lsn)>,
+    memories: u64,
+) -> v1::PartitionStatus {
+    let learns = entry.is_some_and(|entry| entry.in_sync(here).is_none());
+    let role = if learns && replica.role == "backup" { "learner" } else { replica.role };
+    // The furthest behind of those followers that the map has in sync, or has not.
+    let behind = |in_sync: bool| {
+        let followers = replica.followers.iter();
+        let of_kind = followers.filter(|(to, _)| entry.is_some_and(|entry| entry.in_sync(*to).is_some()) == in_sync);
+        of_kind.map(|(_, acked)| replica.last.0.saturating_sub(acked.0)).max().unwrap_or(0)
+    };
+    let leads = matches!(role, "primary" | "activating");
+    let healing = entry.filter(|_| leads).map(|entry| entry.learners.iter().map(|learner| learner.0).collect());
+    v1::PartitionStatus {
+        partition: replica.partition.0,
+        term: served.map_or(replica.term, |(term, _)| term).0,
+        lsn: replica.applied.0,
+        memories,
+        primary: served.is_some(),
+        state: if served.is_some() { "serving" } else { "idle" }.into(),
+        role: role.into(),
+        in_sync: entry.map_or(0, |entry| entry.isr.len() as u32),
+        lag: behind(true),
+        healing: healing.unwrap_or_default(),
+        healing_lag: behind(false),
+    }
+}
+
+/// What recovery found, and what was found damaged since.
+fn with_damage(recovery: &str, damage: Option<&str>) -> String {
+    damage.map_or_else(|| recovery.to_owned(), |damage| format!("{recovery}; since then: {damage}"))
 }
 
 #[tonic::async_trait]
@@ -22,26 +85,9 @@ impl AdminService for Admin {
         _request: Request<v1::WorkerStatusRequest>,
     ) -> Result<Response<v1::WorkerStatus>, Status> {
         let shared = &self.shared;
-        let read = shared.engine.read(|partitions| {
-            partitions.iter().map(|partition| (partition, partitions.count(partition))).collect::<Vec<_>>()
-        });
-        let counts = read.await.map_err(Problem::into_status)?;
-        let status = |(partition, memories): (PartitionId, u64)| {
-            let position = shared.engine.position(partition);
-            let (term, lsn) = position.unwrap_or_default();
-            let state = if position.is_some() { "serving" } else { "idle" };
-            v1::PartitionStatus {
-                partition: partition.0,
-                term: term.0,
-                lsn: lsn.0,
-                memories,
-                primary: position.is_some(),
-                state: state.into(),
-            }
-        };
-        let partition_status: Vec<v1::PartitionStatus> = counts.into_iter().map(status).collect();
+        let partition_status = partitions(shared).await.map_err(Problem::into_status)?;
         let served = partition_status.iter().filter(|status| status.primary);
-        let limits = served.filter_map(|status| shared.engine.settings(PartitionId(status.partition)));
+        let limits = served.filter_map(|status| shared.engine.served_settings(PartitionId(status.partition)));
         let capacity = limits.map(|settings| settings.limit).fold(0_u64, u64::saturating_add);
         let stats = shared.engine.stats();
         Ok(Response::new(v1::WorkerStatus {
@@ -61,7 +107,7 @@ impl AdminService for Admin {
             updates_total: shared.metrics.updates.get(),
             epochs_total: shared.metrics.epoch_parts.get(),
             resident_bytes: resident_bytes(),
-            recovery: shared.recovery.clone(),
+            recovery: with_damage(&shared.recovery, stats.damage.as_deref()),
             partition_status,
             version: env!("CARGO_PKG_VERSION").into(),
         }))
@@ -105,5 +151,20 @@ impl AdminService for Admin {
     async fn stop(&self, _request: Request<v1::StopRequest>) -> Result<Response<v1::StopReply>, Status> {
         self.shared.asked_to_stop.notify_one();
         Ok(Response::new(v1::StopReply {}))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainReply>, Status> {
+        let v1::DrainRequest { deadline_ms, call_off } = request.into_inner();
+        if call_off {
+            drain::call_off(&self.shared);
+            return Ok(Response::new(v1::DrainReply::default()));
+        }
+        if !(1..=MAX_DRAIN_MS).contains(&deadline_ms) {
+            let text = format!("deadline_ms: {deadline_ms} is not allowed; allowed: 1 to {MAX_DRAIN_MS}");
+            return Err(Problem::of(ProblemKind::Invalid, text).into_status());
+        }
+        let drained = drain::drain(&self.shared, Duration::from_millis(deadline_ms)).await;
+        let left = drained.left.iter().map(|partition| partition.0).collect();
+        Ok(Response::new(v1::DrainReply { handed_over: drained.handed_over, left }))
     }
 }

@@ -90,7 +90,7 @@ impl Edge {
         let principal = self.authorizer.identify(request.headers());
         if !self.authorizer.allows(&principal, method) {
             let text = format!("{} may not call {method}", principal.name);
-            return Err(Problem::of(ProblemKind::Unspecified, text));
+            return Err(Problem::of(ProblemKind::Denied, text));
         }
         request.extensions_mut().insert(principal);
         Ok(())
@@ -136,11 +136,7 @@ where
             async move { Ok(response) }.boxed()
         };
         if let Err(problem) = self.edge.admit(&mut request) {
-            let status = match problem.kind() {
-                ProblemKind::Unspecified => Status::permission_denied(problem.message),
-                _ => problem.into_status(),
-            };
-            return refuse(status);
+            return refuse(problem.into_status());
         }
         let Ok(permit) = Arc::clone(&self.edge.calls).try_acquire_owned() else {
             let text = format!("more than {CALLS} calls are under way");

@@ -47,7 +47,8 @@ impl Memories {
         let mut flying: VecDeque<Flying> = VecDeque::new();
         while let Some(message) = messages.message().await? {
             let head = head(&message).map_err(Problem::into_status)?;
-            let (records, elsewhere) = self.sort(head, message, &sum).map_err(Problem::into_status)?;
+            self.shared.taken_over(message.parts.iter().map(|part| PartitionId(part.partition))).await;
+            let (records, elsewhere) = self.sort(head, message, &mut sum).map_err(Problem::into_status)?;
             if !records.is_empty() {
                 let seats = records.iter().map(|(partition, record)| (*partition, closes(&record.command))).collect();
                 let answers = self.shared.engine.submit(records).map_err(Problem::into_status)?;
@@ -71,13 +72,13 @@ impl Memories {
         })
     }
 
-    /// Records for the engine, and messages for other owners.
+    /// Records for the engine, and messages for other owners; what nobody serves goes into `sum`.
     #[allow(clippy::type_complexity, reason = "two lists that are used once")]
     fn sort(
         &self,
         head: Head,
         message: v1::EpochRequest,
-        sum: &Sum,
+        sum: &mut Sum,
     ) -> Result<(Vec<(PartitionId, Record)>, BTreeMap<Ordinal, v1::EpochRequest>), Problem> {
         let rows: usize = message.parts.iter().filter_map(|part| part.updates.as_ref()).map(|it| it.ids.len()).sum();
         if rows > MAX_IDS {
@@ -96,8 +97,15 @@ impl Memories {
                 columns::check_partition(&updates.ids, partition, self.shared.partitions())
                     .map_err(|invalid| Problem::of(ProblemKind::WrongPartition, invalid.to_string()).at(partition))?;
             }
-            let settings = self.shared.engine.position(partition).and_then(|_| self.shared.engine.settings(partition));
-            match (settings, self.route(partition)) {
+            let (number, parts) = (part.part, part.parts);
+            match (self.shared.engine.served_settings(partition), self.route(partition)) {
+                (Some(settings), _) => {
+                    let updates = columns::updates(part.updates.unwrap_or_default(), settings.rate)?;
+                    if !sum.problems.contains_key(&partition) {
+                        let steps = steps(head, number, parts, updates);
+                        records.extend(steps.map(|command| (partition, Record::bare(command))));
+                    }
+                }
                 (None, Some(owner)) => {
                     let message = elsewhere.entry(owner).or_insert_with(|| v1::EpochRequest {
                         run: message.run.clone(),
@@ -107,15 +115,10 @@ impl Memories {
                     });
                     message.parts.push(part);
                 }
-                (settings, _) => {
-                    let rate = settings.map_or(1, |settings| settings.rate);
-                    let (number, parts) = (part.part, part.parts);
-                    let updates = columns::updates(part.updates.unwrap_or_default(), rate)?;
-                    // The store answers for a partition that is not served.
-                    if !sum.problems.contains_key(&partition) {
-                        let steps = steps(head, number, parts, updates);
-                        records.extend(steps.map(|command| (partition, Record::bare(command))));
-                    }
+                // Without its rate a quality has no delta, and the partition may be served the next moment.
+                (None, None) => {
+                    columns::updates(part.updates.unwrap_or_default(), 1)?;
+                    sum.problems.entry(partition).or_insert_with(|| self.shared.not_primary(partition));
                 }
             }
         }
@@ -159,21 +162,19 @@ impl Memories {
         let peers = &self.shared.peers;
         let calls = elsewhere.into_iter().map(|(owner, message)| async move {
             self.shared.metrics.forwarded.inc_by(message.parts.len() as u64);
-            let partitions: Vec<u32> = message.parts.iter().map(|part| part.partition).collect();
-            let answer = match peers.worker(owner) {
-                Ok(mut service) => {
-                    let request = peers.request(tokio_stream::iter([message]), FORWARD_DEADLINE);
-                    service.learn_epoch(request).await.map_err(|status| forwarded(&status))
-                }
-                Err(problem) => Err(problem),
+            let partitions: Vec<PartitionId> = message.parts.iter().map(|part| PartitionId(part.partition)).collect();
+            let call = async {
+                let request = peers.request(tokio_stream::iter([message]), FORWARD_DEADLINE);
+                peers.worker(owner)?.learn_epoch(request).await.map_err(|status| forwarded(&status))
             };
+            let answer = self.shared.while_owned(owner, &partitions, call).await;
             (partitions, answer)
         });
         for (partitions, answer) in join_all(calls).await {
             let reply = match answer {
                 Ok(reply) => reply.into_inner(),
                 Err(problem) => {
-                    for partition in partitions.into_iter().map(PartitionId) {
+                    for partition in partitions {
                         sum.problems.entry(partition).or_insert_with(|| problem.clone().at(partition));
                     }
                     continue;

@@ -8,7 +8,8 @@
 //! client listener ─┐                 ┌─ parts of this worker ── engine (store) ── log, device
 //! peer listener ───┴─ edge ─ service ┤
 //! admin listener, socket             └─ other parts ── client library ── peer listener of their owner
-//! heartbeat thread ── map, members ── view ── activation of what the map gives to this very process
+//! heartbeat thread ── map, members ── view ── engine: what the map gives to this very process it serves
+//! links ───────────── records, acknowledgements, copies of state ── engines of other workers
 //! ```
 //!
 //! Invariants: nothing is executed on a partition that the store does not serve; a request is refused as a whole before any of its parts
@@ -18,23 +19,34 @@
 
 mod admin;
 mod batch;
+mod drain;
 mod edge;
 mod engine;
 mod epoch;
+pub mod exit;
+mod hands;
 mod heartbeat;
 mod listeners;
+pub mod machine;
 mod metrics;
+mod modes;
 mod options;
 mod page;
 mod part;
+mod peers;
+pub mod pod;
 mod read;
+mod roster;
 mod runs;
 mod service;
 mod shared;
+pub mod supervise;
+mod testimony;
 mod view;
 mod worker;
 mod write;
 
 pub use edge::{AllowAll, Authorizer, Principal};
 pub use options::{Listen, Options};
+pub use tonic::codegen::http::HeaderMap;
 pub use worker::{Addresses, Error, Handle, Worker};

@@ -2,14 +2,17 @@
 
 use crate::admin::Admin;
 use crate::edge::{Authorizer, Edge};
+use crate::machine::{Connection, Listening};
 use crate::options::Listen;
 use crate::page;
+use crate::peers;
 use crate::service::{Memories, Plane};
 use crate::shared::Shared;
 use crate::worker::Error;
 use engram_proto::v1::admin_service_server::AdminServiceServer;
 use engram_proto::v1::memory_service_server::MemoryServiceServer;
 use engram_proto::{DESCRIPTORS, MAX_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES};
+use futures::StreamExt as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -35,10 +38,10 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// Bound listeners.
 pub(crate) struct Listeners {
-    client: TcpListener,
-    peer: TcpListener,
-    admin: TcpListener,
-    http: TcpListener,
+    client: Listening,
+    peer: Listening,
+    /// For administration and for HTTP; absent on a simulated machine.
+    looked_after: Option<(TcpListener, TcpListener)>,
 }
 
 /// Where they are.
@@ -50,7 +53,20 @@ pub(crate) struct Bound {
     pub(crate) http: SocketAddr,
 }
 
+/// Accepts TCP connections.
+fn tcp(listener: TcpListener, address: SocketAddr) -> Listening {
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    Listening { address, incoming: incoming.map(|accepted| accepted.map(Connection::Tcp)).boxed() }
+}
+
 impl Listeners {
+    /// Those of a simulated machine.
+    pub(crate) fn simulated(client: Listening, peer: Listening) -> (Self, Bound) {
+        let nowhere = SocketAddr::new(client.address.ip(), 0);
+        let bound = Bound { client: client.address, peer: peer.address, admin: nowhere, http: nowhere };
+        (Self { client, peer, looked_after: None }, bound)
+    }
+
     /// Binds all of them, or none.
     pub(crate) async fn bind(listen: &Listen) -> Result<(Self, Bound), Error> {
         let bind = |role: &'static str, address: SocketAddr| async move {
@@ -63,17 +79,19 @@ impl Listeners {
         let (admin, admin_at) = bind("admin", listen.admin).await?;
         let (http, http_at) = bind("HTTP", listen.http).await?;
         let bound = Bound { client: client_at, peer: peer_at, admin: admin_at, http: http_at };
-        Ok((Self { client, peer, admin, http }, bound))
+        let (client, peer) = (tcp(client, client_at), tcp(peer, peer_at));
+        Ok((Self { client, peer, looked_after: Some((admin, http)) }, bound))
     }
 
-    /// Serves on all of them until the worker stops and what was in flight is done.
+    /// Serves on all of them until the worker stops and what was in flight is done. What workers say to each other apart: others may
+    /// wait for it.
     pub(crate) async fn serve(
         self,
         shared: Arc<Shared>,
         authorizer: Arc<dyn Authorizer>,
         services: Routes,
-    ) -> JoinSet<Result<(), Error>> {
-        let mut serving = JoinSet::new();
+    ) -> (JoinSet<Result<(), Error>>, JoinSet<Result<(), Error>>) {
+        let (mut serving, mut between) = (JoinSet::new(), JoinSet::new());
         let edge = || Edge::new(Arc::clone(&shared), Arc::clone(&authorizer));
         let stop = || {
             let mut stopping = shared.stopping.subscribe();
@@ -82,26 +100,34 @@ impl Listeners {
                 let _ = stopping.wait_for(|stopping| *stopping).await;
             }
         };
-        let incoming = |listener| TcpIncoming::from(listener).with_nodelay(Some(true));
 
         let memories = Memories { shared: Arc::clone(&shared), plane: Plane::Client };
         let service = MemoryServiceServer::new(memories)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let server = builder().layer(edge()).add_routes(services).add_service(service);
-        serving.spawn(failed("client", server.serve_with_incoming_shutdown(incoming(self.client), stop())));
+        serving.spawn(failed("client", server.serve_with_incoming_shutdown(self.client.incoming, stop())));
 
         let memories = Memories { shared: Arc::clone(&shared), plane: Plane::Peer };
         let service = MemoryServiceServer::new(memories)
             .max_decoding_message_size(MAX_PEER_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_PEER_MESSAGE_BYTES);
         let peer = crate::worker::peer_services(&shared);
-        let server = builder().layer(edge()).add_routes(peer).add_service(service);
-        serving.spawn(failed("peer", server.serve_with_incoming_shutdown(incoming(self.peer), stop())));
+        let server = builder()
+            .initial_stream_window_size(peers::STREAM_WINDOW)
+            .initial_connection_window_size(peers::CONNECTION_WINDOW)
+            .layer(edge())
+            .add_routes(peer)
+            .add_service(service);
+        between.spawn(failed("peer", server.serve_with_incoming_shutdown(self.peer.incoming, stop())));
 
+        let Some((admin_listener, http_listener)) = self.looked_after else { return (serving, between) };
         let admin = || AdminServiceServer::new(Admin { shared: Arc::clone(&shared) });
         let server = builder().layer(edge()).add_service(admin());
-        serving.spawn(failed("admin", server.serve_with_incoming_shutdown(incoming(self.admin), stop())));
+        serving.spawn(failed(
+            "admin",
+            server.serve_with_incoming_shutdown(TcpIncoming::from(admin_listener).with_nodelay(Some(true)), stop()),
+        ));
         match admin_socket(&shared) {
             Ok((listener, path)) => {
                 let server = builder().layer(edge()).add_service(admin());
@@ -117,9 +143,9 @@ impl Listeners {
             Err(error) => tracing::warn!(%error, "no admin socket in the state directory; use the admin port"),
         }
 
-        let http = axum::serve(self.http, page::router(Arc::clone(&shared))).with_graceful_shutdown(stop());
+        let http = axum::serve(http_listener, page::router(Arc::clone(&shared))).with_graceful_shutdown(stop());
         serving.spawn(async move { http.await.map_err(|source| Error::Http { source }) });
-        serving
+        (serving, between)
     }
 }
 

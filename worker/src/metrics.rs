@@ -1,6 +1,8 @@
 //! What this worker counts, in the format of Prometheus. Names begin with `engram_`; every series carries `learner_cluster` and `worker`.
 
+use crate::peers::Traffic;
 use crate::shared::Shared;
+use engram_proto::v1::PartitionStatus;
 use engram_store::Distribution;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -98,6 +100,8 @@ pub(crate) struct Metrics {
     pub(crate) epoch_parts: Counter,
     /// Parts passed on to their owners.
     pub(crate) forwarded: Counter,
+    /// Partitions that this worker began to serve.
+    pub(crate) taken_over: Counter,
     build: Family<BuildLabels, Gauge>,
     mirrors: Mirrors,
 }
@@ -113,7 +117,13 @@ struct Mirrors {
     logged_bytes: Counter,
     snapshots: Counter,
     failed_snapshots: Counter,
+    scrubbed_snapshots: Counter,
+    damaged_snapshots: Counter,
     reads: Counter,
+    shipped_records: Counter,
+    copies_sent: Counter,
+    copied_bytes: Counter,
+    copies_installed: Counter,
     memories: Gauge<u64, AtomicU64>,
     memory_bytes: Gauge<u64, AtomicU64>,
     log_bytes: Gauge<u64, AtomicU64>,
@@ -124,10 +134,15 @@ struct Mirrors {
     resident: Gauge<u64, AtomicU64>,
     uptime: Gauge<u64, AtomicU64>,
     lag_ms: Gauge<u64, AtomicU64>,
+    links: Gauge<u64, AtomicU64>,
+    replication_lag: Gauge<u64, AtomicU64>,
+    healing_lag: Gauge<u64, AtomicU64>,
+    short_of_copies: Gauge<u64, AtomicU64>,
+    healing: Gauge<u64, AtomicU64>,
 }
 
 impl Metrics {
-    pub(crate) fn new(cluster: &str, ordinal: u32) -> Self {
+    pub(crate) fn new(cluster: &str, ordinal: u32, traffic: &Traffic) -> Self {
         let labels = [("learner_cluster", cluster.to_owned()), ("worker", ordinal.to_string())];
         let labels = labels.map(|(name, value)| (name.into(), value.into()));
         let mut registry = Registry::with_prefix_and_labels("engram", labels.into_iter());
@@ -142,6 +157,19 @@ impl Metrics {
         registry.register("requests", "Calls by method and gRPC code", calls.total.clone());
         registry.register("request_seconds", "Seconds from a call's head to its answer's", calls.seconds.clone());
         registry.register("panics", "Calls that ended in a panic", calls.panics.clone());
+        let of_links = [
+            ("peer_sent_bytes", "Bytes of records, copies and answers sent to other workers", &traffic.sent_bytes),
+            (
+                "peer_received_bytes",
+                "Bytes of records, copies and answers that came from them",
+                &traffic.received_bytes,
+            ),
+            ("peer_links_opened", "Streams to other workers that were opened", &traffic.opened),
+            ("peer_links_overflowed", "Streams cut because a worker did not read what waited", &traffic.overflowed),
+        ];
+        for (name, help, counter) in of_links {
+            registry.register(name, help, counter.clone());
+        }
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::default();
             registry.register(name, help, counter.clone());
@@ -149,6 +177,7 @@ impl Metrics {
         };
         let updates = counter("updates", "Updates and rows applied for callers of this worker");
         let epoch_parts = counter("partition_epochs", "Learning epochs completed, counted per partition");
+        let taken_over = counter("partitions_taken_over", "Partitions that this worker began to serve");
         let forwarded = counter("forwarded_parts", "Parts of requests passed on to their owner");
         let counters = [
             counter("applied_records", "Records applied"),
@@ -160,7 +189,13 @@ impl Metrics {
             counter("logged_bytes", "Bytes of records logged"),
             counter("snapshots", "Snapshots written"),
             counter("failed_snapshots", "Snapshots that failed"),
+            counter("scrubbed_snapshots", "Snapshots that were read again, and right"),
+            counter("damaged_snapshots", "Snapshots that were found damaged when they were read again"),
             counter("store_reads", "Reads that the store ran"),
+            counter("shipped_records", "Records sent to other copies, each time"),
+            counter("copies_sent", "Copies of a partition's state sent to a worker"),
+            counter("copied_bytes", "Bytes of such copies that were sent"),
+            counter("copies_installed", "Copies of a partition's state that were taken over here"),
         ];
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::<u64, AtomicU64>::default();
@@ -177,7 +212,13 @@ impl Metrics {
             logged_bytes,
             snapshots,
             failed_snapshots,
+            scrubbed_snapshots,
+            damaged_snapshots,
             reads,
+            shipped_records,
+            copies_sent,
+            copied_bytes,
+            copies_installed,
         ] = counters;
         let mirrors = Mirrors {
             applied_records,
@@ -189,7 +230,13 @@ impl Metrics {
             logged_bytes,
             snapshots,
             failed_snapshots,
+            scrubbed_snapshots,
+            damaged_snapshots,
             reads,
+            shipped_records,
+            copies_sent,
+            copied_bytes,
+            copies_installed,
             memories: gauge("memories", "Memories on this worker"),
             memory_bytes: gauge("memory_bytes", "Bytes of device, columns and indices"),
             log_bytes: gauge("log_bytes", "Bytes that the write-ahead log holds"),
@@ -199,15 +246,35 @@ impl Metrics {
             ready: gauge("ready", "1 when all partitions given to this worker are served"),
             resident: gauge("resident_memory_bytes", "Resident memory of the process"),
             uptime: gauge("uptime_seconds", "Seconds since the worker started"),
+            replication_lag: gauge(
+                "replication_lag_records",
+                "Records that the copy in sync which is furthest behind lacks, of the partitions served here",
+            ),
+            healing_lag: gauge(
+                "healing_lag_records",
+                "Records that the copy being made which is furthest behind lacks, of the partitions served here",
+            ),
+            short_of_copies: gauge(
+                "partitions_short_of_copies",
+                "Partitions served here with fewer copies in sync than the cluster shall have",
+            ),
+            healing: gauge("partitions_healing", "Partitions served here of which copies are being made"),
+            links: gauge("peer_links", "Open streams to other workers"),
             lag_ms: gauge("loop_lag_milliseconds", "Lateness of timers on the threads of the services"),
         };
         let build = Family::<BuildLabels, Gauge>::default();
         registry.register("build_info", "Always 1; what runs here", build.clone());
-        Self { registry, calls, updates, epoch_parts, forwarded, build, mirrors }
+        Self { registry, calls, updates, epoch_parts, forwarded, taken_over, build, mirrors }
     }
 
-    /// The page.
-    pub(crate) fn page(&self, shared: &Shared) -> String {
+    /// The page, with how the partitions stand.
+    pub(crate) fn page(&self, shared: &Shared, partitions: &[PartitionStatus]) -> String {
+        let served = || partitions.iter().filter(|status| status.primary);
+        let copies = shared.options.spec.replication_factor;
+        self.mirrors.replication_lag.set(served().map(|status| status.lag).max().unwrap_or(0));
+        self.mirrors.healing_lag.set(served().map(|status| status.healing_lag).max().unwrap_or(0));
+        self.mirrors.short_of_copies.set(served().filter(|status| status.in_sync < copies).count() as u64);
+        self.mirrors.healing.set(served().filter(|status| !status.healing.is_empty()).count() as u64);
         let stats = shared.engine.stats();
         let set = |counter: &Counter, value: u64| counter.inner().store(value, Ordering::Relaxed);
         let mirrors = &self.mirrors;
@@ -220,7 +287,14 @@ impl Metrics {
         set(&mirrors.logged_bytes, stats.logged_bytes);
         set(&mirrors.snapshots, stats.snapshots);
         set(&mirrors.failed_snapshots, stats.failed_snapshots);
+        set(&mirrors.scrubbed_snapshots, stats.scrubbed_snapshots);
+        set(&mirrors.damaged_snapshots, stats.damaged_snapshots);
         set(&mirrors.reads, stats.reads);
+        set(&mirrors.shipped_records, stats.shipped_records);
+        set(&mirrors.copies_sent, stats.copies_sent);
+        set(&mirrors.copied_bytes, stats.copied_bytes);
+        set(&mirrors.copies_installed, stats.copies_installed);
+        mirrors.links.set(shared.links.members().len() as u64);
         mirrors.memories.set(stats.memories);
         mirrors.memory_bytes.set(stats.memory_bytes);
         mirrors.log_bytes.set(stats.log_bytes);
@@ -313,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_caller_cannot_make_series() {
-        let metrics = Metrics::new("demo", 0);
+        let metrics = Metrics::new("demo", 0, &Traffic::default());
         let calls = &metrics.calls;
         assert_eq!(calls.name(calls.method("/engram.v1.MemoryService/Rank")), "Rank");
         assert_eq!(calls.name(calls.method("/x/anything")), "other");

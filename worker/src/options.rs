@@ -1,12 +1,13 @@
 //! What a worker is told at its start.
 
-use engram_api::LearnerClusterSpec;
+use engram_api::{LearnerClusterSpec, SoloPolicy};
 use engram_memory::edge::OutOfRange;
 use engram_memory::{
     CapacityPolicy, ClusterId, FeatureShape, FeatureType, Law, Ordinal, Settings, Shape, Weight, edge,
 };
 use engram_store::Durability;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -31,6 +32,13 @@ pub struct Options {
     pub advertise_host: Option<String>,
     /// `host:port` of the coordinators. It beats to all of them.
     pub coordinators: Vec<String>,
+    /// `host:port` at which this worker finds others' peer listeners, by ordinal, instead of what they say of themselves: for a
+    /// proxy in between.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub peer_detours: BTreeMap<u32, String>,
+    /// Folder of the partition map's store, where this worker reaches it: it writes the map itself while no coordinator answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub map_folder: Option<PathBuf>,
     /// Threads of the passes over memories; absent = the cores of the machine. Workers that share a machine share its cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
@@ -108,6 +116,29 @@ impl Options {
         })
     }
 
+    /// What its store is told.
+    ///
+    /// # Errors
+    /// As [`Self::settings`].
+    pub fn store(&self) -> Result<engram_store::Options, OutOfRange> {
+        let mut store = engram_store::Options::new(self.cluster, self.shape(), self.settings()?);
+        store.scrub_ms = self.spec.maintenance.scrub_interval.as_millis();
+        store.wal.durability = self.durability();
+        store.replication.ordinal = self.ordinal();
+        store.replication.copies = self.spec.replication_factor;
+        store.replication.min_in_sync = self.min_in_sync();
+        store.replication.copy_bytes_per_s = self.spec.maintenance.copy_rate.as_bytes();
+        Ok(store)
+    }
+
+    /// Fewest copies in sync with which a partition takes writes.
+    pub const fn min_in_sync(&self) -> usize {
+        match self.spec.solo_policy {
+            SoloPolicy::MinIsr if self.spec.replication_factor > 1 => 2,
+            SoloPolicy::MinIsr | SoloPolicy::SoloDurable => 1,
+        }
+    }
+
     /// When a write counts as done.
     pub const fn durability(&self) -> Durability {
         match self.spec.durability.mode {
@@ -139,9 +170,8 @@ mod hex {
 mod tests {
     use super::*;
 
-    #[test]
-    fn options_survive_json_and_misspelt_fields_do_not() {
-        let options = Options {
+    fn options() -> Options {
+        Options {
             cluster: ClusterId(42),
             cluster_name: "demo".into(),
             ordinal: 3,
@@ -149,14 +179,36 @@ mod tests {
             listen: Listen::default(),
             advertise_host: None,
             coordinators: vec!["127.0.0.1:7440".into()],
+            peer_detours: BTreeMap::from([(1, "127.0.0.1:7001".into())]),
+            map_folder: Some("/var/lib/demo".into()),
             threads: Some(2),
             spec: LearnerClusterSpec::with_workers(5),
-        };
+        }
+    }
+
+    #[test]
+    fn options_survive_json_and_misspelt_fields_do_not() {
+        let options = options();
         let json = serde_json::to_string(&options).unwrap();
         let read: Options = serde_json::from_str(&json).unwrap();
         assert_eq!((read.cluster, read.spec), (options.cluster, options.spec.clone()));
+        assert_eq!(read.peer_detours, options.peer_detours);
         let misspelt = json.replace("stateDir", "statedir");
         assert!(serde_json::from_str::<Options>(&misspelt).unwrap_err().to_string().contains("statedir"));
         assert_eq!(options.settings().unwrap().rate, Settings::DEFAULT_RATE);
+    }
+
+    #[test]
+    fn a_store_reads_again_and_copies_as_the_manifest_says_and_by_its_own_defaults_where_that_is_silent() {
+        let told = |options: &Options| {
+            let store = options.store().unwrap();
+            (store.scrub_ms, store.replication.copy_bytes_per_s)
+        };
+        let mut options = options();
+        let by_itself = engram_store::Options::new(options.cluster, options.shape(), options.settings().unwrap());
+        assert_eq!(told(&options), (by_itself.scrub_ms, by_itself.replication.copy_bytes_per_s));
+        let manifest = r#"{ "scrubInterval": "2h", "copyRate": "16Mi/s" }"#;
+        options.spec.maintenance = serde_json::from_str(manifest).unwrap();
+        assert_eq!(told(&options), (2 * 60 * 60 * 1_000, 16 << 20));
     }
 }

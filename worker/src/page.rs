@@ -7,7 +7,14 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::timeout;
 
+/// How long the store may take to tell how its copies stand.
+const STORE_DEADLINE: Duration = Duration::from_secs(1);
+/// A loop that has not turned for so long will not, in milliseconds: far longer than a machine under load lets anybody wait.
+const STUCK_MS: u64 = 20_000;
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
@@ -29,7 +36,10 @@ async fn index(State(shared): State<Arc<Shared>>) -> String {
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], shared.metrics.page(&shared))
+    // A store that hangs is what the page is looked at for.
+    let partitions = timeout(STORE_DEADLINE, crate::admin::partitions(&shared)).await;
+    let partitions = partitions.ok().and_then(Result::ok).unwrap_or_default();
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], shared.metrics.page(&shared, &partitions))
 }
 
 /// Recovery is over when this page answers.
@@ -37,8 +47,12 @@ async fn startup() -> &'static str {
     "started\n"
 }
 
+/// Whether this process's own loops turn, whatever its peers, the map and its device do: that this page answers says it of the threads
+/// of the services.
 async fn live(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
-    match shared.fault() {
+    let still_ms = shared.elapsed_ms().saturating_sub(shared.turned_ms.load(Ordering::Relaxed));
+    let stuck = || format!("the thread of the beats has not turned for {still_ms} ms");
+    match shared.fault().or_else(|| (still_ms >= STUCK_MS).then(stuck)) {
         None => (StatusCode::OK, "works\n".into()),
         Some(fault) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{fault}\n")),
     }

@@ -2,14 +2,14 @@
 
 use crate::shared::Shared;
 use engram_client::Client;
-use engram_memory::{Command, PartitionId, Settings};
+use engram_memory::{Command, Ordinal, PartitionId, Settings};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_proto::{columns, split};
 use std::time::Duration;
 use tonic::Status;
 
 /// How long an owner may take for what is passed on to it.
-const FORWARD_DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const FORWARD_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What is asked of one partition.
 #[derive(Debug, Clone)]
@@ -105,8 +105,18 @@ impl Part {
 
 /// Passes parts of one kind to their owner, once, under the session they came with.
 pub(crate) async fn forward(
+    shared: &Shared,
+    owner: Ordinal,
+    session: Option<v1::Session>,
+    parts: Vec<Part>,
+) -> Result<v1::WriteReply, Problem> {
+    let partitions: Vec<PartitionId> = parts.iter().map(|part| part.partition).collect();
+    shared.while_owned(owner, &partitions, call(&shared.peers, owner, session, parts)).await
+}
+
+async fn call(
     peers: &Client,
-    owner: engram_memory::Ordinal,
+    owner: Ordinal,
     session: Option<v1::Session>,
     parts: Vec<Part>,
 ) -> Result<v1::WriteReply, Problem> {

@@ -1,7 +1,9 @@
-//! Reads: of this worker's partitions on the engine's thread, of all through the client library.
+//! Reads: of this worker's partitions on the engine's thread, of all through the client library. What is read
+//! has a lease of every copy in sync, or what else the reader asked for ([`crate::modes`]), but for the keys of a rank's later pages.
 
 use crate::batch::{Batches, Columns, of_rows};
 use crate::engine::device_problem;
+use crate::modes::How;
 use crate::service::{Memories, Plane};
 use engram_client::{Error, GetOptions, QualityOptions, RankOptions};
 use engram_memory::quality::MAX_HISTOGRAM_BITS;
@@ -29,7 +31,9 @@ impl Memories {
     pub(crate) async fn get(&self, asked: v1::GetMemoriesRequest) -> Result<Batched, Problem> {
         columns::check_rows(asked.ids.len())?;
         let partitions = self.shared.partitions();
+        self.shared.taken_over(asked.ids.iter().map(|id| partition_of(MemoryId(*id), partitions))).await;
         let is_here = |id: &u64| self.shared.engine.position(partition_of(MemoryId(*id), partitions)).is_some();
+        let how = self.how_of_primary(asked.read)?;
         let wanted = Columns { features: asked.with_features, payloads: asked.with_payloads };
         let (here, elsewhere): (Vec<u64>, Vec<u64>) = asked.ids.iter().partition(|id| is_here(id));
         if let (Plane::Peer, Some(id)) = (self.plane, elsewhere.first()) {
@@ -37,17 +41,20 @@ impl Memories {
         }
         let mut batches = Vec::new();
         if !here.is_empty() || elsewhere.is_empty() {
-            batches = self.get_here(here, wanted).await?;
+            batches = self.get_here(&how, here, wanted).await?;
         }
         if !elsewhere.is_empty() {
-            batches.extend(self.get_elsewhere(&elsewhere, wanted).await?);
+            batches.extend(self.get_elsewhere(&how, &elsewhere, wanted).await?);
         }
         Ok(futures::stream::iter(batches.into_iter().map(Ok)).boxed())
     }
 
-    async fn get_here(&self, ids: Vec<u64>, wanted: Columns) -> Result<Vec<MemoryBatch>, Problem> {
-        let shape = self.shared.shape.features;
-        let read = self.shared.engine.read(move |partitions| {
+    async fn get_here(&self, how: &How, ids: Vec<u64>, wanted: Columns) -> Result<Vec<MemoryBatch>, Problem> {
+        let (shape, count) = (self.shared.shape.features, self.shared.partitions());
+        let mut asked: Vec<PartitionId> = ids.iter().map(|id| partition_of(MemoryId(*id), count)).collect();
+        asked.sort_unstable();
+        asked.dedup();
+        let read = self.read_some(how, asked, move |partitions| {
             let mut batches = Batches::new(wanted, shape);
             let each = |id: MemoryId, memory: Option<engram_store::Memory<'_>>| match memory {
                 Some(memory) => batches.push(&memory),
@@ -59,10 +66,10 @@ impl Memories {
         read.await?.map_err(|error| device_problem(&error))
     }
 
-    async fn get_elsewhere(&self, ids: &[u64], wanted: Columns) -> Result<Vec<MemoryBatch>, Problem> {
+    async fn get_elsewhere(&self, how: &How, ids: &[u64], wanted: Columns) -> Result<Vec<MemoryBatch>, Problem> {
         let ids: Vec<MemoryId> = ids.iter().copied().map(MemoryId).collect();
         let options = GetOptions { features: wanted.features, payloads: wanted.payloads };
-        let found = self.shared.peers.get(&ids, options).await.map_err(|error| passed_on(&error))?;
+        let found = self.peers(how).get(&ids, options).await.map_err(|error| passed_on(&error))?;
         // A row has at most 64 KiB of payload, 16 KiB of features and a key: so many are below a message.
         let mut batches: Vec<MemoryBatch> = found.memories.chunks(32).map(of_rows).collect();
         if !found.missing.is_empty() {
@@ -78,11 +85,12 @@ impl Memories {
             let text = format!("histogram_bits: {bits} is not allowed; allowed: 0 to {MAX_HISTOGRAM_BITS}");
             return Err(Problem::of(ProblemKind::Invalid, text));
         }
+        let how = self.how(asked.read)?;
         let broadcast = self.shared.broadcast.read().unwrap_or_else(PoisonError::into_inner).clone();
         if !self.is_local(asked.local) {
             let options =
                 QualityOptions { histogram_bits: asked.histogram_bits, covered_updates: asked.covered_updates };
-            let quality = self.shared.peers.quality(options).await.map_err(|error| passed_on(&error))?;
+            let quality = self.peers(&how).quality(options).await.map_err(|error| passed_on(&error))?;
             let coverage = quality.coverage.iter().map(|(group, (addressed, covered))| v1::GroupCoverage {
                 group: u32::from(group.0),
                 addressed: *addressed,
@@ -96,15 +104,14 @@ impl Memories {
                 broadcast,
             });
         }
-        let (engine, count) = (self.shared.engine.clone(), self.shared.partitions());
-        let read = self.shared.engine.read(move |partitions| {
+        let read = self.read_all(how, move |partitions, versions| {
             let vector = partitions.quality()?;
             let histogram = asked.histogram_bits.map(|bits| partitions.histogram(bits)).transpose()?;
             let coverage = match asked.covered_updates {
                 0 => Vec::new(),
                 updates => partitions.coverage(u64::from(updates))?,
             };
-            Ok((vector, histogram, coverage, engine.versions(count)))
+            Ok((vector, histogram, coverage, versions))
         });
         let (vector, histogram, coverage, versions) = read.await?.map_err(|error| device_problem(&error))?;
         let coverage = coverage.iter().map(|group| v1::GroupCoverage {
@@ -122,18 +129,18 @@ impl Memories {
     }
 
     pub(crate) async fn digest(&self, asked: v1::DigestRequest) -> Result<v1::DigestReply, Problem> {
+        let how = self.how(asked.read)?;
         if !self.is_local(asked.local) {
-            let digested = self.shared.peers.digest().await.map_err(|error| passed_on(&error))?;
+            let digested = self.peers(&how).digest().await.map_err(|error| passed_on(&error))?;
             return Ok(v1::DigestReply {
                 digest: answers::identity(digested.digest.0),
                 memories: digested.memories,
                 versions: digested.versions,
             });
         }
-        let (engine, count) = (self.shared.engine.clone(), self.shared.partitions());
-        let read = self.shared.engine.read(move |partitions| {
+        let read = self.read_all(how, move |partitions, versions| {
             let digest = partitions.digest()?;
-            Ok((digest, partitions.memories(), engine.versions(count)))
+            Ok((digest, partitions.memories(), versions))
         });
         let (digest, memories, versions) = read.await?.map_err(|error| device_problem(&error))?;
         Ok(v1::DigestReply { digest: answers::identity(digest.0), memories, versions })
@@ -146,9 +153,10 @@ impl Memories {
                 Some(answers::group(group).map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()))?)
             }
         };
+        let how = self.how(asked.read.clone())?;
         if !self.is_local(asked.local) {
             let options = RankOptions { limit: asked.limit, group, keys: asked.with_keys };
-            let mut ranked = self.shared.peers.rank(options).await.map_err(|error| passed_on(&error))?;
+            let mut ranked = self.peers(&how).rank(options).await.map_err(|error| passed_on(&error))?;
             return Ok(stream(move |sender| async move {
                 loop {
                     match ranked.next().await {
@@ -163,13 +171,12 @@ impl Memories {
                 }
             }));
         }
-        self.ranked_here(asked, group).await
+        self.ranked_here(how, asked, group).await
     }
 
-    async fn ranked_here(&self, asked: v1::RankRequest, group: Option<Group>) -> Result<Batched, Problem> {
+    async fn ranked_here(&self, how: How, asked: v1::RankRequest, group: Option<Group>) -> Result<Batched, Problem> {
         let limit = usize::try_from(asked.limit).ok().filter(|limit| *limit > 0);
-        let (engine, count) = (self.shared.engine.clone(), self.shared.partitions());
-        let read = self.shared.engine.read(move |partitions| {
+        let read = self.read_all(how, move |partitions, versions| {
             let ranked = partitions.rank(limit, group)?;
             // The first page takes its keys from the same state; later ones may miss those removed meanwhile.
             let first = &ranked[..ranked.len().min(PAGE as usize)];
@@ -177,7 +184,7 @@ impl Memories {
             if asked.with_keys {
                 add_keys(partitions, &mut batch)?;
             }
-            batch.versions = engine.versions(count);
+            batch.versions = versions;
             Ok((batch, ranked))
         });
         let (first, ranked) = read.await?.map_err(|error| device_problem(&error))?;
@@ -207,10 +214,11 @@ impl Memories {
     }
 
     pub(crate) async fn scan(&self, asked: v1::ScanMemoriesRequest) -> Result<Batched, Problem> {
+        let how = self.how_of_primary(asked.read)?;
         let wanted = Columns { features: asked.with_features, payloads: asked.with_payloads };
         if !self.is_local(asked.local) {
             let options = GetOptions { features: wanted.features, payloads: wanted.payloads };
-            let mut scan = self.shared.peers.scan(options).await.map_err(|error| passed_on(&error))?;
+            let mut scan = self.peers(&how).scan(options).await.map_err(|error| passed_on(&error))?;
             return Ok(stream(move |sender| async move {
                 loop {
                     match scan.next().await {
@@ -231,6 +239,7 @@ impl Memories {
         let shape = self.shared.shape.features;
         let versions = engine.versions(self.shared.partitions());
         let first = MemoryBatch { versions: versions.clone(), ..Default::default() };
+        let memories = self.clone();
         Ok(stream(move |sender| async move {
             if sender.send(Ok(first)).await.is_err() {
                 return;
@@ -238,7 +247,7 @@ impl Memories {
             for partition in versions.iter().map(|version| PartitionId(version.partition)) {
                 let mut before = None;
                 loop {
-                    let page = engine.read(move |partitions| {
+                    let page = memories.read_some(&how, vec![partition], move |partitions| {
                         let mut batches = Batches::new(wanted, shape);
                         let next = partitions.scan(partition, before, PAGE, |memory| batches.push(&memory))?;
                         Ok((batches.finish(), next))

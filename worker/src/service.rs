@@ -2,17 +2,20 @@
 
 use crate::part::Body;
 use crate::shared::Shared;
-use crate::write::{Asked, now_ms};
+use crate::write::Asked;
 use engram_memory::session::WINDOW;
 use engram_proto::v1::memory_service_server::MemoryService;
 use engram_proto::v1::{self, MemoryBatch, Problem, ProblemKind};
 use futures::stream::BoxStream;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
+use tokio::time::sleep;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Sessions live a day by the partitions' watermarks; renewing four times in it leaves room for clocks and pauses.
 const RENEW_AFTER: Duration = Duration::from_secs(6 * 60 * 60);
+/// How long whoever asks for a newer map is kept waiting at most.
+pub(crate) const NEWS_MOST: Duration = Duration::from_secs(1);
 
 /// Which listener a request came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +50,7 @@ impl MemoryService for Memories {
         _request: Request<v1::OpenSessionRequest>,
     ) -> Result<Response<v1::OpenSessionReply>, Status> {
         Ok(Response::new(v1::OpenSessionReply {
-            session: Some(v1::Session { opened_ms: now_ms(), random: rand::random() }),
+            session: Some(v1::Session { opened_ms: self.shared.clock.now_ms(), random: rand::random() }),
             window: WINDOW as u32,
             renew_after_ms: RENEW_AFTER.as_millis() as u64,
         }))
@@ -158,8 +161,18 @@ impl MemoryService for Memories {
 
     async fn get_partition_map(
         &self,
-        _request: Request<v1::PartitionMapRequest>,
+        request: Request<v1::PartitionMapRequest>,
     ) -> Result<Response<v1::PartitionMapReply>, Status> {
+        let v1::PartitionMapRequest { newer_than, wait_ms } = request.into_inner();
+        let mut view = self.shared.view.subscribe();
+        if wait_ms > 0 && view.borrow_and_update().version() <= newer_than {
+            let mut stopping = self.shared.stopping.subscribe();
+            tokio::select! {
+                _ = view.changed() => {}
+                () = sleep(NEWS_MOST.min(Duration::from_millis(wait_ms.into()))) => {}
+                _ = stopping.wait_for(|stopping| *stopping) => {}
+            }
+        }
         let options = &self.shared.options;
         let view = self.shared.view.borrow();
         let map = view.map_reply(&options.cluster_name, self.shared.shape.features.dimension);

@@ -1,28 +1,33 @@
 //! What the services, the heartbeat and the pages of one worker share.
 
 use crate::engine::Engine;
+use crate::hands;
 use crate::metrics::Metrics;
 use crate::options::Options;
+use crate::peers::{Greeter, Links, OPINION_MS, Proposals, Witness};
+use crate::roster::Roster;
 use crate::runs::Runs;
 use crate::view::View;
-use engram_client::Client;
-use engram_memory::{Member, Ordinal, PartitionId, Shape, Term};
+use engram_client::{Client, Network};
+use engram_cluster::PartitionMap;
+use engram_memory::{Incarnation, Member, Ordinal, PartitionId, Shape};
 use engram_proto::v1::{self, Problem, ProblemKind};
-use engram_store::ActivateError;
+use engram_store::Clock;
+use engram_store::leases::GRANT_MS;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
-
-/// Activations under way at once: one, so that a newer map is compared with what the last one left.
-const ACTIVATIONS: usize = 1;
 
 /// One worker.
 pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) shape: Shape,
     pub(crate) member: Member,
+    /// The one that the store has too.
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) network: Network,
     pub(crate) engine: Engine,
     /// To the other workers, and to this one for what is asked of all.
     pub(crate) peers: Client,
@@ -30,20 +35,38 @@ pub(crate) struct Shared {
     /// The learning runs that are driven here.
     pub(crate) runs: Runs,
     pub(crate) view: watch::Sender<View>,
-    /// Terms at which the store was told to serve, by partition.
-    activated: Mutex<BTreeMap<PartitionId, Term>>,
-    activating: Semaphore,
-    /// Every partition that the map gives to this process is served.
-    complete: AtomicBool,
+    /// Who this worker is, to others.
+    pub(crate) greeter: Greeter,
+    /// Open streams to the stores of other workers.
+    pub(crate) links: Arc<Links>,
+    /// What the replicas here ask of the map.
+    pub(crate) proposals: Arc<Proposals>,
+    witness: Mutex<Witness>,
+    pub(crate) coordinators: Coordinators,
+    pub(crate) roster: Roster,
+    /// Version of the newest map that this disk had seen when this process began; 0 = none.
+    pub(crate) seen_before: AtomicU64,
+    /// The newest question of a coordinator for what this disk has seen; 0 = none.
+    pub(crate) testify: watch::Sender<u64>,
+    /// Planned moves of primaryship that the store was told of.
+    hand_overs: Mutex<BTreeMap<PartitionId, Ordinal>>,
+    /// Room for requests that wait for a partition that is coming here.
+    pub(crate) held: Semaphore,
     /// Set once: no request is taken any more.
     pub(crate) stopping: watch::Sender<bool>,
+    /// About to be stopped: it hands over what it leads.
+    pub(crate) leaving: AtomicBool,
     /// Somebody asked for an orderly stop.
     pub(crate) asked_to_stop: tokio::sync::Notify,
     pub(crate) broadcast: RwLock<Option<v1::BroadcastQualityRequest>>,
     pub(crate) started: Instant,
+    /// The same by the clock of beats and leases, in milliseconds.
+    started_ms: u64,
     pub(crate) recovery: String,
     pub(crate) device: (String, usize),
     pub(crate) last_snapshot_ms: AtomicU64,
+    /// When the thread of the beats turned last, by the clock of beats and leases.
+    pub(crate) turned_ms: AtomicU64,
     /// Lateness of timers on the runtime of the services, in milliseconds.
     pub(crate) loop_lag_ms: AtomicU64,
 }
@@ -51,29 +74,80 @@ pub(crate) struct Shared {
 /// What a worker is made of before it runs.
 pub(crate) struct Parts {
     pub(crate) options: Options,
-    pub(crate) member: Member,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) network: Network,
+    pub(crate) greeter: Greeter,
+    pub(crate) links: Arc<Links>,
+    pub(crate) proposals: Arc<Proposals>,
     pub(crate) engine: Engine,
     pub(crate) peers: Client,
     pub(crate) recovery: String,
     pub(crate) device: (String, usize),
 }
 
+/// Whether a coordinator is heard.
+pub(crate) struct Coordinators {
+    clock: Arc<dyn Clock>,
+    streams: AtomicUsize,
+    /// When the last stream ended, in milliseconds of the clock that counts suspends; at first when this worker started.
+    lost_ms: AtomicU64,
+}
+
+impl Coordinators {
+    fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { streams: AtomicUsize::new(0), lost_ms: AtomicU64::new(clock.elapsed_ms()), clock }
+    }
+
+    /// A stream is open while the value lives.
+    pub(crate) fn heard(&self) -> impl Drop + '_ {
+        struct Open<'a>(&'a Coordinators);
+        impl Drop for Open<'_> {
+            fn drop(&mut self) {
+                self.0.lost_ms.store(self.0.clock.elapsed_ms(), Ordering::Release);
+                self.0.streams.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        self.streams.fetch_add(1, Ordering::AcqRel);
+        Open(self)
+    }
+
+    /// For how long none has been heard; 0 = one is.
+    pub(crate) fn unheard_ms(&self) -> u64 {
+        if self.streams.load(Ordering::Acquire) > 0 {
+            return 0;
+        }
+        self.clock.elapsed_ms().saturating_sub(self.lost_ms.load(Ordering::Acquire))
+    }
+}
+
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { options, member, engine, peers, recovery, device } = parts;
+        let Parts { options, clock, network, greeter, links, proposals, engine, peers, recovery, device } = parts;
         Self {
             shape: options.shape(),
-            metrics: Metrics::new(&options.cluster_name, options.ordinal),
+            metrics: Metrics::new(&options.cluster_name, options.ordinal, &links.traffic),
+            roster: Roster::new(&options.coordinators, !network.is_simulated()),
             options,
-            member,
+            member: greeter.member,
+            network,
             engine,
             peers,
             runs: Runs::default(),
             view: watch::Sender::new(View::default()),
-            activated: Mutex::default(),
-            activating: Semaphore::new(ACTIVATIONS),
-            complete: AtomicBool::new(false),
+            greeter,
+            links,
+            proposals,
+            witness: Mutex::new(Witness::new(clock.elapsed_ms())),
+            coordinators: Coordinators::new(Arc::clone(&clock)),
+            seen_before: AtomicU64::new(0),
+            testify: watch::Sender::new(0),
+            hand_overs: Mutex::default(),
+            held: Semaphore::new(hands::HELD),
+            started_ms: clock.elapsed_ms(),
+            turned_ms: AtomicU64::new(clock.elapsed_ms()),
+            clock,
             stopping: watch::Sender::new(false),
+            leaving: AtomicBool::new(false),
             asked_to_stop: tokio::sync::Notify::new(),
             broadcast: RwLock::default(),
             started: Instant::now(),
@@ -82,6 +156,11 @@ impl Shared {
             last_snapshot_ms: AtomicU64::new(0),
             loop_lag_ms: AtomicU64::new(0),
         }
+    }
+
+    /// The clock of beats and leases.
+    pub(crate) fn elapsed_ms(&self) -> u64 {
+        self.clock.elapsed_ms()
     }
 
     pub(crate) const fn ordinal(&self) -> Ordinal {
@@ -94,17 +173,38 @@ impl Shared {
 
     /// The partitions that are served here.
     pub(crate) fn served(&self) -> Vec<PartitionId> {
-        let all = (0..self.partitions()).map(PartitionId);
-        all.filter(|partition| self.engine.position(*partition).is_some()).collect()
+        self.engine.served(self.partitions())
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }
 
-    /// Has a map, and serves all that it gives to this process.
+    /// Whether it is about to be stopped and shall be given nothing to lead.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    /// Has a map, serves all that it gives to this process, and could take over from a partner.
     pub(crate) fn is_ready(&self) -> bool {
-        self.complete.load(Ordering::Acquire) && !self.is_stopping()
+        !self.is_stopping() && self.is_settled() && self.is_complete()
+    }
+
+    /// Whether this process is old enough to take over: until the leases have ended that the process before it may have granted it serves
+    /// nothing, and without an opinion it is no witness. Whoever stops workers one after another waits for it.
+    fn is_settled(&self) -> bool {
+        let first = self.options.spec.replication_factor == 1 || self.member.incarnation == Incarnation(1);
+        first || self.elapsed_ms().saturating_sub(self.started_ms) >= OPINION_MS.max(GRANT_MS)
+    }
+
+    /// Serves every partition whose primary by the map is at this place. One that still stands under the process before this one waits
+    /// to be given to it, or to another.
+    fn is_complete(&self) -> bool {
+        let Some(map) = self.view.borrow().map.clone() else { return false };
+        let mine = map.entries().filter(|(_, entry)| entry.primary == self.ordinal());
+        let mut served =
+            mine.map(|(partition, entry)| entry.served_by(&self.member) && self.engine.position(partition).is_some());
+        served.all(|served| served)
     }
 
     /// What keeps the store from serving, if something does.
@@ -113,61 +213,63 @@ impl Shared {
     }
 
     /// Takes what a coordinator says; whether it is news.
-    pub(crate) fn hear(&self, reply: &v1::BeatReply) -> bool {
-        let news = self.view.send_if_modified(|view| view.take(reply, self.options.cluster, self.shape.partitions));
-        if news {
-            let view = self.view.borrow();
-            if let Some(map) = view.client_map(&self.options.cluster_name, self.shape.features.dimension) {
-                self.peers.set_map(map);
+    pub(crate) fn hear(&self, mut reply: v1::BeatReply) -> bool {
+        for member in &mut reply.members {
+            if let Some(detour) = self.options.peer_detours.get(&member.ordinal) {
+                member.peer_address.clone_from(detour);
             }
         }
+        let news = self.view.send_if_modified(|view| view.take(&reply, self.options.cluster, self.shape.partitions));
+        if news {
+            self.tell_map();
+        }
+        self.hand_over(&reply.hand_overs);
+        self.testify.send_if_modified(|asked| std::mem::replace(asked, reply.testify) != reply.testify);
         news
     }
 
-    /// Serves what the map gives to this very process, and nothing else. Called at every change of the map.
-    pub(crate) async fn follow_map(&self) {
-        let _permit = self.activating.acquire().await.expect("the semaphore is never closed");
-        let Some(map) = self.view.borrow().map.clone() else { return };
-        let given: BTreeMap<PartitionId, Term> = map.served_by(&self.member).collect();
-        let (wanted, dropped) = {
-            let activated = self.activated.lock().unwrap_or_else(PoisonError::into_inner);
-            let wanted = given.iter().filter(|(partition, term)| activated.get(partition) != Some(term));
-            let wanted: Vec<(PartitionId, Term)> = wanted.map(|(partition, term)| (*partition, *term)).collect();
-            let dropped: Vec<PartitionId> =
-                activated.keys().filter(|partition| !given.contains_key(partition)).copied().collect();
-            (wanted, dropped)
-        };
-        if !dropped.is_empty() {
-            tracing::info!(partitions = dropped.len(), "the map gives partitions to others");
-            self.engine.deactivate(dropped.clone()).await;
-            self.activated.lock().unwrap_or_else(PoisonError::into_inner).retain(|it, _| !dropped.contains(it));
+    /// Version of the newest map that this disk has seen; 0 = none.
+    pub(crate) fn seen_version(&self) -> u64 {
+        self.view.borrow().version().max(self.seen_before.load(Ordering::Acquire))
+    }
+
+    /// Gives partitions to those who shall lead them: all that are wanted now, so that one that is no longer named is called off.
+    fn hand_over(&self, wanted: &[v1::HandOver]) {
+        let wanted: BTreeMap<PartitionId, Ordinal> =
+            wanted.iter().map(|move_| (PartitionId(move_.partition), Ordinal(move_.to))).collect();
+        let mut asked = self.hand_overs.lock().unwrap_or_else(PoisonError::into_inner);
+        for partition in asked.keys().filter(|partition| !wanted.contains_key(partition)) {
+            // To itself: it goes on leading.
+            self.engine.hand_over(*partition, self.ordinal());
         }
-        let mut served = true;
-        if !wanted.is_empty() {
-            let answers = self.engine.activate(wanted.clone()).await;
-            let mut activated = self.activated.lock().unwrap_or_else(PoisonError::into_inner);
-            for ((partition, term), answer) in wanted.iter().zip(answers) {
-                match answer {
-                    Ok(()) => {
-                        activated.insert(*partition, *term);
-                    }
-                    // The coordinator raises the term when it hears this process; until then it waits.
-                    Err(error @ ActivateError::Promised { .. }) => {
-                        served = false;
-                        tracing::info!(%error, "waits for a newer term");
-                    }
-                    Err(error) => {
-                        served = false;
-                        tracing::error!(%error, %partition, "failed to serve a partition");
-                    }
-                }
-            }
-            tracing::info!(partitions = activated.len(), version = map.version, "serves what the map gives");
+        for (partition, to) in &wanted {
+            self.engine.hand_over(*partition, *to);
         }
-        let names_me = map.partitions.iter().any(|entry| entry.primary == self.member.ordinal);
-        // A worker whose partitions still stand under its predecessor's incarnation has to wait for its own.
-        let waits = names_me && given.is_empty();
-        self.complete.store(served && !waits, Ordering::Release);
+        *asked = wanted;
+    }
+
+    /// Takes a map that was read where it is kept.
+    pub(crate) fn read_map(&self, map: PartitionMap) {
+        if self.view.send_if_modified(|view| view.take_map(map, self.options.cluster, self.shape.partitions)) {
+            self.tell_map();
+        }
+    }
+
+    /// Tells the store and the way to the other workers what the view says.
+    fn tell_map(&self) {
+        let view = self.view.borrow();
+        if let Some(map) = &view.map {
+            self.engine.learn(Arc::clone(map));
+        }
+        if let Some(map) = view.client_map(&self.options.cluster_name, self.shape.features.dimension) {
+            self.peers.set_map(map);
+        }
+    }
+
+    /// What this worker thinks of its partners.
+    pub(crate) fn witness(&self) -> MutexGuard<'_, Witness> {
+        // A panic while it was held left a detector behind that goes on with the next event.
+        self.witness.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What to tell of a partition that is not served here.

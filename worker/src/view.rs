@@ -20,20 +20,7 @@ impl View {
         let mut news = false;
         if let Some(told) = &reply.map {
             match wire::map_from_proto(told) {
-                Ok(map) if map.cluster != cluster || map.partitions.len() != partitions as usize => {
-                    tracing::error!(
-                        cluster = %map.cluster,
-                        partitions = map.partitions.len(),
-                        "refused a partition map of another cluster or size"
-                    );
-                }
-                Ok(map) => {
-                    let newer = self.map.as_ref().is_none_or(|known| known.version < map.version);
-                    if newer {
-                        self.map = Some(Arc::new(map));
-                    }
-                    news |= newer;
-                }
+                Ok(map) => news |= self.take_map(map, cluster, partitions),
                 Err(error) => tracing::error!(%error, "refused a malformed partition map"),
             }
         }
@@ -42,6 +29,20 @@ impl View {
             news = true;
         }
         news
+    }
+
+    /// Takes a map, if it is newer than the one known and of this cluster and size; whether it is.
+    pub(crate) fn take_map(&mut self, map: PartitionMap, cluster: ClusterId, partitions: u32) -> bool {
+        if map.cluster != cluster || map.partitions.len() != partitions as usize {
+            let (cluster, partitions) = (map.cluster, map.partitions.len());
+            tracing::error!(%cluster, partitions, "refused a partition map of another cluster or size");
+            return false;
+        }
+        let newer = self.map.as_ref().is_none_or(|known| known.version < map.version);
+        if newer {
+            self.map = Some(Arc::new(map));
+        }
+        newer
     }
 
     /// Who serves a partition by the map.
@@ -77,6 +78,7 @@ impl View {
                 .iter()
                 .map(|entry| Placement { term: entry.term, primary: entry.primary })
                 .collect(),
+            in_sync: map.partitions.iter().map(in_sync).collect(),
             workers: self.members.iter().map(worker).collect(),
             feature_dimension,
         })
@@ -85,7 +87,11 @@ impl View {
     /// The map as it travels.
     pub(crate) fn map_reply(&self, cluster_name: &str, feature_dimension: u32) -> Option<v1::PartitionMapReply> {
         let map = self.map.as_ref()?;
-        let entry = |entry: &engram_cluster::Entry| v1::PartitionEntry { term: entry.term.0, primary: entry.primary.0 };
+        let entry = |entry: &engram_cluster::Entry| v1::PartitionEntry {
+            term: entry.term.0,
+            primary: entry.primary.0,
+            in_sync: in_sync(entry).into_iter().map(|ordinal| ordinal.0).collect(),
+        };
         Some(v1::PartitionMapReply {
             cluster: engram_proto::answers::identity(map.cluster.0),
             version: map.version,
@@ -95,4 +101,9 @@ impl View {
             feature_dimension,
         })
     }
+}
+
+/// Who has a copy in sync.
+fn in_sync(entry: &engram_cluster::Entry) -> Vec<Ordinal> {
+    entry.isr.iter().map(|member| member.ordinal).collect()
 }

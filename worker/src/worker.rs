@@ -2,21 +2,25 @@
 
 use crate::edge::{AllowAll, Authorizer};
 use crate::engine::Engine;
-use crate::heartbeat::{self, Reachable};
+use crate::heartbeat;
 use crate::listeners::{self, Bound, Listeners};
+use crate::machine::{Machine, Opened};
 use crate::options::Options;
+use crate::peers::{self, Greeter, Links, Proposals, Reachable, WayOut};
 use crate::runs::{self, Runs};
 use crate::service;
 use crate::service::Memories;
 use crate::shared::{Parts, Shared};
-use engram_client::{Client, Plane};
+use crate::testimony;
+use engram_client::{Client, Network, Plane};
 use engram_kernels::Cpu;
 use engram_memory::edge::OutOfRange;
-use engram_memory::{Incarnation, Member};
+use engram_memory::{Incarnation, Member, Term};
 use engram_proto::v1;
 use engram_proto::v1::memory_service_server::MemoryServiceServer;
+use engram_proto::v1::peer_service_server::PeerServiceServer;
 use engram_proto::v1::run_service_server::RunServiceServer;
-use engram_store::{FileDisk, Recovery, Store, SystemClock};
+use engram_store::{Clock, Engine as StoreEngine, FileDisk, Recovery, Store, SystemClock};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,6 +32,8 @@ use tonic::service::{Routes, RoutesBuilder};
 const DRAIN: Duration = Duration::from_secs(10);
 /// How long the store may take to seal and sync its log.
 const STORE_STOP: Duration = Duration::from_secs(30);
+/// Between looks at what is served: a part of the time that a failover takes.
+const SERVED_TICK: Duration = Duration::from_millis(20);
 /// Between looks at the store and at the lateness of timers.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -94,6 +100,8 @@ pub struct Worker {
     listeners: Listeners,
     bound: Bound,
     authorizer: Arc<dyn Authorizer>,
+    /// Beats come from a thread of their own.
+    beats_apart: bool,
 }
 
 /// What others in the process may do with a worker.
@@ -108,12 +116,10 @@ impl Worker {
     /// # Errors
     /// As [`Error`] says; nothing is left half done.
     pub async fn build(options: Options) -> Result<Self, Error> {
-        let settings = options.settings()?;
-        let (listeners, bound) = Listeners::bind(&options.listen).await?;
-        let mut store_options = engram_store::Options::new(options.cluster, options.shape(), settings);
-        store_options.wal.durability = options.durability();
+        let store_options = options.store()?;
+        let listening = Listeners::bind(&options.listen).await?;
         let threads = options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let folder = options.state_dir.clone();
+        let (folder, seen_in) = (options.state_dir.clone(), options.state_dir.clone());
         // Recovery reads files for as long as it takes.
         let opened = tokio::task::spawn_blocking(move || {
             let disk = Arc::new(FileDisk::new(folder)?);
@@ -121,20 +127,56 @@ impl Worker {
                 Store::open(disk, Arc::new(SystemClock), Box::new(Cpu::new(threads.max(1))), store_options)?;
             let info = store.partitions().device();
             let device = (info.name.clone(), info.threads);
-            Ok::<_, engram_store::Error>((store, recovery, device))
+            let promised = store.replicas().iter().any(|replica| replica.term > Term(0));
+            let seen = testimony::seen_before(&seen_in, promised);
+            Ok::<_, engram_store::Error>((store, recovery, device, seen))
         });
-        let (store, recovery, device) =
+        let (store, recovery, device, seen) =
             opened.await.map_err(|error| Error::Fault(format!("recovery panicked: {error}")))??;
-        let handle = engram_store::Engine::start(store).map_err(Error::Thread)?;
+        let ways = Ways::default();
+        let lossless_since = store.identity().lossless_since();
+        let store = StoreEngine::start(store, ways.out()).map_err(Error::Thread)?;
+        let opened = Opened { store, recovery, lossless_since, device };
+        let worker = Self::assemble(options, listening, opened, ways, Arc::new(SystemClock), Network::default());
+        worker.shared.seen_before.store(seen, Ordering::Release);
+        Ok(worker)
+    }
+
+    /// The same on a machine that is not the one of this process; whatever the options say of folders, addresses to listen on and threads
+    /// is without effect. Where others reach it they do say.
+    ///
+    /// # Errors
+    /// The settings are not allowed, or the store does not open.
+    pub fn on(machine: Machine, options: Options) -> Result<Self, Error> {
+        let Machine { clock, network, client, peer, open } = machine;
+        let ways = Ways::default();
+        let opened = open(options.store()?, ways.out())?;
+        let listening = Listeners::simulated(client, peer);
+        Ok(Self { beats_apart: false, ..Self::assemble(options, listening, opened, ways, clock, network) })
+    }
+
+    fn assemble(
+        options: Options,
+        (listeners, bound): (Listeners, Bound),
+        opened: Opened,
+        ways: Ways,
+        clock: Arc<dyn Clock>,
+        network: Network,
+    ) -> Self {
+        let Opened { store: handle, recovery, lossless_since, device } = opened;
         let (store, incarnation) = handle.identity();
         let member = Member { ordinal: options.ordinal(), store, incarnation };
         let recovery = told(&recovery, incarnation);
         tracing::info!(%member, recovery, device = device.0, "store is open");
         let mut peers = engram_client::Options::new(Vec::<String>::new()).of_cluster(options.cluster);
         peers.plane = Plane::Peer;
-        let parts = Parts { options, member, engine: Engine(handle), peers: Client::given(peers), recovery, device };
+        peers.network = network.clone();
+        let greeter = Greeter::new(&options, member, lossless_since, reachable(&options, bound));
+        let (engine, peers) = (Engine(handle), Client::given(peers));
+        let Ways { links, proposals } = ways;
+        let parts = Parts { options, clock, network, greeter, links, proposals, engine, peers, recovery, device };
         let shared = Arc::new(Shared::new(parts));
-        Ok(Self { shared, listeners, bound, authorizer: Arc::new(AllowAll) })
+        Self { shared, listeners, bound, authorizer: Arc::new(AllowAll), beats_apart: true }
     }
 
     /// The same, asking `authorizer` about every call.
@@ -155,24 +197,40 @@ impl Worker {
         Handle { shared: Arc::clone(&self.shared) }
     }
 
+    /// What its services share, without them.
+    #[cfg(test)]
+    pub(crate) fn into_shared(self) -> Arc<Shared> {
+        self.shared
+    }
+
     /// Serves until `shutdown` completes, an administrator asks for a stop, or the store fails; then takes no more calls, finishes those under
     /// way and stops the store in order: what was acknowledged is there at the next start.
     ///
     /// # Errors
     /// The store failed or did not stop, or a listener failed.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        let Self { shared, listeners, bound, authorizer } = self;
+        let Self { shared, listeners, authorizer, beats_apart, .. } = self;
         let _stop = StopOnDrop(Arc::clone(&shared));
         let (health, services) = client_services(&shared);
-        let mut serving = listeners.serve(Arc::clone(&shared), authorizer, services).await;
+        let (mut serving, mut between) = listeners.serve(Arc::clone(&shared), authorizer, services).await;
         let mut background = JoinSet::new();
         background.spawn(follow(Arc::clone(&shared), health.clone()));
-        let heart = heartbeat::start(Arc::clone(&shared), reachable(&shared.options, bound)).map_err(Error::Thread)?;
+        background.spawn(peers::dial_partners(Arc::clone(&shared)));
+        background.spawn(peers::hand_over_proposals(Arc::clone(&shared)));
+        let heart = if beats_apart {
+            // A machine that is not this one has no folder here.
+            background.spawn(testimony::run(Arc::clone(&shared)));
+            Some(heartbeat::start(Arc::clone(&shared)).map_err(Error::Thread)?)
+        } else {
+            background.spawn(heartbeat::run(Arc::clone(&shared)));
+            None
+        };
         let ended = tokio::select! {
             () = shutdown => Ok(()),
             () = shared.asked_to_stop.notified() => Ok(()),
             fault = watch_store(&shared) => Err(Error::Fault(fault)),
             Some(served) = serving.join_next() => served.unwrap_or_else(|error| Err(Error::Fault(error.to_string()))),
+            Some(served) = between.join_next() => served.unwrap_or_else(|error| Err(Error::Fault(error.to_string()))),
         };
         tracing::info!("stopping");
         health.set_not_serving::<MemoryServiceServer<Memories>>().await;
@@ -183,22 +241,32 @@ impl Worker {
             tracing::warn!("calls under way did not end in time");
         }
         serving.abort_all();
+        // Until here, since calls under way waited for other copies.
         background.abort_all();
+        shared.links.cut_all("this worker stops");
+        let drained = tokio::time::timeout(DRAIN, async { while between.join_next().await.is_some() {} }).await;
+        if drained.is_err() {
+            tracing::warn!("calls of other workers did not end in time");
+        }
+        between.abort_all();
         let stopped = tokio::time::timeout(STORE_STOP, shared.engine.stop()).await;
         // It ends with the flag set above, within a beat.
-        let _ = tokio::task::spawn_blocking(move || heart.join()).await;
+        if let Some(heart) = heart {
+            let _ = tokio::task::spawn_blocking(move || heart.join()).await;
+        }
         ended?;
         stopped.map_err(|_| Error::StuckStore)??;
         Ok(())
     }
 }
 
-/// Ends the heartbeat and the listeners also where [`Worker::run`] is dropped before its end.
+/// Ends the heartbeat, the listeners and the links also where [`Worker::run`] is dropped before its end.
 struct StopOnDrop(Arc<Shared>);
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.stopping.send_replace(true);
+        self.0.links.cut_all("this worker stops");
     }
 }
 
@@ -209,7 +277,7 @@ impl Handle {
     }
 
     /// Tells it a map and members, as a coordinator would.
-    pub fn hear(&self, reply: &v1::BeatReply) {
+    pub fn hear(&self, reply: v1::BeatReply) {
         self.shared.hear(reply);
     }
 
@@ -238,6 +306,11 @@ fn client_services(shared: &Arc<Shared>) -> (tonic_health::server::HealthReporte
 pub(crate) fn peer_services(shared: &Arc<Shared>) -> Routes {
     let mut routes = RoutesBuilder::default();
     routes.add_service(run_service(shared, service::Plane::Peer));
+    routes.add_service(
+        PeerServiceServer::new(peers::Service { shared: Arc::clone(shared) })
+            .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)
+            .max_encoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES),
+    );
     routes.routes()
 }
 
@@ -248,21 +321,33 @@ fn run_service(shared: &Arc<Shared>, plane: service::Plane) -> RunServiceServer<
         .max_encoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)
 }
 
-/// Follows the map, and says whether this worker is healthy.
+/// Follows what is served here: drives its runs, and says whether this worker is healthy.
 async fn follow(shared: Arc<Shared>, health: tonic_health::server::HealthReporter) {
     let mut view = shared.view.subscribe();
-    view.mark_changed();
+    let (mut served, mut ready, mut followed) = (Vec::new(), None, false);
     loop {
-        if view.changed().await.is_err() {
-            return;
+        // The store serves what the map gives a little later: a promise has to be durable first.
+        let changed = match tokio::time::timeout(SERVED_TICK, view.changed()).await {
+            Ok(Err(_)) => return,
+            Ok(Ok(())) => true,
+            Err(_) => false,
+        };
+        let now = shared.served();
+        if now != served {
+            tracing::info!(partitions = now.len(), before = served.len(), "serves");
+            let new = now.iter().filter(|partition| served.binary_search(partition).is_err());
+            shared.metrics.taken_over.inc_by(new.count() as u64);
         }
-        view.borrow_and_update();
-        shared.follow_map().await;
-        Runs::follow(&shared).await;
-        if shared.is_ready() {
-            health.set_serving::<MemoryServiceServer<Memories>>().await;
-        } else {
-            health.set_not_serving::<MemoryServiceServer<Memories>>().await;
+        if changed || now != served || !followed || shared.runs.is_unattended() {
+            served = now;
+            followed = Runs::follow(&shared).await;
+        }
+        if ready.replace(shared.is_ready()) != Some(shared.is_ready()) {
+            if shared.is_ready() {
+                health.set_serving::<MemoryServiceServer<Memories>>().await;
+            } else {
+                health.set_not_serving::<MemoryServiceServer<Memories>>().await;
+            }
         }
     }
 }
@@ -271,7 +356,7 @@ async fn follow(shared: Arc<Shared>, health: tonic_health::server::HealthReporte
 async fn watch_store(shared: &Shared) -> String {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut snapshots = 0;
+    let (mut snapshots, mut damaged) = (0, 0);
     loop {
         let due = Instant::now() + TICK;
         ticks.tick().await;
@@ -280,11 +365,28 @@ async fn watch_store(shared: &Shared) -> String {
         let stats = shared.engine.stats();
         if stats.snapshots > snapshots {
             snapshots = stats.snapshots;
-            shared.last_snapshot_ms.store(crate::write::now_ms(), Ordering::Relaxed);
+            shared.last_snapshot_ms.store(shared.clock.now_ms(), Ordering::Relaxed);
+        }
+        if stats.damaged_snapshots > damaged {
+            damaged = stats.damaged_snapshots;
+            tracing::warn!(damaged, damage = stats.damage.as_deref(), "found a damaged snapshot");
         }
         if let Some(fault) = stats.fault {
             return fault;
         }
+    }
+}
+
+/// The ways out of a store, which is there later than they are.
+#[derive(Default)]
+struct Ways {
+    links: Arc<Links>,
+    proposals: Arc<Proposals>,
+}
+
+impl Ways {
+    fn out(&self) -> Box<WayOut> {
+        Box::new(WayOut { links: Arc::clone(&self.links), proposals: Arc::clone(&self.proposals) })
     }
 }
 

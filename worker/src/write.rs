@@ -1,14 +1,14 @@
 //! Writes: checked as a whole, then executed part by part, here or by the owner.
 
 use crate::engine::{part_reply, write_problem};
-use crate::part::{Body, Part, forward};
+use crate::part::{Body, FORWARD_DEADLINE, Part, forward, forwarded};
 use crate::service::{Memories, Plane};
 use engram_memory::{MAX_IDS, Ordinal, PartitionId, Record, Request, SessionId};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::WriteError;
 use futures::future::join_all;
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// How far ahead of this worker's clock a session may have been opened: clocks of a cluster agree within this.
 const CLOCK_SKEW: Duration = Duration::from_secs(60 * 60);
@@ -37,19 +37,19 @@ impl Memories {
         }
         let parts = match session {
             Some(session) => {
-                check_session(session)?;
+                check_session(session, self.shared.clock.now_ms())?;
                 self.numbered(asked)?
             }
             None => self.unnumbered(asked)?,
         };
+        shared.taken_over(parts.iter().map(|part| part.partition)).await;
         // Nothing is executed before everything is known to be allowed.
         let mut here = Vec::new();
         let mut elsewhere: BTreeMap<Ordinal, Vec<Part>> = BTreeMap::new();
         let mut replies = Vec::with_capacity(parts.len());
         for part in parts {
             let (partition, seq) = (part.partition, part.seq);
-            let served = shared.engine.position(partition).is_some();
-            match (served.then(|| shared.engine.settings(partition)).flatten(), self.route(partition)) {
+            match (shared.engine.served_settings(partition), self.route(partition)) {
                 (Some(settings), _) => {
                     let command = part.body.into_command(shared, Some(settings))?;
                     let request = session.map(|session| Request { session: SessionId::from(session), seq });
@@ -113,7 +113,7 @@ impl Memories {
         let calls = elsewhere.into_iter().map(|(owner, parts)| async move {
             self.shared.metrics.forwarded.inc_by(parts.len() as u64);
             let seats: Vec<(PartitionId, u64)> = parts.iter().map(|part| (part.partition, part.seq)).collect();
-            match forward(&self.shared.peers, owner, session, parts).await {
+            match forward(&self.shared, owner, session, parts).await {
                 Ok(reply) => reply.parts,
                 Err(problem) => seats
                     .into_iter()
@@ -171,13 +171,14 @@ impl Memories {
         let session = asked.session.ok_or_else(|| {
             Problem::of(ProblemKind::Invalid, "session: absent is not allowed; allowed: the session of the request")
         })?;
-        check_session(session)?;
+        check_session(session, self.shared.clock.now_ms())?;
         let partition = self.shared.check_partition(asked.partition)?;
+        self.shared.taken_over(std::iter::once(partition)).await;
         if let (None, Some(owner)) = (self.shared.engine.position(partition), self.route(partition)) {
             let mut service = self.shared.peers.worker(owner)?;
-            let request = self.shared.peers.request(asked, Duration::from_secs(10));
-            let reply = service.get_outcome(request).await;
-            return reply.map(tonic::Response::into_inner).map_err(|status| crate::part::forwarded(&status));
+            let request = self.shared.peers.request(asked, FORWARD_DEADLINE);
+            let call = async { service.get_outcome(request).await.map_err(|status| forwarded(&status)) };
+            return self.shared.while_owned(owner, &[partition], call).await.map(tonic::Response::into_inner);
         }
         let close = engram_memory::Command::CloseRequest(Request { session: session.into(), seq: asked.seq });
         let mut answers = self.shared.engine.write(vec![(partition, Record::bare(close))]).await?;
@@ -199,8 +200,8 @@ impl Memories {
 }
 
 /// Checks a session id: one from the future would outlive every watermark.
-pub(crate) fn check_session(session: v1::Session) -> Result<(), Problem> {
-    let latest = now_ms().saturating_add(CLOCK_SKEW.as_millis() as u64);
+pub(crate) fn check_session(session: v1::Session, now_ms: u64) -> Result<(), Problem> {
+    let latest = now_ms.saturating_add(CLOCK_SKEW.as_millis() as u64);
     if session.opened_ms <= latest {
         return Ok(());
     }
@@ -211,9 +212,4 @@ pub(crate) fn check_session(session: v1::Session) -> Result<(), Problem> {
             session.opened_ms
         ),
     ))
-}
-
-/// Milliseconds since the Unix epoch.
-pub(crate) fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_millis() as u64)
 }

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::{process, workspace};
 
@@ -24,7 +24,45 @@ const FILES: &[Generated] = &[
         path: "docs/reference/manifest.schema.json",
         cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "schema"],
     },
+    Generated {
+        path: "crds/learnerclusters.yaml",
+        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "learnerclusters"],
+    },
+    Generated {
+        path: "crds/learnerruns.yaml",
+        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "learnerruns"],
+    },
+    Generated {
+        path: "crds/partitionmaps.yaml",
+        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "partitionmaps"],
+    },
 ];
+
+/// The definitions of the kinds, and the templates of the chart that they are installed with.
+const DEFINITIONS: &[(&str, &str)] = &[
+    ("crds/learnerclusters.yaml", "charts/engram/templates/crds/learnerclusters.yaml"),
+    ("crds/learnerruns.yaml", "charts/engram/templates/crds/learnerruns.yaml"),
+    ("crds/partitionmaps.yaml", "charts/engram/templates/crds/partitionmaps.yaml"),
+];
+
+/// What stands before a definition in its template.
+const HEAD: &str = "{{- /* Written by `cargo xtask generate`; do not edit. */ -}}\n{{- if .Values.crds.enabled }}\n";
+/// What is added to its metadata.
+const METADATA: &str = concat!(
+    "  {{- $keep := ternary (dict \"helm.sh/resource-policy\" \"keep\") dict .Values.crds.keep }}\n",
+    "  {{- include \"engram.metadata\" (dict \"root\" . \"annotations\" $keep) | nindent 2 }}\n",
+);
+
+/// A definition as a template of the chart.
+///
+/// # Errors
+/// When the definition holds what the template language would take for its own, or does not begin as all of them do.
+fn template(definition: &str) -> Result<String> {
+    ensure!(!definition.contains("{{"), "a definition holds a brace of the template language");
+    let start = definition.find("apiVersion:").context("a definition has an apiVersion")?;
+    let (head, tail) = definition[start..].split_once("\nspec:\n").context("a definition has a spec")?;
+    Ok(format!("{HEAD}{head}\n{METADATA}spec:\n{tail}{{{{- end }}}}\n"))
+}
 
 /// Writes the files, or with `check` compares them.
 ///
@@ -34,16 +72,20 @@ pub(crate) fn run(check: bool) -> Result<()> {
     let mut stale = Vec::new();
     for file in FILES {
         let fresh = process::read(&mut workspace::cargo(file.cargo))?;
-        let path = workspace::root().join(file.path);
-        let committed = fs::read_to_string(&path).ok();
-        if committed.as_deref() == Some(fresh.as_str()) {
-            continue;
-        }
-        if check {
-            stale.push(file.path);
-        } else {
-            fs::write(&path, fresh).with_context(|| format!("failed to write {}", path.display()))?;
-            println!("wrote {}", file.path);
+        let copy = DEFINITIONS.iter().find(|(definition, _)| *definition == file.path);
+        let copy = copy.map(|(_, path)| anyhow::Ok((*path, template(&fresh)?))).transpose()?;
+        for (name, fresh) in [(file.path, fresh)].into_iter().chain(copy) {
+            let path = workspace::root().join(name);
+            let committed = fs::read_to_string(&path).ok();
+            if committed.as_deref() == Some(fresh.as_str()) {
+                continue;
+            }
+            if check {
+                stale.push(name);
+            } else {
+                fs::write(&path, fresh).with_context(|| format!("failed to write {}", path.display()))?;
+                println!("wrote {name}");
+            }
         }
     }
     if !stale.is_empty() {

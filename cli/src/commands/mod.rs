@@ -1,12 +1,18 @@
 //! One file per command. A command finds its cluster, asks, prints; what it prints goes through `output`.
 
+mod chaos;
 mod completions;
 mod config;
+mod copies;
 pub(crate) mod data;
 mod down;
 mod explain;
+mod goal;
 mod logs;
 pub(crate) mod manifest;
+mod manifests;
+mod orders;
+mod partition;
 mod process;
 mod ps;
 mod status;
@@ -28,10 +34,16 @@ pub(crate) enum Command {
     Logs(logs::Arguments),
     Status(status::Arguments),
     Top(top::Arguments),
+    Scale(goal::Scale),
+    Drain(goal::Drain),
+    #[command(subcommand)]
+    Partition(partition::Partition),
+    Chaos(chaos::Arguments),
     #[command(flatten)]
     Data(data::Data),
     Validate(validate::Arguments),
     Config(config::Arguments),
+    Manifests(manifests::Arguments),
     Explain(explain::Arguments),
     Version(version::Arguments),
     Completions(completions::Arguments),
@@ -51,9 +63,14 @@ pub(crate) async fn run(command: Command, context: &Context) -> anyhow::Result<E
         Command::Logs(arguments) => logs::run(&arguments, context).await,
         Command::Status(arguments) => status::run(&arguments, context).await,
         Command::Top(arguments) => top::run(&arguments, context).await,
+        Command::Scale(arguments) => goal::scale(&arguments, context).await,
+        Command::Drain(arguments) => goal::drain(&arguments, context).await,
+        Command::Partition(command) => partition::run(&command, context).await,
+        Command::Chaos(arguments) => chaos::run(&arguments, context).await,
         Command::Data(command) => data::run(command, context).await,
         Command::Validate(arguments) => validate::run(&arguments, context),
         Command::Config(arguments) => config::run(&arguments, context),
+        Command::Manifests(arguments) => manifests::run(&arguments, context),
         Command::Explain(arguments) => explain::run(&arguments, context),
         Command::Version(arguments) => version::run(&arguments, context).await,
         Command::Completions(arguments) => completions::run(&arguments, context),

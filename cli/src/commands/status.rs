@@ -22,13 +22,14 @@ pub(crate) struct Arguments {}
 pub(crate) async fn run(_arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
     let target = Target::find(context)?;
     let client = target.connect().await?;
-    let mut look = watch::look(&client).await?;
+    let mut look = watch::look(&client, &target).await?;
     let mut restarts = BTreeMap::new();
     if let Target::Local(local) = &target {
         restarts = local.endpoints.workers.iter().map(|worker| (worker.ordinal, worker.restarts)).collect();
         match admin::cluster(local.endpoints.coordinator.address).await {
             // What both see is said once.
             Ok(status) => {
+                look.orders = status.orders.iter().map(super::orders::told).collect();
                 for condition in status.conditions {
                     if !look.conditions.iter().any(|known| known.starts_with(&condition)) {
                         look.conditions.push(condition);
@@ -67,8 +68,14 @@ fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
             )
         )
     );
+    if let Some(copies) = &look.copies {
+        text.push_str(&format!("{}\n", output.paint(Style::Dim, &copies.told())));
+    }
     for condition in &look.conditions {
         text.push_str(&format!("  {} {condition}\n", output.paint(Style::Warning, "!")));
+    }
+    for order in &look.orders {
+        text.push_str(&format!("  {}\n", output.paint(Style::Dim, order)));
     }
     text.push('\n');
     let mut workers = Table::new(&[
@@ -76,7 +83,8 @@ fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
         "state",
         "address",
         ">memories",
-        ">partitions",
+        ">leads",
+        ">follows",
         ">updates",
         ">memory",
         ">log",
@@ -90,13 +98,15 @@ fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
             (true, false) => "starting",
             (true, true) => "ready",
         };
+        let share = look.copies.as_ref().map(|it| it.workers.get(&worker.ordinal).copied().unwrap_or_default());
         let restarts = restarts.get(&worker.ordinal).map_or_else(|| "-".into(), ToString::to_string);
         workers.row([
             worker.ordinal.to_string(),
             state.into(),
             worker.address.clone(),
             count(worker.memories),
-            worker.partitions.to_string(),
+            share.map_or_else(|| worker.partitions.to_string(), |share| share.leads.to_string()),
+            share.map_or_else(|| "-".into(), |share| share.follows.to_string()),
             count(worker.updates),
             bytes(worker.resident_bytes),
             bytes(worker.log_bytes),

@@ -4,7 +4,7 @@ use super::watch::{self, Look, Run};
 use crate::args::Context;
 use crate::error::said;
 use crate::output::{Table, bytes, count, seconds};
-use crate::target::{Target, connect};
+use crate::target::Target;
 use anyhow::Context as _;
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
 use engram_api::ExitCode;
@@ -47,22 +47,22 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
         let message = format!("--interval is {}; allowed: 0.1 to 3600 seconds", arguments.interval);
         return Err(said(ExitCode::Usage, message));
     }
-    let client = connect(context).await?;
+    let target = Target::find(context)?;
+    let client = target.connect().await?;
     if arguments.once {
-        return once(&client, context).await;
+        return once(&client, &target, context).await;
     }
     if !std::io::stdout().is_terminal() {
         return Err(said(ExitCode::Usage, "top needs a terminal; in scripts say: engram top --once -o json"));
     }
-    let target = Target::find(context)?;
     let mut terminal = ratatui::try_init().context("failed to take the terminal")?;
     let result = live(&client, &target, Duration::from_secs_f64(arguments.interval), context, &mut terminal).await;
     ratatui::restore();
     result.map(|()| ExitCode::Ok)
 }
 
-async fn once(client: &Client, context: &Context) -> anyhow::Result<ExitCode> {
-    let look = watch::look(client).await?;
+async fn once(client: &Client, target: &Target, context: &Context) -> anyhow::Result<ExitCode> {
+    let look = watch::look(client, target).await?;
     if context.output.is_structured() {
         context.output.value(&serde_json::to_value(&look)?)?;
         return Ok(ExitCode::Ok);
@@ -99,7 +99,7 @@ async fn live(
     keys.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = ticks.tick() => match watch::look(client).await {
+            _ = ticks.tick() => match watch::look(client, target).await {
                 Ok(look) => view.see(look, Instant::now()),
                 Err(error) => view.event(format!("no answer: {error:#}")),
             },
@@ -247,10 +247,14 @@ impl View {
         let block = Block::bordered().title(format!(" updates/s: {} ", count(now)));
         frame.render_widget(Sparkline::default().data(shown).style(self.style(Color::Cyan)).block(block), line);
         frame.render_widget(self.groups(), groups);
+        let copies = look.copies.iter().map(|copies| {
+            let color = if copies.short + copies.inactive == 0 { Color::Green } else { Color::Yellow };
+            Line::styled(format!("copies: {}", copies.told()), self.style(color))
+        });
         let conditions =
             look.conditions.iter().map(|text| Line::styled(format!("! {text}"), self.style(Color::Yellow)));
         let lines: Vec<Line<'_>> =
-            conditions.chain(self.events.iter().rev().map(|text| Line::raw(text.as_str()))).collect();
+            copies.chain(conditions).chain(self.events.iter().rev().map(|text| Line::raw(text.as_str()))).collect();
         frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" events ")), events);
         frame.render_widget(Line::styled("q: end", Style::new().add_modifier(Modifier::DIM)), foot);
     }

@@ -113,7 +113,8 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
 
     let mut state = StateDir::hold(&folder)?;
     let created = prepare(&state, &manifest, &spec)?;
-    let ports = Ports::choose(spec.workers, arguments.port_base)?;
+    // Who holds something is needed for the start, whatever the manifest says by now.
+    let ports = Ports::choose(created.spec.workers, arguments.port_base)?;
     state.keep(&created)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = (cores / spec.workers as usize).max(1);
@@ -124,6 +125,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
         folder: state.folder().to_owned(),
         ports,
         threads: arguments.worker_threads.map_or(threads, usize::from),
+        detours: None,
     };
     let mut signals = Signals::new()?;
     let mut supervisor = Supervisor::start(plan)?;
@@ -137,7 +139,8 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     }
     supervisor.stop(signals.next()).await;
     if let Some(memories) = held {
-        state.keep(&Cluster { memories, ..created })?;
+        let known = state.cluster()?.unwrap_or(created);
+        state.keep(&Cluster { memories, ..known })?;
     }
     match ended? {
         End::Done(result) | End::Asked(result) => result.map(|()| ExitCode::Ok),
@@ -170,17 +173,8 @@ fn prepare(state: &StateDir, manifest: &Manifest, spec: &LearnerClusterSpec) -> 
         return Err(problem(Code::OtherCluster, message));
     }
     manifest.check_against(&old.spec, old.memories)?;
-    if old.spec.workers != spec.workers {
-        let message = format!(
-            "spec.workers is {}, but the cluster was created with {}; this version does not move partitions between workers",
-            spec.workers, old.spec.workers
-        );
-        return Err(Problem::new(Code::Immutable, message)
-            .help(format!("keep this cluster:   set workers: {}", old.spec.workers))
-            .help("or start another:    give it another metadata.name or --state-dir")
-            .into());
-    }
-    Ok(Cluster { spec: spec.clone(), ..old })
+    let workers = spec.workers.max(old.spec.workers);
+    Ok(Cluster { spec: LearnerClusterSpec { workers, ..spec.clone() }, ..old })
 }
 
 /// Waits until the cluster is ready, runs what the manifest says, and serves until it is time to stop.
@@ -195,10 +189,15 @@ async fn serve(
     let endpoints = supervisor.endpoints();
     let limit = Duration::from_secs(arguments.timeout);
     let folder = supervisor.folder().to_owned();
+    let stays = !detached && !arguments.exit_when_done;
     let client = supervisor
         .while_running(async |events| {
+            let ready = async {
+                wait_for_map(&endpoints, &folder, context, limit, stays).await?;
+                ready(&endpoints, context, limit).await
+            };
             tokio::select! {
-                ready = ready(&endpoints, context, limit) => ready?,
+                ready = ready => ready?,
                 error = failure(events, context) => return Err(error),
                 () = signals.next() => return Err(Ended(ExitCode::Interrupted).into()),
             }
@@ -239,8 +238,41 @@ async fn serve(
         .await
 }
 
+/// Waits until there is a map. Of one that is lost it tells what to do: where `stays` it waits until that is done, since the order
+/// needs the cluster up. What else keeps a map from being there is found by whoever waits for the workers.
+async fn wait_for_map(
+    endpoints: &Endpoints,
+    folder: &Path,
+    context: &Context,
+    limit: Duration,
+    stays: bool,
+) -> anyhow::Result<()> {
+    let deadline = Instant::now() + limit;
+    let mut told = false;
+    while told || Instant::now() < deadline {
+        // A coordinator that is just starting does not answer yet.
+        if let Ok(status) = admin::cluster(endpoints.coordinator.address).await {
+            if !status.map_lost.is_empty() && !told {
+                let lost = Problem::new(Code::MapLost, status.map_lost)
+                    .help(format!("make it anew:       engram partition rebuild-map --state-dir {}", folder.display()))
+                    .help("that order needs the cluster up, in the foreground: engram up FILE");
+                if !stays {
+                    return Err(lost.into());
+                }
+                report(&lost.into(), context);
+                context.output.note("the cluster stays up for that order and serves nothing before; Ctrl-C stops it");
+                told = true;
+            } else if status.map_lost.is_empty() && status.map.is_some() {
+                return Ok(());
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
 /// Waits for every worker's readiness.
-async fn ready(endpoints: &Endpoints, context: &Context, limit: Duration) -> anyhow::Result<()> {
+pub(crate) async fn ready(endpoints: &Endpoints, context: &Context, limit: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + limit;
     let workers = &endpoints.workers;
     let mut progress = Progress::new(&context.output, "starting workers", Some(workers.len() as u64));
@@ -268,12 +300,14 @@ async fn ready(endpoints: &Endpoints, context: &Context, limit: Duration) -> any
 }
 
 /// Tells of processes that are started again; completes when the start is given up.
-async fn failure(events: &mut mpsc::Receiver<Event>, context: &Context) -> anyhow::Error {
+pub(crate) async fn failure(events: &mut mpsc::Receiver<Event>, context: &Context) -> anyhow::Error {
     while let Some(event) = events.recv().await {
         match event {
             Event::Restarted { name, exit } => {
                 context.output.note(format!("{name} ended ({exit}) and is started again; see: engram logs {name}"));
             }
+            Event::Resized { workers } => context.output.note(format!("the cluster has {workers} worker(s) now")),
+            Event::Trouble(error) => context.output.note(format!("not done yet, tried again: {error:#}")),
             Event::Failed(error) => return error,
         }
     }

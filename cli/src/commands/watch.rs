@@ -1,6 +1,8 @@
 //! What `status` and `top` show: one look at a cluster, from its map, its metrics pages and its runs.
 
+use super::copies::Copies;
 use crate::local::admin;
+use crate::target::Target;
 use engram_client::{Client, QualityOptions};
 use engram_memory::ONE;
 use engram_proto::v1::{RunPhase, RunStatus};
@@ -27,6 +29,10 @@ pub(crate) struct Look {
     pub(crate) ready: bool,
     /// What is not as it should be.
     pub(crate) conditions: Vec<String>,
+    /// What people ordered against the rules of the map, oldest first. They are on record for good.
+    pub(crate) orders: Vec<String>,
+    /// Of a local cluster whose coordinator answers.
+    pub(crate) copies: Option<Copies>,
     /// By ordinal.
     pub(crate) workers: Vec<Worker>,
     /// By name.
@@ -91,7 +97,7 @@ pub(crate) struct Group {
 ///
 /// # Errors
 /// Not even a map is known.
-pub(crate) async fn look(client: &Client) -> anyhow::Result<Look> {
+pub(crate) async fn look(client: &Client, target: &Target) -> anyhow::Result<Look> {
     let map = client.refreshed_map().await?;
     let mut conditions = Vec::new();
     let owners = map.owners();
@@ -135,6 +141,8 @@ pub(crate) async fn look(client: &Client) -> anyhow::Result<Look> {
         memories: workers.iter().map(|worker| worker.memories).sum(),
         ready: conditions.is_empty(),
         conditions,
+        orders: Vec::new(),
+        copies: Copies::look(target).await,
         workers,
         runs: runs.into_iter().map(Run::from).collect(),
         quality: groups

@@ -1,7 +1,8 @@
 //! Talking to the processes of a local cluster: administration of workers, status of the coordinator, plain HTTP pages.
 
+use crate::error::said;
 use anyhow::{Context as _, bail, ensure};
-use engram_memory::ClusterId;
+use engram_api::ExitCode;
 use engram_proto::v1;
 use engram_proto::v1::admin_service_client::AdminServiceClient;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
@@ -14,6 +15,8 @@ use tonic::transport::{Channel, Endpoint};
 
 /// How long a process of this machine may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// How long the coordinator may take for an order that it asks every worker about first.
+const ORDER_DEADLINE: Duration = Duration::from_secs(15);
 /// Far more than a page of metrics has.
 const MAX_PAGE_BYTES: u64 = 4 << 20;
 
@@ -43,24 +46,63 @@ pub(crate) async fn cluster(coordinator: SocketAddr) -> anyhow::Result<v1::Clust
     timeout(DEADLINE, ask).await.with_context(|| format!("{coordinator} does not answer"))?
 }
 
-/// Reports a worker's death to the coordinator: proof, where silence would only be suspicion.
+/// Asks for more or fewer workers, or for workers to be emptied or used again.
 ///
 /// # Errors
-/// It does not answer in time.
-pub(crate) async fn report_death(
-    coordinator: SocketAddr,
-    cluster: ClusterId,
-    ordinal: u32,
-    process_id: u32,
-    exit: String,
-) -> anyhow::Result<()> {
-    let cluster = cluster.0.to_be_bytes().to_vec().into();
-    let report = v1::DeathReport { cluster, ordinal, incarnation: 0, process_id, exit };
-    let tell = async {
-        CoordinatorServiceClient::new(channel(coordinator).await?).report_death(report).await?;
-        anyhow::Ok(())
+/// The coordinator does not answer in time, or refuses.
+pub(crate) async fn set_goal(coordinator: SocketAddr, goal: v1::SetGoalRequest) -> anyhow::Result<v1::SetGoalReply> {
+    let ask = async {
+        let mut client = CoordinatorServiceClient::new(channel(coordinator).await?);
+        match client.set_goal(goal).await {
+            Ok(reply) => anyhow::Ok(reply.into_inner()),
+            Err(status) => Err(said(exit(status.code()), status.message())),
+        }
     };
-    timeout(DEADLINE, tell).await.with_context(|| format!("{coordinator} does not answer"))?
+    timeout(DEADLINE, ask).await.with_context(|| format!("{coordinator} does not answer"))?
+}
+
+/// Orders that a lost map is made anew from what workers have seen.
+///
+/// # Errors
+/// The coordinator does not answer in time, or cannot.
+pub(crate) async fn rebuild_map(
+    coordinator: SocketAddr,
+    order: v1::RebuildMapRequest,
+) -> anyhow::Result<v1::RebuildMapReply> {
+    let ask = async {
+        let client = CoordinatorServiceClient::new(channel(coordinator).await?);
+        let mut client = client.max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
+        let reply = client.rebuild_map(order).await;
+        reply.map(tonic::Response::into_inner).map_err(|status| said(exit(status.code()), status.message()))
+    };
+    timeout(ORDER_DEADLINE, ask).await.with_context(|| format!("{coordinator} does not answer"))?
+}
+
+/// Orders that a copy leads that is not in sync.
+///
+/// # Errors
+/// As [`rebuild_map`].
+pub(crate) async fn force_promote(
+    coordinator: SocketAddr,
+    order: v1::ForcePromoteRequest,
+) -> anyhow::Result<v1::ForcePromoteReply> {
+    let ask = async {
+        let mut client = CoordinatorServiceClient::new(channel(coordinator).await?);
+        let reply = client.force_promote(order).await;
+        reply.map(tonic::Response::into_inner).map_err(|status| said(exit(status.code()), status.message()))
+    };
+    timeout(ORDER_DEADLINE, ask).await.with_context(|| format!("{coordinator} does not answer"))?
+}
+
+/// How a command ends that the coordinator refused.
+const fn exit(code: tonic::Code) -> ExitCode {
+    match code {
+        tonic::Code::InvalidArgument => ExitCode::Usage,
+        tonic::Code::FailedPrecondition | tonic::Code::Aborted => ExitCode::Conflict,
+        tonic::Code::NotFound => ExitCode::NotFound,
+        tonic::Code::Unavailable | tonic::Code::DeadlineExceeded => ExitCode::NotReady,
+        _ => ExitCode::Failed,
+    }
 }
 
 async fn channel(address: SocketAddr) -> anyhow::Result<Channel> {

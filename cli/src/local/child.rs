@@ -8,7 +8,7 @@ use engram_api::ExitCode;
 use engram_coordinator::Coordinator;
 use engram_mapstore::FileStore;
 use engram_memory::ClusterId;
-use engram_worker::Worker;
+use engram_worker::{Worker, exit as cause};
 use serde::{Deserialize, Serialize};
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -32,8 +32,14 @@ pub(crate) struct CoordinatorOptions {
     pub(crate) cluster_name: String,
     /// Partitions of a new cluster.
     pub(crate) partitions: u32,
-    /// Workers that it consists of.
+    /// Workers that it consists of, unless people ordered another number since.
     pub(crate) workers: u32,
+    /// Copies of each partition.
+    pub(crate) replication_factor: u32,
+    /// How long a lone copy waits for a partner that is started again, in milliseconds.
+    pub(crate) restart_grace_ms: u64,
+    /// Whether every log write is durable before it is acknowledged.
+    pub(crate) keeps_all: bool,
     /// Folder of the map.
     pub(crate) state_dir: PathBuf,
     /// Where it listens.
@@ -64,8 +70,13 @@ pub(crate) fn coordinator(config: &Path) -> anyhow::Result<ExitCode> {
         let listener = TcpListener::bind(options.listen)
             .await
             .with_context(|| format!("failed to listen on {}", options.listen))?;
-        let CoordinatorOptions { cluster_name, partitions, workers, .. } = options;
-        let options = engram_coordinator::Options { cluster, cluster_name, partitions, workers };
+        let CoordinatorOptions { cluster_name, partitions, workers, replication_factor, keeps_all, .. } = options;
+        let options = engram_coordinator::Options {
+            replication_factor,
+            restart_grace: Duration::from_millis(options.restart_grace_ms),
+            keeps_all,
+            ..engram_coordinator::Options::new(cluster, cluster_name, partitions, workers)
+        };
         Ok(Coordinator::build(options, Arc::new(store))?.run(listener, stop).await?)
     })
 }
@@ -86,6 +97,8 @@ fn process<F: Future<Output = anyhow::Result<()>>>(
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("ENGRAM_LOG").unwrap_or_else(|_| "info".into()))
         .with_ansi(false)
         .with_writer(std::io::stderr)
+        // It would tell of a line that cannot be written (the log's disk is full) on stderr, which is the log, and panic there.
+        .log_internal_errors(false)
         .init();
     let parent = watch_parent()?;
     let runtime =
@@ -108,7 +121,7 @@ fn process<F: Future<Output = anyhow::Result<()>>>(
             // The log is what people read after a failure; it is this process's stderr.
             tracing::error!(error = format!("{error:#}"), "ended");
             let _ = std::io::stderr().flush();
-            Ok(ExitCode::Failed)
+            std::process::exit(cause::status(&error))
         }
     }
 }

@@ -4,6 +4,7 @@ use super::process::Process;
 use super::state::{self, FORMAT};
 use crate::error::problem;
 use engram_api::Code;
+use engram_worker::Listen;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;
@@ -67,6 +68,12 @@ pub(crate) struct WorkerEndpoints {
 }
 
 impl WorkerEndpoints {
+    /// Of a worker that has not been started yet.
+    pub(crate) const fn new(ordinal: u32, listen: Listen) -> Self {
+        let Listen { client, peer, admin, http } = listen;
+        Self { ordinal, process: None, restarts: 0, client, peer, admin, http }
+    }
+
     /// What people call it, and its log file.
     pub(crate) fn name(&self) -> String {
         format!("worker-{}", self.ordinal)
@@ -98,12 +105,12 @@ impl Endpoints {
         read.map(Some).map_err(|error| problem(Code::StateDirectoryUnusable, damaged(error)))
     }
 
-    /// Writes them, replacing what is there in one step.
+    /// Writes them, replacing what is there in one step. They say nothing after a crash, so nobody waits for the disk.
     ///
     /// # Errors
     /// The file system refuses.
     pub(crate) fn write(&self, folder: &Path) -> anyhow::Result<()> {
-        state::write_json(&Self::path(folder), self)
+        state::replace_json(&Self::path(folder), self)
     }
 
     /// Takes them away: the cluster has ended.

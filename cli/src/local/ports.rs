@@ -24,6 +24,8 @@ pub(crate) struct Ports {
     pub(crate) coordinator: SocketAddr,
     /// The workers, by ordinal.
     pub(crate) workers: Vec<Listen>,
+    /// The first port of worker 0, from which the others follow; 0 = free ones.
+    base: u16,
 }
 
 impl Ports {
@@ -37,23 +39,33 @@ impl Ports {
         let mut held = Vec::new();
         let mut listens = Vec::new();
         for worker in 0..workers {
-            let listen = if base == 0 {
-                let mut next = || free(&mut held);
-                Listen { client: next()?, peer: next()?, admin: next()?, http: next()? }
-            } else {
-                let first = u32::from(base) + STRIDE * worker;
-                let mut take = |port| fixed(&mut held, worker, port, workers, base);
-                Listen {
-                    client: take(first)?,
-                    peer: take(first + 1)?,
-                    admin: take(first + 2)?,
-                    http: take(u32::from(base) + TO_HTTP + worker)?,
-                }
-            };
-            listens.push(listen);
+            listens.push(one(&mut held, worker, workers, base)?);
         }
-        Ok(Self { coordinator: free(&mut held)?, workers: listens })
+        Ok(Self { coordinator: free(&mut held)?, workers: listens, base })
     }
+
+    /// Chooses ports for one more worker.
+    ///
+    /// # Errors
+    /// As [`Ports::choose`].
+    pub(crate) fn more(&self, worker: u32) -> anyhow::Result<Listen> {
+        one(&mut Vec::new(), worker, worker + 1, self.base)
+    }
+}
+
+fn one(held: &mut Vec<TcpListener>, worker: u32, workers: u32, base: u16) -> anyhow::Result<Listen> {
+    if base == 0 {
+        let mut next = || free(held);
+        return Ok(Listen { client: next()?, peer: next()?, admin: next()?, http: next()? });
+    }
+    let first = u32::from(base) + STRIDE * worker;
+    let mut take = |port| fixed(held, worker, port, workers, base);
+    Ok(Listen {
+        client: take(first)?,
+        peer: take(first + 1)?,
+        admin: take(first + 2)?,
+        http: take(u32::from(base) + TO_HTTP + worker)?,
+    })
 }
 
 fn fixed(held: &mut Vec<TcpListener>, worker: u32, port: u32, workers: u32, base: u16) -> anyhow::Result<SocketAddr> {

@@ -231,19 +231,45 @@ pub(crate) fn check_format(path: &Path, text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Notes that a cluster that runs has so many workers now, for its next start.
+///
+/// # Errors
+/// The file cannot be read or written.
+pub(crate) fn note_workers(folder: &Path, workers: u32) -> anyhow::Result<()> {
+    let path = folder.join("cluster.json");
+    let text = fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
+    let mut cluster: Cluster = serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    cluster.spec.workers = workers;
+    write_json(&path, &cluster)
+}
+
 /// Writes a file so that after a crash the old one is there or the new one.
 ///
 /// # Errors
 /// ENG-0501 where the disk is full, ENG-0405 where the file system refuses otherwise.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
+    write(path, value, true)
+}
+
+/// Writes a file in one step for whoever reads it meanwhile; after a crash of the machine it may be damaged or gone.
+///
+/// # Errors
+/// As [`write_json`].
+pub(crate) fn replace_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
+    write(path, value, false)
+}
+
+fn write(path: &Path, value: &impl Serialize, durably: bool) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(value).context("failed to write JSON")? + "\n";
     let temporary = path.with_extension("json.tmp");
     let write = || -> io::Result<()> {
         let mut file = File::create(&temporary)?;
         file.write_all(text.as_bytes())?;
-        file.sync_all()?;
+        if durably {
+            file.sync_all()?;
+        }
         fs::rename(&temporary, path)?;
-        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+        if durably { File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all() } else { Ok(()) }
     };
     write().map_err(|error| {
         let _ = fs::remove_file(&temporary);

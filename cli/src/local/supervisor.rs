@@ -1,9 +1,10 @@
-//! Looks after the processes of a local cluster: starts them, starts them again, reports deaths, stops them in order.
+//! Looks after the processes of a local cluster: starts them, starts them again, reports deaths, follows the goal that a person
+//! set (more or fewer workers), stops them in order.
 //!
-//! Invariants: a process is started by the thread that lasts as long as this program (the kernel ties a child to that
+//! Invariants: a report of a death names the incarnation that died, never a later one; a worker that shall go is stopped when
+//! the map gives it nothing any more; a process is started by the thread that lasts as long as this program (the kernel ties a child to that
 //! thread); a dropped supervisor leaves nothing running; workers stop before the coordinator.
 
-use super::admin;
 use super::child::CoordinatorOptions;
 use super::endpoints::{CoordinatorEndpoint, Endpoints, WorkerEndpoints};
 use super::ports::Ports;
@@ -11,17 +12,24 @@ use super::process::Process;
 use super::state::{self, FORMAT};
 use crate::error::problem;
 use anyhow::Context as _;
-use engram_api::{Code, LearnerClusterSpec};
+use engram_api::{Code, DurabilityMode, LearnerClusterSpec};
 use engram_memory::ClusterId;
+use engram_proto::v1;
+use engram_worker::{Listen, exit as cause, supervise};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::pin::Pin;
+use std::process::Stdio;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinSet, LocalSet};
+use tokio::task::{JoinHandle, LocalSet};
+
+mod goal;
 
 /// Before a process is started again: at first, and at most.
 const BACK_OFF: Duration = Duration::from_millis(100);
@@ -46,7 +54,8 @@ pub(crate) struct Plan {
     pub(crate) cluster: ClusterId,
     /// Its name.
     pub(crate) name: String,
-    /// Its specification.
+    /// Its specification. The workers that it names are those of a new cluster; as many are started as have ports, and then
+    /// the coordinator says how many there shall be.
     pub(crate) spec: LearnerClusterSpec,
     /// Its state directory.
     pub(crate) folder: PathBuf,
@@ -54,6 +63,17 @@ pub(crate) struct Plan {
     pub(crate) ports: Ports,
     /// Threads of each worker's passes over memories.
     pub(crate) threads: usize,
+    /// Proxies between the processes.
+    pub(crate) detours: Option<Detours>,
+}
+
+/// Addresses that workers are given instead of the real ones, those of proxies in between. Indexed by who is given them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Detours {
+    /// Where the coordinator is found.
+    pub(crate) coordinator: Vec<SocketAddr>,
+    /// Where other workers are found, by ordinal.
+    pub(crate) peers: Vec<BTreeMap<u32, String>>,
 }
 
 /// Something that people should hear of.
@@ -66,6 +86,13 @@ pub(crate) enum Event {
         /// How it ended.
         exit: String,
     },
+    /// The cluster has more workers, or fewer.
+    Resized {
+        /// Workers now.
+        workers: usize,
+    },
+    /// Something that was asked for while it ran could not be done; it is tried again.
+    Trouble(anyhow::Error),
     /// The start is given up.
     Failed(anyhow::Error),
 }
@@ -81,8 +108,8 @@ enum Will {
 /// The processes of a local cluster. They end when it is dropped.
 pub(crate) struct Supervisor {
     shared: Rc<Shared>,
-    workers: JoinSet<()>,
-    coordinator: JoinSet<()>,
+    coordinator: Kept,
+    goal: JoinHandle<()>,
     events: mpsc::Receiver<Event>,
     tasks: LocalSet,
 }
@@ -90,9 +117,14 @@ pub(crate) struct Supervisor {
 struct Shared {
     plan: Plan,
     endpoints: RefCell<Endpoints>,
-    workers: watch::Sender<Will>,
-    coordinator: watch::Sender<Will>,
+    workers: RefCell<BTreeMap<u32, Kept>>,
     events: mpsc::Sender<Event>,
+}
+
+/// A process that is kept running.
+struct Kept {
+    will: watch::Sender<Will>,
+    task: JoinHandle<()>,
 }
 
 /// One of the processes.
@@ -112,20 +144,16 @@ impl Supervisor {
         configure(&plan)?;
         endpoints.write(&plan.folder)?;
         let (sender, events) = mpsc::channel(EVENTS);
-        let shared = Rc::new(Shared {
-            plan,
-            endpoints: RefCell::new(endpoints),
-            workers: watch::channel(Will::Run).0,
-            coordinator: watch::channel(Will::Run).0,
-            events: sender,
-        });
+        let (endpoints, workers) = (RefCell::new(endpoints), RefCell::default());
+        let shared = Rc::new(Shared { plan, endpoints, workers, events: sender });
         let tasks = LocalSet::new();
-        let (mut workers, mut coordinator) = (JoinSet::new(), JoinSet::new());
-        coordinator.spawn_local_on(keep(Rc::clone(&shared), Role::Coordinator), &tasks);
-        for ordinal in 0..shared.plan.spec.workers {
-            workers.spawn_local_on(keep(Rc::clone(&shared), Role::Worker(ordinal)), &tasks);
+        let coordinator = Kept::start(&shared, Role::Coordinator, |task| tasks.spawn_local(task));
+        for ordinal in 0..shared.plan.ports.workers.len() as u32 {
+            let kept = Kept::start(&shared, Role::Worker(ordinal), |task| tasks.spawn_local(task));
+            shared.workers.borrow_mut().insert(ordinal, kept);
         }
-        Ok(Self { shared, workers, coordinator, events, tasks })
+        let goal = tasks.spawn_local(goal::follow(Rc::clone(&shared)));
+        Ok(Self { shared, coordinator, goal, events, tasks })
     }
 
     /// Runs `body` while the processes are looked after; nothing happens to them otherwise.
@@ -152,17 +180,27 @@ impl Supervisor {
 
     /// Stops the workers in order, then the coordinator. When `killed` completes, what still runs is killed.
     pub(crate) async fn stop(mut self, killed: impl Future<Output = ()>) {
-        let Self { shared, workers, coordinator, tasks, .. } = &mut self;
+        // Nobody comes or goes any more.
+        self.goal.abort();
+        let Self { shared, coordinator, tasks, .. } = &mut self;
+        let mut workers = shared.workers.take();
+        let coordinator_will = coordinator.will.clone();
+        let wills: Vec<_> = workers.values().map(|kept| kept.will.clone()).chain([coordinator_will]).collect();
         let stopping = async {
-            shared.workers.send_replace(Will::Stop);
-            while workers.join_next().await.is_some() {}
-            shared.coordinator.send_replace(Will::Stop);
-            while coordinator.join_next().await.is_some() {}
+            for kept in workers.values() {
+                kept.will.send_replace(Will::Stop);
+            }
+            for kept in workers.values_mut() {
+                kept.ended().await;
+            }
+            coordinator.will.send_replace(Will::Stop);
+            coordinator.ended().await;
         };
         let killing = async {
             killed.await;
-            shared.workers.send_replace(Will::Kill);
-            shared.coordinator.send_replace(Will::Kill);
+            for will in &wills {
+                will.send_replace(Will::Kill);
+            }
             std::future::pending::<()>().await;
         };
         tasks
@@ -184,6 +222,23 @@ impl Drop for Supervisor {
     }
 }
 
+impl Kept {
+    fn start(
+        shared: &Rc<Shared>,
+        role: Role,
+        spawn: impl FnOnce(Pin<Box<dyn Future<Output = ()>>>) -> JoinHandle<()>,
+    ) -> Self {
+        let (will, told) = watch::channel(Will::Run);
+        Self { will, task: spawn(Box::pin(keep(Rc::clone(shared), role, told))) }
+    }
+
+    /// Waits until its process has ended for good.
+    async fn ended(&mut self) {
+        // A task that panicked has dropped its child, which killed it.
+        let _ = (&mut self.task).await;
+    }
+}
+
 impl Shared {
     fn write(&self) -> anyhow::Result<()> {
         self.endpoints.borrow().write(&self.plan.folder)
@@ -199,7 +254,9 @@ impl Shared {
                     (&mut coordinator.process, &mut coordinator.restarts)
                 }
                 Role::Worker(ordinal) => {
-                    let worker = &mut endpoints.workers[ordinal as usize];
+                    let mut workers = endpoints.workers.iter_mut();
+                    // One that went for good is not told of any more.
+                    let Some(worker) = workers.find(|worker| worker.ordinal == ordinal) else { return };
                     (&mut worker.process, &mut worker.restarts)
                 }
             };
@@ -210,13 +267,6 @@ impl Shared {
         }
         // See above.
         let _ = self.write();
-    }
-
-    fn will(&self, role: Role) -> watch::Receiver<Will> {
-        match role {
-            Role::Coordinator => self.coordinator.subscribe(),
-            Role::Worker(_) => self.workers.subscribe(),
-        }
     }
 
     fn tell(&self, event: Event) {
@@ -242,33 +292,35 @@ impl Role {
 }
 
 /// Keeps one process running until it shall stop.
-async fn keep(shared: Rc<Shared>, role: Role) {
-    let mut will = shared.will(role);
+async fn keep(shared: Rc<Shared>, role: Role, mut will: watch::Receiver<Will>) {
     let (mut wait, mut deaths) = (BACK_OFF, 0);
     while *will.borrow() == Will::Run {
         let began = Instant::now();
-        let exit = match spawn(&shared.plan, role) {
+        let (exit, cause) = match spawn(&shared.plan, role) {
             Ok(mut child) => {
                 let process = child.id().map(Process::of);
                 shared.note(role, process);
                 // Taken out, since waiting closes it, and its end is what tells the process to stop.
                 let stdin = child.stdin.take();
+                let known = Known::of(&shared, role);
                 let exit = tokio::select! {
                     exit = child.wait() => exit,
                     () = told(&mut will) => return end(child, stdin, will).await,
                 };
-                shared.note(role, None);
-                let exit = exit.map_or_else(|error| error.to_string(), described);
-                if let (Role::Worker(ordinal), Some(process)) = (role, process) {
-                    report(&shared, ordinal, process.pid, exit.clone());
+                let cause = exit.as_ref().ok().and_then(|status| cause::told(*status));
+                let exit = exit.map_or_else(|error| error.to_string(), cause::described);
+                if let (Some(member), Some(process)) = (known.member(), process) {
+                    report(&shared, member, process.pid, exit.clone());
                 }
-                exit
+                shared.note(role, None);
+                (exit, cause)
             }
-            Err(error) => format!("it cannot be started: {error:#}"),
+            Err(error) => (format!("it cannot be started: {error:#}"), cause::of(&error)),
         };
         deaths += 1;
-        if !shared.endpoints.borrow().ready && deaths >= DEATHS_AT_START {
-            return shared.tell(Event::Failed(failed_start(&shared.plan, role, &exit)));
+        let hopeless = deaths >= DEATHS_AT_START || cause.is_some_and(cause::is_lasting);
+        if hopeless && !shared.endpoints.borrow().ready {
+            return shared.tell(Event::Failed(failed_start(&shared.plan, role, deaths, &exit, cause)));
         }
         shared.tell(Event::Restarted { name: role.name(), exit });
         if began.elapsed() >= STEADY {
@@ -302,11 +354,42 @@ async fn end(mut child: Child, stdin: Option<ChildStdin>, mut will: watch::Recei
     }
 }
 
+/// Who a process is in the cluster: learnt from itself once it answers. A process that died before it could say is nobody whose
+/// death the coordinator could have use of.
+struct Known {
+    member: Rc<RefCell<Option<v1::MemberId>>>,
+    asking: Option<JoinHandle<()>>,
+}
+
+impl Known {
+    fn of(shared: &Rc<Shared>, role: Role) -> Self {
+        let member = Rc::new(RefCell::new(None));
+        let Role::Worker(ordinal) = role else { return Self { member, asking: None } };
+        let endpoints = shared.endpoints.borrow();
+        let at = endpoints.workers.iter().find(|worker| worker.ordinal == ordinal).map(|worker| worker.admin);
+        let told = Rc::clone(&member);
+        let ask = async move |at| *told.borrow_mut() = Some(supervise::member(at).await);
+        Self { member, asking: at.map(|at| tokio::task::spawn_local(async move { ask(at).await })) }
+    }
+
+    fn member(&self) -> Option<v1::MemberId> {
+        self.member.borrow().clone()
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        if let Some(asking) = &self.asking {
+            asking.abort();
+        }
+    }
+}
+
 /// Tells the coordinator of a death, beside everything else: it may be dead itself, and learns then from silence.
-fn report(shared: &Shared, ordinal: u32, pid: u32, exit: String) {
+fn report(shared: &Shared, member: v1::MemberId, pid: u32, exit: String) {
     let (coordinator, cluster) = (shared.plan.ports.coordinator, shared.plan.cluster);
     tokio::task::spawn_local(async move {
-        let _ = admin::report_death(coordinator, cluster, ordinal, pid, exit).await;
+        let _ = supervise::report_death(&coordinator.to_string(), cluster, &member, pid, exit).await;
     });
 }
 
@@ -347,41 +430,42 @@ fn configure(plan: &Plan) -> anyhow::Result<()> {
         cluster_name: plan.name.clone(),
         partitions: plan.spec.partitions,
         workers: plan.spec.workers,
+        replication_factor: plan.spec.replication_factor,
+        restart_grace_ms: plan.spec.restart_grace.as_millis(),
+        keeps_all: plan.spec.durability.mode == DurabilityMode::Sync,
         state_dir: plan.folder.clone(),
         listen: plan.ports.coordinator,
     };
     state::write_json(&config(&plan.folder, Role::Coordinator), &coordinator)?;
-    for (ordinal, listen) in (0..).zip(&plan.ports.workers) {
-        let options = engram_worker::Options {
-            cluster: plan.cluster,
-            cluster_name: plan.name.clone(),
-            ordinal,
-            state_dir: plan.folder.join("workers").join(ordinal.to_string()),
-            listen: *listen,
-            advertise_host: None,
-            coordinators: vec![plan.ports.coordinator.to_string()],
-            threads: Some(plan.threads),
-            spec: plan.spec.clone(),
-        };
-        std::fs::create_dir_all(&options.state_dir).map_err(|error| {
-            let message = format!("failed to make {}: {error}", options.state_dir.display());
-            problem(Code::StateDirectoryUnusable, message)
-        })?;
-        state::write_json(&config(&plan.folder, Role::Worker(ordinal)), &options)?;
-    }
-    Ok(())
+    (0..).zip(&plan.ports.workers).try_for_each(|(ordinal, listen)| configure_worker(plan, ordinal, *listen))
+}
+
+/// Writes what a worker is told.
+fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result<()> {
+    let detours = plan.detours.as_ref();
+    let coordinator = detours.and_then(|detours| detours.coordinator.get(ordinal as usize));
+    let peers = detours.and_then(|detours| detours.peers.get(ordinal as usize));
+    let options = engram_worker::Options {
+        cluster: plan.cluster,
+        cluster_name: plan.name.clone(),
+        ordinal,
+        state_dir: plan.folder.join("workers").join(ordinal.to_string()),
+        listen,
+        advertise_host: None,
+        coordinators: vec![coordinator.unwrap_or(&plan.ports.coordinator).to_string()],
+        peer_detours: peers.cloned().unwrap_or_default(),
+        map_folder: Some(plan.folder.clone()),
+        threads: Some(plan.threads),
+        spec: plan.spec.clone(),
+    };
+    std::fs::create_dir_all(&options.state_dir).map_err(|error| {
+        let message = format!("failed to make {}: {error}", options.state_dir.display());
+        problem(Code::StateDirectoryUnusable, message)
+    })?;
+    state::write_json(&config(&plan.folder, Role::Worker(ordinal)), &options)
 }
 
 fn endpoints(plan: &Plan) -> Endpoints {
-    let worker = |(ordinal, listen): (u32, &engram_worker::Listen)| WorkerEndpoints {
-        ordinal,
-        process: None,
-        restarts: 0,
-        client: listen.client,
-        peer: listen.peer,
-        admin: listen.admin,
-        http: listen.http,
-    };
     Endpoints {
         format_version: FORMAT,
         cluster: plan.cluster.to_string(),
@@ -389,29 +473,21 @@ fn endpoints(plan: &Plan) -> Endpoints {
         supervisor: Process::this(),
         ready: false,
         coordinator: CoordinatorEndpoint { process: None, address: plan.ports.coordinator, restarts: 0 },
-        workers: (0..).zip(&plan.ports.workers).map(worker).collect(),
+        workers: (0..)
+            .zip(&plan.ports.workers)
+            .map(|(ordinal, listen)| WorkerEndpoints::new(ordinal, *listen))
+            .collect(),
     }
 }
 
-fn described(status: ExitStatus) -> String {
-    use std::os::unix::process::ExitStatusExt as _;
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit code {code}"),
-        (None, Some(signal)) => format!("signal {signal}"),
-        (None, None) => status.to_string(),
-    }
-}
-
-fn failed_start(plan: &Plan, role: Role, exit: &str) -> anyhow::Error {
+fn failed_start(plan: &Plan, role: Role, deaths: u32, exit: &str, cause: Option<Code>) -> anyhow::Error {
     let name = role.name();
     let path = state::log(&plan.folder, &name);
     let log = std::fs::read(&path).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
     let lines: Vec<&str> = log.lines().collect();
     let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n  ");
-    let message = format!(
-        "{name} ended {DEATHS_AT_START} times before it was ready, the last time with {exit}; the end of {}:\n  {last}",
-        path.display()
-    );
-    problem(Code::WorkerFailedToStart, message)
+    let times = if deaths == 1 { String::new() } else { format!(" {deaths} times") };
+    let message = format!("{name} ended{times} before it was ready ({exit}); the end of {}:\n  {last}", path.display());
+    problem(cause.unwrap_or(Code::WorkerFailedToStart), message)
 }

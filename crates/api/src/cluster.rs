@@ -11,6 +11,7 @@ use crate::kubernetes::{
     Upgrade,
 };
 use crate::object::{Kind, Object};
+use crate::quantity::{Duration, Rate};
 use crate::word::words;
 
 /// A fleet of workers that holds one set of memories.
@@ -38,7 +39,6 @@ pub(crate) fn setting(_: &mut SchemaGenerator) -> Schema {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(extend("x-later" = {
-    "restartGrace": "it matters with more than one copy, and this version keeps one copy; remove the field",
     "bootstrap": "clusters start empty in this version; remove the field and load a snapshot with engram snapshot restore",
 }))]
 pub struct LearnerClusterSpec {
@@ -47,8 +47,8 @@ pub struct LearnerClusterSpec {
     #[schemars(range(min = 1, max = 100), example = 5)]
     pub workers: u32,
 
-    /// Copies of each partition, 1 to 3, at most `workers`. With one copy a lost disk loses its memories. This version
-    /// keeps one copy.
+    /// Copies of each partition, 1 to 3, at most `workers`; absent means 2, or 1 with one worker. With one copy a lost disk
+    /// loses its memories; with two, one worker at a time may be lost without anybody noticing for longer than a moment.
     #[serde(default = "default_replication_factor")]
     #[schemars(range(min = 1, max = 3))]
     pub replication_factor: u32,
@@ -78,6 +78,17 @@ pub struct LearnerClusterSpec {
     /// Whether a lone copy may take writes; without effect with one copy.
     #[serde(default)]
     pub solo_policy: SoloPolicy,
+
+    /// How long a partition that has lost a copy waits for the killed worker to come back with it, before it is copied to
+    /// another worker, 0s to 60s; without effect with one copy. Longer copies less after a crash, and leaves a partition
+    /// with a copy too few for longer.
+    #[serde(default = "default_restart_grace")]
+    #[schemars(extend("x-maximum" = "60s"))]
+    pub restart_grace: Duration,
+
+    /// Work of the workers beside requests.
+    #[serde(default)]
+    pub maintenance: Maintenance,
 
     /// Use of graphics processors.
     #[serde(default)]
@@ -174,13 +185,15 @@ impl LearnerClusterSpec {
     pub fn with_workers(workers: u32) -> Self {
         Self {
             workers,
-            replication_factor: default_replication_factor(),
+            replication_factor: default_replication_factor().min(workers),
             partitions: default_partitions(),
             capacity: Capacity::default(),
             learning: Learning::default(),
             features: Features::default(),
             durability: Durability::default(),
             solo_policy: SoloPolicy::default(),
+            restart_grace: default_restart_grace(),
+            maintenance: Maintenance::default(),
             gpu: Gpu::default(),
             version: None,
             image: None,
@@ -203,8 +216,14 @@ impl LearnerClusterSpec {
     }
 }
 
+/// Of two workers or more. A manifest with one worker that says nothing gets what that worker can hold.
 const fn default_replication_factor() -> u32 {
-    1
+    2
+}
+
+/// Several times what a worker takes to start.
+const fn default_restart_grace() -> Duration {
+    Duration::from_millis(3_000)
 }
 
 const fn default_partitions() -> u32 {
@@ -336,6 +355,26 @@ words! {
         SoloDurable,
         /// It may not: writes wait until a second copy is in sync.
         MinIsr,
+    }
+}
+
+/// Work of the workers beside requests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Maintenance {
+    /// Time within which a worker reads every snapshot on its disk once again and checks it, 1h or more. Less finds damage
+    /// sooner, and reads more.
+    #[schemars(extend("x-minimum" = "1h"))]
+    pub scrub_interval: Duration,
+    /// Most that a worker sends per second while it copies partitions to others; 0Mi/s means no limit. It sends less by
+    /// itself while that slows writes. More makes lost copies whole sooner, and writes meanwhile slower; without effect with
+    /// one copy.
+    pub copy_rate: Rate,
+}
+
+impl Default for Maintenance {
+    fn default() -> Self {
+        Self { scrub_interval: Duration::from_millis(24 * 60 * 60 * 1_000), copy_rate: Rate::from_mebibytes(64) }
     }
 }
 

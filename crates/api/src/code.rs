@@ -158,8 +158,8 @@ that version or a newer one.";
 permissions, or give another with `--state-dir`.";
 
     WorkerFailedToStart = "ENG-0406", Failed, "worker failed to start",
-    "A worker process ended before it was ready. The other processes were stopped and the data is as it was. The message has \
-its exit status and the end of its log; `engram logs WORKER` shows all of it.";
+    "A worker process ended before it was ready, for a reason that has no code of its own. The other processes were stopped and \
+the data is as it was. The message has its exit status and the end of its log; `engram logs WORKER` shows all of it.";
 
     StartTimedOut = "ENG-0407", NotReady, "cluster not ready in time",
     "The processes run, but not all partitions were served in time. `engram logs` tells what a worker is doing: recovery of \
@@ -168,9 +168,32 @@ a large log takes a while.";
     NoLocalCluster = "ENG-0408", NotFound, "no local cluster runs",
     "The command needs a running cluster and found none. Start one with `engram up FILE`, or name one with `--address`.";
 
+    MapLost = "ENG-0409", NotReady, "partition map lost",
+    "The map that says which worker holds what is gone, damaged, or an older one was put in its place, and workers have seen a \
+newer one. An empty or an older map would give up what they hold, so nothing is served and nothing is changed.
+
+Put the map back from a copy (`map.json` in the state directory), or let it be made anew: with the cluster up, `engram partition \
+rebuild-map` collects what every worker has seen, shows the map that follows and whether it is proven, and writes it with \
+`--yes`.";
+
+    LossNotAccepted = "ENG-0410", Conflict, "order would lose data",
+    "The order may lose changes that were acknowledged, and does not say that this is accepted. Nothing was changed. The \
+message has what would be lost, as far as anybody knows.
+
+Bring the missing worker or disk back, and nothing is lost. Where it will not come back, repeat the order with \
+`--accept-data-loss REASON`; who ordered it, when, why and what it changed stays on record.";
+
+    OrderNotNeeded = "ENG-0411", Conflict, "order not needed",
+    "The order is for when nothing automatic is safe, and here something is: the partition is served, or a worker that holds all \
+of it takes over by itself, or may still come back; or the map is there. Nothing was changed. `engram status` shows what the \
+cluster waits for.";
+
     DiskFull = "ENG-0501", Failed, "disk full",
-    "A write to the state directory failed for lack of space. Nothing that was acknowledged is lost; the worker refuses \
-writes and still answers reads. Make room, then start again.";
+    "A write failed for lack of space; the message names the file. Nothing that was acknowledged is lost, and a worker that \
+refuses writes still answers reads.
+
+Make room and repeat what was refused: a running cluster goes on without a restart. A start needs 64 MiB per worker for a \
+new part of its log.";
 
     StorageFailed = "ENG-0502", Failed, "storage failed",
     "The disk refused a write or a flush. After a failed flush nobody knows what is on the disk, so the worker ends rather \
@@ -180,8 +203,9 @@ than go on; at the next start it recovers what is really there. Look at the syst
     "A checksum of a log or snapshot does not match: bytes changed after they were written. Damaged data is never served. \
 The message has file and position.
 
-A torn end after a crash is told apart from damage and repaired without this error. Restore a snapshot \
-(`engram snapshot restore`), and check the disk.";
+A torn end after a crash is told apart from damage and repaired without this error. Check the disk. A worker that does not start \
+is made anew from the others where each of its partitions has another copy in sync (`engram partition list`): move its folder \
+away, and it begins with an empty one. Otherwise restore a snapshot (`engram snapshot restore`).";
 
     CapacityExceeded = "ENG-0504", Failed, "capacity exceeded",
     "With `capacity.policy: Refuse` a partition is full, and new memories of it are refused; what is there is untouched. \
@@ -211,7 +235,7 @@ the index and the value. Nothing of the request was applied; values are never cl
 
     DeadlineExceeded = "ENG-0602", NotReady, "out of time",
     "No answer came in time. A write may still have been applied; the client asked what became of it and the message says. \
-Repeat it with the same session and it is applied once, or give more time with `--timeout`.";
+Repeat it with the same session and it is applied once. `engram status` shows which workers answer.";
 
     MessageTooLarge = "ENG-0603", Usage, "message too large",
     "A request is larger than a message may be: 4 MiB and 65,536 ids. Split it; the command line and the client library do \

@@ -30,26 +30,29 @@
 
 mod cluster;
 mod code;
+pub mod crd;
 mod exit;
 mod kubernetes;
+mod later;
 mod manifest;
 mod object;
 mod problem;
 mod quantity;
 mod run;
 mod schema;
+pub mod status;
 mod word;
 
 pub use cluster::{
     Capacity, CapacityPolicy, Durability, DurabilityMode, FeatureType, Features, Gpu, GpuMode, Law, LearnerCluster,
-    LearnerClusterSpec, Learning, SMALLEST_SETTING, SoloPolicy,
+    LearnerClusterSpec, Learning, Maintenance, SMALLEST_SETTING, SoloPolicy,
 };
 pub use code::{Code, explain};
 pub use exit::ExitCode;
-pub use manifest::{Manifest, Needs, check_immutable, parse};
-pub use object::{API_VERSION, Kind, MAX_NAME_LENGTH, Metadata, Object, is_name};
+pub use manifest::{Manifest, Needs, check_immutable, parse, parse_object};
+pub use object::{API_VERSION, Kind, MANAGED_BY, MAX_NAME_LENGTH, Metadata, Object, is_name};
 pub use problem::{Place, Problem, Problems};
-pub use quantity::{Duration, Size};
+pub use quantity::{Duration, Rate, Size};
 pub use run::{
     Clock, ClusterRef, Columns, EPOCH_SPAN, EVENT_QUALITY, EventFormat, Events, Example, ExampleName, Git, Identity,
     Inversion, LearnerRun, LearnerRunSpec, MemoryRun, OnMissing, Report, RunKind, SKIP, SYNTHETIC_EPOCHS, Signal,

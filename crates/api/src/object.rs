@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The group and version of every kind.
 pub const API_VERSION: &str = "engram.dev/v1alpha1";
 
+/// Who looks after an object that does not say (`spec.managedBy`).
+pub const MANAGED_BY: &str = "engram.dev/operator";
+
 /// The longest name. Kubernetes allows 63 characters; the names of a cluster's own objects (`words-worker-99` and the
 /// like) are longer than the cluster's, and take the difference.
 pub const MAX_NAME_LENGTH: usize = 45;

@@ -1,4 +1,4 @@
-//! Quantities with a unit, as manifests write them: durations (`500ms`, `3s`) and sizes (`64Mi`).
+//! Quantities with a unit, as manifests write them: durations (`500ms`, `3s`), sizes (`64Mi`) and rates (`64Mi/s`).
 //!
 //! One whole number and one unit; what is printed parses to the same value.
 
@@ -15,6 +15,9 @@ const DURATION_UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), (
 /// The units of sizes, in bytes, the largest first. Powers of two only: `64M` is refused, so that nobody gets 64 MB
 /// where 64 MiB was meant.
 const SIZE_UNITS: [(&str, u64); 4] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
+
+/// The units of rates, in bytes per second, the largest first. None is smaller, so that a rate meant in MiB is not taken in bytes.
+const RATE_UNITS: [(&str, u64); 2] = [("Gi/s", 1 << 30), ("Mi/s", 1 << 20)];
 
 /// A span of time in whole milliseconds: `500ms`, `3s`, `10m`, `24h`, `1d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +51,22 @@ impl Size {
     }
 
     /// Returns the size in bytes.
+    pub const fn as_bytes(self) -> u64 {
+        self.0
+    }
+}
+
+/// A number of MiB per second: `64Mi/s`, `1Gi/s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rate(u64);
+
+impl Rate {
+    /// Makes a rate of `mebibytes` per second.
+    pub const fn from_mebibytes(mebibytes: u32) -> Self {
+        Self((mebibytes as u64) << 20)
+    }
+
+    /// Returns the rate in bytes per second.
     pub const fn as_bytes(self) -> u64 {
         self.0
     }
@@ -90,6 +109,16 @@ impl FromStr for Size {
     }
 }
 
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse(text, &RATE_UNITS)
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is not a rate; write 16Mi/s, 64Mi/s or 1Gi/s"))
+    }
+}
+
 impl fmt::Display for Duration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 == 0 { f.write_str("0s") } else { print(f, self.0, &DURATION_UNITS) }
@@ -99,6 +128,12 @@ impl fmt::Display for Duration {
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         print(f, self.0, &SIZE_UNITS)
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { f.write_str("0Mi/s") } else { print(f, self.0, &RATE_UNITS) }
     }
 }
 
@@ -131,12 +166,13 @@ macro_rules! text_form {
 
 text_form!(Duration, "engram-duration", "^[0-9]+(ms|s|m|h|d)$", "A whole number and a unit: 500ms, 3s, 10m, 24h, 1d.");
 text_form!(Size, "engram-size", "^[0-9]+(Ki|Mi|Gi|Ti)?$", "Bytes, or a whole number and a unit: 512Ki, 64Mi, 50Gi.");
+text_form!(Rate, "engram-rate", "^[0-9]+(Mi|Gi)/s$", "A whole number and a unit: 16Mi/s, 64Mi/s, 1Gi/s.");
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Duration, Size};
+    use super::{Duration, Rate, Size};
 
     #[test]
     fn quantities_have_one_number_and_one_unit() {
@@ -148,6 +184,14 @@ mod tests {
         }
         for bad in ["", "Mi", "64M", "64mi", "1e3", "16777216Ti"] {
             assert!(bad.parse::<Size>().is_err(), "{bad:?} must be refused");
+        }
+        assert_eq!("64Mi/s".parse(), Ok(Rate::from_mebibytes(64)));
+        assert_eq!(
+            (Rate::from_mebibytes(0).to_string(), Rate::from_mebibytes(2_048).to_string()),
+            ("0Mi/s".into(), "2Gi/s".into())
+        );
+        for bad in ["", "64", "64Mi", "64Ki/s", "64 Mi/s", "1.5Gi/s", "-1Mi/s", "17179869184Gi/s"] {
+            assert!(bad.parse::<Rate>().is_err(), "{bad:?} must be refused");
         }
     }
 

@@ -1,11 +1,12 @@
 //! JSON Schema of the kinds, made from the types.
 //!
-//! [`schema`] is what editors get. The checker walks the same schema with four keywords of its own still in it:
+//! [`schema`] is what editors get. The checker walks the same schema with keywords of its own still in it:
 //! `x-kubernetes-only` (accepted and ignored in local mode), `x-later` (known, not in this version: name and advice),
-//! `x-blocks` (settings of other kinds of run) and `x-minimum` (least value of a string with a unit).
+//! `x-blocks` (settings of other kinds of run), `x-minimum` and `x-maximum` (bounds of a string with a unit).
 
 use std::sync::LazyLock;
 
+use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value};
 
@@ -33,13 +34,18 @@ pub fn schema(kind: Option<&str>) -> Option<Value> {
 
 /// Makes the schema of one kind with nothing referred to: a walk needs no second lookup.
 fn generate<S: Kind>() -> (&'static str, Value) {
+    (S::KIND, inline::<Object<S>>())
+}
+
+/// Makes the schema of a type with nothing referred to.
+pub(crate) fn inline<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.inline_subschemas = true;
         settings.meta_schema = None;
     });
-    let mut schema = settings.into_generator().into_root_schema_for::<Object<S>>().to_value();
+    let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
     tidy(&mut schema);
-    (S::KIND, schema)
+    schema
 }
 
 /// Takes out what Rust's types say and a manifest does not: `null` for an absent field, the width of numbers.

@@ -145,7 +145,7 @@ fn absent_fields_have_the_documented_defaults() {
     assert_eq!(manifest.resolve("/a.csv"), Path::new("/a.csv"));
     let spec = &manifest.cluster.as_ref().expect("a cluster").spec;
     assert_eq!(*spec, LearnerClusterSpec::with_workers(5));
-    assert_eq!((spec.replication_factor, spec.partitions, spec.capacity.memories), (1, 256, 1_000_000));
+    assert_eq!((spec.replication_factor, spec.partitions, spec.capacity.memories), (2, 256, 1_000_000));
     let law = &spec.learning;
     assert_eq!((law.rate, law.initial_weight, law.decay), (0.05, 0.5, 0.01));
     let run = manifest.runs[0].spec.effective(Some(spec)).memory.expect("a memory run");

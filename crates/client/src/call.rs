@@ -1,12 +1,14 @@
 //! One attempt: its metadata, its deadline, and what its failure means.
 
 use crate::error::Error;
+use crate::map::Map;
 use crate::options::Plane;
 use crate::trace;
-use engram_memory::ClusterId;
+use engram_memory::{ClusterId, Ordinal};
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
 use engram_proto::v1::{Problem, ProblemKind};
 use engram_proto::{CLUSTER_KEY, MAX_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES, TRACE_KEY};
+use std::sync::Arc;
 use std::time::Duration;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
@@ -52,27 +54,44 @@ pub(crate) struct Failure {
     pub(crate) retryable: bool,
     /// The worker may have executed it all the same.
     pub(crate) maybe_executed: bool,
+    /// Who did not answer or does not lead, and the map by which it was asked: its successor is worth an attempt at once.
+    pub(crate) lost: Option<(Arc<Map>, Ordinal)>,
 }
 
 impl Failure {
     /// Whatever a worker said about a part or a call.
     pub(crate) fn of(problem: Problem) -> Self {
         let (retryable, maybe_executed) = match problem.kind() {
-            ProblemKind::NotPrimary | ProblemKind::Overloaded | ProblemKind::Stopping => (true, false),
-            ProblemKind::Unavailable => (true, true),
+            ProblemKind::NotPrimary | ProblemKind::Overloaded | ProblemKind::Stopping | ProblemKind::TooFewCopies => {
+                (true, false)
+            }
+            // Every write of this library has a number under which it is applied once.
+            ProblemKind::Unavailable | ProblemKind::OutcomeUnknown => (true, true),
             _ => (false, false),
         };
-        Self { problem, retryable, maybe_executed }
+        Self { problem, retryable, maybe_executed, lost: None }
     }
 
     /// Not executed, and worth another attempt.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
-        Self { problem: Problem::of(ProblemKind::Unavailable, message), retryable: true, maybe_executed: false }
+        Self {
+            problem: Problem::of(ProblemKind::Unavailable, message),
+            retryable: true,
+            maybe_executed: false,
+            lost: None,
+        }
     }
 
     /// The attempt took too long.
     pub(crate) fn timed_out() -> Self {
         Self { maybe_executed: true, ..Self::unavailable("the worker did not answer in time") }
+    }
+
+    /// Whether another worker may have, or soon have, what this one was asked for. One that is busy, or lacks copies in sync, has it
+    /// still, and its answer says when to come again.
+    pub(crate) fn sends_elsewhere(&self) -> bool {
+        use ProblemKind::{NotPrimary, OutcomeUnknown, Stopping, Unavailable};
+        matches!(self.problem.kind(), NotPrimary | OutcomeUnknown | Stopping | Unavailable)
     }
 
     /// The problem, if another attempt may succeed.
@@ -90,6 +109,7 @@ impl From<Status> for Failure {
             problem: Problem::of(kind, text(&status)),
             retryable,
             maybe_executed,
+            lost: None,
         };
         match status.code() {
             // Nobody listened: nothing can have been executed.
@@ -100,6 +120,8 @@ impl From<Status> for Failure {
             // The server sheds load before it reads the request.
             Code::ResourceExhausted => of(ProblemKind::Overloaded, true, false),
             Code::InvalidArgument | Code::OutOfRange => of(ProblemKind::Invalid, false, false),
+            // Whoever guards the cluster may not be a worker.
+            Code::PermissionDenied | Code::Unauthenticated => of(ProblemKind::Denied, false, false),
             _ => of(ProblemKind::Unspecified, false, false),
         }
     }

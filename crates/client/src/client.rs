@@ -3,27 +3,33 @@
 use crate::call::{self, Failure, Service};
 use crate::error::Error;
 use crate::map::Map;
-use crate::options::Options;
+use crate::options::{Options, ReadMode};
 use crate::pool::Pool;
 use crate::retry::{Budget, Retry};
 use crate::session::Session;
-use engram_memory::{ClusterId, Ordinal};
+use engram_memory::{ClusterId, Ordinal, PartitionId};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tonic::Request;
 
 /// How long one worker may take to tell its map.
 const MAP_DEADLINE: Duration = Duration::from_secs(2);
+/// The same while others may answer sooner: one that hangs must not hold up who looks for its successor.
+const MAP_PATIENCE: Duration = Duration::from_millis(300);
 /// The map is not asked for more often than this, however many calls wait for it.
 const MAP_PAUSE: Duration = Duration::from_millis(10);
+/// A call without an answer for so long makes its caller look for a newer map, again and again.
+const CALL_PATIENCE: Duration = Duration::from_millis(250);
+/// How long a worker that is asked for a newer map may wait for one. Shorter than [`MAP_PATIENCE`], or it would seem to hang.
+const NEWS: Duration = Duration::from_millis(200);
 
 /// A cluster, as a program sees it. Cheap to clone; clones share map, connections and budget.
 #[derive(Debug, Clone)]
-pub struct Client(Arc<Core>);
+pub struct Client(Arc<Core>, ReadMode);
 
 #[derive(Debug)]
 struct Core {
@@ -35,6 +41,8 @@ struct Core {
     asks: bool,
     /// When the map was last asked for; one caller asks at a time.
     asked: Mutex<Option<Instant>>,
+    /// Held by the one caller that waits at a worker for a newer map.
+    listening: Mutex<()>,
 }
 
 impl Client {
@@ -47,11 +55,11 @@ impl Client {
         let deadline = Instant::now() + client.options().read_deadline;
         let mut wait = Duration::from_millis(10);
         loop {
-            match client.ask(deadline).await {
+            match client.ask(deadline, Duration::ZERO).await {
                 Ok(()) => return Ok(client),
                 Err(error @ Error::Refused(_)) => return Err(error),
                 Err(error) if Instant::now() + wait >= deadline => return Err(error),
-                Err(_) => tokio::time::sleep(wait).await,
+                Err(_) => sleep(wait).await,
             }
             wait = (wait * 2).min(Duration::from_millis(200));
         }
@@ -65,7 +73,27 @@ impl Client {
     fn new(options: Options, asks: bool) -> Self {
         let pool = Pool::new(&options);
         let budget = Budget::new(options.retry_ratio, options.retry_floor);
-        Self(Arc::new(Core { options, pool, budget, map: watch::channel(None).0, asks, asked: Mutex::default() }))
+        let core = Core {
+            options,
+            pool,
+            budget,
+            map: watch::channel(None).0,
+            asks,
+            asked: Mutex::default(),
+            listening: Mutex::default(),
+        };
+        Self(Arc::new(core), ReadMode::default())
+    }
+
+    /// The same client, whose reads are answered so.
+    #[must_use]
+    pub fn reading(&self, mode: ReadMode) -> Self {
+        Self(Arc::clone(&self.0), mode)
+    }
+
+    /// How its reads are answered.
+    pub const fn read_mode(&self) -> ReadMode {
+        self.1
     }
 
     /// The options it was made with.
@@ -182,14 +210,75 @@ impl Client {
         if self.version() > seen || recent {
             return;
         }
-        if let Err(error) = self.ask(deadline).await {
-            tracing::debug!(%error, "no worker told the partition map");
-        }
+        self.ask_or_tell(deadline, Duration::ZERO).await;
         *asked = Some(Instant::now());
     }
 
-    /// Asks one worker after another, those of the map first, until one answers.
-    async fn ask(&self, deadline: Instant) -> Result<(), Error> {
+    /// Completes when a map of this version or a newer one gives one of these partitions to somebody else than `owner`: a call to it
+    /// may then be given up. For whoever passes calls on.
+    pub async fn until_moved(&self, version: u64, owner: Ordinal, partitions: &[PartitionId]) {
+        let moved = |map: &Option<Arc<Map>>| {
+            let moved = |map: &Map| partitions.iter().any(|partition| map.owner(*partition) != Some(owner));
+            map.as_ref().is_some_and(|map| map.version >= version && moved(map))
+        };
+        // An error means that this very client is gone.
+        let _ = self.0.map.subscribe().wait_for(moved).await;
+    }
+
+    /// Completes when there is a map that takes a partition of `map` from `owner`; asks for it, where nobody tells it.
+    pub(crate) async fn until_replaced(&self, map: &Map, owner: Ordinal) {
+        let mut known = self.0.map.subscribe();
+        let replaced = known.wait_for(|now| now.as_ref().is_some_and(|now| map.takes_from(now, owner)));
+        let asking = async {
+            if !self.0.asks {
+                return std::future::pending().await;
+            }
+            loop {
+                let _alone = self.0.listening.lock().await;
+                self.ask_or_tell(Instant::now() + MAP_DEADLINE, NEWS).await;
+                sleep(MAP_PAUSE).await;
+            }
+        };
+        tokio::select! {
+            _ = replaced => {}
+            () = asking => {}
+        }
+    }
+
+    /// Waits for a call to a worker as long as no newer map takes a partition from that worker: one that hangs answers nothing while
+    /// its successor serves. Whether it executes the call is then unknown.
+    pub(crate) async fn while_owner<T>(
+        &self,
+        map: &Arc<Map>,
+        owner: Ordinal,
+        call: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let replaced = async {
+            sleep(CALL_PATIENCE).await;
+            self.until_replaced(map, owner).await;
+        };
+        let answer = tokio::select! {
+            biased;
+            answer = call => answer,
+            () = replaced => {
+                let text = format!("worker {owner} did not answer, and another has taken over from it");
+                Err(Failure { maybe_executed: true, ..Failure::unavailable(text) })
+            }
+        };
+        answer.map_err(|failure| match failure.sends_elsewhere() {
+            true => Failure { lost: Some((Arc::clone(map), owner)), ..failure },
+            false => failure,
+        })
+    }
+
+    async fn ask_or_tell(&self, deadline: Instant, news: Duration) {
+        if let Err(error) = self.ask(deadline, news).await {
+            tracing::debug!(%error, "no worker told the partition map");
+        }
+    }
+
+    /// Asks one worker after another, those of the map first, until one answers; it waits so long for news.
+    async fn ask(&self, deadline: Instant, news: Duration) -> Result<(), Error> {
         let mut addresses: BTreeMap<String, ()> = BTreeMap::new();
         if let Some(map) = self.0.map.borrow().as_ref() {
             let known = map.workers.values().filter(|worker| worker.alive);
@@ -201,14 +290,17 @@ impl Client {
         let start = rand::random_range(0..addresses.len().max(1));
         addresses.rotate_left(start);
         let mut last = String::from("no endpoint was given");
-        for address in &addresses {
-            let until = deadline.min(Instant::now() + MAP_DEADLINE);
-            match timeout_at(until, self.ask_one(address)).await {
+        let patient = |patience| addresses.iter().map(move |address| (address, patience));
+        for (address, patience) in patient(MAP_PATIENCE).chain(patient(MAP_DEADLINE)) {
+            let until = deadline.min(Instant::now() + patience);
+            match timeout_at(until, self.ask_one(address, news)).await {
                 Ok(Ok(map)) => {
                     self.set_map(map);
                     return Ok(());
                 }
-                Ok(Err(failure)) if failure.problem.kind() == ProblemKind::WrongCluster => {
+                Ok(Err(failure))
+                    if matches!(failure.problem.kind(), ProblemKind::WrongCluster | ProblemKind::Denied) =>
+                {
                     return Err(Error::refused(failure.problem));
                 }
                 Ok(Err(failure)) => last = failure.problem.message,
@@ -218,10 +310,11 @@ impl Client {
         Err(Error::Connect { endpoints: addresses.join(", "), last })
     }
 
-    async fn ask_one(&self, address: &str) -> Result<Map, Failure> {
+    async fn ask_one(&self, address: &str, news: Duration) -> Result<Map, Failure> {
         let channel = self.0.pool.channel(address).map_err(Failure::unavailable)?;
         let mut service = call::service(channel, self.options().plane);
-        let reply = service.get_partition_map(self.request(v1::PartitionMapRequest {}, MAP_DEADLINE)).await?;
+        let asked = v1::PartitionMapRequest { newer_than: self.version(), wait_ms: news.as_millis() as u32 };
+        let reply = service.get_partition_map(self.request(asked, MAP_DEADLINE)).await?;
         let map = Map::try_from(reply.into_inner()).map_err(|error| Failure::unavailable(error.to_string()))?;
         match self.cluster() {
             Some(expected) if expected != map.cluster => Err(Failure::of(Problem::of(
@@ -232,3 +325,6 @@ impl Client {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

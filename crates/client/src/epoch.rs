@@ -14,6 +14,7 @@ use engram_proto::{answers, columns, split};
 use futures::future::join_all;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -103,7 +104,7 @@ impl Client {
 
     async fn send_epoch(
         &self,
-        map: &Map,
+        map: &Arc<Map>,
         owner: Ordinal,
         epoch: Epoch,
         parts: &Open,
@@ -115,8 +116,11 @@ impl Client {
         let deadline = retry.left().unwrap_or(Duration::from_millis(1)).min(allowed);
         let mut service = self.service_of(map, owner)?;
         let request = self.request(futures::stream::iter(messages), deadline);
-        let reply = timeout(deadline, service.learn_epoch(request)).await.map_err(|_| Failure::timed_out())??;
-        Ok(reply.into_inner())
+        let call = async {
+            let reply = timeout(deadline, service.learn_epoch(request)).await;
+            reply.map_err(|_| Failure::timed_out())?.map_err(Failure::from)
+        };
+        Ok(self.while_owner(map, owner, call).await?.into_inner())
     }
 
     /// Tells every worker the global quality of an epoch, once each; answers how many took it. What is lost is told with the next epoch.

@@ -31,10 +31,12 @@
 
 mod call;
 mod client;
+mod copies;
 mod epoch;
 mod error;
 mod map;
 mod message;
+mod network;
 mod options;
 mod pool;
 mod rank;
@@ -52,7 +54,8 @@ pub use client::Client;
 pub use epoch::{EpochReport, EpochUpdates};
 pub use error::{Error, PartFailure};
 pub use map::{Map, Placement, Worker};
-pub use options::{Options, Plane};
+pub use network::{Dial, Network};
+pub use options::{Options, Plane, ReadMode};
 pub use rank::{RankOptions, Ranked};
 pub use read::{Digested, Found, GetOptions, Quality, QualityOptions, Scan};
 pub use retry::Budget;

@@ -17,6 +17,8 @@ pub struct Map {
     pub version: u64,
     /// Indexed by partition.
     pub partitions: Vec<Placement>,
+    /// Workers with a copy in sync, by partition, the primary among them.
+    pub in_sync: Vec<Vec<Ordinal>>,
     /// Workers by ordinal.
     pub workers: BTreeMap<Ordinal, Worker>,
     /// Elements of a feature vector; 0 = the cluster has no features.
@@ -72,6 +74,12 @@ impl Map {
         self.partitions.get(partition.0 as usize).map(|placement| placement.primary)
     }
 
+    /// Whether `newer` gives a partition of `owner` to somebody else.
+    pub(crate) fn takes_from(&self, newer: &Self, owner: Ordinal) -> bool {
+        let moved = |(old, new): (&Placement, &Placement)| old.primary == owner && new.primary != owner;
+        newer.version > self.version && self.partitions.iter().zip(&newer.partitions).any(moved)
+    }
+
     /// Everyone who serves a partition.
     pub fn owners(&self) -> BTreeSet<Ordinal> {
         self.partitions.iter().map(|placement| placement.primary).collect()
@@ -102,6 +110,7 @@ impl TryFrom<v1::PartitionMapReply> for Map {
             cluster_name: from.cluster_name,
             version: from.version,
             partitions: from.partitions.iter().map(placement).collect(),
+            in_sync: from.partitions.iter().map(|entry| entry.in_sync.iter().copied().map(Ordinal).collect()).collect(),
             workers: from.members.into_iter().map(worker).collect(),
             feature_dimension: from.feature_dimension,
         })

@@ -1,5 +1,6 @@
 //! How a client behaves. Every figure has a default that suits an interactive program beside its cluster.
 
+use crate::network::Network;
 use engram_memory::ClusterId;
 use std::time::Duration;
 
@@ -11,6 +12,24 @@ pub enum Plane {
     Client,
     /// The peer listener: nothing is forwarded, messages may be larger. For workers themselves.
     Peer,
+}
+
+/// How reads are answered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ReadMode {
+    /// At the primary, under its read leases: the latest state, as long as the rates of two clocks differ by less than 1 % over a
+    /// second.
+    #[default]
+    Linearizable,
+    /// At the primary, after every copy in sync has said that it leads: the latest state, whatever clocks do. Costs a round trip
+    /// between workers, and waits where one of them is gone and not yet replaced.
+    Confirmed,
+    /// Of any copy that lags by at most so much, a copy that is no primary first: for quality, rank and digest. Answers say in their
+    /// versions how far each one lags. Tells copies without a lag within the bound to ask their primary.
+    Replica {
+        /// Most lag, counted until the worker takes the read, in whole milliseconds; 0 asks a primary each time.
+        max_lag: Duration,
+    },
 }
 
 /// How a client behaves.
@@ -36,6 +55,8 @@ pub struct Options {
     pub retry_ratio: f64,
     /// Retries a second that are allowed whatever the traffic.
     pub retry_floor: f64,
+    /// How connections are made. Over TCP by default; simulators have their own way.
+    pub network: Network,
 }
 
 impl Options {
@@ -51,6 +72,7 @@ impl Options {
             connect_deadline: Duration::from_secs(2),
             retry_ratio: 0.1,
             retry_floor: 20.0,
+            network: Network::default(),
         }
     }
 

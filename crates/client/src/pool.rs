@@ -1,5 +1,6 @@
 //! One connection per worker, made when it is first needed and made again when it broke.
 
+use crate::network::Network;
 use crate::options::Options;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -18,12 +19,14 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 #[derive(Debug)]
 pub(crate) struct Pool {
     connect_deadline: Duration,
+    network: Network,
     channels: Mutex<HashMap<String, Channel>>,
 }
 
 impl Pool {
     pub(crate) fn new(options: &Options) -> Self {
-        Self { connect_deadline: options.connect_deadline, channels: Mutex::default() }
+        let (connect_deadline, network) = (options.connect_deadline, options.network.clone());
+        Self { connect_deadline, network, channels: Mutex::default() }
     }
 
     /// The connection to `address`; the error says what is wrong with the address.
@@ -34,14 +37,14 @@ impl Pool {
         }
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| format!("'{address}' is not an address (host:port): {error}"))?;
-        let channel = endpoint
+        let endpoint = endpoint
             .connect_timeout(self.connect_deadline)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEPALIVE)
             .keep_alive_timeout(KEEPALIVE_DEADLINE)
             .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .connect_lazy();
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        let channel = self.network.connect_lazy(endpoint);
         channels.insert(address.to_owned(), channel.clone());
         Ok(channel)
     }

@@ -2,8 +2,10 @@
 
 use crate::call::Failure;
 use crate::client::Client;
+use crate::copies::Open;
 use crate::error::Error;
 use crate::map::Map;
+use crate::options::ReadMode;
 use crate::read::{broken, covers, next, opened};
 use crate::retry::Retry;
 use crate::rows::{Memory, memories};
@@ -33,6 +35,7 @@ pub struct RankOptions {
 #[derive(Debug)]
 pub struct Ranked {
     runs: Vec<Run>,
+    versions: Vec<v1::PartitionVersion>,
     left: u64,
     deadline: Duration,
 }
@@ -42,6 +45,7 @@ pub struct Ranked {
 struct Run {
     stream: Streaming<v1::MemoryBatch>,
     rows: VecDeque<Memory>,
+    versions: Vec<v1::PartitionVersion>,
 }
 
 impl Client {
@@ -88,24 +92,65 @@ impl Client {
     async fn rank_once(&self, options: RankOptions, retry: &Retry) -> Result<Ranked, Failure> {
         let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
         let deadline = self.attempt(retry);
-        let runs = map.owners().into_iter().map(|owner| self.run(&map, owner, options, deadline));
-        let runs = join_all(runs).await.into_iter().collect::<Result<_, _>>()?;
+        let runs = match self.read_mode() {
+            ReadMode::Replica { .. } => self.run_copies(&map, options, deadline).await?,
+            _ => {
+                let map = &map;
+                let runs = map.owners().into_iter().map(|owner| async move {
+                    let run = self.run(map, owner, options, &[], deadline).await?;
+                    covers(map, owner, &run.versions)?;
+                    Ok(run)
+                });
+                join_all(runs).await.into_iter().collect::<Result<Vec<_>, Failure>>()?
+            }
+        };
+        let versions = runs.iter().flat_map(|run| run.versions.iter().copied()).collect();
         let left = if options.limit == 0 { u64::MAX } else { options.limit };
-        Ok(Ranked { runs, left, deadline })
+        Ok(Ranked { runs, versions, left, deadline })
     }
 
-    async fn run(&self, map: &Map, owner: Ordinal, options: RankOptions, deadline: Duration) -> Result<Run, Failure> {
+    /// Of a copy of each partition, or of its primary where no other is close enough.
+    async fn run_copies(&self, map: &Map, options: RankOptions, deadline: Duration) -> Result<Vec<Run>, Failure> {
+        let mut open = Open::all(map);
+        let mut runs = Vec::new();
+        let mut met = None;
+        for _ in 0..2 {
+            let asked = open.plan(map).into_iter().map(|(worker, partitions)| async move {
+                (self.run(map, worker, options, &partitions, deadline).await, partitions)
+            });
+            for (run, asked) in join_all(asked).await {
+                match run.and_then(|run| open.answered(&asked, &run.versions).map(|()| run)) {
+                    Ok(run) => runs.push(run),
+                    Err(failure) => met = Some(failure),
+                }
+            }
+            if open.is_empty() {
+                return Ok(runs);
+            }
+        }
+        Err(met.unwrap_or_else(|| open.failure(self.read_mode())))
+    }
+
+    async fn run(
+        &self,
+        map: &Map,
+        owner: Ordinal,
+        options: RankOptions,
+        partitions: &[u32],
+        deadline: Duration,
+    ) -> Result<Run, Failure> {
         let mut service = self.service_of(map, owner)?;
         let message = v1::RankRequest {
             local: true,
             limit: options.limit,
             group: options.group.map(|group| u32::from(group.0)),
             with_keys: options.keys,
+            read: self.how(partitions),
         };
         let mut stream = opened(deadline, service.rank(self.request(message, deadline))).await?;
         let first = next(&mut stream, deadline).await?.unwrap_or_default();
-        covers(map, owner, &first.versions)?;
-        Ok(Run { stream, rows: memories(&first).map_err(|error| broken(&error))?.into() })
+        let rows = memories(&first).map_err(|error| broken(&error))?.into();
+        Ok(Run { stream, rows, versions: first.versions })
     }
 }
 
@@ -116,6 +161,11 @@ impl Ranked {
     /// A worker went away while it was read; the rank is to be asked for again.
     pub async fn next(&mut self) -> Result<Option<Vec<Memory>>, Error> {
         self.pull().await.map_err(|failure| Error::refused(failure.problem))
+    }
+
+    /// Where each partition stood.
+    pub fn versions(&self) -> &[v1::PartitionVersion] {
+        &self.versions
     }
 
     async fn pull(&mut self) -> Result<Option<Vec<Memory>>, Failure> {

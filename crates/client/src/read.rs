@@ -4,6 +4,7 @@ use crate::call::{Failure, Service};
 use crate::client::Client;
 use crate::error::Error;
 use crate::map::Map;
+use crate::options::ReadMode;
 use crate::retry::Retry;
 use crate::rows::{Memory, memories, raw};
 use engram_memory::quality::MAX_HISTOGRAM_BITS;
@@ -79,6 +80,7 @@ impl Client {
     /// As [`Error`] says.
     pub async fn get(&self, ids: &[MemoryId], options: GetOptions) -> Result<Found, Error> {
         let mut retry = self.read();
+        self.check_primary()?;
         let mut read: HashMap<u64, Memory> = HashMap::with_capacity(ids.len());
         // By partition first: owners may change between attempts.
         let mut open: BTreeMap<PartitionId, Vec<u64>> = BTreeMap::new();
@@ -96,7 +98,8 @@ impl Client {
             let map_now = &map;
             let calls = by_owner.into_iter().map(|(owner, wanted)| async move {
                 let ids: Vec<u64> = wanted.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
-                (self.get_from(map_now, owner, &ids, options, retry_now).await, wanted)
+                let read = self.get_from(map_now, owner, &ids, options, retry_now);
+                (self.while_owner(map_now, owner, read).await, wanted)
             });
             let mut met = None;
             for (answer, wanted) in join_all(calls).await {
@@ -137,6 +140,7 @@ impl Client {
                 ids: ids.to_vec(),
                 with_features: options.features,
                 with_payloads: options.payloads,
+                read: self.how(&[]),
             };
             let deadline = self.attempt(retry);
             let mut batches = opened(deadline, service.get_memories(self.request(message, deadline))).await?;
@@ -155,13 +159,14 @@ impl Client {
         if options.histogram_bits.is_some_and(|bits| bits > MAX_HISTOGRAM_BITS) {
             return Err(Error::refused(Problem::of(ProblemKind::Invalid, "histogram_bits: allowed: 0 to 12")));
         }
-        let message = v1::QualityRequest {
-            local: true,
-            histogram_bits: options.histogram_bits,
-            covered_updates: options.covered_updates,
-        };
         let replies = self
-            .everywhere(|mut service, deadline| async move {
+            .everywhere(|mut service, read, deadline| async move {
+                let message = v1::QualityRequest {
+                    local: true,
+                    histogram_bits: options.histogram_bits,
+                    covered_updates: options.covered_updates,
+                    read,
+                };
                 let reply = service.get_quality(self.request(message, deadline)).await?.into_inner();
                 Ok((reply.versions.clone(), reply))
             })
@@ -198,8 +203,8 @@ impl Client {
     /// As [`Error`] says.
     pub async fn digest(&self) -> Result<Digested, Error> {
         let replies = self
-            .everywhere(|mut service, deadline| async move {
-                let request = self.request(v1::DigestRequest { local: true }, deadline);
+            .everywhere(|mut service, read, deadline| async move {
+                let request = self.request(v1::DigestRequest { local: true, read }, deadline);
                 let reply = service.get_digest(request).await?.into_inner();
                 Ok((reply.versions.clone(), reply))
             })
@@ -218,17 +223,22 @@ impl Client {
     /// # Errors
     /// As [`Error`] says.
     pub async fn scan(&self, options: GetOptions) -> Result<Scan, Error> {
+        self.check_primary()?;
         let map = self.map()?;
         let owners = map.owners().into_iter().collect();
         Ok(Scan { client: self.clone(), options, map, owners, open: None, told: false })
     }
 
-    /// Asks every worker that serves something; each must answer for exactly the partitions that the map gives it.
+    /// Asks every worker that serves something; each must answer for exactly the partitions that the map gives it. Copies are asked
+    /// instead where these will do.
     pub(crate) async fn everywhere<T, F, A>(&self, ask: F) -> Result<Vec<T>, Error>
     where
-        F: Fn(Service, Duration) -> A,
+        F: Fn(Service, Option<v1::Read>, Duration) -> A,
         A: Future<Output = Result<(Vec<v1::PartitionVersion>, T), Failure>>,
     {
+        if let ReadMode::Replica { .. } = self.read_mode() {
+            return self.copies(&ask).await;
+        }
         let mut retry = self.read();
         loop {
             match self.everywhere_once(&ask, &retry).await {
@@ -240,7 +250,7 @@ impl Client {
 
     async fn everywhere_once<T, F, A>(&self, ask: &F, retry: &Retry) -> Result<Vec<T>, Failure>
     where
-        F: Fn(Service, Duration) -> A,
+        F: Fn(Service, Option<v1::Read>, Duration) -> A,
         A: Future<Output = Result<(Vec<v1::PartitionVersion>, T), Failure>>,
     {
         let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
@@ -249,8 +259,10 @@ impl Client {
             let map = &map;
             async move {
                 let service = self.service_of(map, owner)?;
-                let (versions, answer) =
-                    timeout(deadline, ask(service, deadline)).await.map_err(|_| Failure::timed_out())??;
+                let answer = async {
+                    timeout(deadline, ask(service, self.how(&[]), deadline)).await.map_err(|_| Failure::timed_out())?
+                };
+                let (versions, answer) = self.while_owner(map, owner, answer).await?;
                 covers(map, owner, &versions)?;
                 Ok(answer)
             }
@@ -315,6 +327,7 @@ impl Scan {
             local: true,
             with_features: self.options.features,
             with_payloads: self.options.payloads,
+            read: self.client.how(&[]),
         };
         let mut stream = opened(deadline, service.scan_memories(self.client.request(message, deadline))).await?;
         let first = next(&mut stream, deadline).await?;

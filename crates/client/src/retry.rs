@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::error::Error;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
 /// First wait, in milliseconds.
 const SHORTEST_MS: u64 = 10;
@@ -64,11 +64,12 @@ impl Retry {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Waits before the next attempt and looks for a newer map.
+    /// Waits before the next attempt and looks for a newer map. Where somebody did not answer, the wait ends when another has its place.
     ///
     /// # Errors
     /// A retry makes no sense, or the deadline would pass first.
     pub(crate) async fn after(&mut self, client: &Client, failure: Failure) -> Result<(), Error> {
+        let lost = failure.lost.clone();
         let problem = failure.into_retryable()?;
         let at_once = self.attempts == 0 && problem.kind() == engram_proto::v1::ProblemKind::NotPrimary;
         let seen = client.version();
@@ -78,7 +79,10 @@ impl Retry {
             if self.deadline.saturating_duration_since(Instant::now()) <= wait {
                 return Err(Error::Deadline { after: self.allowed, last: Box::new(problem) });
             }
-            tokio::time::sleep(wait).await;
+            match &lost {
+                Some((map, owner)) => drop(timeout(wait, client.until_replaced(map, *owner)).await),
+                None => sleep(wait).await,
+            }
             if client.budget().spend(Instant::now()) {
                 break;
             }

@@ -162,7 +162,7 @@ fn interleaved(parts: Vec<Part>) -> Vec<Part> {
 }
 
 /// Sends parts to their owner, message after message.
-async fn drive(session: &Session, map: &Map, owner: Ordinal, mut parts: VecDeque<Part>, retry: &Retry) -> Round {
+async fn drive(session: &Session, map: &Arc<Map>, owner: Ordinal, mut parts: VecDeque<Part>, retry: &Retry) -> Round {
     let client = session.client();
     let mut round = Round::default();
     let mut held: HashMap<PartitionId, Failure> = HashMap::new();
@@ -181,7 +181,10 @@ async fn drive(session: &Session, map: &Map, owner: Ordinal, mut parts: VecDeque
         };
         let reply = match (message.is_empty(), client.service_of(map, owner)) {
             (true, _) => continue,
-            (_, Ok(mut service)) => message.send(client, &mut service, client.attempt(retry)).await,
+            (_, Ok(mut service)) => {
+                let sent = message.send(client, &mut service, client.attempt(retry));
+                client.while_owner(map, owner, sent).await
+            }
             (_, Err(failure)) => Err(failure),
         };
         sort_out(session, message.into_parts(), reply, &mut held, &mut round).await;
@@ -309,4 +312,22 @@ impl Client {
     pub(crate) const fn message_bytes() -> usize {
         engram_proto::MAX_MESSAGE_BYTES - (512 << 10)
     }
+}
+
+/// What becomes of a part that is given up after one attempt with this answer.
+#[cfg(test)]
+pub(crate) async fn given_up_after(
+    session: &Session,
+    partitions: u32,
+    answer: Result<v1::WriteReply, Failure>,
+) -> Error {
+    let opened = engram_memory::SessionId { opened_ms: 1, random: 2 };
+    let generation = Arc::new(Generation::new(opened, tokio::time::Instant::now(), partitions));
+    let partition = PartitionId(0);
+    let seq = generation.take(partition).expect("the first of a window");
+    let part = Part { seat: Some(Seat { generation, seq }), ..Part::new(partition, Body::Decay(0.5)) };
+    let mut round = Round::default();
+    sort_out(session, vec![part], answer, &mut HashMap::new(), &mut round).await;
+    let (part, failure) = round.open.pop().expect("it may be tried again");
+    part.give_up(Duration::from_secs(1), &failure).error
 }

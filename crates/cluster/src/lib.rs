@@ -7,10 +7,17 @@
 //! Invariant: the map is the only authority, and every change of it passes [`Entry::check`].
 #![forbid(unsafe_code)]
 
+mod change;
 mod decide;
+pub mod detector;
 mod map;
 mod place;
+pub mod rebuild;
+pub mod replica;
 
-pub use decide::{Decision, Observed, decide};
+pub use change::{Change, Expected};
+pub use decide::{HandOver, Observed, Plan, Seen, decide, is_forsaken};
+pub use detector::Detector;
 pub use map::{Entry, Illegal, PartitionMap};
 pub use place::{Candidate, PlaceError, place};
+pub use replica::Replica;

@@ -4,10 +4,11 @@
 //! primary or of the in-sync set raises the term by one; `activated` and `solo_safe` may be set under a term but never
 //! cleared; everything else is illegal, whoever proposes it.
 
-use engram_memory::{ClusterId, Member, Ordinal, PartitionId, Term};
+use crate::replica::{Defect, is_planted};
+use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId, Term};
 
 /// The configuration of one partition.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// Raised by one at every change of `primary` or `isr`.
     pub term: Term,
@@ -56,6 +57,9 @@ pub enum Illegal {
     /// The primary is not in its own in-sync set, or stands there twice.
     #[error("the in-sync set does not hold the primary, worker {0}, exactly once")]
     PrimaryNotInSync(Ordinal),
+    /// The proposer is not the process that serves.
+    #[error("worker {0} does not serve as the process that proposes")]
+    NotServing(Ordinal),
     /// A member enters without its primary, or together with another change.
     #[error("worker {0} may enter the in-sync set only by its serving primary")]
     Entered(Ordinal),
@@ -74,17 +78,37 @@ pub enum Illegal {
 }
 
 impl Entry {
-    /// The first entry of a partition with one copy, which nobody else can claim.
-    pub fn solo(term: Term, member: Member) -> Self {
+    /// The first entry of a partition: every copy is empty, so all of them hold all that was acknowledged. The first
+    /// member is the primary.
+    ///
+    /// # Panics
+    /// Without a member.
+    pub fn first(members: Vec<Member>) -> Self {
         Self {
-            term,
-            primary: member.ordinal,
-            isr: vec![member],
-            solo_safe: true,
+            term: Term(1),
+            primary: members[0].ordinal,
+            solo_safe: members.len() == 1,
+            isr: members,
             activated: true,
             prev: Vec::new(),
             learners: Vec::new(),
         }
+    }
+
+    /// The entry of a partition with one copy, which nobody else can claim.
+    pub fn solo(term: Term, member: Member) -> Self {
+        Self { term, ..Self::first(vec![member]) }
+    }
+
+    /// The in-sync member at a place.
+    pub fn in_sync(&self, ordinal: Ordinal) -> Option<&Member> {
+        self.isr.iter().find(|member| member.ordinal == ordinal)
+    }
+
+    /// Whether `newer` says more than this entry: a higher term, or more marks under the same.
+    pub fn is_older_than(&self, newer: &Self) -> bool {
+        let progress = |entry: &Self| (entry.term, entry.activated, entry.solo_safe);
+        progress(self) < progress(newer) || (progress(self) == progress(newer) && self.learners != newer.learners)
     }
 
     /// The member that serves: the primary with its store and the incarnation whose acknowledgements count.
@@ -94,13 +118,28 @@ impl Entry {
 
     /// Who may be promoted: the in-sync set, and while nobody of this term can have acknowledged, the one before.
     pub fn candidates(&self) -> impl Iterator<Item = &Member> {
-        let before = if self.activated { [].as_slice() } else { self.prev.as_slice() };
+        let settled = self.activated && !is_planted(Defect::RollbackActivated);
+        let before = if settled { [].as_slice() } else { self.prev.as_slice() };
         self.isr.iter().chain(before)
     }
 
     /// Whether this very process serves the partition.
     pub fn served_by(&self, member: &Member) -> bool {
         self.primary_member() == Some(member)
+    }
+
+    /// Whether a process holds everything that was acknowledged before this entry: it runs on the disk that the map names, and lost
+    /// nothing that it had acknowledged there. With `keeps_all` (mode `sync`) a disk loses nothing; otherwise
+    /// `lossless_since` says from which incarnation on nothing was lost, and who was alone had all of it on disk.
+    pub fn holds_all(&self, member: &Member, lossless_since: Incarnation, keeps_all: bool) -> bool {
+        let before = if self.activated { &self.isr } else { &self.prev };
+        let candidates = || self.candidates().chain(before);
+        let known = candidates().filter(|known| known.ordinal == member.ordinal && same_store(known, member));
+        let alone = self.solo_safe && candidates().all(|known| known.ordinal == member.ordinal);
+        // The oldest record of it is the one whose acknowledgements were counted.
+        known
+            .min_by_key(|known| known.incarnation)
+            .is_some_and(|known| keeps_all || alone || lossless_since <= known.incarnation)
     }
 
     /// Checks a change from `self` to `new`. The same disk under a newer incarnation counts as the same member: whether
@@ -125,22 +164,24 @@ impl Entry {
 
     fn check_reconfigured(&self, new: &Self) -> Result<(), Illegal> {
         let same_disk =
-            |a: &Member, b: &Member| a.ordinal == b.ordinal && a.store == b.store && a.incarnation <= b.incarnation;
+            |a: &Member, b: &Member| a.ordinal == b.ordinal && same_store(a, b) && a.incarnation <= b.incarnation;
         let was_candidate = |member: &Member| self.candidates().any(|old| same_disk(old, member));
         let primary = new.primary_member().expect("checked: the primary stands in the in-sync set");
-        if !was_candidate(primary) {
+        let anybody = is_planted(Defect::PromoteNonIsr) && !new.activated;
+        if !was_candidate(primary) && !anybody {
             return Err(Illegal::NotCandidate(new.primary));
         }
         // Only a primary that goes on serving may bring somebody in, and it changes nothing of itself meanwhile.
         let primary_stays = self.activated && self.primary_member() == Some(primary);
         if let Some(entered) = new.isr.iter().find(|member| !was_candidate(member))
             && !primary_stays
+            && !anybody
         {
             return Err(Illegal::Entered(entered.ordinal));
         }
         let prev = if self.activated { &self.isr } else { &self.prev };
         let expected: &[Member] = if new.activated { &[] } else { prev };
-        if new.prev != expected {
+        if new.prev != expected && !keeps_previous() {
             return Err(Illegal::Previous);
         }
         Ok(())
@@ -154,8 +195,18 @@ impl Entry {
             return Err(Illegal::MarkCleared("solo safe"));
         }
         let expected: &[Member] = if new.activated { &[] } else { &self.prev };
-        if new.prev == expected { Ok(()) } else { Err(Illegal::Previous) }
+        if new.prev == expected || keeps_previous() { Ok(()) } else { Err(Illegal::Previous) }
     }
+}
+
+/// Whether two members are the same disk.
+fn same_store(a: &Member, b: &Member) -> bool {
+    a.store == b.store || is_planted(Defect::EligibleByOrdinal)
+}
+
+/// Whether the in-sync set before is kept when it should not be: a planted defect.
+pub(crate) fn keeps_previous() -> bool {
+    is_planted(Defect::RollbackActivated) || is_planted(Defect::StalePrev)
 }
 
 impl PartitionMap {
@@ -187,7 +238,7 @@ impl PartitionMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engram_memory::{Incarnation, StoreId};
+    use engram_memory::StoreId;
 
     fn member(ordinal: u32, incarnation: u64) -> Member {
         Member {

@@ -52,18 +52,43 @@ pub fn place(partitions: u32, candidates: &[Candidate], copies: usize) -> Result
             load[best] += 1;
             chosen.push(best);
         }
+        even_out(&mut placed, &mut load, candidates, domains > copy);
     }
     let ordinal = |worker: usize| candidates[worker].ordinal;
     Ok(placed.into_iter().map(|chosen| chosen.into_iter().map(ordinal).collect()).collect())
 }
 
+/// Moves last copies from the fullest worker to the emptiest: a bound leaves the rest to whoever comes last, and the last
+/// partitions of a round may have found nobody with room but those that hold them already.
+fn even_out(placed: &mut [Vec<usize>], load: &mut [usize], candidates: &[Candidate], apart: bool) {
+    loop {
+        let workers = || 0..load.len();
+        let (Some(full), Some(empty)) =
+            (workers().max_by_key(|&worker| load[worker]), workers().min_by_key(|&worker| load[worker]))
+        else {
+            return;
+        };
+        let movable = |chosen: &&mut Vec<usize>| {
+            let (last, others) = chosen.split_last().expect("a copy was just placed");
+            let shares = |other: &usize| candidates[*other].domain == candidates[empty].domain;
+            *last == full && !others.contains(&empty) && !(apart && others.iter().any(shares))
+        };
+        let Some(chosen) = placed.iter_mut().find(movable).filter(|_| load[full] > load[empty] + 1) else { return };
+        *chosen.last_mut().expect("a copy was just placed") = empty;
+        load[full] -= 1;
+        load[empty] += 1;
+    }
+}
+
+/// How much `partition` prefers a worker: the more the higher.
+pub(crate) const fn weight(partition: u32, ordinal: Ordinal) -> u64 {
+    mix64(mix64(partition as u64 + 1) ^ mix64(ordinal.0 as u64 + (1 << 32)))
+}
+
 /// The workers as `partition` prefers them.
 fn preference(partition: u32, candidates: &[Candidate]) -> impl Iterator<Item = usize> {
     let mut order: Vec<_> = (0..candidates.len())
-        .map(|worker| {
-            let ordinal = u64::from(candidates[worker].ordinal.0);
-            (std::cmp::Reverse(mix64(mix64(u64::from(partition) + 1) ^ mix64(ordinal + (1 << 32)))), worker)
-        })
+        .map(|worker| (std::cmp::Reverse(weight(partition, candidates[worker].ordinal)), worker))
         .collect();
     order.sort_unstable();
     order.into_iter().map(|(_, worker)| worker)
@@ -94,7 +119,7 @@ mod tests {
                 }
                 let share = 256_usize.div_ceil(count as usize);
                 assert!(primaries.values().all(|&held| held <= share), "{count} workers: {primaries:?}");
-                let bound = (256 * copies).div_ceil(count as usize) + copies;
+                let bound = (256 * copies).div_ceil(count as usize) + 1;
                 assert!(all.values().all(|&held| held <= bound), "{count} workers, {copies} copies: {all:?}");
             }
         }
@@ -109,7 +134,7 @@ mod tests {
             // Bounded load makes some partitions give way to others, so a placement from scratch moves more than the
             // one share of plain rendezvous hashing; hashing over the number of workers would move all but one share.
             let share = 256.0 / f64::from(count + 1);
-            assert!(moved as f64 <= 1.3 * share + 40.0, "{count} -> {}: {moved} of 256 moved", count + 1);
+            assert!(moved as f64 <= 1.3 * share + 64.0, "{count} -> {}: {moved} of 256 moved", count + 1);
         }
     }
 

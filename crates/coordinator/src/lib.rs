@@ -1,21 +1,30 @@
 //! Receives the heartbeats of a cluster's workers, asks `engram-cluster` what to do, and writes the partition map.
 //!
-//! Decides nothing of its own: [`engram_cluster::decide`] does, and the map store lets in legal changes only. It has no
-//! opinion of a worker that it has not heard since its own start, and its death ends nobody: workers go on serving under
-//! the map they have.
+//! Decides nothing of its own: [`engram_cluster::detector`] says who is dead, [`engram_cluster::decide`] what to do, and the
+//! map store lets in legal changes only. Its death ends nobody: workers go on serving under the map they have, and write it by
+//! themselves when one of them fails meanwhile.
+//!
+//! Invariant: a map that is lost beside workers that have seen one is never replaced by an empty one, nor by an older one; only a
+//! person's order makes it anew.
 //!
 //! ```text
-//! beats, deaths -> State (what was heard) -> decide(map, observed) -> compare-and-swap -> view -> every worker
+//! beats, deaths ─> Detector ─> decide(map, observed) ─┐
+//! proposals ──────────────────────────────────────────┴─> one compare-and-swap ─> view ─> every worker
 //! ```
 #![forbid(unsafe_code)]
 
+mod host;
+mod last_resort;
+mod relief;
 mod service;
 mod state;
 pub mod wire;
 mod writer;
 
-pub use state::Heard;
+pub use host::{CLUSTER_METADATA, Handle, Host, Report};
+pub use relief::Surroundings;
 
+use engram_cluster::detector::Timing;
 use engram_mapstore::MapStore;
 use engram_memory::ClusterId;
 use engram_proto::v1;
@@ -24,15 +33,15 @@ use state::State;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
-
-/// A worker is thought dead after this silence: six beats of 200 ms, several times the worst lateness measured of a timer
-/// on a machine with 32 busy threads per core.
-pub const SUSPECT_AFTER: Duration = Duration::from_millis(1_200);
+use tokio::time::Instant;
+use tokio_stream::Stream;
+use tonic::transport::server::{Connected, TcpIncoming};
 
 /// What a coordinator is for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// The cluster.
     pub cluster: ClusterId,
@@ -40,8 +49,30 @@ pub struct Options {
     pub cluster_name: String,
     /// Partitions of a cluster that has no map yet.
     pub partitions: u32,
-    /// Workers that it consists of.
+    /// Workers that it shall have, unless people ordered another number since. At least `replication_factor`.
     pub workers: u32,
+    /// Copies of each partition, the primary's included. One by default.
+    pub replication_factor: u32,
+    /// How long a lone copy waits for a partner that died with proof and is started again, before it is copied elsewhere. 3 s by
+    /// default: longer spares copies where workers are slow to start, shorter leaves a lone copy alone for less.
+    pub restart_grace: Duration,
+    /// Every log write is durable before it is acknowledged (durability mode `sync`). True by default.
+    pub keeps_all: bool,
+}
+
+impl Options {
+    /// A cluster with one copy of each partition, everything else as by default.
+    pub fn new(cluster: ClusterId, cluster_name: impl Into<String>, partitions: u32, workers: u32) -> Self {
+        Self {
+            cluster,
+            cluster_name: cluster_name.into(),
+            partitions,
+            workers,
+            replication_factor: 1,
+            restart_grace: Duration::from_secs(3),
+            keeps_all: true,
+        }
+    }
 }
 
 /// Why a coordinator does not start, or ends.
@@ -68,23 +99,35 @@ pub enum Error {
 /// A coordinator, ready to run.
 pub struct Coordinator {
     shared: Arc<Shared>,
-    store: Arc<dyn MapStore>,
 }
 
 /// What the services, the writer and the timer share.
 pub(crate) struct Shared {
     options: Options,
+    store: Arc<dyn MapStore>,
     state: Mutex<State>,
-    /// Something was heard that may change the map.
+    /// Something was heard or asked for that may change the map.
     reconsider: Notify,
     /// What workers are told.
     view: watch::Sender<Arc<v1::BeatReply>>,
+    /// One order of people at a time.
+    ordering: tokio::sync::Mutex<()>,
+    /// A worker told what its disk has seen.
+    testified: Notify,
+    /// This coordinator is no more: its streams end.
+    ended: watch::Sender<bool>,
+    started: Instant,
 }
 
 impl Shared {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         // A panic while it was held left values behind, each of them whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The clock of the detector.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
     }
 
     /// Tells workers what is known now, if it differs from what they were told.
@@ -99,26 +142,38 @@ impl Shared {
 }
 
 impl Coordinator {
-    /// Reads the map that is there.
+    /// Reads the map that is there. Where it is damaged, the coordinator serves nothing but a person's order to make it anew.
     ///
     /// # Errors
     /// The map cannot be read, or contradicts `options`.
     pub fn build(options: Options, store: Arc<dyn MapStore>) -> Result<Self, Error> {
-        let map = store.get()?;
-        if let Some(map) = &map {
-            let fixed = |what, expected, found| {
-                if expected == found { Ok(()) } else { Err(Error::Fixed { what, expected, found }) }
-            };
-            fixed("partitions", options.partitions, map.partitions.len() as u32)?;
-            let workers = map.partitions.iter().map(|entry| entry.primary.0 + 1).max().unwrap_or(0);
-            if workers > options.workers {
-                return Err(Error::Fixed { what: "workers", expected: options.workers, found: workers });
-            }
+        let (map, damage) = match store.get() {
+            Err(error @ engram_mapstore::Error::Damaged { .. }) => (None, Some(error.to_string())),
+            read => (read?, None),
+        };
+        let (goal, orders) = (store.goal()?, store.orders()?);
+        let found = map.as_ref().map_or(options.partitions, |map| map.partitions.len() as u32);
+        if found != options.partitions {
+            return Err(Error::Fixed { what: "partitions", expected: options.partitions, found });
         }
-        let state = State::new(map);
+        let mut state = State::new(map, goal, 0);
+        state.set_orders(orders);
+        if let Some(damage) = damage {
+            state.lose(damage);
+        }
         let view = watch::Sender::new(Arc::new(state.view()));
-        let shared = Shared { options, state: Mutex::new(state), reconsider: Notify::new(), view };
-        Ok(Self { shared: Arc::new(shared), store })
+        let shared = Shared {
+            options,
+            store,
+            state: Mutex::new(state),
+            reconsider: Notify::new(),
+            view,
+            ordering: tokio::sync::Mutex::new(()),
+            testified: Notify::new(),
+            ended: watch::Sender::new(false),
+            started: Instant::now(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Serves on `listener` until `shutdown` completes, then ends within a moment: streams of workers are cut, which they
@@ -127,11 +182,25 @@ impl Coordinator {
     /// # Errors
     /// The listener fails.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        let writer = tokio::spawn(writer::run(Arc::clone(&self.shared), self.store));
+        self.run_on(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown).await
+    }
+
+    /// The same for whatever connections `incoming` brings.
+    ///
+    /// # Errors
+    /// `incoming` fails.
+    pub async fn run_on<C>(
+        self,
+        incoming: impl Stream<Item = std::io::Result<C>>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), Error>
+    where
+        C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        let writer = tokio::spawn(writer::run(Arc::clone(&self.shared)));
         let timer = tokio::spawn(watch_for_silence(Arc::clone(&self.shared)));
         let service = CoordinatorServiceServer::new(service::Service { shared: self.shared })
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
         let serving = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(Duration::from_secs(5)))
             .add_service(service)
@@ -147,13 +216,16 @@ impl Coordinator {
 }
 
 async fn watch_for_silence(shared: Arc<Shared>) {
-    let mut ticks = tokio::time::interval(SUSPECT_AFTER / 6);
-    // Missed ticks are not made up for: a stalled process must not take its own pause for everybody's silence.
+    let tick = Duration::from_millis(Timing::default().tick_ms);
+    let mut ticks = tokio::time::interval(tick);
+    // Missed ticks are not made up for: the detector judges itself by how late they come.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if shared.state().tick() {
+        if shared.state().tick(&shared.options, shared.now_ms()) {
             shared.publish();
         }
+        // Suspicions ripen and graces end with time alone.
+        shared.reconsider.notify_one();
     }
 }

@@ -1,8 +1,10 @@
 //! Conversions between the protocol's map and its messages; workers use them too.
 
 use crate::state::{Addresses, Heard};
-use engram_cluster::{Entry, PartitionMap};
-use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId, Term};
+use engram_cluster::rebuild::{Copy, Testimony};
+use engram_cluster::{Change, Entry, PartitionMap};
+use engram_mapstore::{Order, Step, What};
+use engram_memory::{ClusterId, Incarnation, Lsn, Member, Ordinal, StoreId, Term};
 use engram_proto::v1;
 
 /// Why a message is not what it should be.
@@ -53,23 +55,23 @@ pub fn member_id_from_proto(member: &v1::MemberId) -> Result<Member, Malformed> 
 
 /// Writes a map.
 pub fn map_to_proto(map: &PartitionMap) -> v1::ClusterMap {
-    let members = |members: &[Member]| members.iter().map(member_id_to_proto).collect();
     v1::ClusterMap {
         cluster: map.cluster.0.to_be_bytes().to_vec().into(),
         version: map.version,
-        partitions: map
-            .partitions
-            .iter()
-            .map(|entry| v1::MapEntry {
-                term: entry.term.0,
-                primary: entry.primary.0,
-                isr: members(&entry.isr),
-                solo_safe: entry.solo_safe,
-                activated: entry.activated,
-                prev: members(&entry.prev),
-                learners: entry.learners.iter().map(|ordinal| ordinal.0).collect(),
-            })
-            .collect(),
+        partitions: map.partitions.iter().map(entry_to_proto).collect(),
+    }
+}
+
+fn entry_to_proto(entry: &Entry) -> v1::MapEntry {
+    let members = |members: &[Member]| members.iter().map(member_id_to_proto).collect();
+    v1::MapEntry {
+        term: entry.term.0,
+        primary: entry.primary.0,
+        isr: members(&entry.isr),
+        solo_safe: entry.solo_safe,
+        activated: entry.activated,
+        prev: members(&entry.prev),
+        learners: entry.learners.iter().map(|ordinal| ordinal.0).collect(),
     }
 }
 
@@ -97,6 +99,111 @@ pub fn map_from_proto(map: &v1::ClusterMap) -> Result<PartitionMap, Malformed> {
     })
 }
 
+/// Writes a change; `None` for what only a coordinator decides.
+pub fn change_to_proto(change: &Change) -> Option<v1::map_proposal::Change> {
+    use v1::map_proposal::Change as Message;
+    Some(match change {
+        Change::Activate => Message::Activate(v1::Activate {}),
+        Change::Add { primary, newcomer } => Message::Add(v1::AddCopy {
+            primary: Some(member_id_to_proto(primary)),
+            newcomer: Some(member_id_to_proto(newcomer)),
+        }),
+        Change::Remove { primary, leaver } => {
+            Message::Remove(v1::RemoveCopy { primary: Some(member_id_to_proto(primary)), leaver: leaver.0 })
+        }
+        Change::Promote { primary, isr } => Message::Promote(v1::Promote {
+            primary: Some(member_id_to_proto(primary)),
+            isr: isr.iter().map(|ordinal| ordinal.0).collect(),
+        }),
+        Change::Learn(_) => return None,
+    })
+}
+
+/// Reads a change.
+///
+/// # Errors
+/// It is absent, or a member in it is absent or malformed.
+pub fn change_from_proto(change: Option<&v1::map_proposal::Change>) -> Result<Change, Malformed> {
+    use v1::map_proposal::Change as Message;
+    let absent = |field| Malformed { field, expected: "a value", found: 0 };
+    let member = |field, member: &Option<v1::MemberId>| {
+        member.as_ref().ok_or_else(|| absent(field)).and_then(member_id_from_proto)
+    };
+    Ok(match change.ok_or_else(|| absent("change"))? {
+        Message::Activate(_) => Change::Activate,
+        Message::Add(add) => {
+            Change::Add { primary: member("primary", &add.primary)?, newcomer: member("newcomer", &add.newcomer)? }
+        }
+        Message::Remove(remove) => {
+            Change::Remove { primary: member("primary", &remove.primary)?, leaver: Ordinal(remove.leaver) }
+        }
+        Message::Promote(promote) => Change::Promote {
+            primary: member("primary", &promote.primary)?,
+            isr: promote.isr.iter().map(|&ordinal| Ordinal(ordinal)).collect(),
+        },
+    })
+}
+
+/// Writes what a worker's disk has seen, in answer to the question of this number.
+pub fn testimony_to_proto(cluster: ClusterId, number: u64, testimony: &Testimony) -> v1::Testimony {
+    let copy = |copy: &Copy| v1::SeenCopy {
+        promised: copy.promised.0,
+        last_lsn: copy.last.0,
+        last_term: copy.last_term.0,
+        damaged: copy.damaged,
+    };
+    v1::Testimony {
+        cluster: cluster.0.to_be_bytes().to_vec().into(),
+        member: Some(member_id_to_proto(&testimony.member)),
+        number,
+        seen: testimony.seen.as_ref().map(map_to_proto),
+        copies: testimony.copies.iter().map(copy).collect(),
+    }
+}
+
+/// Reads what a worker's disk has seen.
+///
+/// # Errors
+/// An id in it is not 16 bytes, or its member is absent.
+pub fn testimony_from_proto(testimony: &v1::Testimony) -> Result<Testimony, Malformed> {
+    let absent = Malformed { field: "member", expected: "a value", found: 0 };
+    let copy = |copy: &v1::SeenCopy| Copy {
+        promised: Term(copy.promised),
+        last: Lsn(copy.last_lsn),
+        last_term: Term(copy.last_term),
+        damaged: copy.damaged,
+    };
+    Ok(Testimony {
+        member: member_id_from_proto(testimony.member.as_ref().ok_or(absent)?)?,
+        seen: testimony.seen.as_ref().map(map_from_proto).transpose()?,
+        copies: testimony.copies.iter().map(copy).collect(),
+    })
+}
+
+pub(crate) fn order_to_proto(order: &Order) -> v1::MapOrder {
+    let what = match order.what {
+        What::ForcePromote => "force-promote",
+        What::RebuildMap => "rebuild-map",
+    };
+    v1::MapOrder {
+        at_ms: order.at_ms,
+        by: order.by.clone(),
+        reason: order.reason.clone(),
+        what: what.to_owned(),
+        map_version: order.version,
+        steps: order.steps.iter().map(step_to_proto).collect(),
+    }
+}
+
+pub(crate) fn step_to_proto(step: &Step) -> v1::MapOrderStep {
+    v1::MapOrderStep {
+        partition: step.partition.0,
+        before: step.before.as_ref().map(entry_to_proto),
+        after: Some(entry_to_proto(&step.after)),
+        lost: step.lost.clone(),
+    }
+}
+
 pub(crate) fn member_to_proto(heard: &Heard) -> v1::MemberEntry {
     v1::MemberEntry {
         ordinal: heard.member.ordinal.0,
@@ -106,6 +213,8 @@ pub(crate) fn member_to_proto(heard: &Heard) -> v1::MemberEntry {
         peer_address: heard.addresses.peer.clone(),
         http_address: heard.addresses.http.clone(),
         alive: heard.alive,
+        dead: heard.dead,
+        leaving: heard.leaving,
     }
 }
 

@@ -1,76 +1,158 @@
-//! The one task that writes the map: merges what is heard within a few milliseconds into one compare-and-swap.
+//! The one task that writes the map: merges what is heard and asked for within a few milliseconds into one compare-and-swap.
 
 use crate::Shared;
-use engram_cluster::{Decision, PartitionMap, decide};
+use crate::state::Wanted;
 use engram_mapstore::{Error, MapStore};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// What arrives within this time goes into one write.
 const MERGE: Duration = Duration::from_millis(10);
-/// At most this many writes in any second: the map may live in an API server that others need too.
-const WRITES_PER_SECOND: usize = 10;
+/// Ten writes a second: the map may live in an API server that others need too.
+const BETWEEN_WRITES: Duration = Duration::from_millis(100);
+/// Writes that may follow each other at once after a pause, so that a failover does not wait.
+const BURST: u32 = 5;
+/// Of these, so many are kept for what somebody waits for: copies that are made after one failover do not hold up the next.
+const KEPT: u32 = 3;
 /// Wait after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
+/// How often the map is read beside being written: a worker writes it by itself when it reaches no coordinator.
+const READ_AGAIN: Duration = Duration::from_secs(1);
 
-pub(crate) async fn run(shared: Arc<Shared>, store: Arc<dyn MapStore>) {
-    let mut written = VecDeque::with_capacity(WRITES_PER_SECOND);
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let mut bucket = Bucket { free_at: Instant::now() };
+    let mut read_at = Instant::now() + READ_AGAIN;
     loop {
-        shared.reconsider.notified().await;
+        // Woken or not, it goes on: the timer's ticks come more often than this ends.
+        let _ = timeout(READ_AGAIN, shared.reconsider.notified()).await;
+        if Instant::now() >= read_at || shared.state().is_behind() {
+            read(&shared).await;
+            read_at = Instant::now() + READ_AGAIN;
+        }
         sleep(MERGE).await;
-        while let Some((expected, map)) = wanted(&shared) {
-            if written.len() == WRITES_PER_SECOND {
-                let oldest: Instant = written.pop_front().expect("it is full");
-                sleep_until(oldest + Duration::from_secs(1)).await;
+        loop {
+            bucket.wait(0).await;
+            let wanted = shared.state().wanted(&shared.options, shared.now_ms());
+            let Some(wanted) = wanted else { break };
+            if !wanted.is_urgent && !bucket.has(KEPT, Instant::now()) {
+                shared.state().propose_again(wanted.proposals);
+                tokio::select! {
+                    () = bucket.wait(KEPT) => {}
+                    () = shared.reconsider.notified() => sleep(MERGE).await,
+                }
+                continue;
             }
-            written.push_back(Instant::now());
-            write(&shared, &store, expected, map).await;
+            bucket.take(Instant::now());
+            write(&shared, wanted).await;
         }
         shared.publish();
     }
 }
 
-/// The map that should be written, with the version it replaces.
-fn wanted(shared: &Shared) -> Option<(Option<u64>, PartitionMap)> {
-    let mut state = shared.state();
-    let (decision, conditions) = decide(state.map(), &state.observed(&shared.options));
-    state.set_conditions(conditions);
-    let current = state.map();
-    match decision {
-        Decision::Keep => None,
-        Decision::Create(map) => Some((None, map)),
-        Decision::Change(changes) => {
-            let mut map = current.expect("an entry is changed in a map that is there").clone();
-            for (partition, entry) in changes {
-                map.partitions[partition.0 as usize] = entry;
+/// Allows bursts and bounds the average.
+struct Bucket {
+    /// When all tokens will be there again.
+    free_at: Instant,
+}
+
+impl Bucket {
+    /// Waits for a token beside so many others.
+    async fn wait(&self, others: u32) {
+        if let Some(at) = self.at(others) {
+            sleep_until(at).await;
+        }
+    }
+
+    /// Whether there is a token beside so many others.
+    fn has(&self, others: u32, now: Instant) -> bool {
+        self.at(others).is_none_or(|at| at <= now)
+    }
+
+    /// When there is: no more than the rest are missing then.
+    fn at(&self, others: u32) -> Option<Instant> {
+        self.free_at.checked_sub(BETWEEN_WRITES * (BURST - 1 - others))
+    }
+
+    fn take(&mut self, now: Instant) {
+        self.free_at = self.free_at.max(now) + BETWEEN_WRITES;
+    }
+}
+
+async fn write(shared: &Shared, wanted: Wanted) {
+    let Wanted { expected, map, proposals, .. } = wanted;
+    let result = with_store(shared, move |store| store.compare_and_swap(expected, map)).await;
+    match result {
+        Some(Ok(map)) => {
+            tracing::info!(version = map.version, "partition map written");
+            shared.state().set_map(Some(map), shared.now_ms());
+            shared.publish();
+        }
+        // Somebody else wrote: decide again on what is there.
+        Some(Err(Error::Conflict { found, .. })) => {
+            let mut state = shared.state();
+            state.found(found.map(|map| *map), shared.now_ms());
+            state.propose_again(proposals);
+        }
+        failed => {
+            if let Some(Err(error)) = failed {
+                tracing::error!(%error, "failed to write the partition map");
             }
-            Some((Some(map.version), map))
+            shared.state().propose_again(proposals);
+            sleep(RETRY).await;
+            // It may have been written all the same.
+            read(shared).await;
         }
     }
 }
 
-async fn write(shared: &Shared, store: &Arc<dyn MapStore>, expected: Option<u64>, map: PartitionMap) {
-    let task = {
-        let store = Arc::clone(store);
-        tokio::task::spawn_blocking(move || store.compare_and_swap(expected, map))
-    };
-    match task.await {
-        Ok(Ok(map)) => {
-            tracing::info!(version = map.version, "partition map written");
-            shared.state().set_map(Some(map));
-            shared.publish();
+/// Reads the map that is there, if the store answers.
+async fn read(shared: &Shared) {
+    match with_store(shared, |store| store.get()).await {
+        Some(Ok(map)) => shared.state().found(map, shared.now_ms()),
+        Some(Err(error @ Error::Damaged { .. })) => shared.state().lose(error.to_string()),
+        Some(Err(error)) => tracing::error!(%error, "failed to read the partition map"),
+        None => {}
+    }
+}
+
+/// Does something with the store, where it may wait on a thread for that; `None`: it panicked.
+pub(crate) async fn with_store<T: Send + 'static>(
+    shared: &Shared,
+    work: impl FnOnce(&dyn MapStore) -> Result<T, Error> + Send + 'static,
+) -> Option<Result<T, Error>> {
+    let store = Arc::clone(&shared.store);
+    if !store.may_wait() {
+        return Some(work(&*store));
+    }
+    let done = tokio::task::spawn_blocking(move || work(&*store)).await;
+    done.inspect_err(|error| tracing::error!(%error, "the map store panicked")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_waits_for_leaves_room_for_a_failover_and_the_average_is_bounded() {
+        let start = Instant::now();
+        let mut bucket = Bucket { free_at: start };
+        let mut written = 0;
+        while bucket.has(KEPT, start) {
+            bucket.take(start);
+            written += 1;
         }
-        // Somebody else wrote: decide again on what is there.
-        Ok(Err(Error::Conflict { found, .. })) => shared.state().set_map(found.map(|map| *map)),
-        Ok(Err(error)) => {
-            tracing::error!(%error, "failed to write the partition map");
-            sleep(RETRY).await;
+        assert_eq!(written, BURST - KEPT);
+        while bucket.has(0, start) {
+            bucket.take(start);
+            written += 1;
         }
-        Err(panicked) => {
-            tracing::error!(error = %panicked, "the map store panicked");
-            sleep(RETRY).await;
+        assert_eq!(written, BURST, "a failover has its writes at once");
+        let later = start + 10 * BETWEEN_WRITES;
+        while bucket.has(0, later) {
+            bucket.take(later);
+            written += 1;
         }
+        assert_eq!(written, 2 * BURST, "no more than the bucket holds, however long it was quiet");
     }
 }

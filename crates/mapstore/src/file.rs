@@ -1,85 +1,127 @@
-//! A map in a file: locked by one process, replaced atomically, never half-written.
+//! A map in a file: changed by one process at a time, replaced atomically, never half-written.
+//!
+//! The lock is held for the length of one change, not for the life of a store: the coordinator writes the map, and when it does
+//! not answer, a worker that takes over does. Reading takes no lock, since the file is replaced by a rename.
 
 use crate::format::{self, Unreadable};
-use crate::{Error, MapStore};
+use crate::{Error, Goal, MapStore, Order, goal, order};
 use engram_cluster::PartitionMap;
 use engram_memory::ClusterId;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-/// Keeps the map in `<folder>/map.json`; `<folder>/map.lock` is held as long as the store lives.
+/// How long a change waits for another process: many times what a write and its two fsyncs take on a busy disk.
+const LOCK_DEADLINE: Duration = Duration::from_secs(2);
+/// Between attempts to take the lock.
+const LOCK_RETRY: Duration = Duration::from_millis(2);
+
+/// Keeps the map in `<folder>/map.json`, what people want in `<folder>/goal.json`, and what they ordered against the rules in
+/// `<folder>/orders.json`; `<folder>/map.lock` is held while one of them is changed.
 #[derive(Debug)]
 pub struct FileStore {
     cluster: ClusterId,
     folder: PathBuf,
-    /// Serialises compare and swap within the process; the lock in it keeps other processes out.
-    lock: Mutex<Flock<File>>,
+    /// Serialises changes within the process; the lock on the file keeps other processes out.
+    changing: Mutex<()>,
 }
 
 impl FileStore {
-    /// Takes the lock of `folder`, which must exist, for `cluster`.
+    /// The map of `cluster` in `folder`, which must exist.
     ///
     /// # Errors
-    /// [`Error::Locked`] names the process that holds it.
+    /// The folder cannot be written.
     pub fn open(folder: &Path, cluster: ClusterId) -> Result<Self, Error> {
-        let path = folder.join("map.lock");
-        let io = |action| move |source| Error::Io { action, path: path.clone(), source };
-        let mut file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(folder.join("map.lock"))
-            .map_err(io("open"))?;
-        let path = folder.join("map.lock");
-        let mut holder = String::new();
-        // What stands there is for the message alone; the lock is the kernel's.
-        let _ = file.read_to_string(&mut holder);
-        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
-            .map_err(|_| Error::Locked { path: path.clone(), holder: holder.trim().to_owned() })?;
-        let note = || -> io::Result<()> {
-            lock.set_len(0)?;
-            std::os::unix::fs::FileExt::write_all_at(&*lock, format!("{}\n", std::process::id()).as_bytes(), 0)
+        let store = Self { cluster, folder: folder.to_owned(), changing: Mutex::new(()) };
+        store.open_lock().map_err(|source| Error::Io { action: "open", path: store.lock_path(), source })?;
+        Ok(store)
+    }
+
+    fn lock_path(&self) -> PathBuf {
+        self.folder.join("map.lock")
+    }
+
+    fn open_lock(&self) -> io::Result<File> {
+        OpenOptions::new().create(true).truncate(false).read(true).write(true).open(self.lock_path())
+    }
+
+    /// Does `change` while nobody else changes anything. The kernel lets go of the lock when a process ends, however it does.
+    fn locked<T>(&self, change: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let _here = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = |source| Error::Io { action: "lock", path: self.lock_path(), source };
+        let mut file = self.open_lock().map_err(failed)?;
+        let began = Instant::now();
+        let lock = loop {
+            file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => break lock,
+                Err((file, Errno::EWOULDBLOCK)) => file,
+                Err((_, errno)) => return Err(failed(errno.into())),
+            };
+            if began.elapsed() >= LOCK_DEADLINE {
+                let mut holder = String::new();
+                // For the message alone; the lock is the kernel's.
+                let _ = file.read_to_string(&mut holder);
+                return Err(Error::Locked { path: self.lock_path(), holder: holder.trim().to_owned() });
+            }
+            sleep(LOCK_RETRY);
         };
-        note().map_err(|source| Error::Io { action: "write", path, source })?;
-        Ok(Self { cluster, folder: folder.to_owned(), lock: Mutex::new(lock) })
+        let note = format!("{}\n", std::process::id());
+        lock.set_len(0).and_then(|()| lock.write_all_at(note.as_bytes(), 0)).map_err(failed)?;
+        change()
     }
 
     fn path(&self) -> PathBuf {
         self.folder.join("map.json")
     }
 
+    fn goal_path(&self) -> PathBuf {
+        self.folder.join("goal.json")
+    }
+
+    fn orders_path(&self) -> PathBuf {
+        self.folder.join("orders.json")
+    }
+
     fn read(&self) -> Result<Option<PartitionMap>, Error> {
         let path = self.path();
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(Error::Io { action: "read", path, source }),
-        };
-        let map = format::decode(&text).map_err(|unreadable| match unreadable {
-            Unreadable::NewerFormat(found) => Error::NewerFormat { path: path.clone(), found, known: format::FORMAT },
-            Unreadable::Damaged(why) => Error::Damaged { path: path.clone(), why },
-        })?;
+        let Some(map) = read(&path, format::decode)? else { return Ok(None) };
         if map.cluster != self.cluster {
             return Err(Error::OtherCluster { path, expected: self.cluster, found: map.cluster });
         }
         Ok(Some(map))
     }
+}
 
-    /// Temporary file, fsync, rename, fsync of the folder: after a crash the old map is there or the new one.
-    fn write(&self, map: &PartitionMap) -> Result<(), Error> {
-        let temporary = self.folder.join("map.json.tmp");
-        let write = || -> io::Result<()> {
-            let mut file = File::create(&temporary)?;
-            file.write_all(format::encode(map).as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&temporary, self.path())?;
-            File::open(&self.folder)?.sync_all()
-        };
-        write().map_err(|source| Error::Io { action: "write", path: self.path(), source })
+/// Temporary file, fsync, rename, fsync of the folder: after a crash the old content is there or the new one.
+pub(crate) fn replace(path: &Path, text: &str) -> Result<(), Error> {
+    let temporary = path.with_extension("json.tmp");
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&temporary)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    };
+    write().map_err(|source| Error::Io { action: "write", path: path.to_owned(), source })
+}
+
+pub(crate) fn read<T>(path: &Path, decode: fn(&str) -> Result<T, Unreadable>) -> Result<Option<T>, Error> {
+    let path = path.to_owned();
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(Error::Io { action: "read", path, source }),
+    };
+    match decode(&text) {
+        Ok(content) => Ok(Some(content)),
+        Err(Unreadable::NewerFormat(found)) => Err(Error::NewerFormat { path, found, known: format::FORMAT }),
+        Err(Unreadable::Damaged(why)) => Err(Error::Damaged { path, why }),
     }
 }
 
@@ -88,29 +130,91 @@ impl MapStore for FileStore {
         self.read()
     }
 
-    fn compare_and_swap(&self, expected: Option<u64>, mut map: PartitionMap) -> Result<PartitionMap, Error> {
-        let _held = self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    fn compare_and_swap(&self, expected: Option<u64>, map: PartitionMap) -> Result<PartitionMap, Error> {
         if map.cluster != self.cluster {
             return Err(Error::OtherCluster { path: self.path(), expected: self.cluster, found: map.cluster });
         }
-        let current = self.read()?;
-        if current.as_ref().map(|map| map.version) != expected {
-            return Err(Error::Conflict { expected, found: current.map(Box::new) });
-        }
-        if let Some(current) = &current {
-            current.check(&map).map_err(|(partition, illegal)| Error::Illegal { partition, illegal })?;
-        }
-        map.version = expected.unwrap_or(0) + 1;
-        self.write(&map)?;
-        Ok(map)
+        self.locked(|| {
+            let next = successor(self.read()?.as_ref(), expected, map)?;
+            replace(&self.path(), &format::encode(&next))?;
+            Ok(next)
+        })
     }
+
+    fn goal(&self) -> Result<Goal, Error> {
+        read(&self.goal_path(), goal::decode).map(Option::unwrap_or_default)
+    }
+
+    fn set_goal(&self, goal: &Goal) -> Result<(), Error> {
+        self.locked(|| replace(&self.goal_path(), &goal::encode(goal)))
+    }
+
+    fn orders(&self) -> Result<Vec<Order>, Error> {
+        read(&self.orders_path(), order::decode).map(Option::unwrap_or_default)
+    }
+
+    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
+        if map.cluster != self.cluster {
+            return Err(Error::OtherCluster { path: self.path(), expected: self.cluster, found: map.cluster });
+        }
+        self.locked(|| {
+            let current = match self.read() {
+                // What nobody can read is put aside, not lost.
+                Err(Error::Damaged { .. }) if expected.is_none() => {
+                    let (path, aside) = (self.path(), self.folder.join("map.json.damaged"));
+                    fs::rename(&path, aside).map_err(|source| Error::Io { action: "put aside", path, source })?;
+                    None
+                }
+                read => read?,
+            };
+            let next = overruled(current.as_ref(), expected, map)?;
+            let mut orders = self.orders()?;
+            orders.push(Order { version: next.version, ..order });
+            replace(&self.orders_path(), &order::encode(&orders))?;
+            replace(&self.path(), &format::encode(&next))?;
+            Ok(next)
+        })
+    }
+}
+
+fn check_expected(current: Option<&PartitionMap>, expected: Option<u64>) -> Result<(), Error> {
+    if current.map(|map| map.version) == expected {
+        return Ok(());
+    }
+    Err(Error::Conflict { expected, found: current.cloned().map(Box::new) })
+}
+
+/// What is stored when `map` comes to a store that holds `current`.
+pub(crate) fn successor(
+    current: Option<&PartitionMap>,
+    expected: Option<u64>,
+    mut map: PartitionMap,
+) -> Result<PartitionMap, Error> {
+    check_expected(current, expected)?;
+    if let Some(current) = current {
+        current.check(&map).map_err(|(partition, illegal)| Error::Illegal { partition, illegal })?;
+    }
+    map.version = expected.unwrap_or(0) + 1;
+    Ok(map)
+}
+
+/// What is stored when a person orders `map`.
+pub(crate) fn overruled(
+    current: Option<&PartitionMap>,
+    expected: Option<u64>,
+    mut map: PartitionMap,
+) -> Result<PartitionMap, Error> {
+    check_expected(current, expected)?;
+    map.version = map.version.max(expected.unwrap_or(0) + 1);
+    Ok(map)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Step, What};
     use engram_cluster::Entry;
-    use engram_memory::{Incarnation, Member, Ordinal, StoreId, Term};
+    use engram_memory::{Incarnation, Member, Ordinal, PartitionId, StoreId, Term};
 
     fn member(incarnation: u64) -> Member {
         Member { ordinal: Ordinal(3), store: StoreId(u128::MAX - 5), incarnation: Incarnation(incarnation) }
@@ -149,15 +253,100 @@ mod tests {
         let mut stolen = store.compare_and_swap(None, map()).unwrap();
         stolen.partitions[1].term = Term(9);
         let error = store.compare_and_swap(Some(1), stolen).unwrap_err();
-        assert!(matches!(error, Error::Illegal { partition: engram_memory::PartitionId(1), .. }), "{error}");
+        assert!(matches!(error, Error::Illegal { partition: PartitionId(1), .. }), "{error}");
     }
 
     #[test]
-    fn a_second_process_is_told_who_holds_the_map() {
+    fn writers_that_hold_the_folder_at_the_same_time_lose_no_change_and_a_stopped_one_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let _store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
-        let error = FileStore::open(folder.path(), ClusterId(7)).unwrap_err();
-        assert!(error.to_string().contains(&format!("in use by process {}", std::process::id())), "{error}");
+        FileStore::open(folder.path(), ClusterId(7)).unwrap().compare_and_swap(None, map()).unwrap();
+        // Four writers, each with a store of its own as four processes have, raise one entry each, ten times.
+        std::thread::scope(|scope| {
+            for entry in 0..4 {
+                let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
+                scope.spawn(move || {
+                    for incarnation in 2..12 {
+                        loop {
+                            let mut next = store.get().unwrap().unwrap();
+                            let version = next.version;
+                            next.partitions[entry] = Entry::solo(Term(incarnation), member(incarnation));
+                            match store.compare_and_swap(Some(version), next) {
+                                Ok(_) => break,
+                                Err(Error::Conflict { .. }) => {}
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
+        let last = store.get().unwrap().unwrap();
+        assert_eq!(last.version, 41);
+        assert!(last.partitions.iter().all(|entry| entry.term == Term(11)));
+
+        let stopped = store.open_lock().unwrap();
+        let _held = Flock::lock(stopped, FlockArg::LockExclusiveNonblock).unwrap();
+        assert!(store.get().is_ok(), "reading needs no lock");
+        let error = store.compare_and_swap(Some(41), last).unwrap_err();
+        assert!(error.to_string().contains(&format!("held by process {}", std::process::id())), "{error}");
+    }
+
+    #[test]
+    fn what_people_ordered_outlives_the_store_and_gives_way_to_a_new_manifest() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
+        assert_eq!(store.goal().unwrap(), Goal::default());
+        let goal =
+            Goal { workers: Some(crate::Scale { to: 4, from: 3 }), draining: [Ordinal(1)].into_iter().collect() };
+        store.set_goal(&goal).unwrap();
+        drop(store);
+        let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
+        assert_eq!(store.goal().unwrap(), goal);
+        assert_eq!((goal.workers(3), goal.workers(5)), (4, 5));
+        let path = folder.path().join("goal.json");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace("[1]", "[2]")).unwrap();
+        assert!(matches!(store.goal(), Err(Error::Damaged { .. })));
+    }
+
+    #[test]
+    fn what_a_person_orders_is_written_over_the_rules_and_on_record_for_good() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
+        let first = store.compare_and_swap(None, map()).unwrap();
+        let mut forced = first.clone();
+        forced.partitions[1] = Entry { activated: false, ..Entry::solo(Term(9), member(4)) };
+        let order = Order {
+            at_ms: 5,
+            by: "ann".into(),
+            reason: "both disks burnt".into(),
+            what: What::ForcePromote,
+            version: 0,
+            steps: vec![Step {
+                partition: PartitionId(1),
+                before: Some(first.partitions[1].clone()),
+                after: forced.partitions[1].clone(),
+                lost: "all after lsn 7".into(),
+            }],
+        };
+        let stale = store.overrule(Some(9), forced.clone(), order.clone());
+        assert!(matches!(stale, Err(Error::Conflict { .. })));
+        let written = store.overrule(Some(1), forced.clone(), order.clone()).unwrap();
+        assert_eq!((written.version, store.get().unwrap()), (2, Some(written)));
+
+        // A map that nobody can read gives way to an order alone, and is put aside.
+        fs::write(folder.path().join("map.json"), "{").unwrap();
+        assert!(matches!(store.compare_and_swap(None, forced.clone()), Err(Error::Damaged { .. })));
+        let rebuilt = Order { what: What::RebuildMap, ..order.clone() };
+        let leapt = PartitionMap { version: 1_000, ..forced };
+        assert_eq!(store.overrule(None, leapt, rebuilt).unwrap().version, 1_000);
+        assert!(folder.path().join("map.json.damaged").exists());
+        drop(store);
+        let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
+        let orders = store.orders().unwrap();
+        assert_eq!(orders[0], Order { version: 2, ..order });
+        assert_eq!((orders.len(), orders[1].what, orders[1].version), (2, What::RebuildMap, 1_000));
     }
 
     #[test]

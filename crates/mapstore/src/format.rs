@@ -1,8 +1,9 @@
-//! The map as JSON: readable, versioned, with a checksum over its content.
+//! The map as JSON, and what stands beside it: readable, versioned, with a checksum over the content.
 
 use engram_cluster::{Entry, PartitionMap};
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId, Term};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Newest format that this version writes and reads.
@@ -16,13 +17,6 @@ pub(crate) enum Unreadable {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Envelope {
-    format: u32,
-    checksum: String,
-    map: serde_json::Value,
-}
-
-#[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct MapFile {
     cluster: String,
@@ -32,7 +26,7 @@ struct MapFile {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct EntryFile {
+pub(crate) struct EntryFile {
     term: u64,
     primary: u32,
     isr: Vec<MemberFile>,
@@ -54,25 +48,40 @@ pub(crate) fn encode(map: &PartitionMap) -> String {
         version: map.version,
         partitions: map.partitions.iter().map(entry_to_file).collect(),
     };
-    let map = serde_json::to_value(file).expect("a map has string keys only");
-    let envelope = Envelope { format: FORMAT, checksum: checksum(&map), map };
-    serde_json::to_string(&envelope).expect("a map has string keys only") + "\n"
+    seal("map", serde_json::to_value(file).expect("a map has string keys only"))
+}
+
+/// Text with `content` under `name`, the version of the format and a checksum.
+pub(crate) fn seal(name: &str, content: Value) -> String {
+    let envelope = [("format", Value::from(FORMAT)), ("checksum", Value::from(checksum(&content))), (name, content)];
+    let envelope: serde_json::Map<_, _> = envelope.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    Value::Object(envelope).to_string() + "\n"
+}
+
+/// The content of text that [`seal`] wrote.
+pub(crate) fn unseal(name: &str, text: &str) -> Result<Value, Unreadable> {
+    let damaged = |why: &str| Unreadable::Damaged(why.to_owned());
+    let mut value: Value = serde_json::from_str(text).map_err(|error| damaged(&error.to_string()))?;
+    // The version is looked at first: a newer file may have any other field.
+    match value.get("format").and_then(Value::as_u64) {
+        Some(format) if format == u64::from(FORMAT) => {}
+        Some(format) => return Err(Unreadable::NewerFormat(u32::try_from(format).unwrap_or(u32::MAX))),
+        None => return Err(damaged("it has no format version")),
+    }
+    let fields = value.as_object_mut().ok_or_else(|| damaged("it is no object"))?;
+    let content = fields.remove(name).ok_or_else(|| damaged("it has no content"))?;
+    if fields.get("checksum").and_then(Value::as_str) != Some(&checksum(&content)) {
+        return Err(damaged("the checksum does not match"));
+    }
+    match fields.keys().find(|key| !matches!(key.as_str(), "format" | "checksum")) {
+        Some(unknown) => Err(damaged(&format!("unknown field {unknown:?}"))),
+        None => Ok(content),
+    }
 }
 
 pub(crate) fn decode(text: &str) -> Result<PartitionMap, Unreadable> {
     let damaged = |why: &dyn std::fmt::Display| Unreadable::Damaged(why.to_string());
-    let value: serde_json::Value = serde_json::from_str(text).map_err(|error| damaged(&error))?;
-    // The version is looked at first: a newer file may have any other field.
-    match value.get("format").and_then(serde_json::Value::as_u64) {
-        Some(format) if format == u64::from(FORMAT) => {}
-        Some(format) => return Err(Unreadable::NewerFormat(u32::try_from(format).unwrap_or(u32::MAX))),
-        None => return Err(damaged(&"it has no format version")),
-    }
-    let envelope: Envelope = serde_json::from_value(value).map_err(|error| damaged(&error))?;
-    if checksum(&envelope.map) != envelope.checksum {
-        return Err(damaged(&"the checksum does not match"));
-    }
-    let file: MapFile = serde_json::from_value(envelope.map).map_err(|error| damaged(&error))?;
+    let file: MapFile = serde_json::from_value(unseal("map", text)?).map_err(|error| damaged(&error))?;
     let cluster: ClusterId = file.cluster.parse().map_err(|error| damaged(&error))?;
     let partitions =
         file.partitions.iter().map(entry_from_file).collect::<Result<_, _>>().map_err(Unreadable::Damaged)?;
@@ -80,11 +89,11 @@ pub(crate) fn decode(text: &str) -> Result<PartitionMap, Unreadable> {
 }
 
 /// XXH3-64 of the compact text; object keys are sorted in it, so it does not depend on who wrote them.
-fn checksum(map: &serde_json::Value) -> String {
-    format!("{:016x}", xxh3_64(map.to_string().as_bytes()))
+fn checksum(content: &Value) -> String {
+    format!("{:016x}", xxh3_64(content.to_string().as_bytes()))
 }
 
-fn entry_to_file(entry: &Entry) -> EntryFile {
+pub(crate) fn entry_to_file(entry: &Entry) -> EntryFile {
     EntryFile {
         term: entry.term.0,
         primary: entry.primary.0,
@@ -96,7 +105,7 @@ fn entry_to_file(entry: &Entry) -> EntryFile {
     }
 }
 
-fn entry_from_file(file: &EntryFile) -> Result<Entry, String> {
+pub(crate) fn entry_from_file(file: &EntryFile) -> Result<Entry, String> {
     let members = |files: &[MemberFile]| files.iter().map(member_from_file).collect::<Result<Vec<_>, _>>();
     Ok(Entry {
         term: Term(file.term),

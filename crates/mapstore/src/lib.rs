@@ -1,13 +1,27 @@
 //! Where the partition map lives: an external store that changes it by compare-and-swap alone.
 //!
 //! A [`MapStore`] keeps one map, hands it out, and replaces it when the version that the writer saw is still the one there
-//! and every entry's change is legal. It decides nothing. [`FileStore`] keeps it in a file of the local state directory.
+//! and every entry's change is legal. It decides nothing. What a person ordered against the rules goes in by
+//! [`MapStore::overrule`] alone, and leaves a record that stays. [`FileStore`] keeps it in a file of the local state directory, which
+//! the coordinator and the workers of a machine share; with the feature `kubernetes`, `KubernetesStore` keeps it in an API server.
 #![forbid(unsafe_code)]
 
 mod file;
 mod format;
+mod goal;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
+mod order;
+mod seen;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use file::FileStore;
+pub use goal::{Goal, Scale};
+#[cfg(feature = "kubernetes")]
+pub use kubernetes::{KubernetesStore, Place};
+pub use order::{Order, Step, What};
+pub use seen::Seen;
 
 use engram_cluster::{Illegal, PartitionMap};
 use engram_memory::{ClusterId, PartitionId};
@@ -28,6 +42,38 @@ pub trait MapStore: Send + Sync {
     /// [`Error::Conflict`] with the map that is there; [`Error::Illegal`]; or the store failed, and whether it was written is
     /// unknown until it is read again.
     fn compare_and_swap(&self, expected: Option<u64>, map: PartitionMap) -> Result<PartitionMap, Error>;
+
+    /// Reads what people ordered; nothing when they have not.
+    ///
+    /// # Errors
+    /// As for [`MapStore::get`].
+    fn goal(&self) -> Result<Goal, Error>;
+
+    /// Replaces what people ordered. The last one wins: only the coordinator writes it.
+    ///
+    /// # Errors
+    /// The store failed.
+    fn set_goal(&self, goal: &Goal) -> Result<(), Error>;
+
+    /// Reads what people ordered against the rules, oldest first.
+    ///
+    /// # Errors
+    /// As for [`MapStore::get`].
+    fn orders(&self) -> Result<Vec<Order>, Error>;
+
+    /// Writes `map` against the rules, since a person ordered it, if the version there is still `expected` (`None`: if there is
+    /// no map, or one that nobody can read), and returns what is then stored: its version is that of `map`, or the one that
+    /// follows what is there if that is higher. The record of the order is durable before the map is: an order whose version
+    /// no map ever had was not carried out.
+    ///
+    /// # Errors
+    /// As for [`MapStore::compare_and_swap`], but for [`Error::Illegal`].
+    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error>;
+
+    /// Whether a call may take long, as where it goes to a disk or over a network: such calls get a thread of their own.
+    fn may_wait(&self) -> bool {
+        true
+    }
 }
 
 /// Why a map was not read or written.
@@ -49,8 +95,8 @@ pub enum Error {
         /// The rule.
         illegal: Illegal,
     },
-    /// Another process holds the map.
-    #[error("{path} is in use by process {holder}")]
+    /// Another process has been writing for too long: it is stopped, or the disk is.
+    #[error("{path} has been held by process {holder} for too long")]
     Locked {
         /// The lock file.
         path: PathBuf,
@@ -67,7 +113,7 @@ pub enum Error {
         /// The map's.
         found: ClusterId,
     },
-    /// The map was written by a newer version.
+    /// It was written by a newer version.
     #[error("{path} has format version {found}; this version knows up to {known}")]
     NewerFormat {
         /// The file.
@@ -77,15 +123,23 @@ pub enum Error {
         /// The newest known.
         known: u32,
     },
-    /// The map is damaged. It is never replaced by an empty one.
-    #[error("{path} is damaged: {why}; restore it from a copy, nothing was changed")]
+    /// It is damaged. A map is never replaced by an empty one.
+    #[error("{path} is damaged: {why}; nothing was changed")]
     Damaged {
         /// The file.
         path: PathBuf,
         /// What does not fit.
         why: String,
     },
-    /// The file system refused.
+    /// Such a store has no place for it.
+    #[error("{what} is not supported here: {instead}")]
+    NotSupported {
+        /// What was asked for.
+        what: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+    /// The file system or the API server refused, or did not answer.
     #[error("failed to {action} {path}")]
     Io {
         /// What was tried.

@@ -1,5 +1,6 @@
 //! What a caller is told of its records and activations.
 
+use crate::Error;
 use engram_memory::{Lsn, PartitionId, Refusal, Reply, Term};
 
 /// What a record that was applied is answered.
@@ -58,12 +59,51 @@ pub enum WriteError {
         /// Memories that the record would create.
         wanted: u64,
     },
+    /// Too few copies are in sync for the cluster's policy; try again when they are.
+    #[error("partition {partition} has {in_sync} copies in sync, fewer than writes need")]
+    TooFewCopies {
+        /// Partition.
+        partition: PartitionId,
+        /// Copies in sync.
+        in_sync: u32,
+    },
+    /// The partition went to another worker while the record, which names no request, was under way: it may be applied there.
+    #[error("partition {partition} went to another worker; whether the record is applied there is unknown")]
+    Unknown {
+        /// Partition.
+        partition: PartitionId,
+    },
     /// The log could not be written; whether the record is found after a crash before the next write is unknown.
     #[error("the log cannot be written: {reason}")]
     Failed {
         /// Why.
         reason: String,
     },
+    /// The same, since the disk is full.
+    #[error("the log cannot be written: {reason}")]
+    DiskFull {
+        /// What could not be written.
+        reason: String,
+    },
+}
+
+impl WriteError {
+    /// The answer to whoever waits while the log, or the device, fails so.
+    pub(crate) fn of_failure(error: &Error) -> Self {
+        let reason = error.to_string();
+        match error {
+            Error::DiskFull { .. } => Self::DiskFull { reason },
+            _ => Self::Failed { reason },
+        }
+    }
+
+    /// What failed, without what that means for a write.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::DiskFull { reason } | Self::Failed { reason } => reason.clone(),
+            other => other.to_string(),
+        }
+    }
 }
 
 /// Why a partition was not activated.

@@ -1,15 +1,16 @@
-//! What happens beside the writes: snapshots, deletion of log they cover, expiry of sessions.
+//! What happens beside the writes: snapshots, deletion of log they cover, a second look at them, expiry of sessions.
 //!
 //! A *round* snapshots partitions one after another: each is copied between two turns, in memory, and written by another thread
 //! (in single-thread mode by this one). Two generations are kept; the log is deleted below the older.
 
 use crate::content::Content;
+use crate::scrub::{Look, Looked, Scrub};
 use crate::snapshot_file::{self, SnapshotHead, SnapshotWriter};
 use crate::stats;
-use crate::store::{State, Store};
+use crate::store::Store;
 use crate::wal::Position;
 use crate::{Disk, Error, FileHead};
-use engram_memory::{Command, Lsn, PartitionId, Record, Term};
+use engram_memory::{Command, Lsn, Ordinal, PartitionId, Record, Term};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -48,10 +49,16 @@ pub(crate) struct Background {
     rounds: VecDeque<Round>,
     in_flight: bool,
     /// Copied, and waiting until the log behind it is durable.
-    held: Option<Job>,
+    held: Option<Write>,
+    /// Copies of other workers' partitions, to be written.
+    installs: VecDeque<Write>,
+    pub(crate) scrub: Scrub,
     round_at_ms: u64,
     round_at_bytes: u64,
     expire_at_ms: u64,
+    /// When a partition was last given a marker, and which one is next.
+    pub(crate) marked_at_ms: u64,
+    pub(crate) next_marked: u32,
 }
 
 struct Round {
@@ -63,8 +70,20 @@ struct Round {
     done: Option<RoundDone>,
 }
 
-/// A copied partition, to be written on any thread.
-pub(crate) struct Job {
+/// Something to be done on any thread.
+pub(crate) enum Job {
+    Write(Box<Write>),
+    Look(Look),
+}
+
+/// What became of a job.
+pub(crate) enum JobDone {
+    Written(Written),
+    Looked(Looked),
+}
+
+/// A copied partition, to be written.
+pub(crate) struct Write {
     disk: Arc<dyn Disk>,
     own: bool,
     file_head: FileHead,
@@ -72,9 +91,13 @@ pub(crate) struct Job {
     content: Content,
     /// The log must be durable up to here before the snapshot may be found by a recovery.
     needs: Position,
+    /// Damaged snapshots of the partition, to be removed when this one is durable.
+    damaged: Vec<Lsn>,
+    /// A copy from the primary of this term, at this place, that shall take the place of what is here.
+    install: Option<(Term, Ordinal)>,
 }
 
-/// What became of a job.
+/// A snapshot that was written.
 pub(crate) struct Written {
     info: SnapshotInfo,
     /// On the store's own disk: the older generation, once there are two.
@@ -87,15 +110,44 @@ impl Background {
             rounds: VecDeque::new(),
             in_flight: false,
             held: None,
+            installs: VecDeque::new(),
+            scrub: Scrub::new(elapsed_ms),
             round_at_ms: elapsed_ms,
             round_at_bytes: 0,
             expire_at_ms: elapsed_ms + EXPIRE_EVERY_MS,
+            marked_at_ms: elapsed_ms,
+            next_marked: 0,
         }
+    }
+
+    /// Takes a copy to be written before anything else.
+    pub(crate) fn install(&mut self, write: Write) {
+        self.installs.push_back(write);
     }
 }
 
 impl Job {
-    pub(crate) fn run(&self) -> Result<Written, Error> {
+    pub(crate) fn run(&self) -> Result<JobDone, Error> {
+        match self {
+            Self::Write(write) => write.run().map(JobDone::Written),
+            Self::Look(look) => look.run().map(JobDone::Looked),
+        }
+    }
+}
+
+impl Write {
+    pub(crate) fn install(
+        disk: Arc<dyn Disk>,
+        file_head: FileHead,
+        head: SnapshotHead,
+        content: Content,
+        from: (Term, Ordinal),
+    ) -> Self {
+        let (needs, damaged) = (Position::default(), Vec::new());
+        Self { disk, own: true, file_head, head, content, needs, damaged, install: Some(from) }
+    }
+
+    fn run(&self) -> Result<Written, Error> {
         let mut writer = SnapshotWriter::create(&*self.disk, &self.file_head, self.head, &self.content.ledger)?;
         let chunks = &self.content.chunks;
         if let Err(error) = chunks.iter().try_for_each(|(column, bytes)| writer.chunk(column.code(), bytes)) {
@@ -105,14 +157,19 @@ impl Job {
         let bytes = writer.finish()?;
         let SnapshotHead { partition, lsn, term, memories, .. } = self.head;
         let path = self.disk.describe(&snapshot_file::name(partition, lsn));
+        for &damaged in self.damaged.iter().filter(|damaged| **damaged != lsn) {
+            // One that stays is found again.
+            let _ = self.disk.remove(&snapshot_file::name(partition, damaged));
+        }
         let older = if self.own { snapshot_file::keep_generations(&*self.disk, partition)? } else { None };
         Ok(Written { info: SnapshotInfo { partition, lsn, term, memories, bytes, path }, older })
     }
 }
 
 impl Store {
-    /// Asks for a snapshot of every partition that has data, on the store's own disk or `elsewhere`. `done` is called when all are
-    /// durable, or with the first error.
+    /// Asks for a snapshot of every partition that has data, on the store's own disk; or `elsewhere` of those that this store shows:
+    /// where several write into one folder, each writes what it leads. `done` is called when all are durable, or with the first
+    /// error.
     pub fn snapshot_all(
         &mut self,
         elsewhere: Option<Arc<dyn Disk>>,
@@ -124,13 +181,17 @@ impl Store {
             return;
         }
         let own = elsewhere.is_none();
-        let left = self.partitions.iter().filter(|partition| !own || self.moved_on(*partition)).collect();
+        let shown = |partition: PartitionId| !self.partitions.is_hidden(partition.0 as usize);
+        let wanted = |partition| if own { self.moved_on(partition) } else { shown(partition) };
+        let left = self.partitions.iter().filter(|partition| wanted(*partition)).collect();
         self.begin_round(left, elsewhere, Some(Box::new(done)));
     }
 
     /// Proposes and begins what is due by the clock.
     pub(crate) fn housekeeping(&mut self) {
+        self.expire_grants();
         let now_ms = self.clock.elapsed_ms();
+        self.mark_next(now_ms);
         if now_ms >= self.background.expire_at_ms {
             self.background.expire_at_ms = now_ms + EXPIRE_EVERY_MS;
             self.expire_sessions();
@@ -147,35 +208,71 @@ impl Store {
         }
     }
 
-    /// The next partition to write, copied; each ends in [`Store::snapshot_done`].
+    /// What is to be done next beside the log: a partition to be written, copied, or a snapshot to be read again. Each ends in
+    /// [`Store::job_done`].
     ///
     /// # Errors
     /// The device failed.
-    pub(crate) fn next_snapshot(&mut self) -> Result<Option<Job>, Error> {
+    pub(crate) fn next_job(&mut self) -> Result<Option<Job>, Error> {
         if self.background.in_flight {
             return Ok(None);
+        }
+        let job = match self.next_write()? {
+            Some(write) => Some(Job::Write(Box::new(write))),
+            None => self.next_look(),
+        };
+        self.background.in_flight = job.is_some();
+        Ok(job)
+    }
+
+    fn next_write(&mut self) -> Result<Option<Write>, Error> {
+        if let Some(write) = self.background.installs.pop_front() {
+            return Ok(Some(write));
         }
         if self.background.held.is_none() {
             self.background.held = self.copy_next()?;
         }
-        let durable = self.background.held.as_ref().is_some_and(|job| self.wal.durable(job.needs));
-        self.background.in_flight = durable;
-        Ok(if durable { self.background.held.take() } else { None })
+        Ok(self.background.held.take_if(|write| self.wal.durable(write.needs)))
     }
 
-    /// A job is over. Deletes the log that no partition needs any more when the round is.
+    /// A job is over.
     ///
     /// # Errors
     /// [`Error::SyncFailed`].
-    pub(crate) fn snapshot_done(&mut self, job: &Job, result: Result<Written, Error>) -> Result<(), Error> {
+    pub(crate) fn job_done(&mut self, job: &Job, result: Result<JobDone, Error>) -> Result<(), Error> {
         self.background.in_flight = false;
+        match (job, result) {
+            (Job::Look(look), result) => {
+                self.looked(look, result);
+                Ok(())
+            }
+            (Job::Write(write), Ok(JobDone::Written(written))) => self.write_done(write, Ok(written)),
+            (Job::Write(write), Err(error)) => self.write_done(write, Err(error)),
+            (Job::Write(_), Ok(JobDone::Looked(_))) => Ok(()),
+        }
+    }
+
+    /// A snapshot was written, or was not. Deletes the log that no partition needs any more when the round is over.
+    fn write_done(&mut self, write: &Write, result: Result<Written, Error>) -> Result<(), Error> {
+        if let Some((term, from)) = write.install {
+            return match result {
+                Ok(_) => self.install(&write.content, write.head, term, from),
+                Err(error @ Error::SyncFailed { .. }) => Err(error),
+                Err(_) => {
+                    stats::add(&self.shared.failed_snapshots, 1);
+                    Ok(())
+                }
+            };
+        }
         let Some(round) = self.background.rounds.front_mut() else { return Ok(()) };
         match result {
             Ok(Written { info, older }) => {
                 stats::add(&self.shared.snapshots, 1);
                 stats::add(&self.shared.snapshot_bytes, info.bytes);
-                if job.own {
-                    self.places[info.partition.0 as usize].snapshots = [Some(info.lsn), older];
+                if write.own {
+                    let place = &mut self.places[info.partition.0 as usize];
+                    place.snapshots = [Some(info.lsn), older];
+                    place.damaged.retain(|damaged| !write.damaged.contains(damaged));
                 }
                 round.written.push(info);
             }
@@ -189,6 +286,13 @@ impl Store {
         }
         self.end_round_if_over();
         Ok(())
+    }
+
+    /// Snapshots a partition whose snapshot was found damaged, at once or with the next round.
+    pub(crate) fn write_anew(&mut self, partition: PartitionId) {
+        if self.background.rounds.len() < MAX_ROUNDS {
+            self.begin_round(VecDeque::from([partition]), None, None);
+        }
     }
 
     fn begin_round(&mut self, left: VecDeque<PartitionId>, elsewhere: Option<Arc<dyn Disk>>, done: Option<RoundDone>) {
@@ -210,7 +314,7 @@ impl Store {
         }
     }
 
-    fn copy_next(&mut self) -> Result<Option<Job>, Error> {
+    fn copy_next(&mut self) -> Result<Option<Write>, Error> {
         while let Some(round) = self.background.rounds.front_mut() {
             let Some(partition) = round.left.pop_front() else {
                 self.end_round_if_over();
@@ -236,15 +340,16 @@ impl Store {
             };
             let disk = elsewhere.unwrap_or_else(|| Arc::clone(&self.disk));
             let (file_head, needs) = (self.identity().head(), self.wal.written());
-            return Ok(Some(Job { disk, own, file_head, head, content, needs }));
+            let damaged = if own { place.damaged.clone() } else { Vec::new() };
+            return Ok(Some(Write { disk, own, file_head, head, content, needs, damaged, install: None }));
         }
         Ok(None)
     }
 
-    /// Whether a partition has applied records that its newest snapshot does not hold.
+    /// Whether a partition has applied records that its newest snapshot does not hold, or a snapshot of it is damaged.
     fn moved_on(&self, partition: PartitionId) -> bool {
         let place = &self.places[partition.0 as usize];
-        place.applied > Lsn(0) && place.snapshots[0] != Some(place.applied)
+        place.applied > Lsn(0) && (place.snapshots[0] != Some(place.applied) || !place.damaged.is_empty())
     }
 
     fn delete_covered_log(&mut self) {
@@ -267,7 +372,7 @@ impl Store {
         let resting: Vec<PartitionId> = (self.partitions.iter())
             .filter(|partition| {
                 let place = &self.places[partition.0 as usize];
-                place.applied > Lsn(0) && place.waiting == 0 && !self.moved_on(*partition)
+                place.applied > Lsn(0) && place.pending.is_empty() && !self.moved_on(*partition)
             })
             .collect();
         for &partition in &resting {
@@ -280,7 +385,7 @@ impl Store {
     fn expire_sessions(&mut self) {
         let before_ms = self.clock.now_ms().saturating_sub(SESSION_MS);
         let due: Vec<PartitionId> = (self.partitions.iter())
-            .filter(|partition| matches!(self.places[partition.0 as usize].state, State::Serving(_)))
+            .filter(|partition| self.serving(*partition).is_some())
             .filter(|partition| {
                 let sessions = self.partitions.ledger(*partition).map(|ledger| &ledger.sessions);
                 sessions.is_some_and(|sessions| !sessions.is_empty() && sessions.watermark_ms() < before_ms)

@@ -140,7 +140,10 @@ impl Partitions {
     /// # Panics
     /// When the partition is here.
     pub fn import(&mut self, content: &Content) -> Result<(), ImportError> {
-        let mut import = Import::begin(self, content.partition, content.memories, content.clock, &content.ledger)?;
+        let ids = content.chunks.iter().filter(|(column, _)| *column == Column::Ids);
+        let id_bytes = ids.map(|(_, bytes)| bytes.len() as u64).sum();
+        let Content { partition, memories, clock, ref ledger, .. } = *content;
+        let mut import = Import::begin(self, partition, memories, id_bytes, clock, ledger)?;
         content.chunks.iter().try_for_each(|(column, bytes)| import.chunk(*column, bytes))?;
         import.finish(content.digest)
     }
@@ -159,15 +162,20 @@ pub(crate) struct Import<'a> {
 }
 
 impl<'a> Import<'a> {
+    /// Takes memory for `memories`, once their ids are known to come: `id_bytes` of them.
     pub(crate) fn begin(
         partitions: &'a mut Partitions,
         id: PartitionId,
         memories: u64,
+        id_bytes: u64,
         clock: DecayClock,
         ledger: &[u8],
     ) -> Result<Self, ImportError> {
         let ledger = decode_ledger(ledger)?;
         let count = u32::try_from(memories).map_err(|_| ImportError::Invalid("more memories than slots"))?;
+        if id_bytes != u64::from(count) * size_of::<u64>() as u64 {
+            return Err(ImportError::Invalid("there are not as many ids as memories"));
+        }
         partitions.open(id, ledger.settings);
         let import = Self {
             partitions,

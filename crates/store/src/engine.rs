@@ -10,15 +10,26 @@
 //! While one batch is being synced the next one gathers; when it is durable the next one goes to the disk first, then the durable
 //! one is applied and answered. Reads run on the engine's thread between batches, on committed state. A failed sync ends the process.
 
+mod stepped;
+
+pub use stepped::Stepped;
+
 use crate::answers::{ActivateError, Committed, WriteError};
-use crate::background::{Job, RoundDone, Written};
+use crate::background::{Job, JobDone, RoundDone};
+use crate::confirm::Unconfirmed;
 use crate::gather::Done;
+use crate::lagging::Copied;
 use crate::partitions::Partitions;
+use crate::peer::{Envelope, Peers};
+use crate::replication::ReplicaStatus;
 use crate::stats::{self, Shared, Stats};
-use crate::store::{Outgoing, Store};
+use crate::store::{Options, Outgoing, Store};
 use crate::wal::{Batch, Position, Writer};
 use crate::{Clock, Disk, Error, FileDisk, SnapshotInfo, abort_on_sync_failure};
-use engram_memory::{Blobs, Command, Incarnation, Lsn, PartitionId, Record, Settings, StoreId, Term, Updates};
+use engram_cluster::PartitionMap;
+use engram_memory::{
+    Blobs, Command, Incarnation, Lsn, Member, Ordinal, PartitionId, Record, Settings, StoreId, Term, Updates,
+};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,6 +39,8 @@ use std::time::{Duration, Instant};
 
 /// How long the engine sleeps at most when nothing comes: the grain of snapshots and expiry.
 const IDLE: Duration = Duration::from_millis(500);
+/// The same with peers: the grain of grants that end, and of reminders.
+const IDLE_WITH_PEERS: Duration = Duration::from_millis(50);
 /// Events taken before the log and the snapshots get their turn.
 const EVENTS_PER_TURN: usize = 1_024;
 /// Bytes that a call counts in the queue beside its columns.
@@ -43,11 +56,20 @@ pub struct Overloaded {
     pub calls: usize,
 }
 
+/// A partition could not be read: a lease is missing.
+#[derive(Debug)]
+pub struct Unreadable<R> {
+    /// Which.
+    pub partition: PartitionId,
+    /// What was to be read, where it was not run.
+    pub read: Option<R>,
+}
+
 /// Starts stores.
 pub struct Engine;
 
 /// A started store. Cheap to clone; callbacks run on the engine's thread, so they should hand over and return. After the
-/// engine ended (stopped, or its device failed) writes are answered [`WriteError::Failed`]; callbacks of what was under way just
+/// engine ended (stopped, or its log or device failed) writes are answered [`WriteError::Failed`] or [`WriteError::DiskFull`]; callbacks of what was under way just
 /// then may be dropped instead.
 #[derive(Clone)]
 pub struct Handle {
@@ -58,25 +80,44 @@ pub struct Handle {
 }
 
 /// Where events go in; the engine ends when the last handle closes it.
-struct Door(Sender<Event>);
+struct Door {
+    events: Sender<Event>,
+    /// Called after each event, where no thread waits for it.
+    wake: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Door {
+    /// Gives the event back when the engine has ended.
+    fn send(&self, event: Event) -> Result<(), Box<Event>> {
+        self.events.send(event).map_err(|returned| Box::new(returned.0))?;
+        if let Some(wake) = &self.wake {
+            wake();
+        }
+        Ok(())
+    }
+}
 
 impl Drop for Door {
     fn drop(&mut self) {
         // An engine that has ended needs no stop.
-        let _ = self.0.send(Event::Stop(Box::new(|_| {})));
+        let _ = self.send(Event::Stop(Box::new(|_| {})));
     }
 }
+
+/// Something done on the engine's thread.
+type Turn = Box<dyn FnOnce(&mut Store) -> Result<(), Error> + Send>;
 
 /// What comes to the engine.
 enum Event {
     Write(Vec<(PartitionId, Record)>, Done<Result<Committed, WriteError>>),
     Read(Box<dyn FnOnce(&mut Partitions) + Send>),
     Activate(Vec<(PartitionId, Term)>, Done<Result<(), ActivateError>>),
-    Deactivate(Vec<PartitionId>, Box<dyn FnOnce() + Send>),
+    /// Something about replication.
+    Turn(Turn),
     Snapshot(Option<PathBuf>, RoundDone),
     Stop(Box<dyn FnOnce(Result<(), Error>) + Send>),
     BatchWritten(Batch, Result<Position, Error>),
-    SnapshotWritten(Box<Job>, Result<Written, Error>),
+    JobDone(Box<Job>, Result<JobDone, Error>),
 }
 
 /// What is taken and not answered.
@@ -94,6 +135,15 @@ struct Place {
 }
 
 impl Queue {
+    const fn of(options: &Options) -> Self {
+        Self {
+            bytes: AtomicUsize::new(0),
+            calls: AtomicUsize::new(0),
+            most_bytes: options.queue_bytes,
+            most_calls: options.queue_calls,
+        }
+    }
+
     fn take(self: &Arc<Self>, bytes: usize) -> Result<Place, Overloaded> {
         let bytes = bytes + CALL_BYTES;
         let place = Place { queue: Arc::clone(self), bytes };
@@ -172,9 +222,168 @@ impl Handle {
         self.send(Event::Activate(partitions, Box::new(done)));
     }
 
-    /// See [`Store::deactivate`].
-    pub fn deactivate(&self, partitions: Vec<PartitionId>, done: impl FnOnce() + Send + 'static) {
-        self.send(Event::Deactivate(partitions, Box::new(done)));
+    /// Takes the newest map that was read. See [`Store::learn`].
+    pub fn learn(&self, map: Arc<PartitionMap>) {
+        self.turn(move |store| {
+            store.learn(&map);
+            Ok(())
+        });
+    }
+
+    /// Takes what a peer says; `taken` is called when it was worked on, so that who reads can bound what is under way.
+    pub fn hear(&self, from: Member, envelopes: Vec<Envelope>, taken: impl FnOnce() + Send + 'static) {
+        self.turn(move |store| {
+            let heard = store.hear(from, envelopes);
+            taken();
+            heard
+        });
+    }
+
+    /// A stream to a process is open in both directions.
+    pub fn connected(&self, peer: Member) {
+        self.turn(move |store| {
+            store.connected(peer);
+            Ok(())
+        });
+    }
+
+    /// The detector takes the process at a place for dead.
+    pub fn suspected(&self, ordinal: Ordinal) {
+        self.turn(move |store| {
+            store.suspected(ordinal);
+            Ok(())
+        });
+    }
+
+    /// The detector no longer does.
+    pub fn trusted(&self, ordinal: Ordinal) {
+        self.turn(move |store| {
+            store.trusted(ordinal);
+            Ok(())
+        });
+    }
+
+    /// A worker granted this one a read lease until `until_ms` ([`Clock::elapsed_ms`]), but for these partitions.
+    pub fn lease_held(&self, granter: Member, until_ms: u64, except: Vec<PartitionId>) {
+        self.turn(move |store| {
+            store.lease_held(granter, until_ms, except);
+            Ok(())
+        });
+    }
+
+    /// Grants a process a read lease, counted from now, and tells `done` the partitions that it does not cover.
+    pub fn grant_lease(&self, holder: Member, done: impl FnOnce(Vec<PartitionId>) + Send + 'static) {
+        self.turn(move |store| {
+            done(store.grant_lease(holder));
+            Ok(())
+        });
+    }
+
+    /// It is proven that this very process is dead.
+    pub fn proven_dead(&self, dead: Member) {
+        self.turn(move |store| {
+            store.proven_dead(dead);
+            Ok(())
+        });
+    }
+
+    /// As [`Handle::read`], linearizable for `partitions`: their leases are looked at before and after `read` runs. Where one is
+    /// missing before, `done` gets `read` back, to be tried again.
+    ///
+    /// # Errors
+    /// [`Overloaded`]: nothing was taken, both are dropped.
+    pub fn read_leased<T: Send + 'static, R: FnOnce(&mut Partitions) -> T + Send + 'static>(
+        &self,
+        partitions: Vec<PartitionId>,
+        read: R,
+        done: impl FnOnce(Result<T, Unreadable<R>>) + Send + 'static,
+    ) -> Result<(), Overloaded> {
+        let place = self.take(0)?;
+        self.turn(move |store| {
+            stats::add(&store.shared.reads, 1);
+            let unreadable =
+                |store: &Store| partitions.iter().copied().find(|partition| !store.is_readable(*partition));
+            if let Some(partition) = unreadable(store) {
+                drop(place);
+                done(Err(Unreadable { partition, read: Some(read) }));
+                return Ok(());
+            }
+            let result = read(store.partitions());
+            drop(place);
+            let unreadable = unreadable(store);
+            done(unreadable.map_or(Ok(result), |partition| Err(Unreadable { partition, read: None })));
+            Ok(())
+        });
+        Ok(())
+    }
+
+    /// As [`Handle::read`], linearizable for `partitions` without trust in any clock: runs when every member in sync has said that
+    /// this process still leads. See [`Store::read_confirmed`].
+    ///
+    /// # Errors
+    /// [`Overloaded`]: nothing was taken, both are dropped.
+    pub fn read_confirmed<T: Send + 'static>(
+        &self,
+        partitions: Vec<PartitionId>,
+        read: impl FnOnce(&mut Partitions) -> T + Send + 'static,
+        done: impl FnOnce(Result<T, Unconfirmed>) + Send + 'static,
+    ) -> Result<(), Overloaded> {
+        let place = self.take(0)?;
+        self.turn(move |store| {
+            stats::add(&store.shared.reads, 1);
+            store.read_confirmed(partitions, move |confirmed| {
+                let result = confirmed.map(read);
+                drop(place);
+                done(result);
+            });
+            Ok(())
+        });
+        Ok(())
+    }
+
+    /// As [`Handle::read`], of the copies here, whoever leads them, that lag at most `max_lag_ms`: `read` sees those only, and is
+    /// told where each one stands. See [`Store::read_copies`].
+    ///
+    /// # Errors
+    /// [`Overloaded`]: nothing was taken, both are dropped.
+    pub fn read_copies<T: Send + 'static>(
+        &self,
+        partitions: Vec<PartitionId>,
+        max_lag_ms: u64,
+        read: impl FnOnce(&mut Partitions, Vec<Copied>) -> T + Send + 'static,
+        done: impl FnOnce(T) + Send + 'static,
+    ) -> Result<(), Overloaded> {
+        let place = self.take(0)?;
+        self.turn(move |store| {
+            stats::add(&store.shared.reads, 1);
+            store.read_copies(partitions, max_lag_ms, move |partitions, copied| {
+                let result = read(partitions, copied);
+                drop(place);
+                done(result);
+            });
+            Ok(())
+        });
+        Ok(())
+    }
+
+    /// See [`Store::hand_over`].
+    pub fn hand_over(&self, partition: PartitionId, to: Ordinal) {
+        self.turn(move |store| {
+            store.hand_over(partition, to);
+            Ok(())
+        });
+    }
+
+    /// How every replica stands.
+    pub fn replicas(&self, done: impl FnOnce(Vec<ReplicaStatus>) + Send + 'static) {
+        self.turn(move |store| {
+            done(store.replicas());
+            Ok(())
+        });
+    }
+
+    fn turn(&self, turn: impl FnOnce(&mut Store) -> Result<(), Error> + Send + 'static) {
+        self.send(Event::Turn(Box::new(turn)));
     }
 
     /// Snapshots every partition that has data into `folder`, or into the store's own directory. See [`Store::snapshot_all`].
@@ -206,51 +415,40 @@ impl Handle {
     }
 
     fn send(&self, event: Event) {
-        if let Err(returned) = self.door.0.send(event) {
-            returned.0.refuse(&self.shared.snapshot().fault.unwrap_or_else(|| STOPPED.to_owned()));
+        if let Err(returned) = self.door.send(event) {
+            returned.refuse(&self.shared.ended());
         }
     }
 }
 
-const STOPPED: &str = "the store was stopped";
-
 impl Event {
     /// Answers for an engine that ended.
-    fn refuse(self, reason: &str) {
-        let reason = || reason.to_owned();
+    fn refuse(self, why: &WriteError) {
         match self {
             Self::Write(records, done) => {
-                done(records.iter().map(|_| Err(WriteError::Failed { reason: reason() })).collect());
+                done(records.iter().map(|_| Err(why.clone())).collect());
             }
             Self::Activate(partitions, done) => {
-                done(partitions.iter().map(|_| Err(ActivateError::Failed { reason: reason() })).collect());
+                done(partitions.iter().map(|_| Err(ActivateError::Failed { reason: why.reason() })).collect());
             }
-            Self::Deactivate(_, done) => done(),
             Self::Stop(done) => done(Ok(())),
             Self::Snapshot(_, done) => done(Err(Error::Stopped)),
-            Self::Read(_) | Self::BatchWritten(..) | Self::SnapshotWritten(..) => {}
+            Self::Read(_) | Self::Turn(_) | Self::BatchWritten(..) | Self::JobDone(..) => {}
         }
     }
 }
 
 impl Engine {
-    /// Starts the threads of a store. They end with [`Handle::stop`], or when the last handle is dropped.
+    /// Starts the threads of a store, with its way out ([`crate::Alone`] = none). They end with [`Handle::stop`], or when the last handle is dropped.
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn start(mut store: Store) -> std::io::Result<Handle> {
+    pub fn start(mut store: Store, peers: Box<dyn Peers>) -> std::io::Result<Handle> {
+        store.set_peers(peers);
         let (events, incoming) = channel();
         let (batches, to_write) = sync_channel::<Outgoing>(1);
         let (jobs, to_copy) = sync_channel::<Box<Job>>(1);
-        let (queue, shared) = (
-            Arc::new(Queue {
-                bytes: AtomicUsize::new(0),
-                calls: AtomicUsize::new(0),
-                most_bytes: store.options.queue_bytes,
-                most_calls: store.options.queue_calls,
-            }),
-            Arc::clone(&store.shared),
-        );
+        let (queue, shared) = (Arc::new(Queue::of(&store.options)), Arc::clone(&store.shared));
         let identity = (store.identity().store(), store.identity().incarnation());
         let (clock, writer) = (Arc::clone(&store.clock), store.take_writer());
         let log = {
@@ -264,7 +462,12 @@ impl Engine {
         };
         let threads = Threads { store, incoming, batches, jobs, log, snapshots, writing: false, copying: false };
         thread::Builder::new().name("engram-store".into()).spawn(move || threads.run())?;
-        Ok(Handle { door: Arc::new(Door(events)), queue, shared, identity })
+        Ok(Handle { door: Arc::new(Door { events, wake: None }), queue, shared, identity })
+    }
+
+    /// The same without threads, for simulators: events wait in it until [`Stepped::step`], and `wake` is called for each.
+    pub fn stepped(store: Store, peers: Box<dyn Peers>, wake: Box<dyn Fn() + Send + Sync>) -> (Handle, Stepped) {
+        Stepped::start(store, peers, wake)
     }
 }
 
@@ -289,8 +492,8 @@ impl Threads {
     fn run(mut self) {
         let ended = self.turns();
         if let Err(error) = &ended {
-            *self.store.shared.fault.write().expect(stats::UNPOISONED) = Some(error.to_string());
-            self.store.fail(&error.to_string());
+            let why = self.store.shared.end(error);
+            self.store.fail(&why);
         }
         let Self { store, incoming, batches, jobs, log, snapshots, .. } = self;
         let shared = Arc::clone(&store.shared);
@@ -301,8 +504,8 @@ impl Threads {
             Ok(stopped) => (store.stop_with(writer), stopped),
             Err(error) => (Err(error), Box::new(|_| {}) as Stopped),
         };
-        let reason = shared.snapshot().fault.unwrap_or_else(|| STOPPED.to_owned());
-        incoming.try_iter().for_each(|event| event.refuse(&reason));
+        let why = shared.ended();
+        incoming.try_iter().for_each(|event| event.refuse(&why));
         drop(incoming);
         (result.1)(result.0);
     }
@@ -311,13 +514,14 @@ impl Threads {
     fn turns(&mut self) -> Result<Stopped, Error> {
         let mut stopping: Option<Stopped> = None;
         loop {
-            let mut next = self.incoming.recv_timeout(IDLE).ok();
+            let idle = if self.store.options.replication.copies > 1 { IDLE_WITH_PEERS } else { IDLE };
+            let mut next = self.incoming.recv_timeout(idle).ok();
             let mut taken = 0;
             while let Some(event) = next {
                 match event {
                     Event::Stop(done) if stopping.is_none() => stopping = Some(done),
-                    Event::BatchWritten(..) | Event::SnapshotWritten(..) => self.take(event)?,
-                    event if stopping.is_some() => event.refuse(STOPPED),
+                    Event::BatchWritten(..) | Event::JobDone(..) => self.take(event)?,
+                    event if stopping.is_some() => event.refuse(&self.store.shared.ended()),
                     event => self.take(event)?,
                 }
                 taken += 1;
@@ -327,6 +531,8 @@ impl Threads {
                 self.store.housekeeping();
                 self.copy_next()?;
             }
+            // What goes to peers and what goes to the disk are under way side by side.
+            self.store.dispatch()?;
             self.write_next();
             if !self.writing
                 && !self.copying
@@ -339,20 +545,6 @@ impl Threads {
 
     fn take(&mut self, event: Event) -> Result<(), Error> {
         match event {
-            Event::Write(records, done) => self.store.write(records, done),
-            Event::Read(read) => {
-                stats::add(&self.store.shared.reads, 1);
-                read(self.store.partitions());
-            }
-            Event::Activate(partitions, done) => self.store.activate(partitions, done),
-            Event::Deactivate(partitions, done) => {
-                partitions.into_iter().for_each(|partition| self.store.deactivate(partition));
-                done();
-            }
-            Event::Snapshot(folder, done) => match folder.map(FileDisk::new).transpose() {
-                Ok(disk) => self.store.snapshot_all(disk.map(|disk| Arc::new(disk) as Arc<dyn Disk>), done),
-                Err(error) => done(Err(error)),
-            },
             Event::BatchWritten(batch, Ok(position)) => {
                 self.writing = false;
                 // The disk works on the next batch while this one is applied.
@@ -363,13 +555,13 @@ impl Threads {
             }
             Event::BatchWritten(batch, Err(error)) => {
                 self.writing = false;
-                self.store.not_written(batch, &error);
+                self.store.not_written(batch, error)?;
             }
-            Event::SnapshotWritten(job, result) => {
+            Event::JobDone(job, result) => {
                 self.copying = false;
-                self.store.snapshot_done(&job, result)?;
+                self.store.job_done(&job, result)?;
             }
-            Event::Stop(done) => done(Err(Error::Stopped)),
+            event => take(&mut self.store, event)?,
         }
         Ok(())
     }
@@ -385,13 +577,33 @@ impl Threads {
 
     fn copy_next(&mut self) -> Result<(), Error> {
         if !self.copying
-            && let Some(job) = self.store.next_snapshot()?
+            && let Some(job) = self.store.next_job()?
         {
             self.copying = true;
             self.jobs.send(Box::new(job)).expect("the snapshot writer ends after the engine");
         }
         Ok(())
     }
+}
+
+/// Does what somebody asked for; what threads report is not among it.
+fn take(store: &mut Store, event: Event) -> Result<(), Error> {
+    match event {
+        Event::Write(records, done) => store.write(records, done),
+        Event::Read(read) => {
+            stats::add(&store.shared.reads, 1);
+            read(store.partitions());
+        }
+        Event::Activate(partitions, done) => store.activate(partitions, done),
+        Event::Turn(turn) => turn(store)?,
+        Event::Snapshot(folder, done) => match folder.map(FileDisk::new).transpose() {
+            Ok(disk) => store.snapshot_all(disk.map(|disk| Arc::new(disk) as Arc<dyn Disk>), done),
+            Err(error) => done(Err(error)),
+        },
+        Event::Stop(done) => done(Err(Error::Stopped)),
+        Event::BatchWritten(..) | Event::JobDone(..) => unreachable!("whoever has threads takes these itself"),
+    }
+    Ok(())
 }
 
 /// The log writer's thread: writes what comes, syncs and seals what is due; gives the writer back when nobody sends any more.
@@ -428,11 +640,11 @@ fn due(writer: &Writer, clock: &dyn Clock) -> Duration {
     writer.wait_ms(clock.elapsed_ms()).map_or(IDLE, Duration::from_millis).min(IDLE)
 }
 
-/// The snapshot writer's thread.
+/// The thread of what happens beside the log.
 fn write_snapshots(jobs: &Receiver<Box<Job>>, events: &Sender<Event>) {
     for job in jobs {
         let result = abort_on_sync_failure(job.run());
-        if events.send(Event::SnapshotWritten(job, result)).is_err() {
+        if events.send(Event::JobDone(job, result)).is_err() {
             return;
         }
     }

@@ -1,6 +1,6 @@
 //! What can go wrong with files, as a caller branches on it.
 
-use std::io;
+use std::io::{self, Write as _};
 
 use engram_memory::{ClusterId, Lsn, PartitionId, Shape, StoreId, Term};
 
@@ -192,7 +192,11 @@ impl Error {
 /// Every other error, unchanged.
 pub fn abort_on_sync_failure<T>(result: Result<T, Error>) -> Result<T, Error> {
     if let Err(Error::SyncFailed { path, source }) = &result {
-        eprintln!("fatal: failed to sync {path}: {source}; ending the process, the next start recovers from the disk");
+        // Not `eprintln`: it panics where stderr cannot be written, and that would keep this process alive.
+        let _ = writeln!(
+            io::stderr(),
+            "fatal: failed to sync {path}: {source}; ending the process, the next start recovers from the disk"
+        );
         std::process::abort();
     }
     result

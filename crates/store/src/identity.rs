@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use engram_cluster::replica::{Defect, is_planted};
 use engram_memory::{ClusterId, Incarnation, Shape, StoreId};
 
 use crate::disk::{Lock, LockError, TEMPORARY_SUFFIX};
@@ -38,7 +39,7 @@ impl Origin {
     }
 
     fn same_boot(self, other: Self) -> bool {
-        self.boot != 0 && self == other
+        self.boot != 0 && (self == other || is_planted(Defect::BootIdIgnored))
     }
 }
 
@@ -52,6 +53,8 @@ struct Content {
     /// Where the last orderly stop ended the log. It stays true after the mark is erased: the log never shrinks below.
     durable_end: Position,
     origin: Origin,
+    /// First incarnation from which on nothing that was written has been lost.
+    lossless_since: Incarnation,
 }
 
 /// The identity of this disk, and its lock, for the life of a process.
@@ -92,12 +95,16 @@ impl Identity {
         }
         let store = before.map_or_else(|| StoreId(disk.random()), |before| before.head.store);
         let incarnation = Incarnation(before.map_or(0, |before| before.incarnation.0) + 1);
+        // Until it is known that nothing was lost. Under the same kernel and mount nothing can be, however often a start fails.
+        let still = before.filter(|before| before.origin.same_boot(origin));
+        let lossless_since = still.map_or(incarnation, |before| before.lossless_since);
         let content = Content {
             head: FileHead { cluster, store, shape },
             incarnation,
-            is_clean: false,
+            is_clean: is_planted(Defect::MarkNotErased) && before.is_some_and(|before| before.is_clean),
             durable_end: before.map_or_else(Position::default, |before| before.durable_end),
             origin,
+            lossless_since,
         };
         write(&**disk, &content)?;
         Ok(Self { content, before, _lock: lock })
@@ -118,6 +125,11 @@ impl Identity {
         self.content.incarnation
     }
 
+    /// First incarnation from which on nothing that was written on this disk has been lost.
+    pub const fn lossless_since(&self) -> Incarnation {
+        self.content.lossless_since
+    }
+
     /// Where the process before ended the log in order; `None` at the first start and after any other end.
     pub fn clean_end(&self) -> Option<Position> {
         self.before.filter(|before| before.is_clean).map(|before| before.durable_end)
@@ -126,14 +138,29 @@ impl Identity {
     /// Where the log ended at the last orderly stop, however many starts ago: a log that ends before is damaged. Give it
     /// to [`wal::Options::sealed_at`].
     pub fn durable_end(&self) -> Option<Position> {
-        Some(self.content.durable_end).filter(|end| end.0 > 0)
+        Some(self.content.durable_end).filter(|end| end.0 > 0 && !is_planted(Defect::MarkBeforeFsync))
     }
 
     /// Whether nothing that the process before had written can be lost: it ended in order and the log was found to end
     /// there, or the kernel and the mount are still the same ([`wal::Wal::open`] has synced the log then).
     pub fn lost_nothing(&self, recovered: &wal::Recovery) -> bool {
         let Some(before) = self.before else { return false };
-        self.clean_end() == Some(recovered.end) || before.origin.same_boot(self.content.origin)
+        let unread = is_planted(Defect::MarkNotErased) || is_planted(Defect::MarkBeforeFsync);
+        let clean = self.clean_end().is_some_and(|end| end == recovered.end || unread);
+        clean || before.origin.same_boot(self.content.origin)
+    }
+
+    /// Says, durably, whether the process before lost nothing that it had written, and returns the first incarnation from which on
+    /// nothing has been lost.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub(crate) fn settle_lossless(&mut self, disk: &Arc<dyn Disk>, lost_nothing: bool) -> Result<Incarnation, Error> {
+        if let Some(before) = self.before.filter(|_| lost_nothing) {
+            self.content.lossless_since = before.lossless_since;
+            write(&**disk, &self.content)?;
+        }
+        Ok(self.content.lossless_since)
     }
 
     /// Leaves the mark of an orderly stop, after [`wal::Writer::close`] returned `end`, and frees the folder.
@@ -166,6 +193,9 @@ fn encode(content: &Content) -> Vec<u8> {
     bytes.extend_from_slice(&content.durable_end.0.to_le_bytes());
     bytes.extend_from_slice(&content.origin.boot.to_le_bytes());
     bytes.extend_from_slice(&content.origin.mount.to_le_bytes());
+    // 0 = this incarnation, as files say that were written before there was a number here.
+    let earlier = content.lossless_since.0 * u64::from(content.lossless_since != content.incarnation);
+    bytes.extend_from_slice(&earlier.to_le_bytes());
     bytes.resize(FILE_BYTES - 4, 0);
     bytes.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
     bytes
@@ -190,7 +220,11 @@ fn decode(bytes: &[u8], path: &str) -> Result<Content, Error> {
         rest.u32()?;
         let durable_end = Position(rest.u64()?);
         let origin = Origin { boot: rest.u128()?, mount: rest.u128()? };
-        Some(Content { head, incarnation, is_clean, durable_end, origin })
+        let lossless_since = match rest.u64()? {
+            0 => incarnation,
+            earlier => Incarnation(earlier),
+        };
+        Some(Content { head, incarnation, is_clean, durable_end, origin, lossless_since })
     };
     read().ok_or(corrupt("its values are impossible"))
 }

@@ -2,7 +2,8 @@
 //!
 //! Decides what a record does to slots and columns ([`Partitions`]), what is logged, repeated or refused before it, when
 //! it is applied and answered, and what a restart recovers ([`Store`]). [`Engine`] runs a store on threads; a simulator runs the
-//! same store on one, over a [`Disk`] and a [`Clock`] of its own. Knows nothing of networks, replication or tokio.
+//! same store on one, over a [`Disk`] and a [`Clock`] of its own. A replica of `engram-cluster` decides for each partition what is
+//! committed and served; what it says to others goes out by [`Peers`]. Knows nothing of networks or tokio.
 //!
 //! ```
 //! use engram_kernels::Cpu;
@@ -15,6 +16,7 @@
 //! let (disk, clock) = (Arc::new(SimDisk::new(1)), Arc::new(ManualClock::new(0)));
 //! let (mut store, _) = Store::open(disk, clock, Box::new(Cpu::new(1)), options)?;
 //! store.activate(vec![(PartitionId(0), Term(1))], |_| {});
+//! store.turn()?;
 //! let upsert = Command::Upsert(Upsert { ids: vec![MemoryId(7)], ..Upsert::default() });
 //! store.write(vec![(PartitionId(0), Record::bare(upsert))], |answers| assert!(answers[0].is_ok()));
 //! store.turn()?;
@@ -33,7 +35,9 @@ mod arena;
 mod background;
 mod clock;
 mod columns;
+mod confirm;
 mod content;
+mod copy;
 pub mod disk;
 mod engine;
 mod error;
@@ -41,27 +45,39 @@ mod format;
 mod gather;
 mod identity;
 mod index;
+mod lagging;
+pub mod leases;
 mod partition;
 mod partitions;
+pub mod peer;
 mod propose;
 mod recover;
+pub mod replication;
 pub mod restore;
+mod scrub;
+mod ship;
 pub mod snapshot_file;
 mod stats;
 mod store;
+mod throttle;
+mod verify;
 pub mod wal;
 
 pub use answers::{ActivateError, Committed, WriteError};
 pub use background::SnapshotInfo;
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use confirm::Unconfirmed;
 pub use content::{Column, Content, ImportError};
 pub use disk::{Disk, FileDisk, SimDisk};
-pub use engine::{Engine, Handle, Overloaded};
+pub use engine::{Engine, Handle, Overloaded, Stepped, Unreadable};
 pub use error::{Error, abort_on_sync_failure};
 pub use format::FileHead;
 pub use identity::{Identity, Origin};
+pub use lagging::Copied;
 pub use partitions::{Coverage, Memory, Partitions, Ranked};
+pub use peer::{Alone, Peers};
 pub use recover::Recovery;
+pub use replication::ReplicaStatus;
 pub use snapshot_file::{SnapshotHead, SnapshotReader, SnapshotWriter};
 pub use stats::{Distribution, Stats};
 pub use store::{Options, Store};

@@ -87,6 +87,25 @@ impl Partitions {
         }
     }
 
+    /// Leaves a partition out of reads over all of them, or takes it in: a copy of what another worker serves is counted there.
+    pub fn set_hidden(&mut self, partition: PartitionId, hidden: bool) {
+        self.arena.segments[partition.0 as usize].hidden = hidden;
+    }
+
+    /// Runs a read that counts exactly the partitions given, whatever is hidden otherwise.
+    pub fn showing<T>(&mut self, shown: &[PartitionId], read: impl FnOnce(&mut Self) -> T) -> T {
+        let before: Vec<bool> = self.arena.segments.iter().map(|segment| segment.hidden).collect();
+        self.arena.segments.iter_mut().for_each(|segment| segment.hidden = true);
+        shown.iter().for_each(|partition| self.set_hidden(*partition, false));
+        let result = read(self);
+        self.arena.segments.iter_mut().zip(before).for_each(|(segment, hidden)| segment.hidden = hidden);
+        result
+    }
+
+    pub(crate) fn is_hidden(&self, partition: usize) -> bool {
+        self.arena.segments[partition].hidden
+    }
+
     /// What is fixed of the cluster.
     pub const fn shape(&self) -> Shape {
         self.shape
@@ -127,9 +146,10 @@ impl Partitions {
         self.get_partition(partition).map_or(0, |partition| u64::from(partition.count()))
     }
 
-    /// Memories of all partitions here.
+    /// Memories of all partitions here that are not hidden.
     pub fn memories(&self) -> u64 {
-        self.partitions.iter().flatten().map(|partition| u64::from(partition.count())).sum()
+        let shown = self.partitions.iter().enumerate().filter(|(index, _)| !self.is_hidden(*index));
+        shown.filter_map(|(_, partition)| partition.as_ref()).map(|partition| u64::from(partition.count())).sum()
     }
 
     /// Bytes of device, columns and indices; keys and payloads on the heap apart.
@@ -185,13 +205,15 @@ impl Partitions {
         self.find(id).map_or(&[], |(slot, _)| self.arena.columns.key(slot))
     }
 
-    /// Quality of all partitions here.
+    /// Quality of all partitions here that are not hidden.
     ///
     /// # Errors
     /// The device failed.
     pub fn quality(&mut self) -> Result<QualityVector, Error> {
         let mut total = QualityVector::default();
-        self.qualities()?.iter().for_each(|quality| total.merge(quality));
+        self.qualities()?;
+        let shown = self.pass.quality.iter().zip(&self.arena.segments).filter(|(_, segment)| !segment.hidden);
+        shown.for_each(|(quality, _)| total.merge(quality));
         Ok(total)
     }
 
@@ -253,13 +275,15 @@ impl Partitions {
         Ok((start > 0).then_some(start))
     }
 
-    /// The digest of the memories of all partitions here.
+    /// The digest of the memories of all partitions here that are not hidden.
     ///
     /// # Errors
     /// The device failed.
     pub fn digest(&mut self) -> Result<Digest, Error> {
         let mut total = Digest::default();
-        self.digests()?.iter().for_each(|digest| total.merge(*digest));
+        self.digests()?;
+        let shown = self.pass.digests.iter().zip(&self.arena.segments).filter(|(_, segment)| !segment.hidden);
+        shown.for_each(|(digest, _)| total.merge(*digest));
         Ok(total)
     }
 
@@ -294,7 +318,9 @@ impl Partitions {
         let expected = epochs.min(u64::from(u16::MAX)) as u16;
         let mut groups = vec![Coverage::default(); 256];
         let (mut potentials, mut column) = (Vec::new(), Vec::new());
-        for partition in self.partitions.iter().flatten() {
+        let segments = self.arena.segments.clone();
+        let shown = self.partitions.iter().flatten().filter(|partition| !segments[partition.segment as usize].hidden);
+        for partition in shown {
             for (tile, _) in partition.tiles() {
                 self.arena.device.export(tile, &mut potentials, &mut column)?;
                 for (offset, &group) in column.iter().enumerate() {

@@ -3,13 +3,15 @@
 use crate::answers::{ActivateError, Committed, WriteError};
 use crate::gather::Waiter;
 use crate::stats;
-use crate::store::{Item, Kind, State, Store};
+use crate::store::{Mark, Store};
 use crate::wal::{Body, Entry};
+use engram_cluster::Entry as EntryOfMap;
+use engram_cluster::replica::{Defect, Event, is_planted};
 use engram_memory::codec::encode_record;
 use engram_memory::session::Admission;
 use engram_memory::{
-    CapacityPolicy, Command, Lsn, MAX_RECORD_BYTES, MemoryId, PartitionId, Record, Refusal, Reply, Settings, Term,
-    Updates, partition_of,
+    CapacityPolicy, Command, Lsn, MAX_RECORD_BYTES, MemoryId, PartitionId, Record, Refusal, Reply, Term, Updates,
+    partition_of,
 };
 use std::collections::HashSet;
 
@@ -37,9 +39,9 @@ impl Store {
         }
     }
 
-    /// Serves partitions from now on, each at its term, which no process may have served: it has to be above every term
-    /// promised on this disk, unless this very process serves it. `done` is called once the promises are durable. A partition that
-    /// is not here begins empty; one whose settings are not those of [`crate::Options::settings`] is configured.
+    /// Serves partitions from now on, each at its term, as the only copy: for a store without peers. The term has to be above
+    /// every one promised on this disk, unless this very process serves it. `done` is called once the promises are durable. A
+    /// partition that is not here begins empty; one whose settings are not those of [`crate::Options::settings`] is configured.
     pub fn activate(
         &mut self,
         partitions: Vec<(PartitionId, Term)>,
@@ -53,59 +55,44 @@ impl Store {
         }
     }
 
-    /// Serves a partition no longer; its data stays. What was proposed before is answered still.
-    pub fn deactivate(&mut self, partition: PartitionId) {
-        if let Some(place) = self.places.get_mut(partition.0 as usize)
-            && let State::Serving(_) = place.state
-        {
-            place.state = State::Idle;
-            self.shared.set_term(partition, None);
-        }
-    }
-
     fn activate_one(
         &mut self,
         partition: PartitionId,
         term: Term,
         waiter: Waiter,
     ) -> Option<Result<(), ActivateError>> {
-        let partitions = self.options.shape.partitions;
-        let Some(place) = self.places.get(partition.0 as usize) else {
+        let (partitions, member) = (self.options.shape.partitions, self.member());
+        let Some(place) = self.places.get_mut(partition.0 as usize) else {
             return Some(Err(ActivateError::Unknown { partition, partitions }));
         };
-        match &place.state {
-            State::Corrupt(what) => return Some(Err(ActivateError::Corrupt { partition, what: what.clone() })),
-            State::Serving(serving) if *serving == term => return Some(Ok(())),
-            _ if term <= place.promised => {
-                return Some(Err(ActivateError::Promised { partition, promised: place.promised, asked: term }));
-            }
-            _ => {}
+        if let Some(what) = &place.corrupt {
+            return Some(Err(ActivateError::Corrupt { partition, what: what.clone() }));
         }
-        let promise = Entry { partition, term, lsn: Lsn(0), body: Body::Promise { seen: true } };
-        if let Err(error) = self.append(&promise) {
-            return Some(Err(ActivateError::Failed { reason: error.to_string() }));
+        if place.replica.serves() == Some(term) {
+            return Some(Ok(()));
         }
-        let before = self.places[partition.0 as usize].promised;
-        self.push(Item { partition, term, kind: Kind::Promise { waiter, before } });
-        let place = &mut self.places[partition.0 as usize];
-        place.promised = term;
-        place.state = State::Serving(term);
-        self.shared.set_term(partition, Some(term));
-        if !self.partitions.contains(partition) {
-            self.partitions.open(partition, Settings::default());
+        let promised = place.replica.promised();
+        if term <= promised {
+            return Some(Err(ActivateError::Promised { partition, promised, asked: term }));
         }
-        let current = self.partitions.ledger(partition).map_or_else(Settings::default, |ledger| ledger.settings);
-        let wanted = Settings { count_updates: current.count_updates, ..self.options.settings };
-        self.shared.set_settings(partition, Some(wanted));
-        if wanted != current {
-            // An answer at once would be a refusal of settings that were checked when the process began.
-            let _ = self.propose(partition, Record::bare(Command::Configure(wanted)), None);
-        }
+        place.activations.push((term, waiter));
+        self.learn_entry(partition, &EntryOfMap::solo(term, member));
         None
     }
 
     /// Logs a record, or says why not; `None` = logged, the answer comes when it is applied.
-    pub(crate) fn propose(&mut self, partition: PartitionId, record: Record, waiter: Option<Waiter>) -> Option<Answer> {
+    pub(crate) fn propose(
+        &mut self,
+        partition: PartitionId,
+        mut record: Record,
+        waiter: Option<Waiter>,
+    ) -> Option<Answer> {
+        record.request = record.request.filter(|_| !is_planted(Defect::NoDedupe));
+        if let Command::Epoch { updates, .. } = &record.command
+            && is_planted(Defect::NoEpochTable)
+        {
+            record.command = Command::Reinforce(updates.clone());
+        }
         match self.admit(partition, &record, waiter) {
             Ok(Some(term)) => self.log(partition, term, record, waiter).err().map(Err),
             Ok(None) => None,
@@ -123,29 +110,31 @@ impl Store {
         let Some(place) = self.places.get(partition.0 as usize) else {
             return Err(Box::new(Err(WriteError::NotPrimary { partition, term: None })));
         };
-        let term = match &place.state {
-            State::Serving(term) => *term,
-            State::Corrupt(what) => {
-                return Err(Box::new(Err(WriteError::Corrupt { partition, what: what.clone() })));
-            }
-            State::Idle => {
-                let term = (place.promised > Term(0)).then_some(place.promised);
-                return Err(Box::new(Err(WriteError::NotPrimary { partition, term })));
-            }
+        if let Some(what) = &place.corrupt {
+            return Err(Box::new(Err(WriteError::Corrupt { partition, what: what.clone() })));
+        }
+        let Some(term) = place.replica.leads().filter(|_| place.replica.takes_requests()) else {
+            let promised = place.replica.promised();
+            let term = (promised > Term(0)).then_some(promised);
+            return Err(Box::new(Err(WriteError::NotPrimary { partition, term })));
         };
-        let (idle, lsn) = (place.waiting == 0, place.applied);
+        if !place.replica.admits() {
+            return Err(Box::new(Err(WriteError::TooFewCopies { partition, in_sync: place.replica.replicas() })));
+        }
+        let (idle, applied) = (place.pending.is_empty(), place.applied);
         self.check(partition, record).map_err(|refusal| Box::new(Err(WriteError::Invalid { partition, refusal })))?;
         if let Some(request) = record.request
-            && let Some(number) = self.requests.get(&(partition, request))
+            && let Some(lsn) = self.requests.get(&(partition, request))
         {
-            let item = &mut self.tail[(number - self.first) as usize];
-            let Kind::Record { waiters, .. } = &mut item.kind else { unreachable!("requests are records") };
-            waiters.extend(waiter);
+            let place = &mut self.places[partition.0 as usize];
+            let index = (lsn.0 - applied.0 - 1) as usize;
+            place.pending[index].waiters.extend(waiter);
             return Ok(None);
         }
         if let Some(reply) = self.foresee(partition, record, idle) {
             let durable = self.wal.durable(self.wal.written());
-            let committed = Committed { partition, term, lsn, replicas: 1, durable, reply };
+            let replicas = self.places[partition.0 as usize].replica.replicas();
+            let committed = Committed { partition, term, lsn: applied, replicas, durable, reply };
             return Err(Box::new(Ok(committed)));
         }
         match self.over_capacity(partition, record) {
@@ -162,7 +151,10 @@ impl Store {
             Some(Admission::Stored(reply)) => Some(reply),
             // The epoch table may know it, but its session has to know too what became of it: it is logged.
             Some(Admission::Execute) => None,
-            Some(Admission::Refuse(_)) | None => idle.then(|| ledger.foresee(record)).flatten(),
+            // Another worker may serve by now and know better: without leases it is logged, and judged in its place.
+            Some(Admission::Refuse(_)) | None => {
+                idle.then(|| ledger.foresee(record)).flatten().filter(|_| self.is_readable(partition))
+            }
         }
     }
 
@@ -192,10 +184,8 @@ impl Store {
         }
         // Near the limit it is counted which ids are really new.
         let mut new: HashSet<MemoryId> = HashSet::new();
-        for item in self.tail.iter().filter(|item| item.partition == partition) {
-            if let Kind::Record { record, .. } = &item.kind {
-                self.add_new(&record.command, &mut new);
-            }
+        for pending in &place.pending {
+            self.add_new(&pending.record.command, &mut new);
         }
         let under_way = new.len() as u64;
         self.add_new(&record.command, &mut new);
@@ -225,32 +215,28 @@ impl Store {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
         encode_record(&record, &mut bytes);
-        let lsn = Lsn(self.places[partition.0 as usize].last.0 + 1);
+        let lsn = Lsn(self.places[partition.0 as usize].last().0 + 1);
         let logged = if bytes.len() > MAX_RECORD_BYTES {
             let refusal = Refusal::Malformed { what: "record: at most 8 MiB encoded" };
             Err(WriteError::Invalid { partition, refusal })
         } else {
             self.append(&Entry { partition, term, lsn, body: Body::Command(&bytes) })
-                .map_err(|error| WriteError::Failed { reason: error.to_string() })
+                .map_err(|error| WriteError::of_failure(&error))
         };
         stats::add(&self.shared.logged_bytes, bytes.len() as u64);
+        if logged.is_ok() {
+            self.replication.shipping.keep(partition, lsn, term, &bytes);
+        }
         self.scratch = bytes;
         logged?;
-        let place = &mut self.places[partition.0 as usize];
-        place.last = lsn;
-        place.waiting += 1;
-        place.creates += record.command.may_create() as u64;
-        // A request that its session would refuse now may be let through once what is under way is applied, so each copy of it is
-        // judged in its own place.
-        let ledger = self.partitions.ledger(partition);
-        let request = record
-            .request
-            .filter(|request| ledger.is_some_and(|ledger| ledger.sessions.admit(*request) == Admission::Execute));
-        let waiters = waiter.into_iter().collect();
-        let number = self.push(Item { partition, term, kind: Kind::Record { lsn, record, waiters } });
-        if let Some(request) = request {
-            self.requests.insert((partition, request), number);
-        }
+        // Who is alone acknowledges from its disk, in every mode.
+        let alone = self.places[partition.0 as usize].replica.replicas() == 1 && self.options.replication.copies > 1;
+        // The replica waits for the disk too; a defect that breaks the rule breaks it in both places.
+        let alone =
+            alone && !is_planted(Defect::SoloAckWithoutFsync) && !is_planted(Defect::SoloFsyncOnlyWithoutLearner);
+        self.push(Mark::Record(partition, lsn, term), alone);
+        self.add_pending(partition, lsn, term, record, waiter.into_iter().collect());
+        self.step(partition, Event::Appended(lsn));
         Ok(())
     }
 }

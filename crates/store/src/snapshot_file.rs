@@ -336,7 +336,7 @@ impl SnapshotReader {
     }
 
     /// Checks that the file has the name of what it is.
-    fn check_name(&self, partition: PartitionId, lsn: Lsn) -> Result<(), Error> {
+    pub(crate) fn check_name(&self, partition: PartitionId, lsn: Lsn) -> Result<(), Error> {
         if (self.head.partition, self.head.lsn) == (partition, lsn) {
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! What the engine counts, readable from any thread at any time.
 
+use crate::{Error, WriteError};
 use engram_memory::{Lsn, PartitionId, Settings, Term};
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +26,12 @@ impl Counts {
         let bucket = (u64::BITS - value.leading_zeros()) as usize;
         self.buckets[bucket.min(BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
         self.sum.fetch_add(value, Ordering::Relaxed);
+    }
+
+    /// How many values there were, and their sum.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        let count = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum();
+        (count, self.sum.load(Ordering::Relaxed))
     }
 
     fn snapshot(&self) -> Distribution {
@@ -75,6 +82,8 @@ macro_rules! counters {
             pub apply_us: Distribution,
             /// Why nothing is served any more, when that is so.
             pub fault: Option<String>,
+            /// The last damage that was found in a snapshot, and where, when there was any.
+            pub damage: Option<String>,
         }
 
         /// The live counters.
@@ -85,7 +94,8 @@ macro_rules! counters {
             pub(crate) batch_bytes: Counts,
             pub(crate) write_us: Counts,
             pub(crate) apply_us: Counts,
-            pub(crate) fault: RwLock<Option<String>>,
+            fault: RwLock<Option<WriteError>>,
+            pub(crate) damage: RwLock<Option<String>>,
             /// Settings in force by partition, for whoever prepares records.
             settings: Vec<RwLock<Option<Settings>>>,
             /// Term served (0 = not served) and last applied lsn by partition.
@@ -100,7 +110,8 @@ macro_rules! counters {
                     batch_bytes: self.batch_bytes.snapshot(),
                     write_us: self.write_us.snapshot(),
                     apply_us: self.apply_us.snapshot(),
-                    fault: self.fault.read().expect(UNPOISONED).clone(),
+                    fault: self.fault.read().expect(UNPOISONED).as_ref().map(WriteError::reason),
+                    damage: self.damage.read().expect(UNPOISONED).clone(),
                 }
             }
         }
@@ -136,6 +147,12 @@ counters! {
     snapshot_bytes,
     /// Snapshots that failed.
     failed_snapshots,
+    /// Snapshots that were read again, and right.
+    scrubbed_snapshots,
+    /// Bytes of snapshots that were read again.
+    scrubbed_bytes,
+    /// Snapshots that were found damaged when they were read again.
+    damaged_snapshots,
     /// Memories here (gauge).
     memories,
     /// Bytes of device, columns and indices (gauge).
@@ -144,6 +161,20 @@ counters! {
     waiting_records,
     /// Reads that ran.
     reads,
+    /// Records sent to other copies, each time.
+    shipped_records,
+    /// Copies of a partition's state sent to a follower.
+    copies_sent,
+    /// Bytes of such copies that were sent.
+    copied_bytes,
+    /// Copies of a partition's state that took the place of what was here.
+    copies_installed,
+    /// Digests compared with the primary's.
+    digests_compared,
+    /// Those that differed: the copy was made anew.
+    digests_different,
+    /// Messages of peers that were refused as malformed.
+    malformed_messages,
 }
 
 pub(crate) const UNPOISONED: &str = "no panic while the lock is held";
@@ -169,6 +200,17 @@ impl Shared {
 }
 
 impl Shared {
+    /// Nothing is served any more, for this reason; what is answered therefore.
+    pub(crate) fn end(&self, fault: &Error) -> WriteError {
+        self.fault.write().expect(UNPOISONED).insert(WriteError::of_failure(fault)).clone()
+    }
+
+    /// What is answered when nothing is served any more.
+    pub(crate) fn ended(&self) -> WriteError {
+        let fault = self.fault.read().expect(UNPOISONED).clone();
+        fault.unwrap_or_else(|| WriteError::of_failure(&Error::Stopped))
+    }
+
     /// Term at which `partition` is served, and its last applied lsn.
     pub(crate) fn position(&self, partition: PartitionId) -> Option<(Term, Lsn)> {
         let (term, lsn) = self.positions.get(partition.0 as usize)?;

@@ -17,7 +17,7 @@
 //!   corruption and refuses the start; damage above it ends the log there, in a segment whose successor says where it
 //!   ended, and is reported. In mode `sync` that is the last batch at most.
 //! - lsn is dense per partition, terms never fall; a divergent tail is dropped by a logged `Truncate`, never physically.
-//! - Every segment begins with the newest promise and map entry of every partition, so deleting older segments forgets
+//! - Every segment begins with the newest promise and note of every partition, so deleting older segments forgets
 //!   none. Whole segments are deleted only, the oldest first.
 
 mod batch;
@@ -73,8 +73,8 @@ pub enum Body<'a> {
         /// Whether an entry of that term was accepted, not only a candidacy.
         seen: bool,
     },
-    /// The newest entry of the partition map that was seen, in the writer's encoding; lsn is 0.
-    MapEntry(&'a [u8]),
+    /// What is noted of the partition's copy here, in place of what was noted before; lsn is 0.
+    Note(&'a [u8]),
     /// A snapshot at `lsn` took the place of the partition: replay shows nothing before, the log goes on after it.
     Installed,
 }
@@ -123,6 +123,9 @@ impl Default for Options {
         Self { segment_bytes: 64 << 20, durability: Durability::Sync, copies: 1, sealed_at: None }
     }
 }
+
+/// Sees an entry, and what the log says is committed.
+pub type Visit<'a> = dyn FnMut(Entry<'_>, &BTreeMap<PartitionId, (Term, Lsn)>) -> Result<(), Error> + 'a;
 
 /// A place in the log: bytes of batches since its beginning, deleted ones included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -177,6 +180,19 @@ impl Wal {
         head: FileHead,
         options: Options,
         visit: &mut dyn FnMut(Entry<'_>) -> Result<(), Error>,
+    ) -> Result<(Self, Writer, Recovery), Error> {
+        Self::open_with(disk, head, options, &mut |entry, _| visit(entry))
+    }
+
+    /// [`Self::open`], telling `visit` beside each entry what all of the log says is committed ([`Recovery::commits`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_with(
+        disk: Arc<dyn Disk>,
+        head: FileHead,
+        options: Options,
+        visit: &mut Visit<'_>,
     ) -> Result<(Self, Writer, Recovery), Error> {
         let recovered = recover::recover(&*disk, &head, options.sealed_at, visit)?;
         let recovery = recovered.recovery;

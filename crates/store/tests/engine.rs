@@ -24,7 +24,7 @@ fn options() -> Options {
 fn start(folder: &Path, options: Options, term: u64) -> Handle {
     let disk = Arc::new(FileDisk::new(folder).unwrap());
     let (store, _) = Store::open(disk, Arc::new(SystemClock), Box::new(Cpu::new(2)), options).unwrap();
-    let handle = Engine::start(store).unwrap();
+    let handle = Engine::start(store, Box::new(engram_store::Alone)).unwrap();
     let (done, activated) = channel();
     handle.activate((0..PARTITIONS).map(|p| (PartitionId(p), Term(term))).collect(), move |answers| {
         done.send(answers).unwrap();

@@ -7,7 +7,7 @@ use engram_memory::{
     Command, Digest, FeatureShape, FeatureType, Group, Law, LearningEpoch, MemoryId, Outcome, PartitionId,
     QualityVector, Record, Reply, RunId, Settings, Shape, Updates, Upsert, Weight, law, partition_of, reference,
 };
-use engram_store::Partitions;
+use engram_store::{Content, Partitions};
 use proptest::prelude::*;
 
 const FEATURES: [FeatureShape; 3] = [
@@ -83,6 +83,19 @@ fn restored(store: &mut Partitions, threads: usize) -> Partitions {
         assert_eq!(copy.replica_digest(partition).unwrap(), store.replica_digest(partition).unwrap());
     }
     copy
+}
+
+#[test]
+fn memory_is_taken_for_the_ids_of_a_content_and_not_for_the_number_it_names() {
+    let mut partitions = Partitions::new(Box::new(Cpu::new(1)), shape(1, FEATURES[0]));
+    partitions.open(PartitionId(0), Settings::default());
+    let content = partitions.export(PartitionId(0)).unwrap().expect("it is here");
+    partitions.close(PartitionId(0));
+    let before = partitions.bytes();
+    let error = partitions.import(&Content { memories: 1 << 28, ..content.clone() }).unwrap_err();
+    assert!(error.to_string().contains("not as many ids as memories"), "{error}");
+    assert_eq!((partitions.bytes(), partitions.contains(PartitionId(0))), (before, false));
+    partitions.import(&content).unwrap();
 }
 
 /// Interleaves the logs of several partitions by `order`, keeping each one's order.

@@ -23,8 +23,13 @@ pub(super) struct View<'a> {
 impl View<'_> {
     /// The tiles that may hold memories of the scope.
     pub(super) fn tiles_in_scope(&self) -> Vec<usize> {
-        let wanted =
-            |tile: &Tile| tile.count > 0 && !matches!(self.scope, Scope::Segment(only) if only != tile.segment);
+        let wanted = |tile: &Tile| {
+            let in_scope = match self.scope {
+                Scope::Segment(only) => only == tile.segment,
+                Scope::All | Scope::Group(_) => !self.segments[tile.segment as usize].hidden,
+            };
+            tile.count > 0 && in_scope
+        };
         (0..self.tiles.len()).filter(|&index| wanted(&self.tiles[index])).collect()
     }
 

@@ -49,7 +49,7 @@ pub(super) fn apply(
 ) {
     for update in updates {
         let tile = update.slot as usize / TILE;
-        let Segment { clock, fold } = segments[tiles[tile].segment as usize];
+        let Segment { clock, fold, .. } = segments[tiles[tile].segment as usize];
         let potential = &mut potentials.tile_mut(tile - first)[update.slot as usize % TILE];
         *potential = updated(potential.saturating_sub(fold), clock.units(), update.delta) + fold;
     }

@@ -13,12 +13,16 @@ use crate::shared::Shared;
 use engram_learn::run::{Conditions, Connected, Driver, Facts, Job, Phase, RunState, Status};
 use engram_learn::source::SourceOptions;
 use engram_memory::{OnMissing, PartitionId, RunId, run::Entry};
+use engram_proto::v1::{Problem, ProblemKind};
 use record::Recorder;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+
+/// When to ask again for runs of a partition that was just taken over, in milliseconds.
+const TAKE_OVER_MS: u64 = 50;
 
 /// The runs that this worker drives.
 #[derive(Default)]
@@ -49,17 +53,18 @@ impl Runs {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drives what is recorded in the partitions served here and not driven yet; stops what went elsewhere.
-    pub(crate) async fn follow(shared: &Arc<Shared>) {
-        let Ok(recorded) = record::all(shared).await else { return };
-        let here: BTreeMap<RunId, Entry> = recorded.into_iter().collect();
+    /// Drives what is recorded in the partitions served here and not driven yet; stops what went elsewhere. Whether that was all:
+    /// else it is to be called again.
+    pub(crate) async fn follow(shared: &Arc<Shared>) -> bool {
         shared.runs.active().retain(|run, active| {
-            let stays = here.contains_key(run);
+            let stays = shared.engine.position(partition(shared, *run)).is_some();
             if !stays {
                 active.driver.abort();
             }
             stays
         });
+        let Ok((recorded, complete)) = record::all(shared).await else { return false };
+        let here: BTreeMap<RunId, Entry> = recorded.into_iter().collect();
         for (run, entry) in here {
             match RunState::of(&entry) {
                 Ok(state) if state.phase.is_final() => {
@@ -71,6 +76,12 @@ impl Runs {
                 Err(error) => tracing::error!(%run, %error, "cannot go on with a run"),
             }
         }
+        complete
+    }
+
+    /// Whether a run has lost its driver before its end: another driver wrote the record meanwhile, and may be gone too.
+    pub(crate) fn is_unattended(&self) -> bool {
+        self.active().values().any(|active| active.driver.is_finished() && !active.status.borrow().phase.is_final())
     }
 
     /// Starts a driver, unless the run has one.
@@ -114,8 +125,16 @@ impl Runs {
     }
 
     /// The status of every run recorded here.
-    pub(crate) async fn list(shared: &Arc<Shared>) -> Result<Vec<Told>, engram_proto::v1::Problem> {
-        let recorded = record::all(shared).await?;
+    ///
+    /// # Errors
+    /// Not all that is served here can be read now.
+    pub(crate) async fn list(shared: &Arc<Shared>) -> Result<Vec<Told>, Problem> {
+        let (recorded, complete) = record::all(shared).await?;
+        if !complete {
+            return Err(
+                Problem::of(ProblemKind::Unavailable, "a partition was just taken over").retry_after(TAKE_OVER_MS)
+            );
+        }
         let told = recorded.into_iter().filter_map(|(run, entry)| Self::told(shared, run, &entry)).collect();
         Ok(told)
     }

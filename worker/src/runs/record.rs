@@ -15,17 +15,23 @@ pub(super) struct Recorder {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Every run recorded in a partition that is served here.
-pub(super) async fn all(shared: &Shared) -> Result<Vec<(RunId, Entry)>, Problem> {
-    let served = shared.served();
-    shared
-        .engine
-        .read(move |partitions| {
-            let ledgers = served.into_iter().filter_map(|partition| partitions.ledger(partition));
+/// Every run recorded in the partitions that are served here and can be read now, and whether those are all that are served:
+/// what was just taken over may have more in its log than in its state.
+pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), Problem> {
+    let mut readable = shared.served();
+    let served = readable.len();
+    loop {
+        let asked = readable.clone();
+        let read = move |partitions: &mut engram_store::Partitions| {
+            let ledgers = asked.into_iter().filter_map(|partition| partitions.ledger(partition));
             let runs = ledgers.flat_map(|ledger| ledger.runs.iter());
             runs.filter(|(run, _)| *run != TURN).map(|(run, entry)| (run, entry.clone())).collect()
-        })
-        .await
+        };
+        match shared.engine.read_leased_now(readable.clone(), read).await? {
+            Ok(runs) => return Ok((runs, readable.len() == served)),
+            Err(unreadable) => readable.retain(|partition| *partition != unreadable),
+        }
+    }
 }
 
 /// One run, if it is recorded here.
@@ -36,7 +42,7 @@ pub(super) async fn load(shared: &Shared, partition: PartitionId, run: RunId) ->
     let read = move |partitions: &mut engram_store::Partitions| {
         partitions.ledger(partition).and_then(|ledger| ledger.runs.get(run).cloned())
     };
-    shared.engine.read(read).await
+    shared.engine.read_leased(vec![partition], read).await
 }
 
 /// Writes a record; what the partition refuses comes as the inner error.

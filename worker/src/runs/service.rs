@@ -217,7 +217,7 @@ impl Service {
         let engine = &self.shared.engine;
         let served = self.shared.served();
         let record = |partition: &PartitionId| {
-            let settings = Settings { count_updates: enabled, ..engine.settings(*partition)? };
+            let settings = Settings { count_updates: enabled, ..engine.served_settings(*partition)? };
             Some((*partition, Record::bare(Command::Configure(settings))))
         };
         let records: Vec<_> = served.iter().filter_map(record).collect();

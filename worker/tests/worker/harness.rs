@@ -2,11 +2,16 @@
 
 use engram_api::LearnerClusterSpec;
 use engram_client::{Client, Options as ClientOptions};
-use engram_coordinator::{Coordinator, Options as CoordinatorOptions};
-use engram_mapstore::FileStore;
-use engram_memory::ClusterId;
+use engram_cluster::{Entry, PartitionMap};
+use engram_coordinator::{Coordinator, Options as CoordinatorOptions, wire};
+use engram_faults::proxy;
+use engram_mapstore::{FileStore, MapStore as _};
+use engram_memory::{ClusterId, Member};
+use engram_proto::v1;
+use engram_proto::v1::admin_service_client::AdminServiceClient;
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
 use engram_worker::{Addresses, Error, Handle, Listen, Options, Worker};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +28,10 @@ pub(crate) struct Cluster {
     spec: LearnerClusterSpec,
     coordinator: String,
     workers: Vec<Option<Running>>,
+    /// Where each worker finds the listeners of others, by ordinals.
+    detours: BTreeMap<u32, BTreeMap<u32, String>>,
+    /// The ways between workers of a cluster without a coordinator, lower number first.
+    pub(crate) links: BTreeMap<(u32, u32), proxy::Link>,
 }
 
 struct Running {
@@ -32,9 +41,14 @@ struct Running {
     task: JoinHandle<Result<(), Error>>,
 }
 
-/// A specification with few partitions, so that each has several rows.
+/// The same with `copies` of each partition.
+pub(crate) fn copied(copies: u32, workers: u32, partitions: u32) -> LearnerClusterSpec {
+    LearnerClusterSpec { replication_factor: copies, ..spec(workers, partitions) }
+}
+
+/// A specification with few partitions, so that each has several rows, and one copy of each.
 pub(crate) fn spec(workers: u32, partitions: u32) -> LearnerClusterSpec {
-    LearnerClusterSpec { partitions, ..LearnerClusterSpec::with_workers(workers) }
+    LearnerClusterSpec { partitions, replication_factor: 1, ..LearnerClusterSpec::with_workers(workers) }
 }
 
 impl Cluster {
@@ -42,22 +56,86 @@ impl Cluster {
         let folder = tempfile::tempdir().unwrap();
         let store = FileStore::open(folder.path(), CLUSTER).unwrap();
         let options = CoordinatorOptions {
-            cluster: CLUSTER,
-            cluster_name: "test".into(),
-            partitions: spec.partitions,
-            workers: spec.workers,
+            replication_factor: spec.replication_factor,
+            ..CoordinatorOptions::new(CLUSTER, "test", spec.partitions, spec.workers)
         };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let coordinator = listener.local_addr().unwrap().to_string();
         let built = Coordinator::build(options, Arc::new(store)).unwrap();
         tokio::spawn(built.run(listener, std::future::pending()));
         let workers = (0..spec.workers).map(|_| None).collect();
-        let mut cluster = Self { folder, spec, coordinator, workers };
+        let mut cluster = Self { folder, spec, coordinator, workers, detours: BTreeMap::new(), links: BTreeMap::new() };
         for ordinal in 0..cluster.spec.workers {
             cluster.start_worker(ordinal).await;
         }
         cluster.ready().await;
         cluster
+    }
+
+    /// A cluster whose coordinator never answers: its map is written into the store for it, two copies of each partition, and every
+    /// worker is told once where the others are.
+    pub(crate) async fn without_coordinator(spec: LearnerClusterSpec) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
+        let workers = (0..spec.workers).map(|_| None).collect();
+        let mut cluster = Self {
+            folder,
+            spec,
+            coordinator: unused.to_string(),
+            workers,
+            detours: BTreeMap::new(),
+            links: BTreeMap::new(),
+        };
+        // The worker with the lower number dials: those with higher ones are there first, so that ways to them can be laid.
+        for ordinal in (0..cluster.spec.workers).rev() {
+            for higher in ordinal + 1..cluster.spec.workers {
+                let link = proxy::Link::open(cluster.addresses(higher).peer, u64::from(higher)).await.unwrap();
+                let detours = cluster.detours.entry(ordinal).or_default();
+                detours.insert(higher, link.address().to_string());
+                cluster.links.insert((ordinal, higher), link);
+            }
+            cluster.start_worker(ordinal).await;
+        }
+        let running = || cluster.workers.iter().flatten();
+        let members: Vec<Member> = running().map(|running| running.handle.member()).collect();
+        let pair = |partition: usize| [0, 1].map(|copy| members[(partition + copy) % members.len()]).to_vec();
+        let partitions = (0..cluster.spec.partitions as usize).map(|partition| Entry::first(pair(partition))).collect();
+        let map = PartitionMap { cluster: CLUSTER, version: 0, partitions };
+        let map = FileStore::open(cluster.folder.path(), CLUSTER).unwrap().compare_and_swap(None, map).unwrap();
+        let entry = |running: &Running| {
+            let (member, addresses) = (running.handle.member(), running.addresses);
+            v1::MemberEntry {
+                ordinal: member.ordinal.0,
+                store: member.store.0.to_be_bytes().to_vec().into(),
+                incarnation: member.incarnation.0,
+                client_address: addresses.client.to_string(),
+                peer_address: addresses.peer.to_string(),
+                http_address: addresses.http.to_string(),
+                alive: true,
+                dead: false,
+                leaving: false,
+            }
+        };
+        let map = Some(wire::map_to_proto(&map));
+        let reply = v1::BeatReply { map, members: running().map(entry).collect(), ..v1::BeatReply::default() };
+        running().for_each(|running| running.handle.hear(reply.clone()));
+        cluster.ready().await;
+        cluster
+    }
+
+    /// Ends a worker as its death would: nothing is drained, nobody is told.
+    pub(crate) async fn kill_worker(&mut self, ordinal: u32) {
+        let running = self.workers[ordinal as usize].take().expect("it runs");
+        running.task.abort();
+        let _ = running.task.await;
+    }
+
+    /// How the partitions of a worker stand.
+    pub(crate) async fn status(&self, ordinal: u32) -> Vec<v1::PartitionStatus> {
+        let address = format!("http://{}", self.addresses(ordinal).admin);
+        let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
+        let mut admin = AdminServiceClient::new(channel);
+        admin.get_worker_status(v1::WorkerStatusRequest {}).await.unwrap().into_inner().partition_status
     }
 
     pub(crate) fn options(&self, ordinal: u32) -> Options {
@@ -69,6 +147,8 @@ impl Cluster {
             listen: Listen::anywhere(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             advertise_host: None,
             coordinators: vec![self.coordinator.clone()],
+            peer_detours: self.detours.get(&ordinal).cloned().unwrap_or_default(),
+            map_folder: Some(self.folder.path().to_owned()),
             threads: Some(1),
             spec: self.spec.clone(),
         }

@@ -6,3 +6,4 @@ mod exactly_once;
 mod harness;
 mod operations;
 mod reading;
+mod replication;

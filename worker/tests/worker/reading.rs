@@ -1,10 +1,13 @@
 //! Reads are whole, whoever is asked.
 
-use crate::harness::{Cluster, spec};
-use engram_client::{EpochUpdates, GetOptions, GroupSignal, QualityOptions, RankOptions, Rows, Signals, Updates};
+use crate::harness::{Cluster, copied, spec};
+use engram_client::{
+    EpochUpdates, GetOptions, GroupSignal, QualityOptions, RankOptions, ReadMode, Rows, Signals, Updates,
+};
 use engram_memory::law::rank_order;
-use engram_memory::{Group, LearningEpoch, MemoryId, ONE, RunId, Weight, key_id, mix64};
+use engram_memory::{Group, LearningEpoch, MemoryId, ONE, Ordinal, RunId, Weight, key_id, mix64, partition_of};
 use engram_proto::v1::{self, MemoryBatch, ProblemKind};
+use std::time::Duration;
 use tokio_stream::StreamExt as _;
 use tonic::Streaming;
 
@@ -51,7 +54,7 @@ async fn any_worker_answers_any_client() {
         .collect();
     assert_eq!(rejected, [9_999], "an unknown id is reported, the rest applied");
 
-    let digest = workers[0].get_digest(v1::DigestRequest { local: false }).await.unwrap().into_inner();
+    let digest = workers[0].get_digest(v1::DigestRequest::default()).await.unwrap().into_inner();
     assert_eq!(digest.memories, 600);
     for worker in &mut workers {
         let get = v1::GetMemoriesRequest { ids: vec![77, 5, 31_337], ..Default::default() };
@@ -69,7 +72,7 @@ async fn any_worker_answers_any_client() {
         let quality = worker.get_quality(v1::QualityRequest::default()).await.unwrap().into_inner();
         assert_eq!(quality.groups.iter().map(|group| group.count).sum::<u64>(), 600);
         assert_eq!(quality.versions.len(), 16);
-        let same = worker.get_digest(v1::DigestRequest { local: false }).await.unwrap().into_inner();
+        let same = worker.get_digest(v1::DigestRequest::default()).await.unwrap().into_inner();
         assert_eq!(same.digest, digest.digest);
 
         let rank = v1::RankRequest { limit: 3, ..Default::default() };
@@ -202,4 +205,52 @@ async fn keys_features_and_payloads_come_back_as_they_went_in() {
     session.decay(0.05).await.unwrap();
     let weight = client.get(&[key_id(b"beta")], GetOptions::default()).await.unwrap().memories[0].weight;
     assert!((weight.to_f64() - 0.5).abs() < 1e-6, "+ 0.05, then - 0.05: {weight}");
+}
+
+/// The same answers in every mode, and what a copy may not tell is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_are_answered_as_they_ask() {
+    let cluster = Cluster::start(copied(2, 3, 12)).await;
+    let client = cluster.client().await;
+    let ids: Vec<MemoryId> = (0..900).map(MemoryId).collect();
+    let weights = (0..900).map(|id| id as f32 / 1_024.0).collect();
+    client.session().upsert(Rows { ids: ids.clone(), weights, ..Rows::default() }).await.unwrap();
+    let (digest, first) = (client.digest().await.unwrap(), client.top(40, None).await.unwrap());
+    let quality = client.quality(QualityOptions::default()).await.unwrap();
+
+    let confirmed = client.reading(ReadMode::Confirmed);
+    assert_eq!(confirmed.digest().await.unwrap(), digest);
+    assert_eq!(confirmed.top(40, None).await.unwrap(), first);
+    assert_eq!(confirmed.get(&ids, GetOptions::default()).await.unwrap().memories.len(), 900);
+
+    let lagging = client.reading(ReadMode::Replica { max_lag: Duration::ZERO });
+    let copied = lagging.digest().await.unwrap();
+    assert_eq!((copied.digest, copied.memories), (digest.digest, 900));
+    let mut lags: Vec<_> = copied.versions.iter().map(|version| (version.partition, version.lag_ms)).collect();
+    lags.sort_unstable();
+    assert_eq!(lags, (0..12).map(|partition| (partition, Some(0))).collect::<Vec<_>>());
+    assert_eq!(lagging.top(40, None).await.unwrap(), first);
+    assert_eq!(lagging.quality(QualityOptions::default()).await.unwrap().vector, quality.vector);
+    let refused = lagging.get(&ids, GetOptions::default()).await.unwrap_err();
+    assert_eq!(refused.kind(), ProblemKind::Invalid, "{refused}");
+
+    // A client without a map says it in the request; a worker alone is asked for the copies it has.
+    let mut worker = cluster.bare(1).await;
+    let read = |mode: v1::ReadMode, partitions| Some(v1::Read { mode: mode.into(), max_lag_ms: 60_000, partitions });
+    for mode in [v1::ReadMode::Confirmed, v1::ReadMode::Replica] {
+        let request = v1::DigestRequest { local: false, read: read(mode, Vec::new()) };
+        assert_eq!(worker.get_digest(request).await.unwrap().into_inner().memories, 900, "{mode:?}");
+    }
+    let map = client.map().unwrap();
+    let backup = (0..12).find(|at| {
+        let (primary, in_sync) = (map.partitions[*at].primary, &map.in_sync[*at]);
+        primary != Ordinal(1) && in_sync.contains(&Ordinal(1))
+    });
+    let absent = (0..12).find(|at| !map.in_sync[*at].contains(&Ordinal(1)));
+    let (backup, absent) = (backup.unwrap() as u32, absent.unwrap() as u32);
+    let request = v1::DigestRequest { local: true, read: read(v1::ReadMode::Replica, vec![backup, absent]) };
+    let reply = worker.get_digest(request).await.unwrap().into_inner();
+    let expected = ids.iter().filter(|id| partition_of(**id, 12).0 == backup).count();
+    assert_eq!(reply.memories, expected as u64, "of the copy that is here, and of no other");
+    assert_eq!(reply.versions.iter().map(|version| version.partition).collect::<Vec<_>>(), [backup]);
 }

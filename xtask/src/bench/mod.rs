@@ -50,6 +50,10 @@ enum Suite {
     Wire,
     /// Full order and the best 1,000
     Rank,
+    /// What copies cost, by their number and the durability mode
+    Replication,
+    /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
+    Healing,
 }
 
 impl Suite {
@@ -59,6 +63,8 @@ impl Suite {
             Self::Store => "store",
             Self::Wire => "wire",
             Self::Rank => "rank",
+            Self::Replication => "replication",
+            Self::Healing => "healing",
         }
     }
 

@@ -1,6 +1,6 @@
 //! `engram remove`, `reinforce` and `decay`: changes of memories outside a run, each exactly once.
 
-use super::insert::stream;
+use super::insert::{add, stream};
 use super::select::Selection;
 use crate::args::Context;
 use crate::error::{Ended, problem};
@@ -8,7 +8,7 @@ use crate::output::{Table, count};
 use crate::rows::{Format, Purpose, Row};
 use crate::target;
 use engram_api::{API_VERSION, Code, ExitCode};
-use engram_client::{GroupSignal, Session, Signals, Updates};
+use engram_client::{Error, GroupSignal, Session, Signals, Updates};
 use engram_memory::{Group, OnMissing, Outcome, RejectionReason};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -76,7 +76,7 @@ pub(crate) async fn reinforce(arguments: &Reinforce, context: &Context) -> anyho
     let on_missing = if arguments.create { OnMissing::Create } else { OnMissing::Report };
     if let Some(path) = &arguments.file {
         let session = target::connect(context).await?.session();
-        let send = |rows| reinforce_rows(session.clone(), rows, on_missing);
+        let send = async |rows, sum: &mut Outcome| reinforce_rows(&session, rows, on_missing, sum).await;
         let told = stream(path, arguments.format, Purpose::Reinforce, context, send).await?;
         return told.print(&Selection::default(), context);
     }
@@ -111,11 +111,11 @@ pub(crate) async fn decay(arguments: &Decay, context: &Context) -> anyhow::Resul
 
 /// Reinforces in the order of the rows; a change from qualities to deltas begins another request.
 async fn reinforce_rows(
-    session: Session,
+    session: &Session,
     rows: Vec<Row>,
     on_missing: OnMissing,
-) -> Result<Outcome, engram_client::Error> {
-    let mut sum = Outcome::default();
+    sum: &mut Outcome,
+) -> Result<(), Error> {
     for rows in rows.chunk_by(|a, b| a.quality.is_some() == b.quality.is_some()) {
         let keys = rows.iter().any(|row| row.key.is_some());
         let signals = if rows[0].quality.is_some() {
@@ -129,9 +129,9 @@ async fn reinforce_rows(
             on_missing,
             keys: keys.then(|| rows.iter().map(|row| row.key.clone().unwrap_or_default().into_bytes()).collect()),
         };
-        sum.merge(&session.reinforce(updates).await?.outcome);
+        add(sum, session.reinforce(updates).await)?;
     }
-    Ok(sum)
+    Ok(())
 }
 
 /// What a change did, to be told.

@@ -54,7 +54,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     let failed = || format!("failed to write {}", path.display());
     let file = temporary_beside(path).with_context(failed)?;
     let packed = Packing::of_path(path).writer(file.reopen().with_context(failed)?).with_context(failed)?;
-    let (packed, written) = write(&client, packed, format, context).await?;
+    let (packed, written) = write(&client, packed, format, context).await.with_context(failed)?;
     packed.finish().with_context(failed)?;
     let length = file.as_file().metadata().map_or(0, |meta| meta.len());
     file.persist(path).with_context(failed)?;

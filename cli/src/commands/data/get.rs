@@ -1,5 +1,6 @@
 //! `engram get`: memories as they are now.
 
+use super::reads::PrimaryReads;
 use super::select::Selection;
 use crate::args::Context;
 use crate::error::Ended;
@@ -23,6 +24,8 @@ pub(crate) struct Arguments {
     /// Read features and payloads too (always so with -o json, yaml and wide)
     #[arg(long)]
     all: bool,
+    #[command(flatten)]
+    reads: PrimaryReads,
 }
 
 pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
@@ -30,7 +33,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     let everything =
         arguments.all || context.output.is_structured() || context.output.format == crate::output::Format::Wide;
     let options = GetOptions { features: everything, payloads: everything };
-    let found = target::connect(context).await?.get(&ids, options).await?;
+    let found = target::connect(context).await?.reading(arguments.reads.mode()).get(&ids, options).await?;
     let mut table = Table::new(if everything { &COLUMNS } else { &COLUMNS[..4] });
     for memory in &found.memories {
         let mut cells =

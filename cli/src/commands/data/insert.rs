@@ -10,7 +10,7 @@ use crate::rows::{Format, Purpose, Reader, Row};
 use crate::target;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
-use engram_client::{Rows, Session};
+use engram_client::{Error, Rows, Session, Written};
 use engram_memory::{Blobs, Group, Outcome};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -58,7 +58,7 @@ pub(crate) async fn run(arguments: Arguments, context: &Context) -> anyhow::Resu
     let session = client.session();
     if let Some(path) = &arguments.file {
         let purpose = Purpose::Insert { dimension: client.map()?.feature_dimension as usize };
-        let send = |rows| insert(session.clone(), rows);
+        let send = async |rows, sum: &mut Outcome| insert(&session, rows, sum).await;
         let told = stream(path, arguments.format, purpose, context, send).await?;
         return told.print(&Selection::default(), context);
     }
@@ -81,12 +81,24 @@ pub(crate) async fn run(arguments: Arguments, context: &Context) -> anyhow::Resu
 }
 
 /// Inserts rows in their order. Rows of one request have the same columns, so a change of columns begins another.
-async fn insert(session: Session, rows: Vec<Row>) -> Result<Outcome, engram_client::Error> {
-    let mut sum = Outcome::default();
+async fn insert(session: &Session, rows: Vec<Row>, sum: &mut Outcome) -> Result<(), Error> {
     for rows in rows.chunk_by(|a, b| columns(a) == columns(b)) {
-        sum.merge(&session.upsert(upsert(rows)).await?.outcome);
+        add(sum, session.upsert(upsert(rows)).await)?;
     }
-    Ok(sum)
+    Ok(())
+}
+
+/// Adds what a request did to `sum`: where it failed, the parts that were applied.
+///
+/// # Errors
+/// The request failed, as it says.
+pub(super) fn add(sum: &mut Outcome, written: Result<Written, Error>) -> Result<(), Error> {
+    match &written {
+        Ok(written) => sum.merge(&written.outcome),
+        Err(Error::Partial { written, .. }) => sum.merge(&written.outcome),
+        Err(_) => {}
+    }
+    written.map(|_| ())
 }
 
 fn columns(row: &Row) -> (bool, bool) {
@@ -114,17 +126,13 @@ fn upsert(rows: &[Row]) -> Rows {
 ///
 /// # Errors
 /// A row is wrong, or the cluster refuses; says how many rows were applied before.
-pub(super) async fn stream<F, A>(
+pub(super) async fn stream(
     path: &Path,
     format: Option<Format>,
     purpose: Purpose,
     context: &Context,
-    send: F,
-) -> anyhow::Result<Told>
-where
-    F: Fn(Vec<Row>) -> A,
-    A: Future<Output = Result<Outcome, engram_client::Error>>,
-{
+    send: impl AsyncFn(Vec<Row>, &mut Outcome) -> Result<(), Error>,
+) -> anyhow::Result<Told> {
     let reader = Reader::open(path, format, purpose)?;
     let bytes = (path != Path::new("-")).then(|| std::fs::metadata(path).map(|meta| meta.len())).transpose()?;
     if bytes.is_some() {
@@ -150,8 +158,7 @@ where
     while let Some(batch) = next.recv().await {
         let rows: Vec<Row> = batch.map_err(|error| after(&told, error.into()))?;
         told.requested += rows.len() as u64;
-        let outcome = send(rows).await.map_err(|error| after(&told, error.into()))?;
-        told.outcome.merge(&outcome);
+        send(rows, &mut told.outcome).await.map_err(|error| after(&told, error.into()))?;
         let said = format!("{} rows", count(told.requested));
         progress.set(read.load(Ordering::Relaxed), &said);
     }

@@ -8,6 +8,7 @@ mod import;
 mod insert;
 mod quality;
 mod rank;
+mod reads;
 pub(crate) mod run;
 mod select;
 mod show;

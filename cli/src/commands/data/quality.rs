@@ -1,5 +1,6 @@
 //! `engram quality`: how good the memories are, per group and in total.
 
+use super::reads::Reads;
 use crate::args::Context;
 use crate::output::{Style, Table, count};
 use crate::target;
@@ -18,6 +19,8 @@ const BAR: u64 = 50;
   engram quality
   engram quality --histogram        16 bins of equal width
   engram quality --histogram=6      2^6 bins
+  engram quality --read replica --max-lag 5000
+                                    of copies, at most 5 s old
   engram quality -o json            with exact sums in units of 2^-30")]
 pub(crate) struct Arguments {
     /// Show how weights are distributed, in 2^BITS bins
@@ -30,11 +33,15 @@ pub(crate) struct Arguments {
         value_parser = clap::value_parser!(u32).range(0..=12)
     )]
     histogram: Option<u32>,
+    #[command(flatten)]
+    reads: Reads,
 }
 
 pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
     let options = QualityOptions { histogram_bits: arguments.histogram, ..QualityOptions::default() };
-    let quality = target::connect(context).await?.quality(options).await?;
+    let quality = target::connect(context).await?.reading(arguments.reads.mode()).quality(options).await?;
+    // Told by copies alone.
+    let lag_ms = quality.versions.iter().filter_map(|version| version.lag_ms).max();
     let total = quality.vector.total();
     let mut table = Table::new(&["group", ">memories", ">mean", ">min", ">max"]);
     let groups = quality.vector.groups().iter().map(|(group, quality)| (group.0.to_string(), *quality));
@@ -58,10 +65,19 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
             let groups = histogram.groups().iter();
             value["histogram"] = groups.map(|(group, bins)| json!({ "group": group.0, "bins": bins })).collect();
         }
+        if lag_ms.is_some() {
+            let versions = quality.versions.iter();
+            value["versions"] = versions
+                .map(|at| json!({ "partition": at.partition, "term": at.term, "lsn": at.lsn, "lagMs": at.lag_ms }))
+                .collect();
+        }
         context.output.value(&value)?;
         return Ok(ExitCode::Ok);
     }
     context.output.text(&table.render(&context.output))?;
+    if let Some(lag_ms) = lag_ms {
+        context.output.text(&format!("copies lag by at most {lag_ms} ms\n"))?;
+    }
     if let Some(histogram) = &quality.histogram {
         let bars = bars(&histogram.total());
         context

@@ -1,6 +1,7 @@
 //! `engram rank`: memories by weight descending, then id ascending, merged from all workers.
 
 use super::get::name;
+use super::reads::Reads;
 use crate::args::Context;
 use crate::output::{Format, Output, Table};
 use crate::rows::{Object, weight};
@@ -20,6 +21,7 @@ const TABLE_ROWS: u64 = 10_000;
   engram rank                  the first 10
   engram rank -k 100 --group 1
   engram rank -k 0 -o tsv      all, streamed
+  engram rank --read replica   of copies, at most a second old
 
 Order: weight descending, then id ascending. Weights are exact: multiples of 2^-30.")]
 pub(crate) struct Arguments {
@@ -29,6 +31,8 @@ pub(crate) struct Arguments {
     /// Of this group only
     #[arg(short, long, value_name = "0-255")]
     group: Option<u8>,
+    #[command(flatten)]
+    reads: Reads,
 }
 
 /// A ranked memory, for programs.
@@ -40,7 +44,7 @@ struct Ranked<'a> {
 }
 
 pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
-    let client = target::connect(context).await?;
+    let client = target::connect(context).await?.reading(arguments.reads.mode());
     let group = arguments.group.map(Group);
     if !(1..=TABLE_ROWS).contains(&arguments.limit) {
         stream(&client, RankOptions { limit: arguments.limit, group, keys: true }, &context.output).await?;

@@ -163,7 +163,10 @@ async fn ask(admin: SocketAddr, folder: String) -> anyhow::Result<v1::CreateSnap
         let mut client =
             AdminServiceClient::new(channel).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
         let answer = client.create_snapshot(v1::CreateSnapshotRequest { folder }).await;
-        let reply = answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?;
+        let reply = answer.map_err(|status| match v1::Problem::from_status(&status) {
+            Some(problem) => anyhow::Error::new(engram_client::Error::Refused(Box::new(problem))),
+            None => anyhow::anyhow!("{}", status.message()),
+        })?;
         anyhow::Ok(reply.into_inner())
     };
     let answer = tokio::time::timeout(DEADLINE, ask).await;

@@ -13,7 +13,7 @@ use crate::cluster::SMALLEST_SETTING;
 use crate::code::Code;
 use crate::object::{MAX_NAME_LENGTH, is_name};
 use crate::problem::{Place, Problem};
-use crate::quantity::{Duration, Size};
+use crate::quantity::{Duration, Rate, Size};
 
 /// One walk over one document.
 pub(crate) struct Check<'a> {
@@ -219,6 +219,10 @@ impl<'a> Check<'a> {
                 }
             }
             Some("engram-size") => match text.parse::<Size>() {
+                Err(message) => return self.report(Code::WrongType, path, place, format!("{path}: {message}"), []),
+                Ok(_) => return,
+            },
+            Some("engram-rate") => match text.parse::<Rate>() {
                 Err(message) => return self.report(Code::WrongType, path, place, format!("{path}: {message}"), []),
                 Ok(_) => return,
             },

@@ -8,6 +8,7 @@
 
 mod check;
 mod existing;
+mod kubernetes;
 mod nearest;
 mod rules;
 mod tree;
@@ -116,12 +117,37 @@ pub fn parse(text: &str, origin: &str, needs: Needs) -> Result<Manifest, Problem
     if problems.is_empty() {
         let mut typed = || {
             manifest.cluster = file.clusters.first().map(|tree| typed(tree)).transpose()?;
+            if let Some(LearnerCluster { spec, .. }) = &mut manifest.cluster {
+                // What was asked for fits, or was refused; the default is for two workers or more.
+                spec.replication_factor = spec.replication_factor.min(spec.workers);
+            }
             manifest.runs = file.runs.iter().map(|tree| typed(tree)).collect::<Result<_, _>>()?;
             Ok(())
         };
         problems.extend(typed().err());
     }
     if problems.is_empty() { Ok(manifest) } else { Err(Problems::new(origin, text, problems)) }
+}
+
+/// Checks one object as the operator finds it on an API server: the kind, metadata and spec of `object` and nothing
+/// else. What runs on one machine only is refused too.
+///
+/// # Errors
+///
+/// All problems of the object, in the order of its fields; places mean nothing.
+pub fn parse_object(object: &Value) -> Result<Manifest, Problems> {
+    let part = |path: &str| object.pointer(path).cloned().unwrap_or_default();
+    let object = serde_json::json!({
+        "apiVersion": part("/apiVersion"),
+        "kind": part("/kind"),
+        "metadata": { "name": part("/metadata/name") },
+        "spec": part("/spec"),
+    });
+    let (text, origin) = (object.to_string(), "object");
+    let manifest = parse(&text, origin, Needs::Anything)?;
+    let problems: Vec<Problem> =
+        manifest.run_trees.iter().flat_map(|run| rules::run_in_kubernetes(&text, run)).collect();
+    if problems.is_empty() { Ok(manifest) } else { Err(Problems::new(origin, &text, problems)) }
 }
 
 /// Makes the types of a tree without fault. The schema is made from the types, so that this can fail only where a type

@@ -7,27 +7,25 @@ use super::check::entry_place;
 use super::tree::{Entry, Node, Yaml, place};
 use crate::cluster::Capacity;
 use crate::code::Code;
+use crate::later;
 use crate::problem::{Place, Problem};
 use crate::run::{EventFormat, Synthetic};
 
-/// Copies of a partition that this version can keep.
-const MOST_COPIES: i128 = 1;
-
-const ONE_COPY: &str = "set replicationFactor: 1 (a lost disk then loses its memories)";
 const EVENTS: &str = "spec.memory.source.events";
 const SYNTHETIC: &str = "spec.memory.source.synthetic";
 
 /// One document under its rules.
-struct Rules<'a> {
-    source: &'a str,
-    document: &'a Node,
-    problems: Vec<Problem>,
+pub(super) struct Rules<'a> {
+    pub(super) source: &'a str,
+    pub(super) document: &'a Node,
+    pub(super) problems: Vec<Problem>,
 }
 
 /// Checks the rules of a `LearnerCluster`.
 pub(super) fn cluster(source: &str, document: &Node) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
     rules.copies();
+    rules.kubernetes();
     rules.problems
 }
 
@@ -39,6 +37,13 @@ pub(super) fn run(source: &str, document: &Node, capacity: Option<i128>) -> Vec<
     rules.measures();
     rules.until();
     rules.population(capacity);
+    rules.problems
+}
+
+/// Checks a `LearnerRun` for what runs on one machine only.
+pub(super) fn run_in_kubernetes(source: &str, document: &Node) -> Vec<Problem> {
+    let mut rules = Rules { source, document, problems: Vec::new() };
+    later::RUN.iter().for_each(|later| rules.later(later));
     rules.problems
 }
 
@@ -62,18 +67,13 @@ impl Rules<'_> {
     fn copies(&mut self) {
         let path = "spec.replicationFactor";
         let Some(copies @ 2..=3) = self.integer(path) else { return };
-        match self.integer("spec.workers") {
-            Some(workers) if (1..copies).contains(&workers) => {
-                let message =
-                    format!("{path} is {copies}, but spec.workers is {workers}; allowed: replicationFactor <= workers");
-                self.problem(Code::Conflicting, path, message, ONE_COPY);
-            }
-            _ if copies > MOST_COPIES => {
-                let message = format!("{path} is {copies}; this version keeps one copy; set replicationFactor: 1");
-                self.problem(Code::NotSupported, path, message, ONE_COPY);
-            }
-            _ => {}
-        }
+        let Some(workers) = self.integer("spec.workers").filter(|workers| (1..copies).contains(workers)) else {
+            return;
+        };
+        let message =
+            format!("{path} is {copies}, but spec.workers is {workers}; allowed: replicationFactor <= workers");
+        let help = format!("set workers: {copies}, or replicationFactor: {workers}");
+        self.problem(Code::Conflicting, path, message, &help);
     }
 
     fn block_of_kind(&mut self) {
@@ -210,19 +210,19 @@ impl Rules<'_> {
         }
     }
 
-    fn has(&self, path: &str) -> bool {
+    pub(super) fn has(&self, path: &str) -> bool {
         find(self.document, path).is_some()
     }
 
-    fn text(&self, path: &str) -> Option<&str> {
+    pub(super) fn text(&self, path: &str) -> Option<&str> {
         find(self.document, path)?.value.value.text()
     }
 
-    fn integer(&self, path: &str) -> Option<i128> {
+    pub(super) fn integer(&self, path: &str) -> Option<i128> {
         find(self.document, path)?.value.value.integer()
     }
 
-    fn shown(&self, path: &str) -> String {
+    pub(super) fn shown(&self, path: &str) -> String {
         find(self.document, path).map_or_else(String::new, |entry| entry.value.value.to_string())
     }
 
@@ -232,7 +232,7 @@ impl Rules<'_> {
             .map_or_else(|| place(self.document.referenced), |entry| entry_place(entry, self.source))
     }
 
-    fn problem(&mut self, code: Code, path: &str, message: String, help: &str) {
+    pub(super) fn problem(&mut self, code: Code, path: &str, message: String, help: &str) {
         self.problems.push(Problem::new(code, message).of(path).at(self.place(path)).help(help));
     }
 }

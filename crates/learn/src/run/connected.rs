@@ -195,6 +195,8 @@ impl From<Error> for ClusterError {
             | ProblemKind::NotPrimary
             | ProblemKind::Overloaded
             | ProblemKind::Stopping
+            | ProblemKind::OutcomeUnknown
+            | ProblemKind::TooFewCopies
             | ProblemKind::SessionExpired
             | ProblemKind::Unspecified
             // Space can be made while the run waits.
@@ -203,6 +205,7 @@ impl From<Error> for ClusterError {
             ProblemKind::DataCorruption => "ENG-0503",
             ProblemKind::Invalid => "ENG-0507",
             ProblemKind::WrongCluster => "ENG-0605",
+            ProblemKind::Denied => "ENG-0607",
             _ => "ENG-0308",
         };
         Self::Permanent { code, message }

@@ -27,7 +27,7 @@ const COMMIT_BYTES: usize = 20;
 pub(super) const MAX_HEADER_BYTES: usize = HEADER_BYTES + COMMIT_BYTES * MAX_PARTITIONS as usize;
 const MAGIC: u32 = u32::from_le_bytes(*b"EBAT");
 
-/// The newest promise and map entry of each partition: what must outlive the segment that holds it.
+/// The newest promise and note of each partition: what must outlive the segment that holds it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Carried(BTreeMap<PartitionId, Carry>);
 
@@ -41,7 +41,7 @@ impl Carried {
     pub(super) fn note(&mut self, entry: &Entry<'_>) {
         match entry.body {
             Body::Promise { seen } => self.0.entry(entry.partition).or_default().promise = Some((entry.term, seen)),
-            Body::MapEntry(bytes) => {
+            Body::Note(bytes) => {
                 self.0.entry(entry.partition).or_default().map_entry = Some((entry.term, bytes.to_vec()));
             }
             Body::Command(_) | Body::Truncate | Body::Installed => {}
@@ -67,7 +67,7 @@ impl Carried {
                 batch.push(&Entry { partition, term, lsn, body: Body::Promise { seen } }, None);
             }
             if let Some((term, bytes)) = &carry.map_entry {
-                batch.push(&Entry { partition, term: *term, lsn, body: Body::MapEntry(bytes) }, None);
+                batch.push(&Entry { partition, term: *term, lsn, body: Body::Note(bytes) }, None);
             }
         }
         batch.seal(&[]);

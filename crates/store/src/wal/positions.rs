@@ -12,7 +12,7 @@ use crate::Error;
 pub struct Tail {
     /// The last lsn; 0 = none yet.
     pub lsn: Lsn,
-    /// The highest term of an entry that wrote, cut or replaced the log.
+    /// The term of the last record or of the copy that replaced it; 0 after a cut, until a record follows.
     pub term: Term,
 }
 
@@ -36,10 +36,14 @@ impl Positions {
             }
             Body::Truncate => {
                 let may = entry.lsn >= tail.lsn || entry.term > tail.term;
-                (may && entry.term >= tail.term).then_some(Tail { lsn: tail.lsn.min(entry.lsn), term: entry.term })
+                // Records of terms between the one that stays and the one that cuts may follow: the new primary's older ones.
+                // What it leaves, where that was deleted, ends where it says.
+                let lsn = known.map_or(entry.lsn, |tail| tail.lsn.min(entry.lsn));
+                let cut = Tail { lsn, term: Term(0) };
+                (may && entry.term >= tail.term).then_some(cut)
             }
             Body::Installed => Some(Tail { lsn: entry.lsn, term: entry.term }),
-            Body::Promise { .. } | Body::MapEntry(_) => return Ok(()),
+            Body::Promise { .. } | Body::Note(_) => return Ok(()),
         };
         let not_dense = || Error::NotDense {
             partition: entry.partition,

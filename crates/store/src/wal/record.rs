@@ -11,7 +11,7 @@ pub(super) const HEADER_BYTES: usize = 25;
 const COMMAND: u8 = 1;
 const TRUNCATE: u8 = 2;
 const PROMISE: u8 = 3;
-const MAP_ENTRY: u8 = 4;
+const NOTE: u8 = 4;
 const INSTALLED: u8 = 5;
 
 impl<'a> Body<'a> {
@@ -20,14 +20,14 @@ impl<'a> Body<'a> {
             Self::Command(_) => COMMAND,
             Self::Truncate => TRUNCATE,
             Self::Promise { .. } => PROMISE,
-            Self::MapEntry(_) => MAP_ENTRY,
+            Self::Note(_) => NOTE,
             Self::Installed => INSTALLED,
         }
     }
 
     pub(super) fn payload(self) -> &'a [u8] {
         match self {
-            Self::Command(bytes) | Self::MapEntry(bytes) => bytes,
+            Self::Command(bytes) | Self::Note(bytes) => bytes,
             Self::Truncate | Self::Installed => &[],
             Self::Promise { seen: false } => &[0],
             Self::Promise { seen: true } => &[1],
@@ -64,7 +64,7 @@ pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Result<Entry<'a>, &'static str
         (TRUNCATE, []) => Body::Truncate,
         (PROMISE, [0]) => Body::Promise { seen: false },
         (PROMISE, [1]) => Body::Promise { seen: true },
-        (MAP_ENTRY, entry) => Body::MapEntry(entry),
+        (NOTE, entry) => Body::Note(entry),
         (INSTALLED, []) => Body::Installed,
         _ => return Err("a record has an unknown type or does not fit it"),
     };

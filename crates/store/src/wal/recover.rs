@@ -10,7 +10,7 @@ use engram_memory::{Lsn, PartitionId, Term};
 use super::batch::Carried;
 use super::positions::Positions;
 use super::segment::{self, Segment};
-use super::{Body, Contents, Entry, Position, record};
+use super::{Body, Contents, Entry, Position, Visit, record};
 use crate::{Disk, Error, FileHead};
 
 /// What was found in the log.
@@ -53,6 +53,8 @@ pub(super) struct Next {
     pub(super) carried: Carried,
     /// The newest segment so far, to be cut to its end once the next one says where that is.
     pub(super) before: Option<Segment>,
+    /// Bytes behind that end which were something.
+    pub(super) dropped_bytes: u64,
 }
 
 /// A later entry that undoes commands.
@@ -69,7 +71,7 @@ pub(super) fn recover(
     disk: &dyn Disk,
     head: &FileHead,
     sealed_at: Option<Position>,
-    visit: &mut dyn FnMut(Entry<'_>) -> Result<(), Error>,
+    visit: &mut Visit<'_>,
 ) -> Result<Recovered, Error> {
     let segments = open_all(disk, head)?;
     let mut first = FirstPass::default();
@@ -107,6 +109,9 @@ pub(super) fn recover(
                 recovery.synced_through = Position(synced_through);
                 recovery.dropped_bytes = remains.bytes;
                 recovery.dropped_because = (remains.bytes > 0).then_some(end.why);
+                // The process before may have ended because a sync failed, which forgets what it should have covered: what was
+                // read here is in memory then and nowhere else, and only what is written again is covered by this sync.
+                segment.write_again(synced_through, end.position)?;
                 segment.file.sync_data().map_err(|source| Error::SyncFailed { path: segment.path.clone(), source })?;
             }
         }
@@ -116,12 +121,14 @@ pub(super) fn recover(
         return Err(Error::Corrupt { path: disk.describe(&segment::name(1)), offset: 0, what });
     }
     recovery.entries = first.entries;
-    recovery.undone = show(&segments, recovery.end.0, &first.undone, visit)?;
+    let commits = &recovery.commits;
+    recovery.undone = show(&segments, recovery.end.0, &first.undone, &mut |entry| visit(entry, commits))?;
     let next = Next {
         index: segments.last().map_or(1, |newest| newest.head.index + 1),
         starts_at: recovery.end.0,
         carried: first.carried,
         before: segments.into_iter().next_back(),
+        dropped_bytes: recovery.dropped_bytes,
     };
     Ok(Recovered { recovery, positions: first.positions, segments: first.contents, next })
 }
@@ -170,7 +177,7 @@ impl FirstPass {
             Body::Truncate => self.undone.entry(entry.partition).or_default().push(undo(entry.lsn, entry.term)),
             // Whatever was there before, of any lsn and any term.
             Body::Installed => self.undone.entry(entry.partition).or_default().push(undo(Lsn(0), Term(u64::MAX))),
-            Body::Promise { .. } | Body::MapEntry(_) => {}
+            Body::Promise { .. } | Body::Note(_) => {}
         }
         self.entries += 1;
         Ok(())

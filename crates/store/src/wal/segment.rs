@@ -16,6 +16,8 @@ const SUFFIX: &str = ".log";
 /// Bytes that recovery reads at once; larger batches are read whole.
 const WINDOW_BYTES: usize = 1 << 20;
 const ZEROS: [u8; PAGE] = [0; PAGE];
+/// No number of a head reaches it: no log is as long or has as many segments, and sums of two places fit a u64.
+const IMPOSSIBLE: u64 = 1 << 62;
 
 /// The file name of a segment.
 pub(super) fn name(index: u64) -> String {
@@ -73,6 +75,9 @@ impl Head {
         let mut read =
             || Some(Self { uuid: bytes.u128()?, index: bytes.u64()?, starts_at: bytes.u64()?, carried: bytes.u64()? });
         let head = read().ok_or(corrupt("it ends inside its head"))?;
+        if [head.index, head.starts_at, head.carried].iter().any(|number| *number >= IMPOSSIBLE) {
+            return Err(corrupt("the numbers of its head are impossible"));
+        }
         Ok((file_head, head, crc))
     }
 
@@ -230,6 +235,20 @@ impl Segment {
             synced_through = synced_through.max(header.synced_through);
             link = Link { seed: self.seed, position: link.position + len as u64, prev_crc: header.crc };
         }
+    }
+
+    /// Writes what lies between two places in the log once more, as it is.
+    pub(super) fn write_again(&self, from: u64, to: u64) -> Result<(), Error> {
+        let mut window = Window::new(self);
+        let mut offset = self.offset(from.max(self.head.starts_at));
+        let end = self.offset(to);
+        while offset < end {
+            let bytes = window.bytes(offset, (end - offset).min(WINDOW_BYTES as u64) as usize)?;
+            let written = self.file.write_at(offset, bytes);
+            written.map_err(|source| Error::write("write", self.path.clone(), source))?;
+            offset += bytes.len() as u64;
+        }
+        Ok(())
     }
 
     /// Looks at what lies at and behind `position`, where no whole batch is: at every page a valid header may be.

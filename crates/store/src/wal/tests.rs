@@ -47,7 +47,7 @@ impl Seen {
             Body::Command(_) => "command",
             Body::Truncate => "truncate",
             Body::Promise { .. } => "promise",
-            Body::MapEntry(_) => "map entry",
+            Body::Note(_) => "map entry",
             Body::Installed => "installed",
         };
         let payload = entry.body.payload().to_vec();
@@ -59,7 +59,7 @@ impl Seen {
             "command" => Body::Command(&self.payload),
             "truncate" => Body::Truncate,
             "promise" => Body::Promise { seen: self.payload == [1] },
-            "map entry" => Body::MapEntry(&self.payload),
+            "map entry" => Body::Note(&self.payload),
             _ => Body::Installed,
         };
         Entry { partition: PartitionId(self.partition), term: Term(self.term), lsn: Lsn(self.lsn), body }
@@ -96,7 +96,7 @@ fn try_open(disk: &SimDisk, options: Options) -> Result<(Wal, Writer, Recovery, 
 /// Reads the log without going on with it.
 fn read(disk: &SimDisk, sealed_at: Option<Position>) -> Result<(Recovery, Vec<Seen>), Error> {
     let mut seen = Vec::new();
-    let recovered = recover(disk, &head(), sealed_at, &mut |entry| {
+    let recovered = recover(disk, &head(), sealed_at, &mut |entry, _| {
         seen.push(Seen::of(&entry));
         Ok(())
     })?;

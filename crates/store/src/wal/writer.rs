@@ -7,6 +7,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use engram_cluster::replica::{Defect, is_planted};
+
 use super::batch::{Batch, Carried, Link};
 use super::recover::Next;
 use super::segment::{Head, Segment};
@@ -50,6 +52,10 @@ impl Writer {
         next: Next,
     ) -> Result<Self, Error> {
         let head = Head { uuid: disk.random(), index: next.index, starts_at: next.starts_at, carried: 0 };
+        // Where a process died on a full disk, the new segment needs the room that the old one never used.
+        if let Some(before) = &next.before {
+            trim(before, next.starts_at + next.dropped_bytes);
+        }
         let (segment, chain) = create(&*disk, &file_head, head, options.segment_bytes, &next.carried)?;
         if let Some(before) = next.before {
             trim(&before, next.starts_at);
@@ -128,7 +134,9 @@ impl Writer {
     pub fn sync(&mut self) -> Result<Position, Error> {
         self.check_sound()?;
         if self.unsynced_since_ms.is_some() {
-            self.segment.file.sync_data().map_err(|source| {
+            let again =
+                |error| if is_planted(Defect::ForgiveSyncFailure) { self.segment.file.sync_data() } else { Err(error) };
+            self.segment.file.sync_data().or_else(again).map_err(|source| {
                 self.sync_failed = true;
                 Error::SyncFailed { path: self.segment.path.clone(), source }
             })?;
@@ -145,6 +153,9 @@ impl Writer {
     /// # Errors
     /// As [`Self::write`].
     pub fn close(mut self) -> Result<Position, Error> {
+        if is_planted(Defect::MarkBeforeFsync) {
+            return Ok(Position(self.end));
+        }
         self.seal()?;
         trim(&self.segment, self.end);
         Ok(Position(self.end))

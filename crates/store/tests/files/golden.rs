@@ -25,7 +25,7 @@ fn entries() -> Vec<Entry<'static>> {
         |partition, term, lsn, body| Entry { partition: PartitionId(partition), term: Term(term), lsn: Lsn(lsn), body };
     vec![
         entry(1, 1, 0, Body::Promise { seen: true }),
-        entry(1, 1, 0, Body::MapEntry(b"an entry of the map")),
+        entry(1, 1, 0, Body::Note(b"an entry of the map")),
         entry(1, 1, 1, Body::Command(b"first")),
         entry(255, 1, 1, Body::Command(b"")),
         entry(1, 1, 2, Body::Command(b"divergent")),

@@ -37,6 +37,7 @@ fn the_store_stays_the_incarnation_rises_and_only_a_clean_end_or_the_same_boot_l
     let same_boot = start(&disk, FIRST_BOOT).unwrap();
     assert_eq!((same_boot.store(), same_boot.incarnation()), (store, Incarnation(2)));
     assert!(same_boot.lost_nothing(&ended_at(7)), "the page cache was there throughout");
+    assert_eq!(same_boot.lossless_since(), Incarnation(1), "even if this start fails before it says so");
     disk.lose_power();
     let crashed = start(&disk, SECOND_BOOT).unwrap();
     assert_eq!((crashed.incarnation(), crashed.clean_end()), (Incarnation(3), None));

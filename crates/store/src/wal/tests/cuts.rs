@@ -76,7 +76,17 @@ fn cut(log: &Log, at: usize, bytes: usize) -> SimDisk {
 
 #[test]
 fn recovery_after_a_cut_at_or_beside_any_record_or_anywhere_shows_exactly_the_whole_batches_before_it() {
-    let log = Log::of(1_000, 20, 2);
+    recover_after_cuts(1_000);
+}
+
+#[test]
+#[ignore = "full: thirty thousand recoveries of a log of ten thousand records take minutes"]
+fn recovery_after_a_cut_beside_any_of_ten_thousand_records_shows_exactly_the_whole_batches_before_it() {
+    recover_after_cuts(10_000);
+}
+
+fn recover_after_cuts(records: usize) {
+    let log = Log::of(records, 20, 2);
     let names = log.segments();
     let segments: Vec<Segment> =
         (1..=names.len() as u64).map(|index| Segment::open(&log.disk, &head(), index).unwrap()).collect();

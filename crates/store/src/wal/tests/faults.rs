@@ -1,5 +1,6 @@
 //! Disks that fill up and syncs that fail.
 
+use super::super::batch::PAGE;
 use super::super::{BACKGROUND_SYNC_MS, Durability};
 use super::*;
 
@@ -28,6 +29,19 @@ fn a_full_disk_acknowledges_nothing_and_the_log_goes_on_when_there_is_room() {
     acknowledged.push(command(lsn));
     disk.lose_power();
     assert_eq!(open(&disk).3, acknowledged);
+}
+
+#[test]
+fn a_log_on_a_full_disk_is_opened_in_the_room_that_its_last_segment_never_used() {
+    let disk = SimDisk::new(1);
+    let (mut wal, mut writer, ..) = open(&disk);
+    let command = Seen::command(1, 1, vec![5; 100]);
+    write(&mut wal, &mut writer, std::slice::from_ref(&command)).unwrap();
+    disk.kill();
+    let used = disk.list().unwrap().iter().map(|name| disk.bytes(name).len() as u64).sum::<u64>();
+    // Less than a segment, but for the pages that hold something.
+    disk.set_capacity(Some(used + 2 * PAGE as u64));
+    assert_eq!(open(&disk).3, [command]);
 }
 
 #[test]
@@ -67,4 +81,20 @@ fn modes_sync_before_or_shortly_after_a_write() {
         writer.tick(BACKGROUND_SYNC_MS).unwrap();
         assert!(wal.durable(end));
     }
+}
+
+#[test]
+fn what_a_failed_sync_forgot_is_durable_once_a_start_has_found_it() {
+    let disk = SimDisk::new(1);
+    let (mut wal, mut writer, ..) = open(&disk);
+    let command = |lsn| Seen::command(1, lsn, vec![5; 100]);
+    write(&mut wal, &mut writer, &[command(1)]).unwrap();
+    disk.fail_syncs(1);
+    assert!(matches!(write(&mut wal, &mut writer, &[command(2)]), Err(Error::SyncFailed { .. })));
+    disk.kill();
+    // The page cache still shows the record; whoever starts may acknowledge it.
+    let found = open(&disk).3;
+    assert_eq!(found, [command(1), command(2)]);
+    disk.lose_power();
+    assert_eq!(open(&disk).3, found);
 }

@@ -112,6 +112,27 @@ fn deletion_forgets_neither_promises_nor_map_entries_nor_what_no_snapshot_covers
 }
 
 #[test]
+fn a_log_whose_beginning_was_deleted_may_begin_with_a_cut() {
+    let disk = SimDisk::new(1);
+    let (mut wal, mut writer, ..) = open(&disk);
+    for lsn in 1..=100 {
+        write(&mut wal, &mut writer, &[entry(1, 5, lsn, "command", &[9; 3_000])]).unwrap();
+    }
+    drop((wal, writer));
+    // A start begins a segment: the cut stands first in it.
+    disk.kill();
+    let (mut wal, mut writer, ..) = open(&disk);
+    let cut = [entry(1, 6, 90, "truncate", b""), entry(1, 6, 91, "command", b"again")];
+    write(&mut wal, &mut writer, &cut).unwrap();
+    wal.delete_below(&BTreeMap::from([(PartitionId(1), Lsn(100))])).unwrap();
+    assert_eq!(read(&disk, None).unwrap().1, cut);
+    drop((wal, writer));
+    disk.kill();
+    let (mut wal, ..) = open(&disk);
+    wal.append(&entry(1, 6, 92, "command", b"goes on").entry()).unwrap();
+}
+
+#[test]
 fn a_missing_segment_and_a_log_of_another_cluster_store_shape_or_version_are_refused() {
     let log = Log::of(1_000, 5, 9);
     let names = log.segments();
@@ -121,7 +142,7 @@ fn a_missing_segment_and_a_log_of_another_cluster_store_shape_or_version_are_ref
     let empty = read(&SimDisk::new(0), Some(Position(4_096)));
     assert!(matches!(empty, Err(Error::Corrupt { .. })), "a log that ended in order and is gone");
 
-    let refuse = |head: FileHead| recover(&log.disk, &head, None, &mut |_| unreachable!("nothing is shown")).err();
+    let refuse = |head: FileHead| recover(&log.disk, &head, None, &mut |_, _| unreachable!("nothing is shown")).err();
     let error = refuse(FileHead { cluster: ClusterId(8), ..head() });
     assert!(
         matches!(error, Some(Error::OtherCluster { found: ClusterId(7), expected: ClusterId(8), .. })),
@@ -133,6 +154,6 @@ fn a_missing_segment_and_a_log_of_another_cluster_store_shape_or_version_are_ref
     assert!(matches!(error, Some(Error::OtherShape { .. })), "{error:?}");
     let newer = log.disk.fork(0);
     newer.flip_bit(&names[0], 8 * 8 + 1);
-    let error = recover(&newer, &head(), None, &mut |_| Ok(())).err();
+    let error = recover(&newer, &head(), None, &mut |_, _| Ok(())).err();
     assert!(matches!(error, Some(Error::UnknownFormat { found: 3, supported: 1, .. })), "{error:?}");
 }

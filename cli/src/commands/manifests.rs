@@ -1,0 +1,37 @@
+//! `engram manifests`: what a cluster of Kubernetes needs for Engram, for people without Helm.
+
+use crate::args::Context;
+use engram_api::ExitCode;
+use engram_api::crd::{PLURALS, to_yaml};
+
+/// What the chart makes with its defaults, the definitions aside.
+const OPERATOR: &str = include_str!("../../../deploy/operator.yaml");
+
+/// Print what Kubernetes needs for Engram: definitions and operator
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:
+  engram manifests | kubectl apply --server-side -f -
+  engram manifests crds | kubectl apply --server-side -f -")]
+pub(crate) struct Arguments {
+    /// Which part
+    #[arg(value_enum, default_value_t = Part::All)]
+    part: Part,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Definitions and operator
+    All,
+    /// The CustomResourceDefinitions
+    Crds,
+    /// The operator in namespace engram-system, for all namespaces
+    Operator,
+}
+
+pub(crate) fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+    let definitions = PLURALS.iter().filter(|_| arguments.part != Part::Operator).filter_map(|plural| to_yaml(plural));
+    let operator = Some(OPERATOR.to_owned()).filter(|_| arguments.part != Part::Crds);
+    let all: Vec<String> = definitions.chain(operator).collect();
+    context.output.text(&all.join("---\n"))?;
+    Ok(ExitCode::Ok)
+}

@@ -1,0 +1,243 @@
+//! `engram partition force-promote` and `rebuild-map`: the two ways out when nothing automatic is safe. The coordinator judges
+//! and carries them out; each leaves a record that stays.
+
+use crate::args::Context;
+use crate::local::admin;
+use crate::output::{Table, count};
+use crate::target::Local;
+use engram_api::{Code, ExitCode, Problem};
+use engram_proto::answers::identity;
+use engram_proto::v1::{self, OrderRefusal};
+use serde::Serialize;
+use serde_json::json;
+use std::collections::BTreeMap;
+
+/// Let a copy lead that is not in sync, since none that is will come back
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:
+  engram partition force-promote 12        what would be lost
+  engram partition force-promote 12 --accept-data-loss 'both disks burnt'
+  engram partition force-promote 12 --worker 2 --accept-data-loss '...'
+
+Everything that was acknowledged and is not in the chosen copy is lost for good. Bring a worker or a disk of the partition
+back if there is any way to: then it is served again by itself, and nothing is lost. Refused while that may still happen.")]
+pub(crate) struct ForcePromote {
+    /// Number of the partition
+    partition: u32,
+    /// The worker that shall lead [default: the one whose copy knows most]
+    #[arg(long, value_name = "N")]
+    worker: Option<u32>,
+    /// Do it; the reason stays on record
+    #[arg(long, value_name = "REASON")]
+    accept_data_loss: Option<String>,
+}
+
+/// Make a lost partition map anew from what the workers have seen of it
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:
+  engram partition rebuild-map             what would be written, and whether it is proven
+  engram partition rebuild-map --yes
+  engram partition rebuild-map --yes --accept-data-loss 'worker 3 is gone for good'
+
+A partition is proven where every worker has answered and none can have gone on after what was seen last. For the others start
+the missing worker if there is any way to; otherwise changes that it alone acknowledged may be lost.")]
+pub(crate) struct RebuildMap {
+    /// Write it
+    #[arg(long)]
+    yes: bool,
+    /// Also where it is guessed, not proven; the reason stays on record
+    #[arg(long, value_name = "REASON")]
+    accept_data_loss: Option<String>,
+}
+
+/// What a person ordered of one partition.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Record {
+    what: String,
+    at: String,
+    by: String,
+    reason: String,
+    map_version: u64,
+    before: Option<String>,
+    after: String,
+    lost: String,
+}
+
+pub(crate) async fn force_promote(arguments: &ForcePromote, context: &Context) -> anyhow::Result<ExitCode> {
+    let local = Local::with_coordinator(context)?;
+    let order = v1::ForcePromoteRequest {
+        cluster: identity(local.cluster()?.0),
+        partition: arguments.partition,
+        worker: arguments.worker,
+        accept_data_loss: arguments.accept_data_loss.clone().unwrap_or_default(),
+        by: who(),
+    };
+    let reply = admin::force_promote(local.endpoints.coordinator.address, order).await?;
+    refused(reply.refusal(), &reply.text)?;
+    let step = reply.step.unwrap_or_default();
+    let after = step.after.unwrap_or_default();
+    if context.output.is_structured() {
+        context.output.value(&json!({
+            "partition": step.partition, "primary": after.primary, "term": after.term, "lost": step.lost,
+        }))?;
+    } else {
+        let (partition, primary, term) = (step.partition, after.primary, after.term);
+        context.output.note(format!("worker {primary} leads partition {partition} from term {term} on; {}", step.lost));
+    }
+    Ok(ExitCode::Ok)
+}
+
+pub(crate) async fn rebuild_map(arguments: &RebuildMap, context: &Context) -> anyhow::Result<ExitCode> {
+    let local = Local::with_coordinator(context)?;
+    let accept_data_loss = arguments.accept_data_loss.clone().unwrap_or_default();
+    let cluster = identity(local.cluster()?.0);
+    let order = v1::RebuildMapRequest { cluster, write: arguments.yes, accept_data_loss, by: who() };
+    let reply = admin::rebuild_map(local.endpoints.coordinator.address, order).await?;
+    let doubts: BTreeMap<u32, &str> = reply.doubts.iter().map(|doubt| (doubt.partition, doubt.why.as_str())).collect();
+    let entries = reply.map.iter().flat_map(|map| &map.partitions);
+    let mut table = Table::new(&["partition", ">term", "primary", "in sync", "+proven"]);
+    let mut rows = Vec::new();
+    for (partition, entry) in (0..).zip(entries) {
+        let in_sync: Vec<u32> = entry.isr.iter().map(|member| member.ordinal).collect();
+        let doubt = doubts.get(&partition).copied();
+        table.row([
+            partition.to_string(),
+            entry.term.to_string(),
+            entry.primary.to_string(),
+            listed(&in_sync),
+            doubt.map_or_else(|| "yes".to_owned(), |why| format!("no: {why}")),
+        ]);
+        rows.push(json!({
+            "partition": partition, "term": entry.term, "primary": entry.primary, "inSync": in_sync,
+            "proven": doubt.is_none(), "why": doubt,
+        }));
+    }
+    if !rows.is_empty() {
+        context.output.list(&rows, &table)?;
+    }
+    refused(reply.refusal(), &reply.text)?;
+    let version = reply.map.as_ref().map_or(0, |map| map.version);
+    if reply.written {
+        context.output.note(format!("written: partition map version {}", count(version)));
+    } else {
+        context.output.note("nothing was written; repeat it with --yes");
+    }
+    Ok(ExitCode::Ok)
+}
+
+fn refused(refusal: OrderRefusal, text: &str) -> anyhow::Result<()> {
+    match refusal {
+        OrderRefusal::Unspecified => Ok(()),
+        OrderRefusal::NotNeeded => Err(Problem::new(Code::OrderNotNeeded, text).help("look:   engram status").into()),
+        OrderRefusal::NotAccepted => Err(Problem::new(Code::LossNotAccepted, text)
+            .help("bring the missing worker or disk back, and nothing is lost")
+            .help("give it up for good:   --accept-data-loss REASON")
+            .into()),
+    }
+}
+
+/// Who orders, for the record.
+fn who() -> String {
+    let name = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
+    name.filter(|name| !name.is_empty()).unwrap_or_else(|| "somebody without a name".to_owned())
+}
+
+/// What was ordered of a partition.
+pub(crate) fn of(partition: u32, orders: &[v1::MapOrder]) -> Vec<Record> {
+    let of_it = |order: &v1::MapOrder| order.steps.iter().position(|step| step.partition == partition);
+    let record = |order: &v1::MapOrder, step: &v1::MapOrderStep| Record {
+        what: order.what.clone(),
+        at: date(order.at_ms),
+        by: order.by.clone(),
+        reason: order.reason.clone(),
+        map_version: order.map_version,
+        before: step.before.as_ref().map(entry),
+        after: step.after.as_ref().map(entry).unwrap_or_default(),
+        lost: step.lost.clone(),
+    };
+    orders.iter().filter_map(|order| of_it(order).map(|at| record(order, &order.steps[at]))).collect()
+}
+
+/// An order in a line for people.
+pub(crate) fn told(order: &v1::MapOrder) -> String {
+    let mut text = format!("ordered {} by {}: {}", date(order.at_ms), order.by, order.what);
+    match order.steps.as_slice() {
+        [] => text.push_str(", all of it proven"),
+        [step] => {
+            let before = step.before.as_ref().map_or_else(|| "nothing known".into(), entry);
+            let after = step.after.as_ref().map(entry).unwrap_or_default();
+            text.push_str(&format!(" of partition {} from {before} to {after}", step.partition));
+        }
+        steps => text.push_str(&format!(", {} partitions of it guessed", steps.len())),
+    }
+    if !order.reason.is_empty() {
+        text.push_str(&format!("; reason: {}", order.reason));
+    }
+    text
+}
+
+/// An entry of the map in words.
+fn entry(entry: &v1::MapEntry) -> String {
+    let in_sync: Vec<u32> = entry.isr.iter().map(|member| member.ordinal).collect();
+    format!("term {} (primary {}, in sync {})", entry.term, entry.primary, listed(&in_sync))
+}
+
+fn listed(ordinals: &[u32]) -> String {
+    ordinals.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// `2026-01-31T23:59:59Z`, of milliseconds since 1970.
+fn date(at_ms: u64) -> String {
+    let seconds = at_ms / 1_000;
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Civil date from days, counted from 0000-03-01 so that a leap day ends its year.
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3_600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_is_told_with_when_who_why_and_from_what_to_what() {
+        let member = |ordinal| v1::MemberId { ordinal, ..Default::default() };
+        let entry = |term, isr: &[u32]| v1::MapEntry {
+            term,
+            primary: isr[0],
+            isr: isr.iter().copied().map(member).collect(),
+            ..Default::default()
+        };
+        let step = v1::MapOrderStep {
+            partition: 3,
+            before: Some(entry(9, &[0, 1])),
+            after: Some(entry(10, &[2])),
+            lost: "all after lsn 7".into(),
+        };
+        let order = v1::MapOrder {
+            at_ms: 1_709_251_199_999,
+            by: "ann".into(),
+            reason: "both disks burnt".into(),
+            what: "force-promote".into(),
+            map_version: 12,
+            steps: vec![step],
+        };
+        assert_eq!(
+            told(&order),
+            "ordered 2024-02-29T23:59:59Z by ann: force-promote of partition 3 from term 9 (primary 0, in sync 0,1) to term 10 \
+             (primary 2, in sync 2); reason: both disks burnt"
+        );
+        assert_eq!(of(3, std::slice::from_ref(&order))[0].lost, "all after lsn 7");
+        assert!(of(2, &[order]).is_empty());
+        assert_eq!(date(0), "1970-01-01T00:00:00Z");
+        assert_eq!(date(946_684_800_000), "2000-01-01T00:00:00Z");
+    }
+}

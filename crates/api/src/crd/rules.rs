@@ -1,0 +1,191 @@
+//! Rules of the API server between fields (CEL), and the defaults that it fills in.
+//!
+//! The checker of this crate states the same rules in Rust, with places and advice; a test of the operator refuses the
+//! same objects with both.
+
+use serde_json::{Value, json};
+
+use crate::later::{self, Later};
+
+/// A rule at one object or value of a kind.
+pub(crate) struct Rule {
+    /// Path of what `self` is; the root is the empty path.
+    pub(crate) at: &'static str,
+    pub(crate) rule: String,
+    pub(crate) message: String,
+    /// The word that clients get as the cause.
+    pub(crate) reason: &'static str,
+    /// The field under `at` that the error points at.
+    pub(crate) field: Option<&'static str>,
+}
+
+impl Rule {
+    /// Returns the entry of `x-kubernetes-validations`.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut entry = json!({ "rule": self.rule, "message": self.message, "reason": self.reason });
+        if let Some(field) = self.field {
+            entry["fieldPath"] = format!(".{field}").into();
+        }
+        entry
+    }
+}
+
+fn invalid(at: &'static str, field: &'static str, rule: &str, message: &str) -> Rule {
+    let field = Some(field).filter(|field| !field.is_empty());
+    Rule { at, rule: rule.into(), message: message.into(), reason: "FieldValueInvalid", field }
+}
+
+fn immutable(at: &'static str) -> Rule {
+    let message = format!("{at} cannot change; give the new object another metadata.name");
+    Rule { at, rule: "self == oldSelf".into(), message, reason: "FieldValueForbidden", field: None }
+}
+
+fn not_yet(later: &Later) -> Rule {
+    let Later { parent, field, unless, advice } = later;
+    let rule = match unless {
+        Some(value) => format!("!has(self.{field}) || self.{field} == '{value}'"),
+        None => format!("!has(self.{field})"),
+    };
+    let message = format!("{parent}.{field} is not supported yet: {advice}");
+    Rule { at: parent, rule, message, reason: "FieldValueForbidden", field: Some(field) }
+}
+
+/// The name of an object, which names of its own objects are made from.
+fn names() -> Vec<Rule> {
+    vec![
+        invalid("", "", "size(self.metadata.name) <= 45", "metadata.name must be at most 45 characters"),
+        invalid(
+            "",
+            "",
+            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            "metadata.name must be a-z, 0-9 and -, starting with a letter, not ending with -",
+        ),
+    ]
+}
+
+/// Rules of a `LearnerCluster`.
+pub(crate) fn cluster() -> Vec<Rule> {
+    let mut rules = names();
+    rules.extend([
+        invalid(
+            "spec",
+            "replicationFactor",
+            "!has(self.replicationFactor) || self.replicationFactor <= self.workers",
+            "replicationFactor must not exceed workers",
+        ),
+        invalid(
+            "spec",
+            "storage.ephemeral",
+            "!has(self.storage) || !has(self.storage.ephemeral) || !self.storage.ephemeral || \
+             (has(self.replicationFactor) ? self.replicationFactor >= 2 : self.workers >= 2)",
+            "ephemeral storage needs a replicationFactor of at least 2: with one copy a restart would lose its memories",
+        ),
+        invalid(
+            "spec",
+            "version",
+            "!has(self.version) || self.version == '' || !has(self.image) || self.image == ''",
+            "version and image exclude each other: image is the whole reference",
+        ),
+        invalid(
+            "spec.gpu",
+            "resourceClaimTemplateName",
+            "!has(self.resourceClaimTemplateName) || self.resourceClaimTemplateName == '' || \
+             (!has(self.count) && !has(self.resourceName))",
+            "resourceClaimTemplateName excludes count and resourceName: the template says which devices",
+        ),
+        invalid(
+            "spec.storage.size",
+            "",
+            "quantity(self).compareTo(quantity(oldSelf)) >= 0",
+            "spec.storage.size can only grow",
+        ),
+        immutable("spec.partitions"),
+        immutable("spec.learning.law"),
+        immutable("spec.features"),
+        immutable("spec.managedBy"),
+    ]);
+    rules.extend(later::CLUSTER.iter().map(not_yet));
+    rules
+}
+
+/// Rules of a `LearnerRun`.
+pub(crate) fn run() -> Vec<Rule> {
+    const REPORT: &str = "spec.memory";
+    const SYNTHETIC: &str = "has(self.source.synthetic)";
+    let mut rules = names();
+    rules.extend([
+        invalid("spec", "memory", "self.kind != 'Memory' || has(self.memory)", "kind Memory needs the block memory"),
+        invalid(
+            REPORT,
+            "report",
+            &format!("{SYNTHETIC} || !has(self.report) || (!has(self.report.inversion) && !has(self.report.coverage))"),
+            "report.inversion and report.coverage need a synthetic source",
+        ),
+        invalid(
+            REPORT,
+            "report",
+            &format!("!{SYNTHETIC} || !has(self.report) || (!has(self.report.topK) && !has(self.report.skip))"),
+            "report.topK and report.skip need a source of real events, not synthetic",
+        ),
+        invalid(
+            "spec",
+            "until",
+            "!has(self.until) || has(self.until.separation) || has(self.until.convergence)",
+            "until must have separation, convergence, or both",
+        ),
+        invalid(
+            "spec",
+            "until",
+            "!has(self.until) || !has(self.memory) || has(self.memory.source.synthetic)",
+            "until needs a synthetic source; epochs says where others stop",
+        ),
+        immutable("spec.managedBy"),
+        started(),
+    ]);
+    rules.extend(later::RUN.iter().map(not_yet));
+    rules
+}
+
+/// A run that has started is what was started: only stopping it and its time to live may change.
+fn started() -> Rule {
+    let same = |field: &str| {
+        format!(
+            "has(self.spec.{field}) == has(oldSelf.spec.{field}) && \
+             (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
+        )
+    };
+    let rule = format!(
+        "!has(oldSelf.status) || !has(oldSelf.status.startTime) || \
+         (self.spec.clusterRef == oldSelf.spec.clusterRef && self.spec.kind == oldSelf.spec.kind && {} && {})",
+        same("memory"),
+        same("until")
+    );
+    let message =
+        "a run that has started can change suspend and ttlSecondsAfterFinished only; a new run needs a new name";
+    Rule { at: "", rule, message: message.into(), reason: "FieldValueForbidden", field: None }
+}
+
+/// Defaults that only Kubernetes has: what an absent setting means there.
+pub(crate) fn defaults() -> Vec<(&'static str, Value)> {
+    vec![
+        ("spec.upgrade", json!("Manual")),
+        ("spec.updateStrategy", json!({ "type": "Rolling" })),
+        ("spec.updateStrategy.type", json!("Rolling")),
+        ("spec.storage", json!({ "size": "50Gi", "retainPolicy": "Retain", "ephemeral": false })),
+        ("spec.storage.size", json!("50Gi")),
+        ("spec.storage.retainPolicy", json!("Retain")),
+        ("spec.storage.ephemeral", json!(false)),
+        ("spec.storage.onNodeLoss", json!({ "action": "Replace", "after": "5m" })),
+        ("spec.storage.onNodeLoss.action", json!("Replace")),
+        ("spec.storage.onNodeLoss.after", json!("5m")),
+        ("spec.service", json!({ "type": "ClusterIP" })),
+        ("spec.service.type", json!("ClusterIP")),
+        ("spec.networkPolicy", json!({ "enabled": true })),
+        ("spec.networkPolicy.enabled", json!(true)),
+        ("spec.scheduling", json!({ "topologySpread": "Node" })),
+        ("spec.scheduling.topologySpread", json!("Node")),
+        ("spec.paused", json!(false)),
+        ("spec.suspend", json!(false)),
+        ("spec.managedBy", json!(crate::MANAGED_BY)),
+    ]
+}

@@ -1,0 +1,186 @@
+//! The fields of a `LearnerCluster`.
+
+use super::{Row, check, cluster, refused, source, taken};
+
+#[test]
+fn cluster_fields_are_taken_in_their_range_and_refused_outside() {
+    let rows: &[Row<&str>] = &[
+        ("{ workers: _ }", "ENG-0103", "spec.workers", &["0", "-1", "101"], &["1", "100"]),
+        ("{ workers: _ }", "ENG-0102", "spec.workers", &["\"5\"", "5.0", "five", "[5]", "", "1_0"], &[]),
+        ("{ workers: 5, replicationFactor: _ }", "ENG-0103", "spec.replicationFactor", &["0", "4"], &["1", "2", "3"]),
+        ("{ workers: 1, replicationFactor: _ }", "ENG-0106", "spec.replicationFactor", &["2", "3"], &[]),
+        ("{ workers: 2, replicationFactor: _ }", "ENG-0106", "spec.replicationFactor", &["3"], &["2"]),
+        ("{ workers: 5, partitions: _ }", "ENG-0103", "spec.partitions", &["0", "2000"], &["1", "1024", "0x10b"]),
+        ("{ workers: 5, partitions: _ }", "ENG-0102", "spec.partitions", &["0b11", "1:30"], &[]),
+        (
+            "{ workers: 5, capacity: { memories: _ } }",
+            "ENG-0103",
+            "spec.capacity.memories",
+            &["0", "1000000001"],
+            &["1", "1000000000"],
+        ),
+        (
+            "{ workers: 5, capacity: { memories: _ } }",
+            "ENG-0102",
+            "spec.capacity.memories",
+            &["1M", "1e6", "1_000"],
+            &[],
+        ),
+        (
+            "{ workers: 5, capacity: { policy: _ } }",
+            "ENG-0104",
+            "spec.capacity.policy",
+            &["evict"],
+            &["Evict", "Refuse"],
+        ),
+        ("{ workers: 5, learning: { law: _ } }", "ENG-0107", "spec.learning.law", &["Exponential"], &["Linear"]),
+        ("{ workers: 5, learning: { law: _ } }", "ENG-0104", "spec.learning.law", &["linear", "Cubic"], &[]),
+        (
+            "{ workers: 5, learning: { rate: _ } }",
+            "ENG-0103",
+            "spec.learning.rate",
+            &["0", "1.5", ".nan", ".inf", "-.inf", "4.656612873077393e-10"],
+            &["1", "4.7e-10"],
+        ),
+        (
+            "{ workers: 5, learning: { initialWeight: _ } }",
+            "ENG-0103",
+            "spec.learning.initialWeight",
+            &["-0.1", "1.5", ".nan", "1e-10"],
+            &["0", "0.0", "1", "5e-10"],
+        ),
+        (
+            "{ workers: 5, learning: { decay: _ } }",
+            "ENG-0103",
+            "spec.learning.decay",
+            &["-0.1", "1.5", ".inf", "1e-10"],
+            &["0", "1.0"],
+        ),
+        ("{ workers: 5, learning: { decay: _ } }", "ENG-0102", "spec.learning.decay", &["\"0.1\"", "true"], &[]),
+        (
+            "{ workers: 5, features: { dimension: _ } }",
+            "ENG-0103",
+            "spec.features.dimension",
+            &["-1", "4097"],
+            &["0", "4096"],
+        ),
+        ("{ workers: 5, features: { dtype: _ } }", "ENG-0104", "spec.features.dtype", &["F8", "f16"], &["F16", "F32"]),
+        (
+            "{ workers: 5, durability: { mode: _ } }",
+            "ENG-0104",
+            "spec.durability.mode",
+            &["sync", "Fast"],
+            &["Sync", "Replicated", "Async"],
+        ),
+        ("{ workers: 5, soloPolicy: _ }", "ENG-0104", "spec.soloPolicy", &["solo-durable"], &["SoloDurable", "MinIsr"]),
+        ("{ workers: 5, gpu: { mode: _ } }", "ENG-0104", "spec.gpu.mode", &["On"], &["Auto", "Required", "Disabled"]),
+        (
+            "{ workers: 5, gpu: { threshold: _ } }",
+            "ENG-0103",
+            "spec.gpu.threshold",
+            &["-1", "1000000001"],
+            &["0", "1000000000"],
+        ),
+        ("{ workers: 5, restartGrace: _ }", "ENG-0103", "spec.restartGrace", &["61s", "2m"], &["0s", "500ms", "60s"]),
+        ("{ workers: 5, restartGrace: _ }", "ENG-0102", "spec.restartGrace", &["3", "fast"], &[]),
+        (
+            "{ workers: 5, maintenance: { scrubInterval: _ } }",
+            "ENG-0103",
+            "spec.maintenance.scrubInterval",
+            &["0s", "59m"],
+            &["1h", "24h", "7d"],
+        ),
+        (
+            "{ workers: 5, maintenance: { scrubInterval: _ } }",
+            "ENG-0102",
+            "spec.maintenance.scrubInterval",
+            &["daily"],
+            &[],
+        ),
+        (
+            "{ workers: 5, maintenance: { copyRate: _ } }",
+            "ENG-0102",
+            "spec.maintenance.copyRate",
+            &["64", "64Mi", "512Ki/s", "fast"],
+            &["0Mi/s", "64Mi/s", "1Gi/s"],
+        ),
+        ("{ workers: 5, bootstrap: _ }", "ENG-0107", "spec.bootstrap", &["{}"], &[]),
+        ("{ workers: 5, storage: { size: _ } }", "ENG-0102", "spec.storage.size", &["50GB", "50"], &["50Gi"]),
+        (
+            "{ workers: 5, storage: { retainPolicy: _ } }",
+            "ENG-0104",
+            "spec.storage.retainPolicy",
+            &["Keep"],
+            &["Retain"],
+        ),
+        ("{ workers: 5, tls: { mode: _ } }", "ENG-0107", "spec.tls.mode", &["Auto", "Secret"], &["Disabled"]),
+        ("{ workers: 5, telemetry: _ }", "ENG-0107", "spec.telemetry", &["{}", "{ samplerRatio: 0.5 }"], &[]),
+        ("{ workers: 5, access: _ }", "ENG-0107", "spec.access", &["[]"], &[]),
+        ("{ workers: 5, gpu: { memoryLimit: _ } }", "ENG-0107", "spec.gpu.memoryLimit", &["20Gi"], &[]),
+        ("{ workers: 1, storage: { ephemeral: _ } }", "ENG-0106", "spec.storage.ephemeral", &["true"], &["false"]),
+        ("{ workers: 5, version: v1, image: _ }", "ENG-0106", "spec.image", &["a/b:c"], &["\"\""]),
+        (
+            "{ workers: 5, gpu: { count: 2, resourceClaimTemplateName: _ } }",
+            "ENG-0106",
+            "spec.gpu.resourceClaimTemplateName",
+            &["gpus"],
+            &["\"\""],
+        ),
+        (
+            "{ workers: 5, podTemplate: { spec: { containers: [{ name: worker, _ }] } } }",
+            "ENG-0106",
+            "spec.podTemplate.spec.containers[worker].image",
+            &["image: a/b:c"],
+            &["env: []"],
+        ),
+        (
+            "{ workers: 5, podTemplate: { spec: _ } }",
+            "ENG-0106",
+            "spec.podTemplate.spec.hostNetwork",
+            &["{ hostNetwork: true }"],
+            &["{ hostname: a }"],
+        ),
+        (
+            "{ workers: 5, podTemplate: { metadata: { labels: _ } } }",
+            "ENG-0106",
+            "spec.podTemplate.metadata.labels.engram.dev/cluster",
+            &["{ engram.dev/cluster: a }"],
+            &["{ team: a }"],
+        ),
+    ];
+    for (template, code, path, bad, good) in rows {
+        refused(code, path, bad.iter().map(|value| cluster(&template.replace('_', value))));
+        taken(good.iter().map(|value| cluster(&template.replace('_', value))));
+    }
+    refused("ENG-0105", "spec.workers", [cluster("{}")]);
+    refused(
+        "ENG-0105",
+        "spec",
+        ["apiVersion: engram.dev/v1alpha1\nkind: LearnerCluster\nmetadata: { name: a }\n".into()],
+    );
+}
+
+#[test]
+fn kubernetes_settings_are_checked_and_listed_as_ignored() {
+    let text = cluster(
+        "{ workers: 5, storage: { size: 50Gi }, tls: { mode: Disabled }, gpu: { count: 1, mode: Auto }, \
+         podTemplate: { metadata: { labels: { a: b } }, any: [1, 2.5, null] }, resources: { requests: { cpu: \"2\" } } }",
+    ) + "---\n"
+        + &source("git: {}", ", ttlSecondsAfterFinished: 60, managedBy: someone");
+    let manifest = check(&text).unwrap_or_else(|problems| panic!("{}", problems.render(false)));
+    let expected = [
+        "spec.storage",
+        "spec.tls",
+        "spec.gpu.count",
+        "spec.podTemplate",
+        "spec.resources",
+        "spec.ttlSecondsAfterFinished",
+        "spec.managedBy",
+    ];
+    assert_eq!(manifest.ignored, expected);
+    assert_eq!(manifest.local_notes(), [format!("ignored in local mode: {}", expected.join(", "))]);
+    let lone = check(&cluster("{ workers: 1, durability: { mode: Replicated } }")).unwrap();
+    assert_eq!(lone.local_notes(), ["spec.durability.mode: Replicated means Sync with one copy"]);
+    let replicated = check(&cluster("{ workers: 5, durability: { mode: Replicated } }")).unwrap();
+    assert!(replicated.local_notes().is_empty());
+}

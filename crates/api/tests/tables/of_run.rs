@@ -1,0 +1,186 @@
+//! The fields of a `LearnerRun`.
+
+use super::{Row, events, memory, refused, run, source, taken};
+
+#[test]
+fn run_fields_are_taken_in_their_range_and_refused_outside() {
+    const EVENTS: &str = "spec.memory.source.events";
+    let columns = "columns: { key: word, epoch: day }";
+    let rows: &[Row<String>] = &[
+        (
+            run("kind: _, memory: { source: { git: {} } }"),
+            "ENG-0107",
+            "spec.kind".into(),
+            &["Replay", "Fisher"],
+            &["Memory"],
+        ),
+        (run("kind: _, memory: { source: { git: {} } }"), "ENG-0104", "spec.kind".into(), &["memory", "Dream"], &[]),
+        (
+            source("example: { name: _ }", ""),
+            "ENG-0104",
+            "spec.memory.source.example.name".into(),
+            &["Sotu"],
+            &["StateOfTheUnion"],
+        ),
+        (
+            events(&format!("path: a.csv, format: _, {columns}")),
+            "ENG-0104",
+            format!("{EVENTS}.format"),
+            &["CSV"],
+            &["Auto", "Jsonl", "Csv", "Parquet"],
+        ),
+        (
+            events(&format!("path: _, {columns}")),
+            "ENG-0106",
+            format!("{EVENTS}.path"),
+            &["events", "events.txt", "csv.zst"],
+            &["a.csv", "b/c.jsonl.gz", "D.PARQUET", "e.ndjson.zst"],
+        ),
+        (events(&format!("path: _, {columns}")), "ENG-0103", format!("{EVENTS}.path"), &["\"\""], &[]),
+        (events(&format!("path: _, {columns}")), "ENG-0102", format!("{EVENTS}.path"), &["7", "", "true"], &[]),
+        (
+            events(&format!("path: a.csv, {columns}, quality: _")),
+            "ENG-0103",
+            format!("{EVENTS}.quality"),
+            &["-0.1", "1.1", ".nan"],
+            &["0", "1", "0.9"],
+        ),
+        (
+            events(&format!("path: a.csv, {columns}, delta: _")),
+            "ENG-0103",
+            format!("{EVENTS}.delta"),
+            &["-1.1", "1.1", ".inf"],
+            &["-1", "0", "1"],
+        ),
+        (
+            events("path: a.csv, columns: { key: word, time: at }, epochSpan: _"),
+            "ENG-0103",
+            format!("{EVENTS}.epochSpan"),
+            &["0s", "0ms"],
+            &["1ms", "3s", "1d"],
+        ),
+        (
+            events("path: a.csv, columns: { key: word, time: at }, epochSpan: _"),
+            "ENG-0102",
+            format!("{EVENTS}.epochSpan"),
+            &["3", "1 day", "-3s"],
+            &[],
+        ),
+        (
+            source("git: { maxCommits: _ }", ""),
+            "ENG-0103",
+            "spec.memory.source.git.maxCommits".into(),
+            &["-1"],
+            &["0", "1000"],
+        ),
+        (source("git: { quality: _ }", ""), "ENG-0103", "spec.memory.source.git.quality".into(), &["2"], &["0.5"]),
+        (
+            source("synthetic: { memories: _ }", ""),
+            "ENG-0103",
+            "spec.memory.source.synthetic.memories".into(),
+            &["0", "3", "1000000002"],
+            &["2", "1000000000"],
+        ),
+        (
+            source("synthetic: { seed: _ }", ""),
+            "ENG-0103",
+            "spec.memory.source.synthetic.seed".into(),
+            &["-1"],
+            &["0", "18446744073709551615"],
+        ),
+        (
+            source("synthetic: { seed: _ }", ""),
+            "ENG-0102",
+            "spec.memory.source.synthetic.seed".into(),
+            &["18446744073709551616", "1.5"],
+            &[],
+        ),
+        (
+            memory("git: {}", ", epochs: _"),
+            "ENG-0103",
+            "spec.memory.epochs".into(),
+            &["0", "1000000001"],
+            &["1", "1000000000"],
+        ),
+        (
+            memory("git: {}", ", decay: _"),
+            "ENG-0103",
+            "spec.memory.decay".into(),
+            &["-1", "1e-10", "2"],
+            &["0", "0.02"],
+        ),
+        (
+            memory("git: {}", ", onMissing: _"),
+            "ENG-0104",
+            "spec.memory.onMissing".into(),
+            &["create"],
+            &["Create", "Report"],
+        ),
+        (
+            memory("git: {}", ", report: { topK: _ }"),
+            "ENG-0103",
+            "spec.memory.report.topK".into(),
+            &["[]", "[1, 2, 3, 4, 5, 6, 7, 8, 9]", "[5, 5]"],
+            &["[1]", "[10000, 1, 3]"],
+        ),
+        (
+            memory("git: {}", ", report: { topK: [_] }"),
+            "ENG-0103",
+            "spec.memory.report.topK[0]".into(),
+            &["0", "10001"],
+            &["10000"],
+        ),
+        (memory("git: {}", ", report: { skip: _ }"), "ENG-0103", "spec.memory.report.skip".into(), &["-1"], &["0"]),
+        (
+            memory("synthetic: {}", ", report: { inversion: _ }"),
+            "ENG-0104",
+            "spec.memory.report.inversion".into(),
+            &["exact"],
+            &["Histogram", "Exact"],
+        ),
+        (
+            memory("synthetic: {}", ", report: { coverage: _ }"),
+            "ENG-0102",
+            "spec.memory.report.coverage".into(),
+            &["yes", "1", "\"true\""],
+            &["true", "false"],
+        ),
+        (
+            source("synthetic: {}", ", until: { separation: _ }"),
+            "ENG-0103",
+            "spec.until.separation".into(),
+            &["0", "1.1", ".nan"],
+            &["1", "0.5"],
+        ),
+        (
+            source("synthetic: {}", ", until: { convergence: _ }"),
+            "ENG-0103",
+            "spec.until.convergence".into(),
+            &["1", "0", ".inf"],
+            &["1.1", "12.5"],
+        ),
+        (source("git: {}", ", suspend: _"), "ENG-0102", "spec.suspend".into(), &["no"], &["true", "false"]),
+    ];
+    for (template, code, path, bad, good) in rows {
+        refused(code, path, bad.iter().map(|value| template.replace('_', value)));
+        taken(good.iter().map(|value| template.replace('_', value)));
+    }
+    for name in ["initialWeight", "rewarded", "punished", "noise"] {
+        let field = |value: &str| source(&format!("synthetic: {{ {name}: {value} }}"), "");
+        refused("ENG-0103", &format!("spec.memory.source.synthetic.{name}"), ["-0.1", "1.1", ".nan"].map(field));
+        taken(["0", "1"].map(field));
+    }
+    for (text, path) in [
+        (source("example: {}", ""), "spec.memory.source.example.name"),
+        (events(columns), "spec.memory.source.events.path"),
+        (events("path: a.csv"), "spec.memory.source.events.columns"),
+        (run("memory: { source: { git: {} } }"), "spec.kind"),
+        (source("git: {}", "").replace("{ name: words }", "{}"), "spec.clusterRef.name"),
+    ] {
+        refused("ENG-0105", path, [text]);
+    }
+    for later in ["s3: {}", "configMap: {}", "input: corpus"] {
+        let path = format!("{EVENTS}.{}", later.split(':').next().unwrap_or(later));
+        refused("ENG-0107", &path, [events(&format!("path: a.csv, {columns}, {later}"))]);
+    }
+}

@@ -1,0 +1,186 @@
+//! What a client does while a map changes under its calls, and what an answer makes it look for.
+
+use super::*;
+use crate::map::Placement;
+use crate::write;
+use engram_memory::{Incarnation, Term};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, pending, ready};
+use std::convert::Infallible;
+use std::pin::pin;
+use std::task::{Context, Poll};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::codegen::{Service as HttpService, http};
+use tonic::{Response, Status};
+
+const P: PartitionId = PartitionId(0);
+const PARTITIONS: u32 = 1;
+
+/// One partition, led by `primary`; every worker is at `address`.
+fn told(version: u64, primary: u32, address: &str) -> v1::PartitionMapReply {
+    let member = |ordinal| v1::MemberEntry {
+        ordinal,
+        client_address: address.to_owned(),
+        incarnation: Incarnation(1).0,
+        alive: true,
+        ..v1::MemberEntry::default()
+    };
+    v1::PartitionMapReply {
+        cluster: engram_proto::answers::identity(7),
+        version,
+        partitions: vec![v1::PartitionEntry { term: Term(version).0, primary, in_sync: vec![1, 2, 3] }],
+        members: (1..=3).map(member).collect(),
+        ..v1::PartitionMapReply::default()
+    }
+}
+
+fn map(version: u64, primary: u32) -> Map {
+    let map = Map::try_from(told(version, primary, "127.0.0.1:1")).unwrap();
+    assert_eq!(map.partitions, [Placement { term: Term(version), primary: Ordinal(primary) }]);
+    map
+}
+
+/// A client that is told the map, and has heard this one.
+fn given(heard: Map) -> Client {
+    let client = Client::given(Options::new(Vec::<String>::new()));
+    client.set_map(heard);
+    client
+}
+
+/// A worker that tells the map, and says what it was asked. Who waits for news hears of it when there is some.
+#[derive(Clone)]
+struct Teller {
+    asked: mpsc::UnboundedSender<v1::PartitionMapRequest>,
+    map: watch::Receiver<v1::PartitionMapReply>,
+}
+
+impl tonic::server::NamedService for Teller {
+    const NAME: &'static str = "engram.v1.MemoryService";
+}
+
+impl tonic::server::UnaryService<v1::PartitionMapRequest> for Teller {
+    type Response = v1::PartitionMapReply;
+    type Future = BoxFuture<'static, Result<Response<Self::Response>, Status>>;
+
+    fn call(&mut self, request: Request<v1::PartitionMapRequest>) -> Self::Future {
+        let (Self { asked, mut map }, request) = (self.clone(), request.into_inner());
+        let _ = asked.send(request);
+        Box::pin(async move {
+            let told = map.wait_for(|map| request.wait_ms == 0 || map.version > request.newer_than).await;
+            told.map(|map| Response::new(map.clone())).map_err(|_| Status::unavailable("the test is over"))
+        })
+    }
+}
+
+impl HttpService<http::Request<tonic::body::Body>> for Teller {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        assert_eq!(request.uri().path(), "/engram.v1.MemoryService/GetPartitionMap");
+        let teller = self.clone();
+        Box::pin(async move {
+            let codec = tonic_prost::ProstCodec::default();
+            Ok(tonic::server::Grpc::new(codec).unary(teller, request).await)
+        })
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_a_worker_asks_for_a_newer_map_and_is_answered_when_there_is_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (asked, mut questions) = mpsc::unbounded_channel();
+    let (news, known) = watch::channel(told(3, 1, &address));
+    let server = tonic::transport::Server::builder().add_service(Teller { asked, map: known });
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+
+    let client = Client::connect(Options::new([address.clone()])).await.unwrap();
+    assert_eq!(questions.recv().await.unwrap(), v1::PartitionMapRequest { newer_than: 0, wait_ms: 0 });
+    let seen = client.map().unwrap();
+    let hangs = pending::<Result<(), Failure>>();
+    let given_up = client.while_owner(&seen, Ordinal(1), hangs);
+    let changing = async {
+        let question = questions.recv().await.unwrap();
+        assert_eq!(question.newer_than, 3, "it says what it knows");
+        let patience = u32::try_from(MAP_PATIENCE.as_millis()).unwrap();
+        assert!((1..patience).contains(&question.wait_ms), "and waits at the worker: {question:?}");
+        // Of another kind of news, which takes nothing from the worker.
+        news.send_replace(told(4, 1, &address));
+        while questions.recv().await.unwrap().newer_than != 4 {}
+        news.send_replace(told(5, 2, &address));
+    };
+    let both = futures::future::join(given_up, changing);
+    let (given_up, ()) = tokio::time::timeout(Duration::from_secs(60), both).await.expect("a hang");
+    let failure = given_up.unwrap_err();
+    assert!(failure.maybe_executed && failure.retryable, "{failure:?}");
+    assert_eq!(failure.lost.unwrap().1, Ordinal(1));
+    assert_eq!(client.map().unwrap().owner(P), Some(Ordinal(2)));
+}
+
+#[test]
+fn a_call_that_was_passed_on_is_given_up_by_a_map_as_new_as_the_one_that_sent_it_there() {
+    let client = given(map(5, 1));
+    // Passed on to worker 2 by map 6, which this client has not heard yet.
+    let mut moved = pin!(client.until_moved(6, Ordinal(2), &[P]));
+    assert!(moved.as_mut().now_or_never().is_none(), "an older map says nothing of it");
+    client.set_map(map(6, 2));
+    assert!(moved.as_mut().now_or_never().is_none(), "it is the owner");
+    client.set_map(map(7, 3));
+    assert!(moved.as_mut().now_or_never().is_some());
+}
+
+/// One attempt at a part that ends so; whether the part is then known not to have been executed, and who is looked for.
+async fn attempt(answer: Result<v1::WriteReply, Failure>) -> (Error, Option<Ordinal>) {
+    let client = given(map(5, 1));
+    let seen = client.map().unwrap();
+    let answer = client.while_owner(&seen, Ordinal(1), ready(answer)).await;
+    let lost = answer.as_ref().err().and_then(|failure| failure.lost.as_ref()).map(|(_, owner)| *owner);
+    (write::given_up_after(&client.session(), PARTITIONS, answer).await, lost)
+}
+
+#[tokio::test]
+async fn an_answer_that_says_not_executed_leaves_no_doubt_and_sends_nobody_elsewhere() {
+    let says = |kind| Err(Failure::of(Problem::of(kind, "so it says")));
+    for kind in [ProblemKind::Overloaded, ProblemKind::TooFewCopies] {
+        let (error, lost) = attempt(says(kind)).await;
+        assert!(matches!(error, Error::Deadline { .. }), "{kind:?}: {error:?}");
+        assert_eq!((error.kind(), lost), (kind, None), "it leads still");
+    }
+    for kind in [ProblemKind::NotPrimary, ProblemKind::Stopping] {
+        let (error, lost) = attempt(says(kind)).await;
+        assert!(matches!(error, Error::Deadline { .. }), "{kind:?}: {error:?}");
+        assert_eq!((error.kind(), lost), (kind, Some(Ordinal(1))));
+    }
+    for failure in [Failure::timed_out(), Failure::of(Problem::of(ProblemKind::OutcomeUnknown, "so it says"))] {
+        let (error, lost) = attempt(Err(failure)).await;
+        assert!(matches!(error, Error::Unknown { partition: P, seq: 1, .. }), "{error:?}");
+        assert_eq!(lost, Some(Ordinal(1)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_map_ends_the_wait_for_who_is_lost_and_not_for_who_is_busy() {
+    let asks_ms = 150;
+    let busy = Problem::of(ProblemKind::Overloaded, "come again").retry_after(asks_ms);
+    let gone = Problem::of(ProblemKind::Unavailable, "nobody there").retry_after(asks_ms);
+    let mut waited = Vec::new();
+    for problem in [busy, gone] {
+        let client = given(map(5, 1));
+        let seen = client.map().unwrap();
+        let answer = client.while_owner(&seen, Ordinal(1), ready(Err::<(), _>(Failure::of(problem)))).await;
+        let (mut retry, begun) = (client.write(), Instant::now());
+        client.set_map(map(6, 2));
+        retry.after(&client, answer.unwrap_err()).await.unwrap();
+        // By a clock that stands still while anything can go on.
+        waited.push(begun.elapsed() >= Duration::from_millis(asks_ms));
+    }
+    assert_eq!(waited, [true, false]);
+}

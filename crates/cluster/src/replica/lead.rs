@@ -1,0 +1,416 @@
+//! The primary's side: whose acknowledgements it waits for, when it serves, what it asks of the map.
+
+use super::planted::Planted;
+use super::{Action, Defect, Message, Replica};
+use crate::change::Change;
+use crate::map::Entry;
+use engram_memory::{Lsn, Member, Ordinal, Term};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A copy that a primary keeps up.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Follower {
+    /// The process that opened this term; `None` until one did.
+    pub member: Option<Member>,
+    /// Last record that it acknowledged at this term.
+    pub acked: Lsn,
+}
+
+/// What a primary keeps in memory.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Lead {
+    /// The entry under which it leads.
+    pub(super) entry: Entry,
+    /// End of the log when this process took over: up to here the primary before may have acknowledged.
+    pub(super) tail: Lsn,
+    pub(super) followers: BTreeMap<Ordinal, Follower>,
+    /// What it asked of the map, and does not know the outcome of.
+    pub(super) pending: Option<Change>,
+    /// To whom it hands over.
+    pub(super) draining: Option<Ordinal>,
+    /// It has read that its term is activated, and its promise is durable.
+    pub(super) serving: bool,
+    /// It takes requests: it serves, or served the term before.
+    pub(super) admitting: bool,
+    /// Followers that were not told of this term.
+    unopened: Vec<Ordinal>,
+    /// Members that came back with another disk: those that the map means are gone for good.
+    replaced: BTreeSet<Ordinal>,
+    /// A sync was asked for, and has not come.
+    syncing: bool,
+}
+
+impl Lead {
+    pub(super) fn begin(before: Option<Self>, entry: &Entry, me: Ordinal, end: Lsn) -> Self {
+        // Its own change of the in-sync set ends no hand-over; a promotion does.
+        let draining = before.as_ref().filter(|_| entry.activated).and_then(|before| before.draining);
+        let mut lead = Self {
+            entry: entry.clone(),
+            tail: before.as_ref().map_or(end, |before| before.tail),
+            followers: BTreeMap::new(),
+            pending: None,
+            draining: draining.filter(|to| entry.in_sync(*to).is_some()),
+            serving: false,
+            admitting: before.is_some_and(|before| before.admitting),
+            unopened: Vec::new(),
+            replaced: BTreeSet::new(),
+            syncing: false,
+        };
+        lead.adjust_followers(me);
+        lead
+    }
+
+    /// Takes an entry of the same term.
+    pub(super) fn take_marks(&mut self, entry: &Entry) {
+        if entry.activated && self.pending == Some(Change::Activate) {
+            self.pending = None;
+        }
+        let me = self.entry.primary;
+        self.entry = entry.clone();
+        self.adjust_followers(me);
+    }
+
+    fn adjust_followers(&mut self, me: Ordinal) {
+        let members = self.entry.isr.iter().map(|member| member.ordinal);
+        let wanted: Vec<Ordinal> =
+            members.chain(self.entry.learners.iter().copied()).filter(|ordinal| *ordinal != me).collect();
+        let pending = self.newcomer().map(|newcomer| newcomer.ordinal);
+        self.followers.retain(|ordinal, _| wanted.contains(ordinal) || pending == Some(*ordinal));
+        for ordinal in wanted {
+            if let std::collections::btree_map::Entry::Vacant(vacant) = self.followers.entry(ordinal) {
+                vacant.insert(Follower::default());
+                self.unopened.push(ordinal);
+            }
+        }
+    }
+
+    fn newcomer(&self) -> Option<Member> {
+        match self.pending {
+            Some(Change::Add { newcomer, .. }) => Some(newcomer),
+            _ => None,
+        }
+    }
+
+    /// The maximal in-sync set without this replica: that of the map, and a newcomer from its proposal on.
+    pub(super) fn required(&self, me: Ordinal, planted: Planted) -> Vec<Ordinal> {
+        let newcomer = self.newcomer().filter(|_| !planted.has(Defect::AckIgnoresPendingAdd));
+        let members = self.entry.isr.iter().chain(&newcomer).map(|member| member.ordinal);
+        let mut required: Vec<Ordinal> = members.filter(|ordinal| *ordinal != me).collect();
+        required.sort_unstable();
+        required.dedup();
+        required
+    }
+
+    /// The member whose acknowledgements count for a place: its disk, as this process or a later one.
+    pub(super) fn counted(&self, ordinal: Ordinal) -> Option<Member> {
+        self.newcomer().filter(|newcomer| newcomer.ordinal == ordinal).or_else(|| self.entry.in_sync(ordinal).copied())
+    }
+
+    fn is_alone(&self, me: Ordinal) -> bool {
+        self.entry.isr.iter().all(|member| member.ordinal == me)
+    }
+
+    /// Who may lead any moment because this replica asked for it. Called off or not, that is for the map to say, and what the
+    /// successor does not hold by then is lost.
+    fn successor(&self) -> Option<Ordinal> {
+        match &self.pending {
+            Some(Change::Promote { primary, .. }) => Some(primary.ordinal),
+            _ => None,
+        }
+    }
+
+    /// Whether the change that was asked for leaves this replica alone.
+    fn asked_to_be_alone(&self, me: Ordinal) -> bool {
+        match self.pending {
+            Some(Change::Remove { leaver, .. }) => {
+                self.entry.isr.iter().all(|member| member.ordinal == me || member.ordinal == leaver)
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Replica {
+    fn opening(&self, term: Term) -> Message {
+        Message::Open { term, history: self.history.clone(), commit: self.commit }
+    }
+
+    /// A follower is there again, perhaps as another process: nothing is known of what it holds.
+    pub(super) fn open_again(&mut self, member: &Member, out: &mut Vec<Action>) {
+        let Some(lead) = &mut self.lead else { return };
+        let Some(follower) = lead.followers.get_mut(&member.ordinal) else { return };
+        *follower = Follower::default();
+        let term = lead.entry.term;
+        if self.kept == term {
+            out.push(Action::Send(member.ordinal, self.opening(term)));
+        }
+    }
+
+    pub(super) fn follower_opened(
+        &mut self,
+        from: Member,
+        term: Term,
+        end: Option<Lsn>,
+        written: Lsn,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(lead) = self.lead.as_mut().filter(|lead| lead.entry.term == term) else { return };
+        // No log of this term is longer than its primary's. The word of who says so counts nothing: later records would be
+        // committed that it never had.
+        let here = self.history.end();
+        if written > here || end.is_some_and(|end| end > here) {
+            return;
+        }
+        let counted = lead.counted(from.ordinal);
+        let Some(follower) = lead.followers.get_mut(&from.ordinal) else { return };
+        if counted.is_some_and(|known| known.store != from.store) && !self.planted.has(Defect::AckByOrdinal) {
+            if !self.planted.has(Defect::KeepsReplaced) {
+                lead.replaced.insert(from.ordinal);
+            }
+            return;
+        }
+        let is_over = |known: Member| known.store == from.store && known.incarnation > from.incarnation;
+        let known = [counted, follower.member].into_iter().flatten();
+        if known.into_iter().any(is_over) && !self.planted.has(Defect::AckOfOlderProcess) {
+            return;
+        }
+        lead.replaced.remove(&from.ordinal);
+        follower.member = Some(from);
+        match end {
+            Some(end) => {
+                follower.acked = written;
+                out.push(Action::Stream { to: from.ordinal, after: end });
+            }
+            None => out.push(Action::Copy(from.ordinal)),
+        }
+    }
+
+    pub(super) fn acked(&mut self, from: &Member, term: Term, written: Lsn) {
+        let Some(lead) = self.lead.as_mut().filter(|lead| lead.entry.term == term) else { return };
+        if let Some(follower) = lead.followers.get_mut(&from.ordinal)
+            && follower.member.as_ref() == Some(from)
+            && written <= self.history.end()
+        {
+            follower.acked = follower.acked.max(written);
+        }
+    }
+
+    /// Does what has become possible.
+    pub(super) fn consider(&mut self, out: &mut Vec<Action>) {
+        let Some(term) = self.leads() else { return };
+        if self.kept < term {
+            return;
+        }
+        self.open_new(out);
+        self.activate(out);
+        self.serve(out);
+        self.advance(out);
+        self.reconfigure(out);
+    }
+
+    /// Opens followers that the map named since.
+    fn open_new(&mut self, out: &mut Vec<Action>) {
+        let Some(lead) = &mut self.lead else { return };
+        let named: Vec<Ordinal> = std::mem::take(&mut lead.unopened);
+        let term = lead.entry.term;
+        for ordinal in named {
+            out.push(Action::Send(ordinal, self.opening(term)));
+        }
+    }
+
+    fn activate(&mut self, out: &mut Vec<Action>) {
+        let Some(lead) = &self.lead else { return };
+        if lead.entry.activated || lead.pending.is_some() {
+            return;
+        }
+        let on_disk = !lead.is_alone(self.me.ordinal) || self.planted.has(Defect::MarkSoloWithoutFsync);
+        if on_disk || self.synced(out) {
+            self.propose(Change::Activate, out);
+        }
+    }
+
+    /// Whether the whole log is durable; asks for it otherwise.
+    fn synced(&mut self, out: &mut Vec<Action>) -> bool {
+        let Some(lead) = &mut self.lead else { return false };
+        let synced = self.durable >= self.history.end();
+        if !synced && !std::mem::replace(&mut lead.syncing, true) {
+            out.push(Action::Sync);
+        }
+        lead.syncing &= !synced;
+        synced
+    }
+
+    fn serve(&mut self, out: &mut Vec<Action>) {
+        let granted = self.granted && !self.planted.has(Defect::ServeBeforeGrantOver);
+        let Some(lead) = &mut self.lead else { return };
+        let activated = lead.entry.activated || self.planted.has(Defect::ServeBeforeActivated);
+        if activated && !granted && !lead.serving {
+            (lead.serving, lead.admitting) = (true, true);
+            out.push(Action::Serve(lead.entry.term));
+        }
+    }
+
+    /// Commits what every member of the maximal in-sync set holds at this term.
+    fn advance(&mut self, out: &mut Vec<Action>) {
+        let me = self.me.ordinal;
+        let Some(lead) = self.lead.as_ref().filter(|lead| lead.serving) else { return };
+        if lead.entry.isr.len() < self.rules.min_in_sync {
+            return;
+        }
+        let required = if self.rules.primary_only {
+            lead.successor().into_iter().collect()
+        } else {
+            lead.required(me, self.planted)
+        };
+        let alone = lead.is_alone(me)
+            && (required.is_empty() || !self.planted.has(Defect::SoloFsyncOnlyWithoutLearner))
+            && !self.planted.has(Defect::SoloAckWithoutFsync);
+        let will_be_alone = lead.asked_to_be_alone(me) && !self.planted.has(Defect::ShrinkRaceAck);
+        let mut commit = if (alone || will_be_alone) && !self.rules.primary_only {
+            self.durable.min(self.written)
+        } else {
+            self.written
+        };
+        for ordinal in required {
+            if self.planted.has(Defect::AckWithoutBackup) {
+                break;
+            }
+            let follower = lead.followers.get(&ordinal).filter(|follower| follower.member.is_some());
+            commit = commit.min(follower.map_or(Lsn(0), |follower| follower.acked));
+        }
+        if commit > self.commit {
+            self.commit = commit;
+            self.told = self.told.max(commit);
+            out.push(Action::Commit(commit));
+        }
+    }
+
+    /// Asks for one change of the in-sync set at a time.
+    fn reconfigure(&mut self, out: &mut Vec<Action>) {
+        let me = self.me;
+        let Some(lead) = self.lead.as_ref().filter(|lead| lead.serving && lead.pending.is_none()) else { return };
+        let is_gone = |place: &Ordinal| self.suspects.contains(place) || lead.replaced.contains(place);
+        let leaver = lead.entry.isr.iter().find(|member| **member != me && is_gone(&member.ordinal));
+        if let Some(leaver) = leaver.map(|member| member.ordinal) {
+            // Who will be alone has no other memory than its disk.
+            let stays = lead.entry.isr.len() > 2 || self.planted.has(Defect::ShrinkWithoutFsync);
+            if stays || self.synced(out) {
+                self.propose(Change::Remove { primary: me, leaver }, out);
+            }
+            return;
+        }
+        if let Some(newcomer) = self.newcomer(lead) {
+            self.propose(Change::Add { primary: me, newcomer }, out);
+        } else if let Some(to) = lead.draining {
+            self.hand_over(to, out);
+        }
+    }
+
+    /// Who may enter: a learner that holds all that may have been acknowledged, or a member as the process that runs now. The one
+    /// that the map names may have taken something with it, so that this one could not be promoted.
+    fn newcomer(&self, lead: &Lead) -> Option<Member> {
+        let held = self.commit.max(lead.tail);
+        let renews = !self.rules.keeps_all && !self.planted.has(Defect::NeverRenews);
+        let members = lead.entry.isr.iter().filter(|_| renews).map(|member| member.ordinal);
+        let learns = |learner: &Ordinal| lead.draining.is_none() && lead.entry.in_sync(*learner).is_none();
+        let learners = lead.entry.learners.iter().copied().filter(learns);
+        members.chain(learners).find_map(|ordinal| {
+            let follower = lead.followers.get(&ordinal)?;
+            let caught_up = follower.acked >= held || self.planted.has(Defect::AddBeforeCaughtUp);
+            let is_new = |member: &Member| lead.entry.in_sync(ordinal) != Some(member);
+            follower.member.filter(is_new).filter(|_| caught_up && !self.suspects.contains(&ordinal))
+        })
+    }
+
+    /// Everything under way is committed, and the successor holds it: the map decides.
+    fn hand_over(&mut self, to: Ordinal, out: &mut Vec<Action>) {
+        let Some(lead) = &self.lead else { return };
+        let end = self.history.end();
+        let successor = lead.followers.get(&to).filter(|follower| follower.acked >= end);
+        if self.commit >= end
+            && let Some(primary) = successor.and_then(|follower| follower.member)
+        {
+            let isr = lead.entry.isr.iter().map(|member| member.ordinal).collect();
+            self.propose(Change::Promote { primary, isr }, out);
+        }
+    }
+
+    fn propose(&mut self, change: Change, out: &mut Vec<Action>) {
+        let Some(lead) = &mut self.lead else { return };
+        lead.pending = Some(change.clone());
+        out.push(Action::Propose(lead.entry.expected(), change));
+    }
+
+    /// Says again what may have been lost on the way.
+    pub(super) fn remind(&mut self, out: &mut Vec<Action>) {
+        let Some(lead) = &mut self.lead else { return };
+        if self.planted.has(Defect::AddWithoutIncarnation)
+            && let Some(Change::Add { newcomer, .. }) = &mut lead.pending
+            && let Some(runs) = lead.followers.get(&newcomer.ordinal).and_then(|follower| follower.member)
+        {
+            *newcomer = runs;
+        }
+        if let Some(change) = &lead.pending {
+            if self.planted.has(Defect::TimeoutIsFailure) && *change != Change::Activate {
+                lead.pending = None;
+                return;
+            }
+            out.push(Action::Propose(lead.entry.expected(), change.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::replica::{Action, Event, Found, History, Message, Replica, Rules};
+    use crate::{Change, Entry};
+    use engram_memory::{Incarnation, Lsn, Member, Ordinal, StoreId, Term};
+
+    fn member(ordinal: u32) -> Member {
+        Member { ordinal: Ordinal(ordinal), store: StoreId(u128::from(ordinal) + 1), incarnation: Incarnation(1) }
+    }
+
+    fn step(replica: &mut Replica, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        replica.step(event, &mut out);
+        out
+    }
+
+    /// Appends a record, and has it written.
+    fn write(replica: &mut Replica, lsn: u64) -> Vec<Action> {
+        step(replica, Event::Appended(Lsn(lsn)));
+        step(replica, Event::Written(Lsn(lsn), Term(1)))
+    }
+
+    #[test]
+    fn in_mode_async_a_hand_over_that_is_under_way_loses_nothing_even_when_it_was_called_off() {
+        let rules = Rules { keeps_all: false, min_in_sync: 1, primary_only: true };
+        let found = Found {
+            lossless_since: Incarnation(1),
+            promised: Term(0),
+            history: History::default(),
+            commit: Lsn(0),
+            granted: false,
+        };
+        let mut primary = Replica::new(member(0), rules, found);
+        let mut out = Vec::new();
+        primary.learn(&Entry::first(vec![member(0), member(1)]), &mut out);
+        step(&mut primary, Event::Promised(Term(1)));
+        let heard = |message| Event::Heard(member(1), message);
+        step(&mut primary, heard(Message::Opened { term: Term(1), end: Some(Lsn(0)), written: Lsn(0) }));
+        assert!(write(&mut primary, 1).contains(&Action::Commit(Lsn(1))), "nobody else is asked");
+        step(&mut primary, heard(Message::Ack { term: Term(1), written: Lsn(1) }));
+
+        let asked = step(&mut primary, Event::HandOver(Ordinal(1)));
+        assert!(asked.iter().any(|action| matches!(action, Action::Propose(_, Change::Promote { .. }))), "{asked:?}");
+        step(&mut primary, Event::HandOver(Ordinal(0)));
+        assert!(primary.admits(), "it goes on");
+        assert_eq!(
+            write(&mut primary, 2),
+            [],
+            "the map may still say that the other one leads, which does not have it"
+        );
+        let acked = step(&mut primary, heard(Message::Ack { term: Term(1), written: Lsn(2) }));
+        assert!(acked.contains(&Action::Commit(Lsn(2))), "{acked:?}");
+    }
+}

@@ -1,0 +1,321 @@
+//! What a step changes.
+
+use crate::bounds::Bounds;
+use crate::drive::{Input, append};
+use crate::state::{Body, Harm, Statement, World, end_of, seen};
+use crate::step::Step;
+use crate::wrong::Wrong;
+use engram_cluster::replica::{Defect, Event, Message};
+use engram_cluster::{Change, Entry, Expected, Replica};
+use engram_memory::{Incarnation, Lsn, Member, Ordinal, Term};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Entries that may be read late.
+const OLD_MAPS: usize = 3;
+
+impl Bounds {
+    /// Takes a step. One that is not possible any more changes nothing.
+    pub(crate) fn take(&self, world: &mut World, step: &Step) {
+        match step {
+            Step::Deliver(envelope) => self.deliver(world, envelope.from, envelope.to, &envelope.body),
+            Step::Learn(me, index) => {
+                let entry = Arc::clone(&world.maps[*index]);
+                self.feed(world, *me, Input::Entry(entry), None);
+                self.note_keeping(world, *me);
+            }
+            Step::Write(me, op) => self.write(world, *me, *op),
+            Step::Keep(me) => {
+                let node = world.node(*me);
+                node.kept = node.promise;
+                let term = node.kept;
+                self.event(world, *me, Event::Promised(term));
+            }
+            Step::Wrote(me) => self.report(world, *me, 0, Event::Written),
+            Step::Flush(me, left) => {
+                let node = world.node(*me);
+                let durable = node.log.len().saturating_sub(*left);
+                node.disk = node.log[..durable].to_vec();
+                self.report(world, *me, *left, Event::Written);
+                self.report(world, *me, *left, Event::Synced);
+            }
+            Step::Snapshot(me) => {
+                world.snapshots += 1;
+                let node = world.node(*me);
+                node.disk.clone_from(&node.log);
+                node.floor = node.replica.as_ref().map_or(node.floor, Replica::commit);
+            }
+            Step::Connect(me, other) => {
+                world.reconnects = (world.reconnects + 1).min(self.reconnects);
+                let member = world.at(*other).me;
+                self.event(world, *me, Event::Connected(member));
+            }
+            Step::Suspect(me, other) => {
+                world.doubts += 1;
+                self.event(world, *me, Event::Suspected(*other));
+            }
+            Step::Trust(me, other) => self.event(world, *me, Event::Trusted(*other)),
+            Step::Remind(me) => self.event(world, *me, Event::Remind),
+            Step::Apply(expected, change) => self.apply(world, *expected, change),
+            Step::Promote(statement, isr) => self.promote(world, statement, isr),
+            Step::Hint(learners) => {
+                world.hints += 1;
+                if let Ok(next) = world.entry().changed(&Change::Learn(learners.clone())) {
+                    self.replace(world, next);
+                }
+            }
+            Step::Hear(place) => world.stated[place.0 as usize] = statement(world, *place),
+            Step::HandOver(me, to) => {
+                world.drains += u8::from(me != to);
+                self.event(world, *me, Event::HandOver(*to));
+            }
+            Step::Release(me) => self.release(world, *me),
+            Step::Grant(me, holder) => {
+                let member = world.at(*holder).me;
+                let lease = (*me, world.at(*me).me.store);
+                world.node(*holder).held.insert(lease);
+                let granter = world.node(*me);
+                if self.plants(Wrong::ForgetFirstGrant) {
+                    granter.granted.clear();
+                }
+                granter.granted.insert(member);
+                granter.replica.iter_mut().for_each(Replica::set_granted);
+            }
+            Step::ExpireHeld(me, granter) => {
+                world.node(*me).held.retain(|held| held.0 != *granter);
+            }
+            Step::ExpireGranted(me, holder) => self.end_grant(world, *me, *holder),
+            Step::Read(me) => {
+                // Whoever wrote has the answer by now; who reads must see it.
+                let commit = world.at(*me).replica.as_ref().map_or(Lsn(0), Replica::commit);
+                if commit < end_of(&world.committed) {
+                    world.harm = Some(Harm::StaleRead);
+                }
+            }
+            Step::PowerLoss(place) => self.cut_power(world, *place),
+            Step::Kill(place) => {
+                world.kills += 1;
+                world.node(*place).die();
+            }
+            Step::Stop(place) => {
+                world.stops += 1;
+                let node = world.node(*place);
+                node.kept = node.promise;
+                if !self.plants(Wrong::MarkBeforeFsync) {
+                    node.disk.clone_from(&node.log);
+                }
+                node.clean = true;
+                node.die();
+            }
+            Step::DiskLoss(place) => {
+                // The worst case: the new disk counts processes from the same number as the old one.
+                world.disks += 1;
+                let node = world.node(*place);
+                let mut fresh = crate::state::Node::new(place.0);
+                fresh.me.store.0 = node.me.store.0 + 1;
+                *node = fresh;
+            }
+            Step::Restart(place) => {
+                let node = world.node(*place);
+                node.clean &= self.plants(Wrong::MarkNotErased);
+                self.start_process(world, *place);
+                if !self.late {
+                    world.stated[place.0 as usize] = statement(world, *place);
+                }
+            }
+        }
+    }
+
+    fn event(&self, world: &mut World, me: Ordinal, event: Event) {
+        self.feed(world, me, Input::Event(event), None);
+    }
+
+    /// The log reports what it has, but for the last records.
+    fn report(&self, world: &mut World, me: Ordinal, left: usize, how: fn(Lsn, Term) -> Event) {
+        let log = &world.at(me).log;
+        let log = &log[..log.len().saturating_sub(left)];
+        if let Some((term, _)) = log.last() {
+            let event = how(end_of(log), *term);
+            self.event(world, me, event);
+        }
+    }
+
+    fn deliver(&self, world: &mut World, from: Member, to: Ordinal, body: &Body) {
+        match body {
+            Body::Replica(message, records) => {
+                let received = match message {
+                    Message::Append { after, .. } => Some((*after, records.as_slice())),
+                    _ => None,
+                };
+                self.feed(world, to, Input::Event(Event::Heard(from, message.clone())), received);
+            }
+            Body::Copy(term, records) => {
+                let lsn = end_of(records);
+                let takes = world.at(to).replica.as_ref().is_some_and(|replica| replica.takes_copy(*term, lsn));
+                if let Some((last, _)) = records.last().filter(|_| takes) {
+                    let node = world.node(to);
+                    node.log.clone_from(records);
+                    node.disk.clone_from(records);
+                    node.floor = lsn;
+                    world.seen |= seen::COPIED;
+                    self.event(world, to, Event::Installed(lsn, *last));
+                }
+            }
+        }
+    }
+
+    fn write(&self, world: &mut World, me: Ordinal, op: u8) {
+        let node = world.node(me);
+        let Some(term) = node.leads() else { return };
+        let before = end_of(&node.log);
+        node.log.push((term, op));
+        self.event(world, me, Event::Appended(Lsn(before.0 + 1)));
+        let mut reports = VecDeque::new();
+        self.logged(world, me, &mut reports);
+        reports.into_iter().for_each(|report| self.feed(world, me, report, None));
+        for to in world.at(me).streams.clone() {
+            append(world, me, to, before);
+        }
+    }
+
+    fn cut_power(&self, world: &mut World, place: Ordinal) {
+        world.power += 1;
+        let node = world.node(place);
+        node.die();
+        node.log.clone_from(&node.disk);
+        node.promise = if self.plants(Wrong::ForgetPromise) { Term(0) } else { node.kept };
+        node.kept = node.promise;
+        if !node.clean && !self.plants(Wrong::BootIdIgnored) {
+            node.lossless_since = node.me.incarnation;
+        }
+        if self.plants(Wrong::ForgetLeaseGrant) {
+            node.granted.clear();
+        }
+    }
+
+    fn release(&self, world: &mut World, me: Ordinal) {
+        let member = world.at(me).me;
+        world.node(me).released = true;
+        for other in self.ordinals() {
+            self.end_grant(world, other, member);
+        }
+    }
+
+    fn end_grant(&self, world: &mut World, me: Ordinal, holder: Member) {
+        let granter = world.node(me);
+        if granter.granted.remove(&holder) && granter.granted.is_empty() {
+            self.event(world, me, Event::GrantOver);
+        }
+    }
+
+    fn apply(&self, world: &mut World, expected: Expected, change: &Change) {
+        let old = Arc::clone(world.entry());
+        if expected != old.expected() {
+            return;
+        }
+        let Ok(mut next) = old.changed(change) else { return };
+        match change {
+            Change::Activate => {
+                world.ousted.clone_from(&old.prev);
+                if self.plants(Wrong::StalePrev) {
+                    next.prev.clone_from(&old.prev);
+                }
+            }
+            Change::Add { newcomer, .. } => {
+                world.seen |= seen::ADDED;
+                if self.plants(Wrong::AddWithoutIncarnation) {
+                    let now = world.at(newcomer.ordinal).me;
+                    next.isr.iter_mut().filter(|member| member.ordinal == now.ordinal).for_each(|member| *member = now);
+                }
+            }
+            Change::Promote { .. } => world.seen |= how_promoted(&old, change),
+            Change::Remove { .. } | Change::Learn(_) => {}
+        }
+        self.replace(world, next);
+    }
+
+    fn promote(&self, world: &mut World, statement: &Statement, isr: &[Ordinal]) {
+        let old = Arc::clone(world.entry());
+        let change = Change::Promote { primary: statement.member, isr: isr.to_vec() };
+        if self.late {
+            world.proposals.insert((old.expected(), change));
+            return;
+        }
+        match old.changed(&change) {
+            Ok(mut next) => {
+                if self.plants(Wrong::StalePrev) && !old.prev.is_empty() {
+                    next.prev.clone_from(&old.prev);
+                }
+                if self.plants(Wrong::PromoteRelabels) {
+                    let others = next.isr.iter_mut().filter(|member| member.ordinal != next.primary);
+                    others.for_each(|member| *member = old.in_sync(member.ordinal).copied().unwrap_or(*member));
+                }
+                world.seen |= how_promoted(&old, &change);
+                self.replace(world, next);
+            }
+            Err(_) if self.wrong.is_some() => self.replace(world, forced(&old, statement.member)),
+            Err(_) => {}
+        }
+    }
+
+    fn replace(&self, world: &mut World, next: Entry) {
+        world.maps.push(Arc::new(next));
+        let old = world.maps.len() - 1;
+        world.maps.drain(..old.saturating_sub(if self.late { OLD_MAPS } else { 0 }));
+    }
+
+    /// Notes that a restarted process takes its old place.
+    fn note_keeping(&self, world: &mut World, me: Ordinal) {
+        let node = world.at(me);
+        let restarted = node.me.incarnation > Incarnation(1) && node.lossless_since < node.me.incarnation;
+        if !self.sync && restarted && node.leads() == Some(world.entry().term) && !world.entry().solo_safe {
+            world.seen |= seen::KEPT_PLACE;
+        }
+    }
+
+    /// Drops what nobody can use any more: fewer states, the same behaviour.
+    pub(crate) fn forget(&self, world: &mut World) {
+        let falls = world.disks < self.disks || self.plants(Wrong::ForgetPromise) || self.has(Defect::AcceptOldTerm);
+        let resumes = self.has(Defect::RestartSameTerm);
+        let nodes = &world.nodes;
+        world.net.retain(|envelope| {
+            let to = &nodes[envelope.to.0 as usize];
+            let term = envelope.body.term();
+            if envelope.body.is_from_primary() {
+                falls || term >= to.promise
+            } else {
+                to.leads() == Some(term) || resumes && term >= to.promise
+            }
+        });
+        let now = Arc::clone(world.entry());
+        world.proposals.retain(|(expected, _)| expected.term == now.term && *expected >= now.expected());
+    }
+}
+
+fn statement(world: &World, place: Ordinal) -> Statement {
+    let node = world.at(place);
+    Statement { member: node.me, lossless_since: node.lossless_since }
+}
+
+fn how_promoted(old: &Entry, change: &Change) -> u8 {
+    let Change::Promote { primary, isr } = change else { return 0 };
+    let handed_over = primary.ordinal != old.primary && isr.contains(&old.primary);
+    match (old.in_sync(primary.ordinal).is_some(), handed_over) {
+        (false, _) => seen::ROLLED_BACK,
+        (true, true) => seen::HANDED_OVER,
+        (true, false) => seen::PROMOTED,
+    }
+}
+
+/// The entry that a coordinator would write that knows no rules.
+fn forced(old: &Entry, primary: Member) -> Entry {
+    Entry {
+        term: Term(old.term.0 + 1),
+        primary: primary.ordinal,
+        isr: vec![primary],
+        solo_safe: false,
+        activated: false,
+        prev: if old.activated { old.isr.clone() } else { old.prev.clone() },
+        learners: Vec::new(),
+    }
+}

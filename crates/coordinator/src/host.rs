@@ -1,0 +1,215 @@
+//! Several coordinators in one process behind one listener: every message names its cluster.
+
+use crate::relief::Surroundings;
+use crate::service::{Service, Views, first_beat};
+use crate::{Coordinator, Error, Shared, watch_for_silence, wire, writer};
+use engram_cluster::PartitionMap;
+use engram_mapstore::Goal;
+use engram_memory::{ClusterId, Ordinal};
+use engram_proto::v1;
+use engram_proto::v1::coordinator_service_server::{CoordinatorService, CoordinatorServiceServer};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::AbortHandle;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status, Streaming};
+
+/// The call's metadata that names a cluster, as 32 hexadecimal digits, where the message does not.
+pub const CLUSTER_METADATA: &str = "engram-cluster";
+
+/// The coordinators of a process.
+#[derive(Clone, Default)]
+pub struct Host {
+    clusters: Arc<RwLock<BTreeMap<ClusterId, Hosted>>>,
+}
+
+struct Hosted {
+    service: Service,
+    tasks: [AbortHandle; 2],
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.service.shared.ended.send_replace(true);
+    }
+}
+
+/// What a host asks of one of its coordinators, and tells it.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+/// What a coordinator knows.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The map that holds.
+    pub map: Option<Arc<PartitionMap>>,
+    /// Why there is no map to go on with, though there was one.
+    pub lost: Option<String>,
+    /// Workers that are heard, each with the `host:port` at which clients find it.
+    pub alive: Vec<(Ordinal, String)>,
+    /// What keeps the cluster from serving everything with all its copies, in words.
+    pub conditions: Vec<String>,
+}
+
+impl Handle {
+    /// Tells what people want, and what is known of the workers beside their beats.
+    pub fn steer(&self, goal: Goal, surroundings: Surroundings) {
+        let mut state = self.shared.state();
+        let changed = *state.goal() != goal;
+        state.set_goal(goal);
+        let changed = state.set_surroundings(surroundings) || changed;
+        drop(state);
+        if changed {
+            self.shared.reconsider.notify_one();
+        }
+    }
+
+    /// Returns what it knows now.
+    pub fn report(&self) -> Report {
+        let state = self.shared.state();
+        Report {
+            map: state.map().cloned().map(Arc::new),
+            lost: state.lost().map(str::to_owned),
+            alive: state
+                .members()
+                .filter(|heard| heard.alive)
+                .map(|heard| (heard.member.ordinal, heard.addresses.client.clone()))
+                .collect(),
+            conditions: state.conditions().to_vec(),
+        }
+    }
+}
+
+impl Host {
+    /// Begins to coordinate a cluster, in place of another coordinator of it if there is one.
+    pub fn add(&self, coordinator: Coordinator) -> Handle {
+        let shared = coordinator.shared;
+        let tasks = [
+            tokio::spawn(writer::run(Arc::clone(&shared))).abort_handle(),
+            tokio::spawn(watch_for_silence(Arc::clone(&shared))).abort_handle(),
+        ];
+        let hosted = Hosted { service: Service { shared: Arc::clone(&shared) }, tasks };
+        self.write().insert(shared.options.cluster, hosted);
+        Handle { shared }
+    }
+
+    /// Ends the coordinator of a cluster: its workers go on under the map that they have.
+    pub fn remove(&self, cluster: ClusterId) {
+        self.write().remove(&cluster);
+    }
+
+    /// Serves on `listener` until `shutdown` completes.
+    ///
+    /// # Errors
+    /// The listener fails.
+    pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let host = self.clone();
+        let service =
+            CoordinatorServiceServer::new(self).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
+        let serving = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(Duration::from_secs(5)))
+            .add_service(service)
+            .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+        let result = tokio::select! {
+            served = serving => served.map_err(Error::from),
+            () = shutdown => Ok(()),
+        };
+        host.write().clear();
+        result
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<ClusterId, Hosted>> {
+        self.clusters.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn service(&self, cluster: &[u8]) -> Result<Service, Status> {
+        let cluster = wire::cluster_from_proto(cluster).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.service_of(cluster)
+    }
+
+    fn service_of(&self, cluster: ClusterId) -> Result<Service, Status> {
+        let clusters = self.clusters.read().unwrap_or_else(PoisonError::into_inner);
+        let found = clusters.get(&cluster).map(|hosted| hosted.service.clone());
+        // A worker may be faster than the object that announces its cluster: it comes again.
+        found.ok_or_else(|| Status::unavailable(format!("cluster {cluster} is not coordinated here")))
+    }
+
+    /// The cluster that a call's metadata names, or the only one.
+    fn service_named<T>(&self, request: &Request<T>) -> Result<Service, Status> {
+        if let Some(named) = request.metadata().get(CLUSTER_METADATA) {
+            let cluster = named.to_str().ok().and_then(|text| text.parse().ok());
+            let cluster = cluster.ok_or_else(|| {
+                Status::invalid_argument(format!("{CLUSTER_METADATA}: {named:?}; allowed are 32 hexadecimal digits"))
+            })?;
+            return self.service_of(cluster);
+        }
+        let clusters = self.clusters.read().unwrap_or_else(PoisonError::into_inner);
+        match clusters.values().collect::<Vec<_>>().as_slice() {
+            [only] => Ok(only.service.clone()),
+            all => Err(Status::invalid_argument(format!(
+                "{} clusters are coordinated here: metadata {CLUSTER_METADATA} says which is meant",
+                all.len()
+            ))),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl CoordinatorService for Host {
+    type HeartbeatStream = Views;
+
+    async fn heartbeat(&self, request: Request<Streaming<v1::Beat>>) -> Result<Response<Views>, Status> {
+        let mut beats = request.into_inner();
+        let first = first_beat(&mut beats).await?;
+        let hello = first.hello.as_ref().ok_or_else(|| Status::invalid_argument("the first beat has no hello"))?;
+        self.service(&hello.cluster)?.beats(&first, beats)
+    }
+
+    async fn report_death(&self, request: Request<v1::DeathReport>) -> Result<Response<v1::DeathReply>, Status> {
+        self.service(&request.get_ref().cluster)?.report_death(request).await
+    }
+
+    async fn propose_map(
+        &self,
+        request: Request<v1::ProposeMapRequest>,
+    ) -> Result<Response<v1::ProposeMapReply>, Status> {
+        self.service(&request.get_ref().cluster)?.propose_map(request).await
+    }
+
+    async fn set_goal(&self, request: Request<v1::SetGoalRequest>) -> Result<Response<v1::SetGoalReply>, Status> {
+        self.service(&request.get_ref().cluster)?.set_goal(request).await
+    }
+
+    async fn get_cluster_status(
+        &self,
+        request: Request<v1::ClusterStatusRequest>,
+    ) -> Result<Response<v1::ClusterStatus>, Status> {
+        self.service_named(&request)?.get_cluster_status(request).await
+    }
+
+    async fn testify(&self, request: Request<v1::Testimony>) -> Result<Response<v1::TestifyReply>, Status> {
+        self.service(&request.get_ref().cluster)?.testify(request).await
+    }
+
+    async fn rebuild_map(
+        &self,
+        request: Request<v1::RebuildMapRequest>,
+    ) -> Result<Response<v1::RebuildMapReply>, Status> {
+        self.service(&request.get_ref().cluster)?.rebuild_map(request).await
+    }
+
+    async fn force_promote(
+        &self,
+        request: Request<v1::ForcePromoteRequest>,
+    ) -> Result<Response<v1::ForcePromoteReply>, Status> {
+        self.service(&request.get_ref().cluster)?.force_promote(request).await
+    }
+}

@@ -1,0 +1,330 @@
+//! Clients that write a ledger into the weights of a cluster while it is troubled.
+//!
+//! One task per partition, with a session of its own and one operation in flight: so a partition that does not answer holds up
+//! nobody else, and the times in which it did not can be told per partition. An operation is a batch over ids of that one
+//! partition, which is applied as a whole or not at all; all ids of a page share one [`Account`].
+
+use crate::ledger::{Account, Tally, Told, delta};
+use crate::outages::{Outages, Spread};
+use engram_client::{Client, Error, Fate, GetOptions, Options, Rows, Session, Signals, Updates, Written};
+use engram_memory::{ClusterId, MemoryId, PartitionId, partition_of};
+use engram_proto::v1::ProblemKind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// Ids of one operation: few, so that there are many operations and outages are seen to a few milliseconds.
+const PAGE_IDS: usize = 16;
+/// Clients with connections and a map of their own, over which the tasks are spread.
+const CLIENTS: u32 = 4;
+/// How long an operation may take, retries included: longer than any failover is allowed to last.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// How long one attempt may take before it is sent again: a worker that hangs must not hide for longer than its failover.
+const ATTEMPT: Duration = Duration::from_millis(500);
+/// Retries a second that a client always may: tens of tasks share one budget, all of which may wait for one worker.
+const RETRIES: f64 = 500.0;
+/// Ids that are read at once in the end.
+const READ_IDS: usize = 8_192;
+/// Between looks at whether every partition is served.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Clients at work.
+#[derive(Debug)]
+pub struct Load {
+    shared: Arc<Shared>,
+    tasks: JoinSet<Vec<Page>>,
+    client: Client,
+}
+
+#[derive(Debug)]
+struct Shared {
+    stop: AtomicBool,
+    /// Between the starts of two operations of one task, in microseconds; 0 = no pause.
+    period_us: AtomicU64,
+    /// An operation that takes longer is an outage, in microseconds.
+    slow_us: AtomicU64,
+    acked: AtomicU64,
+    asked_for_fate: AtomicU64,
+    partitions: Vec<Mutex<Seen>>,
+}
+
+/// What is known of one partition.
+#[derive(Debug, Default)]
+struct Seen {
+    outages: Outages,
+    /// How long acknowledged operations took since this was last emptied, in microseconds.
+    took_us: Vec<u32>,
+}
+
+/// Ids of one partition and what was done to all of them.
+#[derive(Debug)]
+struct Page {
+    ids: Vec<MemoryId>,
+    account: Account,
+}
+
+/// What the clients know after their work.
+#[derive(Debug)]
+pub struct Books {
+    client: Client,
+    pages: Vec<Page>,
+    asked_for_fate: u64,
+}
+
+impl Load {
+    /// Connects and starts one task per partition, each as fast as it is answered. An operation that takes longer than `slow` will
+    /// count as an outage.
+    ///
+    /// # Errors
+    /// The cluster does not answer.
+    pub async fn start(endpoints: &[String], cluster: ClusterId, slow: Duration) -> Result<Self, Error> {
+        let options = Options {
+            write_deadline: DEADLINE,
+            attempt_deadline: ATTEMPT,
+            connect_deadline: ATTEMPT,
+            retry_floor: RETRIES,
+            ..Options::new(endpoints.iter().cloned()).of_cluster(cluster)
+        };
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            clients.push(Client::connect(options.clone()).await?);
+        }
+        let partitions = clients[0].map()?.partition_count();
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            period_us: AtomicU64::new(0),
+            slow_us: AtomicU64::new(slow.as_micros() as u64),
+            acked: AtomicU64::new(0),
+            asked_for_fate: AtomicU64::new(0),
+            partitions: (0..partitions).map(|_| Mutex::default()).collect(),
+        });
+        let mut tasks = JoinSet::new();
+        for (partition, client) in (0..partitions).zip(clients.iter().cycle()) {
+            let writer = Writer::new(Arc::clone(&shared), client.session(), PartitionId(partition));
+            tasks.spawn(writer.run());
+        }
+        let client = clients.swap_remove(0);
+        Ok(Self { shared, tasks, client })
+    }
+
+    /// From now on about so many operations a second, over all partitions; `None` = as many as are answered.
+    pub fn set_rate(&self, operations_per_second: Option<f64>) {
+        let tasks = self.shared.partitions.len() as f64;
+        let period = operations_per_second.map_or(0.0, |rate| 1e6 * tasks / rate.max(1.0));
+        self.shared.period_us.store(period as u64, Ordering::Relaxed);
+    }
+
+    /// From now on an operation that takes longer counts as an outage.
+    pub fn set_slow(&self, slow: Duration) {
+        self.shared.slow_us.store(slow.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// Operations acknowledged until now.
+    pub fn acked(&self) -> u64 {
+        self.shared.acked.load(Ordering::Relaxed)
+    }
+
+    /// How long operations took that were acknowledged since this was last asked.
+    pub fn take_latency(&self) -> Spread {
+        let taken: Vec<u32> = self.shared.seen().flat_map(|mut seen| std::mem::take(&mut seen.took_us)).collect();
+        Spread::of(taken.into_iter().map(|us| Duration::from_micros(us.into())))
+    }
+
+    /// Waits until every partition has executed an operation that began after this call; gives those that had not by the deadline.
+    ///
+    /// # Errors
+    /// Partitions that are not served.
+    pub async fn served(&self, deadline: Duration) -> Result<(), Vec<PartitionId>> {
+        let since = Instant::now();
+        loop {
+            let behind = (0..).zip(self.shared.seen()).filter(|(_, seen)| !seen.outages.is_served_since(since));
+            let behind: Vec<PartitionId> = behind.map(|(partition, _)| PartitionId(partition)).collect();
+            match behind.is_empty() {
+                true => return Ok(()),
+                false if since.elapsed() >= deadline => return Err(behind),
+                false => tokio::time::sleep(LOOK).await,
+            }
+        }
+    }
+
+    /// From now on counts anew how long operations take at the longest.
+    pub fn forget_longest(&self) {
+        for mut seen in self.shared.seen() {
+            seen.outages.take_longest();
+        }
+    }
+
+    /// How long partitions did not answer, in outages that were going on at `from` or began after it: one per partition, its longest.
+    /// Of those that are `hit` the longest operation since [`Load::forget_longest`], outage or not.
+    pub fn outages(&self, from: Instant, hit: impl Fn(PartitionId) -> bool) -> Vec<Duration> {
+        let longest = |(partition, mut seen): (u32, MutexGuard<'_, Seen>)| match hit(PartitionId(partition)) {
+            true => Some(seen.outages.take_longest()),
+            false => seen.outages.since(from).map(|outage| outage.length).max(),
+        };
+        (0..).zip(self.shared.seen()).filter_map(longest).collect()
+    }
+
+    /// The client that reads.
+    pub const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Ends the work; an operation that has begun is seen through.
+    ///
+    /// # Panics
+    /// A task panicked.
+    pub async fn finish(mut self) -> Books {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let mut pages = Vec::new();
+        while let Some(done) = self.tasks.join_next().await {
+            pages.extend(done.expect("a task that writes does not panic"));
+        }
+        let asked_for_fate = self.shared.asked_for_fate.load(Ordering::Relaxed);
+        Books { client: self.client, pages, asked_for_fate }
+    }
+}
+
+impl Shared {
+    fn seen(&self) -> impl Iterator<Item = MutexGuard<'_, Seen>> {
+        // A panic while it was held left values behind, each of them whole.
+        self.partitions.iter().map(|seen| seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Books {
+    /// Reads every weight and compares; the tally counts every operation on every id.
+    ///
+    /// # Errors
+    /// The cluster does not answer.
+    pub async fn check(&self) -> Result<Tally, Error> {
+        let mut tally = Tally::default();
+        let mut pages = self.pages.iter().peekable();
+        while pages.peek().is_some() {
+            let part: Vec<&Page> = pages.by_ref().take(READ_IDS / PAGE_IDS).collect();
+            let ids: Vec<MemoryId> = part.iter().flat_map(|page| page.ids.iter().copied()).collect();
+            let found = self.client.get(&ids, GetOptions::default()).await?;
+            let weights: std::collections::HashMap<MemoryId, u32> =
+                found.memories.iter().map(|memory| (memory.id, memory.weight.units())).collect();
+            for page in part {
+                for id in &page.ids {
+                    tally.add(&page.account.check(weights.get(id).copied()));
+                }
+            }
+        }
+        Ok(tally)
+    }
+
+    /// Ids written to.
+    pub fn memories(&self) -> usize {
+        self.pages.iter().map(|page| page.ids.len()).sum()
+    }
+
+    /// Requests whose outcome was unknown at first, and was asked for.
+    pub const fn asked_for_fate(&self) -> u64 {
+        self.asked_for_fate
+    }
+
+    /// The client that reads.
+    pub const fn client(&self) -> &Client {
+        &self.client
+    }
+}
+
+/// The task of one partition.
+struct Writer {
+    shared: Arc<Shared>,
+    session: Session,
+    partition: PartitionId,
+    /// Where the search for the next id of this partition starts.
+    next_id: u64,
+    pages: Vec<Page>,
+}
+
+impl Writer {
+    fn new(shared: Arc<Shared>, session: Session, partition: PartitionId) -> Self {
+        Self { shared, session, partition, next_id: 0, pages: Vec::new() }
+    }
+
+    async fn run(mut self) -> Vec<Page> {
+        // Not all at once: tasks that run in step would make waves of load.
+        self.pause(Instant::now(), rand::random_range(0.0..1.0)).await;
+        let mut page: Option<Page> = None;
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            match &mut page {
+                None => page = self.open_page().await,
+                Some(open) => match open.account.begin() {
+                    Some(j) => {
+                        let deltas = Signals::Deltas(vec![delta(j); open.ids.len()]);
+                        let updates = Updates { ids: open.ids.clone(), signals: deltas, ..Updates::default() };
+                        let done = self.session.reinforce(updates).await;
+                        open.account.note(j, self.learn(began, done).await);
+                    }
+                    None => {
+                        self.pages.extend(page.take());
+                        continue;
+                    }
+                },
+            }
+            self.pause(began, 1.0).await;
+        }
+        self.pages.extend(page);
+        self.pages
+    }
+
+    /// Ids that start at weight 0; `None` where nobody can say that they are there: such ids are never used.
+    async fn open_page(&mut self) -> Option<Page> {
+        let began = Instant::now();
+        let partitions = self.shared.partitions.len() as u32;
+        let ids = (self.next_id..).map(MemoryId).filter(|id| partition_of(*id, partitions) == self.partition);
+        let ids: Vec<MemoryId> = ids.take(PAGE_IDS).collect();
+        self.next_id = ids.last().map_or(0, |last| last.0 + 1);
+        let rows = Rows { ids: ids.clone(), weights: vec![0.0; ids.len()], ..Rows::default() };
+        let done = self.session.upsert(rows).await;
+        let told = self.learn(began, done).await;
+        (told == Told::Acked).then(|| Page { ids, account: Account::default() })
+    }
+
+    /// What became of an operation, and how long it took; asks where the answer did not say.
+    async fn learn(&self, began: Instant, done: Result<Written, Error>) -> Told {
+        let ended = Instant::now();
+        let slow = Duration::from_micros(self.shared.slow_us.load(Ordering::Relaxed));
+        let seen = &self.shared.partitions[self.partition.0 as usize];
+        {
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.outages.note(began, ended, done.is_ok(), slow);
+            if done.is_ok() {
+                seen.took_us.push(u32::try_from((ended - began).as_micros()).unwrap_or(u32::MAX));
+            }
+        }
+        match done {
+            Ok(_) => {
+                self.shared.acked.fetch_add(1, Ordering::Relaxed);
+                Told::Acked
+            }
+            Err(Error::Unknown { session, partition, seq, .. }) => {
+                self.shared.asked_for_fate.fetch_add(1, Ordering::Relaxed);
+                match self.session.fate(session, partition, seq).await {
+                    Ok(Fate::Applied(_)) => Told::Acked,
+                    Ok(Fate::Refused(_) | Fate::Never) => Told::Never,
+                    Err(_) => Told::Unknown,
+                }
+            }
+            Err(Error::Deadline { .. }) => Told::Never,
+            Err(error @ Error::Refused(_)) => match error.kind() {
+                // An earlier attempt may have been executed under the same number.
+                ProblemKind::SessionExpired | ProblemKind::AlreadyClosed | ProblemKind::OutOfWindow => Told::Unknown,
+                _ => Told::Never,
+            },
+            Err(Error::Partial { .. } | Error::Connect { .. } | Error::Protocol(_)) => Told::Unknown,
+        }
+    }
+
+    /// Waits for a part of the time between two operations, counted from `began`.
+    async fn pause(&self, began: Instant, part: f64) {
+        let period = Duration::from_micros(self.shared.period_us.load(Ordering::Relaxed));
+        tokio::time::sleep_until(began + period.mul_f64(part)).await;
+    }
+}

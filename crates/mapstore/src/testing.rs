@@ -1,0 +1,257 @@
+//! Stores for tests: one in memory, and one that fails in every way a store may.
+
+use crate::file::{overruled, successor};
+use crate::{Error, Goal, MapStore, Order};
+use engram_cluster::PartitionMap;
+use engram_memory::mix64;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A map in memory.
+#[derive(Debug, Default)]
+pub struct Memory {
+    map: Mutex<Option<PartitionMap>>,
+    goal: Mutex<Goal>,
+    orders: Mutex<Vec<Order>>,
+}
+
+impl MapStore for Memory {
+    fn get(&self) -> Result<Option<PartitionMap>, Error> {
+        Ok(held(&self.map).clone())
+    }
+
+    fn compare_and_swap(&self, expected: Option<u64>, map: PartitionMap) -> Result<PartitionMap, Error> {
+        let mut current = held(&self.map);
+        let next = successor(current.as_ref(), expected, map)?;
+        Ok(current.insert(next).clone())
+    }
+
+    fn goal(&self) -> Result<Goal, Error> {
+        Ok(held(&self.goal).clone())
+    }
+
+    fn set_goal(&self, goal: &Goal) -> Result<(), Error> {
+        held(&self.goal).clone_from(goal);
+        Ok(())
+    }
+
+    fn orders(&self) -> Result<Vec<Order>, Error> {
+        Ok(held(&self.orders).clone())
+    }
+
+    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
+        let mut current = held(&self.map);
+        let next = overruled(current.as_ref(), expected, map)?;
+        held(&self.orders).push(Order { version: next.version, ..order });
+        Ok(current.insert(next).clone())
+    }
+
+    fn may_wait(&self) -> bool {
+        false
+    }
+}
+
+/// How often something goes wrong, each in thousandths of the operations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Somebody else writes first, without changing any entry.
+    pub conflict: u32,
+    /// The change is made, but its writer is told that the store failed.
+    pub lost_reply: u32,
+    /// The writer is told that the store failed; the change is made when somebody else asks for something, if it still fits.
+    pub late: u32,
+    /// The store does not answer, for a few operations.
+    pub outage: u32,
+    /// A map that has been replaced is handed out.
+    pub stale_read: u32,
+}
+
+impl Faults {
+    /// All of them, often.
+    pub const ALL: Self = Self { conflict: 100, lost_reply: 100, late: 100, outage: 20, stale_read: 100 };
+}
+
+/// Passes operations on to another store, or fails them, as a seed says: the same operations in the same order fail in the same
+/// way.
+#[derive(Debug)]
+pub struct Faulty<S> {
+    inner: S,
+    faults: Faults,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    random: u64,
+    /// Operations that are not answered yet.
+    out: u32,
+    forced_out: bool,
+    before: Option<PartitionMap>,
+    late: Option<(Option<u64>, PartitionMap)>,
+}
+
+/// Longest outage, in operations.
+const OUTAGE_MOST: u64 = 8;
+
+impl<S: MapStore> Faulty<S> {
+    /// Fails operations on `inner` as `seed` says.
+    pub const fn new(inner: S, seed: u64, faults: Faults) -> Self {
+        let state = State { random: seed, out: 0, forced_out: false, before: None, late: None };
+        Self { inner, faults, state: Mutex::new(state) }
+    }
+
+    /// The store behind it, which never fails.
+    pub const fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// Begins an outage, or ends it.
+    pub fn set_out(&self, out: bool) {
+        held(&self.state).forced_out = out;
+    }
+
+    /// What every operation begins with: a change that is late arrives, an outage begins or goes on.
+    fn begin(&self, state: &mut State) -> Result<(), Error> {
+        if let Some((expected, map)) = state.late.take() {
+            // Its writer does not wait for an answer any more.
+            let _ = self.inner.compare_and_swap(expected, map);
+        }
+        if state.out == 0 && state.happens(self.faults.outage) {
+            state.out = 1 + (state.draw() % OUTAGE_MOST) as u32;
+        }
+        if state.out > 0 || state.forced_out {
+            state.out = state.out.saturating_sub(1);
+            return Err(failed());
+        }
+        Ok(())
+    }
+}
+
+impl<S: MapStore> MapStore for Faulty<S> {
+    fn get(&self) -> Result<Option<PartitionMap>, Error> {
+        let mut state = held(&self.state);
+        self.begin(&mut state)?;
+        let stale = state.before.clone().filter(|_| state.happens(self.faults.stale_read));
+        if stale.is_some() { Ok(stale) } else { self.inner.get() }
+    }
+
+    fn compare_and_swap(&self, expected: Option<u64>, map: PartitionMap) -> Result<PartitionMap, Error> {
+        let mut state = held(&self.state);
+        self.begin(&mut state)?;
+        let current = self.inner.get()?;
+        if let Some(current) = current.clone().filter(|_| state.happens(self.faults.conflict)) {
+            self.inner.compare_and_swap(Some(current.version), current)?;
+        }
+        if state.happens(self.faults.late) {
+            state.late = Some((expected, map));
+            return Err(failed());
+        }
+        let written = self.inner.compare_and_swap(expected, map)?;
+        state.before = current;
+        if state.happens(self.faults.lost_reply) { Err(failed()) } else { Ok(written) }
+    }
+
+    fn goal(&self) -> Result<Goal, Error> {
+        self.begin(&mut held(&self.state))?;
+        self.inner.goal()
+    }
+
+    fn set_goal(&self, goal: &Goal) -> Result<(), Error> {
+        self.begin(&mut held(&self.state))?;
+        self.inner.set_goal(goal)
+    }
+
+    fn orders(&self) -> Result<Vec<Order>, Error> {
+        self.begin(&mut held(&self.state))?;
+        self.inner.orders()
+    }
+
+    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
+        self.begin(&mut held(&self.state))?;
+        self.inner.overrule(expected, map, order)
+    }
+
+    fn may_wait(&self) -> bool {
+        self.inner.may_wait()
+    }
+}
+
+impl State {
+    const fn draw(&mut self) -> u64 {
+        self.random = mix64(self.random.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        self.random
+    }
+
+    const fn happens(&mut self, permille: u32) -> bool {
+        self.draw() % 1_000 < permille as u64
+    }
+}
+
+fn failed() -> Error {
+    let source = io::Error::new(io::ErrorKind::TimedOut, "the map store does not answer");
+    Error::Io { action: "reach", path: PathBuf::from("map"), source }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engram_cluster::Entry;
+    use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId, Term};
+
+    fn map(term: u64) -> PartitionMap {
+        let member = Member { ordinal: Ordinal(0), store: StoreId(1), incarnation: Incarnation(term) };
+        PartitionMap { cluster: ClusterId(7), version: 0, partitions: vec![Entry::solo(Term(term), member)] }
+    }
+
+    /// Raises the term ten times through every kind of failure; gives back every answer that was had.
+    fn story(seed: u64) -> Vec<String> {
+        let store = Faulty::new(Memory::default(), seed, Faults::ALL);
+        store.inner().compare_and_swap(None, map(1)).unwrap();
+        let mut answers = Vec::new();
+        for _ in 0..1_000 {
+            let read = store.get();
+            answers.push(format!("{:?}", read.as_ref().map(|map| map.as_ref().map(|map| map.version)).ok()));
+            let Ok(Some(current)) = read else { continue };
+            let term = current.partitions[0].term.0;
+            if term == 11 {
+                break;
+            }
+            let next = PartitionMap { version: current.version, ..map(term + 1) };
+            answers.push(match store.compare_and_swap(Some(current.version), next) {
+                Ok(_) => "written".into(),
+                Err(Error::Conflict { .. }) => "conflict".into(),
+                Err(error) => error.to_string(),
+            });
+        }
+        let last = store.inner().get().unwrap().unwrap();
+        assert_eq!(last.partitions[0].term, Term(11), "seed {seed}: whoever reads again and goes on gets there");
+        answers
+    }
+
+    #[test]
+    fn every_kind_of_failure_happens_and_a_seed_repeats_it() {
+        let all: Vec<_> = (0..50).flat_map(story).collect();
+        for kind in ["written", "conflict", "failed to reach map"] {
+            assert!(all.iter().any(|answer| answer == kind), "{kind}");
+        }
+        assert_eq!(story(3), story(3));
+        let lost = Faulty::new(Memory::default(), 1, Faults { lost_reply: 1_000, ..Faults::default() });
+        lost.inner().compare_and_swap(None, map(1)).unwrap();
+        let next = PartitionMap { version: 1, ..map(2) };
+        assert!(lost.compare_and_swap(Some(1), next).is_err());
+        assert_eq!(lost.get().unwrap().unwrap().version, 2, "it was written all the same");
+        let late = Faulty::new(Memory::default(), 1, Faults { late: 1_000, ..Faults::default() });
+        late.inner().compare_and_swap(None, map(1)).unwrap();
+        let next = PartitionMap { version: 1, ..map(2) };
+        assert!(late.compare_and_swap(Some(1), next).is_err());
+        assert_eq!(late.inner().get().unwrap().unwrap().version, 1, "not yet");
+        assert_eq!(late.get().unwrap().unwrap().version, 2, "but before the next answer");
+        late.set_out(true);
+        assert!(late.get().is_err() && late.goal().is_err());
+    }
+}

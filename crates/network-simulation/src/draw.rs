@@ -1,0 +1,28 @@
+//! Numbers from a seed.
+
+use engram_memory::mix64;
+
+/// A sequence of numbers.
+#[derive(Debug, Clone)]
+pub(crate) struct Draw(u64);
+
+impl Draw {
+    pub(crate) const fn new(seed: u64) -> Self {
+        Self(mix64(seed ^ 0x0e7_c0de))
+    }
+
+    pub(crate) const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix64(self.0)
+    }
+
+    /// In `from..=to`.
+    pub(crate) const fn within(&mut self, from: u64, to: u64) -> u64 {
+        from + self.next() % (to - from + 1)
+    }
+
+    /// True with this many chances in a hundred.
+    pub(crate) const fn chance(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+}

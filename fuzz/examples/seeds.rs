@@ -1,0 +1,386 @@
+//! Writes the inputs that fuzzing begins with, made by the real encoders: `cargo run -p engram-fuzz --example seeds`.
+//!
+//! They are named `seed-*`; files of other names were found by fuzzing and are left alone.
+#![allow(clippy::unwrap_used, reason = "a generator that cannot go on fails")]
+
+use bytes::Bytes;
+use engram_cluster::replica::{self, History};
+use engram_cluster::{Entry as MapEntry, PartitionMap};
+use engram_fuzz::world;
+use engram_mapstore::{FileStore, Goal, MapStore as _, Scale};
+use engram_memory::codec::{encode_ledger, encode_record, encode_reply};
+use engram_memory::testing::World;
+use engram_memory::{
+    ClusterId, FeatureShape, FeatureType, Incarnation, Lsn, Member, Ordinal, Record, StoreId, Term, key_id,
+};
+use engram_proto::v1;
+use engram_store::peer::{CopyPiece, Envelope, Message};
+use engram_store::{Content, SimDisk, SnapshotHead, SnapshotWriter, snapshot_file};
+use proptest::strategy::{Strategy, ValueTree as _};
+use proptest::test_runner::TestRunner;
+use prost::Message as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+const FEATURES: FeatureShape = FeatureShape { dimension: 2, dtype: FeatureType::F16 };
+/// The primary's term in `replication_frame`.
+const TERM: Term = Term(3);
+
+fn main() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let state = State::make();
+    let seeds: [(&str, Vec<Vec<u8>>); 8] = [
+        ("wal_record", records(&state)),
+        ("wal_segment_recover", logs(&state)),
+        ("snapshot_manifest", snapshots(&state)),
+        ("replication_frame", frames(&state)),
+        ("public_requests", requests()),
+        ("map_json", maps()),
+        ("manifest", manifests()),
+        ("event_file", events()),
+    ];
+    for (target, seeds) in seeds {
+        let folder = corpus.join(target);
+        fs::create_dir_all(&folder).unwrap();
+        let old = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
+        for path in old.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("seed-")) {
+            fs::remove_file(path).unwrap();
+        }
+        for (number, seed) in seeds.iter().enumerate() {
+            fs::write(folder.join(format!("seed-{number:02}")), seed).unwrap();
+        }
+        println!("{target}: {} seeds, {} bytes", seeds.len(), seeds.iter().map(Vec::len).sum::<usize>());
+    }
+}
+
+fn with_kind(kind: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[kind], bytes].concat()
+}
+
+/// A partition with some history, and all that it said.
+struct State {
+    records: Vec<Record>,
+    replies: Vec<Vec<u8>>,
+    ledger: Vec<u8>,
+    content: Content,
+    disk: SimDisk,
+}
+
+impl State {
+    fn make() -> Self {
+        let world = World::small(FEATURES);
+        let records = world.arb_records(24).new_tree(&mut TestRunner::deterministic()).unwrap().current();
+        let disk = world::disk();
+        let (mut store, _) = world::open(&disk, 1).unwrap();
+        store.activate(vec![(world::P, Term(1))], |_| {});
+        store.turn().unwrap();
+        let replies = Arc::new(Mutex::new(Vec::new()));
+        for record in &records {
+            let replies = Arc::clone(&replies);
+            store.write(vec![(world::P, record.clone())], move |answers| {
+                let committed = answers.into_iter().filter_map(Result::ok);
+                for committed in committed {
+                    let mut bytes = Vec::new();
+                    encode_reply(&committed.reply, &mut bytes);
+                    replies.lock().unwrap().push(bytes);
+                }
+            });
+            store.turn().unwrap();
+        }
+        let mut ledger = Vec::new();
+        encode_ledger(store.partitions().ledger(world::P).unwrap(), &mut ledger);
+        let content = store.partitions().export(world::P).unwrap().unwrap();
+        let replies = std::mem::take(&mut *replies.lock().unwrap());
+        Self { records, replies, ledger, content, disk }
+    }
+
+    fn encoded(&self) -> impl Iterator<Item = Vec<u8>> + '_ {
+        self.records.iter().map(|record| {
+            let mut bytes = Vec::new();
+            encode_record(record, &mut bytes);
+            bytes
+        })
+    }
+}
+
+fn distinct(mut seeds: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    seeds.sort();
+    seeds.dedup();
+    seeds
+}
+
+fn records(state: &State) -> Vec<Vec<u8>> {
+    let mut seeds: Vec<Vec<u8>> = state.encoded().map(|bytes| with_kind(0, &bytes)).collect();
+    seeds.push(with_kind(1, &state.ledger));
+    seeds.extend(state.replies.iter().map(|bytes| with_kind(2, bytes)));
+    // The records of the second batch of a real log; its header says how many bytes they are.
+    let file = log(&state.disk);
+    let batch = &file[2 * 4_096..];
+    let word = |at: usize| u32::from_le_bytes(batch[at..at + 4].try_into().unwrap()) as usize;
+    let from = 48 + 20 * word(12);
+    seeds.push(with_kind(3, &batch[from..from + word(40)]));
+    distinct(seeds)
+}
+
+/// The newest segment of a log, without what was only preallocated.
+fn log(disk: &SimDisk) -> Vec<u8> {
+    let names = engram_store::Disk::list(disk).unwrap();
+    let mut bytes = disk.bytes(names.iter().rfind(|name| name.ends_with(".log")).unwrap());
+    let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    bytes.truncate(used.next_multiple_of(4_096).min(4 * 4_096));
+    bytes
+}
+
+/// Recipes are written by hand: see `segments.rs` and `wal.rs` for what stands where.
+fn logs(state: &State) -> Vec<Vec<u8>> {
+    let entry = |kind: u8, partition: u8, term: u16, lsn: u16, payload: &[u8]| {
+        let mut bytes = vec![kind, partition];
+        for value in [term, lsn, payload.len() as u16] {
+            bytes.extend_from_slice(&value.to_le_bytes());
+        }
+        bytes.extend_from_slice(payload);
+        bytes
+    };
+    let batch = |entries: &[Vec<u8>]| [vec![0, 0, entries.len() as u8], entries.concat()].concat();
+    let segment = |batches: &[Vec<u8>]| [vec![0, 1, batches.len() as u8], batches.concat()].concat();
+    let first = segment(&[
+        batch(&[entry(3, 0, 1, 0, &[1]), entry(1, 0, 1, 1, b"one"), entry(1, 1, 1, 1, b"")]),
+        batch(&[entry(1, 0, 1, 2, b"two"), entry(4, 0, 2, 0, b"map"), entry(3, 0, 2, 0, &[0])]),
+    ]);
+    let second = segment(&[
+        batch(&[entry(2, 0, 3, 1, b""), entry(1, 0, 3, 2, b"other")]),
+        batch(&[entry(5, 1, 3, 9, b""), entry(1, 1, 3, 10, b"behind")]),
+    ]);
+    let commands: Vec<u8> = (0..6_u8)
+        .flat_map(|number| {
+            [vec![number & 3 | (number & 1) << 2, number * 40, 0], vec![number; usize::from(number) * 40]].concat()
+        })
+        .collect();
+    let damage = |place: u32, file: u8| [&[2], &place.to_le_bytes()[..], &[file, 1, 0, 0, 128], &commands].concat();
+    vec![
+        with_kind(0, &log(&state.disk)),
+        with_kind(1, &first),
+        with_kind(1, &[first.clone(), second].concat()),
+        // Every field given, none of them right.
+        [&[1, 0, 1, 1, 0b11_1111, 0, 1][..], &entry(1, 0, 1, 1, b"x"), &[9; 40]].concat(),
+        [&[1, 0b11_0111][..], &[2, 0, 0, 0, 0, 0, 0, 0], &[0, 16, 0, 0, 0, 0, 0, 0], &[3; 10]].concat(),
+        damage(4_096 + 60, 0),
+        damage(20, 0),
+        damage(12_000, 0),
+    ]
+}
+
+fn snapshots(state: &State) -> Vec<Vec<u8>> {
+    let (store, _) = world::open(&world::disk(), 1).unwrap();
+    let whose = store.identity().head();
+    let make = |content: &Content| {
+        let disk = SimDisk::new(3);
+        let head = SnapshotHead {
+            partition: content.partition,
+            lsn: Lsn(24),
+            term: Term(1),
+            clock: content.clock,
+            memories: content.memories,
+            created_ms: 1,
+            digest: content.digest.0,
+        };
+        let mut writer = SnapshotWriter::create(&disk, &whose, head, &content.ledger).unwrap();
+        for (column, bytes) in &content.chunks {
+            writer.chunk(column.code(), bytes).unwrap();
+        }
+        writer.finish().unwrap();
+        disk.bytes(&snapshot_file::name(content.partition, Lsn(24)))
+    };
+    let whole = make(&state.content);
+    let empty = make(&Content { memories: 0, chunks: Vec::new(), ..state.content.clone() });
+    vec![with_kind(0, &whole), with_kind(1, &whole), with_kind(1, &empty)]
+}
+
+fn frames(state: &State) -> Vec<Vec<u8>> {
+    let frame = |role: u8, messages: &[Message]| {
+        let envelopes = messages.iter().map(|body| Envelope { partition: world::P, body: body.clone() });
+        let messages = envelopes.map(engram_fuzz::encode_envelope).collect();
+        with_kind(role, &v1::PeerFrame { hello: None, messages }.encode_to_vec())
+    };
+    let bare = |message| Message::Replica(message, Vec::new());
+    let append = |after: u64, runs: &[(u64, u64)], commit: u64| {
+        let runs: Vec<(Lsn, Term)> = runs.iter().map(|(lsn, term)| (Lsn(*lsn), Term(*term))).collect();
+        let named = runs.last().map_or(0, |run| run.0.0 - after);
+        let records = state.encoded().skip(after as usize).take(named as usize).map(Bytes::from).collect();
+        Message::Replica(replica::Message::Append { term: TERM, after: Lsn(after), runs, commit: Lsn(commit) }, records)
+    };
+    let open = |lsn: u64, term: u64| {
+        let history = History::from_floor(Lsn(lsn), Term(term));
+        bare(replica::Message::Open { term: TERM, history, commit: Lsn(lsn) })
+    };
+    let empty = || open(0, 0);
+    let content = &state.content;
+    let chunks: Vec<(u32, Bytes)> = std::iter::once((0, Bytes::from(content.ledger.clone())))
+        .chain(content.chunks.iter().map(|(column, bytes)| (column.code(), Bytes::from(bytes.clone()))))
+        .collect();
+    let copy = chunks.iter().zip(0..).map(|((kind, chunk), piece)| {
+        Message::Copy(CopyPiece {
+            term: TERM,
+            lsn: Lsn(24),
+            record_term: Term(2),
+            piece,
+            pieces: chunks.len() as u32,
+            clock: content.clock,
+            memories: content.memories,
+            digest: content.digest.0,
+            kind: *kind,
+            chunk: chunk.clone(),
+        })
+    });
+    let copied: Vec<Message> = std::iter::once(open(24, 2)).chain(copy).chain([append(24, &[], 24)]).collect();
+    let opened = |end: Option<u64>, written: u64| {
+        bare(replica::Message::Opened { term: TERM, end: end.map(Lsn), written: Lsn(written) })
+    };
+    let ack = |written: u64| bare(replica::Message::Ack { term: TERM, written: Lsn(written) });
+    let digest = |lsn: u64| Message::Digest { term: TERM, lsn: Lsn(lsn), digest: 1 << 100 };
+    vec![
+        frame(0, &[empty(), append(0, &[(3, 3)], 0), append(3, &[(8, 3)], 3), append(8, &[], 8)]),
+        frame(0, &[empty(), append(0, &[(4, 3)], 0), open(2, 3), append(2, &[(5, 3)], 5)]),
+        frame(0, &copied),
+        frame(0, &[empty(), append(0, &[(2, 1), (4, 2), (6, 3)], 9), ack(3), opened(Some(2), 1)]),
+        frame(0, &[bare(replica::Message::Refused { term: TERM, promised: Term(9) }), empty()]),
+        frame(1, &[opened(Some(0), 0), ack(0), ack(1), ack(2)]),
+        frame(0, &[empty(), append(0, &[(24, 3)], 24), digest(3), digest(24)]),
+        frame(1, &[opened(None, 0), bare(replica::Message::NotOpen { term: TERM }), opened(Some(0), 0)]),
+        frame(1, &[bare(replica::Message::Refused { term: TERM, promised: Term(4) }), empty()]),
+    ]
+}
+
+fn requests() -> Vec<Vec<u8>> {
+    let session = Some(v1::Session { opened_ms: 5, random: 6 });
+    let ids = || vec![1, 2, key_id(b"key").0];
+    let keys = || v1::Blobs::column(["", "a", "key"]);
+    let part = v1::UpsertPart {
+        partition: Some(1),
+        seq: 1,
+        ids: ids(),
+        weights: vec![0.5, f32::NAN, 1.0],
+        groups: vec![0, 7, 255].into(),
+        keys: keys(),
+        features: vec![1.0, 2.0, -3.0, 65_504.0, 0.0, 0.1],
+        payloads: v1::Blobs::column(["one", "", "three"]),
+    };
+    let updates = v1::Updates { ids: ids(), keys: keys(), on_missing: 2, ..Default::default() };
+    let group = |group, signal| v1::GroupUpdate { group, signal: Some(signal) };
+    let signals = [
+        v1::Updates { quality: Some(0.9), ..updates.clone() },
+        v1::Updates { qualities: vec![0.0, 0.5, 1.0], ..updates.clone() },
+        v1::Updates { deltas: vec![-1.0, 0.0, 1.0], keys: None, ..updates },
+        v1::Updates {
+            groups: vec![
+                group(0, v1::group_update::Signal::Quality(0.75)),
+                group(255, v1::group_update::Signal::Delta(-0.5)),
+            ],
+            ..Default::default()
+        },
+    ];
+    let epoch = |(updates, number): (v1::Updates, u32)| v1::EpochRequest {
+        run: vec![3; 16].into(),
+        n: 4,
+        decay: 0.01,
+        parts: vec![v1::EpochPart { partition: 2, part: number, parts: 4, updates: Some(updates) }],
+    };
+    let reinforce = |updates: v1::Updates| v1::ReinforceRequest {
+        session,
+        parts: vec![v1::ReinforcePart { partition: Some(0), seq: 9, updates: Some(updates) }],
+    };
+    let quality = v1::GroupQuality { group: 3, count: 2, sum_units: 1 << 30, min_units: 1 << 28, max_units: 3 << 28 };
+    let batch = v1::MemoryBatch {
+        ids: ids(),
+        weight_units: vec![1, 2, 3],
+        keys: keys(),
+        payloads: v1::Blobs::column(["x", "yy", ""]),
+        ..Default::default()
+    };
+    let mut problem = v1::Problem::of(v1::ProblemKind::NotPrimary, "partition 3 is not served here").retry_after(20);
+    problem.primary = Some(2);
+    let mut seeds = vec![
+        with_kind(0, &v1::UpsertRequest { session, parts: vec![part] }.encode_to_vec()),
+        with_kind(
+            1,
+            &v1::RemoveRequest { session, parts: vec![v1::RemovePart { partition: None, seq: 0, ids: ids() }] }
+                .encode_to_vec(),
+        ),
+        with_kind(
+            3,
+            &v1::DecayRequest { session, amount: 0.5, parts: vec![v1::DecayPart { partition: 1, seq: 2 }] }
+                .encode_to_vec(),
+        ),
+        with_kind(
+            5,
+            &v1::BroadcastQualityRequest { run: vec![3; 16].into(), n: 4, quality: vec![quality] }.encode_to_vec(),
+        ),
+        with_kind(
+            6,
+            &v1::GetMemoriesRequest { ids: ids(), with_features: true, with_payloads: true, read: None }
+                .encode_to_vec(),
+        ),
+        with_kind(8, &batch.encode_to_vec()),
+        with_kind(9, &problem.encode_to_vec()),
+    ];
+    seeds.extend(signals.iter().cloned().map(|updates| with_kind(2, &reinforce(updates).encode_to_vec())));
+    seeds.extend(signals.into_iter().zip(1..).map(epoch).map(|request| with_kind(4, &request.encode_to_vec())));
+    seeds
+}
+
+fn maps() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
+    let member =
+        |ordinal| Member { ordinal: Ordinal(ordinal), store: StoreId(u128::MAX / 3), incarnation: Incarnation(4) };
+    let mut third = MapEntry::first(vec![member(0), member(1)]);
+    third.prev = vec![member(2)];
+    third.activated = false;
+    third.learners = vec![Ordinal(3)];
+    let partitions = vec![MapEntry::solo(Term(1), member(0)), MapEntry::first(vec![member(1), member(2)]), third];
+    store.compare_and_swap(None, PartitionMap { cluster: ClusterId(7), version: 0, partitions }).unwrap();
+    let goal = Goal { workers: Some(Scale { to: 4, from: 3 }), draining: [Ordinal(1)].into_iter().collect() };
+    store.set_goal(&goal).unwrap();
+    ["map.json", "goal.json"].map(|name| fs::read(folder.path().join(name)).unwrap()).into()
+}
+
+fn manifests() -> Vec<Vec<u8>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut paths: Vec<PathBuf> = fs::read_dir(root.join("examples")).unwrap().map(|it| it.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+    paths.sort();
+    paths.push(root.join("crates/api/tests/golden/many-errors.yaml"));
+    paths.iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+fn events() -> Vec<Vec<u8>> {
+    let lines = "{\"memory\":\"a\",\"when\":1,\"signal\":0.5}\n\n{\"when\":2,\"memory\":\"b\\u0041\",\"signal\":1,\"x\":[{}]}\n";
+    let days = "{\"memory\":7,\"when\":\"2026-01-31T23:59:59.5+01:00\",\"signal\":-1e-3}\n{\"memory\":8,\"when\":1769990400000,\"signal\":0}\n";
+    let table = "when,memory,signal\n1,a,0.5\n1,\"b\"\"c\",1\n3,a,0\n";
+    let times = "memory,when,signal\n18446744073709551615,2026-01-31T00:00:00Z,-0.5\n0,2026-02-03T12:00:00Z,1\n";
+    // Bits: packing (0, 1), CSV (2), ids (3), times (4), strength (5, 6).
+    let mut seeds = vec![
+        with_kind(0b100_0000, lines.as_bytes()),
+        with_kind(0b111_1000, days.as_bytes()),
+        with_kind(0b100_0100, table.as_bytes()),
+        with_kind(0b111_1100, times.as_bytes()),
+        with_kind(0b000_0100, table.as_bytes()),
+        with_kind(0b010_0000, lines.as_bytes()),
+    ];
+    for (packing, program) in [(1, "gzip"), (2, "zstd")] {
+        seeds.push(with_kind(0b100_0100 | packing, &packed(program, table.as_bytes())));
+    }
+    seeds
+}
+
+/// Packed by the libraries that unpack it.
+fn packed(how: &str, bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write as _;
+    if how == "zstd" {
+        return zstd::encode_all(bytes, 3).unwrap();
+    }
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}

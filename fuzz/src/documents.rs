@@ -1,0 +1,49 @@
+//! Files that people and programs write as text: the map beside its goal, and manifests.
+
+use crate::input::folder;
+use engram_api::Needs;
+use engram_mapstore::{FileStore, MapStore as _};
+use engram_memory::ClusterId;
+use serde_json::Value;
+use std::fs;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Text as map and as goal: as it is, and with the checksum made right.
+pub(crate) fn map(bytes: &[u8]) {
+    let folder = folder();
+    let store = FileStore::open(folder.path(), ClusterId(7)).expect("the folder can be written");
+    let sealed = std::str::from_utf8(bytes).ok().and_then(sealed);
+    for text in [Some(bytes), sealed.as_deref().map(str::as_bytes)].into_iter().flatten() {
+        for name in ["map.json", "goal.json"] {
+            fs::write(folder.path().join(name), text).expect("the folder can be written");
+        }
+        // An error names the file and what is wrong with it; a map is one that can be handed on.
+        match store.get() {
+            Ok(map) => drop(map.expect("the file is there")),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+        if let Err(error) = store.goal() {
+            assert!(error.to_string().contains("goal.json"), "{error}");
+        }
+    }
+}
+
+/// The same object with the checksum that its content has.
+fn sealed(text: &str) -> Option<String> {
+    let mut value: Value = serde_json::from_str(text).ok()?;
+    let fields = value.as_object_mut()?;
+    let content = fields.get("map").or_else(|| fields.get("goal"))?;
+    let checksum = format!("{:016x}", xxh3_64(content.to_string().as_bytes()));
+    fields.insert("checksum".to_owned(), checksum.into());
+    Some(value.to_string())
+}
+
+/// Text as a manifest.
+pub(crate) fn manifest(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match engram_api::parse(text, "fuzz.yaml", Needs::Anything) {
+        Ok(manifest) => assert!(manifest.cluster.is_some() || !manifest.runs.is_empty(), "something was asked for"),
+        // What is wrong is told beside the line that it is in, whatever that line holds.
+        Err(problems) => assert!(!problems.render(true).is_empty()),
+    }
+}

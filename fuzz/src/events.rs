@@ -1,0 +1,79 @@
+//! Files of events.
+
+use crate::input::{Input, folder};
+use engram_learn::source::{
+    self, Columns, Content, EventsOptions, Format, Limits, MemoryColumn, Signal, SignalSource, SourceOptions,
+    TimeColumn,
+};
+use std::fs;
+
+/// Small, so that an input can pass them.
+const LIMITS: Limits = Limits { epoch_events: 100, record_bytes: 4 << 10, empty_epochs: 50 };
+
+/// The first byte says how the rest is read: its bits are packing (0, 1), CSV (2), ids (3), times (4) and strength (5, 6).
+pub(crate) fn file(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let how = input.u8();
+    let packing = ["", ".gz", ".zst", ""][usize::from(how & 3)];
+    let (format, extension) = if how & 4 == 0 { (Format::Jsonl, "jsonl") } else { (Format::Csv, "csv") };
+    let folder = folder();
+    let path = folder.path().join(format!("events.{extension}{packing}"));
+    fs::write(&path, input.0).expect("the folder can be written");
+    let memory =
+        if how & 8 == 0 { MemoryColumn::Key("memory".to_owned()) } else { MemoryColumn::Id("memory".to_owned()) };
+    let time = if how & 16 == 0 {
+        TimeColumn::Epoch("when".to_owned())
+    } else {
+        TimeColumn::Time { column: "when".to_owned(), span_ms: 86_400_000 }
+    };
+    let signal = match how >> 5 & 3 {
+        0 => SignalSource::Quality(0.75),
+        1 => SignalSource::Delta(-0.5),
+        2 => SignalSource::QualityColumn("signal".to_owned()),
+        _ => SignalSource::DeltaColumn("signal".to_owned()),
+    };
+    let options = EventsOptions { path, format, columns: Columns { memory, time }, signal };
+    let options = SourceOptions::Events(options);
+    let first = read(&options, 0);
+    // What a run that moved to another worker reads is what the first one would have read.
+    if let Some(from) = first.checked_sub(1) {
+        assert_eq!(read(&options, from), 1, "the last epoch is the only one from there on");
+    }
+}
+
+/// Reads to the end or to the first error; returns how many epochs there were.
+fn read(options: &SourceOptions, from: u64) -> u64 {
+    let mut source = match source::open(options, LIMITS, from) {
+        Ok(source) => source,
+        Err(error) => return told(&error),
+    };
+    let mut epochs = 0;
+    loop {
+        match source.next_epoch() {
+            Ok(None) => return epochs,
+            Err(error) => return epochs + told(&error),
+            Ok(Some(epoch)) => {
+                assert_eq!(epoch.number, from + epochs, "epochs are numbered densely");
+                check(&epoch.content);
+                epochs += 1;
+            }
+        }
+    }
+}
+
+fn told(error: &source::SourceError) -> u64 {
+    assert!(!error.to_string().is_empty());
+    0
+}
+
+fn check(content: &Content) {
+    let Content::Events(events) = content else { panic!("a file holds events") };
+    assert!(events.len() <= LIMITS.epoch_events && events.is_sorted_by_key(|event| event.id));
+    for event in events {
+        match event.signal {
+            Signal::Quality(quality) => assert!((0.0..=1.0).contains(&quality)),
+            Signal::Delta(delta) => assert!((-1.0..=1.0).contains(&delta)),
+        }
+        assert!(event.key.as_ref().is_none_or(|key| (1..=1_024).contains(&key.len())));
+    }
+}

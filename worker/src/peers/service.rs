@@ -1,0 +1,54 @@
+//! The listening side of the links and of the beats.
+
+use super::link::{self, HELLO_DEADLINE};
+use crate::shared::Shared;
+use engram_proto::v1::peer_service_server::PeerService;
+use engram_proto::v1::{PeerBeat, PeerFrame};
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use std::sync::Arc;
+use tokio::time::timeout;
+use tonic::{Request, Response, Status, Streaming};
+
+/// What workers ask of this one.
+pub(crate) struct Service {
+    pub(crate) shared: Arc<Shared>,
+}
+
+#[tonic::async_trait]
+impl PeerService for Service {
+    type ExchangeStream = BoxStream<'static, Result<PeerFrame, Status>>;
+    type BeatStream = BoxStream<'static, Result<PeerBeat, Status>>;
+
+    async fn exchange(&self, request: Request<Streaming<PeerFrame>>) -> Result<Response<Self::ExchangeStream>, Status> {
+        let shared = Arc::clone(&self.shared);
+        let mut frames = request.into_inner();
+        let first = first(frames.message()).await?;
+        let member = shared.greeter.check_caller(first.as_ref().and_then(|frame| frame.hello.as_ref()))?;
+        let outbox = shared.links.outbox(shared.greeter.hello());
+        let answer = outbox.frames().map(Ok).boxed();
+        let link = shared.links.install(member, outbox).map_err(|newest| super::hello::Refused::Superseded {
+            caller: member.ordinal,
+            found: member.incarnation,
+            newest,
+        })?;
+        tokio::spawn(async move {
+            let reason = link::read(&shared, &link, frames).await;
+            link::ended(&shared, &link, &reason);
+        });
+        Ok(Response::new(answer))
+    }
+
+    async fn beat(&self, request: Request<Streaming<PeerBeat>>) -> Result<Response<Self::BeatStream>, Status> {
+        let shared = Arc::clone(&self.shared);
+        let mut beats = request.into_inner();
+        let first = first(beats.message()).await?;
+        let member = shared.greeter.check_caller(first.as_ref().and_then(|beat| beat.hello.as_ref()))?;
+        super::beats::answer(shared, member, first, beats)
+    }
+}
+
+/// The first message of a stream, which has to come soon.
+async fn first<T>(message: impl Future<Output = Result<Option<T>, Status>>) -> Result<Option<T>, Status> {
+    timeout(HELLO_DEADLINE, message).await.map_err(|_| Status::deadline_exceeded("no hello came"))?
+}

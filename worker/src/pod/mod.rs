@@ -1,0 +1,34 @@
+//! A worker in a pod: settings from the operator, a supervisor as the container's first process, and the orders of its hooks.
+//!
+//! ```text
+//! kubelet ── engram-worker (PID 1, supervisor) ── engram-worker serve (the worker)
+//!        └── engram-worker drain (preStop) ── admin.sock ──┘
+//! ```
+
+mod drain;
+mod healthcheck;
+mod settings;
+mod supervisor;
+
+pub use drain::drain;
+pub use healthcheck::healthcheck;
+pub use settings::{Place, Settings};
+pub use supervisor::supervise;
+
+use std::path::Path;
+
+/// Where the operator's settings are mounted.
+pub const SETTINGS: &str = "/etc/engram/cluster.json";
+/// Where the disk is mounted.
+pub const STATE: &str = "/var/lib/engram";
+/// The file whose text the kubelet shows for a container that ended.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+
+/// Leaves a word for whoever looks at the pod, where the kubelet offers a file for it.
+pub fn tell_kubelet(text: &str) {
+    if Path::new(TERMINATION_LOG).exists()
+        && let Err(error) = std::fs::write(TERMINATION_LOG, text)
+    {
+        tracing::debug!(%error, "{TERMINATION_LOG} cannot be written");
+    }
+}

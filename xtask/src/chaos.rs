@@ -1,0 +1,96 @@
+//! `cargo xtask chaos`: the campaign of faults on real processes, and its result beside the machine that it ran on.
+//!
+//! The campaign is `engram chaos`, built in release; this command says how much of it, and where the figures go.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::{process, workspace};
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// 300 kills, 100 pauses and 100 cuts at half load, then a tenth of them at full load; the figures go to
+    /// docs/results/chaos.json
+    #[arg(long)]
+    full: bool,
+    /// Decides order and victims
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+/// Runs the campaign.
+///
+/// # Errors
+/// When something was lost, applied twice, different, or did not heal.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    process::run(&mut workspace::cargo(["build", "--release", "-p", "engram-cli"]))?;
+    if !options.full {
+        return campaign(["20", "5", "5", "240", "0.5"], options.seed).map(drop);
+    }
+    let half = campaign(["300", "100", "100", "10800", "0.5"], options.seed)?;
+    let full = campaign(["30", "10", "10", "1800", "1"], options.seed)?;
+    let result = json!({
+        "command": "cargo xtask chaos --full",
+        "machine": machine(),
+        "commit": commit()?,
+        "halfLoad": half,
+        "fullLoad": full,
+    });
+    let path = workspace::root().join("docs/results/chaos.json");
+    fs::create_dir_all(path.parent().context("the file lies in a folder")?)?;
+    let text = serde_json::to_string_pretty(&result).context("failed to write JSON")? + "\n";
+    fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;
+    println!("wrote {}", path.display());
+    Ok(())
+}
+
+/// One campaign: kills, pauses, cuts, seconds and the share of load. What it says of its way goes to stderr as it comes.
+fn campaign(figures: [&str; 5], seed: Option<u64>) -> Result<Value> {
+    let binary: PathBuf = workspace::target().join("release").join(format!("engram{}", std::env::consts::EXE_SUFFIX));
+    let mut command = Command::new(binary);
+    command.args(["chaos", "-o", "json"]);
+    for (name, figure) in ["--kills", "--pauses", "--cuts", "--seconds", "--load"].into_iter().zip(figures) {
+        command.args([name, figure]);
+    }
+    if let Some(seed) = seed {
+        command.arg("--seed").arg(seed.to_string());
+    }
+    let output = command.stderr(std::process::Stdio::inherit()).output().context("failed to start engram chaos")?;
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    ensure!(output.status.success(), "engram chaos ended with {}", output.status);
+    serde_json::from_slice(&output.stdout).context("engram chaos did not print JSON")
+}
+
+/// What the figures depend on most.
+fn machine() -> Value {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let line = |path: &str, name: &str| {
+        let value = text(path)
+            .lines()
+            .find(|line| line.starts_with(name))
+            .and_then(|line| line.split_once(':').map(|it| it.1.trim().to_owned()));
+        value.unwrap_or_else(|| "unknown".into())
+    };
+    json!({
+        "system": std::env::consts::OS,
+        "kernel": text("/proc/sys/kernel/osrelease").trim(),
+        "processor": line("/proc/cpuinfo", "model name"),
+        "cores": std::thread::available_parallelism().map_or(0, usize::from),
+        "memory": line("/proc/meminfo", "MemTotal"),
+    })
+}
+
+/// The commit that was built, marked where files differ from it.
+fn commit() -> Result<String> {
+    let described = process::read(Command::new("git").current_dir(workspace::root()).args([
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+    ]));
+    Ok(described.context("failed to ask git for the commit")?.trim().to_owned())
+}

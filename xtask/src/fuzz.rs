@@ -1,0 +1,173 @@
+//! `cargo xtask fuzz`: every fuzz target for a bounded time, from the corpora that are committed.
+//!
+//! The workspace's own crates are compiled for coverage by `fuzz/rustc.sh`, on the pinned stable compiler; the crates of others
+//! are those of the release build. What libFuzzer says goes to a log, and one line of it is shown per target. New inputs gather
+//! under `target/fuzz`; `--keep` adds those that reach more code to the committed corpora.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{process, workspace};
+
+/// An input that takes longer is a finding.
+const INPUT_SECONDS: u32 = 10;
+/// Address space of a target, the program itself (about 0.3 GiB) included: inputs are of kilobytes, so whoever takes memory for
+/// what a number says passes it.
+const ADDRESS_SPACE_KIB: u64 = 2 << 20;
+/// Inputs are not made longer than this: segments and snapshots of several pages fit.
+const INPUT_BYTES: u32 = 32 << 10;
+/// Lines of a log that are shown of a target that failed.
+const SHOWN_LINES: usize = 40;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Runs only these (default: all)
+    #[arg(value_name = "TARGET")]
+    targets: Vec<String>,
+    /// Time for each target
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    seconds: u32,
+    /// Targets that run at the same time
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: u8,
+    /// Afterwards adds what was found to the committed corpora, as far as it reaches more code
+    #[arg(long, conflicts_with = "replay")]
+    keep: bool,
+    /// Runs one target on this input instead
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+}
+
+/// Runs the targets.
+///
+/// # Errors
+/// When one of them found something: the input is under fuzz/artifacts, and the command that runs it again is shown.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let all = all_targets()?;
+    let targets = if options.targets.is_empty() { &all } else { &options.targets };
+    if let Some(unknown) = targets.iter().find(|target| !all.contains(target)) {
+        bail!("no target {unknown:?}; there are {}", all.join(", "));
+    }
+    let binary = build()?;
+    if let Some(input) = &options.replay {
+        ensure!(targets.len() == 1, "--replay takes one target");
+        return process::run(target_command(&binary, &targets[0]).arg(input));
+    }
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs {
+            scope.spawn(|| {
+                while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = fuzz(&binary, target, options) {
+                        eprintln!("xtask: {target}: {error:#}");
+                        failed.lock().expect("no thread panicked").push(target.as_str());
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().expect("no thread panicked");
+    ensure!(failed.is_empty(), "{} of {} targets failed: {}", failed.len(), targets.len(), failed.join(", "));
+    println!("{} targets, nothing found", targets.len());
+    Ok(())
+}
+
+fn folder() -> PathBuf {
+    workspace::root().join("fuzz")
+}
+
+/// A target has a corpus of its name.
+fn all_targets() -> Result<Vec<String>> {
+    let corpus = folder().join("corpus");
+    let listed = fs::read_dir(&corpus).with_context(|| format!("failed to read {}", corpus.display()))?;
+    let mut targets =
+        listed.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<Result<Vec<_>>>()?;
+    targets.sort();
+    Ok(targets)
+}
+
+fn build() -> Result<PathBuf> {
+    // Selected together with the binary of the product: then the crates of others have the features that they have there, and
+    // a release build that exists is used.
+    let selection = ["-p", "engram-cli", "-p", "engram-fuzz", "--features", "engram-fuzz/libfuzzer"];
+    let mut cargo = workspace::cargo(["build", "--release", "--bin", "engram-fuzz"]);
+    process::run(cargo.args(selection).env("RUSTC_WORKSPACE_WRAPPER", folder().join("rustc.sh")))?;
+    Ok(workspace::target().join("release/engram-fuzz"))
+}
+
+/// The program for one target, its address space limited: the shell does that without unsafe code.
+fn target_command(binary: &Path, target: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -v {ADDRESS_SPACE_KIB} && exec \"$0\" \"$@\"")]).arg(binary);
+    command.env("ENGRAM_FUZZ_TARGET", target);
+    command.arg(format!("-timeout={INPUT_SECONDS}"));
+    command
+}
+
+fn fuzz(binary: &Path, target: &str, options: &Options) -> Result<()> {
+    let work = workspace::target().join("fuzz").join(target);
+    let (found, artifacts) = (work.join("found"), folder().join("artifacts").join(target));
+    for folder in [&found, &artifacts] {
+        fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
+    }
+    let corpus = folder().join("corpus").join(target);
+    let log = work.join("log");
+    let mut command = target_command(binary, target);
+    command.arg(format!("-max_total_time={}", options.seconds));
+    command.arg(format!("-max_len={INPUT_BYTES}"));
+    command.arg(format!("-artifact_prefix={}/", artifacts.display()));
+    let dictionary = folder().join("dictionaries").join(target);
+    if dictionary.exists() {
+        command.arg(format!("-dict={}", dictionary.display()));
+    }
+    let said = fs::File::create(&log).with_context(|| format!("failed to write {}", log.display()))?;
+    let status = command.args([&found, &corpus]).stdout(said.try_clone()?).stderr(said).status();
+    let status = status.context("failed to start the fuzzer")?;
+    let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    if !status.success() {
+        let lines: Vec<&str> = text.lines().collect();
+        eprintln!("{}", lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n"));
+        let artifact = text.lines().rev().find_map(|line| line.split("Test unit written to ").nth(1));
+        let again = artifact.map(|artifact| format!("; again: cargo xtask fuzz {target} --replay {artifact}"));
+        bail!("found something ({status}){}", again.unwrap_or_default());
+    }
+    println!("{target}: {}", summary(&text));
+    if options.keep {
+        let mut merge = target_command(binary, target);
+        // Edges alone, not how often they were taken: a corpus is part of every checkout.
+        merge
+            .args(["-merge=1", "-use_counters=0"])
+            .args([&corpus, &found])
+            .stdout(fs::File::create(work.join("merge"))?);
+        let merged =
+            merge.stderr(fs::File::create(work.join("merge"))?).status().context("failed to start the merge")?;
+        ensure!(merged.success(), "the merge failed ({merged}); see {}", work.join("merge").display());
+    }
+    Ok(())
+}
+
+/// What libFuzzer says at the end: `#123 DONE cov: 4 ft: 5 corp: 6/7Kb ...`, and how many inputs a second.
+fn summary(text: &str) -> String {
+    let last = text.lines().rev().find(|line| line.contains("\tDONE "));
+    let words: Vec<&str> = last.unwrap_or_default().split_whitespace().collect();
+    let after = |name: &str| words.iter().skip_while(|word| **word != name).nth(1).copied().unwrap_or("?");
+    let inputs = words.first().map_or("?", |word| word.trim_start_matches('#'));
+    format!("{inputs} inputs ({} a second), {} edges, corpus {}", after("exec/s:"), after("cov:"), after("corp:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_of_the_fuzzer_is_read() {
+        let text = "INFO: seed\n#2\tINITED cov: 1 ft: 1 corp: 1/1b\n\
+                    #812\tDONE   cov: 61 ft: 80 corp: 12/99b lim: 8 exec/s: 406 rss: 80Mb\nDone 812 runs in 2 second(s)";
+        assert_eq!(summary(text), "812 inputs (406 a second), 61 edges, corpus 12/99b");
+    }
+}

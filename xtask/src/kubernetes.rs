@@ -1,0 +1,43 @@
+//! `cargo xtask kubernetes`: the tests on a real cluster in namespaces of this machine (package engram-kubernetes-tests).
+//!
+//! All of it is the program `engram-test-cluster`; this command builds it and hands the arguments on. A machine that cannot run
+//! it says why, and ends with the program's status for "skipped" (77), which `.ci/run` tells apart from a failure.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::{process, workspace};
+
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Options {
+    /// up | down | kubectl ... | load-image ARCHIVE | run [SUITE]; without any, all suites run on a cluster of their own
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// Runs the program and returns its status.
+///
+/// # Errors
+/// When it cannot be built or started.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    // Operator and worker lie beside the program, which looks for them there.
+    process::run(&mut workspace::cargo([
+        "build",
+        "-q",
+        "-p",
+        "engram-kubernetes-tests",
+        "-p",
+        "engram-operator",
+        "-p",
+        "engram-worker",
+        "--bins",
+    ]))?;
+    let program = workspace::target().join("debug/engram-test-cluster");
+    let status = std::process::Command::new(&program)
+        .args(&options.arguments)
+        .status()
+        .with_context(|| format!("failed to start {}", program.display()))?;
+    Ok(ExitCode::from(status.code().and_then(|it| u8::try_from(it).ok()).unwrap_or(1)))
+}
