@@ -1,0 +1,55 @@
+# syntax=docker/dockerfile:1
+#
+# The images of Engram: --target operator, --target worker. Neither has a shell, both run as nobody in particular (65532).
+#
+#   docker build --target worker -t engram/worker:0.1.0 .     every stage, where the bases can be pulled
+#   cargo xtask images                                        the last stages alone, on binaries and a base made on this machine
+#
+# There is no image with CUDA: this version has no GPU device.
+#
+# RUST_BASE      has the toolchain of rust-toolchain.toml; its C library must be no newer than the one of RUNTIME_BASE
+# RUNTIME_BASE   has glibc, libgcc and the certificates of public authorities
+# BINARIES       the stage that the programs come from: build, or prebuilt = the folder target/images of this checkout
+ARG RUST_BASE=docker.io/library/rust:1.95-bookworm
+ARG RUNTIME_BASE=gcr.io/distroless/cc-debian12:nonroot
+ARG BINARIES=build
+
+FROM ${RUST_BASE} AS build
+WORKDIR /source
+COPY . .
+# The same sources give the same programs: no folder of this build in them, and one unit of code per crate.
+ENV CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_INCREMENTAL=0
+ENV RUSTFLAGS="--remap-path-prefix=/source=. --remap-path-prefix=/usr/local/cargo=cargo"
+RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
+    --mount=type=cache,target=/source/target,sharing=locked \
+    cargo build --release --locked --package engram-operator --package engram-worker --bins \
+    && install -D -m 0755 -t /programs target/release/engram-operator target/release/engram-worker
+
+FROM scratch AS prebuilt
+COPY target/images/engram-operator target/images/engram-worker /programs/
+
+FROM ${BINARIES} AS programs
+
+FROM ${RUNTIME_BASE} AS operator
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Engram operator" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=programs /programs/engram-operator /engram-operator
+USER 65532:65532
+EXPOSE 7440 9090
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/engram-operator"]
+
+FROM ${RUNTIME_BASE} AS worker
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Engram worker" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=programs /programs/engram-worker /engram-worker
+USER 65532:65532
+EXPOSE 7443 7444 7445 9090
+STOPSIGNAL SIGTERM
+# Kubernetes has probes of its own and does not look at this one.
+HEALTHCHECK CMD ["/engram-worker", "healthcheck"]
+ENTRYPOINT ["/engram-worker"]

@@ -1,0 +1,200 @@
+//! The StatefulSet of the workers: template revision 1.
+//!
+//! A later revision gets a file of its own and this one stays, so that a new operator builds for a pinned cluster what
+//! the old one built.
+
+use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
+use serde_json::{Value, json};
+
+use super::{Inputs, free, merge, metadata, selector, set, text};
+use crate::names::{ADMIN_PORT, CLIENT_PORT, CLUSTER_ID_LABEL, GRACE_SECONDS, HTTP_PORT, PEER_PORT, USER, WORKER};
+use crate::validate::ValidatedCluster;
+
+/// The extended resource that is asked for where the spec names none.
+pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
+
+pub(super) fn stateful_set(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
+    let names = &cluster.names;
+    let storage = cluster.spec.storage.as_ref();
+    let mut spec = json!({
+        "serviceName": names.worker(),
+        "replicas": inputs.replicas,
+        // Several may have died at once, and none waits for another.
+        "podManagementPolicy": "Parallel",
+        // The operator deletes pods itself, in its order.
+        "updateStrategy": { "type": "OnDelete" },
+        "revisionHistoryLimit": 3,
+        "selector": { "matchLabels": selector(cluster) },
+        "template": template(cluster, inputs),
+    });
+    if !cluster.is_ephemeral() {
+        let retained = storage.and_then(|storage| storage.retain_policy) != Some(RetainPolicy::Delete);
+        let mut claim = json!({
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": storage.and_then(|storage| storage.size).map(|size| size.to_string()) } },
+        });
+        set(&mut claim, "storageClassName", text(storage.and_then(|storage| storage.storage_class_name.as_ref())));
+        let mut labels = selector(cluster);
+        set(&mut labels, CLUSTER_ID_LABEL, Some(inputs.cluster_id.as_str().into()));
+        let template = json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": { "name": "data", "labels": labels },
+            "spec": claim,
+        });
+        set(&mut spec, "volumeClaimTemplates", Some(json!([template])));
+        let kept = json!({ "whenDeleted": if retained { "Retain" } else { "Delete" }, "whenScaled": "Retain" });
+        set(&mut spec, "persistentVolumeClaimRetentionPolicy", Some(kept));
+    }
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata(cluster, &names.worker()),
+        "spec": spec,
+    })
+}
+
+fn template(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
+    let scheduling = cluster.spec.scheduling.as_ref();
+    let mut metadata = metadata(cluster, "");
+    if let Some(metadata) = metadata.as_object_mut() {
+        metadata.retain(|field, _| field == "labels");
+    }
+    let mut pod = json!({
+        "serviceAccountName": cluster.names.worker(),
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": { "type": "RuntimeDefault" },
+        },
+        "containers": [container(cluster, inputs)],
+        "volumes": volumes(cluster),
+        "tolerations": tolerations(cluster, inputs),
+        "topologySpreadConstraints": spread(cluster),
+    });
+    for (field, value) in [
+        ("priorityClassName", text(scheduling.and_then(|it| it.priority_class_name.as_ref()))),
+        ("schedulerName", text(scheduling.and_then(|it| it.scheduler_name.as_ref()))),
+        ("affinity", free(scheduling.and_then(|it| it.affinity.as_ref()))),
+        ("runtimeClassName", text(cluster.spec.gpu.runtime_class_name.as_ref())),
+    ] {
+        set(&mut pod, field, value);
+    }
+    if let Some(template) = text(cluster.spec.gpu.resource_claim_template_name.as_ref()) {
+        set(&mut pod, "resourceClaims", Some(json!([{ "name": "gpu", "resourceClaimTemplateName": template }])));
+    }
+    let mut template = json!({ "metadata": metadata, "spec": pod });
+    if let Some(over) = &cluster.spec.pod_template {
+        merge(&mut template, &Value::Object(over.clone()));
+    }
+    template
+}
+
+fn container(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
+    let probe = |path: &str, period: u32, failures: u32| {
+        json!({
+            "httpGet": { "path": path, "port": "http" },
+            "periodSeconds": period, "timeoutSeconds": 2, "failureThreshold": failures,
+        })
+    };
+    let field = |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+    json!({
+        "name": WORKER,
+        "image": inputs.worker.image,
+        "ports": [
+            { "name": "client", "containerPort": CLIENT_PORT, "protocol": "TCP" },
+            { "name": "peer", "containerPort": PEER_PORT, "protocol": "TCP" },
+            { "name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP" },
+            { "name": "http", "containerPort": HTTP_PORT, "protocol": "TCP" },
+        ],
+        "env": [
+            field("POD_NAME", "metadata.name"),
+            field("POD_NAMESPACE", "metadata.namespace"),
+            field("POD_UID", "metadata.uid"),
+            field("POD_IP", "status.podIP"),
+            field("NODE_NAME", "spec.nodeName"),
+            { "name": "ENGRAM_CLUSTER", "value": cluster.names.cluster },
+        ],
+        "resources": resources(cluster, inputs),
+        "securityContext": {
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "capabilities": { "drop": ["ALL"] },
+        },
+        // Data is read before anything is served: ten minutes before the pod is given up.
+        "startupProbe": probe("/startupz", 2, 300),
+        "readinessProbe": probe("/readyz", 2, 2),
+        // The process's own loops turn, whatever peers, map and devices do.
+        "livenessProbe": probe("/livez", 5, 6),
+        "lifecycle": { "preStop": { "exec": { "command": ["/engram-worker", "drain", "--deadline=45s"] } } },
+        "volumeMounts": [
+            { "name": "data", "mountPath": "/var/lib/engram" },
+            { "name": "config", "mountPath": "/etc/engram", "readOnly": true },
+            { "name": "tmp", "mountPath": "/tmp" },
+            { "name": "tokens", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true },
+        ],
+    })
+}
+
+fn resources(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
+    let mut resources = free(cluster.spec.resources.as_ref()).unwrap_or_else(|| json!({}));
+    let gpu = &cluster.spec.gpu;
+    if gpu.resource_claim_template_name.as_ref().is_some_and(|name| !name.is_empty()) {
+        merge(&mut resources, &json!({ "claims": [{ "name": "gpu" }] }));
+    } else if inputs.gpus > 0 {
+        let name = gpu.resource_name.as_deref().unwrap_or(GPU_RESOURCE);
+        merge(&mut resources, &json!({ "limits": { name: inputs.gpus.to_string() } }));
+    }
+    resources
+}
+
+fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
+    let mut volumes = vec![
+        json!({ "name": "config", "configMap": { "name": cluster.names.config() } }),
+        json!({ "name": "tmp", "emptyDir": { "medium": "Memory", "sizeLimit": "64Mi" } }),
+        json!({ "name": "tokens", "projected": { "sources": [
+            { "serviceAccountToken": { "path": "token", "expirationSeconds": 3600 } },
+            { "configMap": { "name": "kube-root-ca.crt", "items": [{ "key": "ca.crt", "path": "ca.crt" }] } },
+            { "downwardAPI": { "items": [{ "path": "namespace", "fieldRef": { "fieldPath": "metadata.namespace" } }] } },
+        ] } }),
+    ];
+    if cluster.is_ephemeral() {
+        volumes.push(json!({ "name": "data", "emptyDir": {} }));
+    }
+    volumes
+}
+
+fn tolerations(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
+    // Without limit: an outage of the API server marks every node, and must not cost a single pod.
+    let mut all: Vec<Value> = ["not-ready", "unreachable"]
+        .map(|taint| json!({ "key": format!("node.kubernetes.io/{taint}"), "operator": "Exists", "effect": "NoExecute" }))
+        .into();
+    if inputs.gpus > 0 {
+        let name = cluster.spec.gpu.resource_name.as_deref().unwrap_or(GPU_RESOURCE);
+        all.push(json!({ "key": name, "operator": "Exists", "effect": "NoSchedule" }));
+    }
+    let asked = cluster.spec.scheduling.as_ref().and_then(|scheduling| scheduling.tolerations.as_ref());
+    all.extend(asked.into_iter().flatten().map(|toleration| json!(toleration)));
+    all
+}
+
+/// Workers on different nodes, or zones, where there are enough of them.
+fn spread(cluster: &ValidatedCluster) -> Value {
+    let zones = cluster.spec.scheduling.as_ref().and_then(|scheduling| scheduling.topology_spread);
+    let key = match zones {
+        Some(TopologySpread::Zone) => "topology.kubernetes.io/zone",
+        Some(TopologySpread::Node) | None => "kubernetes.io/hostname",
+    };
+    json!([{
+        "maxSkew": 1,
+        "topologyKey": key,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": { "matchLabels": selector(cluster) },
+    }])
+}

@@ -1,0 +1,236 @@
+//! From the API server's objects to what a plan looks at. An object that says nonsense is an error, never a default: a
+//! map with a hole in it must not look like a cluster that holds nothing.
+
+use std::collections::BTreeMap;
+
+use engram_api::Size;
+use serde_json::Value;
+
+use crate::names::CLUSTER_ID_LABEL;
+use crate::observed::{Claim, MapView, PartitionView, PodView, SetView};
+
+/// Why an object cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{object}: {field} is {found}; expected {expected}")]
+pub struct Unreadable {
+    object: String,
+    field: String,
+    found: String,
+    expected: &'static str,
+}
+
+fn unreadable(object: &Value, field: &str, found: Option<&Value>, expected: &'static str) -> Unreadable {
+    let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or("?").to_owned();
+    Unreadable {
+        object: format!("{} {}", text("/kind"), text("/metadata/name")),
+        field: field.to_owned(),
+        found: found.map_or_else(|| "absent".into(), Value::to_string),
+        expected,
+    }
+}
+
+impl SetView {
+    /// Reads a StatefulSet. Its newest revision is empty until its controller has seen the newest template.
+    ///
+    /// # Errors
+    ///
+    /// When it has no number of replicas.
+    pub fn read(object: &Value) -> Result<Self, Unreadable> {
+        let seen = object.pointer("/status/observedGeneration") == object.pointer("/metadata/generation");
+        let revision = object.pointer("/status/updateRevision").and_then(Value::as_str).filter(|_| seen);
+        Ok(Self {
+            replicas: natural(object, "/spec/replicas")?,
+            update_revision: revision.unwrap_or_default().to_owned(),
+        })
+    }
+}
+
+impl PodView {
+    /// Reads a pod. `lost_nodes` says for how many milliseconds which nodes have been not ready or gone.
+    ///
+    /// # Errors
+    ///
+    /// When its name has no ordinal.
+    pub fn read(object: &Value, lost_nodes: &BTreeMap<String, u64>) -> Result<Self, Unreadable> {
+        let node = text(object, "/spec/nodeName");
+        let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+        let is_ready = |known: &Value| known["type"] == "Ready" && known["status"] == "True";
+        Ok(Self {
+            ordinal: ordinal(object)?,
+            uid: text(object, "/metadata/uid").unwrap_or_default(),
+            revision: text(object, "/metadata/labels/controller-revision-hash").unwrap_or_default(),
+            ready: conditions.is_some_and(|all| all.iter().any(is_ready)),
+            terminating: object.pointer("/metadata/deletionTimestamp").is_some(),
+            node_lost_for_ms: node.as_ref().and_then(|node| lost_nodes.get(node).copied()),
+            node,
+        })
+    }
+}
+
+impl Claim {
+    /// Reads a claim.
+    ///
+    /// # Errors
+    ///
+    /// When its name has no ordinal, or its size is none that this operator writes.
+    pub fn read(object: &Value) -> Result<Self, Unreadable> {
+        const SIZE: &str = "/spec/resources/requests/storage";
+        let size = text(object, SIZE).and_then(|size| size.parse::<Size>().ok());
+        let size = size.ok_or_else(|| unreadable(object, SIZE, object.pointer(SIZE), "a size such as 50Gi"))?;
+        let labels = object.pointer("/metadata/labels");
+        let cluster_id = labels.and_then(|labels| labels.get(CLUSTER_ID_LABEL)).and_then(Value::as_str);
+        Ok(Self {
+            ordinal: ordinal(object)?,
+            uid: text(object, "/metadata/uid").unwrap_or_default(),
+            size_bytes: size.as_bytes(),
+            cluster_id: cluster_id.map(str::to_owned),
+        })
+    }
+}
+
+impl MapView {
+    /// Reads a `PartitionMap`. Disks become the workers that have them: the newest disk of each ordinal; what names an
+    /// older one is on no worker.
+    ///
+    /// # Errors
+    ///
+    /// When a partition is missing, or names a disk that the map does not know.
+    pub fn read(object: &Value) -> Result<Self, Unreadable> {
+        const STORES: &str = "/spec/stores";
+        let stores = object.pointer(STORES).and_then(Value::as_object);
+        let stores = stores.ok_or_else(|| unreadable(object, STORES, None, "numbers of disks"))?;
+        let mut ordinals = BTreeMap::new();
+        for (number, store) in stores {
+            let number =
+                number.parse::<u32>().ok().zip(store["ordinal"].as_u64().and_then(|ordinal| ordinal.try_into().ok()));
+            let (number, ordinal) =
+                number.ok_or_else(|| unreadable(object, STORES, Some(store), "a number with an ordinal"))?;
+            ordinals.insert(number, ordinal);
+        }
+        // Numbers rise: of two disks of one ordinal the one with the higher number is there.
+        let newest: BTreeMap<u32, u32> = ordinals.iter().map(|(number, ordinal)| (*ordinal, *number)).collect();
+        let stores: BTreeMap<u32, Option<u32>> =
+            ordinals.into_iter().map(|(number, of)| (number, Some(of).filter(|of| newest[of] == number))).collect();
+        let count = natural(object, "/spec/partitionCount")?;
+        let partitions = (0..count).map(|id| partition(object, id, &stores)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            resource_version: text(object, "/metadata/resourceVersion").unwrap_or_default(),
+            cluster_id: text(object, "/spec/clusterId")
+                .ok_or_else(|| unreadable(object, "/spec/clusterId", None, "32 hexadecimal digits"))?,
+            suspended: object.pointer("/spec/suspended") == Some(&Value::Bool(true)),
+            partitions,
+        })
+    }
+}
+
+/// Reads one partition; `stores` says on which worker a disk is, if on any.
+fn partition(object: &Value, id: u32, stores: &BTreeMap<u32, Option<u32>>) -> Result<PartitionView, Unreadable> {
+    let path = format!("/spec/partitions/{id}");
+    let entry = object.pointer(&path).ok_or_else(|| unreadable(object, &path, None, "an entry"))?;
+    let bad = |found: &Value| unreadable(object, &path, Some(found), "a number of spec.stores");
+    let of_number = |value: &Value| {
+        let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+        number.and_then(|number| stores.get(&number).copied()).ok_or_else(|| bad(value))
+    };
+    let of_member = |value: &Value| {
+        let number = value.as_str().and_then(|member| member.split_once('/')?.0.parse().ok());
+        number.and_then(|number: u32| stores.get(&number).copied()).ok_or_else(|| bad(value))
+    };
+    let list = |name: &str| entry[name].as_array().into_iter().flatten();
+    let on_workers = |members: Result<Vec<Option<u32>>, Unreadable>| Ok(members?.into_iter().flatten().collect());
+    let primary = of_number(&entry["primary"])?;
+    Ok(PartitionView {
+        primary: primary.unwrap_or(u32::MAX),
+        in_sync: on_workers(list("isr").map(of_member).collect())?,
+        // Places, not disks: whatever disk is there is catching up.
+        learners: list("learners").filter_map(|ordinal| ordinal.as_u64()?.try_into().ok()).collect(),
+        // A disk that is gone serves nobody.
+        activated: entry["activated"] == true && primary.is_some(),
+    })
+}
+
+/// The number behind the last dash of an object's name.
+fn ordinal(object: &Value) -> Result<u32, Unreadable> {
+    const NAME: &str = "/metadata/name";
+    let name = object.pointer(NAME);
+    let number = name.and_then(Value::as_str).and_then(|name| name.rsplit_once('-')?.1.parse().ok());
+    number.ok_or_else(|| unreadable(object, NAME, name, "a name that ends with an ordinal"))
+}
+
+fn natural(object: &Value, path: &str) -> Result<u32, Unreadable> {
+    let number = object.pointer(path).and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok());
+    number.ok_or_else(|| unreadable(object, path, object.pointer(path), "a whole number"))
+}
+
+fn text(object: &Value, path: &str) -> Option<String> {
+    object.pointer(path).and_then(Value::as_str).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use crate::observed::{Claim, MapView, PodView, SetView};
+
+    #[test]
+    fn a_map_names_the_workers_that_have_the_disks() {
+        let mut map = json!({
+            "kind": "PartitionMap",
+            "metadata": { "name": "words", "resourceVersion": "7" },
+            "spec": {
+                "clusterId": "5b1c00009f3ac2d17be84450a1b2c3d4", "partitionCount": 2, "suspended": true,
+                "stores": { "0": { "ordinal": 0 }, "1": { "ordinal": 1 }, "5": { "ordinal": 2 } },
+                "partitions": {
+                    "0": { "term": 12, "primary": 0, "isr": ["0/3", "5/1"], "activated": true },
+                    "1": { "term": 4, "primary": 1, "isr": ["1/5"], "activated": false, "learners": [2] },
+                },
+            },
+        });
+        let view = MapView::read(&map).expect("a map");
+        assert_eq!((view.resource_version.as_str(), view.suspended), ("7", true));
+        assert_eq!((view.partitions[0].in_sync.as_slice(), view.partitions[0].activated), (&[0, 2][..], true));
+        assert_eq!((view.partitions[1].primary, view.partitions[1].learners.as_slice()), (1, &[2][..]));
+        assert_eq!((view.primaries(1), view.copies(2), view.is_full(1), view.is_full(2)), (1, 2, false, false));
+
+        map["spec"]["stores"]["7"] = json!({ "ordinal": 0 });
+        let replaced = MapView::read(&map).expect("a map");
+        assert_eq!((replaced.partitions[0].in_sync.as_slice(), replaced.partitions[0].activated), (&[2][..], false));
+
+        map["spec"]["partitions"]["1"]["isr"] = json!(["9/1"]);
+        let error = MapView::read(&map).expect_err("a disk that nobody has").to_string();
+        assert_eq!(error, "PartitionMap words: /spec/partitions/1 is \"9/1\"; expected a number of spec.stores");
+        map["spec"]["partitions"] = json!({ "0": map["spec"]["partitions"]["0"].clone() });
+        assert!(MapView::read(&map).is_err(), "a partition is missing");
+    }
+
+    #[test]
+    fn pods_claims_and_sets_are_read_as_they_are() {
+        let pod = json!({
+            "kind": "Pod",
+            "metadata": {
+                "name": "words-worker-12", "uid": "u", "deletionTimestamp": "2026-11-21T09:00:00Z",
+                "labels": { "controller-revision-hash": "r" },
+            },
+            "spec": { "nodeName": "n2" },
+            "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
+        });
+        let pod = PodView::read(&pod, &BTreeMap::from([("n2".into(), 9_000)])).expect("a pod");
+        assert_eq!((pod.ordinal, pod.ready, pod.terminating, pod.node_lost_for_ms), (12, true, true, Some(9_000)));
+        let mut set = json!({
+            "kind": "StatefulSet", "metadata": { "name": "words-worker", "generation": 2 }, "spec": { "replicas": 3 },
+            "status": { "observedGeneration": 1, "updateRevision": "old" },
+        });
+        assert_eq!(SetView::read(&set).expect("a set").update_revision, "", "its controller has not seen the template");
+        set["status"]["observedGeneration"] = 2.into();
+        assert_eq!(SetView::read(&set).expect("a set").update_revision, "old");
+        let claim = json!({
+            "kind": "PersistentVolumeClaim",
+            "metadata": { "name": "data-words-worker-0", "labels": { "engram.dev/cluster-id": "00" } },
+            "spec": { "resources": { "requests": { "storage": "50Gi" } } },
+        });
+        let claim = Claim::read(&claim).expect("a claim");
+        assert_eq!((claim.ordinal, claim.size_bytes, claim.cluster_id.as_deref()), (0, 50 << 30, Some("00")));
+    }
+}

@@ -1,0 +1,228 @@
+//! The running operator: everything that talks to an API server or to workers. It decides nothing: [`crate::plan`] does.
+//!
+//! ```text
+//! watches ─> reconcile: observe -> validate -> plan -> steer the coordinator ─┬─> leader: apply -> status
+//!                                                                             └─> others: nothing
+//! beats ──> coordinators (one per cluster, on every replica) ─> PartitionMap by compare-and-swap
+//! ```
+//!
+//! Every replica looks at every cluster and coordinates its workers; the holder of the Lease alone writes Kubernetes objects. A
+//! replica that takes the Lease over so needs no time to find out how things stand.
+
+mod apply;
+mod asking;
+mod coordinate;
+mod events;
+mod kinds;
+mod leader;
+mod metrics;
+mod nodes;
+mod observe;
+mod page;
+mod reconcile;
+mod runs;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use engram_coordinator::Host;
+use kube::Client;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use self::coordinate::Coordinators;
+use self::events::Events;
+use self::leader::Leadership;
+use self::metrics::Metrics;
+use self::nodes::Nodes;
+use crate::revision::Offer;
+
+/// How long an orderly stop may take: less than a pod's usual grace of 30 s.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Settings of an operator.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Where workers' beats are listened for
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:7440")]
+    coordinator_listen: SocketAddr,
+    /// Where workers find every replica of this operator: a name that stands for all of them
+    #[arg(long, env = "ENGRAM_COORDINATOR_ADDRESS", value_name = "HOST:PORT", required = true)]
+    coordinator_address: Vec<String>,
+    /// Where /startupz, /livez, /readyz and /metrics are, plain HTTP
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9090")]
+    http_listen: SocketAddr,
+    /// Repository of the image that workers run, where a cluster names none
+    #[arg(long, env = "ENGRAM_WORKER_REPOSITORY", value_name = "REPOSITORY", default_value = "engram/worker")]
+    worker_repository: String,
+    /// Its tag
+    #[arg(long, env = "ENGRAM_WORKER_VERSION", value_name = "TAG", default_value = env!("CARGO_PKG_VERSION"))]
+    worker_version: String,
+    /// Secret with which nodes pull it; more than one may be named
+    #[arg(long, value_name = "NAME")]
+    worker_pull_secret: Vec<String>,
+    /// Namespace to look after; more than one may be named, none means all
+    #[arg(long, env = "ENGRAM_WATCH_NAMESPACE", value_name = "NAMESPACE", value_delimiter = ',')]
+    watch_namespace: Vec<String>,
+    /// Whether a Lease decides who of several replicas writes
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    leader_election: bool,
+    /// Name of that Lease
+    #[arg(long, value_name = "NAME", default_value = "engram-operator")]
+    lease_name: String,
+    /// Name of this pod: who holds the Lease
+    #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "engram-operator")]
+    pod_name: String,
+    /// Namespace of this pod and of the Lease
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = "default")]
+    pod_namespace: String,
+    /// Clusters that are looked at at the same time: more finish a restart sooner and load the API server more
+    #[arg(long, value_name = "NUMBER", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    concurrency: u16,
+}
+
+/// Namespace and name of an object.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// What every look at a cluster needs.
+struct Context {
+    client: Client,
+    offer: Offer,
+    leadership: Arc<Leadership>,
+    coordinators: Coordinators,
+    nodes: Arc<Nodes>,
+    events: Events,
+    metrics: Arc<Metrics>,
+    /// Failures of each cluster, one after the other: the next look waits the longer.
+    failures: Mutex<BTreeMap<Key, u32>>,
+    /// Runs that were handed over, and the cluster that has them: whose object goes is called off.
+    handed: Mutex<BTreeMap<Key, Key>>,
+}
+
+impl Context {
+    fn failures(&self) -> MutexGuard<'_, BTreeMap<Key, u32>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handed(&self) -> MutexGuard<'_, BTreeMap<Key, Key>> {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs an operator until `stop` completes.
+///
+/// # Errors
+/// An address cannot be listened on, there is no way to an API server, or a part of the operator ended by itself.
+pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+    let config = kube::Config::infer().await.context("failed to find out where the API server is")?;
+    let client = Client::try_from(config.clone()).context("failed to make a client of the API server")?;
+    let beats = bind(options.coordinator_listen).await?;
+    let pages = bind(options.http_listen).await?;
+    let (stopping, stopped) = watch::channel(false);
+
+    let host = Host::default();
+    let metrics = Arc::new(Metrics::new());
+    let leadership = Arc::new(Leadership::new(&options.pod_name, options.leader_election));
+    let nodes = Arc::new(Nodes::default());
+    let offer = Offer {
+        coordinators: options.coordinator_address.clone(),
+        pull_secrets: options.worker_pull_secret.clone(),
+        ..Offer::new(&options.worker_repository, &options.worker_version)
+    };
+    let context = Arc::new(Context {
+        client: client.clone(),
+        offer,
+        leadership: Arc::clone(&leadership),
+        coordinators: Coordinators::new(client.clone(), host.clone()),
+        nodes: Arc::clone(&nodes),
+        events: Events::new(client.clone(), &options.pod_name),
+        metrics: Arc::clone(&metrics),
+        failures: Mutex::default(),
+        handed: Mutex::default(),
+    });
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        beats = %options.coordinator_listen,
+        http = %options.http_listen,
+        worker = format!("{}:{}", options.worker_repository, options.worker_version),
+        namespaces = ?options.watch_namespace,
+        "operator started"
+    );
+
+    let mut parts = JoinSet::new();
+    let page = page::Page { metrics, leadership: Arc::clone(&leadership) };
+    parts.spawn(part("pages", page::serve(pages, page, until(stopped.clone()))));
+    let serving = host.run(beats, until(stopped.clone()));
+    parts.spawn(part("coordinators", async move { Ok(serving.await?) }));
+    parts.spawn(part("nodes", nodes::follow(client.clone(), nodes, until(stopped.clone()))));
+    if options.leader_election {
+        let place = Key { namespace: options.pod_namespace.clone(), name: options.lease_name.clone() };
+        parts.spawn(part("lease", leader::take_part(config, place, leadership, stopped.clone())));
+    }
+    let scopes = match options.watch_namespace.as_slice() {
+        [] => vec![None],
+        named => named.iter().cloned().map(Some).collect(),
+    };
+    for scope in scopes {
+        let clusters = reconcile::run(Arc::clone(&context), scope.clone(), options.concurrency, stopped.clone());
+        parts.spawn(part("the controller of clusters", clusters));
+        let runs = runs::run(Arc::clone(&context), scope, options.concurrency, stopped.clone());
+        parts.spawn(part("the controller of runs", runs));
+    }
+
+    tokio::select! {
+        () = stop => tracing::info!("stopping"),
+        ended = parts.join_next() => {
+            // Nothing that is missing is noticed from outside: the whole process ends, and is started again.
+            stopping.send_replace(true);
+            return match ended {
+                Some(Ok(Err(error))) => Err(error),
+                Some(Err(panic)) => Err(panic).context("a part of the operator panicked"),
+                Some(Ok(Ok(()))) | None => bail!("a part of the operator ended by itself"),
+            };
+        }
+    }
+    stopping.send_replace(true);
+    let all = async {
+        while let Some(ended) = parts.join_next().await {
+            ended.context("a part of the operator panicked")??;
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(STOP_DEADLINE, all).await {
+        Ok(result) => result,
+        Err(_) => {
+            tracing::warn!("some requests were not waited for");
+            Ok(())
+        }
+    }
+}
+
+async fn part(name: &'static str, work: impl Future<Output = Result<()>>) -> Result<()> {
+    work.await.with_context(|| format!("{name} failed"))
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address}"))
+}
+
+/// Completes when the operator stops.
+async fn until(mut stopped: watch::Receiver<bool>) {
+    // A sender that is gone means the same.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}

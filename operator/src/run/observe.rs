@@ -1,0 +1,56 @@
+//! What is there: the objects of one cluster, as the API server has them now.
+
+use engram_api::status::LearnerClusterStatus;
+use futures::future::try_join_all;
+use kube::api::ListParams;
+use serde_json::Value;
+
+use super::Context;
+use super::asking::{Error, ask};
+use super::kinds::{BUILT, CLAIM, Kind, MAP, POD, SET};
+use crate::build::GPU_RESOURCE;
+use crate::names::CLUSTER_LABEL;
+use crate::observed::{Claim, MapView, Observed, PodView, SetView};
+use crate::validate::ValidatedCluster;
+
+/// Looks at everything that a plan rests on.
+pub(super) async fn observe(
+    context: &Context,
+    cluster: &ValidatedCluster,
+    status: LearnerClusterStatus,
+) -> Result<Observed, Error> {
+    let (name, namespace) = (&cluster.names.cluster, &cluster.namespace);
+    let of_cluster = ListParams::default().labels(&format!("{CLUSTER_LABEL}={name}"));
+    let of_workers = ListParams::default().labels(&cluster.names.selector());
+    let list = async |kind: Kind, parameters: &ListParams| {
+        let api = kind.of(&context.client, namespace);
+        let found = ask(|| format!("list {} of {namespace}", kind.name), api.list(parameters)).await?;
+        Ok::<Vec<Value>, Error>(found.items.iter().map(|object| kind.value(object)).collect())
+    };
+    let built = try_join_all(BUILT.map(|kind| list(kind, &of_cluster)));
+    let maps = MAP.of(&context.client, namespace);
+    let map = ask(|| format!("read PartitionMap {name}"), maps.get_opt(name));
+    let (built, pods, claims, map) = futures::try_join!(built, list(POD, &of_workers), list(CLAIM, &of_workers), map)?;
+
+    let is_ours = |object: &Value| is_owned(object, &cluster.uid);
+    let objects: Vec<Value> = built.into_iter().flatten().filter(is_ours).collect();
+    let set = objects.iter().find(|object| object["kind"] == SET.name).map(SetView::read).transpose()?;
+    let nodes = pods.iter().filter_map(|pod| pod.pointer("/spec/nodeName")?.as_str());
+    let lost = context.nodes.lost(nodes);
+    let resource = cluster.spec.gpu.resource_name.as_deref();
+    Ok(Observed {
+        set,
+        pods: pods.iter().map(|pod| PodView::read(pod, &lost)).collect::<Result<_, _>>()?,
+        claims: claims.iter().map(Claim::read).collect::<Result<_, _>>()?,
+        map: map.map(|map| MapView::read(&MAP.value(&map))).transpose()?,
+        gpu_offered: context.nodes.offer(resource.unwrap_or(GPU_RESOURCE)),
+        objects,
+        status,
+    })
+}
+
+/// Whether the object goes with the one that has this UID.
+pub(super) fn is_owned(object: &Value, uid: &str) -> bool {
+    let owners = object.pointer("/metadata/ownerReferences").and_then(Value::as_array);
+    owners.is_some_and(|owners| owners.iter().any(|owner| owner["uid"] == uid))
+}

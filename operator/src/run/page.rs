@@ -1,0 +1,46 @@
+//! The plain HTTP pages: health and metrics.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use anyhow::Result;
+use axum::Router;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use tokio::net::TcpListener;
+
+use super::leader::Leadership;
+use super::metrics::Metrics;
+
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What the pages show.
+#[derive(Clone)]
+pub(super) struct Page {
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) leadership: Arc<Leadership>,
+}
+
+/// Serves the pages until `stopped`.
+pub(super) async fn serve(
+    listener: TcpListener,
+    page: Page,
+    stopped: impl Future<Output = ()> + Send + 'static,
+) -> Result<()> {
+    // That a page answers says that the threads turn. Neither the API server nor the Lease counts: a replica that waits for them
+    // coordinates workers all the same, and would do so no better after a restart.
+    let router = Router::new()
+        .route("/startupz", get(async || "started\n"))
+        .route("/livez", get(async || "works\n"))
+        .route("/readyz", get(async || "ready\n"))
+        .route("/metrics", get(metrics))
+        .with_state(page);
+    axum::serve(listener, router).with_graceful_shutdown(stopped).await?;
+    Ok(())
+}
+
+async fn metrics(State(page): State<Page>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], page.metrics.page(page.leadership.leads()))
+}

@@ -1,0 +1,248 @@
+//! Looks at a cluster again and again: observe, validate, plan, steer, apply, status.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use engram_api::MANAGED_BY;
+use engram_api::status::{LearnerClusterStatus, Truth, condition};
+use futures::StreamExt as _;
+use k8s_openapi::jiff::{Timestamp, Unit};
+use kube::api::DynamicObject;
+use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::asking::Error;
+use super::kinds::{BUILT, CLAIM, CLUSTER, MAP, POD};
+use super::{Context, Key, apply, observe, until};
+use crate::names::CLUSTER_LABEL;
+use crate::plan::plan;
+use crate::steer::steer;
+use crate::validate::validate;
+use crate::{refused, report};
+
+/// A watch that the API server forgot is noticed after this and a little.
+pub(super) const WATCH_SECONDS: u32 = 25;
+/// First and longest wait before a broken watch is tried again: after an outage nobody waits half a minute for the operator.
+const WATCH_AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// First and longest wait after a look that failed.
+const LOOK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// How often clusters that are gone are forgotten.
+pub(super) const SWEEP: Duration = Duration::from_secs(5);
+
+/// Looks after the clusters of a namespace, or of all, until `stopped`.
+pub(super) async fn run(
+    context: Arc<Context>,
+    scope: Option<String>,
+    concurrency: u16,
+    stopped: watch::Receiver<bool>,
+) -> Result<()> {
+    let client = &context.client;
+    let watched = watcher::Config::default().timeout(WATCH_SECONDS);
+    let labelled = watched.clone().labels(CLUSTER_LABEL);
+    // Objects without a schema: one that says nonsense is refused by itself, and stops no watch.
+    let mut controller =
+        Controller::new_with(CLUSTER.within(client, scope.as_deref()), watched.clone(), CLUSTER.resource())
+            .with_config(Config::default().concurrency(concurrency))
+            .trigger_backoff(Again::new())
+            .graceful_shutdown_on(until(stopped.clone()))
+            .reconcile_all_on(leads(context.leadership.changes()));
+    for kind in BUILT.into_iter().chain([POD, CLAIM]) {
+        let api = kind.within(client, scope.as_deref());
+        controller = controller.watches_with(api, kind.resource(), labelled.clone(), of_label);
+    }
+    let maps = MAP.within(client, scope.as_deref());
+    controller = controller.watches_with(maps, MAP.resource(), watched, of_name);
+
+    let sweeping = sweep(Arc::clone(&context), scope.clone(), controller.store());
+    let after = |object: Arc<DynamicObject>, _: &Error, context: Arc<Context>| after_failure(&object, &context);
+    let looking = controller.run(look, after, Arc::clone(&context)).for_each(async |result| {
+        match result {
+            // What was made for a cluster that is gone goes after it.
+            Ok(_) | Err(kube::runtime::controller::Error::ObjectNotFound(_)) => {}
+            Err(kube::runtime::controller::Error::ReconcilerFailed(..)) => {}
+            Err(error) => tracing::warn!(%error, "a watch is broken; it is tried again"),
+        }
+    });
+    tokio::select! {
+        () = looking => Ok(()),
+        () = sweeping => Ok(()),
+    }
+}
+
+/// Every time that this replica begins to lead.
+pub(super) fn leads(changes: watch::Receiver<bool>) -> impl futures::Stream<Item = ()> + Send + 'static {
+    futures::stream::unfold(changes, |mut changes| async move {
+        loop {
+            if changes.changed().await.is_err() {
+                return None;
+            }
+            if *changes.borrow_and_update() {
+                return Some(((), changes));
+            }
+        }
+    })
+}
+
+fn of_label(object: DynamicObject) -> Option<ObjectRef<DynamicObject>> {
+    let name = object.metadata.labels?.remove(CLUSTER_LABEL)?;
+    Some(reference(&name, &object.metadata.namespace?))
+}
+
+fn of_name(object: DynamicObject) -> Option<ObjectRef<DynamicObject>> {
+    Some(reference(&object.metadata.name?, &object.metadata.namespace?))
+}
+
+fn reference(name: &str, namespace: &str) -> ObjectRef<DynamicObject> {
+    ObjectRef::new_with(name, CLUSTER.resource()).within(namespace)
+}
+
+pub(super) fn key_of(object: &DynamicObject) -> Key {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    Key { namespace: text(&object.metadata.namespace), name: text(&object.metadata.name) }
+}
+
+/// Forgets clusters that are gone: nobody is told of the end of an object that has no finalizer.
+async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<DynamicObject>) {
+    if store.wait_until_ready().await.is_err() {
+        return;
+    }
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        let present = |key: &Key| store.get(&reference(&key.name, &key.namespace)).is_some();
+        context.coordinators.end_all_but(scope.as_deref(), present);
+        context.metrics.keep_only(scope.as_deref(), present);
+        context.failures().retain(|key, _| scope.as_ref().is_some_and(|scope| key.namespace != *scope) || present(key));
+    }
+}
+
+async fn look(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
+    let (key, began) = (key_of(&object), Instant::now());
+    let result = look_at(&object, &key, &context).await;
+    context.metrics.looked(began.elapsed(), result.as_ref().err().map(Error::category));
+    match &result {
+        Ok(_) => drop(context.failures().remove(&key)),
+        Err(error) => {
+            tracing::warn!(cluster = %key, %error, "a look at a cluster failed");
+            context.events.failed(&key, object.metadata.uid.as_deref().unwrap_or_default(), error).await;
+        }
+    }
+    result
+}
+
+async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
+    let object = CLUSTER.value(object);
+    if !is_ours(&object) {
+        context.coordinators.end(key);
+        return Ok(Action::await_change());
+    }
+    let old: LearnerClusterStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
+    let now = now();
+    let cluster = match validate(&object) {
+        Ok(cluster) => cluster,
+        Err(problems) => {
+            let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
+            let status = refused(generation, &old, &problems, &now);
+            tell(context, key, &object, &old, &status).await?;
+            return Ok(Action::await_change());
+        }
+    };
+    let observed = observe::observe(context, &cluster, old.clone()).await?;
+    let plan = plan(&cluster, &observed, &context.offer, &now);
+    let steering = steer(&cluster, &observed, &plan);
+    let tended = context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), &context.nodes).await;
+    if context.leadership.leads() {
+        let done = match tended {
+            Ok(()) => apply::apply(context, &cluster, &plan).await,
+            failed => failed,
+        };
+        let mut status = plan.status;
+        if let Err(error) = &done {
+            report::hinder(&mut status, &error.to_string(), &now);
+        }
+        tell(context, key, &object, &old, &status).await?;
+        done?;
+    } else {
+        context.metrics.saw(key, &old);
+        tended?;
+    }
+    Ok(Action::requeue(plan.requeue))
+}
+
+/// Whether this operator looks after the object, and nobody has deleted it: what goes with it goes by its owner references.
+pub(super) fn is_ours(object: &Value) -> bool {
+    let manager = object.pointer("/spec/managedBy").and_then(Value::as_str);
+    manager.is_none_or(|manager| manager == MANAGED_BY) && object.pointer("/metadata/deletionTimestamp").is_none()
+}
+
+/// Writes a status that says something new.
+async fn tell(
+    context: &Context,
+    key: &Key,
+    object: &Value,
+    old: &LearnerClusterStatus,
+    status: &LearnerClusterStatus,
+) -> Result<(), Error> {
+    context.metrics.saw(key, status);
+    if status == old || !context.leadership.leads() {
+        return Ok(());
+    }
+    apply::write_status(context, CLUSTER, key, status).await?;
+    let find = |status: &LearnerClusterStatus, kind: &str| {
+        status.conditions.iter().find(|known| known.kind == kind).map(|known| (known.status, known.reason.clone()))
+    };
+    let ready = find(status, condition::READY);
+    if ready != find(old, condition::READY) {
+        let (truth, reason) = ready.unwrap_or((Truth::Unknown, String::new()));
+        tracing::info!(cluster = %key, ready = %truth, reason, "status");
+    }
+    let uid = object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
+    context.events.turned(key, uid, old, status).await;
+    Ok(())
+}
+
+/// Each failure of a cluster doubles the wait for the next look.
+fn after_failure(object: &DynamicObject, context: &Context) -> Action {
+    let mut failures = context.failures();
+    let failed = failures.entry(key_of(object)).or_default();
+    *failed += 1;
+    let (first, longest) = LOOK_AGAIN;
+    Action::requeue(first.saturating_mul(1 << (*failed - 1).min(10)).min(longest))
+}
+
+/// The time as conditions have it: whole seconds.
+pub(super) fn now() -> String {
+    let now = Timestamp::now();
+    now.round(Unit::Second).unwrap_or(now).to_string()
+}
+
+/// Waits between attempts to watch.
+pub(super) struct Again {
+    next: Duration,
+}
+
+impl Again {
+    pub(super) const fn new() -> Self {
+        Self { next: WATCH_AGAIN.0 }
+    }
+}
+
+impl Iterator for Again {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let now = self.next;
+        self.next = (now * 2).min(WATCH_AGAIN.1);
+        Some(now)
+    }
+}
+
+impl Backoff for Again {
+    fn reset(&mut self) {
+        self.next = WATCH_AGAIN.0;
+    }
+}

@@ -1,0 +1,211 @@
+//! Looks after learning runs: hands them to the workers of their cluster, and mirrors what these say.
+//!
+//! A name stands for one run of a cluster for ever, so that handing over again finds the run: whoever leads just does it. The run
+//! itself belongs to the workers; without an operator it goes on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use engram_api::status::LearnerRunStatus;
+use engram_client::{Client, Options};
+use engram_proto::v1;
+use futures::StreamExt as _;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, DynamicObject, Preconditions};
+use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::asking::{Error, ask};
+use super::kinds::RUN;
+use super::reconcile::{Again, SWEEP, WATCH_SECONDS, is_ours, key_of, leads, now};
+use super::{Context, Key, apply, until};
+use crate::learner_run::{Seen, Stage, Told, is_over, run_status, validate_run};
+
+/// How often a run is asked for its progress.
+const PROGRESS: Duration = Duration::from_secs(2);
+/// How often a run that waits for its cluster is looked at.
+const WAITING: Duration = Duration::from_secs(5);
+/// Longest request to the workers.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Looks after the runs of a namespace, or of all, until `stopped`.
+pub(super) async fn run(
+    context: Arc<Context>,
+    scope: Option<String>,
+    concurrency: u16,
+    stopped: watch::Receiver<bool>,
+) -> Result<()> {
+    let watched = watcher::Config::default().timeout(WATCH_SECONDS);
+    let controller = Controller::new_with(RUN.within(&context.client, scope.as_deref()), watched, RUN.resource())
+        .with_config(Config::default().concurrency(concurrency))
+        .trigger_backoff(Again::new())
+        .graceful_shutdown_on(until(stopped))
+        .reconcile_all_on(leads(context.leadership.changes()));
+    let sweeping = sweep(Arc::clone(&context), scope, controller.store());
+    let again = |_: Arc<DynamicObject>, _: &Error, _: Arc<Context>| Action::requeue(WAITING);
+    let looking = controller.run(look, again, Arc::clone(&context)).for_each(async |_| {});
+    tokio::select! {
+        () = looking => Ok(()),
+        () = sweeping => Ok(()),
+    }
+}
+
+async fn look(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
+    let key = key_of(&object);
+    let result = look_at(&object, &key, &context).await;
+    if let Err(error) = &result {
+        tracing::warn!(run = %key, %error, "a look at a run failed");
+    }
+    result
+}
+
+async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
+    let object = RUN.value(object);
+    if !context.leadership.leads() || !is_ours(&object) {
+        return Ok(Action::await_change());
+    }
+    let old: LearnerRunStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
+    if is_over(&old) {
+        context.handed().remove(key);
+        return end(context, key, &object, &old).await;
+    }
+    let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
+    let (told, again) = match validate_run(&object) {
+        Ok(spec) => {
+            let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
+            let text = serde_json::to_string(&spec).expect("a spec has string keys only");
+            // What has started cannot be held any more.
+            let is_held = spec.suspend && old.start_time.is_none();
+            if is_held { (Told::Suspended, None) } else { hand_over(context, key, &cluster, &text).await? }
+        }
+        Err(refused) => (Told::Refused(refused.message), None),
+    };
+    let status = run_status(&old, generation, &told, &now());
+    if status != old {
+        apply::write_status(context, RUN, key, &status).await?;
+    }
+    Ok(again.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// Hands a run to its cluster, or finds it there; also when to look again.
+async fn hand_over(context: &Context, key: &Key, cluster: &Key, spec: &str) -> Result<(Told, Option<Duration>), Error> {
+    let waiting = |reason, message| Ok((Told::Waiting { reason, message }, Some(WAITING)));
+    let Some(client) = client(context, cluster).await? else {
+        let name = &cluster.name;
+        let message = format!("LearnerCluster {name} is not there, or nobody serves its partitions yet");
+        return waiting("ClusterNotReady", message);
+    };
+    let submitted = client.submit_run(&key.name, spec).await;
+    let reply = submitted.map_err(|source| Error::Workers { action: "hand the run over", source: Box::new(source) })?;
+    if reply.created {
+        tracing::info!(run = %key, cluster = %cluster, "handed over");
+    }
+    context.handed().insert(key.clone(), cluster.clone());
+    Ok((Told::Seen(seen(cluster, reply.status.unwrap_or_default())), Some(PROGRESS)))
+}
+
+/// A client of a cluster, by the addresses that its workers beat with; `None` where no map or worker is known.
+async fn client(context: &Context, cluster: &Key) -> Result<Option<Client>, Error> {
+    let Some((id, report)) = context.coordinators.report(cluster) else { return Ok(None) };
+    let endpoints: Vec<String> =
+        report.alive.into_iter().map(|(_, address)| address).filter(|address| !address.is_empty()).collect();
+    if report.map.is_none() || endpoints.is_empty() {
+        return Ok(None);
+    }
+    let options =
+        Options { write_deadline: DEADLINE, read_deadline: DEADLINE, ..Options::new(endpoints).of_cluster(id) };
+    let connected = Client::connect(options).await;
+    connected.map(Some).map_err(|source| Error::Workers { action: "reach the workers", source: Box::new(source) })
+}
+
+fn seen(cluster: &Key, status: v1::RunStatus) -> Seen {
+    let stage = match status.phase() {
+        v1::RunPhase::Unspecified | v1::RunPhase::Queued => Stage::Queued,
+        v1::RunPhase::Running => Stage::Running,
+        v1::RunPhase::Succeeded => Stage::Succeeded,
+        v1::RunPhase::Failed => Stage::Failed,
+        v1::RunPhase::Cancelled => Stage::Cancelled,
+    };
+    let code = if status.code.is_empty() { String::new() } else { format!("{}: ", status.code) };
+    let names = crate::names::Names { cluster: cluster.name.clone() };
+    let mut metrics: Vec<(String, f64)> = status.metrics.into_iter().collect();
+    metrics.sort_by(|a, b| a.0.cmp(&b.0));
+    Seen {
+        stage,
+        epoch: status.epoch,
+        epochs: status.epochs,
+        eta_seconds: status.eta_seconds,
+        driver: status.driver.map(|ordinal| names.pod(ordinal)),
+        metrics,
+        message: format!("{code}{}", status.message),
+    }
+}
+
+/// Deletes a run whose time after its end is over, where its spec says so.
+async fn end(context: &Context, key: &Key, object: &Value, status: &LearnerRunStatus) -> Result<Action, Error> {
+    let kept_seconds = object.pointer("/spec/ttlSecondsAfterFinished").and_then(Value::as_u64);
+    let ended = status.completion_time.as_ref().and_then(|time| time.parse::<Timestamp>().ok());
+    let (Some(kept_seconds), Some(ended)) = (kept_seconds, ended) else { return Ok(Action::await_change()) };
+    let gone_for = Timestamp::now().as_second().saturating_sub(ended.as_second());
+    let left = kept_seconds.saturating_sub(u64::try_from(gone_for).unwrap_or(0));
+    if left > 0 {
+        return Ok(Action::requeue(Duration::from_secs(left)));
+    }
+    apply::check_lead(context)?;
+    let uid = object.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned);
+    let preconditions = Some(Preconditions { uid, resource_version: None });
+    let parameters = DeleteParams { preconditions, ..DeleteParams::background() };
+    let api = RUN.of(&context.client, &key.namespace);
+    ask(|| format!("delete LearnerRun {}", key.name), api.delete(&key.name, &parameters)).await?;
+    tracing::info!(run = %key, "deleted: its time after its end is over");
+    Ok(Action::await_change())
+}
+
+/// Calls off the runs whose objects are gone.
+async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<DynamicObject>) {
+    if store.wait_until_ready().await.is_err() {
+        return;
+    }
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        if !context.leadership.leads() {
+            continue;
+        }
+        let is_gone = |key: &Key| {
+            let reference = ObjectRef::new_with(&key.name, RUN.resource()).within(&key.namespace);
+            scope.as_ref().is_none_or(|scope| key.namespace == *scope) && store.get(&reference).is_none()
+        };
+        let handed: Vec<(Key, Key)> = context
+            .handed()
+            .iter()
+            .filter(|(key, _)| is_gone(key))
+            .map(|(key, of)| (key.clone(), of.clone()))
+            .collect();
+        for (key, cluster) in handed {
+            match call_off(&context, &key, &cluster).await {
+                Ok(()) => drop(context.handed().remove(&key)),
+                Err(error) => tracing::warn!(run = %key, %error, "a run whose object is gone was not called off yet"),
+            }
+        }
+    }
+}
+
+async fn call_off(context: &Context, key: &Key, cluster: &Key) -> Result<(), Error> {
+    // A cluster that is gone has taken its runs along.
+    if context.coordinators.report(cluster).is_none() {
+        return Ok(());
+    }
+    let Some(client) = client(context, cluster).await? else {
+        return Err(Error::Coordinator("nobody serves the cluster now".into()));
+    };
+    match client.cancel_run(&key.name).await {
+        Ok(_) => tracing::info!(run = %key, cluster = %cluster, "called off: its object is gone"),
+        Err(engram_client::Error::Refused(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
+        Err(source) => return Err(Error::Workers { action: "call the run off", source: Box::new(source) }),
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! What the coordinator of a cluster is told: who shall be emptied, who shall lead nothing.
+
+use std::collections::BTreeSet;
+
+use engram_api::status::{Truth, condition};
+
+use crate::names::REPLACE;
+use crate::observed::Observed;
+use crate::plan::{Action, Plan};
+use crate::validate::ValidatedCluster;
+
+/// What a coordinator is told. Ordinals of workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Steering {
+    /// Workers that the cluster shall have: those above are emptied.
+    pub workers: u32,
+    /// Workers that give up their copies.
+    pub emptied: BTreeSet<u32>,
+    /// Workers that lead nothing, and keep their copies.
+    pub relieved: BTreeSet<u32>,
+}
+
+/// Says whether the cluster is coordinated, and how. Every replica of the operator tells its own coordinator the same.
+///
+/// Nobody is coordinated whose map is missing beside its data, nor a cluster whose pods are away on purpose: what is silent
+/// there has not failed.
+pub fn steer(cluster: &ValidatedCluster, observed: &Observed, plan: &Plan) -> Option<Steering> {
+    let is_stalled =
+        |known: &engram_api::status::Condition| known.kind == condition::STALLED && known.status == Truth::True;
+    let is_away = cluster.is_suspended() && observed.map.as_ref().is_some_and(|map| map.suspended);
+    if is_away || plan.status.conditions.iter().any(is_stalled) {
+        return None;
+    }
+    let mut steering = Steering { workers: cluster.spec.workers, ..Steering::default() };
+    for action in &plan.actions {
+        match action {
+            Action::Drain { ordinal, evacuate: true, .. } => drop(steering.emptied.insert(*ordinal)),
+            Action::Drain { ordinal, evacuate: false, .. } | Action::DeletePod { ordinal, .. } => {
+                steering.relieved.insert(*ordinal);
+            }
+            _ => {}
+        }
+    }
+    let chosen = cluster.annotations.get(REPLACE);
+    for pod in &observed.pods {
+        // Until it has gone, or its disk would be filled again before it is taken away.
+        if chosen == Some(&pod.uid) {
+            steering.emptied.insert(pod.ordinal);
+        }
+        // It beats still, and is about to stop.
+        if pod.terminating {
+            steering.relieved.insert(pod.ordinal);
+        }
+    }
+    Some(steering)
+}

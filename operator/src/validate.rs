@@ -1,0 +1,88 @@
+//! From an object of the API server to a cluster that can be planned for, or to what is wrong with it.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use engram_api::{LearnerClusterSpec, crd, parse_object};
+use serde_json::Value;
+
+use crate::names::Names;
+
+/// Why a cluster is refused: the sentences that a person reads in its `Accepted` condition.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refused {
+    /// One sentence per problem, each with the field, what was found and what is allowed.
+    pub message: String,
+}
+
+/// A cluster whose spec is complete and within all rules.
+#[derive(Clone, Debug)]
+pub struct ValidatedCluster {
+    /// Names of its objects.
+    pub names: Names,
+    /// Its namespace.
+    pub namespace: String,
+    /// UID of the object.
+    pub uid: String,
+    /// Generation of the object.
+    pub generation: i64,
+    /// Annotations of the object.
+    pub annotations: BTreeMap<String, String>,
+    /// The spec with every default filled in.
+    pub spec: LearnerClusterSpec,
+}
+
+impl ValidatedCluster {
+    /// Returns the identity that a new cluster of this object gets: 32 hexadecimal digits. An object's UID is given once
+    /// in the life of an API server, so that no second cluster has it.
+    pub fn new_cluster_id(&self) -> String {
+        self.uid.chars().filter(char::is_ascii_hexdigit).collect::<String>().to_ascii_lowercase()
+    }
+
+    /// Whether the state lies in the pods.
+    pub fn is_ephemeral(&self) -> bool {
+        self.spec.storage.as_ref().and_then(|storage| storage.ephemeral) == Some(true)
+    }
+
+    /// Whether reconciliation is paused.
+    pub fn is_paused(&self) -> bool {
+        self.spec.paused == Some(true)
+    }
+
+    /// Whether the cluster shall be suspended.
+    pub fn is_suspended(&self) -> bool {
+        self.spec.suspend == Some(true)
+    }
+}
+
+/// The schema that has the defaults; made once, since every look at a cluster needs it.
+static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
+    let definition = crd::definition("learnerclusters").expect("there is such a kind");
+    definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
+});
+
+/// Checks `object`, a `LearnerCluster` as JSON, and fills in what an older API server or definition left out.
+///
+/// # Errors
+///
+/// All problems at once, in the order of the fields.
+pub fn validate(object: &Value) -> Result<ValidatedCluster, Refused> {
+    let mut object = object.clone();
+    crd::fill_defaults(&SCHEMA, &mut object);
+    let manifest = parse_object(&object).map_err(|problems| {
+        let sentences: Vec<&str> = problems.iter().map(|problem| problem.message()).collect();
+        Refused { message: sentences.join("; ") }
+    })?;
+    let cluster = manifest.cluster.ok_or_else(|| Refused { message: "kind is not LearnerCluster".into() })?;
+    let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let annotations = object.pointer("/metadata/annotations").cloned().unwrap_or_default();
+    Ok(ValidatedCluster {
+        names: Names { cluster: cluster.metadata.name },
+        namespace: text("/metadata/namespace"),
+        uid: text("/metadata/uid"),
+        generation: object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default(),
+        annotations: serde_json::from_value(annotations).unwrap_or_default(),
+        spec: cluster.spec,
+    })
+}

@@ -1,0 +1,145 @@
+//! The objects of a cluster, as files that people read in a review, and as the API server's own types read them.
+//!
+//! Write the files anew with `UPDATE_GOLDEN=1 cargo test -p engram-operator`, then read what changed: a change of a pod
+//! template under an old revision restarts everybody's workers.
+
+use std::path::Path;
+
+use engram_api::status::WorkerRevision;
+use engram_operator::build::{Inputs, objects};
+use engram_operator::{ValidatedCluster, validate};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+fn cluster(spec: &Value) -> ValidatedCluster {
+    let object = json!({
+        "apiVersion": "engram.dev/v1alpha1",
+        "kind": "LearnerCluster",
+        "metadata": {
+            "name": "words", "namespace": "research", "uid": "0f6c1d52-8a53-4a0a-9d1e-2f8f5f0f7a11", "generation": 1,
+        },
+        "spec": spec,
+    });
+    validate(&object).unwrap_or_else(|refused| panic!("{refused}"))
+}
+
+fn inputs(gpus: u32) -> Inputs {
+    Inputs {
+        cluster_id: "0f6c1d528a534a0a9d1e2f8f5f0f7a11".into(),
+        worker: WorkerRevision { image: "registry.example.com/engram/worker:0.1.0".into(), template_revision: 1 },
+        replicas: 3,
+        max_unavailable: 1,
+        gpus,
+        coordinators: vec!["engram-coordinator.engram-system.svc:7440".into()],
+        pull_secrets: Vec::new(),
+    }
+}
+
+/// Reads `object` into the API's type and writes it again: what the type does not know is lost on the way.
+fn through<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
+    let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object:#}"));
+    serde_json::to_value(typed).expect("JSON")
+}
+
+/// Takes out what the types leave out when they write: empty lists and objects.
+fn without_empty(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| (name.clone(), without_empty(value)))
+            .filter(|(_, value)| !value.as_array().is_some_and(Vec::is_empty))
+            .collect(),
+        Value::Array(items) => items.iter().map(without_empty).collect(),
+        other => other.clone(),
+    }
+}
+
+fn check(case: &str, cluster: &ValidatedCluster, inputs: &Inputs) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case);
+    let update = std::env::var_os("UPDATE_GOLDEN").is_some();
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let mut names = Vec::new();
+    for object in objects(cluster, inputs) {
+        let read = match object["kind"].as_str().expect("a kind") {
+            "StatefulSet" => through::<StatefulSet>(&object),
+            "Service" => through::<Service>(&object),
+            "PodDisruptionBudget" => through::<PodDisruptionBudget>(&object),
+            "NetworkPolicy" => through::<NetworkPolicy>(&object),
+            "ConfigMap" => through::<ConfigMap>(&object),
+            "ServiceAccount" => through::<ServiceAccount>(&object),
+            "Role" => through::<Role>(&object),
+            "RoleBinding" => through::<RoleBinding>(&object),
+            kind => panic!("{kind} is not checked"),
+        };
+        assert_eq!(without_empty(&read), without_empty(&object), "a field is misspelt or null");
+        let (kind, name) =
+            (object["kind"].as_str().expect("a kind"), object["metadata"]["name"].as_str().expect("a name"));
+        let file = format!("{}-{name}.yaml", kind.to_lowercase());
+        let yaml = serde_saphyr::to_string(&object).expect("YAML");
+        if update {
+            std::fs::write(folder.join(&file), &yaml).expect("the golden file can be written");
+        }
+        let golden = std::fs::read_to_string(folder.join(&file)).unwrap_or_default();
+        assert!(golden == yaml, "{case}/{file} differs:\n{yaml}");
+        names.push(file);
+    }
+    for entry in std::fs::read_dir(&folder).expect("a folder") {
+        let file = entry.expect("an entry").file_name().to_string_lossy().into_owned();
+        assert!(names.contains(&file), "{case}/{file} is built by nobody: delete it");
+    }
+}
+
+#[test]
+fn objects_are_what_was_reviewed_and_what_the_api_server_knows() {
+    check("plain", &cluster(&json!({ "workers": 3 })), &inputs(0));
+    let everything = json!({
+        "workers": 3,
+        "gpu": { "mode": "Required", "count": 2, "runtimeClassName": "nvidia" },
+        "storage": { "ephemeral": true },
+        "service": { "type": "LoadBalancer", "annotations": { "team": "ml" } },
+        "networkPolicy": { "clients": [{ "namespaceSelector": { "matchLabels": { "team": "ml" } } }] },
+        "scheduling": {
+            "priorityClassName": "high", "schedulerName": "other", "topologySpread": "Zone",
+            "tolerations": [{ "key": "a", "operator": "Exists" }],
+            "affinity": { "nodeAffinity": {} },
+        },
+        "resources": { "requests": { "cpu": "2", "memory": "4Gi" } },
+        "podTemplate": {
+            "metadata": { "annotations": { "a": "b" } },
+            "spec": { "containers": [
+                { "name": "worker", "env": [{ "name": "A", "value": "B" }] },
+                { "name": "sidecar", "image": "s:1" },
+            ] },
+        },
+    });
+    check("everything", &cluster(&everything), &inputs(2));
+    let kept = json!({
+        "workers": 3,
+        "storage": { "size": "5Gi", "storageClassName": "fast", "retainPolicy": "Delete" },
+        "networkPolicy": { "enabled": false },
+        "gpu": { "resourceClaimTemplateName": "whole-gpu" },
+    });
+    check("deleted-with-cluster", &cluster(&kept), &inputs(0));
+}
+
+#[test]
+fn a_spec_that_is_wrong_is_refused_with_all_its_problems() {
+    let object = json!({
+        "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": "words" },
+        "spec": {
+            "workers": 1, "replicationFactor": 2, "access": [],
+            "podTemplate": { "spec": { "hostNetwork": true } },
+        },
+    });
+    let refused = validate(&object).expect_err("three problems").message;
+    for part in ["spec.replicationFactor is 2", "spec.access is not supported yet", "spec.podTemplate.spec.hostNetwork"]
+    {
+        assert!(refused.contains(part), "{refused}");
+    }
+}

@@ -1,0 +1,448 @@
+//! What must hold of every plan, in worlds made by chance, and the stories of single decisions.
+//!
+//! The world is a StatefulSet controller, workers that copy data, and an API server, all of them values.
+
+use std::collections::BTreeMap;
+
+use engram_api::status::{ClusterPhase, Truth, condition};
+use engram_operator::{
+    Action, Claim, MapView, Observed, Offer, PartitionView, Plan, PodView, SetView, Steering, ValidatedCluster, plan,
+    steer, validate,
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+const PARTITIONS: u32 = 8;
+/// What the first UID gives.
+const CLUSTER_ID: &str = "0f6c1d528a534a0a9d1e2f8f5f0f7a11";
+const NOW: &str = "2026-11-21T09:00:00Z";
+
+struct World {
+    object: Value,
+    observed: Observed,
+    offer: Offer,
+    pods_made: u32,
+}
+
+impl World {
+    fn new(workers: u32, copies: u32) -> Self {
+        let object = json!({
+            "apiVersion": "engram.dev/v1alpha1",
+            "kind": "LearnerCluster",
+            "metadata": {
+                "name": "words", "namespace": "research", "uid": "0f6c1d52-8a53-4a0a-9d1e-2f8f5f0f7a11", "generation": 1,
+                "annotations": {},
+            },
+            "spec": { "workers": workers, "replicationFactor": copies, "gpu": { "mode": "Disabled" } },
+        });
+        Self { object, observed: Observed::default(), offer: Offer::new("registry/worker", "1"), pods_made: 0 }
+    }
+
+    /// A world at rest.
+    fn settled(workers: u32, copies: u32) -> Self {
+        let mut world = Self::new(workers, copies);
+        world.rest();
+        world
+    }
+
+    fn cluster(&self) -> ValidatedCluster {
+        validate(&self.object).unwrap_or_else(|refused| panic!("{refused}"))
+    }
+
+    fn plan(&self) -> Plan {
+        plan(&self.cluster(), &self.observed, &self.offer, NOW)
+    }
+
+    fn spec(&mut self, field: &str, value: Value) {
+        self.object["spec"][field] = value;
+        let generation = self.object["metadata"]["generation"].as_i64().expect("a number");
+        self.object["metadata"]["generation"] = (generation + 1).into();
+    }
+
+    fn map(&mut self) -> &mut MapView {
+        self.observed.map.as_mut().expect("a map")
+    }
+
+    /// Does what the plan says, and checks after each step that no partition has lost more than one copy.
+    fn apply(&mut self, plan: Plan) {
+        for object in plan.objects {
+            let same = |found: &Value| {
+                found["kind"] == object["kind"] && found["metadata"]["name"] == object["metadata"]["name"]
+            };
+            if object["kind"] == "StatefulSet" {
+                let replicas = object["spec"]["replicas"].as_u64().expect("a number") as u32;
+                self.observed.set = Some(SetView { replicas, update_revision: object["spec"]["template"].to_string() });
+            }
+            let mut object = object.clone();
+            object["metadata"]["uid"] = "some".into();
+            self.observed.objects.retain(|found| !same(found));
+            self.observed.objects.push(object);
+        }
+        for action in plan.actions {
+            self.act(action);
+            self.check();
+        }
+        self.observed.status = plan.status;
+    }
+
+    fn act(&mut self, action: Action) {
+        let workers = self.object["spec"]["workers"].as_u64().expect("a number") as u32;
+        match action {
+            Action::DeleteObject { kind, name, .. } => {
+                self.observed.objects.retain(|found| found["kind"] != *kind || found["metadata"]["name"] != *name);
+            }
+            Action::OrphanSet { .. } => {
+                self.observed.objects.retain(|found| found["kind"] != "StatefulSet");
+                self.observed.set = None;
+            }
+            Action::Drain { ordinal, evacuate, .. } => {
+                let live: Vec<u32> = self.observed.pods.iter().map(|pod| pod.ordinal).collect();
+                for partition in &mut self.map().partitions {
+                    let target = (0..workers)
+                        .find(|other| *other != ordinal && live.contains(other) && !partition.in_sync.contains(other));
+                    match (evacuate, target) {
+                        (true, Some(target)) => {
+                            partition
+                                .in_sync
+                                .iter_mut()
+                                .filter(|member| **member == ordinal)
+                                .for_each(|it| *it = target);
+                        }
+                        _ => partition.in_sync.sort_by_key(|member| *member == ordinal),
+                    }
+                    if partition.primary == ordinal {
+                        partition.primary = partition.in_sync[0];
+                    }
+                }
+            }
+            Action::DeletePod { ordinal, uid, .. } => {
+                self.observed.pods.retain(|pod| pod.uid != uid);
+                for partition in &mut self.map().partitions {
+                    if partition.in_sync.len() > 1 {
+                        assert_ne!(partition.primary, ordinal, "it was emptied of what it serves");
+                        partition.in_sync.retain(|member| *member != ordinal);
+                    }
+                }
+            }
+            Action::DeleteClaim { ordinal, uid } => {
+                assert_eq!(self.map().copies(ordinal), 0, "its data is elsewhere");
+                self.observed.claims.retain(|claim| claim.uid != uid);
+            }
+            Action::GrowClaim { ordinal, size_bytes, .. } => {
+                self.observed.claims.iter_mut().filter(|claim| claim.ordinal == ordinal).for_each(|claim| {
+                    claim.size_bytes = size_bytes;
+                });
+            }
+            Action::MarkSuspended { suspended, .. } => self.map().suspended = suspended,
+            Action::ForgetReplace => self.object["metadata"]["annotations"] = json!({}),
+        }
+    }
+
+    fn check(&self) {
+        let copies = self.object["spec"]["replicationFactor"].as_u64().expect("a number") as usize;
+        for partition in self.observed.map.iter().flat_map(|map| &map.partitions) {
+            assert!(partition.in_sync.len() >= copies.saturating_sub(1).max(1), "{partition:?}");
+            assert!(partition.in_sync.contains(&partition.primary), "{partition:?}");
+        }
+    }
+
+    /// The StatefulSet controller makes and removes pods.
+    fn pods(&mut self) {
+        let Some(set) = self.observed.set.clone() else { return };
+        self.observed.pods.retain(|pod| pod.ordinal < set.replicas);
+        let id = CLUSTER_ID.to_owned();
+        let size = self.observed.objects.iter().find(|object| object["kind"] == "StatefulSet").map(|object| {
+            object["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"].clone()
+        });
+        let size: engram_api::Size = serde_json::from_value(size.expect("a size")).expect("a size");
+        for ordinal in 0..set.replicas {
+            if !self.observed.claims.iter().any(|claim| claim.ordinal == ordinal) {
+                let uid = format!("claim-{ordinal}-{}", self.pods_made);
+                self.observed.claims.push(Claim {
+                    ordinal,
+                    uid,
+                    size_bytes: size.as_bytes(),
+                    cluster_id: Some(id.clone()),
+                });
+            }
+            if !self.observed.pods.iter().any(|pod| pod.ordinal == ordinal) {
+                self.pods_made += 1;
+                self.observed.pods.push(PodView {
+                    ordinal,
+                    uid: format!("pod-{}", self.pods_made),
+                    revision: set.update_revision.clone(),
+                    ready: true,
+                    node: Some(format!("n{ordinal}")),
+                    ..PodView::default()
+                });
+            }
+        }
+    }
+
+    /// Workers make the copies that are missing.
+    fn copies(&mut self) {
+        let copies = self.object["spec"]["replicationFactor"].as_u64().expect("a number") as usize;
+        let mut live: Vec<u32> = self.observed.pods.iter().map(|pod| pod.ordinal).collect();
+        live.sort_unstable();
+        if live.is_empty() {
+            return;
+        }
+        let cluster_id = CLUSTER_ID.to_owned();
+        let map = self.observed.map.get_or_insert_with(|| MapView {
+            resource_version: "1".into(),
+            cluster_id,
+            suspended: false,
+            partitions: (0..PARTITIONS)
+                .map(|id| {
+                    let primary = live[id as usize % live.len()];
+                    PartitionView { primary, in_sync: vec![primary], learners: Vec::new(), activated: true }
+                })
+                .collect(),
+        });
+        for partition in &mut map.partitions {
+            for ordinal in &live {
+                if partition.in_sync.len() < copies && !partition.in_sync.contains(ordinal) {
+                    partition.in_sync.push(*ordinal);
+                }
+            }
+        }
+    }
+
+    /// Goes on until nothing is left to do.
+    fn rest(&mut self) {
+        for _ in 0..300 {
+            let plan = self.plan();
+            let done = plan.objects.is_empty() && plan.actions.is_empty() && plan.status == self.observed.status;
+            self.apply(plan);
+            if done {
+                return;
+            }
+            self.pods();
+            self.copies();
+        }
+        panic!("no rest after 300 plans: {:?}", self.plan());
+    }
+
+    fn truth(&self, kind: &str) -> Truth {
+        self.observed.status.conditions.iter().find(|known| known.kind == kind).expect("the condition").status
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Plan,
+    Pods,
+    Copies,
+    Image(u8),
+    Workers(u32),
+    Replace(usize),
+    Grow(u32),
+    Suspend(bool),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => Just(Event::Plan),
+        3 => Just(Event::Pods),
+        2 => Just(Event::Copies),
+        1 => any::<u8>().prop_map(Event::Image),
+        1 => (3..7_u32).prop_map(Event::Workers),
+        1 => (0..7_usize).prop_map(Event::Replace),
+        1 => (50..60_u32).prop_map(Event::Grow),
+        1 => any::<bool>().prop_map(Event::Suspend),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn no_partition_loses_more_than_one_copy_and_all_comes_to_rest(
+        workers in 3..7_u32,
+        copies in 1..4_u32,
+        events in proptest::collection::vec(event(), 0..40),
+    ) {
+        let mut world = World::settled(workers, copies);
+        let mut size = 50;
+        for event in events {
+            match event {
+                Event::Plan => {
+                    let plan = world.plan();
+                    let taken = plan.actions.iter().filter(|action| matches!(action, Action::DeletePod { .. })).count();
+                    prop_assert!(taken <= 1, "one worker at a time");
+                    world.apply(plan);
+                }
+                Event::Pods => world.pods(),
+                Event::Copies => world.copies(),
+                Event::Image(tag) => world.spec("image", format!("a/b:{tag}").into()),
+                Event::Workers(workers) => world.spec("workers", workers.into()),
+                Event::Replace(index) => {
+                    if let Some(pod) = world.observed.pods.get(index) {
+                        world.object["metadata"]["annotations"] = json!({ "engram.dev/replace": pod.uid });
+                    }
+                }
+                Event::Grow(to) => {
+                    size = size.max(to);
+                    world.spec("storage", json!({ "size": format!("{size}Gi") }));
+                }
+                Event::Suspend(suspend) => world.spec("suspend", suspend.into()),
+            }
+            world.check();
+        }
+        world.spec("suspend", false.into());
+        world.rest();
+        let cluster = world.cluster();
+        let set = world.observed.set.clone().expect("a set");
+        prop_assert_eq!(world.observed.pods.len(), cluster.spec.workers as usize);
+        prop_assert!(world.observed.pods.iter().all(|pod| pod.revision == set.update_revision));
+        prop_assert!(world.observed.claims.iter().all(|claim| claim.ordinal < cluster.spec.workers));
+        prop_assert_eq!(world.truth(condition::READY), Truth::True);
+        prop_assert_eq!(world.plan().requeue.as_secs(), 60);
+    }
+}
+
+#[test]
+fn a_rollout_begins_with_the_worker_that_serves_least() {
+    let mut world = World::settled(3, 2);
+    for (id, partition) in world.map().partitions.iter_mut().enumerate() {
+        let primary = [0, 0, 0, 2, 2, 1, 0, 2][id];
+        *partition = PartitionView { primary, in_sync: vec![primary, (primary + 1) % 3], ..partition.clone() };
+    }
+    world.spec("image", "a/b:2".into());
+    world.apply(world.plan());
+    let drained = |plan: &Plan| match &plan.actions[..] {
+        [Action::Drain { ordinal, evacuate: false, .. }] => *ordinal,
+        other => panic!("{other:?}"),
+    };
+    let plan = world.plan();
+    assert_eq!(drained(&plan), 1);
+    world.apply(plan);
+    let plan = world.plan();
+    assert!(matches!(plan.actions[..], [Action::DeletePod { ordinal: 1, force: false, .. }]), "{:?}", plan.actions);
+    assert_eq!(plan.status.phase, Some(ClusterPhase::Updating));
+    world.apply(plan);
+    assert!(world.plan().actions.is_empty(), "the others wait for its copies");
+}
+
+#[test]
+fn a_new_operator_restarts_nobody_until_it_is_asked() {
+    let mut world = World::settled(3, 2);
+    world.offer = Offer { template_revision: 2, ..Offer::new("registry/worker", "2") };
+    let plan = world.plan();
+    assert!(plan.objects.is_empty() && plan.actions.is_empty(), "{plan:?}");
+    world.apply(plan);
+    assert_eq!(world.truth(condition::UPDATE_AVAILABLE), Truth::True);
+    world.spec("upgrade", "Auto".into());
+    world.rest();
+    let worker = world.observed.status.worker.clone().expect("a worker");
+    assert_eq!((worker.image.as_str(), worker.template_revision), ("registry/worker:2", 2));
+    assert_eq!(world.truth(condition::UPDATE_AVAILABLE), Truth::False);
+}
+
+#[test]
+fn a_lost_node_costs_a_claim_only_when_all_its_copies_are_elsewhere() {
+    let lose = |world: &mut World, ordinal: usize, for_ms| world.observed.pods[ordinal].node_lost_for_ms = Some(for_ms);
+    let mut world = World::settled(4, 2);
+    lose(&mut world, 3, 400_000);
+    assert!(world.plan().actions.is_empty(), "it still holds copies");
+    for partition in &mut world.map().partitions {
+        *partition = PartitionView { primary: 0, in_sync: vec![0, 1], ..partition.clone() };
+    }
+    let replaced = world.plan().actions;
+    assert!(matches!(replaced[..], [Action::DeleteClaim { .. }, Action::DeletePod { ordinal: 3, force: true, .. }]));
+    lose(&mut world, 3, 200_000);
+    assert!(world.plan().actions.is_empty(), "it is waited for");
+    lose(&mut world, 3, 400_000);
+    lose(&mut world, 2, 400_000);
+    assert!(world.plan().actions.is_empty(), "half of all workers are silent: the network is the likelier culprit");
+    world.observed.pods[2].node_lost_for_ms = None;
+    world.spec("storage", json!({ "size": "50Gi", "onNodeLoss": { "action": "Wait" } }));
+    assert!(!world.plan().actions.iter().any(|action| matches!(action, Action::DeleteClaim { .. })));
+}
+
+#[test]
+fn a_map_that_is_missing_beside_data_stops_everything() {
+    let mut world = World::settled(3, 2);
+    world.spec("image", "a/b:2".into());
+    let map = world.observed.map.take();
+    let plan = world.plan();
+    assert!(plan.objects.is_empty() && plan.actions.is_empty());
+    assert_eq!(plan.status.phase, Some(ClusterPhase::Stalled));
+    let stalled = plan.status.conditions.iter().find(|known| known.kind == condition::STALLED).expect("Stalled");
+    assert_eq!((stalled.status, stalled.reason.as_str()), (Truth::True, "MapMissing"));
+
+    // The same volumes under a new LearnerCluster of the name: without a map they are another cluster's, with it ours.
+    world.observed.status = Default::default();
+    world.object["metadata"]["uid"] = "ffffffff-8a53-4a0a-9d1e-2f8f5f0f7a11".into();
+    assert_eq!(world.plan().status.phase, Some(ClusterPhase::Stalled));
+    world.observed.map = map;
+    let adopted = world.plan().status;
+    assert_eq!(adopted.cluster_id.as_deref(), Some(CLUSTER_ID));
+    world.observed.claims[1].cluster_id = Some("00".into());
+    let foreign = world.plan().status;
+    let stalled = foreign.conditions.iter().find(|known| known.kind == condition::STALLED).expect("Stalled");
+    assert_eq!(stalled.reason, "ForeignVolume");
+}
+
+#[test]
+fn a_paused_cluster_is_left_alone_and_still_reported() {
+    let mut world = World::settled(3, 2);
+    world.spec("paused", true.into());
+    world.spec("image", "a/b:2".into());
+    world.spec("workers", 5.into());
+    let plan = world.plan();
+    assert!(plan.objects.is_empty() && plan.actions.is_empty(), "{plan:?}");
+    assert_eq!(plan.status.observed_generation, Some(4));
+    assert_eq!(plan.status.phase, Some(ClusterPhase::Scaling));
+}
+
+#[test]
+fn devices_are_decided_about_once_per_generation() {
+    let mut world = World::new(3, 2);
+    world.spec("gpu", json!({ "mode": "Auto" }));
+    world.observed.gpu_offered = Some(false);
+    world.rest();
+    world.observed.gpu_offered = Some(true);
+    assert!(world.plan().objects.is_empty(), "a node that comes moves nobody");
+    world.spec("gpu", json!({ "mode": "Auto", "count": 2 }));
+    let asked = world.plan().objects.iter().any(|object| object.to_string().contains(r#""nvidia.com/gpu":"2""#));
+    assert!(asked);
+    let reasons: BTreeMap<_, _> = world.plan().status.conditions.into_iter().map(|it| (it.kind, it.reason)).collect();
+    assert_eq!(reasons[condition::GPU_AVAILABLE], "Offered");
+}
+
+#[test]
+fn a_coordinator_is_told_what_the_plan_rests_on_and_nothing_where_silence_is_meant() {
+    let told = |world: &World| steer(&world.cluster(), &world.observed, &world.plan());
+    let mut world = World::settled(3, 2);
+    assert_eq!(told(&world), Some(Steering { workers: 3, ..Steering::default() }));
+    world.spec("workers", 4.into());
+    assert_eq!(told(&world).expect("coordinated").workers, 4);
+
+    // Emptied until the pod has gone, also when nothing is left on it: or its disk would be filled again before it goes.
+    let mut world = World::settled(3, 2);
+    let uid = world.observed.pods[1].uid.clone();
+    world.object["metadata"]["annotations"] = json!({ "engram.dev/replace": uid });
+    assert_eq!(told(&world).expect("coordinated").emptied, [1].into());
+    for partition in &mut world.map().partitions {
+        *partition = PartitionView { primary: 0, in_sync: vec![0, 2], activated: true, ..PartitionView::default() };
+    }
+    world.observed.pods[1].terminating = true;
+    let steering = told(&world).expect("coordinated");
+    assert_eq!((steering.emptied, steering.relieved), ([1].into(), [1].into()));
+
+    let mut world = World::settled(3, 2);
+    world.spec("image", "a/b:2".into());
+    let plan = world.plan();
+    world.apply(plan);
+    assert_eq!(told(&world).expect("coordinated").relieved.len(), 1, "one worker at a time leads nothing");
+
+    let mut world = World::settled(3, 2);
+    world.spec("suspend", true.into());
+    assert!(told(&world).is_some(), "the copies come into sync first");
+    world.map().suspended = true;
+    assert_eq!(told(&world), None, "pods that go on purpose have not failed");
+    let mut world = World::settled(3, 2);
+    world.observed.map = None;
+    assert_eq!(told(&world), None, "no map is made beside data");
+}

@@ -1,0 +1,292 @@
+//! Every rule of the definitions refuses what it should and takes what it may, and the checker says the same.
+//!
+//! The rules run without a server, by the library that restates the API server's language.
+
+use engram_api::{crd, parse_object};
+use kube_cel::Validator;
+use serde_json::{Value, json};
+
+struct Row {
+    plural: &'static str,
+    /// How the message begins.
+    message: &'static str,
+    refused: &'static str,
+    taken: &'static str,
+}
+
+const fn cluster(message: &'static str, refused: &'static str, taken: &'static str) -> Row {
+    Row { plural: "learnerclusters", message, refused, taken }
+}
+
+const fn run(message: &'static str, refused: &'static str, taken: &'static str) -> Row {
+    Row { plural: "learnerruns", message, refused, taken }
+}
+
+/// Specs (or whole objects, where they begin with `metadata`) that one rule refuses, and the nearest that it takes.
+const ROWS: &[Row] = &[
+    cluster("replicationFactor must", r#"{"workers":2,"replicationFactor":3}"#, r#"{"workers":1}"#),
+    cluster(
+        "ephemeral storage needs",
+        r#"{"workers":3,"replicationFactor":1,"storage":{"ephemeral":true}}"#,
+        r#"{"workers":3,"storage":{"ephemeral":true}}"#,
+    ),
+    cluster(
+        "version and image exclude",
+        r#"{"workers":3,"version":"1","image":"a:b"}"#,
+        r#"{"workers":3,"image":"a:b"}"#,
+    ),
+    cluster(
+        "resourceClaimTemplateName excludes",
+        r#"{"workers":3,"gpu":{"count":1,"resourceClaimTemplateName":"g"}}"#,
+        r#"{"workers":3,"gpu":{"resourceClaimTemplateName":"g"}}"#,
+    ),
+    cluster("spec.access is not", r#"{"workers":3,"access":[]}"#, r#"{"workers":3}"#),
+    cluster("spec.inputs is not", r#"{"workers":3,"inputs":[]}"#, r#"{"workers":3}"#),
+    cluster("spec.telemetry is not", r#"{"workers":3,"telemetry":{}}"#, r#"{"workers":3}"#),
+    cluster("spec.gpu.selector is not", r#"{"workers":3,"gpu":{"selector":{}}}"#, r#"{"workers":3,"gpu":{}}"#),
+    cluster("spec.gpu.memoryLimit is not", r#"{"workers":3,"gpu":{"memoryLimit":"1Gi"}}"#, r#"{"workers":3}"#),
+    cluster(
+        "spec.scheduling.queueName is not",
+        r#"{"workers":3,"scheduling":{"queueName":"q"}}"#,
+        r#"{"workers":3,"scheduling":{"schedulerName":"s"}}"#,
+    ),
+    cluster(
+        "spec.tls.mode is not",
+        r#"{"workers":3,"tls":{"mode":"Auto"}}"#,
+        r#"{"workers":3,"tls":{"mode":"Disabled"}}"#,
+    ),
+    cluster("spec.bootstrap is not", r#"{"workers":3,"bootstrap":{}}"#, r#"{"workers":3}"#),
+    cluster(
+        "spec.learning.law: Exponential is not",
+        r#"{"workers":3,"learning":{"law":"Exponential"}}"#,
+        r#"{"workers":3,"learning":{"law":"Linear"}}"#,
+    ),
+    cluster(
+        "spec.learning.decay must",
+        r#"{"workers":3,"learning":{"decay":1e-10}}"#,
+        r#"{"workers":3,"learning":{"decay":0.0}}"#,
+    ),
+    cluster(
+        "spec.learning.initialWeight must",
+        r#"{"workers":3,"learning":{"initialWeight":1e-10}}"#,
+        r#"{"workers":3,"learning":{"initialWeight":1e-9}}"#,
+    ),
+    cluster("spec.restartGrace must", r#"{"workers":3,"restartGrace":"61s"}"#, r#"{"workers":3,"restartGrace":"1m"}"#),
+    cluster(
+        "spec.maintenance.scrubInterval must",
+        r#"{"workers":3,"maintenance":{"scrubInterval":"59m"}}"#,
+        r#"{"workers":3,"maintenance":{"scrubInterval":"1h"}}"#,
+    ),
+    cluster(
+        "metadata.name must be at most",
+        r#"{"metadata":{"name":"a123456789012345678901234567890123456789012345"},"spec":{"workers":3}}"#,
+        r#"{"metadata":{"name":"a12345678901234567890123456789012345678901234"},"spec":{"workers":3}}"#,
+    ),
+    cluster(
+        "metadata.name must be a-z",
+        r#"{"metadata":{"name":"0a"},"spec":{"workers":3}}"#,
+        r#"{"metadata":{"name":"a-0"},"spec":{"workers":3}}"#,
+    ),
+    run(
+        "metadata.name must be at most",
+        r#"{"metadata":{"name":"a123456789012345678901234567890123456789012345"},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
+    ),
+    run(
+        "metadata.name must be a-z",
+        r#"{"metadata":{"name":"a."},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
+    ),
+    run(
+        "kind Memory needs",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory"}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
+    ),
+    run(
+        "report.inversion and",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"example":{"name":"StateOfTheUnion"}},"report":{"coverage":true}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"example":{"name":"StateOfTheUnion"}},"report":{"skip":2}}}"#,
+    ),
+    run(
+        "report.topK and",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}},"report":{"topK":[5]}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}},"report":{"coverage":true}}}"#,
+    ),
+    run(
+        "until must have",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"until":{}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"until":{"separation":0.5}}"#,
+    ),
+    run(
+        "until needs",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"example":{"name":"StateOfTheUnion"}}},"until":{"separation":0.5}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"until":{"separation":0.5}}"#,
+    ),
+    run(
+        "spec.memory.source must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{},"example":{"name":"StateOfTheUnion"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"example":{"name":"StateOfTheUnion"}}}}"#,
+    ),
+    run(
+        "spec.memory.source.events is not",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"path":"a.csv","columns":{"key":"k","epoch":"e"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
+    ),
+    run(
+        "spec.memory.source.git is not",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"git":{}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
+    ),
+    run(
+        "spec.memory.decay must",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}},"decay":1e-10}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}},"decay":0.5}}"#,
+    ),
+    run(
+        "spec.memory.source.events.epochSpan must",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"path":"a.csv","columns":{"key":"k","time":"e"},"epochSpan":"0s"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
+    ),
+];
+
+/// Changes that one rule refuses, from and to, and one that it takes.
+const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
+    (
+        "learnerclusters",
+        "spec.partitions cannot",
+        r#"{"workers":3}"#,
+        r#"{"workers":3,"partitions":8}"#,
+        r#"{"workers":5}"#,
+    ),
+    (
+        "learnerclusters",
+        "spec.features cannot",
+        r#"{"workers":3}"#,
+        r#"{"workers":3,"features":{"dimension":8,"dtype":"F16"}}"#,
+        r#"{"workers":3,"features":{"dimension":0,"dtype":"F16"}}"#,
+    ),
+    (
+        "learnerclusters",
+        "spec.learning.law cannot",
+        r#"{"workers":3}"#,
+        r#"{"workers":3,"learning":{"law":"Exponential"}}"#,
+        r#"{"workers":3,"learning":{"decay":0.5}}"#,
+    ),
+    (
+        "learnerclusters",
+        "spec.managedBy cannot",
+        r#"{"workers":3}"#,
+        r#"{"workers":3,"managedBy":"me"}"#,
+        r#"{"workers":3,"managedBy":"engram.dev/operator"}"#,
+    ),
+    (
+        "learnerclusters",
+        "spec.storage.size can only grow",
+        r#"{"workers":3,"storage":{"size":"1Gi"}}"#,
+        r#"{"workers":3,"storage":{"size":"1023Mi"}}"#,
+        r#"{"workers":3,"storage":{"size":"1025Mi"}}"#,
+    ),
+    (
+        "learnerruns",
+        "spec.managedBy cannot",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"managedBy":"me"}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"suspend":true}"#,
+    ),
+    (
+        "learnerruns",
+        "a run that has started",
+        r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
+        r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}},"epochs":3}},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
+        r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"suspend":true},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
+    ),
+];
+
+/// Blocks of kinds of run that come later; the kinds have the same names, capitalised.
+const BLOCKS: [&str; 6] = ["replay", "geodesic", "tropical", "fisher", "federated", "snapshot"];
+
+fn schema(plural: &str) -> Value {
+    crd::definition(plural).expect("a kind")["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
+}
+
+fn object(plural: &str, text: &str) -> Value {
+    let spec: Value = serde_json::from_str(text).expect("JSON");
+    let kind = if plural == "learnerclusters" { "LearnerCluster" } else { "LearnerRun" };
+    let mut whole =
+        if spec.get("metadata").is_some() { spec } else { json!({ "metadata": { "name": "words" }, "spec": spec }) };
+    whole["apiVersion"] = "engram.dev/v1alpha1".into();
+    whole["kind"] = kind.into();
+    whole
+}
+
+/// Messages of the rules that refuse `new`.
+fn refusals(plural: &str, new: &Value, old: Option<&Value>) -> Vec<String> {
+    match Validator::new().validate(&schema(plural), new, old) {
+        Ok(()) => Vec::new(),
+        Err(errors) => errors.into_vec().into_iter().map(|error| error.message).collect(),
+    }
+}
+
+#[test]
+fn every_rule_refuses_and_takes_and_the_checker_agrees() {
+    for Row { plural, message, refused, taken } in ROWS {
+        let bad = object(plural, refused);
+        let found = refusals(plural, &bad, None);
+        assert!(found.iter().any(|found| found.starts_with(message)), "{refused}: {message}: {found:?}");
+        let good = object(plural, taken);
+        assert_eq!(refusals(plural, &good, None), [""; 0], "{taken}");
+        assert!(parse_object(&bad).is_err(), "the checker takes {refused}");
+        if let Err(problems) = parse_object(&good) {
+            panic!("{taken}: {}", problems.render(false));
+        }
+    }
+    for (plural, message, old, refused, taken) in CHANGES {
+        let [old, bad, good] = [old, refused, taken].map(|text| object(plural, text));
+        let found = refusals(plural, &bad, Some(&old));
+        assert!(found.iter().any(|found| found.starts_with(message)), "{refused}: {message}: {found:?}");
+        assert_eq!(refusals(plural, &good, Some(&old)), [""; 0], "{taken}");
+    }
+}
+
+#[test]
+fn no_rule_of_the_definitions_is_without_an_example() {
+    fn rules(schema: &Value, found: &mut Vec<String>) {
+        match schema {
+            Value::Object(fields) => {
+                for rule in fields.get("x-kubernetes-validations").and_then(Value::as_array).into_iter().flatten() {
+                    found.push(rule["message"].as_str().expect("every rule has a message").to_owned());
+                }
+                fields.values().for_each(|value| rules(value, found));
+            }
+            Value::Array(items) => items.iter().for_each(|value| rules(value, found)),
+            _ => {}
+        }
+    }
+    for plural in crd::PLURALS {
+        let mut messages = Vec::new();
+        rules(&schema(plural), &mut messages);
+        let is_block =
+            |message: &String| BLOCKS.iter().any(|block| message.starts_with(&format!("spec.{block} belongs")));
+        messages.retain(|message| !is_block(message) && !message.starts_with("spec.kind: "));
+        for message in messages {
+            let mut covered = ROWS.iter().filter(|row| row.plural == plural).map(|row| row.message);
+            let mut changed = CHANGES.iter().filter(|change| change.0 == plural).map(|change| change.1);
+            let begins = |start: &str| message.starts_with(start);
+            assert!(covered.any(begins) || changed.any(begins), "{plural}: no example for: {message}");
+        }
+    }
+    let base = r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#;
+    for block in BLOCKS {
+        let mut run = object("learnerruns", base);
+        run["spec"][block] = json!({});
+        assert_eq!(refusals("learnerruns", &run, None).len(), 1, "{block}");
+        assert!(parse_object(&run).is_err(), "{block}");
+
+        let mut run = object("learnerruns", base);
+        let kind = format!("{}{}", block[..1].to_uppercase(), &block[1..]);
+        run["spec"]["kind"] = kind.as_str().into();
+        let found = refusals("learnerruns", &run, None);
+        assert!(found[0].starts_with(&format!("spec.kind: {kind} is not supported yet")), "{found:?}");
+        assert!(parse_object(&run).is_err(), "{kind}");
+    }
+}

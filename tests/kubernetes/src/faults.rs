@@ -1,0 +1,87 @@
+//! What tests do to a cluster. Node 1 carries the control plane and the links of the others: it is never a victim.
+
+use crate::cluster::{Cluster, node_name};
+use crate::http::MERGE;
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+impl Cluster {
+    /// Ends every process of a node at once. `add_node` brings it back with its disk.
+    ///
+    /// # Errors
+    /// It is node 1, or not up.
+    pub fn kill_node(&self, node: u8) -> Result<()> {
+        spare_first(node)?;
+        self.holder(node)?.end(Signal::SIGKILL)
+    }
+
+    /// Cuts a node off: its link goes down, its processes live on.
+    ///
+    /// # Errors
+    /// It is node 1, or has no link.
+    pub fn partition_node(&self, node: u8) -> Result<()> {
+        spare_first(node)?;
+        self.ip(1, &format!("link set ve{node} down"))
+    }
+
+    /// Ends what `partition_node` did. Kubelet takes up to 20 s until it is heard again.
+    ///
+    /// # Errors
+    /// The node has no link.
+    pub fn heal_node(&self, node: u8) -> Result<()> {
+        self.ip(1, &format!("link set ve{node} up"))
+    }
+
+    /// Kills a container's process past kubelet, as a crash would.
+    ///
+    /// # Errors
+    /// There is no such container.
+    pub fn kill_container(&self, namespace: &str, pod: &str, container: &str) -> Result<()> {
+        let (node, id) = self.task(namespace, pod, container)?;
+        self.ctr(node, ["tasks", "kill", "-s", "SIGKILL", &id]).map(drop)
+    }
+
+    /// Freezes a container.
+    ///
+    /// # Errors
+    /// There is no such container.
+    pub fn pause_container(&self, namespace: &str, pod: &str, container: &str) -> Result<()> {
+        let (node, id) = self.task(namespace, pod, container)?;
+        self.ctr(node, ["tasks", "pause", &id]).map(drop)
+    }
+
+    /// Ends what `pause_container` did.
+    ///
+    /// # Errors
+    /// There is no such container.
+    pub fn resume_container(&self, namespace: &str, pod: &str, container: &str) -> Result<()> {
+        let (node, id) = self.task(namespace, pod, container)?;
+        self.ctr(node, ["tasks", "resume", &id]).map(drop)
+    }
+
+    /// Makes a node offer GPUs that nobody has; to be repeated after its kubelet has started anew.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn offer_gpus(&self, node: u8, count: u32) -> Result<()> {
+        let offer = json!({"nvidia.com/gpu": count.to_string()});
+        let status = json!({"status": {"capacity": offer, "allocatable": offer}});
+        self.api().patch(&format!("/api/v1/nodes/{}/status", node_name(node)), MERGE, &status).map(drop)
+    }
+
+    /// Where a container runs, and as what.
+    fn task(&self, namespace: &str, pod: &str, container: &str) -> Result<(u8, String)> {
+        let pod = self.api().get(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))?;
+        let node = pod["spec"]["nodeName"].as_str().and_then(|it| it.strip_prefix('n')).and_then(|it| it.parse().ok());
+        let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+        let status = statuses.iter().find(|it| it["name"] == container);
+        let id = status.and_then(|it| it["containerID"].as_str()).and_then(|it| it.strip_prefix("containerd://"));
+        Ok((node.context("the pod is on no node")?, id.context("the container does not run")?.to_owned()))
+    }
+}
+
+fn spare_first(node: u8) -> Result<()> {
+    ensure!(node != 1, "node 1 carries the control plane, and is never a victim");
+    Ok(())
+}

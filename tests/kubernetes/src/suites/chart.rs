@@ -1,0 +1,241 @@
+//! The chart: what Helm makes of it, what the API server says to that, and what is left when it goes. The operator's image is not
+//! needed: pods are stand-ins.
+
+use super::Check;
+use crate::cluster::Cluster;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use std::path::Path;
+
+const NAMESPACE: &str = "engram-system";
+const OPERATOR: &str = "system:serviceaccount:engram-system:engram-operator";
+const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/engram-system/learnerclusters";
+const KINDS: [&str; 3] = ["learnerclusters", "learnerruns", "partitionmaps"];
+/// Far more than Helm waits for stand-ins.
+const TIMEOUT: &str = "--timeout=50s";
+
+/// Values that people install with; each is taken by the API server as a whole.
+const INSTALLS: [(&str, &[&str]); 4] = [
+    ("as it comes", &[]),
+    ("for two namespaces", &["watchNamespaces={research,ml}", "crds.enabled=false"]),
+    ("one operator on OpenShift", &["replicaCount=1", "leaderElection.enabled=false", "openshift=true"]),
+    (
+        "with everything named",
+        &[
+            "fullnameOverride=learn",
+            "commonLabels.team=ml",
+            "commonAnnotations.owner=ml",
+            "global.imageRegistry=registry.example.com",
+            "operator.image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            "imagePullSecrets[0].name=pull",
+            "serviceAccount.annotations.role=learn",
+            "rbac.aggregateClusterRoles=false",
+            "priorityClassName=system-cluster-critical",
+            "logging.format=json",
+            "extraArgs={--concurrency=4}",
+            "extraEnv[0].name=ENGRAM_LOG",
+            "extraEnv[0].value=debug",
+            "metrics.enabled=false",
+            "networkPolicy.enabled=false",
+            "podDisruptionBudget.maxUnavailable=50%",
+        ],
+    ),
+];
+
+/// Values that nobody can mean, and what must be told of them.
+const REFUSED: [(&str, &str); 8] = [
+    ("replicaCout=3", "replicaCout"),
+    ("replicaCount=-1", "replicaCount"),
+    ("logging.format=xml", "format"),
+    ("operator.image.digest=latest", "digest"),
+    ("watchNamespaces={Research}", "watchNamespaces"),
+    ("leaderElection.enabled=false", "leaderElection.enabled: false; allowed with replicaCount: 1"),
+    ("serviceAccount.create=false", "serviceAccount.name: empty"),
+    ("metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true", "count everything twice"),
+];
+
+/// Whether the operator may do a thing, as its one ServiceAccount.
+const RIGHTS: [(&str, &str, &str, bool); 9] = [
+    ("create", "statefulsets.apps", "research", true),
+    ("patch", "partitionmaps.engram.dev", "research", true),
+    ("patch", "learnerclusters.engram.dev/status", "research", true),
+    ("list", "nodes", "", true),
+    ("update", "leases.coordination.k8s.io/engram-operator", NAMESPACE, true),
+    ("get", "secrets", NAMESPACE, false),
+    ("create", "pods", "research", false),
+    ("update", "leases.coordination.k8s.io", "research", false),
+    ("patch", "customresourcedefinitions.apiextensions.k8s.io", "", false),
+];
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check { name: "the chart passes Helm's own lint, and refuses values that nobody can mean", run: refuses },
+        Check { name: "the API server takes what it makes of values that people install with", run: is_taken },
+        Check { name: "monitors and alerts are made where they are asked for, and only there", run: monitors },
+        Check { name: "the manifests for people without Helm are what the chart makes", run: without_helm },
+        Check { name: "a release is Ready in a namespace that enforces restricted pods", run: installs },
+        Check { name: "the operator may do what it does, and nothing else", run: rights },
+        Check { name: "an upgrade moves the operator, and clusters outlive the release", run: goes },
+    ]
+}
+
+fn helm(cluster: &Cluster, command: &[&str], values: &[&str]) -> Result<String> {
+    let program = cluster.kubernetes_program("helm")?;
+    let sets = values.iter().flat_map(|value| ["--set", value]);
+    let arguments: Vec<&str> = command.iter().copied().chain(sets).collect();
+    cluster.in_network(1, program, arguments)
+}
+
+fn folder() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/engram").to_string_lossy().into_owned()
+}
+
+fn template(cluster: &Cluster, values: &[&str]) -> Result<String> {
+    helm(cluster, &["template", "engram", &folder(), "--namespace", NAMESPACE], values)
+}
+
+fn refuses(cluster: &Cluster) -> Result<String> {
+    helm(cluster, &["lint", "--strict", &folder()], &[])?;
+    for (values, told) in REFUSED {
+        let Err(error) = template(cluster, &[values]) else { bail!("{values} is taken") };
+        ensure!(format!("{error:#}").contains(told), "{values} is refused with other words: {error:#}");
+    }
+    Ok(format!("{} refusals", REFUSED.len()))
+}
+
+fn namespace(name: &str) -> Result<String> {
+    let labels = json!({ "pod-security.kubernetes.io/enforce": "restricted" });
+    let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": labels } });
+    Ok(serde_json::to_string(&object)?)
+}
+
+fn is_taken(cluster: &Cluster) -> Result<String> {
+    let kubectl = cluster.kubernetes_program("kubectl")?;
+    for name in [NAMESPACE, "research", "ml"] {
+        cluster.apply(&namespace(name)?)?;
+    }
+    let mut objects = 0;
+    for (who, values) in INSTALLS {
+        let rendered = template(cluster, values).with_context(|| who.to_owned())?;
+        let arguments = ["create", "--dry-run=server", "--validate=strict", "-f", "-"];
+        let taken = cluster.in_network_fed(1, &kubectl, arguments, &without_definitions(&rendered));
+        objects += taken.with_context(|| who.to_owned())?.lines().count();
+    }
+    Ok(format!("{objects} objects"))
+}
+
+/// Another suite's definitions may be there already, and a dry run cannot make them twice.
+fn without_definitions(rendered: &str) -> String {
+    let others = rendered.split("\n---\n").filter(|it| !it.contains("kind: CustomResourceDefinition"));
+    others.collect::<Vec<_>>().join("\n---\n")
+}
+
+fn monitors(cluster: &Cluster) -> Result<String> {
+    let kinds = ["kind: ServiceMonitor", "kind: PodMonitor", "kind: PrometheusRule"];
+    let plain = template(cluster, &[])?;
+    ensure!(!kinds.iter().any(|kind| plain.contains(kind)), "a monitor nobody asked for");
+    let values = [
+        "metrics.serviceMonitor.enabled=true",
+        "metrics.workerPodMonitor.enabled=true",
+        "metrics.prometheusRule.enabled=true",
+        "metrics.prometheusRule.disabled.EngramWorkerNotReady=true",
+        "metrics.prometheusRule.additionalRuleLabels.team=ml",
+    ];
+    let asked = template(cluster, &values)?;
+    ensure!(kinds.iter().all(|kind| asked.contains(kind)), "a monitor that was asked for is missing");
+    ensure!(
+        asked.contains("EngramPartitionUnderReplicated") && asked.contains("team: ml"),
+        "the alerts are not all there"
+    );
+    ensure!(!asked.contains("EngramWorkerNotReady"), "an alert that is not wanted is there");
+    Ok(String::new())
+}
+
+/// `deploy/operator.yaml` is written anew where it differs, so that it only has to be looked at and committed.
+fn without_helm(cluster: &Cluster) -> Result<String> {
+    const HEAD: &str = "# What the chart makes with its defaults, for people without Helm; do not edit. The suite `chart` of the \
+        Kubernetes tests compares the two.\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: engram-system\n  labels:\n    \
+        pod-security.kubernetes.io/enforce: restricted\n";
+    let rendered = template(cluster, &["crds.enabled=false"])?;
+    let is_ours = |line: &&str| !line.contains("helm.sh/chart:") && !line.starts_with("# Source:");
+    let mut fresh = HEAD.to_owned();
+    for object in rendered.split("---\n").filter(|it| !it.trim().is_empty() && !it.contains("helm.sh/hook")) {
+        let lines: Vec<&str> = object.lines().filter(is_ours).collect();
+        let lines = lines.join("\n").replace("managed-by: Helm", "managed-by: engram");
+        fresh.push_str(&format!("---\n{}\n", lines.trim_matches('\n')));
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/operator.yaml");
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    if committed != fresh {
+        std::fs::write(&path, &fresh).with_context(|| format!("failed to write {}", path.display()))?;
+        bail!("deploy/operator.yaml was not what the chart makes, and is written anew");
+    }
+    let kubectl = cluster.kubernetes_program("kubectl")?;
+    let taken =
+        cluster.in_network_fed(1, kubectl, ["apply", "--dry-run=server", "--validate=strict", "-f", "-"], &fresh)?;
+    Ok(format!("{} objects", taken.lines().count()))
+}
+
+fn deployment(cluster: &Cluster) -> Result<Option<Value>> {
+    cluster.api().find("/apis/apps/v1/namespaces/engram-system/deployments/engram-operator")
+}
+
+fn installs(cluster: &Cluster) -> Result<String> {
+    // Definitions may be there that no release made.
+    let command = ["install", "engram", &folder(), "--namespace", NAMESPACE, "--take-ownership", "--wait", TIMEOUT];
+    let told = helm(cluster, &command, &[])?;
+    ensure!(
+        told.lines().count() < 40 && told.contains("kubectl get learnerclusters"),
+        "the notes are not short:\n{told}"
+    );
+    let found = deployment(cluster)?.context("no Deployment")?;
+    ensure!(found["status"]["readyReplicas"] == 2, "not ready: {}", found["status"]);
+    for kind in KINDS {
+        cluster.kubectl(["wait", "--for=condition=Established", &format!("crd/{kind}.engram.dev"), "--timeout=20s"])?;
+    }
+    Ok(String::new())
+}
+
+fn rights(cluster: &Cluster) -> Result<String> {
+    for (verb, resource, namespace, expected) in RIGHTS {
+        // In two parts: a slash stands before a subresource, or, for the Lease, before a name.
+        let (kind, rest) = resource.split_once('/').unwrap_or((resource, ""));
+        let (resource, subresource) = if kind.starts_with("leases") {
+            (resource, String::new())
+        } else {
+            (kind, format!("--subresource={rest}"))
+        };
+        let mut arguments = vec!["auth", "can-i", verb, resource, "--as", OPERATOR, "-n", namespace];
+        if namespace.is_empty() {
+            arguments.truncate(6);
+        }
+        if !subresource.is_empty() && !rest.is_empty() {
+            arguments.push(&subresource);
+        }
+        // It ends with status 1 for "no".
+        let output = cluster.kubectl_command(&arguments)?.output()?;
+        let allowed = String::from_utf8_lossy(&output.stdout).trim() == "yes";
+        ensure!(allowed == expected, "{verb} {resource} {rest} in '{namespace}': {allowed}, not {expected}");
+    }
+    Ok(format!("{} rights", RIGHTS.len()))
+}
+
+fn goes(cluster: &Cluster) -> Result<String> {
+    let words = json!({
+        "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster",
+        "metadata": { "name": "words", "namespace": NAMESPACE }, "spec": { "workers": 3, "storage": { "size": "1Gi" } },
+    });
+    cluster.apply(&serde_json::to_string(&words)?)?;
+    let worker = "worker.image.tag=0.2.0";
+    helm(cluster, &["upgrade", "engram", &folder(), "--namespace", NAMESPACE, "--wait", TIMEOUT], &[worker])?;
+    let found = deployment(cluster)?.context("no Deployment")?;
+    let arguments = found["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    ensure!(arguments.contains("--worker-version=0.2.0"), "the upgrade changed nothing: {arguments}");
+    helm(cluster, &["uninstall", "engram", "--namespace", NAMESPACE, "--wait"], &[])?;
+    ensure!(deployment(cluster)?.is_none(), "the operator outlives its release");
+    let there = cluster.api().find(&format!("{CLUSTERS}/words"))?;
+    ensure!(there.is_some(), "a cluster went with the release");
+    // No operator runs: nothing may hold it.
+    cluster.kubectl(["delete", "learnercluster", "words", "-n", NAMESPACE, "--timeout=20s"])?;
+    Ok(String::new())
+}

@@ -1,0 +1,59 @@
+//! What suites look at on every cluster, real or fake: sets, pods and Services of the namespace `default`.
+
+use crate::cluster::Cluster;
+use crate::process::until;
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::time::Duration;
+
+pub(super) const PODS: &str = "/api/v1/namespaces/default/pods";
+/// For a thing of seconds, on a machine that builds something beside.
+pub(super) const WHILE: Duration = Duration::from_secs(60);
+
+/// Waits until a StatefulSet is as it is written.
+pub(super) fn ready(cluster: &Cluster, set: &str) -> Result<()> {
+    until(&format!("three Ready pods of {set}"), WHILE, || {
+        let found = cluster.api().get(&format!("/apis/apps/v1/namespaces/default/statefulsets/{set}"))?;
+        let (wanted, status) = (&found["spec"]["replicas"], &found["status"]);
+        let seen = status["observedGeneration"] == found["metadata"]["generation"];
+        Ok((seen && status["readyReplicas"] == *wanted).then_some(()))
+    })
+}
+
+pub(super) fn pod(cluster: &Cluster, name: &str) -> Result<Value> {
+    cluster.api().get(&format!("{PODS}/{name}"))
+}
+
+pub(super) fn uid(pod: &Value) -> String {
+    pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
+}
+
+pub(super) fn is_ready(pod: &Value) -> bool {
+    pod["status"]["conditions"]
+        .as_array()
+        .is_some_and(|it| it.iter().any(|it| it["type"] == "Ready" && it["status"] == "True"))
+}
+
+pub(super) fn wait_for_pod(cluster: &Cluster, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
+    until(&format!("{name} to be {what}"), WHILE, || Ok(cluster.api().find(&format!("{PODS}/{name}"))?.filter(&holds)))
+}
+
+pub(super) fn service_address(cluster: &Cluster, name: &str) -> Result<String> {
+    let service = cluster.api().get(&format!("/api/v1/namespaces/default/services/{name}"))?;
+    Ok(service["spec"]["clusterIP"].as_str().context("the Service has no address")?.to_owned())
+}
+
+/// Check: three pods that must not share a node.
+pub(super) fn spread(cluster: &Cluster) -> Result<String> {
+    cluster.apply(include_str!("../../manifests/spread.yaml"))?;
+    ready(cluster, "sp")?;
+    Ok(String::new())
+}
+
+/// Check: what deletes a pod gets another one.
+pub(super) fn recreated(cluster: &Cluster) -> Result<String> {
+    let before = uid(&pod(cluster, "sp-1")?);
+    cluster.api().delete(&format!("{PODS}/sp-1"), None)?;
+    wait_for_pod(cluster, "sp-1", "new and Ready", |it| uid(it) != before && is_ready(it))?;
+    Ok(String::new())
+}
