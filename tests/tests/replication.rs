@@ -156,3 +156,23 @@ fn workers_come_and_go_while_clients_write_and_no_more_moves_than_must() {
     assert!(left.iter().all(|it| !in_sync(it).contains(&3)), "worker 3 is gone");
     cluster.stop();
 }
+
+#[test]
+fn what_a_worker_led_that_is_started_again_is_served_while_no_coordinator_answers() {
+    let mut cluster = cluster(3, "");
+    wait_until_whole(&cluster);
+    let coordinator = cluster.coordinator().expect("it runs");
+    cluster.pause(coordinator);
+    let pid = wait_for("a worker to run", DEADLINE, || cluster.worker(1));
+    cluster.kill(pid);
+    // It beats again as another process, which the map does not name: nobody may wait for the coordinator to say who leads.
+    cluster.wait_for_restart(1, pid);
+    cluster.client(async |client| {
+        let ids = (0..10_000).map(MemoryId).collect();
+        let updates = Updates { ids, signals: Signals::Quality(0.6), on_missing: OnMissing::Create, keys: None };
+        client.session().reinforce(updates).await.expect("every partition is served");
+    });
+    cluster.resume(coordinator);
+    wait_until_whole(&cluster);
+    cluster.stop();
+}

@@ -8,7 +8,7 @@
 //! and a little longer, so that whoever grants waits longer than whoever holds, whatever the clocks say.
 
 use super::link::{HELLO_DEADLINE, connect};
-use super::witness::{NO_COORDINATOR_MS, Verdict};
+use super::witness::{NO_COORDINATOR_MS, Verdict, Witness};
 use super::{each_partner, proposals};
 use crate::shared::Shared;
 use engram_cluster::{Change, Entry};
@@ -303,8 +303,8 @@ impl Shared {
     }
 }
 
-/// Takes over from primaries that are gone while no coordinator is there to say so. The map's compare-and-swap decides between
-/// several that try.
+/// Takes over from primaries that are gone while no coordinator is there to say so, this worker's own process before included.
+/// The map's compare-and-swap decides between several that try.
 fn promote(shared: &Shared) {
     if shared.options.map_folder.is_none() {
         return;
@@ -313,7 +313,7 @@ fn promote(shared: &Shared) {
     let witness = shared.witness();
     let proposals: Vec<Proposal> = map
         .entries()
-        .filter(|(_, entry)| witness.is_suspected(entry.primary) && may_lead(shared, entry))
+        .filter(|(_, entry)| is_gone(&witness, entry, &shared.member) && may_lead(shared, entry))
         .map(|(partition, entry)| {
             let living = entry.candidates().map(|member| member.ordinal).filter(|ordinal| witness.is_alive(*ordinal));
             let isr: BTreeSet<Ordinal> = living.chain([shared.ordinal()]).collect();
@@ -326,6 +326,15 @@ fn promote(shared: &Shared) {
         tracing::warn!(partitions = proposals.len(), "no coordinator answers: this worker takes over from the dead");
         shared.proposals.add(proposals);
     }
+}
+
+/// Whether the process that leads a partition serves no more: it is taken for dead, or another one runs in its place, which
+/// leads nothing before the map says so.
+fn is_gone(witness: &Witness, entry: &Entry, own: &Member) -> bool {
+    if entry.primary == own.ordinal {
+        return !entry.served_by(own);
+    }
+    witness.is_suspected(entry.primary) || entry.primary_member().is_some_and(|primary| witness.is_replaced(primary))
 }
 
 fn may_lead(shared: &Shared, entry: &Entry) -> bool {

@@ -133,6 +133,12 @@ impl Witness {
         self.suspected.contains(&ordinal)
     }
 
+    /// Whether another process has come to the place of this one: it serves no more, however alive its place is.
+    pub(crate) fn is_replaced(&self, member: &Member) -> bool {
+        let older = |met: &Member| met.store == member.store && met.incarnation <= member.incarnation;
+        self.met.get(&member.ordinal).is_some_and(|met| !older(met))
+    }
+
     /// Whether a place beats.
     pub(crate) fn is_alive(&self, ordinal: Ordinal) -> bool {
         self.detector.standing(ordinal).is_some_and(Standing::is_alive)
@@ -258,8 +264,12 @@ mod tests {
         witness.closed(member(4), now_ms);
         assert_eq!(witness.told(&says(4, false), now_ms), []);
         assert_eq!(silent(&mut witness, &mut now_ms, 100, 0), [Verdict::Suspected(Ordinal(1))]);
+        assert!(!witness.is_replaced(&member(4)), "nobody else has come");
         let met = witness.met(member(5), "h", now_ms);
         assert_eq!(met, [Verdict::Dead(member(4)), Verdict::Trusted(Ordinal(1))]);
+        assert!(witness.is_replaced(&member(4)) && witness.is_alive(Ordinal(1)), "what it led is led by nobody now");
+        let not_met_yet = member(6);
+        assert!(!witness.is_replaced(&member(5)) && !witness.is_replaced(&not_met_yet));
         assert_eq!(witness.refused(Ordinal(1), now_ms), [], "its own stream may end as well");
     }
 }
