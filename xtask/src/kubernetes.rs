@@ -9,6 +9,8 @@ use anyhow::{Context, Result};
 
 use crate::{process, workspace};
 
+const PROGRAMS: [&str; 3] = ["engram-test-cluster", "engram-operator", "engram-worker"];
+
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
@@ -22,19 +24,11 @@ pub(crate) struct Options {
 /// # Errors
 /// When it cannot be built or started.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    // Operator and worker lie beside the program, which looks for them there.
-    process::run(&mut workspace::cargo([
-        "build",
-        "-q",
-        "-p",
-        "engram-kubernetes-tests",
-        "-p",
-        "engram-operator",
-        "-p",
-        "engram-worker",
-        "--bins",
-    ]))?;
-    let program = workspace::target().join("debug/engram-test-cluster");
+    // Operator and worker lie beside the program, which looks for them there. They are selected from the whole workspace together
+    // with a test, as `cargo xtask test` does it: with other features their dependencies would be built once more.
+    let mut build = workspace::cargo(["build", "-q", "--workspace", "--test", "worker"]);
+    process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))?;
+    let program = workspace::target().join("debug").join(PROGRAMS[0]);
     let status = std::process::Command::new(&program)
         .args(&options.arguments)
         .status()
