@@ -105,12 +105,12 @@ pub fn plan(cluster: &ValidatedCluster, observed: &Observed, offer: &Offer, now:
     let (worker, update) = revision::choose(cluster, observed.status.worker.as_ref(), offer);
     let gpu = report::gpu(cluster, observed);
     let copies = cluster.spec.replication_factor;
-    let is_full = observed.map.as_ref().is_some_and(|map| map.is_full(copies));
+    let has_copies = observed.map.as_ref().is_some_and(|map| has_copies(map, copies));
     let inputs = Inputs {
         cluster_id: evidence::cluster_id(cluster, observed),
         worker,
         replicas: replicas(cluster, observed),
-        max_unavailable: is_full.into(),
+        max_unavailable: has_copies.into(),
         gpus: gpu.devices,
         coordinators: offer.coordinators.clone(),
         pull_secrets: offer.pull_secrets.clone(),
@@ -251,20 +251,22 @@ impl Step<'_> {
     fn roll_out(&mut self) -> bool {
         let (Some(map), Some(set)) = (&self.observed.map, &self.observed.set) else { return false };
         let strategy = self.cluster.spec.update_strategy.as_ref().and_then(|strategy| strategy.strategy);
-        if strategy == Some(UpdateType::OnDelete) || set.update_revision.is_empty() || !self.objects.is_empty() {
+        let template_changes = self.objects.iter().any(|object| object["kind"] == "StatefulSet");
+        if strategy == Some(UpdateType::OnDelete) || set.update_revision.is_empty() || template_changes {
             return false;
         }
         let copies = self.cluster.spec.replication_factor;
-        if !self.all_ready() || !map.is_full(copies) || map.suspended {
+        if !self.all_ready() || !has_copies(map, copies) || map.suspended {
             return false;
         }
         let load = |pod: &&PodView| (map.primaries(pod.ordinal), map.copies(pod.ordinal), pod.ordinal);
         let old = self.observed.pods.iter().filter(|pod| pod.revision != set.update_revision);
         let Some(pod) = old.min_by_key(load) else { return false };
-        // With one copy there is nobody to hand it to; the pod comes back with its disk.
-        if copies > 1 && map.primaries(pod.ordinal) > 0 {
+        // Each hand-over leaves a partition not activated for a moment: whoever is being emptied stays so until it goes, or what it
+        // has given away would come back. With one copy there is nobody to hand it to; the pod comes back with its disk.
+        if copies > 1 && (map.primaries(pod.ordinal) > 0 || !map.is_full(copies)) {
             self.drain(pod, false);
-        } else {
+        } else if map.is_full(copies) {
             self.actions.push(Action::DeletePod { ordinal: pod.ordinal, uid: pod.uid.clone(), force: false });
         }
         true
@@ -288,6 +290,11 @@ impl Step<'_> {
             |ordinal: u32| self.observed.pods.iter().any(|pod| pod.ordinal == ordinal && pod.ready && !pod.terminating);
         (0..self.inputs.replicas).all(is_up) && self.inputs.replicas > 0
     }
+}
+
+/// Whether every partition has `copies` copies in sync, whether or not somebody is just taking it over.
+fn has_copies(map: &MapView, copies: u32) -> bool {
+    map.partitions.iter().all(|partition| partition.in_sync.len() >= copies as usize)
 }
 
 /// Whether `found` is the object that `desired` describes.
