@@ -80,6 +80,19 @@ impl Load {
     /// # Errors
     /// The cluster does not answer.
     pub async fn start(endpoints: &[String], cluster: ClusterId, slow: Duration) -> Result<Self, Error> {
+        Self::start_from(endpoints, cluster, slow, MemoryId(0)).await
+    }
+
+    /// The same with ids from `first` on: several loads after each other, whose books all hold in the end, must not share ids.
+    ///
+    /// # Errors
+    /// The cluster does not answer.
+    pub async fn start_from(
+        endpoints: &[String],
+        cluster: ClusterId,
+        slow: Duration,
+        first: MemoryId,
+    ) -> Result<Self, Error> {
         let options = Options {
             write_deadline: DEADLINE,
             attempt_deadline: ATTEMPT,
@@ -102,7 +115,7 @@ impl Load {
         });
         let mut tasks = JoinSet::new();
         for (partition, client) in (0..partitions).zip(clients.iter().cycle()) {
-            let writer = Writer::new(Arc::clone(&shared), client.session(), PartitionId(partition));
+            let writer = Writer::new(Arc::clone(&shared), client.session(), PartitionId(partition), first);
             tasks.spawn(writer.run());
         }
         let client = clients.swap_remove(0);
@@ -128,8 +141,13 @@ impl Load {
 
     /// How long operations took that were acknowledged since this was last asked.
     pub fn take_latency(&self) -> Spread {
-        let taken: Vec<u32> = self.shared.seen().flat_map(|mut seen| std::mem::take(&mut seen.took_us)).collect();
-        Spread::of(taken.into_iter().map(|us| Duration::from_micros(us.into())))
+        Spread::of(self.take_times())
+    }
+
+    /// The same one by one, for figures over several loads.
+    pub fn take_times(&self) -> Vec<Duration> {
+        let taken = self.shared.seen().flat_map(|mut seen| std::mem::take(&mut seen.took_us));
+        taken.map(|us| Duration::from_micros(us.into())).collect()
     }
 
     /// Waits until every partition has executed an operation that began after this call; gives those that had not by the deadline.
@@ -243,8 +261,8 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(shared: Arc<Shared>, session: Session, partition: PartitionId) -> Self {
-        Self { shared, session, partition, next_id: 0, pages: Vec::new() }
+    fn new(shared: Arc<Shared>, session: Session, partition: PartitionId, first: MemoryId) -> Self {
+        Self { shared, session, partition, next_id: first.0, pages: Vec::new() }
     }
 
     async fn run(mut self) -> Vec<Page> {

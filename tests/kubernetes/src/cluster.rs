@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -313,6 +313,23 @@ impl Cluster {
         let mut command = self.enter(node, &["-n"])?;
         command.arg(program);
         Ok(command)
+    }
+
+    /// The network of a node, for a thread that goes there.
+    ///
+    /// # Errors
+    /// The node is not up.
+    pub fn network_namespace(&self, node: u8) -> Result<File> {
+        let path = format!("/proc/{}/ns/net", self.holder(node)?.pid);
+        File::open(&path).with_context(|| format!("failed to open {path}"))
+    }
+
+    /// Sends a signal to processes of a node, by the numbers that they have there.
+    pub(crate) fn signal(&self, node: u8, signal: Signal, processes: &[u32]) -> Result<()> {
+        let numbers: Vec<String> = processes.iter().map(u32::to_string).collect();
+        let line = format!("kill -{} {}", signal as i32, numbers.join(" "));
+        let mut command = self.enter(node, &["-p"])?;
+        process::read(command.args(["sh", "-c", &line]), b"", COMMAND).map(drop)
     }
 
     /// Runs a command in the network of a node and returns what it printed. Node 1 reaches every pod and every Service by IP.

@@ -42,6 +42,22 @@ impl Cluster {
         self.ctr(node, ["tasks", "kill", "-s", "SIGKILL", &id]).map(drop)
     }
 
+    /// Kills what a container's first process has started, and leaves that one to see to it.
+    ///
+    /// # Errors
+    /// There is no such container, or it has one process only.
+    pub fn kill_children(&self, namespace: &str, pod: &str, container: &str) -> Result<()> {
+        let (node, id) = self.task(namespace, pod, container)?;
+        let tasks = self.ctr(node, ["tasks", "ls"])?;
+        let first = tasks.lines().find_map(|line| line.strip_prefix(&id)?.split_whitespace().next()?.parse().ok());
+        let first: u32 = first.context("the container does not run")?;
+        let all = self.ctr(node, ["tasks", "ps", &id])?;
+        let all = all.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok());
+        let children: Vec<u32> = all.filter(|&process| process != first).collect();
+        ensure!(!children.is_empty(), "the container has one process only");
+        self.signal(node, Signal::SIGKILL, &children)
+    }
+
     /// Freezes a container.
     ///
     /// # Errors

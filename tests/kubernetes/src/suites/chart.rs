@@ -2,7 +2,9 @@
 //! needed: pods are stand-ins.
 
 use super::Check;
+use super::look::WHILE;
 use crate::cluster::Cluster;
+use crate::process::until;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -55,7 +57,7 @@ const REFUSED: [(&str, &str); 8] = [
 ];
 
 /// Whether the operator may do a thing, as its one ServiceAccount.
-const RIGHTS: [(&str, &str, &str, bool); 9] = [
+const RIGHTS: [(&str, &str, &str, bool); 10] = [
     ("create", "statefulsets.apps", "research", true),
     ("patch", "partitionmaps.engram.dev", "research", true),
     ("patch", "learnerclusters.engram.dev/status", "research", true),
@@ -65,6 +67,7 @@ const RIGHTS: [(&str, &str, &str, bool); 9] = [
     ("create", "pods", "research", false),
     ("update", "leases.coordination.k8s.io", "research", false),
     ("patch", "customresourcedefinitions.apiextensions.k8s.io", "", false),
+    ("force-promote", "partitionmaps.engram.dev", "research", false),
 ];
 
 pub(super) fn checks() -> Vec<Check> {
@@ -75,6 +78,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "the manifests for people without Helm are what the chart makes", run: without_helm },
         Check { name: "a release is Ready in a namespace that enforces restricted pods", run: installs },
         Check { name: "the operator may do what it does, and nothing else", run: rights },
+        Check { name: "a map takes legal changes, and no others but those that a person may order", run: guards },
         Check { name: "an upgrade moves the operator, and clusters outlive the release", run: goes },
     ]
 }
@@ -124,9 +128,10 @@ fn is_taken(cluster: &Cluster) -> Result<String> {
     Ok(format!("{objects} objects"))
 }
 
-/// Another suite's definitions may be there already, and a dry run cannot make them twice.
+/// Another suite's definitions may be there already, and its policy, and a dry run cannot make them twice.
 fn without_definitions(rendered: &str) -> String {
-    let others = rendered.split("\n---\n").filter(|it| !it.contains("kind: CustomResourceDefinition"));
+    let kinds = ["kind: CustomResourceDefinition", "kind: ValidatingAdmissionPolicy"];
+    let others = rendered.split("\n---\n").filter(|it| !kinds.iter().any(|kind| it.contains(kind)));
     others.collect::<Vec<_>>().join("\n---\n")
 }
 
@@ -218,6 +223,84 @@ fn rights(cluster: &Cluster) -> Result<String> {
         ensure!(allowed == expected, "{verb} {resource} {rest} in '{namespace}': {allowed}, not {expected}");
     }
     Ok(format!("{} rights", RIGHTS.len()))
+}
+
+/// Changes of a map of two partitions on the disks 0, 1 and 2, one after the other: who asks, the change, and what is told of one that
+/// is refused.
+const CHANGES: [(&str, &str, &str); 16] = [
+    (OPERATOR, r#"{"clusterId":"00000000000000000000000000000002"}"#, "never change"),
+    (OPERATOR, r#"{"stores":{"0":{"ordinal":5}}}"#, "a store keeps its number"),
+    (OPERATOR, r#"{"stores":{"2":null}}"#, "a store keeps its number"),
+    (OPERATOR, r#"{"partitions":{"1":null}}"#, "neither added nor removed"),
+    (OPERATOR, r#"{"partitions":{"0":{"term":3}}}"#, "a term never decreases"),
+    (OPERATOR, r#"{"partitions":{"0":{"isr":["0/1"]}}}"#, "raises the term by exactly 1"),
+    (OPERATOR, r#"{"partitions":{"0":{"activated":false,"prev":["0/1","1/4"]}}}"#, "never fall under one term"),
+    (OPERATOR, r#"{"partitions":{"0":{"term":5,"primary":1,"isr":["1/4"],"activated":false}}}"#, "prev is the isr"),
+    (OPERATOR, r#"{"partitions":{"0":{"term":5,"primary":1,"isr":["0/1"]}}}"#, "known store and in isr"),
+    (
+        OPERATOR,
+        r#"{"partitions":{"0":{"term":5,"primary":2,"isr":["2/1"],"activated":false,"prev":["0/1","1/4"]}}}"#,
+        "no candidate of the old entry",
+    ),
+    // A failover: promoted, taken up, a copy made again on a new disk.
+    (
+        OPERATOR,
+        r#"{"partitions":{"0":{"term":5,"primary":1,"isr":["1/4"],"activated":false,"prev":["0/1","1/4"]}}}"#,
+        "",
+    ),
+    (OPERATOR, r#"{"partitions":{"0":{"activated":true,"soloSafe":true,"prev":null,"learners":[0]}}}"#, ""),
+    (
+        OPERATOR,
+        r#"{"stores":{"3":{"ordinal":0,"storeId":"00000000000000000000000000000013"}},
+           "partitions":{"0":{"term":6,"isr":["1/4","3/1"],"soloSafe":null,"learners":null}}}"#,
+        "",
+    ),
+    // What a person may order, and what nobody may.
+    ("", r#"{"partitions":{"1":{"term":2}}}"#, "a term never decreases"),
+    ("", r#"{"partitions":{"1":{"term":90,"primary":2,"isr":["2/1"],"activated":false,"soloSafe":null}}}"#, ""),
+    ("", r#"{"partitionCount":3}"#, "never change"),
+];
+
+fn guards(cluster: &Cluster) -> Result<String> {
+    const MAPS: &str = "/apis/engram.dev/v1alpha1/namespaces/engram-system/partitionmaps";
+    let stores: serde_json::Map<String, Value> = (0..3)
+        .map(|disk| (disk.to_string(), json!({ "ordinal": disk, "storeId": format!("{:032x}", disk + 16) })))
+        .collect();
+    let made = json!({
+        "apiVersion": "engram.dev/v1alpha1", "kind": "PartitionMap", "metadata": { "name": "guarded" },
+        "spec": {
+            "formatVersion": 1, "version": 1, "clusterId": format!("{:032x}", 1), "law": "Linear", "partitionCount": 2,
+            "stores": stores, "partitions": {
+                "0": { "term": 4, "primary": 0, "isr": ["0/1", "1/4"], "activated": true },
+                "1": { "term": 7, "primary": 1, "isr": ["1/4"], "activated": true, "soloSafe": true },
+            },
+        },
+    });
+    cluster.api().create(MAPS, &made)?;
+    let change = |who: &str, spec: &str| {
+        let patch = format!("{{\"spec\":{spec}}}");
+        let mut arguments = vec!["patch", "partitionmap", "guarded", "-n", NAMESPACE, "--type=merge", "-p", &patch];
+        if !who.is_empty() {
+            arguments.extend(["--as", who]);
+        }
+        cluster.kubectl(arguments)
+    };
+    // A policy holds a little after it was made.
+    until("the policy to hold", WHILE, || Ok(change(CHANGES[0].0, CHANGES[0].1).is_err().then_some(())))?;
+    for (who, spec, told) in CHANGES {
+        match change(who, spec) {
+            Ok(_) => ensure!(told.is_empty(), "{spec} is taken"),
+            Err(error) => {
+                let error = format!("{error:#}");
+                ensure!(!told.is_empty() && error.contains(told), "{spec} is refused with other words: {error}");
+            }
+        }
+    }
+    let map = cluster.api().get(&format!("{MAPS}/guarded"))?;
+    ensure!(map["spec"]["partitions"]["1"]["term"] == 90, "{map:#}");
+    cluster.api().delete(&format!("{MAPS}/guarded"), None)?;
+    let refused = CHANGES.iter().filter(|it| !it.2.is_empty()).count();
+    Ok(format!("{} taken, {refused} refused", CHANGES.len() - refused))
 }
 
 fn goes(cluster: &Cluster) -> Result<String> {

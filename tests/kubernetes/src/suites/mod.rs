@@ -5,6 +5,7 @@
 
 mod chart;
 mod fake;
+mod faults;
 mod look;
 mod operator;
 mod smoke;
@@ -25,15 +26,22 @@ struct Suite {
     name: &'static str,
     /// Fake kubelets are enough.
     fake: bool,
+    /// It takes an hour, and runs where it is named alone.
+    long: bool,
     checks: fn() -> Vec<Check>,
 }
 
-const SUITES: [Suite; 4] = [
-    Suite { name: "smoke", fake: false, checks: smoke::checks },
-    Suite { name: "fake", fake: true, checks: fake::checks },
-    Suite { name: "operator", fake: true, checks: operator::checks },
-    Suite { name: "chart", fake: true, checks: chart::checks },
+const SUITES: [Suite; 6] = [
+    Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
+    Suite { name: "faults", fake: false, long: false, checks: faults::checks },
+    Suite { name: CAMPAIGN, fake: false, long: true, checks: faults::campaign },
+    Suite { name: "fake", fake: true, long: false, checks: fake::checks },
+    Suite { name: "operator", fake: true, long: false, checks: operator::checks },
+    Suite { name: "chart", fake: true, long: false, checks: chart::checks },
 ];
+
+/// Name of the suite that takes an hour.
+pub const CAMPAIGN: &str = "campaign";
 
 /// Names of all suites.
 pub fn names() -> Vec<&'static str> {
@@ -47,7 +55,7 @@ pub fn clusters(suites: &[String]) -> Vec<Options> {
 }
 
 fn is_meant(suite: &Suite, names: &[String]) -> bool {
-    names.is_empty() || names.iter().any(|it| it == suite.name)
+    if names.is_empty() { !suite.long } else { names.iter().any(|it| it == suite.name) }
 }
 
 /// How checks ended.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/learnerclusters";
@@ -46,6 +46,10 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "its workers beat, a map is made in the API server, and it is Ready", run: forms },
         Check { name: "at rest nothing is written", run: rests },
         Check { name: "what a killed worker served is served by the others", run: fails_over },
+        Check {
+            name: "with no operator at all workers take over by themselves, with rights of their own",
+            run: by_themselves,
+        },
         Check { name: "an edit is carried out, and one while paused only afterwards", run: edits },
         Check { name: "what others change or remove is put right", run: repairs },
         Check { name: "a cluster that is refused says why, and holds up no other", run: refuses },
@@ -132,6 +136,8 @@ fn start(cluster: &Cluster) -> Result<String> {
         // The largest of them does not fit into the annotation of a client-side apply.
         cluster.apply_on_server(definition)?;
     }
+    // Whatever operators and workers write has to pass it.
+    cluster.apply_on_server(include_str!("../../../../charts/engram/files/policy.yaml"))?;
     for replica in REPLICAS {
         start_replica(cluster, replica)?;
     }
@@ -187,7 +193,7 @@ fn start_worker(cluster: &Cluster, ordinal: u64) -> Result<()> {
         "cluster": object["status"]["clusterId"], "clusterName": "words", "ordinal": ordinal, "stateDir": state,
         "listen": { "client": any, "peer": any, "admin": any, "http": any },
         "coordinators": REPLICAS.map(|(_, beats, _)| format!("127.0.0.1:{beats}")),
-        "threads": 1,
+        "threads": 1, "mapPlace": { "object": { "namespace": "default", "name": "words" } },
         "spec": {
             "workers": spec["workers"], "replicationFactor": spec["replicationFactor"], "partitions": spec["partitions"],
             "capacity": { "memories": 1000 }, "gpu": { "mode": "Disabled" },
@@ -195,8 +201,22 @@ fn start_worker(cluster: &Cluster, ordinal: u64) -> Result<()> {
     });
     let file = state.with_extension("json");
     fs::write(&file, serde_json::to_vec(&options)?)?;
-    let arguments = ["serve".into(), format!("--config={}", file.display())];
-    cluster.start_daemon(1, &format!("worker-{ordinal}"), &program(cluster, "engram-worker")?, &arguments).map(drop)
+    let kubeconfig = format!("KUBECONFIG={}", workers_rights(cluster)?.display());
+    let worker = program(cluster, "engram-worker")?.display().to_string();
+    let arguments = [kubeconfig, worker, "serve".into(), format!("--config={}", file.display())];
+    cluster.start_daemon(1, &format!("worker-{ordinal}"), Path::new("/usr/bin/env"), &arguments).map(drop)
+}
+
+/// The kubeconfig of whoever has a token of the workers' service account: what a pod has mounted.
+fn workers_rights(cluster: &Cluster) -> Result<PathBuf> {
+    let path = cluster.path("volumes").join("words-worker.kubeconfig");
+    let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
+    let granted = cluster.api().create(&format!("{}/token", OBJECTS[0]), &request)?;
+    let admin = fs::read(cluster.kubeconfig("admin"))?;
+    let mut config: Value = serde_json::from_slice(&admin)?;
+    config["users"] = json!([{ "name": "u", "user": { "token": granted["status"]["token"] } }]);
+    fs::write(&path, serde_json::to_vec(&config)?)?;
+    Ok(path)
 }
 
 fn map(cluster: &Cluster) -> Result<Value> {
@@ -279,6 +299,31 @@ fn fails_over(cluster: &Cluster) -> Result<String> {
     start_worker(cluster, 0)?;
     wait_for_status(cluster, "words", "Ready again", is_ready_cluster)?;
     Ok(format!("written {:.1} s after the kill", took.as_secs_f64()))
+}
+
+fn by_themselves(cluster: &Cluster) -> Result<String> {
+    // The lease is given back: whoever comes next need not wait for it.
+    for (replica, ..) in REPLICAS {
+        cluster.end_daemon(1, replica, Signal::SIGTERM)?;
+    }
+    let before = map(cluster)?;
+    let lost = primaries(&before).into_iter().filter(|it| *it == 0).count();
+    ensure!(lost > 0, "worker 0 leads nothing");
+    let began = Instant::now();
+    cluster.end_daemon(1, "worker-0", Signal::SIGKILL)?;
+    until("other primaries", WHILE, || Ok((!primaries(&map(cluster)?).contains(&0)).then_some(())))?;
+    let took = began.elapsed();
+    until("them to serve", WHILE, || {
+        let map = map(cluster)?;
+        let entries = map["spec"]["partitions"].as_object().into_iter().flatten();
+        Ok(entries.map(|(_, entry)| &entry["activated"]).all(|it| it == true).then_some(()))
+    })?;
+    for replica in REPLICAS {
+        start_replica(cluster, replica)?;
+    }
+    start_worker(cluster, 0)?;
+    wait_for_status(cluster, "words", "Ready again", is_ready_cluster)?;
+    Ok(format!("{lost} partitions written {:.1} s after the kill", took.as_secs_f64()))
 }
 
 fn edit(cluster: &Cluster, spec: &Value) -> Result<()> {

@@ -1,0 +1,155 @@
+//! The clients: threads in the network of node 1, from where every pod is reached, and which no fault hits.
+//!
+//! They write through the client library, and the ledger of `engram-faults` says in the end what became of each write. Each fault has
+//! a load of its own with ids of its own, whose books are closed when the fault is over, and opened once more after the last fault.
+
+use super::TRIALS;
+use crate::cluster::Cluster;
+use crate::suites::look::service_address;
+use anyhow::{Context, Result};
+use engram_faults::ledger::Tally;
+use engram_faults::load::{Books, Load};
+use engram_memory::{ClusterId, MemoryId};
+use nix::sched::{CloneFlags, setns};
+use std::fs::File;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// Operations a second over all partitions, each a batch of 16 ids: less than 2,000 writes a second however they are counted.
+const OPERATIONS_PER_SECOND: f64 = 120.0;
+/// Sessions are opened and connections made before anything counts.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// How long the same load runs without a fault before each fault.
+const CALM: Duration = Duration::from_secs(4);
+/// An operation that takes longer is an outage in the load's own terms; what is judged here is the longest, whatever it took.
+const SLOW: Duration = Duration::from_millis(100);
+/// How long every partition may take to execute another operation once the copies are whole.
+const SERVED: Duration = Duration::from_secs(20);
+/// Ids of a load: none ever needs so many.
+const IDS_BITS: u32 = 32;
+/// What a planned change may always take, and how many times the slowest thousandth without faults.
+const PLANNED: (Duration, f64) = (Duration::from_millis(200), 3.0);
+
+/// Clients of the cluster of the trials.
+pub(super) struct Clients {
+    runtime: Runtime,
+    endpoint: String,
+    cluster: ClusterId,
+    loads: u64,
+    books: Vec<Books>,
+    /// How long operations took without a fault, over all loads.
+    calm: Vec<Duration>,
+}
+
+/// What a load came to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Closed {
+    /// Operations that were acknowledged from the fault on.
+    pub(super) acknowledged: u64,
+    /// The longest that any partition took no write.
+    pub(super) gap: Duration,
+    /// What the weights say.
+    pub(super) tally: Tally,
+    /// Partitions that took no write once the copies were whole.
+    pub(super) unserved: usize,
+}
+
+/// A load at work, and how much of it was done before the fault.
+pub(super) struct Working {
+    load: Load,
+    before: u64,
+    since: tokio::time::Instant,
+}
+
+impl Clients {
+    /// Of the cluster that is there.
+    pub(super) fn of(cluster: &Cluster) -> Result<Self> {
+        let network = Arc::new(cluster.network_namespace(1)?);
+        let enter = move || enter(&network);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .on_thread_start(enter)
+            .build()
+            .context("failed to start threads")?;
+        let status = super::watch::status(cluster)?;
+        let id = status["clusterId"].as_str().and_then(|it| it.parse().ok()).context("the status has no clusterId")?;
+        let endpoint = format!("{}:7443", service_address(cluster, TRIALS)?);
+        Ok(Self { runtime, endpoint, cluster: id, loads: 0, books: Vec::new(), calm: Vec::new() })
+    }
+
+    /// Begins a load, and lets it run for a while without any fault.
+    pub(super) fn begin(&mut self) -> Result<Working> {
+        self.loads += 1;
+        let (endpoints, cluster) = (vec![self.endpoint.clone()], self.cluster);
+        let first = MemoryId(self.loads << IDS_BITS);
+        let load = self.run(async move { Load::start_from(&endpoints, cluster, SLOW, first).await })?;
+        load.set_rate(Some(OPERATIONS_PER_SECOND));
+        std::thread::sleep(WARM_UP);
+        load.take_times();
+        std::thread::sleep(CALM);
+        self.calm.extend(load.take_times());
+        load.forget_longest();
+        Ok(Working { before: load.acked(), load, since: tokio::time::Instant::now() })
+    }
+
+    /// Waits until every partition takes writes again, ends the load, and compares every weight with the ledger.
+    pub(super) fn close(&mut self, working: Working) -> Result<Closed> {
+        let Working { load, before, since } = working;
+        let (load, served) = self.run(async move {
+            let served = load.served(SERVED).await;
+            Ok::<_, std::convert::Infallible>((load, served))
+        })?;
+        let gap = load.outages(since, |_| true).into_iter().max().unwrap_or_default();
+        let acknowledged = load.acked() - before;
+        let (books, tally) = self.run(async move {
+            let books = load.finish().await;
+            let tally = books.check().await;
+            Ok::<_, std::convert::Infallible>((books, tally))
+        })?;
+        let tally = tally.context("the weights could not be read")?;
+        self.books.push(books);
+        Ok(Closed { acknowledged, gap, tally, unserved: served.err().map_or(0, |behind| behind.len()) })
+    }
+
+    /// Compares what all loads wrote with what is there now.
+    pub(super) fn audit(&mut self) -> Result<Tally> {
+        let books = std::mem::take(&mut self.books);
+        self.run(async move {
+            let mut all = Tally::default();
+            for books in &books {
+                all.add(&books.check().await?);
+            }
+            Ok::<_, engram_client::Error>(all)
+        })
+    }
+
+    /// How long a planned change may hold up a write: three times what the slowest of a thousand took without faults.
+    pub(super) fn planned_budget(&self) -> Duration {
+        PLANNED.0.max(self.slowest_thousandth().mul_f64(PLANNED.1))
+    }
+
+    /// The time that 999 of 1,000 operations without a fault did not exceed.
+    pub(super) fn slowest_thousandth(&self) -> Duration {
+        let mut calm = self.calm.clone();
+        calm.sort_unstable();
+        let rank = (calm.len() as f64 * 0.999).ceil() as usize;
+        calm.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    }
+
+    /// On the threads of the clients: a connection that is made here would be made in the network of this machine.
+    fn run<T, E>(&self, work: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T>
+    where
+        T: Send + 'static,
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        Ok(self.runtime.block_on(self.runtime.spawn(work)).context("a client panicked")??)
+    }
+}
+
+/// Moves the calling thread into a network.
+fn enter(network: &File) {
+    setns(network, CloneFlags::CLONE_NEWNET).expect("whoever made a namespace may enter it");
+}

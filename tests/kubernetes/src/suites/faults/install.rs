@@ -1,0 +1,117 @@
+//! The operator in pods, by the chart, and a cluster of three workers that have disks: both from images of the programs that lie beside
+//! this one.
+
+use super::watch::{self, CLUSTERS, condition};
+use super::{TRIALS, WORKERS};
+use crate::Skip;
+use crate::cluster::Cluster;
+use crate::image::{Content, Image, write_archive};
+use crate::process::until;
+use crate::suites::look::WHILE;
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const NAMESPACE: &str = "engram-system";
+/// Who runs the programs.
+const USER: &str = "65532:65532";
+/// What the images are called. The workers' second tag is the same image: what a rolling change needs.
+pub(super) const WORKER: &str = "local.test/engram-worker";
+const OPERATOR: &str = "local.test/engram-operator:1";
+const VALUES: &str = "operator.image.registry=local.test,operator.image.repository=engram-operator,operator.image.tag=1,\
+    operator.image.pullPolicy=Never,worker.image.registry=local.test,worker.image.repository=engram-worker";
+/// Pods start, disks are made, a map is formed, on a machine that may be busy.
+const READY: Duration = Duration::from_secs(120);
+
+/// Check: two operators are Ready.
+pub(super) fn operator(cluster: &Cluster) -> Result<String> {
+    load_images(cluster)?;
+    let began = Instant::now();
+    let namespace = json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": { "name": NAMESPACE, "labels": { "pod-security.kubernetes.io/enforce": "restricted" } },
+    });
+    cluster.apply(&namespace.to_string())?;
+    helm(cluster, "worker.image.tag=1")?;
+    let operators = watch::operators(cluster)?.len();
+    ensure!(operators == 2, "{operators} operators");
+    Ok(format!("{:.1} s without the images", began.elapsed().as_secs_f64()))
+}
+
+/// Installs or upgrades the release, and waits for it.
+pub(super) fn helm(cluster: &Cluster, values: &str) -> Result<()> {
+    let program = cluster.kubernetes_program("helm")?;
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/engram");
+    let chart = chart.to_string_lossy();
+    let chosen = [
+        "upgrade",
+        "--install",
+        "engram",
+        &chart,
+        "--namespace",
+        NAMESPACE,
+        "--set-string",
+        VALUES,
+        "--set-string",
+        values,
+    ];
+    let how = ["--take-ownership", "--wait", "--timeout=55s"];
+    cluster.in_network(1, program, [&chosen[..], &how].concat()).map(drop)
+}
+
+/// Check: a cluster is Ready soon after it was applied.
+pub(super) fn trials(cluster: &Cluster) -> Result<String> {
+    let object = json!({
+        "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": TRIALS },
+        "spec": {
+            "workers": WORKERS, "replicationFactor": watch::COPIES, "partitions": 16,
+            "capacity": { "memories": 20_000_000 }, "gpu": { "mode": "Disabled" }, "storage": { "size": "1Gi" },
+        },
+    });
+    let began = Instant::now();
+    if cluster.api().find(&format!("{CLUSTERS}/{TRIALS}"))?.is_none() {
+        until("the kind", WHILE, || cluster.api().create(CLUSTERS, &object).map(Some))?;
+    }
+    let mut said = String::new();
+    let ready = until("the cluster to be Ready", READY, || {
+        let (holds, now) = condition(&watch::status(cluster)?, "Ready");
+        said = now;
+        Ok(holds.then(|| began.elapsed()))
+    });
+    let ready = ready.with_context(|| said.clone())?;
+    watch::settled(cluster, WORKERS)?;
+    Ok(format!("Ready after {:.1} s", ready.as_secs_f64()))
+}
+
+fn load_images(cluster: &Cluster) -> Result<()> {
+    let (operator, worker) = (program(cluster, "engram-operator")?, program(cluster, "engram-worker")?);
+    let operator = Content::default().program("/engram-operator", &operator)?;
+    let worker = Content::default().program("/engram-worker", &worker)?;
+    let tags = [1, 2].map(|tag| format!("{WORKER}:{tag}"));
+    let mut images = vec![Image { name: OPERATOR, content: &operator, entrypoint: &["/engram-operator"], user: USER }];
+    images.extend(tags.iter().map(|name| Image {
+        name,
+        content: &worker,
+        entrypoint: &["/engram-worker"],
+        user: USER,
+    }));
+    let archive = cluster.path("engram.tar");
+    write_archive(&archive, &images)?;
+    cluster.load_image(&archive)
+}
+
+/// A program of the project that lies beside this one, without what only a debugger reads: every node gets a copy.
+fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
+    let built = std::env::current_exe()?.with_file_name(name);
+    if !built.is_file() {
+        return Err(Skip(format!("there is no {}: `cargo xtask kubernetes` builds it", built.display())).into());
+    }
+    let small = cluster.path("bin").join(format!("{name}-small"));
+    let stripped = Command::new("strip").arg("-o").arg(&small).arg(&built).status();
+    if !stripped.is_ok_and(|status| status.success()) {
+        std::fs::copy(&built, &small)?;
+    }
+    Ok(small)
+}

@@ -1,0 +1,260 @@
+//! The faults, each done and undone: what it hits, how long the copies took to be whole, and what else must hold.
+
+use super::map::Process;
+use super::outcome::{Over, Promise};
+use super::watch::{self, CLUSTERS};
+use super::{TRIALS, WORKERS, install};
+use crate::MERGE;
+use crate::cluster::Cluster;
+use crate::process::until;
+use crate::suites::look::{PODS, uid};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const OPERATOR_PODS: &str = "/api/v1/namespaces/engram-system/pods";
+/// How long the API server is away in CI.
+const OUTAGE: Duration = Duration::from_secs(30);
+/// Workers that a cluster grows to and shrinks from.
+const MORE: usize = 5;
+/// A change that goes from worker to worker.
+const CHANGED: Duration = Duration::from_secs(240);
+
+/// A kind of fault.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    pub(super) promise: Promise,
+    pub(super) inflict: fn(&Cluster) -> Result<Over>,
+}
+
+pub(super) const POD: Kind = Kind { name: "pod deleted", promise: Promise::Failure, inflict: pod_deleted };
+pub(super) const WORKER: Kind = Kind { name: "worker killed", promise: Promise::Failure, inflict: worker_killed };
+pub(super) const CONTAINER: Kind =
+    Kind { name: "container killed", promise: Promise::Failure, inflict: container_killed };
+pub(super) const NODE: Kind = Kind { name: "node killed", promise: Promise::Failure, inflict: node_killed };
+pub(super) const CUT_OFF: Kind = Kind { name: "node cut off", promise: Promise::Failure, inflict: node_cut_off };
+pub(super) const OPERATOR_AND_NODE: Kind =
+    Kind { name: "leading operator and a worker's node killed", promise: Promise::Failure, inflict: operator_and_node };
+pub(super) const NO_API: Kind =
+    Kind { name: "API server down for 30 s", promise: Promise::Planned, inflict: |it| no_api(it, OUTAGE) };
+pub(super) const NO_API_LONG: Kind = Kind {
+    name: "API server down for 2 min",
+    promise: Promise::Planned,
+    inflict: |it| no_api(it, Duration::from_secs(120)),
+};
+pub(super) const SCALE: Kind = Kind { name: "scaled from 3 to 5 and back", promise: Promise::Planned, inflict: scaled };
+pub(super) const UPGRADE: Kind = Kind { name: "operator upgraded", promise: Promise::Planned, inflict: upgraded };
+pub(super) const IMAGE: Kind = Kind { name: "image changed", promise: Promise::Planned, inflict: image_changed };
+
+/// Whom a fault hits.
+struct Victim {
+    pod: Value,
+    ordinal: u32,
+    processes: Vec<Process>,
+    led: usize,
+}
+
+impl Victim {
+    /// The worker that leads most.
+    fn busiest(cluster: &Cluster) -> Result<Self> {
+        Self::busiest_of(cluster, |_| true)
+    }
+
+    /// The worker that leads most, of those on such nodes. One that leads nothing is missed by nobody.
+    fn busiest_of(cluster: &Cluster, is_meant: impl Fn(u8) -> bool) -> Result<Self> {
+        let map = watch::map(cluster)?;
+        let pods = watch::pods(cluster)?.into_iter().filter(|pod| watch::node_of(pod).is_ok_and(&is_meant));
+        let led = |pod: &Value| map.primaries(watch::ordinal(pod));
+        let pod = pods.max_by_key(led).filter(|pod| led(pod) > 0).context("no worker there leads anything")?;
+        let ordinal = watch::ordinal(&pod);
+        Ok(Self { processes: map.processes(ordinal), led: led(&pod), ordinal, pod })
+    }
+
+    fn name(&self) -> &str {
+        name_of(&self.pod)
+    }
+
+    fn told(&self) -> String {
+        format!("worker {}, which led {}", self.ordinal, self.led)
+    }
+}
+
+fn name_of(pod: &Value) -> &str {
+    pod["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+/// How often a pod's container was started again.
+fn starts(pod: &Value) -> u64 {
+    pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0)
+}
+
+fn pod_deleted(cluster: &Cluster) -> Result<Over> {
+    let victim = Victim::busiest(cluster)?;
+    let began = Instant::now();
+    cluster.api().delete(&format!("{PODS}/{}", victim.name()), None)?;
+    let whole = watch::whole(cluster, began, &victim.processes)?;
+    until("another pod", watch::WHOLE, || {
+        Ok(cluster.api().find(&format!("{PODS}/{}", victim.name()))?.filter(|pod| uid(pod) != uid(&victim.pod)))
+    })?;
+    Ok(Over { whole, note: victim.told() })
+}
+
+/// The worker alone: the container's first process lives on for a moment, and tells the coordinators of the death.
+fn worker_killed(cluster: &Cluster) -> Result<Over> {
+    let victim = Victim::busiest(cluster)?;
+    let began = Instant::now();
+    cluster.kill_children("default", victim.name(), "worker")?;
+    restarted(cluster, &victim, began)
+}
+
+/// All processes of the container at once: there is nobody left to tell of it.
+fn container_killed(cluster: &Cluster) -> Result<Over> {
+    let victim = Victim::busiest(cluster)?;
+    let began = Instant::now();
+    cluster.kill_container("default", victim.name(), "worker")?;
+    restarted(cluster, &victim, began)
+}
+
+fn restarted(cluster: &Cluster, victim: &Victim, began: Instant) -> Result<Over> {
+    let whole = watch::whole(cluster, began, &victim.processes)?;
+    until("the container to be started again", watch::WHOLE, || {
+        let pod = cluster.api().get(&format!("{PODS}/{}", victim.name()))?;
+        ensure!(uid(&pod) == uid(&victim.pod), "the pod is another one");
+        Ok((starts(&pod) > starts(&victim.pod)).then_some(()))
+    })?;
+    Ok(Over { whole, note: victim.told() })
+}
+
+fn node_killed(cluster: &Cluster) -> Result<Over> {
+    // One without an operator, where its worker leads anything: the other kind is a fault of its own.
+    let operators = watch::operators(cluster)?.iter().map(watch::node_of).collect::<Result<Vec<_>>>()?;
+    let victim = Victim::busiest_of(cluster, |node| !operators.contains(&node));
+    node_lost(cluster, &victim.or_else(|_| Victim::busiest(cluster))?)
+}
+
+fn operator_and_node(cluster: &Cluster) -> Result<Over> {
+    let operators = watch::operators(cluster)?;
+    let nodes = operators.iter().map(watch::node_of).collect::<Result<Vec<_>>>()?;
+    let victim = Victim::busiest_of(cluster, |node| nodes.contains(&node))?;
+    // The operator beside it shall be the one that leads: the other steps down.
+    let beside = |pod: &Value| watch::node_of(pod).is_ok_and(|node| Some(node) == watch::node_of(&victim.pod).ok());
+    let leader = watch::leader(cluster)?;
+    if !beside(&leader) {
+        cluster.api().delete(&format!("{OPERATOR_PODS}/{}", name_of(&leader)), None)?;
+        until("the operator beside the victim to lead", watch::WHOLE, || {
+            Ok(beside(&watch::leader(cluster)?).then_some(()))
+        })?;
+    }
+    node_lost(cluster, &victim)
+}
+
+/// Kills a worker's node, and brings it back once the others have all copies.
+fn node_lost(cluster: &Cluster, victim: &Victim) -> Result<Over> {
+    let node = watch::node_of(&victim.pod)?;
+    let on_it = |pod: &Value| watch::node_of(pod).is_ok_and(|it| it == node);
+    let pods = watch::pods(cluster)?.into_iter().chain(watch::operators(cluster)?);
+    let before: Vec<(String, u64)> = pods.filter(on_it).map(|pod| (uid(&pod), starts(&pod))).collect();
+    let began = Instant::now();
+    cluster.kill_node(node)?;
+    let whole = watch::whole(cluster, began, &victim.processes);
+    // Whatever came of it: the next fault wants four nodes.
+    cluster.add_node(node)?;
+    // Nobody may have noticed yet that they are gone.
+    until("the pods of the node to be started again", watch::WHOLE, || {
+        let now: Vec<Value> = watch::pods(cluster)?.into_iter().chain(watch::operators(cluster)?).collect();
+        let old = |(of, count): &(String, u64)| now.iter().any(|pod| uid(pod) == *of && starts(pod) == *count);
+        Ok((!before.iter().any(old)).then_some(()))
+    })?;
+    Ok(Over { whole: whole?, note: format!("n{node} with {}", victim.told()) })
+}
+
+fn node_cut_off(cluster: &Cluster) -> Result<Over> {
+    let victim = Victim::busiest(cluster)?;
+    let node = watch::node_of(&victim.pod)?;
+    let began = Instant::now();
+    cluster.partition_node(node)?;
+    let whole = watch::whole(cluster, began, &victim.processes);
+    cluster.heal_node(node)?;
+    Ok(Over { whole: whole?, note: format!("n{node} with {}", victim.told()) })
+}
+
+/// Without the API server nothing is changed, and nobody who only reads and writes memories notices.
+fn no_api(cluster: &Cluster, time: Duration) -> Result<Over> {
+    let (pods, terms) = (watch::identities(cluster)?, watch::map(cluster)?.terms());
+    cluster.stop_api()?;
+    // It is this long that is asked for.
+    std::thread::sleep(time);
+    cluster.start_api()?;
+    let began = Instant::now();
+    let whole = watch::whole(cluster, began, &[])?;
+    watch::settled(cluster, WORKERS)?;
+    let settled = began.elapsed().as_secs_f64();
+    ensure!(watch::identities(cluster)? == pods, "a pod was replaced or restarted");
+    ensure!(watch::map(cluster)?.terms() == terms, "partitions changed hands");
+    Ok(Over { whole, note: format!("all Ready {settled:.1} s after its return") })
+}
+
+fn edit(cluster: &Cluster, spec: &Value) -> Result<()> {
+    cluster.api().patch(&format!("{CLUSTERS}/{TRIALS}"), MERGE, &json!({ "spec": spec })).map(drop)
+}
+
+fn scaled(cluster: &Cluster) -> Result<Over> {
+    let began = Instant::now();
+    let to = |workers: usize| -> Result<Duration> {
+        let began = Instant::now();
+        edit(cluster, &json!({ "workers": workers }))?;
+        until(&format!("{workers} workers with their share"), CHANGED, || {
+            let map = watch::map(cluster)?;
+            let takes_part = |ordinal: u32| !map.processes(ordinal).is_empty();
+            let others = (workers..MORE).any(|it| takes_part(it as u32));
+            let all = (0..workers).all(|it| takes_part(it as u32));
+            let pods = watch::pods(cluster)?.len();
+            ensure!(all && !others && pods == workers, "{pods} pods; all have copies: {all}, others have: {others}");
+            Ok(Some(()))
+        })?;
+        watch::settled(cluster, workers)?;
+        Ok(began.elapsed())
+    };
+    let (up, down) = (to(MORE)?, to(WORKERS)?);
+    let note = format!("up in {:.1} s, down in {:.1} s", up.as_secs_f64(), down.as_secs_f64());
+    Ok(Over { whole: began.elapsed(), note })
+}
+
+/// Another template of the operator's pods, and another image that it would give to new workers.
+fn upgraded(cluster: &Cluster) -> Result<Over> {
+    let pods = watch::identities(cluster)?;
+    let before: Vec<String> = watch::operators(cluster)?.iter().map(uid).collect();
+    // Each of several upgrades of one release is one.
+    let build = format!("worker.image.tag=2,podAnnotations.build={}", before.concat());
+    let began = Instant::now();
+    install::helm(cluster, &build)?;
+    until("other operators", watch::WHOLE, || {
+        let now = watch::operators(cluster)?;
+        Ok((now.len() == 2 && now.iter().all(|pod| !before.contains(&uid(pod)))).then_some(()))
+    })?;
+    until("the new operator to offer its image", watch::WHOLE, || {
+        Ok(watch::condition(&watch::status(cluster)?, "UpdateAvailable").0.then_some(()))
+    })?;
+    let whole = watch::whole(cluster, began, &[])?;
+    watch::settled(cluster, WORKERS)?;
+    ensure!(watch::identities(cluster)? == pods, "a worker was replaced or restarted");
+    Ok(Over { whole, note: "no worker was restarted".into() })
+}
+
+fn image_changed(cluster: &Cluster) -> Result<Over> {
+    let before = watch::pods(cluster)?;
+    let now = &before.first().context("there is no worker")?["spec"]["containers"][0]["image"];
+    let tag = if *now == format!("{}:2", install::WORKER) { 1 } else { 2 };
+    let image = format!("{}:{tag}", install::WORKER);
+    let began = Instant::now();
+    edit(cluster, &json!({ "image": image }))?;
+    until("all workers to run it", CHANGED, || {
+        let pods = watch::pods(cluster)?;
+        let running = pods.iter().filter(|pod| pod["spec"]["containers"][0]["image"] == image).count();
+        ensure!(running == WORKERS, "{running} of {WORKERS} workers run {image}");
+        Ok(Some(()))
+    })?;
+    watch::settled(cluster, WORKERS)?;
+    Ok(Over { whole: began.elapsed(), note: format!("{WORKERS} workers, one after the other") })
+}
