@@ -17,7 +17,6 @@ const LOOK: Duration = Duration::from_millis(20);
 const AT_ONCE: usize = 8;
 /// A successor that did not take over in this time is not the one to wait for.
 const PATIENCE: Duration = Duration::from_secs(2);
-
 /// For how long nothing may have come back before nothing will: what a coordinator had planned before it knew is through by then.
 const QUIET: Duration = Duration::from_millis(300);
 

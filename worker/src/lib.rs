@@ -47,6 +47,6 @@ mod worker;
 mod write;
 
 pub use edge::{AllowAll, Authorizer, Principal};
-pub use options::{Listen, Options};
+pub use options::{Listen, MapPlace, Options};
 pub use tonic::codegen::http::HeaderMap;
 pub use worker::{Addresses, Error, Handle, Worker};

@@ -36,14 +36,29 @@ pub struct Options {
     /// proxy in between.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub peer_detours: BTreeMap<u32, String>,
-    /// Folder of the partition map's store, where this worker reaches it: it writes the map itself while no coordinator answers.
+    /// Where the partition map is kept, if this worker reaches it: it writes the map itself while no coordinator answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub map_folder: Option<PathBuf>,
+    pub map_place: Option<MapPlace>,
     /// Threads of the passes over memories; absent = the cores of the machine. Workers that share a machine share its cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
     /// The cluster's specification.
     pub spec: LearnerClusterSpec,
+}
+
+/// Where the partition map is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum MapPlace {
+    /// In a folder that the workers of a machine share with their coordinator.
+    Folder(PathBuf),
+    /// In an API server, as a `PartitionMap`. Which server, and with which rights, this process's environment says.
+    Object {
+        /// Its namespace.
+        namespace: String,
+        /// Its name: that of the cluster.
+        name: String,
+    },
 }
 
 /// Where a worker listens; port 0 = any free one.
@@ -180,7 +195,7 @@ mod tests {
             advertise_host: None,
             coordinators: vec!["127.0.0.1:7440".into()],
             peer_detours: BTreeMap::from([(1, "127.0.0.1:7001".into())]),
-            map_folder: Some("/var/lib/demo".into()),
+            map_place: Some(MapPlace::Object { namespace: "research".into(), name: "demo".into() }),
             threads: Some(2),
             spec: LearnerClusterSpec::with_workers(5),
         }
@@ -192,7 +207,7 @@ mod tests {
         let json = serde_json::to_string(&options).unwrap();
         let read: Options = serde_json::from_str(&json).unwrap();
         assert_eq!((read.cluster, read.spec), (options.cluster, options.spec.clone()));
-        assert_eq!(read.peer_detours, options.peer_detours);
+        assert_eq!((&read.peer_detours, &read.map_place), (&options.peer_detours, &options.map_place));
         let misspelt = json.replace("stateDir", "statedir");
         assert!(serde_json::from_str::<Options>(&misspelt).unwrap_err().to_string().contains("statedir"));
         assert_eq!(options.settings().unwrap().rate, Settings::DEFAULT_RATE);

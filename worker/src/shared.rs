@@ -4,7 +4,7 @@ use crate::engine::Engine;
 use crate::hands;
 use crate::metrics::Metrics;
 use crate::options::Options;
-use crate::peers::{Greeter, Links, OPINION_MS, Proposals, Witness};
+use crate::peers::{Greeter, Links, MapKeeper, OPINION_MS, Proposals, Witness};
 use crate::roster::Roster;
 use crate::runs::Runs;
 use crate::view::View;
@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) links: Arc<Links>,
     /// What the replicas here ask of the map.
     pub(crate) proposals: Arc<Proposals>,
+    /// The map where it is kept, if this worker reaches it.
+    pub(crate) map_keeper: Option<MapKeeper>,
     witness: Mutex<Witness>,
     pub(crate) coordinators: Coordinators,
     pub(crate) roster: Roster,
@@ -127,6 +129,7 @@ impl Shared {
             shape: options.shape(),
             metrics: Metrics::new(&options.cluster_name, options.ordinal, &links.traffic),
             roster: Roster::new(&options.coordinators, !network.is_simulated()),
+            map_keeper: MapKeeper::of(&options),
             options,
             member: greeter.member,
             network,

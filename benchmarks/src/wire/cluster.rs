@@ -118,7 +118,7 @@ impl Cluster {
                 advertise_host: None,
                 coordinators: coordinators.clone(),
                 peer_detours: Default::default(),
-                map_folder: None,
+                map_place: None,
                 threads: Some(threads),
                 spec: spec.clone(),
             };

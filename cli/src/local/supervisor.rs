@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use engram_api::{Code, DurabilityMode, LearnerClusterSpec};
 use engram_memory::ClusterId;
 use engram_proto::v1;
-use engram_worker::{Listen, exit as cause, supervise};
+use engram_worker::{Listen, MapPlace, exit as cause, supervise};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -454,7 +454,7 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
         advertise_host: None,
         coordinators: vec![coordinator.unwrap_or(&plan.ports.coordinator).to_string()],
         peer_detours: peers.cloned().unwrap_or_default(),
-        map_folder: Some(plan.folder.clone()),
+        map_place: Some(MapPlace::Folder(plan.folder.clone())),
         threads: Some(plan.threads),
         spec: plan.spec.clone(),
     };

@@ -10,8 +10,11 @@ use crate::file::{overruled, successor};
 use crate::{Error, Goal, MapStore, Order, order};
 use engram_cluster::PartitionMap;
 use engram_memory::{ClusterId, Law};
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use futures::{StreamExt as _, pin_mut};
+use kube::api::{
+    ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
+use kube::{Api, Client, Config};
 use layout::{Known, ORDERS};
 use serde_json::{Value, json};
 use std::future::Future;
@@ -24,6 +27,8 @@ use tokio::runtime::Handle;
 /// How long the API server may take: several times what it needs for the largest map on a busy machine, and less than the lease
 /// of whoever writes.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// How long a change is waited for: whoever waits looks up as often.
+const WATCH_SECONDS: u32 = 10;
 /// Writers that may be faster before this one gives up: those change other things than the map's entries.
 const ATTEMPTS: u32 = 3;
 /// Orders of people take no more of the object than this; of more, the oldest go. All annotations together may have 256 KiB.
@@ -69,6 +74,53 @@ impl KubernetesStore {
         Self { api, runtime, cluster, law, place, known: Mutex::new(None) }
     }
 
+    /// The same, at the API server that this process's environment names: the one of its pod, or of a kubeconfig.
+    ///
+    /// # Errors
+    /// It names none, or what it names cannot be used.
+    pub async fn connect(place: Place, cluster: ClusterId, law: Law) -> Result<Self, Error> {
+        let path = PathBuf::from("the API server");
+        let failed = |source| Error::Io { action: "find", path: path.clone(), source };
+        let mut config = Config::infer().await.map_err(|error| failed(io::Error::other(error)))?;
+        // Whoever asks knows best when to ask again.
+        config.default_retry = false;
+        let client = Client::try_from(config).map_err(|error| failed(io::Error::other(error)))?;
+        Ok(Self::new(client, Handle::current(), place, cluster, law))
+    }
+
+    /// Waits until the map may be another than the one that was read or written last, but no longer than ten seconds, and returns
+    /// what is there then. Needs the rights to get and to watch this object, and no other.
+    ///
+    /// # Errors
+    /// As for [`MapStore::get`].
+    pub async fn changed(&self) -> Result<Option<PartitionMap>, Error> {
+        if let Some(known) = self.remembered()
+            && !self.has_moved_on(known.resource_version()).await
+        {
+            return Ok(Some(known.map));
+        }
+        // An event tells of one change; there may have been many since.
+        Ok(self.read_now().await?.map(|known| known.map))
+    }
+
+    /// Whether the object was changed since, or that cannot be told.
+    async fn has_moved_on(&self, resource_version: &str) -> bool {
+        let one = WatchParams::default().fields(&format!("metadata.name={}", self.place.name)).timeout(WATCH_SECONDS);
+        let Ok(events) = answered(self.api.watch(&one, resource_version)).await else { return true };
+        pin_mut!(events);
+        let told = async {
+            while let Some(event) = events.next().await {
+                if !matches!(event, Ok(WatchEvent::Bookmark(_))) {
+                    return true;
+                }
+            }
+            false
+        };
+        // The server ends it by itself, where there is one.
+        let most = Duration::from_secs(u64::from(WATCH_SECONDS)) + DEADLINE;
+        tokio::time::timeout(most, told).await.unwrap_or(true)
+    }
+
     /// What errors call the object.
     fn path(&self) -> PathBuf {
         PathBuf::from(format!("PartitionMap {}/{}", self.place.namespace, self.place.name))
@@ -76,16 +128,7 @@ impl KubernetesStore {
 
     /// Waits for the API server, but not for ever.
     fn ask<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, Asked> {
-        let answer = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, request).await });
-        match answer {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Asked::Conflict),
-            Ok(Err(error)) => Err(Asked::Failed(io::Error::other(error))),
-            Err(_) => Err(Asked::Failed(io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("the API server did not answer within {} s", DEADLINE.as_secs()),
-            ))),
-        }
+        self.runtime.block_on(answered(request))
     }
 
     fn failed(&self, action: &'static str, asked: Asked) -> Error {
@@ -97,7 +140,11 @@ impl KubernetesStore {
     }
 
     fn object(&self) -> Result<Option<Value>, Error> {
-        let found = self.ask(self.api.get_opt(&self.place.name)).map_err(|asked| self.failed("read", asked))?;
+        self.runtime.block_on(self.object_now())
+    }
+
+    async fn object_now(&self) -> Result<Option<Value>, Error> {
+        let found = answered(self.api.get_opt(&self.place.name)).await.map_err(|asked| self.failed("read", asked))?;
         found.map(|object| self.value(&object)).transpose()
     }
 
@@ -108,7 +155,11 @@ impl KubernetesStore {
 
     /// Reads what the API server has, and remembers it.
     fn read(&self) -> Result<Option<Known>, Error> {
-        let object = self.object()?;
+        self.runtime.block_on(self.read_now())
+    }
+
+    async fn read_now(&self) -> Result<Option<Known>, Error> {
+        let object = self.object_now().await?;
         let known = object.as_ref().map(|object| self.known_of(object)).transpose();
         self.remember(known.as_ref().ok().cloned().flatten());
         known
@@ -150,6 +201,19 @@ impl KubernetesStore {
         let map = known.map.clone();
         self.remember(Some(known));
         Ok(map)
+    }
+}
+
+/// Waits for the API server, but not for ever.
+async fn answered<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Asked> {
+    match tokio::time::timeout(DEADLINE, request).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Asked::Conflict),
+        Ok(Err(error)) => Err(Asked::Failed(io::Error::other(error))),
+        Err(_) => Err(Asked::Failed(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("the API server did not answer within {} s", DEADLINE.as_secs()),
+        ))),
     }
 }
 

@@ -169,7 +169,7 @@ impl State {
             advertise_host: Some(Node::name(self.ordinal)),
             coordinators: vec![format!("{COORDINATOR}:{COORDINATOR_PORT}")],
             peer_detours: Default::default(),
-            map_folder: None,
+            map_place: None,
             threads: Some(1),
             spec: self.spec.clone(),
         }

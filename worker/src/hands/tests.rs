@@ -49,7 +49,7 @@ impl Lone {
             advertise_host: None,
             coordinators: Vec::new(),
             peer_detours: BTreeMap::new(),
-            map_folder: None,
+            map_place: None,
             threads: Some(1),
             spec,
         };

@@ -8,6 +8,7 @@
 //! and a little longer, so that whoever grants waits longer than whoever holds, whatever the clocks say.
 
 use super::link::{HELLO_DEADLINE, connect};
+use super::map_keeper::with_causes;
 use super::witness::{NO_COORDINATOR_MS, Verdict, Witness};
 use super::{each_partner, proposals};
 use crate::shared::Shared;
@@ -306,7 +307,7 @@ impl Shared {
 /// Takes over from primaries that are gone while no coordinator is there to say so, this worker's own process before included.
 /// The map's compare-and-swap decides between several that try.
 fn promote(shared: &Shared) {
-    if shared.options.map_folder.is_none() {
+    if shared.map_keeper.is_none() {
         return;
     }
     let Some(map) = shared.view.borrow().map.clone() else { return };
@@ -345,20 +346,17 @@ fn may_lead(shared: &Shared, entry: &Entry) -> bool {
 
 /// Reads the map where it is kept while no coordinator tells it.
 async fn follow_map_store(shared: &Arc<Shared>) {
-    let Some(folder) = shared.options.map_folder.clone() else { return };
-    let cluster = shared.options.cluster;
+    let Some(keeper) = &shared.map_keeper else { return };
     loop {
         sleep(TICK).await;
         // As long as a proposal waits before it is written here.
         if u128::from(shared.coordinators.unheard_ms()) < proposals::UNANSWERED.as_millis() {
             continue;
         }
-        let folder = folder.clone();
-        match tokio::task::spawn_blocking(move || proposals::read_map(&folder, cluster)).await {
-            Ok(Ok(Some(map))) => shared.read_map(map),
-            Ok(Ok(None)) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "the map cannot be read"),
-            Err(error) => tracing::error!(%error, "the map store panicked"),
+        match keeper.newest().await {
+            Ok(Some(map)) => shared.read_map(map),
+            Ok(None) => {}
+            Err(error) => tracing::debug!(error = with_causes(&error), "the map cannot be read"),
         }
     }
 }

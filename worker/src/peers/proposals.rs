@@ -3,18 +3,16 @@
 //! No answer is needed: the map tells. What is asked for again replaces what was asked before, so that no more waits than there are
 //! partitions.
 
+use super::map_keeper::{MapKeeper, with_causes};
 use crate::shared::Shared;
 use engram_client::Network;
-use engram_cluster::PartitionMap;
 use engram_coordinator::wire;
-use engram_mapstore::{Error, FileStore, MapStore as _};
-use engram_memory::{ClusterId, PartitionId};
+use engram_memory::PartitionId;
 use engram_proto::answers::identity;
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use engram_store::peer::Proposal;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -31,8 +29,6 @@ const DEADLINE: Duration = Duration::from_secs(1);
 pub(super) const UNANSWERED: Duration = Duration::from_millis(300);
 /// Between attempts while nobody answers, and between own writes of the map: at most ten a second.
 const RETRY: Duration = Duration::from_millis(100);
-/// Attempts to write over what others write meanwhile; then what is still wanted is asked for again.
-const CONFLICTS: usize = 8;
 
 /// What is asked of the map and was not handed to anybody.
 #[derive(Debug, Default)]
@@ -82,9 +78,8 @@ pub(crate) async fn hand_over(shared: Arc<Shared>) {
             continue;
         }
         let unanswered = in_vain_since.get_or_insert(asked).elapsed();
-        let store = shared.options.map_folder.clone().filter(|_| unanswered >= UNANSWERED);
-        match store {
-            Some(folder) => write(&shared, folder, proposals).await,
+        match shared.map_keeper.as_ref().filter(|_| unanswered >= UNANSWERED) {
+            Some(keeper) => write(&shared, keeper, proposals).await,
             None => {
                 shared.proposals.put_back(proposals);
                 shared.proposals.news.notify_one();
@@ -168,56 +163,18 @@ fn encode(proposal: &Proposal) -> v1::MapProposal {
 }
 
 /// Writes what still fits into the map store, and takes the map that is there then.
-async fn write(shared: &Arc<Shared>, folder: PathBuf, proposals: Vec<Proposal>) {
-    let (cluster, count) = (shared.options.cluster, proposals.len());
-    let written = tokio::task::spawn_blocking(move || compare_and_swap(&folder, cluster, &proposals)).await;
-    match written {
-        Ok(Ok(Some(map))) => {
+async fn write(shared: &Shared, keeper: &MapKeeper, proposals: Vec<Proposal>) {
+    let count = proposals.len();
+    match keeper.change(proposals).await {
+        Ok(Some(map)) => {
             tracing::warn!(version = map.version, proposals = count, "no coordinator answers: wrote the map here");
             shared.read_map(map);
         }
-        Ok(Ok(None)) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "no coordinator answers, and the map cannot be written"),
-        Err(error) => tracing::error!(%error, "the map store panicked"),
-    }
-}
-
-/// The map after those of the proposals that fit the entries that are there; `None`: there is no map.
-fn compare_and_swap(folder: &Path, cluster: ClusterId, proposals: &[Proposal]) -> Result<Option<PartitionMap>, Error> {
-    let store = FileStore::open(folder, cluster)?;
-    let mut current = store.get()?;
-    for _ in 0..CONFLICTS {
-        let Some(map) = current else { return Ok(None) };
-        let Some(next) = applied(&map, proposals) else { return Ok(Some(map)) };
-        match store.compare_and_swap(Some(map.version), next) {
-            Ok(map) => return Ok(Some(map)),
-            Err(Error::Conflict { found, .. }) => current = found.map(|found| *found),
-            Err(error) => return Err(error),
+        Ok(None) => {}
+        Err(error) => {
+            tracing::warn!(error = with_causes(&error), "no coordinator answers, and the map cannot be written");
         }
     }
-    Ok(current)
-}
-
-/// The map with every proposal whose entry is the one that it expects; `None`: none is.
-fn applied(map: &PartitionMap, proposals: &[Proposal]) -> Option<PartitionMap> {
-    let mut next = map.clone();
-    let mut changed = false;
-    for proposal in proposals {
-        let Some(entry) = next.partitions.get_mut(proposal.partition.0 as usize) else { continue };
-        if entry.expected() != proposal.expected {
-            continue;
-        }
-        if let Ok(after) = entry.changed(&proposal.change) {
-            changed |= *entry != after;
-            *entry = after;
-        }
-    }
-    changed.then_some(next)
-}
-
-/// The map as the store has it now.
-pub(super) fn read_map(folder: &Path, cluster: ClusterId) -> Result<Option<PartitionMap>, Error> {
-    FileStore::open(folder, cluster)?.get()
 }
 
 #[cfg(test)]
@@ -228,29 +185,6 @@ mod tests {
 
     fn member(ordinal: u32) -> Member {
         Member { ordinal: Ordinal(ordinal), store: StoreId(u128::from(ordinal) + 9), incarnation: Incarnation(1) }
-    }
-
-    #[test]
-    fn what_fits_the_entries_that_are_there_is_written_and_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let cluster = ClusterId(5);
-        let first = Entry::first(vec![member(0), member(1)]);
-        let expected = first.expected();
-        let map = PartitionMap { cluster, version: 0, partitions: vec![first; 3] };
-        FileStore::open(folder.path(), cluster).unwrap().compare_and_swap(None, map).unwrap();
-        let promote = |partition, to: u32| Proposal {
-            partition: PartitionId(partition),
-            expected,
-            change: Change::Promote { primary: member(to), isr: vec![Ordinal(to)] },
-        };
-        // A stranger is no candidate.
-        let written = compare_and_swap(folder.path(), cluster, &[promote(0, 1), promote(2, 7)]).unwrap().unwrap();
-        assert_eq!(written.version, 2);
-        assert_eq!(written.partitions[0].primary, Ordinal(1));
-        assert_eq!(written.partitions[1..], [written.partitions[1].clone(), written.partitions[1].clone()]);
-        let again = compare_and_swap(folder.path(), cluster, &[promote(0, 1)]).unwrap().unwrap();
-        assert_eq!(again, written, "a proposal on an entry that has moved on writes nothing");
-        assert_eq!(read_map(folder.path(), cluster).unwrap(), Some(written));
     }
 
     #[test]

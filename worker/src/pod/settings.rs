@@ -3,7 +3,7 @@
 //! The file is the same for all workers of a cluster; place and address come from the environment. Fields that this version does not
 //! know are passed over: a newer operator looks after older workers.
 
-use crate::options::{Listen, Options};
+use crate::options::{Listen, MapPlace, Options};
 use anyhow::{Context as _, Result, bail, ensure};
 use engram_api::{GpuMode, LearnerClusterSpec};
 use engram_memory::ClusterId;
@@ -59,6 +59,8 @@ pub struct Place {
     pub cluster: String,
     /// Place in it.
     pub ordinal: u32,
+    /// Namespace of the pod, which its cluster is in too; without it this worker never writes the map itself.
+    pub namespace: Option<String>,
     /// Where others reach this pod.
     pub address: IpAddr,
 }
@@ -99,14 +101,14 @@ impl Settings {
         };
         Options {
             cluster: self.cluster,
-            cluster_name: place.cluster,
+            cluster_name: place.cluster.clone(),
             ordinal: place.ordinal,
             state_dir,
             listen: self.listen.unwrap_or(Listen { client, peer, admin, http }),
             advertise_host: Some(host),
             coordinators: self.coordinators,
             peer_detours: BTreeMap::new(),
-            map_folder: None,
+            map_place: place.namespace.map(|namespace| MapPlace::Object { namespace, name: place.cluster.clone() }),
             threads: self.threads,
             spec: self.spec,
         }
@@ -128,7 +130,8 @@ fn spec(mut fields: Map<String, Value>) -> Result<LearnerClusterSpec> {
 }
 
 impl Place {
-    /// Reads `ENGRAM_CLUSTER`, `POD_NAME` and `POD_IP`, as the pod's template sets them. Without `POD_IP`: the address of the way out.
+    /// Reads `ENGRAM_CLUSTER`, `POD_NAMESPACE`, `POD_NAME` and `POD_IP`, as the pod's template sets them. Without `POD_IP`: the address
+    /// of the way out.
     ///
     /// # Errors
     /// A variable is missing, or is not what it should be.
@@ -140,7 +143,7 @@ impl Place {
             Some(text) => text.parse().ok().with_context(|| format!("POD_IP: '{text}'; allowed: an IP address"))?,
             None => way_out().context("POD_IP is not set, and this pod has no way out whose address could be taken")?,
         };
-        Ok(Self { cluster, ordinal: ordinal_of(&pod)?, address })
+        Ok(Self { cluster, ordinal: ordinal_of(&pod)?, namespace: read("POD_NAMESPACE"), address })
     }
 }
 
@@ -181,6 +184,7 @@ mod tests {
         Place {
             cluster: "words".into(),
             ordinal: ordinal_of("words-worker-12").unwrap(),
+            namespace: Some("research".into()),
             address: address.parse().unwrap(),
         }
     }
@@ -193,6 +197,8 @@ mod tests {
         assert_eq!(options.listen.client.to_string(), "0.0.0.0:7443");
         assert_eq!(options.advertise_host.as_deref(), Some("10.244.2.7"));
         assert_eq!(options.coordinators, ["engram-coordinator.engram.svc:7440"]);
+        let map = MapPlace::Object { namespace: "research".into(), name: "words".into() };
+        assert_eq!(options.map_place, Some(map), "a worker in a pod can write the map itself");
         let options = settings.options(place("fd00::7"), STATE.into());
         assert_eq!(
             (options.listen.http.to_string().as_str(), options.advertise_host.as_deref()),

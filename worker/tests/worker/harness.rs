@@ -10,7 +10,7 @@ use engram_memory::{ClusterId, Member};
 use engram_proto::v1;
 use engram_proto::v1::admin_service_client::AdminServiceClient;
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
-use engram_worker::{Addresses, Error, Handle, Listen, Options, Worker};
+use engram_worker::{Addresses, Error, Handle, Listen, MapPlace, Options, Worker};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -148,7 +148,7 @@ impl Cluster {
             advertise_host: None,
             coordinators: vec![self.coordinator.clone()],
             peer_detours: self.detours.get(&ordinal).cloned().unwrap_or_default(),
-            map_folder: Some(self.folder.path().to_owned()),
+            map_place: Some(MapPlace::Folder(self.folder.path().to_owned())),
             threads: Some(1),
             spec: self.spec.clone(),
         }

@@ -26,6 +26,10 @@ pub(super) struct Known {
 }
 
 impl Known {
+    pub(super) fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
     /// What can be gone on from where nobody can read the map: its place in history, and the numbers that were given.
     pub(super) fn damaged(object: &Value) -> Self {
         let stores = object.pointer("/spec/stores").and_then(Value::as_object);
