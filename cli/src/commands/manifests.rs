@@ -7,6 +7,9 @@ use engram_api::crd::{PLURALS, to_yaml};
 /// What the chart makes with its defaults, the definitions aside.
 const OPERATOR: &str = include_str!("../../../deploy/operator.yaml");
 
+/// What guards PartitionMaps: it holds for all namespaces, as definitions do, and the operator's part has it too.
+const POLICY: &str = include_str!("../../../charts/engram/files/policy.yaml");
+
 /// Print what Kubernetes needs for Engram: definitions and operator
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
@@ -22,7 +25,7 @@ pub(crate) struct Arguments {
 enum Part {
     /// Definitions and operator
     All,
-    /// The CustomResourceDefinitions
+    /// The CustomResourceDefinitions, and the policy that guards PartitionMaps
     Crds,
     /// The operator in namespace engram-system, for all namespaces
     Operator,
@@ -30,8 +33,8 @@ enum Part {
 
 pub(crate) fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
     let definitions = PLURALS.iter().filter(|_| arguments.part != Part::Operator).filter_map(|plural| to_yaml(plural));
-    let operator = Some(OPERATOR.to_owned()).filter(|_| arguments.part != Part::Crds);
-    let all: Vec<String> = definitions.chain(operator).collect();
+    let rest = if arguments.part == Part::Crds { POLICY } else { OPERATOR };
+    let all: Vec<String> = definitions.chain([rest.to_owned()]).collect();
     context.output.text(&all.join("---\n"))?;
     Ok(ExitCode::Ok)
 }

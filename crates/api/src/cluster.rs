@@ -114,7 +114,7 @@ pub struct LearnerClusterSpec {
     #[schemars(extend("x-kubernetes-only" = true))]
     pub update_strategy: Option<UpdateStrategy>,
 
-    /// Requests and limits of a worker's container.
+    /// Requests and limits of a worker's container. What is named in neither is requested: 250m of cpu, 256Mi of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub resources: Option<FreeForm>,

@@ -152,12 +152,32 @@ fn without_defaults(schema: &mut Value) {
 }
 
 fn column(name: &str, kind: &str, path: &str, priority: u32, description: &str) -> Value {
-    json!({ "name": name, "type": kind, "jsonPath": path, "priority": priority, "description": description })
+    let mut column = json!({ "name": name, "type": kind, "jsonPath": path, "description": description });
+    if priority > 0 {
+        column["priority"] = priority.into();
+    }
+    column
+}
+
+/// Writes whole numbers as an API server does. What it would write otherwise is a change to it, and one tool that applies a definition
+/// would be in conflict with another that applied the same before.
+fn as_stored(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            let whole = number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 1e15);
+            if let Some(whole) = whole.filter(|_| number.is_f64()) {
+                *number = (whole as i64).into();
+            }
+        }
+        Value::Object(fields) => fields.values_mut().for_each(as_stored),
+        Value::Array(items) => items.iter_mut().for_each(as_stored),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
 }
 
 /// Puts the parts of a definition together.
 fn wrap(names: &Value, schema: &Value, columns: &Value, subresources: &Value) -> Value {
-    json!({
+    let mut definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": { "name": format!("{}.{GROUP}", names["plural"].as_str().unwrap_or_default()) },
@@ -174,5 +194,7 @@ fn wrap(names: &Value, schema: &Value, columns: &Value, subresources: &Value) ->
                 "subresources": subresources,
             }],
         },
-    })
+    });
+    as_stored(&mut definition);
+    definition
 }
