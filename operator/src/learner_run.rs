@@ -2,6 +2,7 @@
 
 use engram_api::status::{Condition, LearnerRunStatus, Progress, RunPhase, Truth, condition};
 use engram_api::{LearnerRunSpec, Source, parse_object};
+use engram_proto::v1;
 use serde_json::Value;
 
 use crate::report::turn;
@@ -34,7 +35,7 @@ pub enum Told {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     /// How it stands.
-    pub stage: Stage,
+    pub phase: v1::RunPhase,
     /// Epochs that are done.
     pub epoch: u64,
     /// Epochs in all; 0 = not known yet.
@@ -47,22 +48,6 @@ pub struct Seen {
     pub metrics: Vec<(String, f64)>,
     /// Error, or what it is waiting for.
     pub message: String,
-}
-
-/// How a run stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stage {
-    /// Another run has the turn.
-    #[default]
-    Queued,
-    /// It learns.
-    Running,
-    /// It is done.
-    Succeeded,
-    /// It could not go on.
-    Failed,
-    /// Somebody stopped it.
-    Cancelled,
 }
 
 /// Checks `object`, a `LearnerRun` as JSON.
@@ -114,12 +99,13 @@ pub fn run_status(old: &LearnerRunStatus, generation: i64, told: &Told, now: &st
         }
         Told::Waiting { reason, message } => (RunPhase::Pending, *reason, message.clone()),
         Told::Suspended => (RunPhase::Suspended, "Suspended", "spec.suspend is true".into()),
-        Told::Seen(seen) => match seen.stage {
-            Stage::Queued => (RunPhase::Pending, "Queued", seen.message.clone()),
-            Stage::Running => (RunPhase::Running, "Running", epochs(seen)),
-            Stage::Succeeded => (RunPhase::Complete, "Succeeded", epochs(seen)),
-            Stage::Failed => (RunPhase::Failed, "RunFailed", seen.message.clone()),
-            Stage::Cancelled => (RunPhase::Failed, "Cancelled", epochs(seen)),
+        Told::Seen(seen) => match seen.phase {
+            // Another run has the turn.
+            v1::RunPhase::Unspecified | v1::RunPhase::Queued => (RunPhase::Pending, "Queued", seen.message.clone()),
+            v1::RunPhase::Running => (RunPhase::Running, "Running", epochs(seen)),
+            v1::RunPhase::Succeeded => (RunPhase::Complete, "Succeeded", epochs(seen)),
+            v1::RunPhase::Failed => (RunPhase::Failed, "RunFailed", seen.message.clone()),
+            v1::RunPhase::Cancelled => (RunPhase::Failed, "Cancelled", epochs(seen)),
         },
     };
     let is = |holds: bool| if holds { Truth::True } else { Truth::False };
@@ -134,10 +120,10 @@ pub fn run_status(old: &LearnerRunStatus, generation: i64, told: &Told, now: &st
         if matches!(phase, RunPhase::Complete | RunPhase::Failed) {
             status.completion_time = status.completion_time.or_else(since);
         }
-        status.queue_position = (seen.stage != Stage::Queued).then_some(0);
+        status.queue_position = (phase != RunPhase::Pending).then_some(0);
         status.driver.clone_from(&seen.driver);
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let left = seen.stage == Stage::Running && seen.eta_seconds >= 0.0;
+        let left = phase == RunPhase::Running && seen.eta_seconds >= 0.0;
         status.progress = Some(Progress {
             epoch: count(seen.epoch),
             total: Some(count(seen.epochs)).filter(|total| *total > 0),
@@ -172,13 +158,13 @@ mod tests {
         let first = run_status(&LearnerRunStatus::default(), 1, &waiting, "t0");
         assert_eq!((first.phase, first.start_time.as_deref()), (Some(RunPhase::Pending), None));
 
-        let seen = Seen { stage: Stage::Running, epoch: 3, epochs: 50, eta_seconds: 40.6, ..Seen::default() };
+        let seen = Seen { phase: v1::RunPhase::Running, epoch: 3, epochs: 50, eta_seconds: 40.6, ..Seen::default() };
         let running = run_status(&first, 1, &Told::Seen(seen.clone()), "t1");
         let progress = running.progress.clone().expect("it runs");
         assert_eq!((progress.epoch, progress.total, progress.eta.as_deref()), (3, Some(50), Some("41s")));
         assert!(!is_over(&running));
         let metrics = vec![("convergence".into(), 12.5)];
-        let done = Seen { stage: Stage::Succeeded, epoch: 50, eta_seconds: 0.0, metrics, ..seen };
+        let done = Seen { phase: v1::RunPhase::Succeeded, epoch: 50, eta_seconds: 0.0, metrics, ..seen };
         let complete = run_status(&running, 1, &Told::Seen(done.clone()), "t2");
         let times = (complete.start_time.as_deref(), complete.completion_time.as_deref());
         assert_eq!((complete.phase, times), (Some(RunPhase::Complete), (Some("t1"), Some("t2"))));
@@ -187,7 +173,7 @@ mod tests {
         assert_eq!(run_status(&complete, 1, &Told::Seen(done), "t3"), complete, "nothing new is no change");
         assert_eq!(truth(&complete, COMPLETE), (Truth::True, "t2".into()));
         assert_eq!(truth(&complete, FAILED), (Truth::False, "t0".into()));
-        let failed = Seen { stage: Stage::Failed, message: "ENG-0601: no".into(), ..Seen::default() };
+        let failed = Seen { phase: v1::RunPhase::Failed, message: "ENG-0601: no".into(), ..Seen::default() };
         let failed = run_status(&running, 1, &Told::Seen(failed), "t4");
         assert_eq!((truth(&failed, FAILED).0, is_over(&failed)), (Truth::True, true));
     }

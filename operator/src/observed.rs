@@ -1,6 +1,9 @@
 //! What was found: the objects of a cluster, its pods, claims, nodes and map, as values.
 
+use std::collections::BTreeMap;
+
 use engram_api::status::LearnerClusterStatus;
+use engram_memory::Member;
 use serde_json::Value;
 
 /// Everything that a plan looks at beside the spec.
@@ -48,6 +51,17 @@ pub struct PodView {
     pub node: Option<String>,
     /// For how many milliseconds its node has been not ready or gone.
     pub node_lost_for_ms: Option<u64>,
+    /// Workers that ran in containers of it which have ended: the kubelet's word, and proof.
+    pub ended: Vec<Ended>,
+}
+
+/// A worker whose container has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The process, as it said itself before anybody heard of it.
+    pub member: Member,
+    /// How it ended, and in which container.
+    pub exit: String,
 }
 
 /// A claim.
@@ -72,6 +86,8 @@ pub struct MapView {
     pub cluster_id: String,
     /// Whether it is marked as suspended.
     pub suspended: bool,
+    /// Number of the disk that each ordinal has now.
+    pub stores: BTreeMap<u32, u32>,
     /// The partitions, by id.
     pub partitions: Vec<PartitionView>,
 }

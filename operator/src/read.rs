@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use engram_api::Size;
 use serde_json::Value;
 
-use crate::names::CLUSTER_ID_LABEL;
-use crate::observed::{Claim, MapView, PartitionView, PodView, SetView};
+use crate::names::{CLUSTER_ID_LABEL, WORKER};
+use crate::observed::{Claim, Ended, MapView, PartitionView, PodView, SetView};
 
 /// Why an object cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,10 +61,29 @@ impl PodView {
             revision: text(object, "/metadata/labels/controller-revision-hash").unwrap_or_default(),
             ready: conditions.is_some_and(|all| all.iter().any(is_ready)),
             terminating: object.pointer("/metadata/deletionTimestamp").is_some(),
+            ended: ended(object),
             node_lost_for_ms: node.as_ref().and_then(|node| lost_nodes.get(node).copied()),
             node,
         })
     }
+}
+
+/// Reads which workers ran in containers that have ended. A message that names none, as when the kubelet has lost the container and says
+/// so in its stead, proves nothing.
+fn ended(pod: &Value) -> Vec<Ended> {
+    let statuses = pod.pointer("/status/containerStatuses").and_then(Value::as_array).into_iter().flatten();
+    let worker = statuses.filter(|container| container["name"] == WORKER);
+    let states = worker.flat_map(|container| [(container, "lastState"), (container, "state")]);
+    let of = |(container, state): (&Value, &str)| {
+        let terminated = &container[state]["terminated"];
+        let first = terminated["message"].as_str()?.lines().next()?;
+        let member = first.strip_prefix("worker ")?.parse().ok()?;
+        let said = |field: &str| terminated[field].as_str().unwrap_or("?").to_owned();
+        let (code, restarts) = (&terminated["exitCode"], &container["restartCount"]);
+        let exit = format!("{}, exit code {code}, {}, restart {restarts}", said("reason"), said("containerID"));
+        Some(Ended { member, exit })
+    };
+    states.filter_map(of).collect()
 }
 
 impl Claim {
@@ -118,6 +137,7 @@ impl MapView {
             cluster_id: text(object, "/spec/clusterId")
                 .ok_or_else(|| unreadable(object, "/spec/clusterId", None, "32 hexadecimal digits"))?,
             suspended: object.pointer("/spec/suspended") == Some(&Value::Bool(true)),
+            stores: newest,
             partitions,
         })
     }
@@ -194,6 +214,8 @@ mod tests {
         assert_eq!((view.partitions[1].primary, view.partitions[1].learners.as_slice()), (1, &[2][..]));
         assert_eq!((view.primaries(1), view.copies(2), view.is_full(1), view.is_full(2)), (1, 2, false, false));
 
+        assert_eq!(view.stores, BTreeMap::from([(0, 0), (1, 1), (2, 5)]));
+
         map["spec"]["stores"]["7"] = json!({ "ordinal": 0 });
         let replaced = MapView::read(&map).expect("a map");
         assert_eq!((replaced.partitions[0].in_sync.as_slice(), replaced.partitions[0].activated), (&[2][..], false));
@@ -218,6 +240,23 @@ mod tests {
         });
         let pod = PodView::read(&pod, &BTreeMap::from([("n2".into(), 9_000)])).expect("a pod");
         assert_eq!((pod.ordinal, pod.ready, pod.terminating, pod.node_lost_for_ms), (12, true, true, Some(9_000)));
+        let dead = |message: &str| {
+            let terminated =
+                json!({ "exitCode": 137, "reason": "Error", "containerID": "containerd://c", "message": message });
+            let worker = json!({ "name": "worker", "restartCount": 2, "state": { "running": {} }, "lastState": { "terminated": terminated } });
+            let pod = json!({
+                "kind": "Pod", "metadata": { "name": "words-worker-3" },
+                "status": { "containerStatuses": [{ "name": "sidecar" }, worker] },
+            });
+            PodView::read(&pod, &BTreeMap::new()).expect("a pod").ended
+        };
+        let member = "3/5b1c00009f3ac2d17be84450a1b2c3d4/7";
+        let ended = dead(&format!("worker {member}\nthe worker ended: signal 9\n"));
+        let told: Vec<_> = ended.iter().map(|it| (it.member.to_string(), it.exit.as_str())).collect();
+        assert_eq!(told, [(member.to_owned(), "Error, exit code 137, containerd://c, restart 2")]);
+        for nothing in ["", "the worker ended: signal 9", "worker 3/5b1c/x", "The container could not be located"] {
+            assert_eq!(dead(nothing), [], "{nothing:?} names nobody");
+        }
         let mut set = json!({
             "kind": "StatefulSet", "metadata": { "name": "words-worker", "generation": 2 }, "spec": { "replicas": 3 },
             "status": { "observedGeneration": 1, "updateRevision": "old" },

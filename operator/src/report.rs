@@ -204,7 +204,7 @@ fn members(cluster: &ValidatedCluster, observed: &Observed) -> Vec<Member> {
             let (name, node) = (cluster.names.pod(pod.ordinal), pod.node.clone());
             let member = Member {
                 name,
-                store: None,
+                store: observed.map.as_ref().and_then(|map| map.stores.get(&pod.ordinal).copied()),
                 node,
                 primaries: number(primaries),
                 backups: number(copies.saturating_sub(primaries)),

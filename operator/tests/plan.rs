@@ -192,6 +192,7 @@ impl World {
             resource_version: "1".into(),
             cluster_id,
             suspended: false,
+            stores: BTreeMap::new(),
             partitions: (0..PARTITIONS)
                 .map(|id| {
                     let primary = live[id as usize % live.len()];
@@ -199,6 +200,8 @@ impl World {
                 })
                 .collect(),
         });
+        // Every worker has the first disk of its place, and these were numbered in their order.
+        map.stores.extend(live.iter().map(|ordinal| (*ordinal, ordinal + 10)));
         for partition in &mut map.partitions {
             for ordinal in &live {
                 if partition.in_sync.len() < copies && !partition.in_sync.contains(ordinal) {

@@ -80,7 +80,7 @@ fn main() {
     let status = ended.unwrap_or_else(|error| {
         tracing::error!(error = format!("{error:#}"), "ended");
         if matches!(arguments.command, None | Some(Command::Serve { .. })) {
-            pod::tell_kubelet(&format!("{error:#}\n"));
+            pod::tell_kubelet(&format!("{error:#}"));
         }
         exit::status(&error)
     });
@@ -119,7 +119,9 @@ fn serve(config: &Path) -> Result<()> {
                 _ = terminate.recv() => {}
             }
         };
-        Worker::build(options).await?.run(stop).await?;
+        let worker = Worker::build(options).await?;
+        pod::introduce(&worker.handle().member());
+        worker.run(stop).await?;
         Ok(())
     })
 }

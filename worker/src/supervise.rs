@@ -1,6 +1,6 @@
 //! What the process above a worker does for the cluster: it knows who the worker is, and reports its end.
 //!
-//! A report is proof: whoever sends it has seen the process end. It names the incarnation that died, never a later one.
+//! A report is proof: whoever sends it has seen the process end. It names the disk and the incarnation that died, never a later one.
 
 use engram_memory::ClusterId;
 use engram_proto::answers::identity;
@@ -46,8 +46,8 @@ pub async fn report_death(
     process_id: u32,
     exit: String,
 ) -> Result<(), Status> {
-    let v1::MemberId { ordinal, incarnation, .. } = *member;
-    let report = v1::DeathReport { cluster: identity(cluster.0), ordinal, incarnation, process_id, exit };
+    let v1::MemberId { ordinal, store, incarnation } = member.clone();
+    let report = v1::DeathReport { cluster: identity(cluster.0), ordinal, store, incarnation, process_id, exit };
     let tell = async {
         CoordinatorServiceClient::new(channel(address).await?).report_death(report).await?;
         Ok(())

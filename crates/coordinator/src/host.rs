@@ -5,7 +5,7 @@ use crate::service::{Service, Views, first_beat};
 use crate::{Coordinator, Error, Shared, watch_for_silence, wire, writer};
 use engram_cluster::PartitionMap;
 use engram_mapstore::Goal;
-use engram_memory::{ClusterId, Ordinal};
+use engram_memory::{ClusterId, Member, Ordinal};
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_server::{CoordinatorService, CoordinatorServiceServer};
 use std::collections::BTreeMap;
@@ -69,6 +69,18 @@ impl Handle {
         drop(state);
         if changed {
             self.shared.reconsider.notify_one();
+        }
+    }
+
+    /// Tells that this very process has ended: proof, for whoever has seen what only its end leaves behind. What is known already is no
+    /// news, nor is the end of one that a later process has followed.
+    pub fn ended(&self, member: &Member, exit: &str) {
+        let now_ms = self.shared.now_ms();
+        let news = self.shared.state().ended(member, now_ms);
+        if news {
+            tracing::warn!(worker = %member, exit, "worker died");
+            self.shared.reconsider.notify_one();
+            self.shared.publish();
         }
     }
 

@@ -42,9 +42,14 @@ impl CoordinatorService for Service {
     async fn report_death(&self, request: Request<v1::DeathReport>) -> Result<Response<v1::DeathReply>, Status> {
         let report = request.into_inner();
         self.check_cluster(&report.cluster)?;
+        let store = match report.store.as_ref() {
+            [] => None,
+            store => Some(wire::store_from_proto(store).map_err(|error| malformed(&error))?),
+        };
         tracing::warn!(worker = report.ordinal, process = report.process_id, exit = report.exit, "worker died");
         let (ordinal, now_ms) = (Ordinal(report.ordinal), self.shared.now_ms());
-        if self.shared.state().died(ordinal, report.incarnation, report.process_id, now_ms) {
+        let news = self.shared.state().died(ordinal, store, report.incarnation, report.process_id, now_ms);
+        if news {
             self.shared.reconsider.notify_one();
             self.shared.publish();
         }

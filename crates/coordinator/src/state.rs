@@ -6,7 +6,7 @@ use crate::{Options, wire};
 use engram_cluster::detector::{Action, Event, Standing, Timing};
 use engram_cluster::{Change, Detector, Expected, HandOver, Observed, PartitionMap, Plan, Seen, decide};
 use engram_mapstore::{Goal, Order};
-use engram_memory::{Incarnation, Member, Ordinal, PartitionId};
+use engram_memory::{Incarnation, Member, Ordinal, PartitionId, StoreId};
 use engram_proto::v1;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -261,15 +261,30 @@ impl State {
         self.step(Event::Closed(*member), now_ms)
     }
 
-    /// Takes a supervisor's word that a process of `ordinal` is dead: the one of that incarnation that was heard with that process
-    /// id, as far as either is known. Whether that changed anything.
-    pub(crate) fn died(&mut self, ordinal: Ordinal, incarnation: u64, process_id: u32, now_ms: u64) -> bool {
-        let known = self.members.get(&ordinal).map_or(0, |heard| heard.process_id);
+    /// Takes a supervisor's word that a process of `ordinal` is dead: the one of that incarnation on that disk that was heard with that
+    /// process id, as far as any of it is known. Whether that changed anything.
+    pub(crate) fn died(
+        &mut self,
+        ordinal: Ordinal,
+        store: Option<StoreId>,
+        incarnation: u64,
+        process_id: u32,
+        now_ms: u64,
+    ) -> bool {
         // The next process may have said hello before the word of the last one's death arrived, and on an empty disk it has the
         // same incarnation.
-        let another = known != 0 && process_id != 0 && known != process_id;
+        let another = self.members.get(&ordinal).is_some_and(|heard| {
+            let ids = [heard.process_id, process_id];
+            store.is_some_and(|store| store != heard.member.store) || (!ids.contains(&0) && ids[0] != ids[1])
+        });
         let named = (incarnation != 0).then_some(Incarnation(incarnation));
         !another && self.step(Event::Died(ordinal, named), now_ms)
+    }
+
+    /// Takes the word of somebody who knows that this very process has ended. Of one that was never heard it says nothing: what ended may
+    /// have ended long ago. Whether that changed anything.
+    pub(crate) fn ended(&mut self, member: &Member, now_ms: u64) -> bool {
+        self.process_mut(member).is_some() && self.step(Event::Died(member.ordinal, Some(member.incarnation)), now_ms)
     }
 
     /// The timer fired; whether anybody's standing changed.
@@ -570,9 +585,22 @@ mod tests {
         assert_eq!(state.greet(hello(1, 3, 30), 0), Greeting::Superseded);
         assert!(!state.beat(&member(1, 3), Pulse { ready: true, ..Pulse::default() }, LATER));
         assert!(!state.closed(&member(1, 3), LATER), "the end of an older stream says nothing of the living process");
-        assert!(!state.died(Ordinal(1), 3, 0, LATER), "nor does a proof that names it");
-        assert!(!state.died(Ordinal(1), 0, 30, LATER), "nor the word of another process's end");
-        assert!(state.died(Ordinal(1), 0, 40, LATER));
+        assert!(!state.died(Ordinal(1), None, 3, 0, LATER), "nor does a proof that names it");
+        assert!(!state.died(Ordinal(1), None, 0, 30, LATER), "nor the word of another process's end");
+        let (here, elsewhere) = (member(1, 4).store, StoreId(4_711));
+        assert!(
+            !state.died(Ordinal(1), Some(elsewhere), 4, 0, LATER),
+            "nor of one that had that number on another disk"
+        );
+        assert!(
+            !state.ended(&Member { store: elsewhere, ..member(1, 4) }, LATER) && !state.ended(&member(1, 3), LATER)
+        );
+        assert!(!state.ended(&member(0, 1), LATER), "nor of one that was never heard");
+        assert!(!state.died(Ordinal(1), Some(here), 3, 0, LATER));
+        let mut proven = State::new(None, Goal::default(), 0);
+        assert_eq!(proven.greet(hello(1, 4, 40), 0), Greeting::Welcome);
+        assert!(proven.ended(&member(1, 4), LATER) && !proven.ended(&member(1, 4), LATER), "said once");
+        assert!(state.died(Ordinal(1), None, 0, 40, LATER));
     }
 
     #[test]
@@ -617,7 +645,7 @@ mod tests {
     fn a_death_moves_all_partitions_in_one_write_and_is_remembered() {
         let mut state = formed();
         beats(&mut state, LATER);
-        assert!(state.died(Ordinal(1), 1, 0, LATER));
+        assert!(state.died(Ordinal(1), None, 1, 0, LATER));
         let wanted = state.wanted(&options(2), LATER).unwrap();
         assert!(wanted.map.partitions.iter().all(|entry| entry.primary == Ordinal(0)));
         state.set_map(Some(wanted.map), LATER);
@@ -640,7 +668,7 @@ mod tests {
         assert!(!promoted(&mut state, LATER), "a coordinator that just started has no opinion");
         assert!(state.conditions().iter().any(|why| why.contains("worker 1 has not been heard")));
         assert!(promoted(&mut state, ABSENT_MS));
-        state.died(Ordinal(1), 0, 9, LATER);
+        state.died(Ordinal(1), None, 0, 9, LATER);
         assert!(promoted(&mut state, LATER), "it cannot be started");
     }
 
@@ -665,7 +693,7 @@ mod tests {
 
         let mut state = formed();
         beats(&mut state, LATER);
-        state.died(Ordinal(1), 1, 0, LATER);
+        state.died(Ordinal(1), None, 1, 0, LATER);
         let map = PartitionMap { version: 5, ..state.map().unwrap().clone() };
         let older = PartitionMap { version: 4, ..map.clone() };
         state.found(Some(map.clone()), LATER);

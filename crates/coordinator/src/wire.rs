@@ -48,9 +48,14 @@ pub fn member_id_to_proto(member: &Member) -> v1::MemberId {
 pub fn member_id_from_proto(member: &v1::MemberId) -> Result<Member, Malformed> {
     Ok(Member {
         ordinal: Ordinal(member.ordinal),
-        store: StoreId(id("store", &member.store)?),
+        store: store_from_proto(&member.store)?,
         incarnation: Incarnation(member.incarnation),
     })
+}
+
+/// Reads the identity of a disk.
+pub(crate) fn store_from_proto(store: &[u8]) -> Result<StoreId, Malformed> {
+    id("store", store).map(StoreId)
 }
 
 /// Writes a map.

@@ -112,3 +112,18 @@ impl fmt::Display for Member {
         write!(f, "{}/{}/{}", self.ordinal, self.store, self.incarnation)
     }
 }
+
+/// As it is written: `3/5b1c00009f3ac2d17be84450a1b2c3d4/7`.
+impl std::str::FromStr for Member {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.splitn(3, '/');
+        let mut next = || parts.next().unwrap_or_default();
+        Ok(Self {
+            ordinal: Ordinal(next().parse()?),
+            store: next().parse()?,
+            incarnation: Incarnation(next().parse()?),
+        })
+    }
+}

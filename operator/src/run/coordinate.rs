@@ -70,6 +70,10 @@ impl Coordinators {
             workers: Some(Scale { to: steering.workers, from: made_from.workers }),
             draining: ordinals(&steering.emptied),
         };
+        // Its supervisor may have been killed with it, or found nobody to tell.
+        for ended in observed.pods.iter().flat_map(|pod| &pod.ended) {
+            handle.ended(&ended.member, &ended.exit);
+        }
         let domains = domains(cluster, observed, nodes);
         handle.steer(goal, Surroundings { domains, relieved: ordinals(&steering.relieved) });
         Ok(())

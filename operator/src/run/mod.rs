@@ -12,6 +12,7 @@
 mod apply;
 mod asking;
 mod coordinate;
+mod epochs;
 mod events;
 mod kinds;
 mod leader;
@@ -21,6 +22,7 @@ mod observe;
 mod page;
 mod reconcile;
 mod runs;
+mod watching;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -36,6 +38,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use self::coordinate::Coordinators;
+use self::epochs::Epochs;
 use self::events::Events;
 use self::leader::Leadership;
 use self::metrics::Metrics;
@@ -107,6 +110,7 @@ struct Context {
     coordinators: Coordinators,
     nodes: Arc<Nodes>,
     events: Events,
+    epochs: Epochs,
     metrics: Arc<Metrics>,
     /// Failures of each cluster, one after the other: the next look waits the longer.
     failures: Mutex<BTreeMap<Key, u32>>,
@@ -151,6 +155,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         coordinators: Coordinators::new(client.clone(), host.clone()),
         nodes: Arc::clone(&nodes),
         events: Events::new(client.clone(), &options.pod_name),
+        epochs: Epochs::default(),
         metrics: Arc::clone(&metrics),
         failures: Mutex::default(),
         handed: Mutex::default(),

@@ -9,26 +9,21 @@ use engram_api::status::{LearnerClusterStatus, Truth, condition};
 use futures::StreamExt as _;
 use k8s_openapi::jiff::{Timestamp, Unit};
 use kube::api::DynamicObject;
-use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::utils::Backoff;
-use kube::runtime::watcher;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::asking::Error;
 use super::kinds::{BUILT, CLAIM, CLUSTER, MAP, POD};
-use super::{Context, Key, apply, observe, until};
+use super::watching::{controller, watched};
+use super::{Context, Key, apply, observe};
 use crate::names::CLUSTER_LABEL;
 use crate::plan::plan;
 use crate::steer::steer;
 use crate::validate::validate;
 use crate::{refused, report};
 
-/// A watch that the API server forgot is noticed after this and a little.
-pub(super) const WATCH_SECONDS: u32 = 25;
-/// First and longest wait before a broken watch is tried again: after an outage nobody waits half a minute for the operator.
-const WATCH_AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// First and longest wait after a look that failed.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// How often clusters that are gone are forgotten.
@@ -42,21 +37,14 @@ pub(super) async fn run(
     stopped: watch::Receiver<bool>,
 ) -> Result<()> {
     let client = &context.client;
-    let watched = watcher::Config::default().timeout(WATCH_SECONDS);
-    let labelled = watched.clone().labels(CLUSTER_LABEL);
-    // Objects without a schema: one that says nonsense is refused by itself, and stops no watch.
-    let mut controller =
-        Controller::new_with(CLUSTER.within(client, scope.as_deref()), watched.clone(), CLUSTER.resource())
-            .with_config(Config::default().concurrency(concurrency))
-            .trigger_backoff(Again::new())
-            .graceful_shutdown_on(until(stopped.clone()))
-            .reconcile_all_on(leads(context.leadership.changes()));
+    let mut controller = controller(&context, CLUSTER, scope.as_deref(), concurrency, stopped);
+    let labelled = watched().labels(CLUSTER_LABEL);
     for kind in BUILT.into_iter().chain([POD, CLAIM]) {
         let api = kind.within(client, scope.as_deref());
         controller = controller.watches_with(api, kind.resource(), labelled.clone(), of_label);
     }
     let maps = MAP.within(client, scope.as_deref());
-    controller = controller.watches_with(maps, MAP.resource(), watched, of_name);
+    controller = controller.watches_with(maps, MAP.resource(), watched(), of_name);
 
     let sweeping = sweep(Arc::clone(&context), scope.clone(), controller.store());
     let after = |object: Arc<DynamicObject>, _: &Error, context: Arc<Context>| after_failure(&object, &context);
@@ -72,20 +60,6 @@ pub(super) async fn run(
         () = looking => Ok(()),
         () = sweeping => Ok(()),
     }
-}
-
-/// Every time that this replica begins to lead.
-pub(super) fn leads(changes: watch::Receiver<bool>) -> impl futures::Stream<Item = ()> + Send + 'static {
-    futures::stream::unfold(changes, |mut changes| async move {
-        loop {
-            if changes.changed().await.is_err() {
-                return None;
-            }
-            if *changes.borrow_and_update() {
-                return Some(((), changes));
-            }
-        }
-    })
 }
 
 fn of_label(object: DynamicObject) -> Option<ObjectRef<DynamicObject>> {
@@ -116,6 +90,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
         let present = |key: &Key| store.get(&reference(&key.name, &key.namespace)).is_some();
         context.coordinators.end_all_but(scope.as_deref(), present);
         context.metrics.keep_only(scope.as_deref(), present);
+        context.epochs.keep_only(scope.as_deref(), present);
         context.failures().retain(|key, _| scope.as_ref().is_some_and(|scope| key.namespace != *scope) || present(key));
     }
 }
@@ -163,6 +138,10 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
         let mut status = plan.status;
         if let Err(error) = &done {
             report::hinder(&mut status, &error.to_string(), &now);
+        }
+        // Of one that is not well nobody waits for such an answer.
+        if report::is_at_rest(&status) {
+            status.epoch = context.epochs.of(context, key).await.or(status.epoch);
         }
         tell(context, key, &object, &old, &status).await?;
         done?;
@@ -218,31 +197,4 @@ fn after_failure(object: &DynamicObject, context: &Context) -> Action {
 pub(super) fn now() -> String {
     let now = Timestamp::now();
     now.round(Unit::Second).unwrap_or(now).to_string()
-}
-
-/// Waits between attempts to watch.
-pub(super) struct Again {
-    next: Duration,
-}
-
-impl Again {
-    pub(super) const fn new() -> Self {
-        Self { next: WATCH_AGAIN.0 }
-    }
-}
-
-impl Iterator for Again {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let now = self.next;
-        self.next = (now * 2).min(WATCH_AGAIN.1);
-        Some(now)
-    }
-}
-
-impl Backoff for Again {
-    fn reset(&mut self) {
-        self.next = WATCH_AGAIN.0;
-    }
 }

@@ -13,17 +13,17 @@ use engram_proto::v1;
 use futures::StreamExt as _;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, DynamicObject, Preconditions};
-use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::asking::{Error, ask};
 use super::kinds::RUN;
-use super::reconcile::{Again, SWEEP, WATCH_SECONDS, is_ours, key_of, leads, now};
-use super::{Context, Key, apply, until};
-use crate::learner_run::{Seen, Stage, Told, is_over, run_status, validate_run};
+use super::reconcile::{SWEEP, is_ours, key_of, now};
+use super::watching::controller;
+use super::{Context, Key, apply};
+use crate::learner_run::{Seen, Told, is_over, run_status, validate_run};
 
 /// How often a run is asked for its progress.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -39,12 +39,7 @@ pub(super) async fn run(
     concurrency: u16,
     stopped: watch::Receiver<bool>,
 ) -> Result<()> {
-    let watched = watcher::Config::default().timeout(WATCH_SECONDS);
-    let controller = Controller::new_with(RUN.within(&context.client, scope.as_deref()), watched, RUN.resource())
-        .with_config(Config::default().concurrency(concurrency))
-        .trigger_backoff(Again::new())
-        .graceful_shutdown_on(until(stopped))
-        .reconcile_all_on(leads(context.leadership.changes()));
+    let controller = controller(&context, RUN, scope.as_deref(), concurrency, stopped);
     let sweeping = sweep(Arc::clone(&context), scope, controller.store());
     let again = |_: Arc<DynamicObject>, _: &Error, _: Arc<Context>| Action::requeue(WAITING);
     let looking = controller.run(look, again, Arc::clone(&context)).for_each(async |_| {});
@@ -85,6 +80,11 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
         Err(refused) => (Told::Refused(refused.message), None),
     };
     let status = run_status(&old, generation, &told, &now());
+    if is_over(&status)
+        && let Some(cluster) = context.handed().get(key)
+    {
+        context.epochs.forget(cluster);
+    }
     if status != old {
         apply::write_status(context, RUN, key, &status).await?;
     }
@@ -109,7 +109,7 @@ async fn hand_over(context: &Context, key: &Key, cluster: &Key, spec: &str) -> R
 }
 
 /// A client of a cluster, by the addresses that its workers beat with; `None` where no map or worker is known.
-async fn client(context: &Context, cluster: &Key) -> Result<Option<Client>, Error> {
+pub(super) async fn client(context: &Context, cluster: &Key) -> Result<Option<Client>, Error> {
     let Some((id, report)) = context.coordinators.report(cluster) else { return Ok(None) };
     let endpoints: Vec<String> =
         report.alive.into_iter().map(|(_, address)| address).filter(|address| !address.is_empty()).collect();
@@ -123,19 +123,13 @@ async fn client(context: &Context, cluster: &Key) -> Result<Option<Client>, Erro
 }
 
 fn seen(cluster: &Key, status: v1::RunStatus) -> Seen {
-    let stage = match status.phase() {
-        v1::RunPhase::Unspecified | v1::RunPhase::Queued => Stage::Queued,
-        v1::RunPhase::Running => Stage::Running,
-        v1::RunPhase::Succeeded => Stage::Succeeded,
-        v1::RunPhase::Failed => Stage::Failed,
-        v1::RunPhase::Cancelled => Stage::Cancelled,
-    };
+    let phase = status.phase();
     let code = if status.code.is_empty() { String::new() } else { format!("{}: ", status.code) };
     let names = crate::names::Names { cluster: cluster.name.clone() };
     let mut metrics: Vec<(String, f64)> = status.metrics.into_iter().collect();
     metrics.sort_by(|a, b| a.0.cmp(&b.0));
     Seen {
-        stage,
+        phase,
         epoch: status.epoch,
         epochs: status.epochs,
         eta_seconds: status.eta_seconds,

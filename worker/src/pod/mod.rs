@@ -15,6 +15,9 @@ pub use healthcheck::healthcheck;
 pub use settings::{Place, Settings};
 pub use supervisor::supervise;
 
+use engram_memory::Member;
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::path::Path;
 
 /// Where the operator's settings are mounted.
@@ -24,11 +27,19 @@ pub const STATE: &str = "/var/lib/engram";
 /// The file whose text the kubelet shows for a container that ended.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
-/// Leaves a word for whoever looks at the pod, where the kubelet offers a file for it.
-pub fn tell_kubelet(text: &str) {
-    if Path::new(TERMINATION_LOG).exists()
-        && let Err(error) = std::fs::write(TERMINATION_LOG, text)
-    {
+/// Leaves a line for whoever looks at the pod, where the kubelet offers a file for it.
+pub fn tell_kubelet(line: &str) {
+    if !Path::new(TERMINATION_LOG).exists() {
+        return;
+    }
+    let opened = OpenOptions::new().append(true).open(TERMINATION_LOG);
+    if let Err(error) = opened.and_then(|mut file| writeln!(file, "{line}")) {
         tracing::debug!(%error, "{TERMINATION_LOG} cannot be written");
     }
+}
+
+/// Says who runs in this container, before anybody hears of it. The kubelet tells it when the container has ended, however it did: then the
+/// operator knows which process is no more, also when nobody was left to report it.
+pub fn introduce(member: &Member) {
+    tell_kubelet(&format!("worker {member}"));
 }

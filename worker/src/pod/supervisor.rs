@@ -45,7 +45,7 @@ pub async fn supervise(options: &Options) -> Result<i32> {
         tracing::info!("the worker has stopped");
     } else {
         tracing::error!(ended, "the worker has ended");
-        super::tell_kubelet(&format!("the worker ended: {ended}\n"));
+        super::tell_kubelet(&format!("the worker ended: {ended}"));
     }
     // Before it could say who it was, it was nobody whose end anyone waits for.
     if let Some(member) = known.member() {
