@@ -96,7 +96,7 @@ async fn write(shared: &Shared, wanted: Wanted) {
         }
         failed => {
             if let Some(Err(error)) = failed {
-                tracing::error!(%error, "failed to write the partition map");
+                tracing::error!(error = with_causes(&error), "the partition map is not written");
             }
             shared.state().propose_again(proposals);
             sleep(RETRY).await;
@@ -111,9 +111,15 @@ async fn read(shared: &Shared) {
     match with_store(shared, |store| store.get()).await {
         Some(Ok(map)) => shared.state().found(map, shared.now_ms()),
         Some(Err(error @ Error::Damaged { .. })) => shared.state().lose(error.to_string()),
-        Some(Err(error)) => tracing::error!(%error, "failed to read the partition map"),
+        Some(Err(error)) => tracing::error!(error = with_causes(&error), "the partition map is not read"),
         None => {}
     }
+}
+
+/// What went wrong, and why: an API server says in the cause what it has against a map.
+fn with_causes(error: &Error) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Does something with the store, where it may wait on a thread for that; `None`: it panicked.

@@ -11,6 +11,9 @@ use super::{column, wrap};
 const PARTITIONS: u32 = 1024;
 /// Most numbers that disks of a cluster can be given: 100 workers, each disk replaced a hundred times.
 const STORES: u32 = 10_000;
+/// Most members of an entry: three copies, their successors while all of them move, and the successors of those that are to move as
+/// well before the first have gone. A map that the API server refuses cannot be changed at all.
+const MEMBERS: u32 = 16;
 
 pub(super) fn definition() -> Value {
     let names = json!({
@@ -18,7 +21,7 @@ pub(super) fn definition() -> Value {
     });
     let members = |description: &str| {
         json!({
-            "type": "array", "description": description, "maxItems": 3, "x-kubernetes-list-type": "atomic",
+            "type": "array", "description": description, "maxItems": MEMBERS, "x-kubernetes-list-type": "atomic",
             "items": { "type": "string", "maxLength": 31, "pattern": "^[0-9]+/[0-9]+$" },
         })
     };
