@@ -3,10 +3,11 @@
 //! They write through the client library, and the ledger of `engram-faults` says in the end what became of each write. Each fault has
 //! a load of its own with ids of its own, whose books are closed when the fault is over, and opened once more after the last fault.
 
-use super::TRIALS;
+use super::{TRIALS, watch};
 use crate::cluster::Cluster;
+use crate::process::until;
 use crate::suites::look::service_address;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use engram_faults::ledger::Tally;
 use engram_faults::load::{Books, Load};
 use engram_memory::{ClusterId, MemoryId};
@@ -23,6 +24,8 @@ const OPERATIONS_PER_SECOND: f64 = 120.0;
 const WARM_UP: Duration = Duration::from_secs(1);
 /// How long the same load runs without a fault before each fault.
 const CALM: Duration = Duration::from_secs(4);
+/// How long it may take until nothing happens for so long.
+const RESTS: Duration = Duration::from_secs(60);
 /// An operation that takes longer is an outage in the load's own terms; what is judged here is the longest, whatever it took.
 const SLOW: Duration = Duration::from_millis(100);
 /// How long every partition may take to execute another operation once the copies are whole.
@@ -74,23 +77,30 @@ impl Clients {
             .on_thread_start(enter)
             .build()
             .context("failed to start threads")?;
-        let status = super::watch::status(cluster)?;
+        let status = watch::status(cluster)?;
         let id = status["clusterId"].as_str().and_then(|it| it.parse().ok()).context("the status has no clusterId")?;
         let endpoint = format!("{}:7443", service_address(cluster, TRIALS)?);
         Ok(Self { runtime, endpoint, cluster: id, loads: 0, books: Vec::new(), calm: Vec::new() })
     }
 
-    /// Begins a load, and lets it run for a while without any fault.
-    pub(super) fn begin(&mut self) -> Result<Working> {
+    /// Begins a load, and lets it run for a while in which nothing happens: what the last fault has left behind, such as partitions that
+    /// are moved back, is none of that.
+    pub(super) fn begin(&mut self, cluster: &Cluster) -> Result<Working> {
         self.loads += 1;
-        let (endpoints, cluster) = (vec![self.endpoint.clone()], self.cluster);
+        let (endpoints, id) = (vec![self.endpoint.clone()], self.cluster);
         let first = MemoryId(self.loads << IDS_BITS);
-        let load = self.run(async move { Load::start_from(&endpoints, cluster, SLOW, first).await })?;
+        let load = self.run(async move { Load::start_from(&endpoints, id, SLOW, first).await })?;
         load.set_rate(Some(OPERATIONS_PER_SECOND));
         std::thread::sleep(WARM_UP);
-        load.take_times();
-        std::thread::sleep(CALM);
-        self.calm.extend(load.take_times());
+        until("nobody to take a partition over for a while", RESTS, || {
+            let before = watch::map(cluster)?.terms();
+            load.take_times();
+            std::thread::sleep(CALM);
+            let times = load.take_times();
+            ensure!(watch::map(cluster)?.terms() == before, "partitions change hands");
+            self.calm.extend(times);
+            Ok(Some(()))
+        })?;
         load.forget_longest();
         Ok(Working { before: load.acked(), load, since: tokio::time::Instant::now() })
     }

@@ -85,6 +85,18 @@ pub(super) fn trials(cluster: &Cluster) -> Result<String> {
     Ok(format!("Ready after {:.1} s", ready.as_secs_f64()))
 }
 
+/// Check: the pods go before their grace is over, since nobody is left to hand anything to; the disks stay for a cluster of the same name.
+pub(super) fn deleted(cluster: &Cluster) -> Result<String> {
+    const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims?labelSelector=engram.dev%2Fcluster%3D";
+    let began = Instant::now();
+    cluster.api().delete(&format!("{CLUSTERS}/{TRIALS}"), None)?;
+    until("the pods to go", READY, || Ok(watch::pods(cluster)?.is_empty().then_some(())))?;
+    let gone = began.elapsed().as_secs_f64();
+    let claims = cluster.api().get(&format!("{CLAIMS}{TRIALS}"))?["items"].as_array().map_or(0, Vec::len);
+    ensure!(claims == WORKERS, "{claims} disks are left of {WORKERS}");
+    Ok(format!("gone after {gone:.1} s"))
+}
+
 fn load_images(cluster: &Cluster) -> Result<()> {
     let (operator, worker) = (program(cluster, "engram-operator")?, program(cluster, "engram-worker")?);
     let operator = Content::default().program("/engram-operator", &operator)?;

@@ -43,6 +43,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "image changed", run: |it| trial(it, &kinds::IMAGE) },
         Check { name: "API server down for 30 s", run: |it| trial(it, &kinds::NO_API) },
         Check { name: "what was acknowledged at any time is there in the end", run: audit },
+        Check { name: "a cluster that is deleted takes its pods along, and leaves its disks", run: install::deleted },
     ]
 }
 
@@ -75,7 +76,7 @@ fn suffered(cluster: &Cluster, kind: &Kind) -> Result<Event> {
     watch::settled(cluster, WORKERS).context("before the fault")?;
     let mut clients = clients(cluster)?;
     let clients = clients.as_mut().context("there are clients")?;
-    let working = clients.begin()?;
+    let working = clients.begin(cluster)?;
     let over = (kind.inflict)(cluster);
     // Whatever came of the fault: what became of the writes is of more weight.
     let closed = clients.close(working)?;
