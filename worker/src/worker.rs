@@ -21,6 +21,7 @@ use engram_proto::v1::memory_service_server::MemoryServiceServer;
 use engram_proto::v1::peer_service_server::PeerServiceServer;
 use engram_proto::v1::run_service_server::RunServiceServer;
 use engram_store::{Clock, Engine as StoreEngine, FileDisk, Recovery, Store, SystemClock};
+use futures::future::BoxFuture;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -115,7 +116,12 @@ impl Worker {
     ///
     /// # Errors
     /// As [`Error`] says; nothing is left half done.
-    pub async fn build(options: Options) -> Result<Self, Error> {
+    // Like `run_until`, boxed: an `async fn` is compiled anew into everything that awaits it.
+    pub fn build(options: Options) -> BoxFuture<'static, Result<Self, Error>> {
+        Box::pin(Self::opened(options))
+    }
+
+    async fn opened(options: Options) -> Result<Self, Error> {
         let store_options = options.store()?;
         let listening = Listeners::bind(&options.listen).await?;
         let threads = options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
@@ -208,7 +214,16 @@ impl Worker {
     ///
     /// # Errors
     /// The store failed or did not stop, or a listener failed.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+    pub fn run<'a>(self, shutdown: impl Future<Output = ()> + Send + 'a) -> BoxFuture<'a, Result<(), Error>> {
+        self.run_until(Box::pin(shutdown))
+    }
+
+    /// Not generic: with it all of the worker is compiled here, once, and not into each program and test that runs one.
+    fn run_until(self, shutdown: BoxFuture<'_, ()>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.serve(shutdown))
+    }
+
+    async fn serve(self, shutdown: BoxFuture<'_, ()>) -> Result<(), Error> {
         let Self { shared, listeners, authorizer, beats_apart, .. } = self;
         let _stop = StopOnDrop(Arc::clone(&shared));
         let (health, services) = client_services(&shared);

@@ -8,6 +8,7 @@ use engram_mapstore::Goal;
 use engram_memory::{ClusterId, Member, Ordinal};
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_server::{CoordinatorService, CoordinatorServiceServer};
+use futures::future::BoxFuture;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -122,7 +123,20 @@ impl Host {
     ///
     /// # Errors
     /// The listener fails.
-    pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+    pub fn run<'a>(
+        self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()> + Send + 'a,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        self.run_until(listener, Box::pin(shutdown))
+    }
+
+    /// Not generic, as for one coordinator.
+    fn run_until(self, listener: TcpListener, shutdown: BoxFuture<'_, ()>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.serve(listener, shutdown))
+    }
+
+    async fn serve(self, listener: TcpListener, shutdown: BoxFuture<'_, ()>) -> Result<(), Error> {
         let host = self.clone();
         let service =
             CoordinatorServiceServer::new(self).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);

@@ -29,6 +29,7 @@ use engram_mapstore::MapStore;
 use engram_memory::ClusterId;
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_server::CoordinatorServiceServer;
+use futures::future::BoxFuture;
 use state::State;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -181,8 +182,17 @@ impl Coordinator {
     ///
     /// # Errors
     /// The listener fails.
-    pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        self.run_on(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown).await
+    pub fn run<'a>(
+        self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()> + Send + 'a,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        self.run_until(listener, Box::pin(shutdown))
+    }
+
+    /// Not generic: with it all of the coordinator is compiled here, once, and not into each program and test that runs one.
+    fn run_until(self, listener: TcpListener, shutdown: BoxFuture<'_, ()>) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.run_on(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown))
     }
 
     /// The same for whatever connections `incoming` brings.
