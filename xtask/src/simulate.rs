@@ -1,8 +1,9 @@
 //! `cargo xtask simulate`: seeds of the simulated cluster, on every core.
 //!
-//! The seeds are run by the binary of package engram-simulation, built with optimisations and every assertion. This command
-//! says how many, shows first that a seed leaves the same trace in two processes, and shares the time between the modes.
-//! The last part of the time is for package engram-network-simulation: fewer seeds, of whole workers over a simulated network.
+//! The seeds are run by the binary of package engram-simulation, built with every assertion, and with optimisations but for
+//! `--debug`. This command says how many, shows first that a seed leaves the same trace in two processes, and shares the time
+//! between the modes. The last part of the time is for package engram-network-simulation: fewer seeds, of whole workers over a
+//! simulated network.
 
 use std::process::Command;
 
@@ -47,6 +48,9 @@ pub(crate) struct Options {
     /// Only real workers, coordinator and clients over a simulated network; without it they get the last third of the time
     #[arg(long, conflicts_with_all = ["mode", "season", "defect", "defects"])]
     network: bool,
+    /// Built as the tests are: sooner where these are built anyway, while each seed takes two to six times as long
+    #[arg(long, conflicts_with_all = ["defect", "defects"])]
+    debug: bool,
 }
 
 /// Runs seeds.
@@ -61,7 +65,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let with_network = !chosen && options.defect.is_none() && !options.defects && options.seed.is_none();
     let network_seconds = if with_network { options.seconds / NETWORK_SHARE } else { 0 };
     let defects = options.defect.is_some() || options.defects;
-    build("engram-simulation", if defects { &["--features", "engram-simulation/defects"] } else { &[] })?;
+    let features: &[&str] = if defects { &["--features", "engram-simulation/defects"] } else { &[] };
+    build("engram-simulation", features, options)?;
     if options.defects {
         let mut score = simulation("sync", options);
         score.args(["--defect", "all"]);
@@ -93,15 +98,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Runs seeds of whole workers, coordinator and clients over a simulated network.
 fn network(options: &Options, seconds: u64) -> Result<()> {
-    build("engram-network-simulation", &[])?;
-    let mut command = binary("engram-network-simulation");
+    build("engram-network-simulation", &[], options)?;
+    let mut command = binary("engram-network-simulation", options);
     if let Some(seed) = options.seed {
         return process::run(command.args(["--seed", &seed.to_string()]));
     }
     println!("network");
     for seed in options.start..options.start + NETWORK_REPLAYED {
         let told = || -> Result<Vec<u8>> {
-            Ok(binary("engram-network-simulation").args(["--seed", &seed.to_string()]).output()?.stdout)
+            Ok(binary("engram-network-simulation", options).args(["--seed", &seed.to_string()]).output()?.stdout)
         };
         ensure!(told()? == told()?, "seed {seed} went another way the second time");
     }
@@ -125,7 +130,7 @@ fn replays(mode: &str, options: &Options) -> Result<()> {
 }
 
 fn simulation(mode: &str, options: &Options) -> Command {
-    let mut command = binary("engram-simulation");
+    let mut command = binary("engram-simulation", options);
     command.args(["--mode", mode]);
     if let Some(season) = &options.season {
         command.args(["--season", season]);
@@ -136,16 +141,20 @@ fn simulation(mode: &str, options: &Options) -> Command {
     command
 }
 
-/// Builds one of the simulators, fast and with all assertions of our own crates.
-fn build(package: &str, arguments: &[&str]) -> Result<()> {
+/// Builds one of the simulators.
+fn build(package: &str, arguments: &[&str], options: &Options) -> Result<()> {
+    if options.debug {
+        // Selected from the whole workspace together with a test: then everything has the features that it has in `cargo xtask test`.
+        return process::run(&mut workspace::cargo(["build", "--workspace", "--test", "worker", "--bin", package]));
+    }
     // Selected together with the binary of the product: then the crates of others have the features that they have there, as far
-    // as they can, and a release build that exists is used.
+    // as they can, and a release build that exists is used. The wrapper adds the assertions of our own crates.
     let mut cargo = workspace::cargo(["build", "--release", "-p", "engram-cli", "-p", package, "--bin", package]);
     let wrapper = workspace::root().join("crates/simulation/rustc.sh");
     process::run(cargo.args(arguments).env("RUSTC_WORKSPACE_WRAPPER", wrapper))
 }
 
-fn binary(name: &str) -> Command {
+fn binary(name: &str, options: &Options) -> Command {
     let name = format!("{name}{}", std::env::consts::EXE_SUFFIX);
-    Command::new(workspace::target().join("release").join(name))
+    Command::new(workspace::target().join(if options.debug { "debug" } else { "release" }).join(name))
 }
