@@ -64,6 +64,7 @@ impl Proposals {
 pub(crate) async fn hand_over(shared: Arc<Shared>) {
     let mut coordinators = Vec::new();
     let mut in_vain_since: Option<Instant> = None;
+    let mut failure = None;
     loop {
         shared.proposals.news.notified().await;
         sleep(GATHER).await;
@@ -79,7 +80,7 @@ pub(crate) async fn hand_over(shared: Arc<Shared>) {
         }
         let unanswered = in_vain_since.get_or_insert(asked).elapsed();
         match shared.map_keeper.as_ref().filter(|_| unanswered >= UNANSWERED) {
-            Some(keeper) => write(&shared, keeper, proposals).await,
+            Some(keeper) => write(&shared, keeper, proposals, &mut failure).await,
             None => {
                 shared.proposals.put_back(proposals);
                 shared.proposals.news.notify_one();
@@ -162,17 +163,22 @@ fn encode(proposal: &Proposal) -> v1::MapProposal {
     }
 }
 
-/// Writes what still fits into the map store, and takes the map that is there then.
-async fn write(shared: &Shared, keeper: &MapKeeper, proposals: Vec<Proposal>) {
+/// Writes what still fits into the map store, and takes the map that is there then. `failure` is the last one, told once.
+async fn write(shared: &Shared, keeper: &MapKeeper, proposals: Vec<Proposal>, failure: &mut Option<String>) {
     let count = proposals.len();
     match keeper.change(proposals).await {
         Ok(Some(map)) => {
             tracing::warn!(version = map.version, proposals = count, "no coordinator answers: wrote the map here");
             shared.read_map(map);
+            *failure = None;
         }
         Ok(None) => {}
         Err(error) => {
-            tracing::warn!(error = with_causes(&error), "no coordinator answers, and the map cannot be written");
+            let error = with_causes(&error);
+            if failure.as_ref() != Some(&error) {
+                tracing::warn!(error, "no coordinator answers, and the map cannot be written");
+            }
+            *failure = Some(error);
         }
     }
 }
