@@ -12,6 +12,8 @@ use engram_proto::answers::identity;
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use engram_store::peer::Proposal;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +26,8 @@ use tonic::transport::{Channel, Endpoint};
 const GATHER: Duration = Duration::from_millis(1);
 /// How long one coordinator may take.
 const DEADLINE: Duration = Duration::from_secs(1);
+/// After this another one is asked as well: they take proposals at once, and write them afterwards.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// How long no coordinator may answer before this worker writes the map itself: a partition that is changing hands waits meanwhile. A
 /// coordinator that comes back finds what was written, and the map's compare-and-swap decides between the two.
 pub(super) const UNANSWERED: Duration = Duration::from_millis(300);
@@ -91,6 +95,7 @@ pub(crate) async fn hand_over(shared: Arc<Shared>) {
 }
 
 /// One coordinator, with the connection to it.
+#[derive(Clone)]
 struct Coordinator {
     address: String,
     channel: Option<Channel>,
@@ -106,6 +111,23 @@ impl Coordinator {
         let channel = endpoint.map(|it| network.connect_lazy(it.connect_timeout(DEADLINE).tcp_nodelay(true))).ok();
         Self { address, channel }
     }
+
+    /// Whether it takes proposals, or refuses them: then it is there, and the map is not for this worker to write.
+    async fn takes(self, request: v1::ProposeMapRequest) -> bool {
+        let Some(channel) = self.channel else { return false };
+        let mut client = CoordinatorServiceClient::new(channel);
+        let reason = match timeout(DEADLINE, client.propose_map(request)).await {
+            Ok(Ok(_)) => return true,
+            Ok(Err(status)) if !is_away(status.code()) => {
+                tracing::warn!(coordinator = self.address, reason = status.message(), "proposals refused");
+                return true;
+            }
+            Ok(Err(status)) => status.message().to_owned(),
+            Err(_) => "no answer in time".to_owned(),
+        };
+        tracing::debug!(coordinator = self.address, reason, "proposals were not taken");
+        false
+    }
 }
 
 /// Drops coordinators that are gone, and adds those that are new.
@@ -119,32 +141,35 @@ fn update(shared: &Shared, coordinators: &mut Vec<Coordinator>) {
     }
 }
 
-/// Asks one coordinator after the other, the one that answered last first; whether one took the proposals.
+/// Asks the coordinators, the one that took proposals last first; whether one took them.
 async fn ask(shared: &Shared, coordinators: &mut [Coordinator], proposals: &[Proposal]) -> bool {
     let request = v1::ProposeMapRequest {
         cluster: identity(shared.options.cluster.0),
         member: Some(wire::member_id_to_proto(&shared.member)),
         proposals: proposals.iter().map(encode).collect(),
     };
-    for at in 0..coordinators.len() {
-        let Some(channel) = coordinators[at].channel.clone() else { continue };
-        let mut client = CoordinatorServiceClient::new(channel);
-        let reason = match timeout(DEADLINE, client.propose_map(request.clone())).await {
-            Ok(Ok(_)) => {
-                coordinators.swap(0, at);
-                return true;
-            }
-            // Whoever refuses is there: the map is not for this worker to write.
-            Ok(Err(status)) if !is_away(status.code()) => {
-                tracing::warn!(coordinator = coordinators[at].address, reason = status.message(), "proposals refused");
-                return true;
-            }
-            Ok(Err(status)) => status.message().to_owned(),
-            Err(_) => "no answer in time".to_owned(),
-        };
-        tracing::debug!(coordinator = coordinators[at].address, reason, "proposals were not taken");
+    let asks: Vec<_> = coordinators.iter().map(|coordinator| coordinator.clone().takes(request.clone())).collect();
+    let taken = first_to_take(asks).await;
+    if let Some(at) = taken {
+        coordinators.swap(0, at);
     }
-    false
+    taken.is_some()
+}
+
+/// Asks one after the other, the next one also where nobody has answered for a while; says who took it first. One that is gone with
+/// its machine answers nothing for as long as it may take, and what two have taken is written once: the map decides.
+async fn first_to_take(asks: Vec<impl Future<Output = bool>>) -> Option<usize> {
+    let mut waiting = asks.into_iter().enumerate().map(|(at, ask)| async move { (at, ask.await) });
+    let mut asked = FuturesUnordered::new();
+    loop {
+        if asked.is_empty() {
+            asked.push(waiting.next()?);
+        }
+        if let Ok(Some((at, true))) = timeout(PATIENCE, asked.next()).await {
+            return Some(at);
+        }
+        asked.extend(waiting.next());
+    }
 }
 
 /// Whether a status says that nobody answered, rather than what.
@@ -204,5 +229,25 @@ mod tests {
         proposals.add(vec![ask(remove.clone())]);
         proposals.put_back(old);
         assert_eq!(proposals.take(), [ask(remove)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_coordinator_that_is_silent_or_away_holds_nothing_up() {
+        let after = |ms, takes| async move {
+            sleep(Duration::from_millis(ms)).await;
+            takes
+        };
+        for (asks, taken, ms) in [
+            (vec![after(5, true), after(1, true)], Some(0), 5),
+            (vec![after(900, true), after(900, false), after(5, true)], Some(2), 205),
+            (vec![after(10, false), after(20, false), after(30, true)], Some(2), 60),
+            (vec![after(300, true), after(900, false)], Some(0), 300),
+            (vec![after(900, false), after(900, false)], None, 1_000),
+            (vec![], None, 0),
+        ] {
+            let began = Instant::now();
+            assert_eq!(first_to_take(asks).await, taken);
+            assert_eq!(began.elapsed().as_millis(), ms, "of the simulated clock");
+        }
     }
 }
