@@ -213,9 +213,13 @@ impl Step<'_> {
             return false;
         };
         let Some(map) = &self.observed.map else { return true };
-        if map.copies(pod.ordinal) > 0 {
-            self.drain(pod, true);
-        } else if !pod.terminating && map.is_full(self.cluster.spec.replication_factor) {
+        let copies = self.cluster.spec.replication_factor;
+        // Where every worker has a copy of everything, nobody can take over this one's: the others make it again afterwards.
+        let evacuate = copies == 1 || self.cluster.spec.workers > copies;
+        let holds = if evacuate { map.copies(pod.ordinal) } else { map.primaries(pod.ordinal) };
+        if holds > 0 || (!evacuate && !map.is_full(copies)) {
+            self.drain(pod, evacuate);
+        } else if !pod.terminating && map.is_full(copies) {
             self.discard(pod, false);
         }
         true

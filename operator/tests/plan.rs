@@ -125,7 +125,9 @@ impl World {
                 }
             }
             Action::DeleteClaim { ordinal, uid } => {
-                assert_eq!(self.map().copies(ordinal), 0, "its data is elsewhere");
+                for partition in self.map().partitions.iter().filter(|it| it.in_sync.contains(&ordinal)) {
+                    assert!(partition.in_sync.len() > 1 && partition.primary != ordinal, "its data is elsewhere too");
+                }
                 self.observed.claims.retain(|claim| claim.uid != uid);
             }
             Action::GrowClaim { ordinal, size_bytes, .. } => {
@@ -257,7 +259,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn no_partition_loses_more_than_one_copy_and_all_comes_to_rest(
@@ -332,6 +334,18 @@ fn a_rollout_begins_with_the_worker_that_serves_least() {
     assert_eq!(disks, [("words-worker-0", Some(10)), ("words-worker-1", Some(11)), ("words-worker-2", Some(12))]);
     world.apply(plan);
     assert!(world.plan().actions.is_empty(), "the others wait for its copies");
+}
+
+#[test]
+fn a_chosen_worker_whose_copies_nobody_else_can_take_goes_when_it_serves_nothing() {
+    let mut world = World::settled(3, 3);
+    let uid = world.observed.pods[1].uid.clone();
+    world.object["metadata"]["annotations"] = json!({ "engram.dev/replace": uid });
+    let plan = world.plan();
+    assert!(matches!(plan.actions[..], [Action::Drain { ordinal: 1, evacuate: false, .. }]), "{:?}", plan.actions);
+    world.apply(plan);
+    world.rest();
+    assert!(world.observed.pods.iter().all(|pod| pod.uid != uid), "another one is in its place");
 }
 
 #[test]

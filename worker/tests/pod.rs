@@ -13,6 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -41,8 +42,15 @@ struct Pod {
     process: Child,
 }
 
+/// An address for a process that is started afterwards: below the ports that the system hands out, so that nobody is given it meanwhile.
 async fn free_address() -> SocketAddr {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap()
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    loop {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, NEXT.fetch_add(1, Ordering::Relaxed)));
+        if TcpListener::bind(address).await.is_ok() {
+            return address;
+        }
+    }
 }
 
 impl Cluster {
