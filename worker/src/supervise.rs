@@ -15,16 +15,17 @@ use tonic::transport::{Channel, Endpoint};
 
 /// How long a process may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Between attempts to learn who a worker that was just started is.
-const ASK: Duration = Duration::from_millis(50);
+/// Between attempts to learn who a worker that was just started is: it listens before it reads its disk, so whoever knocks by then is
+/// answered before anybody hears of it, and no death goes unreported for being early.
+const ASK: Duration = Duration::from_millis(5);
 
 /// Asks the worker behind an admin listener who it is, until it says so: it answers when its store is open.
 pub async fn member(admin: SocketAddr) -> v1::MemberId {
     loop {
-        sleep(ASK).await;
         if let Ok(Ok(Some(member))) = timeout(DEADLINE, ask(admin)).await {
             return member;
         }
+        sleep(ASK).await;
     }
 }
 
