@@ -78,11 +78,14 @@ pub(crate) async fn hand_over(shared: Arc<Shared>) {
         }
         let asked = Instant::now();
         update(&shared, &mut coordinators);
-        if ask(&shared, &mut coordinators, &proposals).await {
+        // Where none has been heard for as long as one may take, none is waited for: a partition without a primary is.
+        let unheard = Duration::from_millis(shared.coordinators.unheard_ms());
+        let patience = if unheard >= DEADLINE { PATIENCE } else { Duration::MAX };
+        if timeout(patience, ask(&shared, &mut coordinators, &proposals)).await.unwrap_or(false) {
             in_vain_since = None;
             continue;
         }
-        let unanswered = in_vain_since.get_or_insert(asked).elapsed();
+        let unanswered = in_vain_since.get_or_insert(asked).elapsed().max(unheard);
         match shared.map_keeper.as_ref().filter(|_| unanswered >= UNANSWERED) {
             Some(keeper) => write(&shared, keeper, proposals, &mut failure).await,
             None => {
