@@ -17,6 +17,9 @@ const LOOK: Duration = Duration::from_millis(20);
 const AT_ONCE: usize = 8;
 /// A successor that did not take over in this time is not the one to wait for.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// For how long nothing may have moved while no coordinator is heard: who writes the map instead takes some of it, and where the map
+/// has gone with its cluster nobody does.
+const FORSAKEN: Duration = Duration::from_secs(5);
 /// For how long nothing may have come back before nothing will: what a coordinator had planned before it knew is through by then.
 const QUIET: Duration = Duration::from_millis(300);
 
@@ -36,6 +39,7 @@ pub(crate) async fn drain(shared: &Shared, deadline: Duration) -> Drained {
     let until = Instant::now() + deadline;
     shared.leaving.store(true, Ordering::Release);
     let (mut asked, mut led_first, mut led_at) = (Asked::new(), None, Instant::now());
+    let (mut led_last, mut moved_at) = (0, Instant::now());
     loop {
         let map = shared.view.borrow().map.clone();
         let led = map.as_deref().map(|map| led(map, shared.ordinal())).unwrap_or_default();
@@ -44,10 +48,15 @@ pub(crate) async fn drain(shared: &Shared, deadline: Duration) -> Drained {
         if !led.is_empty() || !is_known_to_leave(shared) {
             led_at = now;
         }
+        if led.len() != led_last {
+            (led_last, moved_at) = (led.len(), now);
+        }
+        let unheard = Duration::from_millis(shared.coordinators.unheard_ms());
+        let is_forsaken = unheard.min(now.duration_since(moved_at)) >= FORSAKEN;
         let is_over = led.is_empty() && now.duration_since(led_at) >= QUIET;
         let is_stuck = !led.is_empty()
             && map.as_deref().is_none_or(|map| led.iter().all(|partition| others(shared, map, *partition).is_empty()));
-        if is_over || is_stuck || now >= until || shared.is_stopping() || !shared.is_leaving() {
+        if is_over || is_stuck || is_forsaken || now >= until || shared.is_stopping() || !shared.is_leaving() {
             let handed_over = total.saturating_sub(led.len()) as u32;
             tracing::info!(handed_over, left = led.len(), "handed over what was led here");
             return Drained { handed_over, left: led };

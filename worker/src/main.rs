@@ -138,7 +138,7 @@ fn drain(socket: &Path, deadline: Duration) -> Result<i32> {
         return Ok(0);
     }
     let late = began.elapsed() >= deadline;
-    let why = if late { "the time is over" } else { "no other copy is in sync" };
+    let why = if late { "the time is over" } else { "no other copy is in sync, or no coordinator answers" };
     println!("handed over {} partition(s); {left} stay here: {why}", reply.handed_over);
     Ok(i32::from(late))
 }

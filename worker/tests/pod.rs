@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
 use engram_cluster::PartitionMap;
-use engram_coordinator::{Coordinator, Options};
+use engram_coordinator::{Coordinator, Host, Options};
 use engram_mapstore::{FileStore, MapStore as _};
 use engram_memory::{ClusterId, Ordinal};
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
@@ -32,6 +32,7 @@ const LOOK: Duration = Duration::from_millis(50);
 struct Cluster {
     folder: TempDir,
     coordinator: SocketAddr,
+    host: Host,
     pods: Vec<Pod>,
 }
 
@@ -60,8 +61,10 @@ impl Cluster {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let coordinator = listener.local_addr().unwrap();
         let options = Options { replication_factor: 2, ..Options::new(CLUSTER, "words", 16, 2) };
-        tokio::spawn(Coordinator::build(options, store).unwrap().run(listener, std::future::pending()));
-        let mut cluster = Self { folder, coordinator, pods: Vec::new() };
+        let host = Host::default();
+        host.add(Coordinator::build(options, store).unwrap());
+        tokio::spawn(host.clone().run(listener, std::future::pending()));
+        let mut cluster = Self { folder, coordinator, host, pods: Vec::new() };
         for ordinal in 0..2 {
             let pod = cluster.pod(ordinal).await;
             cluster.pods.push(pod);
@@ -194,6 +197,16 @@ async fn a_worker_that_is_killed_in_its_pod_is_dead_by_proof_when_the_container_
         lone.status.success() && String::from_utf8_lossy(&lone.stdout).contains("no other copy is in sync"),
         "{lone:?}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_gives_up_where_nobody_is_left_who_moves_anything() {
+    let cluster = Cluster::start().await;
+    // As when the cluster's object is deleted: the operator answers, and knows nothing of it any more.
+    cluster.host.remove(CLUSTER);
+    let drained = timeout(SOON, cluster.drain(0)).await.expect("long before the deadline of a drain");
+    let told = String::from_utf8_lossy(&drained.stdout);
+    assert!(drained.status.success() && told.contains("or no coordinator answers"), "{drained:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
