@@ -8,6 +8,7 @@ use crate::target::Local;
 use engram_api::{Code, ExitCode, Problem};
 use engram_proto::answers::identity;
 use engram_proto::v1::{self, OrderRefusal};
+use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -189,18 +190,8 @@ fn listed(ordinals: &[u32]) -> String {
 
 /// `2026-01-31T23:59:59Z`, of milliseconds since 1970.
 fn date(at_ms: u64) -> String {
-    let seconds = at_ms / 1_000;
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Civil date from days, counted from 0000-03-01 so that a leap day ends its year.
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3_600, rest / 60 % 60, rest % 60)
+    let seconds = i64::try_from(at_ms / 1_000).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
+    seconds.map_or_else(|| format!("{at_ms} ms after 1970"), |time| time.to_string())
 }
 
 #[cfg(test)]

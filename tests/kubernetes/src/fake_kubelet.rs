@@ -5,10 +5,11 @@
 
 use crate::http::{Api, MERGE, STRATEGIC};
 use anyhow::{Context, Result};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 /// A node is given up after 20 s of silence.
@@ -158,19 +159,6 @@ fn gone(answer: Result<()>) -> Result<()> {
 
 /// The time as the API server writes it: in seconds, or in microseconds for leases.
 fn now(fine: bool) -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
-    let (seconds, micros) = (since.as_secs(), since.subsec_micros());
-    let (day, second) = (seconds / 86_400, seconds % 86_400);
-    // Days to a date: years are counted from March, in eras of 400 (146,097 days).
-    let shifted = day + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let date = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
-    let fraction = if fine { format!(".{micros:06}") } else { String::new() };
-    format!("{year:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}{fraction}Z")
+    let time = Timestamp::now();
+    if fine { format!("{time:.6}") } else { format!("{time:.0}") }
 }
