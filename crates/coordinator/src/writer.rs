@@ -2,7 +2,7 @@
 
 use crate::Shared;
 use crate::state::Wanted;
-use engram_mapstore::{Error, MapStore};
+use engram_mapstore::{Error, MapStore, with_causes};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -114,12 +114,6 @@ async fn read(shared: &Shared) {
         Some(Err(error)) => tracing::error!(error = with_causes(&error), "the partition map is not read"),
         None => {}
     }
-}
-
-/// What went wrong, and why: an API server says in the cause what it has against a map.
-fn with_causes(error: &Error) -> String {
-    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Does something with the store, where it may wait on a thread for that; `None`: it panicked.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
 use engram_api::{DurabilityMode, Law};
 use engram_coordinator::{Coordinator, Handle, Host, Options, Report, Surroundings};
-use engram_mapstore::{Goal, KubernetesStore, Place, Scale};
+use engram_mapstore::{Goal, KubernetesStore, Place, Scale, with_causes};
 use engram_memory::{ClusterId, Ordinal};
 use kube::Client;
 use serde_json::{Value, json};
@@ -131,16 +131,6 @@ impl Coordinators {
         }
         gone
     }
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
 
 fn options(cluster: &ValidatedCluster, observed: &Observed) -> Result<Options, Error> {

@@ -8,11 +8,11 @@
 //! and a little longer, so that whoever grants waits longer than whoever holds, whatever the clocks say.
 
 use super::link::{HELLO_DEADLINE, connect};
-use super::map_keeper::with_causes;
 use super::witness::{NO_COORDINATOR_MS, Verdict, Witness};
 use super::{each_partner, proposals};
 use crate::shared::Shared;
 use engram_cluster::{Change, Entry};
+use engram_mapstore::with_causes;
 use engram_memory::{Member, Ordinal, PartitionId};
 use engram_proto::v1::peer_service_client::PeerServiceClient;
 use engram_proto::v1::{MemberEntry, PeerBeat};

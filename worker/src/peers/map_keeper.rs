@@ -83,17 +83,6 @@ fn panicked<T>(error: JoinError) -> Result<T, Error> {
     Err(Error::Io { action: "reach", path: PathBuf::from("the map store"), source: std::io::Error::other(error) })
 }
 
-/// An error with what it was caused by: an API server's reasons are below the first line.
-pub(super) fn with_causes(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
-}
-
 fn compare_and_swap(store: &dyn MapStore, proposals: &[Proposal]) -> Result<Option<PartitionMap>, Error> {
     let mut current = store.get()?;
     for _ in 0..CONFLICTS {

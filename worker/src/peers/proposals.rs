@@ -3,10 +3,11 @@
 //! No answer is needed: the map tells. What is asked for again replaces what was asked before, so that no more waits than there are
 //! partitions.
 
-use super::map_keeper::{MapKeeper, with_causes};
+use super::map_keeper::MapKeeper;
 use crate::shared::Shared;
 use engram_client::Network;
 use engram_coordinator::wire;
+use engram_mapstore::with_causes;
 use engram_memory::PartitionId;
 use engram_proto::answers::identity;
 use engram_proto::v1;
