@@ -162,3 +162,14 @@ fn now(fine: bool) -> String {
     let time = Timestamp::now();
     if fine { format!("{time:.6}") } else { format!("{time:.0}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_the_digits_that_the_api_server_takes() {
+        assert_eq!(now(false).len(), "2026-01-31T23:59:59Z".len(), "{}", now(false));
+        assert_eq!(now(true).len(), "2026-01-31T23:59:59.000000Z".len(), "{}", now(true));
+    }
+}
