@@ -1,7 +1,8 @@
 //! A worker loses its disk: how long until there are as many copies as before, and what writers feel meanwhile.
 //!
 //! Writers send on a schedule, at half of what the cluster takes, and a request counts from when it was due: one that waits
-//! makes those behind it late too.
+//! makes those behind it late too. Until others serve what the lost worker led, writes wait for that: it is failover, which has a
+//! row of its own; what copies cost is counted from then on.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -51,6 +52,11 @@ pub(super) fn rows(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<V
         ensure!(lost > 0 && !cluster.is_whole()?, "nothing was lost with the disk");
         let begun = Instant::now();
         let writers = Writers::start(&sessions, memories, pause);
+        everywhere(&sessions[0], memories).await?;
+        let failed_over = begun.elapsed();
+        writers.stop().await?;
+        ensure!(!cluster.is_whole()?, "the copies are there before anybody could write");
+        let writers = Writers::start(&sessions, memories, pause);
         whole(&cluster).await?;
         let took = begun.elapsed();
         let healing = writers.stop().await?;
@@ -60,6 +66,12 @@ pub(super) fn rows(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<V
         let name = format!("{WORKERS} workers, R = {COPIES}, a disk lost");
         let lost = f64::from(memories) * lost as f64 / f64::from(PARTITIONS);
         Ok(vec![
+            Row::lower(
+                format!("{name}: until all is served again"),
+                memories,
+                "s",
+                measure::once(failed_over.as_secs_f64()),
+            ),
             Row::lower(
                 format!("{name}: until all copies are there again"),
                 memories,
@@ -102,6 +114,14 @@ async fn whole(cluster: &Cluster) -> Result<()> {
         }
     };
     timeout(DEADLINE, healed).await.context("the copies were not made in time")?
+}
+
+/// Writes to every partition, and waits until all of them have taken it.
+async fn everywhere(session: &Session, memories: u32) -> Result<()> {
+    // So many ids that each partition has some.
+    let ids = population::drawn(64 * PARTITIONS as usize, memories, 1);
+    session.reinforce(Updates { ids, signals: Signals::Quality(QUALITY), ..Updates::default() }).await?;
+    Ok(())
 }
 
 /// Requests a second when each writer sends the next as soon as the last is answered.

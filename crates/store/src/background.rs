@@ -226,7 +226,9 @@ impl Store {
     }
 
     fn next_write(&mut self) -> Result<Option<Write>, Error> {
-        if let Some(write) = self.background.installs.pop_front() {
+        if self.replication.copies.share.may_work(self.clock.elapsed_ms())
+            && let Some(write) = self.background.installs.pop_front()
+        {
             return Ok(Some(write));
         }
         if self.background.held.is_none() {

@@ -1,7 +1,7 @@
 //! Copies of a partition's state, from its primary to a follower that the kept records do not reach.
 //!
-//! The primary exports the committed state between two turns and sends it in pieces, as fast as [`Throttle`] lets them out;
-//! writers never wait. The follower writes it as a snapshot of its own, durable, logs that it took the place of what was there,
+//! The primary exports the committed state between two turns and sends it in pieces, as fast as [`Throttle`] lets them out. The
+//! follower writes it as a snapshot of its own, durable, logs that it took the place of what was there,
 //! and goes on from its lsn. Two copies at a time go out, and two to one follower; partitions that have no second copy go first.
 
 use crate::background::Write;
@@ -10,7 +10,7 @@ use crate::peer::{CopyPiece, Envelope, Message};
 use crate::snapshot_file::{self, LEDGER, SnapshotHead};
 use crate::stats;
 use crate::store::{Mark, Store};
-use crate::throttle::Throttle;
+use crate::throttle::{Share, Throttle};
 use crate::{Error, ImportError};
 use bytes::Bytes;
 use engram_cluster::replica::{self, Event};
@@ -30,6 +30,8 @@ pub(crate) struct Copies {
     /// Begun, and not answered.
     under_way: BTreeSet<(PartitionId, Ordinal)>,
     throttle: Throttle,
+    /// What exports here, and copies taken over, may take of the engine's time.
+    pub(crate) share: Share,
 }
 
 /// A copy that is being sent.
@@ -40,12 +42,13 @@ struct Sending {
 }
 
 impl Copies {
-    pub(crate) const fn new(bytes_per_s: u64) -> Self {
+    pub(crate) fn new(bytes_per_s: u64) -> Self {
         Self {
             asked: VecDeque::new(),
             sending: VecDeque::new(),
             under_way: BTreeSet::new(),
             throttle: Throttle::new(bytes_per_s),
+            share: Share::default(),
         }
     }
 
@@ -129,8 +132,10 @@ impl Store {
             let copies = &mut self.replication.copies;
             let places = &self.places;
             let lone = |partition: PartitionId| places[partition.0 as usize].replica.replicas() <= 1;
-            if let Some((partition, to)) = copies.next(lone) {
-                self.begin_copy(partition, to)?;
+            if copies.share.may_work(self.clock.elapsed_ms())
+                && let Some((partition, to)) = copies.next(lone)
+            {
+                self.working_for_copies(|store| store.begin_copy(partition, to))?;
                 continue;
             }
             if copies.sending.is_empty() || !copies.throttle.may_send(now_ms) {
@@ -148,6 +153,15 @@ impl Store {
                 copies.sending.push_front(sending);
             }
         }
+    }
+
+    /// Does what nothing else can be done beside, and counts how long it took.
+    fn working_for_copies(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<(), Error> {
+        let from_ms = self.clock.elapsed_ms();
+        work(self)?;
+        let (now_ms, served) = (self.clock.elapsed_ms(), self.shared.served());
+        self.replication.copies.share.worked(from_ms, now_ms, served);
+        Ok(())
     }
 
     fn begin_copy(&mut self, partition: PartitionId, to: Ordinal) -> Result<(), Error> {
@@ -228,6 +242,10 @@ impl Store {
         term: Term,
         from: Ordinal,
     ) -> Result<(), Error> {
+        self.working_for_copies(|store| store.take_over(content, head, term, from))
+    }
+
+    fn take_over(&mut self, content: &Content, head: SnapshotHead, term: Term, from: Ordinal) -> Result<(), Error> {
         let partition = head.partition;
         let may = self.places[partition.0 as usize].replica.takes_copy(term, head.lsn);
         let imported = if may {

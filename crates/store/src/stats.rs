@@ -232,6 +232,13 @@ pub(crate) fn add(counter: &AtomicU64, value: u64) {
     counter.fetch_add(value, Ordering::Relaxed);
 }
 
+impl Shared {
+    /// Writes and reads that were served.
+    pub(crate) fn served(&self) -> u64 {
+        self.applied_records.load(Ordering::Relaxed) + self.reads.load(Ordering::Relaxed)
+    }
+}
+
 /// Sets a gauge.
 pub(crate) fn set(gauge: &AtomicU64, value: u64) {
     gauge.store(value, Ordering::Relaxed);

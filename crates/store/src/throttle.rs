@@ -1,6 +1,8 @@
-//! How fast copies of state may go out: a budget in bytes per second that gives way to writes.
+//! How much copies of state may take: bytes per second of the network, and of the engine's time, both giving way to writes.
 //!
-//! Pure: time and the latency of writes come in, and whether more may be sent goes out. What writes take without copies is
+//! Pure: time and the latency of writes come in, and whether more may be sent or taken over goes out.
+//!
+//! The [`Throttle`] is a budget of bytes. What writes take without copies is
 //! learned while none are sent. Copies begin with an eighth of the budget, and double it while writes take no longer: a follower
 //! that takes over what it is sent has no time for writes, and all may be over before anybody could react. While they make writes
 //! take more than twice as long the budget is halved, again and again down to a sixteenth, and comes back step by step. A
@@ -19,6 +21,30 @@ const SAVED_MS: u64 = 75;
 const WEIGHTS: (f64, f64) = (1.0 / 16.0, 1.0 / 1024.0);
 /// Writes count as slowed when they take so many times what is usual.
 const SLOWED: f64 = 2.0;
+
+/// So many times as long as it worked for a copy, the engine is there for others only.
+const REST: u64 = 7;
+
+/// The engine's time for copies: while it exports one, or takes one over, it does nothing else, and calls wait. Where somebody
+/// calls it rests from copies after each, so that they take an eighth of it at most; a follower that rests holds up who sends.
+#[derive(Debug, Default)]
+pub(crate) struct Share {
+    rests_until_ms: u64,
+    /// Calls served when it last worked for a copy.
+    served: u64,
+}
+
+impl Share {
+    pub(crate) const fn may_work(&self, now_ms: u64) -> bool {
+        now_ms >= self.rests_until_ms
+    }
+
+    /// It worked for a copy until now, and has served so many calls since the start.
+    pub(crate) const fn worked(&mut self, from_ms: u64, now_ms: u64, served: u64) {
+        let rest_ms = if served == self.served { 0 } else { now_ms.saturating_sub(from_ms).saturating_mul(REST) };
+        *self = Self { rests_until_ms: now_ms.saturating_add(rest_ms), served };
+    }
+}
 
 /// The budget of a store for copies.
 #[derive(Debug)]
@@ -119,6 +145,27 @@ mod tests {
             *now_ms += step_ms;
         }
         sent
+    }
+
+    #[test]
+    fn copies_take_an_eighth_of_the_engine_where_somebody_calls() {
+        let (mut share, mut now_ms, mut worked_ms) = (Share::default(), 0, 0);
+        let mut eight_seconds = |share: &mut Share, calls: u64| {
+            let end_ms = now_ms + 8_000;
+            worked_ms = 0;
+            while now_ms < end_ms {
+                if share.may_work(now_ms) {
+                    share.worked(now_ms, now_ms + 10, calls * now_ms);
+                    (now_ms, worked_ms) = (now_ms + 10, worked_ms + 10);
+                } else {
+                    now_ms += 1;
+                }
+            }
+            worked_ms
+        };
+        assert_eq!(eight_seconds(&mut share, 1), 1_000);
+        assert_eq!(eight_seconds(&mut share, 0), 8_000, "where nobody calls, nobody waits");
+        assert_eq!(eight_seconds(&mut share, 1), 1_000);
     }
 
     #[test]
