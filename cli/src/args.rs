@@ -1,6 +1,7 @@
 //! The command line: what every command understands, and the tree of commands.
 
 use crate::commands::Command;
+use crate::kubernetes;
 use crate::output::{ColorChoice, Format, Output};
 use clap::{Args, Parser};
 use std::path::PathBuf;
@@ -17,7 +18,8 @@ use std::path::PathBuf;
   engram up cluster.yaml          start a local cluster and learn what the file says
   engram status                   is it fine?
   engram rank --limit 20          the memories of highest weight
-  engram down                     stop the cluster; the data stays",
+  engram down                     stop the cluster; the data stays
+  engram -n research status       the same of a cluster in Kubernetes; also as kubectl engram -n research status",
     after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 not ready or out of time, 5 conflict, 6 unreachable, \
 7 denied, 8 incompatible version, 130 interrupted."
 )]
@@ -44,7 +46,7 @@ pub(crate) struct Global {
     /// State directory of a local cluster
     #[arg(long, value_name = "DIR", global = true, env = "ENGRAM_STATE_DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Name of a running local cluster; needed where several run
+    /// Name of the cluster; needed where several run, or a namespace has several
     #[arg(long, value_name = "NAME", global = true, env = "ENGRAM_CLUSTER")]
     pub(crate) cluster: Option<String>,
     /// Workers to talk to, instead of a local cluster
@@ -57,6 +59,16 @@ pub(crate) struct Global {
         value_delimiter = ','
     )]
     pub(crate) address: Vec<String>,
+    #[command(flatten)]
+    pub(crate) kubernetes: kubernetes::Asked,
+}
+
+/// The cluster that a command is about, for those where nothing else could stand in its place.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Named {
+    /// Name of the cluster, as --cluster says it
+    #[arg(value_name = "CLUSTER", conflicts_with = "cluster")]
+    pub(crate) name: Option<String>,
 }
 
 /// What every command is given.
@@ -70,13 +82,24 @@ pub(crate) struct Context {
     pub(crate) cluster: Option<String>,
     /// `--address`.
     pub(crate) address: Vec<String>,
+    /// `--namespace` and the like, where the cluster is in Kubernetes. It comes before all the others.
+    pub(crate) kubernetes: Option<kubernetes::Asked>,
 }
 
 impl Global {
-    /// Looks at terminal and environment, once.
-    pub(crate) fn context(self) -> Context {
-        let Self { output, color, quiet, state_dir, cluster, address } = self;
-        Context { output: Output::new(output, color, quiet), state_dir, cluster, address }
+    /// Looks at terminal and environment, once. As a plug-in of kubectl a cluster is in Kubernetes unless an address is given.
+    pub(crate) fn context(self, is_plugin: bool) -> Context {
+        let Self { output, color, quiet, state_dir, cluster, address, kubernetes } = self;
+        let elsewhere = !address.is_empty() || state_dir.is_some();
+        let kubernetes = (kubernetes.is_given() || is_plugin && !elsewhere).then_some(kubernetes);
+        Context { output: Output::new(output, color, quiet), state_dir, cluster, address, kubernetes }
+    }
+}
+
+impl Context {
+    /// The same for the cluster of this name, where one was given.
+    pub(crate) fn of(&self, named: &Named) -> Self {
+        Self { cluster: named.name.clone().or_else(|| self.cluster.clone()), ..self.clone() }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The `engram` command: one binary that talks to a cluster, and that is a local cluster when asked to be.
 //!
 //! ```text
-//! arguments ── target (which cluster?) ── commands ── engram-client ── cluster
+//! arguments ── target (which cluster?) ── commands ── engram-client ── route ── cluster, here or in Kubernetes
 //!                                     └── local: supervisor of `engram coordinator` and `engram worker` processes
 //! ```
 //!
@@ -11,9 +11,12 @@
 mod args;
 mod commands;
 mod error;
+mod kubernetes;
 mod local;
 mod output;
+mod plugin;
 mod progress;
+mod route;
 mod rows;
 mod snapshot;
 mod target;
@@ -23,8 +26,12 @@ use clap::Parser as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    let role = plugin::Role::of(std::env::args_os().next().as_deref());
+    if role == plugin::Role::Completion {
+        return plugin::complete();
+    }
     let arguments = Arguments::parse();
-    let context = arguments.global.context();
+    let context = arguments.global.context(role == plugin::Role::Plugin);
     // All tasks run on this thread: children that `up` starts die with the thread that started them, and this one lasts
     // as long as the process.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

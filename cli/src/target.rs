@@ -1,17 +1,22 @@
-//! Which cluster a command is about: flag, environment, or the local cluster that runs.
+//! Which cluster a command is about, and the way to it: in Kubernetes, at addresses, or the local cluster that runs.
 
 use crate::args::Context;
 use crate::error::problem;
+use crate::kubernetes;
 use crate::local::{Endpoints, state};
+use crate::route::{Door, Route};
 use anyhow::Context as _;
 use engram_api::Code;
 use engram_client::{Client, Options};
 use engram_memory::ClusterId;
+use futures::FutureExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long it may take until anybody answers: people wait for this, and a worker that lives answers at once.
 const CONNECT: Duration = Duration::from_secs(5);
+/// The same through an API server, which may be far away and asks a kubelet first.
+const CONNECT_FORWARDED: Duration = Duration::from_secs(20);
 
 /// A cluster that a command is about.
 #[derive(Debug, Clone)]
@@ -20,6 +25,8 @@ pub(crate) enum Target {
     Remote(Vec<String>),
     /// A local cluster, running when it was looked at.
     Local(Local),
+    /// A cluster in a Kubernetes.
+    Kubernetes(Box<kubernetes::Cluster>),
 }
 
 /// A local cluster that runs.
@@ -32,12 +39,17 @@ pub(crate) struct Local {
 }
 
 impl Target {
-    /// Finds the cluster: `--address`, then `--state-dir`, `--cluster`, else the one local cluster that runs. The environment
+    /// Finds the cluster: in Kubernetes where anything was said of it (`-n`, `--context`, `--kubeconfig`, or the name
+    /// `kubectl-engram`), at `--address`, then `--state-dir`, `--cluster`, else the one local cluster that runs. The environment
     /// (`ENGRAM_ADDRESS`, `ENGRAM_STATE_DIR`, `ENGRAM_CLUSTER`) stands in for a flag that is absent.
     ///
     /// # Errors
-    /// None is found (ENG-0408), or several run and none was named.
-    pub(crate) fn find(context: &Context) -> anyhow::Result<Self> {
+    /// None is found (ENG-0408), or several run and none was named. In Kubernetes: as [`kubernetes::Cluster::find`].
+    pub(crate) async fn find(context: &Context) -> anyhow::Result<Self> {
+        if let Some(asked) = &context.kubernetes {
+            let found = kubernetes::Cluster::find(asked, context.cluster.as_deref()).await?;
+            return Ok(Self::Kubernetes(Box::new(found)));
+        }
         if !context.address.is_empty() {
             return Ok(Self::Remote(context.address.clone()));
         }
@@ -49,16 +61,57 @@ impl Target {
     /// # Errors
     /// Nobody answers, or another cluster does.
     pub(crate) async fn connect(&self) -> anyhow::Result<Client> {
-        let options = match self {
-            Self::Remote(addresses) => Options::new(addresses.iter().cloned()),
-            Self::Local(local) => local.options()?,
+        let (options, patience) = match self {
+            Self::Remote(addresses) => (Options::new(addresses.iter().cloned()), CONNECT),
+            Self::Local(local) => (local.options()?, CONNECT),
+            Self::Kubernetes(cluster) => {
+                let options = Options::new(cluster.endpoints()?).of_cluster(cluster.id()?);
+                let network = self.route().network();
+                // The client library would go on asking until its deadline, also where the caller may not.
+                cluster.reach().await?;
+                (Options { network, connect_deadline: CONNECT, ..options }, CONNECT_FORWARDED)
+            }
         };
         let endpoints = options.endpoints.join(", ");
-        let connected = tokio::time::timeout(CONNECT, Client::connect(options)).await.map_err(|_| {
-            let message = format!("no worker answers at {endpoints} within {} s", CONNECT.as_secs());
-            problem(Code::Unreachable, message)
-        })?;
-        Ok(connected?)
+        let connecting = Client::connect(options).boxed();
+        let connected = tokio::time::timeout(patience, connecting).await.unwrap_or_else(|_| {
+            let last = format!("nobody answers within {} s", patience.as_secs());
+            Err(engram_client::Error::Connect { endpoints, last })
+        });
+        connected.map_err(|error| self.route().failure(error.into()))
+    }
+
+    /// The way to its addresses.
+    pub(crate) fn route(&self) -> Route {
+        match self {
+            Self::Remote(_) | Self::Local(_) => Route::Direct,
+            Self::Kubernetes(cluster) => cluster.route().clone(),
+        }
+    }
+
+    /// Where its coordinator listens, and its id.
+    ///
+    /// # Errors
+    /// `--address` names workers, which are not enough; in Kubernetes: the operator has not looked at it yet.
+    pub(crate) async fn coordinator(&self) -> anyhow::Result<(Door, ClusterId)> {
+        match self {
+            Self::Remote(_) => Err(nothing(
+                "this command asks the coordinator, which --address does not name; name a local cluster".into(),
+            )),
+            Self::Local(local) => Ok((local.endpoints.coordinator.address.into(), local.cluster()?)),
+            Self::Kubernetes(cluster) => Ok((cluster.coordinator().await?, cluster.id()?)),
+        }
+    }
+
+    /// Where its workers are administered, by ordinal; none for addresses, which are for clients.
+    pub(crate) fn administration(&self) -> Vec<(u32, Door)> {
+        match self {
+            Self::Remote(_) => Vec::new(),
+            Self::Local(local) => {
+                local.endpoints.workers.iter().map(|worker| (worker.ordinal, worker.admin.into())).collect()
+            }
+            Self::Kubernetes(cluster) => cluster.administration(),
+        }
     }
 }
 
@@ -67,7 +120,7 @@ impl Target {
 /// # Errors
 /// As [`Target::find`] and [`Target::connect`].
 pub(crate) async fn connect(context: &Context) -> anyhow::Result<Client> {
-    Target::find(context)?.connect().await
+    Target::find(context).await?.connect().await
 }
 
 impl Local {
@@ -94,17 +147,6 @@ impl Local {
                 Err(problem(Code::NoLocalCluster, message))
             }
         }
-    }
-
-    /// Finds a local cluster for a command that talks to its coordinator.
-    ///
-    /// # Errors
-    /// As [`Local::find`]; `--address` names workers, which are not enough.
-    pub(crate) fn with_coordinator(context: &Context) -> anyhow::Result<Self> {
-        if context.address.is_empty() {
-            return Self::find(context);
-        }
-        Err(nothing("this command asks the coordinator, which --address does not name; name a local cluster".into()))
     }
 
     /// All local clusters that run below the usual folder, by name.

@@ -1,8 +1,8 @@
-//! How the copies of a local cluster are: by its coordinator's map, and what primaries say of those who follow them.
+//! How the copies of a cluster are: by its coordinator's map, and what primaries say of those who follow them.
 
 use crate::local::admin;
 use crate::output::count;
-use crate::target::{Local, Target};
+use crate::target::Target;
 use engram_proto::v1;
 use futures::future::join_all;
 use serde::Serialize;
@@ -43,11 +43,12 @@ pub(crate) struct Share {
 }
 
 impl Copies {
-    /// Looks at a local cluster; `None` for one elsewhere, and where the coordinator does not answer or has no map.
+    /// Looks at a cluster; `None` for one of which only addresses are known, and where the coordinator does not answer or has no
+    /// map.
     pub(crate) async fn look(target: &Target) -> Option<Self> {
-        let Target::Local(local) = target else { return None };
-        let status = admin::cluster(local.endpoints.coordinator.address).await.ok()?;
-        Some(Self { lag: lag(local).await, ..Self::of(&status)? })
+        let (coordinator, _) = target.coordinator().await.ok()?;
+        let status = admin::cluster(&coordinator).await.ok()?;
+        Some(Self { lag: lag(target).await, ..Self::of(&status)? })
     }
 
     fn of(status: &v1::ClusterStatus) -> Option<Self> {
@@ -100,8 +101,9 @@ fn copies(wanted: u32) -> String {
 }
 
 /// The largest lag that any primary tells of; one that does not answer has nobody who could tell.
-async fn lag(local: &Local) -> u64 {
-    let statuses = join_all(local.endpoints.workers.iter().map(|worker| admin::status(worker.admin))).await;
+async fn lag(target: &Target) -> u64 {
+    let doors = target.administration();
+    let statuses = join_all(doors.iter().map(|(_, door)| admin::status(door))).await;
     let partitions = statuses.into_iter().flatten().flat_map(|status| status.partition_status);
     partitions.filter(|partition| partition.primary).map(|partition| partition.lag).max().unwrap_or(0)
 }

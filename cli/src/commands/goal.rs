@@ -1,13 +1,16 @@
 //! `engram scale` and `engram drain`: what a person wants of a cluster that runs. The coordinator keeps the goal and carries it
 //! out while everything goes on being served; these commands set it, and wait if they are told to.
 
-use crate::args::Context;
+use crate::args::{Context, Named};
 use crate::local::admin;
 use crate::progress::Progress;
-use crate::target::Local;
+use crate::route::Door;
+use crate::target::Target;
 use engram_api::{Code, ExitCode, Problem};
 use engram_proto::answers::identity;
 use engram_proto::v1;
+use futures::FutureExt as _;
+use futures::future::LocalBoxFuture;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -20,9 +23,12 @@ const LOOK: Duration = Duration::from_millis(200);
 #[command(before_help = "Examples:
   engram scale --workers 7           two more; partitions move to them while everything is served
   engram scale --workers 3 --wait    and back: the last workers are emptied, then stopped
+  engram -n research scale words --workers 7      LearnerCluster words in Kubernetes
 
 The workers of highest number go first. Nothing is unavailable meanwhile but for moments.")]
 pub(crate) struct Scale {
+    #[command(flatten)]
+    named: Named,
     /// Workers that the cluster shall have
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     workers: u32,
@@ -57,37 +63,55 @@ struct Waiting {
 
 pub(crate) async fn scale(arguments: &Scale, context: &Context) -> anyhow::Result<ExitCode> {
     let workers = arguments.workers;
-    let local = set(context, v1::SetGoalRequest { workers, ..Default::default() }).await?;
+    let target = Target::find(&context.of(&arguments.named)).await?;
+    // The operator carries out what the object says; a goal of the coordinator's it would take back.
+    if let Target::Kubernetes(cluster) = &target {
+        cluster.scale(workers).await?;
+        context.output.note(format!("{cluster} shall have {workers} worker(s)"));
+        let look =
+            || async { cluster.unscaled(workers).await.unwrap_or_else(|error| Some(error.to_string())) }.boxed_local();
+        return arguments.waiting.until(context, &look).await;
+    }
+    let coordinator = set(&target, v1::SetGoalRequest { workers, ..Default::default() }).await?;
     context.output.note(format!("the cluster shall have {workers} worker(s)"));
-    arguments.waiting.until(&local, context, |status| unscaled(status, workers)).await
+    let look = || asked(&coordinator, move |status| unscaled(status, workers)).boxed_local();
+    arguments.waiting.until(context, &look).await
 }
 
 pub(crate) async fn drain(arguments: &Drain, context: &Context) -> anyhow::Result<ExitCode> {
     let worker = arguments.worker;
     let (drain, undrain) = if arguments.undo { (vec![], vec![worker]) } else { (vec![worker], vec![]) };
-    let local = set(context, v1::SetGoalRequest { drain, undrain, ..Default::default() }).await?;
+    let target = Target::find(context).await?;
+    let coordinator = set(&target, v1::SetGoalRequest { drain, undrain, ..Default::default() }).await?;
     if arguments.undo {
         context.output.note(format!("worker {worker} is used again"));
         return Ok(ExitCode::Ok);
     }
     context.output.note(format!("worker {worker} shall be emptied"));
-    arguments.waiting.until(&local, context, |status| undrained(status, worker)).await
+    let look = || asked(&coordinator, move |status| undrained(status, worker)).boxed_local();
+    arguments.waiting.until(context, &look).await
 }
 
-async fn set(context: &Context, goal: v1::SetGoalRequest) -> anyhow::Result<Local> {
-    let local = Local::with_coordinator(context)?;
-    let cluster = identity(local.cluster()?.0);
-    admin::set_goal(local.endpoints.coordinator.address, v1::SetGoalRequest { cluster, ..goal }).await?;
-    Ok(local)
+async fn set(target: &Target, goal: v1::SetGoalRequest) -> anyhow::Result<Door> {
+    let (coordinator, cluster) = target.coordinator().await?;
+    admin::set_goal(&coordinator, v1::SetGoalRequest { cluster: identity(cluster.0), ..goal }).await?;
+    Ok(coordinator)
+}
+
+/// What is wanting, as the coordinator tells it.
+async fn asked(coordinator: &Door, wanting: impl Fn(&v1::ClusterStatus) -> Option<String>) -> Option<String> {
+    match admin::cluster(coordinator).await {
+        Ok(status) => wanting(&status),
+        Err(error) => Some(error.to_string()),
+    }
 }
 
 impl Waiting {
-    /// Waits until `wanting` finds nothing any more, if it was asked for.
-    async fn until(
+    /// Waits until `look` finds nothing wanting any more, if it was asked for.
+    async fn until<'a>(
         &self,
-        local: &Local,
         context: &Context,
-        wanting: impl Fn(&v1::ClusterStatus) -> Option<String>,
+        look: &(dyn Fn() -> LocalBoxFuture<'a, Option<String>> + 'a),
     ) -> anyhow::Result<ExitCode> {
         if !self.wait {
             context.output.note("engram status    shows how far it is");
@@ -96,11 +120,7 @@ impl Waiting {
         let (since, limit) = (Instant::now(), Duration::from_secs(self.timeout));
         let mut progress = Progress::new(&context.output, "moving partitions", None);
         loop {
-            let wanting = match admin::cluster(local.endpoints.coordinator.address).await {
-                Ok(status) => wanting(&status),
-                Err(error) => Some(error.to_string()),
-            };
-            let Some(wanting) = wanting else {
+            let Some(wanting) = look().await else {
                 progress.set(0, "done");
                 return Ok(ExitCode::Ok);
             };

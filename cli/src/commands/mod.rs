@@ -23,6 +23,8 @@ mod version;
 mod watch;
 
 use crate::args::Context;
+use crate::error::said;
+use data::Data;
 use engram_api::ExitCode;
 
 /// The commands, in the order of the help.
@@ -40,7 +42,7 @@ pub(crate) enum Command {
     Partition(partition::Partition),
     Chaos(chaos::Arguments),
     #[command(flatten)]
-    Data(data::Data),
+    Data(Data),
     Validate(validate::Arguments),
     Config(config::Arguments),
     Manifests(manifests::Arguments),
@@ -51,11 +53,39 @@ pub(crate) enum Command {
     Process(process::Process),
 }
 
+impl Command {
+    /// The name of a command that can do nothing for a cluster in Kubernetes, and what does it there.
+    const fn local_only(&self) -> Option<(&'static str, &'static str)> {
+        Some(match self {
+            Self::Up(_) => ("up", "kubectl apply -f FILE"),
+            Self::Down(_) => {
+                ("down", "kubectl delete learnercluster NAME; its volumes stay, unless its spec says otherwise")
+            }
+            Self::Ps(_) => ("ps", "kubectl get pods -l engram.dev/cluster=NAME"),
+            Self::Logs(_) => ("logs", "kubectl logs -l engram.dev/cluster=NAME"),
+            Self::Drain(_) => (
+                "drain",
+                "the operator empties workers; kubectl annotate learnercluster NAME engram.dev/replace=POD-UID has it empty and replace one",
+            ),
+            Self::Chaos(_) => ("chaos", "it starts and kills processes"),
+            Self::Data(Data::Snapshot(_)) => ("snapshot", "this version makes snapshots of local clusters only"),
+            _ => return None,
+        })
+    }
+}
+
 /// Runs a command on the runtime.
 ///
 /// # Errors
 /// As the command says.
 pub(crate) async fn run(command: Command, context: &Context) -> anyhow::Result<ExitCode> {
+    if context.kubernetes.is_some()
+        && let Some((name, instead)) = command.local_only()
+    {
+        let message =
+            format!("engram {name} is about a cluster on this machine, and not about one in Kubernetes: {instead}");
+        return Err(said(ExitCode::Usage, message));
+    }
     match command {
         Command::Up(arguments) => up::run(&arguments, context).await,
         Command::Down(arguments) => down::run(&arguments, context).await,

@@ -4,7 +4,7 @@
 use crate::args::Context;
 use crate::local::admin;
 use crate::output::{Table, count};
-use crate::target::Local;
+use crate::target::Target;
 use engram_api::{Code, ExitCode, Problem};
 use engram_proto::answers::identity;
 use engram_proto::v1::{self, OrderRefusal};
@@ -66,15 +66,16 @@ pub(crate) struct Record {
 }
 
 pub(crate) async fn force_promote(arguments: &ForcePromote, context: &Context) -> anyhow::Result<ExitCode> {
-    let local = Local::with_coordinator(context)?;
+    shown_only(context, arguments.accept_data_loss.is_some())?;
+    let (coordinator, cluster) = Target::find(context).await?.coordinator().await?;
     let order = v1::ForcePromoteRequest {
-        cluster: identity(local.cluster()?.0),
+        cluster: identity(cluster.0),
         partition: arguments.partition,
         worker: arguments.worker,
         accept_data_loss: arguments.accept_data_loss.clone().unwrap_or_default(),
         by: who(),
     };
-    let reply = admin::force_promote(local.endpoints.coordinator.address, order).await?;
+    let reply = admin::force_promote(&coordinator, order).await?;
     refused(reply.refusal(), &reply.text)?;
     let step = reply.step.unwrap_or_default();
     let after = step.after.unwrap_or_default();
@@ -90,11 +91,12 @@ pub(crate) async fn force_promote(arguments: &ForcePromote, context: &Context) -
 }
 
 pub(crate) async fn rebuild_map(arguments: &RebuildMap, context: &Context) -> anyhow::Result<ExitCode> {
-    let local = Local::with_coordinator(context)?;
+    shown_only(context, arguments.yes)?;
+    let (coordinator, cluster) = Target::find(context).await?.coordinator().await?;
     let accept_data_loss = arguments.accept_data_loss.clone().unwrap_or_default();
-    let cluster = identity(local.cluster()?.0);
+    let cluster = identity(cluster.0);
     let order = v1::RebuildMapRequest { cluster, write: arguments.yes, accept_data_loss, by: who() };
-    let reply = admin::rebuild_map(local.endpoints.coordinator.address, order).await?;
+    let reply = admin::rebuild_map(&coordinator, order).await?;
     let doubts: BTreeMap<u32, &str> = reply.doubts.iter().map(|doubt| (doubt.partition, doubt.why.as_str())).collect();
     let entries = reply.map.iter().flat_map(|map| &map.partitions);
     let mut table = Table::new(&["partition", ">term", "primary", "in sync", "+proven"]);
@@ -125,6 +127,20 @@ pub(crate) async fn rebuild_map(arguments: &RebuildMap, context: &Context) -> an
         context.output.note("nothing was written; repeat it with --yes");
     }
     Ok(ExitCode::Ok)
+}
+
+/// Refuses to write where the coordinator would do it with the operator's rights: the API server takes such orders from people only.
+fn shown_only(context: &Context, writes: bool) -> anyhow::Result<()> {
+    if context.kubernetes.is_none() || !writes {
+        return Ok(());
+    }
+    let problem = Problem::new(
+        Code::NotSupported,
+        "in Kubernetes this version shows what an order would do, and does not write it",
+    );
+    Err(problem
+        .help("a person with the verb force-promote writes it:   kubectl patch partitionmap NAME --type merge")
+        .into())
 }
 
 fn refused(refusal: OrderRefusal, text: &str) -> anyhow::Result<()> {

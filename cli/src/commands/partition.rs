@@ -4,7 +4,7 @@ use super::orders;
 use crate::args::Context;
 use crate::local::admin;
 use crate::output::{Table, count};
-use crate::target::Local;
+use crate::target::Target;
 use engram_api::ExitCode;
 use engram_proto::v1;
 use serde::Serialize;
@@ -63,12 +63,12 @@ pub(crate) async fn run(command: &Partition, context: &Context) -> anyhow::Resul
 }
 
 async fn list_all(arguments: &List, context: &Context) -> anyhow::Result<ExitCode> {
-    let local = Local::with_coordinator(context)?;
-    let status = admin::cluster(local.endpoints.coordinator.address).await?;
+    let target = Target::find(context).await?;
+    let status = admin::cluster(&target.coordinator().await?.0).await?;
     let mut told: BTreeMap<u32, v1::PartitionStatus> = BTreeMap::new();
-    for worker in &local.endpoints.workers {
+    for (_, door) in target.administration() {
         // Of a worker that does not answer the map is all that is known.
-        let Ok(status) = admin::status(worker.admin).await else { continue };
+        let Ok(status) = admin::status(&door).await else { continue };
         told.extend(status.partition_status.into_iter().filter(|it| it.primary).map(|it| (it.partition, it)));
     }
     let copies = status.replication_factor.clamp(1, status.expected_workers.max(1)) as usize;

@@ -43,7 +43,7 @@ pub(crate) async fn run(_arguments: &Arguments, context: &Context) -> anyhow::Re
         ..row("coordinator", coordinator.process, coordinator.restarts)
     });
     for worker in &endpoints.workers {
-        let status = admin::status(worker.admin).await.ok();
+        let status = admin::status(&worker.admin.into()).await.ok();
         let known = row(&worker.name(), worker.process, worker.restarts);
         rows.push(Row {
             state: if status.is_none() && known.state == "running" { "silent" } else { known.state },

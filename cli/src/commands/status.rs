@@ -1,12 +1,13 @@
 //! `engram status`: one page that answers "is it fine?".
 
 use super::watch::{self, Look};
-use crate::args::Context;
-use crate::error::Ended;
+use crate::args::{Context, Named};
+use crate::error::{self, Ended};
 use crate::local::admin;
 use crate::output::{Output, Style, Table, bytes, count, seconds};
 use crate::target::Target;
 use engram_api::ExitCode;
+use engram_proto::v1::ClusterStatus;
 use std::collections::BTreeMap;
 
 /// Show whether a cluster is fine, and what to do if not
@@ -15,18 +16,30 @@ use std::collections::BTreeMap;
   engram status
   engram status -o json | jq .ready
   engram status --address 127.0.0.1:7443
+  engram -n research status words      LearnerCluster words in Kubernetes
 
 Exit codes: 0 it is fine, 4 it is not ready, 3 or 6 there is none.")]
-pub(crate) struct Arguments {}
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    named: Named,
+}
 
-pub(crate) async fn run(_arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
-    let target = Target::find(context)?;
+pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+    let target = Target::find(&context.of(&arguments.named)).await?;
     let client = target.connect().await?;
     let mut look = watch::look(&client, &target).await?;
     let mut restarts = BTreeMap::new();
-    if let Target::Local(local) = &target {
-        restarts = local.endpoints.workers.iter().map(|worker| (worker.ordinal, worker.restarts)).collect();
-        match admin::cluster(local.endpoints.coordinator.address).await {
+    match &target {
+        Target::Remote(_) => {}
+        Target::Local(local) => {
+            restarts = local.endpoints.workers.iter().map(|worker| (worker.ordinal, worker.restarts)).collect();
+        }
+        Target::Kubernetes(cluster) => {
+            restarts = cluster.workers.iter().map(|worker| (worker.ordinal, worker.restarts)).collect();
+        }
+    }
+    if !matches!(target, Target::Remote(_)) {
+        match coordinator(&target).await {
             // What both see is said once.
             Ok(status) => {
                 look.orders = status.orders.iter().map(super::orders::told).collect();
@@ -36,6 +49,8 @@ pub(crate) async fn run(_arguments: &Arguments, context: &Context) -> anyhow::Re
                     }
                 }
             }
+            // That the caller may not ask says nothing of the cluster.
+            Err(error) if error::code(&error) == ExitCode::Denied => context.output.note(format!("note: {error:#}")),
             Err(_) => {
                 look.conditions.push("the coordinator does not answer; workers go on under the map they have".into());
             }
@@ -48,6 +63,10 @@ pub(crate) async fn run(_arguments: &Arguments, context: &Context) -> anyhow::Re
         context.output.text(&text(&look, &restarts, &context.output))?;
     }
     if look.ready { Ok(ExitCode::Ok) } else { Err(Ended(ExitCode::NotReady).into()) }
+}
+
+async fn coordinator(target: &Target) -> anyhow::Result<ClusterStatus> {
+    admin::cluster(&target.coordinator().await?.0).await
 }
 
 fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {

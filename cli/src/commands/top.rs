@@ -1,7 +1,7 @@
 //! `engram top`: a cluster as it lives.
 
 use super::watch::{self, Look, Run};
-use crate::args::Context;
+use crate::args::{Context, Named};
 use crate::error::said;
 use crate::output::{Table, bytes, count, seconds};
 use crate::target::Target;
@@ -31,9 +31,12 @@ const KEY: Duration = Duration::from_millis(100);
   engram top
   engram top --interval 5
   engram top --once -o json      one look, for scripts
+  engram -n research top words   LearnerCluster words in Kubernetes
 
 Keys: q or Ctrl-C ends.")]
 pub(crate) struct Arguments {
+    #[command(flatten)]
+    named: Named,
     /// Seconds between looks
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
@@ -47,7 +50,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
         let message = format!("--interval is {}; allowed: 0.1 to 3600 seconds", arguments.interval);
         return Err(said(ExitCode::Usage, message));
     }
-    let target = Target::find(context)?;
+    let target = Target::find(&context.of(&arguments.named)).await?;
     let client = target.connect().await?;
     if arguments.once {
         return once(&client, &target, context).await;

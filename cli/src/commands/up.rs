@@ -251,7 +251,7 @@ async fn wait_for_map(
     let mut told = false;
     while told || Instant::now() < deadline {
         // A coordinator that is just starting does not answer yet.
-        if let Ok(status) = admin::cluster(endpoints.coordinator.address).await {
+        if let Ok(status) = admin::cluster(&endpoints.coordinator.address.into()).await {
             if !status.map_lost.is_empty() && !told {
                 let lost = Problem::new(Code::MapLost, status.map_lost)
                     .help(format!("make it anew:       engram partition rebuild-map --state-dir {}", folder.display()))
@@ -280,7 +280,7 @@ pub(crate) async fn ready(endpoints: &Endpoints, context: &Context, limit: Durat
         progress.set(done, &format!("waiting for {}", worker.name()));
         let mut last = String::new();
         loop {
-            match admin::page(worker.http, "/readyz").await {
+            match admin::page(&worker.http.into(), "/readyz").await {
                 Ok((200, _)) => break,
                 Ok((_, reason)) => last = reason.trim().to_owned(),
                 Err(_) => {}
@@ -391,7 +391,7 @@ fn tell_next(folder: &Path, context: &Context) {
 async fn memories(endpoints: &Endpoints) -> Option<u64> {
     let mut sum = 0;
     for worker in &endpoints.workers {
-        sum += admin::status(worker.admin).await.ok()?.memories;
+        sum += admin::status(&worker.admin.into()).await.ok()?.memories;
     }
     tracing::debug!(memories = count(sum), "held");
     Some(sum)

@@ -2,7 +2,7 @@
 
 use crate::args::Context;
 use crate::output::Table;
-use crate::target::{Local, Target};
+use crate::target::Target;
 use engram_api::ExitCode;
 use serde_json::json;
 
@@ -21,11 +21,11 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     let mut workers = Vec::new();
     // No cluster is an answer too.
     if !arguments.client
-        && let Ok(Target::Local(Local { endpoints, .. })) = Target::find(context)
+        && let Ok(target) = Target::find(context).await
     {
-        for worker in &endpoints.workers {
-            if let Ok(status) = crate::local::admin::status(worker.admin).await {
-                workers.push(json!({ "worker": worker.ordinal, "version": status.version }));
+        for (ordinal, door) in target.administration() {
+            if let Ok(status) = crate::local::admin::status(&door).await {
+                workers.push(json!({ "worker": ordinal, "version": status.version }));
             }
         }
     }

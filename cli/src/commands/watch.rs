@@ -2,6 +2,7 @@
 
 use super::copies::Copies;
 use crate::local::admin;
+use crate::route::Door;
 use crate::target::Target;
 use engram_client::{Client, QualityOptions};
 use engram_memory::ONE;
@@ -31,7 +32,7 @@ pub(crate) struct Look {
     pub(crate) conditions: Vec<String>,
     /// What people ordered against the rules of the map, oldest first. They are on record for good.
     pub(crate) orders: Vec<String>,
-    /// Of a local cluster whose coordinator answers.
+    /// Of a cluster whose coordinator answers.
     pub(crate) copies: Option<Copies>,
     /// By ordinal.
     pub(crate) workers: Vec<Worker>,
@@ -109,7 +110,8 @@ pub(crate) async fn look(client: &Client, target: &Target) -> anyhow::Result<Loo
             incarnation: known.incarnation.0,
             ..Worker::default()
         };
-        let worker = match page(&known.http_address).await {
+        let door = Door { address: known.http_address.clone(), route: target.route() };
+        let worker = match page(&door).await {
             Ok(text) => measured(worker, &Metrics::read(&text)),
             Err(error) => {
                 conditions.push(format!("worker {ordinal} does not answer: {error}"));
@@ -174,10 +176,8 @@ fn told<T>(
     }
 }
 
-async fn page(address: &str) -> anyhow::Result<String> {
-    let mut addresses = tokio::net::lookup_host(address).await?;
-    let address = addresses.next().ok_or_else(|| anyhow::anyhow!("{address} is no address"))?;
-    let (code, text) = admin::page(address, "/metrics").await?;
+async fn page(door: &Door) -> anyhow::Result<String> {
+    let (code, text) = admin::page(door, "/metrics").await?;
     anyhow::ensure!(code == 200, "its metrics answer with code {code}");
     Ok(text)
 }

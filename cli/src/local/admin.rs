@@ -1,19 +1,18 @@
-//! Talking to the processes of a local cluster: administration of workers, status of the coordinator, plain HTTP pages.
+//! Talking to the processes of a cluster: administration of workers, status of the coordinator, plain HTTP pages.
 
 use crate::error::said;
+use crate::route::Door;
 use anyhow::{Context as _, bail, ensure};
 use engram_api::ExitCode;
 use engram_proto::v1;
 use engram_proto::v1::admin_service_client::AdminServiceClient;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
-use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
-/// How long a process of this machine may take to answer.
+/// How long a process may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// How long the coordinator may take for an order that it asks every worker about first.
 const ORDER_DEADLINE: Duration = Duration::from_secs(15);
@@ -24,7 +23,7 @@ const MAX_PAGE_BYTES: u64 = 4 << 20;
 ///
 /// # Errors
 /// It does not answer in time.
-pub(crate) async fn status(admin: SocketAddr) -> anyhow::Result<v1::WorkerStatus> {
+pub(crate) async fn status(admin: &Door) -> anyhow::Result<v1::WorkerStatus> {
     let ask = async {
         let mut client = AdminServiceClient::new(channel(admin).await?)
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
@@ -37,7 +36,7 @@ pub(crate) async fn status(admin: SocketAddr) -> anyhow::Result<v1::WorkerStatus
 ///
 /// # Errors
 /// It does not answer in time.
-pub(crate) async fn cluster(coordinator: SocketAddr) -> anyhow::Result<v1::ClusterStatus> {
+pub(crate) async fn cluster(coordinator: &Door) -> anyhow::Result<v1::ClusterStatus> {
     let ask = async {
         let mut client = CoordinatorServiceClient::new(channel(coordinator).await?)
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
@@ -50,7 +49,7 @@ pub(crate) async fn cluster(coordinator: SocketAddr) -> anyhow::Result<v1::Clust
 ///
 /// # Errors
 /// The coordinator does not answer in time, or refuses.
-pub(crate) async fn set_goal(coordinator: SocketAddr, goal: v1::SetGoalRequest) -> anyhow::Result<v1::SetGoalReply> {
+pub(crate) async fn set_goal(coordinator: &Door, goal: v1::SetGoalRequest) -> anyhow::Result<v1::SetGoalReply> {
     let ask = async {
         let mut client = CoordinatorServiceClient::new(channel(coordinator).await?);
         match client.set_goal(goal).await {
@@ -66,7 +65,7 @@ pub(crate) async fn set_goal(coordinator: SocketAddr, goal: v1::SetGoalRequest) 
 /// # Errors
 /// The coordinator does not answer in time, or cannot.
 pub(crate) async fn rebuild_map(
-    coordinator: SocketAddr,
+    coordinator: &Door,
     order: v1::RebuildMapRequest,
 ) -> anyhow::Result<v1::RebuildMapReply> {
     let ask = async {
@@ -83,7 +82,7 @@ pub(crate) async fn rebuild_map(
 /// # Errors
 /// As [`rebuild_map`].
 pub(crate) async fn force_promote(
-    coordinator: SocketAddr,
+    coordinator: &Door,
     order: v1::ForcePromoteRequest,
 ) -> anyhow::Result<v1::ForcePromoteReply> {
     let ask = async {
@@ -105,22 +104,24 @@ const fn exit(code: tonic::Code) -> ExitCode {
     }
 }
 
-async fn channel(address: SocketAddr) -> anyhow::Result<Channel> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(DEADLINE);
-    endpoint.connect().await.with_context(|| format!("failed to connect to {address}"))
+async fn channel(door: &Door) -> anyhow::Result<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{door}"))?.connect_timeout(DEADLINE);
+    let connected = door.route.network().connect(endpoint).await;
+    connected.map_err(|error| door.route.failure(error.into())).with_context(|| format!("failed to connect to {door}"))
 }
 
 /// Gets a page: its status code and its text.
 ///
 /// # Errors
 /// Nobody answers in time, or not in HTTP.
-pub(crate) async fn page(http: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
+pub(crate) async fn page(http: &Door, path: &str) -> anyhow::Result<(u16, String)> {
     let get = async {
-        let mut stream = TcpStream::connect(http).await?;
+        let mut stream = http.route.open(&http.address).await?;
         let request = format!("GET {path} HTTP/1.0\r\nHost: {http}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
+        // As long as it says: the end of a connection through an API server takes its time.
         let mut answer = Vec::new();
-        stream.take(MAX_PAGE_BYTES + 1).read_to_end(&mut answer).await?;
+        while !is_whole(&answer) && answer.len() as u64 <= MAX_PAGE_BYTES && stream.read_buf(&mut answer).await? > 0 {}
         ensure!(answer.len() as u64 <= MAX_PAGE_BYTES, "the page is larger than {MAX_PAGE_BYTES} bytes");
         let answer = String::from_utf8(answer).context("the page is not text")?;
         let Some((head, body)) = answer.split_once("\r\n\r\n") else { bail!("the answer is not HTTP") };
@@ -128,4 +129,25 @@ pub(crate) async fn page(http: SocketAddr, path: &str) -> anyhow::Result<(u16, S
         anyhow::Ok((code, body.to_owned()))
     };
     timeout(DEADLINE, get).await.with_context(|| format!("{http} does not answer"))?
+}
+
+/// Whether an answer of HTTP has all the bytes that its head tells of. One that does not tell ends with its connection.
+fn is_whole(answer: &[u8]) -> bool {
+    let Some(head) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return false };
+    let text = String::from_utf8_lossy(&answer[..head]).to_ascii_lowercase();
+    let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
+    length.is_some_and(|length| answer.len() >= head + 4 + length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_whole;
+
+    #[test]
+    fn an_answer_is_whole_when_it_is_as_long_as_it_says() {
+        assert!(!is_whole(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n"));
+        assert!(!is_whole(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\no"));
+        assert!(is_whole(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"));
+        assert!(!is_whole(b"HTTP/1.0 200 OK\r\n\r\nok"), "only the end of the connection tells");
+    }
 }

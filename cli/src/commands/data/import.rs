@@ -138,7 +138,7 @@ impl Import {
 
 /// Makes a manifest of what was asked for, so that the same checks hold and the same words are said, and runs it.
 async fn learn(source: Value, from: &Path, options: &RunOptions, context: &Context) -> anyhow::Result<ExitCode> {
-    let target = target::Target::find(context)?;
+    let target = target::Target::find(context).await?;
     let client = target.connect().await?;
     let name = options.name.clone().unwrap_or_else(|| default_name(from));
     let manifest = json!({

@@ -49,7 +49,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
             format!("--report is for a file with one run; {} has {}", arguments.file.display(), manifest.runs.len());
         return Err(problem(Code::Conflicting, message));
     }
-    let target = Target::find(context)?;
+    let target = Target::find(context).await?;
     let client = target.connect().await?;
     check(&manifest, &target, &client)?;
     for run in &manifest.runs {
@@ -74,6 +74,9 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
 /// Checks what can be checked before anything is submitted: a name stands for one run for ever, and a run that fails at once
 /// would take its name with it.
 pub(super) fn check(manifest: &Manifest, target: &Target, client: &Client) -> anyhow::Result<()> {
+    if matches!(target, Target::Kubernetes(_)) {
+        manifest.runs.iter().try_for_each(|run| check_reachable(&run.metadata.name, &run.spec))?;
+    }
     let Target::Local(Local { folder, .. }) = target else {
         let name = client.map()?.cluster_name.clone();
         return match manifest.runs.iter().find(|run| run.spec.cluster_ref.name != name) {
@@ -90,6 +93,20 @@ pub(super) fn check(manifest: &Manifest, target: &Target, client: &Client) -> an
     let Some(cluster) = super::created(folder)? else { return Ok(()) };
     manifest.check_runs_on(&cluster.name, &cluster.spec)?;
     manifest.runs.iter().try_for_each(|run| check_source(&absolute(manifest, &run.spec)?))
+}
+
+/// Refuses a source that lies on this machine, for a cluster whose workers do not.
+fn check_reachable(name: &str, spec: &LearnerRunSpec) -> anyhow::Result<()> {
+    let path = match spec.memory.as_ref().map(|memory| &memory.source) {
+        Some(Source::Events(events)) => &events.path,
+        Some(Source::Git(git)) => &git.path,
+        Some(Source::Example(_) | Source::Synthetic(_)) | None => return Ok(()),
+    };
+    let message = format!(
+        "run {name}: source {path} is a path of this machine, which workers in Kubernetes cannot read; this version takes example \
+         and synthetic there"
+    );
+    Err(problem(Code::NotSupported, message))
 }
 
 /// Opens the source of a run and reads its first epoch: what is wrong with the whole file shows there.

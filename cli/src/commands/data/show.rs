@@ -55,7 +55,7 @@ pub(crate) enum Describe {
 
 impl List {
     pub(crate) async fn run(self, context: &Context) -> anyhow::Result<ExitCode> {
-        let target = Target::find(context)?;
+        let target = Target::find(context).await?;
         let client = target.connect().await?;
         match self {
             Self::Workers => workers(&client, &target, context).await?,
@@ -68,7 +68,7 @@ impl List {
 
 impl Describe {
     pub(crate) async fn run(self, context: &Context) -> anyhow::Result<ExitCode> {
-        let target = Target::find(context)?;
+        let target = Target::find(context).await?;
         match self {
             Self::Run { name, report } => describe_run(&target.connect().await?, &name, report, context).await?,
             Self::Worker { name } => describe_worker(&target, &name, context).await?,
@@ -77,13 +77,13 @@ impl Describe {
     }
 }
 
-/// What the workers of a local cluster say of themselves; those that do not answer are absent, and so are all of a cluster
-/// elsewhere, whose administration ports are nobody's business.
+/// What the workers of a cluster say of themselves; those that do not answer are absent, and so are all of one of which only
+/// addresses are known.
 async fn statuses(target: &Target) -> BTreeMap<Ordinal, WorkerStatus> {
-    let Target::Local(local) = target else { return BTreeMap::new() };
-    let asked = local.endpoints.workers.iter().map(|worker| async move {
-        admin::status(worker.admin).await.ok().map(|status| (Ordinal(worker.ordinal), status))
-    });
+    let doors = target.administration();
+    let asked = doors
+        .iter()
+        .map(|(ordinal, door)| async move { admin::status(door).await.ok().map(|status| (Ordinal(*ordinal), status)) });
     join_all(asked).await.into_iter().flatten().collect()
 }
 
@@ -228,25 +228,35 @@ async fn describe_run(client: &Client, name: &str, page: Option<PathBuf>, contex
 }
 
 async fn describe_worker(target: &Target, name: &str, context: &Context) -> anyhow::Result<()> {
-    let Target::Local(local) = target else {
-        let message =
-            "workers are described over their administration port, which a cluster given by --address does not tell";
+    let wanted = name.strip_prefix("worker-").unwrap_or(name).parse::<u32>().ok();
+    // How it was started, by whoever started it.
+    let started = match target {
+        Target::Remote(_) => {
+            let message = "workers are described over their administration port, which a cluster given by --address does not tell";
+            return Err(problem(Code::NoLocalCluster, message));
+        }
+        Target::Local(local) => {
+            local.endpoints.workers.iter().find(|worker| Some(worker.ordinal) == wanted).map(|it| {
+                let places = json!({ "client": it.client, "peer": it.peer, "admin": it.admin, "http": it.http });
+                (json!({ "process": it.process, "restarts": it.restarts }), places)
+            })
+        }
+        Target::Kubernetes(cluster) => cluster
+            .workers
+            .iter()
+            .find(|worker| Some(worker.ordinal) == wanted)
+            .map(|it| (json!({ "pod": it.pod, "restarts": it.restarts }), json!({}))),
+    };
+    let doors = target.administration();
+    let door = doors.iter().find(|(ordinal, _)| Some(*ordinal) == wanted);
+    let (Some((ordinal, door)), Some((started, places))) = (door, started) else {
+        let known: Vec<String> = doors.iter().map(|(ordinal, _)| format!("worker-{ordinal}")).collect();
+        let message = format!("there is no worker {name}; there are: {}", known.join(", "));
         return Err(problem(Code::NoLocalCluster, message));
     };
-    let ordinal = name.strip_prefix("worker-").unwrap_or(name).parse::<u32>().ok();
-    let Some(worker) = local.endpoints.workers.iter().find(|worker| Some(worker.ordinal) == ordinal) else {
-        let last = local.endpoints.workers.len().saturating_sub(1);
-        return Err(problem(
-            Code::NoLocalCluster,
-            format!("there is no worker {name}; there are worker-0 to worker-{last}"),
-        ));
-    };
-    let status = admin::status(worker.admin).await?;
+    let status = admin::status(door).await?;
     let served = status.partition_status.iter().filter(|partition| partition.primary);
-    let rows = [
-        ("worker", worker.name()),
-        ("process", worker.process.map_or_else(|| "-".into(), |process| process.pid.to_string())),
-        ("restarts", worker.restarts.to_string()),
+    let own = [
         ("uptime", seconds(status.uptime_ms as f64 / 1_000.0)),
         ("version", status.version.clone()),
         ("memories", format!("{} of {}", count(status.memories), count(status.capacity))),
@@ -256,20 +266,27 @@ async fn describe_worker(target: &Target, name: &str, context: &Context) -> anyh
         ("log", bytes(status.log_bytes)),
         ("updates", count(status.updates_total)),
         ("recovery", status.recovery.clone()),
-        ("client", worker.client.to_string()),
-        ("peer", worker.peer.to_string()),
-        ("admin", worker.admin.to_string()),
-        ("http", worker.http.to_string()),
     ];
     let mut table = Table::new(&["field", "value"]);
-    rows.iter().for_each(|(field, value)| table.row([(*field).to_owned(), value.clone()]));
-    let object = json!({
-        "name": worker.name(), "ordinal": worker.ordinal, "process": worker.process, "restarts": worker.restarts,
+    let mut row = |field: &str, value: String| table.row([field.to_owned(), value]);
+    let told = |value: &Value| match value.get("pid").unwrap_or(value) {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    };
+    row("worker", format!("worker-{ordinal}"));
+    started.as_object().into_iter().flatten().for_each(|(field, value)| row(field, told(value)));
+    own.into_iter().for_each(|(field, value)| row(field, value));
+    places.as_object().into_iter().flatten().for_each(|(field, value)| row(field, told(value)));
+    let mut object = json!({
+        "name": format!("worker-{ordinal}"), "ordinal": ordinal,
         "uptimeMs": status.uptime_ms, "version": status.version, "memories": status.memories,
         "capacity": status.capacity, "partitions": status.partitions, "device": status.device,
         "threads": status.device_threads, "deviceBytes": status.device_bytes, "residentBytes": status.resident_bytes,
         "logBytes": status.log_bytes, "updates": status.updates_total, "recovery": status.recovery,
-        "client": worker.client, "peer": worker.peer, "admin": worker.admin, "http": worker.http,
     });
+    if let (Some(object), Value::Object(started), Value::Object(places)) = (object.as_object_mut(), started, places) {
+        object.extend(started.into_iter().chain(places));
+    }
     context.output.object(&object, &table)
 }

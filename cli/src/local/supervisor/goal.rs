@@ -18,7 +18,7 @@ pub(super) async fn follow(shared: Rc<Shared>) {
             continue;
         }
         // Without a coordinator there is no goal, and everything goes on as it is.
-        let Ok(status) = admin::cluster(shared.plan.ports.coordinator).await else { continue };
+        let Ok(status) = admin::cluster(&shared.plan.ports.coordinator.into()).await else { continue };
         if let Err(error) = pursue(&shared, &status).await {
             shared.tell(Event::Trouble(error));
         }
