@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{process, workspace};
 
-const PROGRAMS: [&str; 3] = ["engram-test-cluster", "engram-operator", "engram-worker"];
+const PROGRAMS: [&str; 4] = ["engram-test-cluster", "engram-operator", "engram-worker", "engram"];
 
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
@@ -24,7 +24,7 @@ pub(crate) struct Options {
 /// # Errors
 /// When it cannot be built or started.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    // Operator and worker lie beside the program, which looks for them there. They are selected from the whole workspace together
+    // Operator, worker and command lie beside the program, which looks for them there. They are selected from the whole workspace together
     // with a test, as `cargo xtask test` does it: with other features their dependencies would be built once more.
     let mut build = workspace::cargo(["build", "-q", "--workspace", "--test", "worker"]);
     process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))?;

@@ -4,10 +4,13 @@
 use super::Check;
 use super::look::WHILE;
 use crate::cluster::Cluster;
-use crate::process::until;
+use crate::process::{self, until};
+use crate::requirements::{Skip, find};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
 const NAMESPACE: &str = "engram-system";
 const OPERATOR: &str = "system:serviceaccount:engram-system:engram-operator";
@@ -15,6 +18,8 @@ const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/engram-system/learn
 const KINDS: [&str; 3] = ["learnerclusters", "learnerruns", "partitionmaps"];
 /// Far more than Helm waits for stand-ins.
 const TIMEOUT: &str = "--timeout=50s";
+/// Far more than a program takes that only reads.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Values that people install with; each is taken by the API server as a whole.
 const INSTALLS: [(&str, &[&str]); 4] = [
@@ -75,6 +80,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "the chart passes Helm's own lint, and refuses values that nobody can mean", run: refuses },
         Check { name: "the API server takes what it makes of values that people install with", run: is_taken },
         Check { name: "monitors and alerts are made where they are asked for, and only there", run: monitors },
+        Check { name: "Prometheus takes the alerts, and each fires where it should and not beside it", run: alerts },
         Check { name: "the manifests for people without Helm are what the chart makes", run: without_helm },
         Check { name: "a release is Ready in a namespace that enforces restricted pods", run: installs },
         Check { name: "the operator may do what it does, and nothing else", run: rights },
@@ -154,6 +160,41 @@ fn monitors(cluster: &Cluster) -> Result<String> {
     );
     ensure!(!asked.contains("EngramWorkerNotReady"), "an alert that is not wanted is there");
     Ok(String::new())
+}
+
+/// The rules as a release has them, and the chart's own tests of them beside.
+fn alerts(cluster: &Cluster) -> Result<String> {
+    let promtool = find("promtool").ok_or_else(|| Skip("there is no promtool: apt-get install prometheus".into()))?;
+    let only = ["--show-only", "templates/monitors.yaml"];
+    let chart = folder();
+    let rendered = ["template", "engram", &chart, "--namespace", NAMESPACE];
+    let rendered = helm(cluster, &[&rendered[..], &only].concat(), &["metrics.prometheusRule.enabled=true"])?;
+    let (_, groups) = rendered.split_once("\nspec:\n").context("the PrometheusRule has no spec")?;
+    let scratch = tempfile::tempdir()?;
+    let (rules, tests) = (scratch.path().join("files/alerts.yaml"), scratch.path().join("tests/alerts.yaml"));
+    for file in [&rules, &tests] {
+        std::fs::create_dir_all(file.with_file_name(""))?;
+    }
+    std::fs::write(&rules, groups)?;
+    let written = std::fs::read_to_string(Path::new(&chart).join("tests/alerts.yaml"))?;
+    std::fs::write(&tests, &written)?;
+    let run = |verb: &str, file: &Path| {
+        let mut command = Command::new(&promtool);
+        process::read(command.args([verb, "rules"]).arg(file), b"", LIMIT)
+    };
+    run("check", &rules)?;
+    run("test", &tests)?;
+    // An alert that never fires in a test may never fire at all.
+    let names: Vec<&str> =
+        groups.lines().filter_map(|line| line.trim_start_matches([' ', '-']).strip_prefix("alert: ")).collect();
+    ensure!(!names.is_empty(), "the release has no alert");
+    for name in &names {
+        let fires = format!("alertname: {name}\n        exp_alerts:\n");
+        ensure!(written.contains(&fires), "{name} fires in no test");
+        let quiet = format!("alertname: {name} }}");
+        ensure!(written.contains(&quiet), "no test holds {name} quiet");
+    }
+    Ok(format!("{} alerts", names.len()))
 }
 
 /// `deploy/operator.yaml` is written anew where it differs, so that it only has to be looked at and committed.

@@ -4,6 +4,7 @@
 //! function `checks`, and its line in `SUITES`. Suites for the same kind of cluster run on one, in that order.
 
 mod chart;
+mod command;
 mod fake;
 mod faults;
 mod look;
@@ -31,9 +32,10 @@ struct Suite {
     checks: fn() -> Vec<Check>,
 }
 
-const SUITES: [Suite; 6] = [
+const SUITES: [Suite; 7] = [
     Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
     Suite { name: "faults", fake: false, long: false, checks: faults::checks },
+    Suite { name: "command", fake: false, long: false, checks: command::checks },
     Suite { name: CAMPAIGN, fake: false, long: true, checks: faults::campaign },
     Suite { name: "fake", fake: true, long: false, checks: fake::checks },
     Suite { name: "operator", fake: true, long: false, checks: operator::checks },

@@ -29,7 +29,7 @@ const READY: Duration = Duration::from_secs(120);
 const GONE: Duration = Duration::from_secs(240);
 
 /// Check: two operators are Ready.
-pub(super) fn operator(cluster: &Cluster) -> Result<String> {
+pub(in crate::suites) fn operator(cluster: &Cluster) -> Result<String> {
     load_images(cluster)?;
     let began = Instant::now();
     let namespace = json!({

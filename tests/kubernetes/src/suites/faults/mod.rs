@@ -6,7 +6,7 @@
 
 mod campaign;
 mod clients;
-mod install;
+pub(super) mod install;
 mod kinds;
 mod map;
 mod outcome;
