@@ -7,6 +7,7 @@ use engram_store::peer::Envelope;
 use engram_store::{
     Committed, Error, Handle, Overloaded, Partitions, ReplicaStatus, SnapshotInfo, Stats, Unreadable, WriteError,
 };
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -153,6 +154,11 @@ impl Engine {
 
     pub(crate) fn trusted(&self, ordinal: Ordinal) {
         self.0.trusted(ordinal);
+    }
+
+    /// Who is about to be stopped, and leads nothing any more.
+    pub(crate) fn leaving(&self, leavers: BTreeSet<Ordinal>) {
+        self.0.leaving(leavers);
     }
 
     /// It is proven that this very process will never act again.

@@ -86,7 +86,9 @@ async fn beat_all(shared: &Arc<Shared>) {
 async fn beat(shared: Arc<Shared>, address: String) -> String {
     let mut wait = RECONNECT;
     while shared.roster.now().contains(&address) {
-        match stream(&shared, &address).await {
+        let ended = stream(&shared, &address).await;
+        shared.hand_over(&address, &[]);
+        match ended {
             Ok(()) => wait = RECONNECT,
             Err(reason) => {
                 tracing::debug!(coordinator = address, reason, "no heartbeat stream");
@@ -132,7 +134,7 @@ async fn stream(shared: &Shared, address: &str) -> Result<(), String> {
             reply = replies.message() => match reply {
                 Ok(Some(reply)) => {
                     heard = true;
-                    shared.hear(reply);
+                    shared.hear(address, reply);
                 }
                 Ok(None) if heard => return Ok(()),
                 Ok(None) => return Err("the stream ended".into()),

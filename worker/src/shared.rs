@@ -14,7 +14,7 @@ use engram_memory::{Incarnation, Member, Ordinal, PartitionId, Shape};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::Clock;
 use engram_store::leases::GRANT_MS;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
@@ -51,7 +51,9 @@ pub(crate) struct Shared {
     /// The newest question of a coordinator for what this disk has seen; 0 = none.
     pub(crate) testify: watch::Sender<u64>,
     /// Planned moves of primaryship that the store was told of.
-    hand_overs: Mutex<BTreeMap<PartitionId, Ordinal>>,
+    hand_overs: Mutex<HandOvers>,
+    /// Who is about to be stopped, as far as the store was told.
+    leavers: Mutex<BTreeSet<Ordinal>>,
     /// Room for requests that wait for a partition that is coming here.
     pub(crate) held: Semaphore,
     /// Set once: no request is taken any more.
@@ -71,6 +73,16 @@ pub(crate) struct Shared {
     pub(crate) turned_ms: AtomicU64,
     /// Lateness of timers on the runtime of the services, in milliseconds.
     pub(crate) loop_lag_ms: AtomicU64,
+}
+
+/// Planned moves of primaryship.
+#[derive(Debug, Default)]
+struct HandOvers {
+    /// What each coordinator wants, by its address. They decide the same, but not in one moment: what one does not name yet is not
+    /// called off, or a partition would be stopped and let go again.
+    wanted: BTreeMap<String, BTreeMap<PartitionId, Ordinal>>,
+    /// What the store was told.
+    asked: BTreeMap<PartitionId, Ordinal>,
 }
 
 /// What a worker is made of before it runs.
@@ -145,6 +157,7 @@ impl Shared {
             seen_before: AtomicU64::new(0),
             testify: watch::Sender::new(0),
             hand_overs: Mutex::default(),
+            leavers: Mutex::default(),
             held: Semaphore::new(hands::HELD),
             started_ms: clock.elapsed_ms(),
             turned_ms: AtomicU64::new(clock.elapsed_ms()),
@@ -216,7 +229,7 @@ impl Shared {
     }
 
     /// Takes what a coordinator says; whether it is news.
-    pub(crate) fn hear(&self, mut reply: v1::BeatReply) -> bool {
+    pub(crate) fn hear(&self, coordinator: &str, mut reply: v1::BeatReply) -> bool {
         for member in &mut reply.members {
             if let Some(detour) = self.options.peer_detours.get(&member.ordinal) {
                 member.peer_address.clone_from(detour);
@@ -226,7 +239,7 @@ impl Shared {
         if news {
             self.tell_map();
         }
-        self.hand_over(&reply.hand_overs);
+        self.hand_over(coordinator, &reply.hand_overs);
         self.testify.send_if_modified(|asked| std::mem::replace(asked, reply.testify) != reply.testify);
         news
     }
@@ -236,19 +249,27 @@ impl Shared {
         self.view.borrow().version().max(self.seen_before.load(Ordering::Acquire))
     }
 
-    /// Gives partitions to those who shall lead them: all that are wanted now, so that one that is no longer named is called off.
-    fn hand_over(&self, wanted: &[v1::HandOver]) {
-        let wanted: BTreeMap<PartitionId, Ordinal> =
-            wanted.iter().map(|move_| (PartitionId(move_.partition), Ordinal(move_.to))).collect();
-        let mut asked = self.hand_overs.lock().unwrap_or_else(PoisonError::into_inner);
-        for partition in asked.keys().filter(|partition| !wanted.contains_key(partition)) {
+    /// Gives partitions to those who shall lead them: all that a coordinator wants now, so that one that nobody names any more is called
+    /// off. One that is not heard any more wants nothing.
+    pub(crate) fn hand_over(&self, coordinator: &str, wanted: &[v1::HandOver]) {
+        let mut moves = self.hand_overs.lock().unwrap_or_else(PoisonError::into_inner);
+        if wanted.is_empty() {
+            moves.wanted.remove(coordinator);
+        } else {
+            let wanted = wanted.iter().map(|move_| (PartitionId(move_.partition), Ordinal(move_.to))).collect();
+            moves.wanted.insert(coordinator.to_owned(), wanted);
+        }
+        // Where two differ the first one counts.
+        let all: BTreeMap<PartitionId, Ordinal> =
+            moves.wanted.values().rev().flatten().map(|(partition, to)| (*partition, *to)).collect();
+        for partition in moves.asked.keys().filter(|partition| !all.contains_key(partition)) {
             // To itself: it goes on leading.
             self.engine.hand_over(*partition, self.ordinal());
         }
-        for (partition, to) in &wanted {
+        for (partition, to) in &all {
             self.engine.hand_over(*partition, *to);
         }
-        *asked = wanted;
+        moves.asked = all;
     }
 
     /// Takes a map that was read where it is kept.
@@ -258,8 +279,20 @@ impl Shared {
         }
     }
 
+    /// Tells the store who leaves, where that is news. Where this worker is about to be stopped itself it shrinks nothing: of all that
+    /// are stopped at once none is alone for it.
+    pub(crate) fn tell_leavers(&self) {
+        let leavers = if self.is_leaving() { BTreeSet::new() } else { self.view.borrow().leavers() };
+        let mut told = self.leavers.lock().unwrap_or_else(PoisonError::into_inner);
+        if *told != leavers {
+            self.engine.leaving(leavers.clone());
+            *told = leavers;
+        }
+    }
+
     /// Tells the store and the way to the other workers what the view says.
     fn tell_map(&self) {
+        self.tell_leavers();
         let view = self.view.borrow();
         if let Some(map) = &view.map {
             self.engine.learn(Arc::clone(map));

@@ -5,6 +5,7 @@ use engram_cluster::PartitionMap;
 use engram_coordinator::wire;
 use engram_memory::{ClusterId, Incarnation, Ordinal, PartitionId};
 use engram_proto::v1;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The map and the members.
@@ -49,6 +50,18 @@ impl View {
     pub(crate) fn owner(&self, partition: PartitionId) -> Option<Ordinal> {
         let map = self.map.as_ref()?;
         map.partitions.get(partition.0 as usize).map(|entry| entry.primary)
+    }
+
+    /// Who is about to be stopped and leads nothing any more.
+    pub(crate) fn leavers(&self) -> BTreeSet<Ordinal> {
+        let leave = self.members.iter().filter(|member| member.alive && member.leaving);
+        let mut leavers: BTreeSet<Ordinal> = leave.map(|member| Ordinal(member.ordinal)).collect();
+        if !leavers.is_empty() {
+            let entries = self.map.iter().flat_map(|map| &map.partitions);
+            let leads: BTreeSet<Ordinal> = entries.map(|entry| entry.primary).collect();
+            leavers.retain(|ordinal| !leads.contains(ordinal));
+        }
+        leavers
     }
 
     /// Version of the map; 0 = none.

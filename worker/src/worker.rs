@@ -293,7 +293,7 @@ impl Handle {
 
     /// Tells it a map and members, as a coordinator would.
     pub fn hear(&self, reply: v1::BeatReply) {
-        self.shared.hear(reply);
+        self.shared.hear("", reply);
     }
 
     /// Who it is.

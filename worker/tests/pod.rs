@@ -2,7 +2,7 @@
 //! hooks as the template names them, and a real coordinator.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
-use engram_cluster::PartitionMap;
+use engram_cluster::{Entry, PartitionMap};
 use engram_coordinator::{Coordinator, Host, Options};
 use engram_mapstore::{FileStore, MapStore as _};
 use engram_memory::{ClusterId, Ordinal};
@@ -56,6 +56,10 @@ async fn free_address() -> SocketAddr {
 
 impl Cluster {
     async fn start() -> Self {
+        Self::start_with("SoloDurable").await
+    }
+
+    async fn start_with(solo_policy: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(FileStore::open(folder.path(), CLUSTER).unwrap());
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -66,7 +70,7 @@ impl Cluster {
         tokio::spawn(host.clone().run(listener, std::future::pending()));
         let mut cluster = Self { folder, coordinator, host, pods: Vec::new() };
         for ordinal in 0..2 {
-            let pod = cluster.pod(ordinal).await;
+            let pod = cluster.pod(ordinal, solo_policy).await;
             cluster.pods.push(pod);
         }
         for ordinal in 0..2 {
@@ -77,7 +81,7 @@ impl Cluster {
         cluster
     }
 
-    async fn pod(&self, ordinal: u32) -> Pod {
+    async fn pod(&self, ordinal: u32, solo_policy: &str) -> Pod {
         let state = self.folder.path().join(format!("disk-{ordinal}"));
         std::fs::create_dir(&state).unwrap();
         let settings = self.folder.path().join(format!("cluster-{ordinal}.json"));
@@ -87,6 +91,7 @@ impl Cluster {
         let file = json!({
             "clusterId": CLUSTER.to_string(), "coordinators": [format!("localhost:{}", self.coordinator.port())],
             "replicationFactor": 2, "partitions": 16, "gpu": { "mode": "Auto", "threshold": null },
+            "soloPolicy": solo_policy,
             "listen": { "client": client, "peer": peer, "admin": admin, "http": http }, "threads": 1,
         });
         std::fs::write(&settings, file.to_string()).unwrap();
@@ -171,7 +176,10 @@ async fn a_pod_that_is_deleted_leads_nothing_any_more_while_it_still_is_ready_an
     assert_eq!(String::from_utf8_lossy(&drained.stdout).trim(), format!("handed over {led} partition(s)"));
     assert_eq!((cluster.led_by(0), cluster.led_by(1)), (0, 16));
     assert_eq!(cluster.page(0, "/readyz").await.0, 200, "whoever still asks it is passed on");
-    assert!(cluster.map().partitions.iter().all(|entry| entry.isr.len() == 2), "its copies stay");
+    let map = cluster.map();
+    let is_alone = |entry: &Entry| entry.isr.len() == 1 && entry.in_sync(Ordinal(1)).is_some() && entry.solo_safe;
+    assert!(map.partitions.iter().all(is_alone), "nobody waits for its copies when it has gone: {map:?}");
+    assert!(map.partitions.iter().all(|entry| entry.learners.is_empty()), "nobody makes them again before: {map:?}");
 
     let first = nix::unistd::Pid::from_raw(cluster.pods[0].process.id().unwrap() as i32);
     signal(first, nix::sys::signal::Signal::SIGTERM);
@@ -217,6 +225,16 @@ async fn pods_that_are_all_deleted_at_once_do_not_wait_for_each_other() {
     assert!(first.status.success() && second.status.success(), "{first:?} {second:?}");
     let led = cluster.led_by(0) + cluster.led_by(1);
     assert_eq!(led, 16, "nothing is lost between them");
+    assert!(cluster.map().partitions.iter().all(|entry| entry.isr.len() == 2), "nor is either left alone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_without_which_nobody_may_write_stays_in_sync_until_its_pod_has_gone() {
+    let cluster = Cluster::start_with("MinIsr").await;
+    let drained = timeout(SOON, cluster.drain(0)).await.expect("long before the deadline of a drain");
+    assert!(drained.status.success(), "{drained:?}");
+    assert_eq!((cluster.led_by(0), cluster.led_by(1)), (0, 16));
+    assert!(cluster.map().partitions.iter().all(|entry| entry.isr.len() == 2), "one copy takes no writes");
 }
 
 #[tokio::test]

@@ -21,6 +21,11 @@ use tonic::{Request, Response, Status, Streaming};
 /// The call's metadata that names a cluster, as 32 hexadecimal digits, where the message does not.
 pub const CLUSTER_METADATA: &str = "engram-cluster";
 
+/// How long what workers have asked for may take when the host ends.
+const FINISHED: Duration = Duration::from_secs(1);
+/// How long the last words to workers may take.
+const TOLD: Duration = Duration::from_millis(50);
+
 /// The coordinators of a process.
 #[derive(Clone, Default)]
 pub struct Host {
@@ -144,12 +149,31 @@ impl Host {
             .http2_keepalive_interval(Some(Duration::from_secs(5)))
             .add_service(service)
             .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+        tokio::pin!(serving);
         let result = tokio::select! {
-            served = serving => served.map_err(Error::from),
-            () = shutdown => Ok(()),
+            served = &mut serving => served.map_err(Error::from),
+            () = shutdown => tokio::select! {
+                served = &mut serving => served.map_err(Error::from),
+                () = host.finish() => Ok(()),
+            },
         };
         host.write().clear();
         result
+    }
+
+    /// Finishes what workers have asked for: who ends in the middle leaves partitions that are changing hands to wait until it is
+    /// asked for again.
+    async fn finish(&self) {
+        let all: Vec<Arc<Shared>> = {
+            let clusters = self.clusters.read().unwrap_or_else(PoisonError::into_inner);
+            clusters.values().map(|hosted| Arc::clone(&hosted.service.shared)).collect()
+        };
+        let finished = futures::future::join_all(all.iter().map(|shared| writer::finish(shared)));
+        if tokio::time::timeout(FINISHED, finished).await.is_err() {
+            tracing::warn!("what workers asked for is not all written");
+        }
+        // What was written is on its way to them.
+        tokio::time::sleep(TOLD).await;
     }
 
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<ClusterId, Hosted>> {

@@ -111,6 +111,8 @@ pub(crate) struct Shared {
     reconsider: Notify,
     /// What workers are told.
     view: watch::Sender<Arc<v1::BeatReply>>,
+    /// Held from the decision to write until workers were told.
+    writing: tokio::sync::Mutex<()>,
     /// One order of people at a time.
     ordering: tokio::sync::Mutex<()>,
     /// A worker told what its disk has seen.
@@ -169,6 +171,7 @@ impl Coordinator {
             state: Mutex::new(state),
             reconsider: Notify::new(),
             view,
+            writing: tokio::sync::Mutex::new(()),
             ordering: tokio::sync::Mutex::new(()),
             testified: Notify::new(),
             ended: watch::Sender::new(false),

@@ -67,6 +67,9 @@ impl CoordinatorService for Service {
         let proposer = wire::member_id_from_proto(proposer).map_err(|error| malformed(&error))?;
         let proposals = request.proposals.iter().map(|proposal| self.proposal(proposal)).collect::<Result<_, _>>()?;
         let mut state = self.shared.state();
+        if state.is_closing() {
+            return Err(Status::unavailable("this coordinator ends: another one takes proposals"));
+        }
         state.propose(proposer.ordinal, proposals);
         let map_version = state.map().map_or(0, |map| map.version);
         drop(state);
@@ -298,6 +301,7 @@ async fn listen(shared: Arc<Shared>, member: Member, mut beats: Streaming<v1::Be
             suspects: beat.suspects.into_iter().map(Ordinal).collect(),
             queued: beat.queued,
             turns: beat.turns,
+            map_version: beat.map_version,
         };
         if shared.state().beat(&member, pulse, shared.now_ms()) {
             shared.reconsider.notify_one();

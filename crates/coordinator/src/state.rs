@@ -31,13 +31,20 @@ pub(crate) struct Heard {
     pub(crate) dead: bool,
     /// Whether it serves all it should.
     pub(crate) ready: bool,
-    /// Whether it is about to be stopped.
-    pub(crate) leaving: bool,
+    /// Since when it is about to be stopped.
+    leaving_since_ms: Option<u64>,
     memories: u64,
     lossless_since: Incarnation,
     /// 0 = unknown.
     process_id: u32,
     suspects: BTreeSet<Ordinal>,
+}
+
+impl Heard {
+    /// Whether it is about to be stopped.
+    pub(crate) const fn is_leaving(&self) -> bool {
+        self.leaving_since_ms.is_some()
+    }
 }
 
 /// Where a worker listens, each as `host:port`.
@@ -68,6 +75,8 @@ pub(crate) struct Pulse {
     pub(crate) suspects: BTreeSet<Ordinal>,
     pub(crate) queued: bool,
     pub(crate) turns: u64,
+    /// Version of the newest map that it has read; 0 = none.
+    pub(crate) map_version: u64,
 }
 
 /// What came of a hello.
@@ -92,6 +101,12 @@ pub(crate) struct State {
     lost: Option<String>,
     /// Newest version that any worker's disk has seen.
     seen_version: u64,
+    /// Newest version that beats told of.
+    told_version: u64,
+    /// Another coordinator, or a worker, has written the map since it was read here.
+    is_overtaken: bool,
+    /// It ends: it takes no more proposals, and decides nothing.
+    is_closing: bool,
     /// Reads of the map that found an older one than is known, one after the other.
     less_found: u32,
     orders: Vec<Order>,
@@ -112,6 +127,9 @@ impl State {
             failed_over_ms: None,
             lost: None,
             seen_version: 0,
+            told_version: 0,
+            is_overtaken: false,
+            is_closing: false,
             less_found: 0,
             orders: Vec::new(),
             told: Told::default(),
@@ -153,9 +171,23 @@ impl State {
         }
     }
 
+    /// From now on it finishes what was asked of it, and begins nothing.
+    pub(crate) fn close(&mut self) {
+        self.is_closing = true;
+    }
+
+    pub(crate) const fn is_closing(&self) -> bool {
+        self.is_closing
+    }
+
+    pub(crate) fn has_proposals(&self) -> bool {
+        !self.proposals.is_empty()
+    }
+
     /// Whether a worker has seen a newer map than is known here.
     pub(crate) fn is_behind(&self) -> bool {
-        self.lost.is_none() && self.map.as_ref().is_some_and(|map| map.version < self.seen_version)
+        let older = |map: &PartitionMap| self.is_overtaken || map.version < self.seen_version;
+        self.lost.is_none() && self.map.as_ref().is_some_and(older)
     }
 
     /// Takes a map that a person ordered.
@@ -167,6 +199,7 @@ impl State {
 
     /// Takes what was found where the map is kept. It is never taken for one that is not there yet, nor an older one for the newest.
     pub(crate) fn found(&mut self, map: Option<PartitionMap>, now_ms: u64) {
+        self.is_overtaken = false;
         let known = self.map.as_ref().map_or(0, |map| map.version).max(self.seen_version);
         let found = map.as_ref().map_or(0, |map| map.version);
         if found >= known {
@@ -207,12 +240,22 @@ impl State {
             return Greeting::Superseded;
         }
         let again = known.filter(|known| known.member == member);
-        let (memories, ready, leaving) =
-            again.map_or((0, false, false), |known| (known.memories, known.ready, known.leaving));
+        let (memories, ready, leaving_since_ms) =
+            again.map_or((0, false, None), |known| (known.memories, known.ready, known.leaving_since_ms));
         let suspects = BTreeSet::new();
         let (alive, dead) = (true, false);
-        let heard =
-            Heard { member, addresses, alive, dead, ready, leaving, memories, lossless_since, process_id, suspects };
+        let heard = Heard {
+            member,
+            addresses,
+            alive,
+            dead,
+            ready,
+            leaving_since_ms,
+            memories,
+            lossless_since,
+            process_id,
+            suspects,
+        };
         self.members.insert(member.ordinal, heard);
         let domain = self.domain(member.ordinal);
         self.step(Event::Met { member, domain }, now_ms);
@@ -222,10 +265,24 @@ impl State {
     /// Takes a beat; whether anything that others see changed.
     pub(crate) fn beat(&mut self, member: &Member, pulse: Pulse, now_ms: u64) -> bool {
         let Some(heard) = self.process_mut(member) else { return false };
-        let changed = (heard.ready, heard.leaving) != (pulse.ready, pulse.leaving);
-        (heard.ready, heard.leaving) = (pulse.ready, pulse.leaving);
+        let changed = (heard.ready, heard.is_leaving()) != (pulse.ready, pulse.leaving);
+        heard.ready = pulse.ready;
+        heard.leaving_since_ms = pulse.leaving.then(|| heard.leaving_since_ms.unwrap_or(now_ms));
         (heard.memories, heard.suspects) = (pulse.memories, pulse.suspects);
-        self.step(Event::Beat { member: *member, turns: pulse.turns, queued: pulse.queued }, now_ms) || changed
+        let overtakes = self.is_overtaken_by(pulse.map_version);
+        self.step(Event::Beat { member: *member, turns: pulse.turns, queued: pulse.queued }, now_ms)
+            || changed
+            || overtakes
+    }
+
+    /// Whether a worker knows a newer map than anybody has told of before.
+    fn is_overtaken_by(&mut self, version: u64) -> bool {
+        let known = self.map.as_ref().map_or(0, |map| map.version).max(self.told_version);
+        let overtakes = version > known;
+        if overtakes {
+            (self.told_version, self.is_overtaken) = (version, true);
+        }
+        overtakes
     }
 
     /// The stream of this very process ended; whether that changed anything.

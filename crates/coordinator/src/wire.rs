@@ -219,7 +219,7 @@ pub(crate) fn member_to_proto(heard: &Heard) -> v1::MemberEntry {
         http_address: heard.addresses.http.clone(),
         alive: heard.alive,
         dead: heard.dead,
-        leaving: heard.leaving,
+        leaving: heard.is_leaving(),
     }
 }
 

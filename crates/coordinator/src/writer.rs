@@ -33,10 +33,12 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         sleep(MERGE).await;
         loop {
             bucket.wait(0).await;
+            let writing = shared.writing.lock().await;
             let wanted = shared.state().wanted(&shared.options, shared.now_ms());
             let Some(wanted) = wanted else { break };
             if !wanted.is_urgent && !bucket.has(KEPT, Instant::now()) {
                 shared.state().propose_again(wanted.proposals);
+                drop(writing);
                 tokio::select! {
                     () = bucket.wait(KEPT) => {}
                     () = shared.reconsider.notified() => sleep(MERGE).await,
@@ -45,8 +47,24 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             }
             bucket.take(Instant::now());
             write(&shared, wanted).await;
+            drop(writing);
         }
         shared.publish();
+    }
+}
+
+/// Takes no more proposals, and waits until those that were taken are written and workers were told: whoever proposed asks nobody else
+/// while they may be.
+pub(crate) async fn finish(shared: &Shared) {
+    shared.state().close();
+    shared.reconsider.notify_one();
+    loop {
+        let writing = shared.writing.lock().await;
+        if !shared.state().has_proposals() {
+            return;
+        }
+        drop(writing);
+        sleep(MERGE).await;
     }
 }
 
@@ -81,10 +99,11 @@ impl Bucket {
 
 async fn write(shared: &Shared, wanted: Wanted) {
     let Wanted { expected, map, proposals, .. } = wanted;
+    let began = Instant::now();
     let result = with_store(shared, move |store| store.compare_and_swap(expected, map)).await;
     match result {
         Some(Ok(map)) => {
-            tracing::info!(version = map.version, "partition map written");
+            tracing::info!(version = map.version, ms = began.elapsed().as_millis() as u64, "partition map written");
             shared.state().set_map(Some(map), shared.now_ms());
             shared.publish();
         }

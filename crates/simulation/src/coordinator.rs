@@ -30,6 +30,7 @@ struct Heard {
     number: u64,
     lossless_since: Incarnation,
     suspects: BTreeSet<Ordinal>,
+    leaving_since_ms: Option<u64>,
     heard_us: u64,
 }
 
@@ -88,7 +89,13 @@ impl Coordinator {
             let alive = standing.is_some_and(Standing::is_alive);
             (heard.member, alive, matches!(standing, Some(Standing::Dead { .. })))
         });
-        View { members: Arc::new(members.collect()), hand_overs: Arc::new(self.hand_overs.clone()) }
+        let lives = |heard: &&Heard| standing(heard).is_some_and(Standing::is_alive);
+        let leaving = self.members.values().filter(|heard| heard.leaving_since_ms.is_some()).filter(lives);
+        View {
+            leaving: Arc::new(leaving.map(|heard| heard.member.ordinal).collect()),
+            members: Arc::new(members.collect()),
+            hand_overs: Arc::new(self.hand_overs.clone()),
+        }
     }
 
     fn observed(&self, weather: &Weather, entries: &[Entry], now_ms: u64) -> Observed {
@@ -106,7 +113,8 @@ impl Coordinator {
             standing: self.detector.standing(heard.member.ordinal).expect("whoever is a member was met"),
             fresh: self.detector.is_fresh(heard.member.ordinal, now_ms),
             supervised: weather.proof > 0,
-            damped: self.detector.is_damped(heard.member.ordinal, now_ms),
+            damped: heard.leaving_since_ms.is_some() || self.detector.is_damped(heard.member.ordinal, now_ms),
+            leaving_since_ms: heard.leaving_since_ms,
             suspects: heard.suspects.clone(),
         };
         Observed {
@@ -138,12 +146,16 @@ impl World {
         }
         let ordinal = beat.member.ordinal;
         let known = coordinator.members.get(&ordinal).map(|heard| heard.member);
+        let before = coordinator.members.get(&ordinal).filter(|heard| heard.member == beat.member);
+        let leaving_since_ms =
+            before.and_then(|heard| heard.leaving_since_ms).or(Some(now_ms)).filter(|_| beat.leaving);
         let Some(actions) = hear(&mut coordinator.detector, known, beat, lives, now_ms) else { return };
         let heard = Heard {
             member: beat.member,
             number: beat.number,
             lossless_since: beat.lossless_since,
             suspects: beat.suspects.clone(),
+            leaving_since_ms,
             heard_us: now_us,
         };
         coordinator.members.insert(ordinal, heard);

@@ -30,6 +30,8 @@ faults! {
     OrderlyStop = "orderly_stop",
     /// A process ends in order, then its machine loses power.
     OrderlyPowerOff = "orderly_power_off",
+    /// A process is drained, and ends in order.
+    PlannedStop = "planned_stop",
     /// A process comes back under its name with an empty disk.
     EmptyDisk = "empty_disk",
     /// No space is left on a disk for a while.

@@ -124,6 +124,7 @@ impl World {
                 return true;
             }
             _ if !runs => return false,
+            Fault::PlannedStop => return self.ask_to_leave(node),
             Fault::BitFlip => return self.flip_bits(node),
             Fault::Kill => self.end(node, "killed"),
             Fault::KillMidway => {
@@ -238,7 +239,7 @@ impl World {
     }
 
     /// Ends a process in order, and perhaps the machine's power behind it.
-    fn stop(&mut self, node: usize, fault: Fault) {
+    pub(crate) fn stop(&mut self, node: usize, fault: Fault) {
         let now_us = self.now_us;
         self.nodes[node].tell_time(now_us);
         let Some(process) = self.nodes[node].take() else { return };

@@ -29,6 +29,7 @@ mod draw;
 mod epochs;
 mod faults;
 mod inject;
+mod leaving;
 mod linear;
 mod map;
 mod network;

@@ -63,6 +63,8 @@ pub(crate) struct Process {
     /// Which process of this machine it is.
     pub(crate) number: u64,
     pub(crate) senses: Senses,
+    /// It is about to be stopped, and has so long to prepare for it.
+    pub(crate) leaves_until_us: Option<u64>,
     /// What was last seen applied of each partition.
     pub(crate) applied: Vec<(Term, Lsn)>,
 }
@@ -181,6 +183,7 @@ impl Node {
             out,
             number: self.started,
             senses: Senses::new(timing, now_us),
+            leaves_until_us: None,
             applied,
         });
         Ok(())

@@ -136,6 +136,7 @@ fn restarts(weather: &mut Weather, draw: &mut Draw) {
     small_and_busy(weather, draw);
     let ends = [Fault::OrderlyStop, Fault::OrderlyPowerOff, Fault::PowerLoss, Fault::Kill, Fault::KillMidway];
     weather.faults = ends.to_vec();
+    weather.faults.push(Fault::PlannedStop);
     weather.faults.extend((0..draw.below(4)).map(|_| Fault::SyncFailure));
     weather.faults.extend((0..draw.below(4)).map(|_| Fault::EmptyDisk));
     weather.fault_every_us = draw.pick(&[100_000, 300_000, 900_000]);
@@ -156,7 +157,7 @@ fn copies(weather: &mut Weather, draw: &mut Draw) {
     weather.snapshot_bytes = 48 << 10;
     weather.snapshot_ms = draw.pick(&[300, 1_000]);
     weather.faults = vec![Fault::Kill, Fault::PowerLoss, Fault::LinkBreak, Fault::FalseSuspicion, Fault::EmptyDisk];
-    weather.faults.push(Fault::Drain);
+    weather.faults.extend([Fault::Drain, Fault::PlannedStop]);
     weather.fault_every_us = draw.pick(&[100_000, 400_000]);
     weather.delay_us = draw.pick(&[3_000, 30_000]);
     weather.loss = draw.sometimes(100);

@@ -24,6 +24,7 @@ pub(crate) struct Beat {
     pub(crate) number: u64,
     pub(crate) lossless_since: Incarnation,
     pub(crate) suspects: BTreeSet<Ordinal>,
+    pub(crate) leaving: bool,
     pub(crate) turns: u64,
 }
 
@@ -32,6 +33,7 @@ pub(crate) struct Beat {
 pub(crate) struct View {
     pub(crate) members: Arc<Vec<(Member, bool, bool)>>,
     pub(crate) hand_overs: Arc<Vec<HandOver>>,
+    pub(crate) leaving: Arc<BTreeSet<Ordinal>>,
 }
 
 /// What one process knows of the others.
@@ -45,6 +47,8 @@ pub(crate) struct Senses {
     told_ms: u64,
     /// Whom the store was told to take for dead.
     suspected: BTreeSet<Ordinal>,
+    /// Who leaves, as far as the store was told.
+    pub(crate) leavers: BTreeSet<Ordinal>,
     /// What the coordinator wants handed over, as far as the store was told.
     asked: BTreeMap<PartitionId, Ordinal>,
     turns: u64,
@@ -59,6 +63,7 @@ impl Senses {
             told: BTreeMap::new(),
             told_ms: started_ms,
             suspected: BTreeSet::new(),
+            leavers: BTreeSet::new(),
             asked: BTreeMap::new(),
             turns: 0,
         }
@@ -139,6 +144,7 @@ impl World {
             number: process.number,
             lossless_since: process.lossless_since,
             suspects: process.senses.detector.suspects().chain(misled).collect(),
+            leaving: process.leaves_until_us.is_some(),
             turns: process.senses.turns,
         };
         for to in (0..=self.map_place()).filter(|to| *to != node) {
@@ -218,6 +224,7 @@ impl World {
         let begun = wanted.iter().filter(|(partition, to)| before.get(partition) != Some(to));
         let orders: Vec<(PartitionId, Ordinal)> = ended.chain(begun.map(|(partition, to)| (*partition, *to))).collect();
         self.sensed(node, actions);
+        self.tell_leavers(node, BTreeSet::clone(&view.leaving));
         if !orders.is_empty() {
             self.with(node, |store| {
                 orders.into_iter().for_each(|(partition, to)| store.hand_over(partition, to));

@@ -438,6 +438,7 @@ impl World {
         }
         self.beat(node, TICK_US);
         self.look(node);
+        self.leave(node);
         if self.draw.chance(100) {
             self.push_map(node, 0);
         }

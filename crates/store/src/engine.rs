@@ -30,6 +30,7 @@ use engram_cluster::PartitionMap;
 use engram_memory::{
     Blobs, Command, Incarnation, Lsn, Member, Ordinal, PartitionId, Record, Settings, StoreId, Term, Updates,
 };
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -259,6 +260,14 @@ impl Handle {
     pub fn trusted(&self, ordinal: Ordinal) {
         self.turn(move |store| {
             store.trusted(ordinal);
+            Ok(())
+        });
+    }
+
+    /// See [`Store::leaving`].
+    pub fn leaving(&self, leavers: BTreeSet<Ordinal>) {
+        self.turn(move |store| {
+            store.leaving(&leavers);
             Ok(())
         });
     }

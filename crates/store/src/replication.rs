@@ -175,6 +175,12 @@ impl Store {
         self.step_all(&Event::Trusted(ordinal));
     }
 
+    /// The processes at these places, and no others, are about to be stopped, and lead nothing any more: what is led here goes on
+    /// without them, where there are copies enough.
+    pub fn leaving(&mut self, leavers: &BTreeSet<Ordinal>) {
+        self.step_all(&Event::Leaving(leavers.clone()));
+    }
+
     /// Hands a partition over, when all that is under way is committed.
     pub fn hand_over(&mut self, partition: PartitionId, to: Ordinal) {
         if self.places.get(partition.0 as usize).is_some() {
@@ -526,9 +532,7 @@ impl Store {
         self.replication.copies.stop(partition);
         let place = &mut self.places[partition.0 as usize];
         // Whoever leads now need not wait for the end of a lease that nobody uses.
-        if let Some(successor) = place.replica.seen().map(|entry| entry.primary)
-            && successor != self.options.replication.ordinal
-        {
+        if let Some(successor) = place.replica.successor() {
             let envelope = Envelope { partition, body: Message::Release };
             self.replication.outbox.entry(successor).or_default().push(envelope);
         }

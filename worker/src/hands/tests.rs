@@ -78,7 +78,8 @@ impl Lone {
     fn hear(&self, map: &PartitionMap, at: &str) {
         let member = |ordinal| v1::MemberEntry { ordinal, peer_address: at.to_owned(), ..v1::MemberEntry::default() };
         let members = (0..3).map(member).collect();
-        self.shared().hear(BeatReply { map: Some(wire::map_to_proto(map)), members, ..BeatReply::default() });
+        self.shared()
+            .hear("coordinator", BeatReply { map: Some(wire::map_to_proto(map)), members, ..BeatReply::default() });
     }
 
     /// Hears a map that the store takes, and returns when it serves its partition. No timer fires meanwhile.

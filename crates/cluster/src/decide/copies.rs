@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// How long a partition that is not alone waits for a worker that is lost: it may come back, with its copies.
 const LOST_MS: u64 = 30_000;
+/// How long a worker that said that it leaves is waited for until it does, and is started again: longer than the longest drain.
+const LEAVES_MS: u64 = 60_000;
 /// Partitions that a worker which is emptied gives up leading at a time.
 const HAND_OVERS_AT_ONCE: usize = 16;
 
@@ -160,7 +162,9 @@ impl<'a> Copies<'a> {
         let comes_back = observed.members.iter().any(|seen| {
             let proven = matches!(seen.standing, crate::detector::Standing::Dead { .. }) && seen.supervised;
             let waited_for = seen.standing.since_ms().is_some_and(|at_ms| observed.now_ms < at_ms + grace_ms);
-            waited_for && (proven || !alone) && !holding.sound.contains(&seen.member.ordinal)
+            let leaves = seen.leaving_since_ms.is_some_and(|at_ms| observed.now_ms < at_ms + LEAVES_MS);
+            let gone = waited_for && (proven || !alone);
+            (gone || (leaves && seen.standing.is_alive())) && !holding.sound.contains(&seen.member.ordinal)
         });
         // Who starts now has not heard everybody yet.
         !comes_back && observed.age_ms >= observed.restart_grace_ms
@@ -171,7 +175,9 @@ impl<'a> Copies<'a> {
     fn target(&self, holding: &Holding<'_>, learners: &[Ordinal]) -> Option<Ordinal> {
         let holders = self.scene.holders().count().max(1);
         let bound = (self.scene.map.partitions.len() * self.wanted()).div_ceil(holders);
-        let taken = |ordinal: &Ordinal| holding.sound.contains(ordinal) || learners.contains(ordinal);
+        let taken = |ordinal: &Ordinal| {
+            holding.sound.contains(ordinal) || learners.contains(ordinal) || self.scene.is_leaving(*ordinal)
+        };
         self.scene.holders().map(|seen| seen.member.ordinal).filter(|ordinal| !taken(ordinal)).min_by_key(|&ordinal| {
             let others = holding.sound.iter().chain(learners).copied();
             let rank = Reverse(weight(holding.partition.0, ordinal));
@@ -198,7 +204,8 @@ impl<'a> Copies<'a> {
             let Some(leaver) = leaver else { continue };
             let alive =
                 |ordinal: Ordinal| self.scene.seen(ordinal).is_some_and(|seen| seen.standing.is_alive() && seen.fresh);
-            let kept = staying.iter().filter(|ordinal| **ordinal != leaver && alive(**ordinal)).count();
+            let stays = |ordinal: Ordinal| alive(ordinal) && !self.scene.is_leaving(ordinal);
+            let kept = staying.iter().filter(|ordinal| **ordinal != leaver && stays(**ordinal)).count();
             if leaver != holding.entry.primary && kept < self.wanted() {
                 continue;
             }
@@ -225,18 +232,23 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// Which copy is one too many: one that shall go, one that shares a failure domain, one on the fullest worker.
+    /// Which copy is one too many: one that shall go, one that leaves, one that shares a failure domain, one on the fullest worker.
     fn leaver(&self, holding: &Holding<'_>) -> Option<Ordinal> {
         holding.sound.iter().copied().max_by_key(|&ordinal| {
             let shares = self.scene.shares_domain(ordinal, holding.sound.iter().copied());
             let leads = ordinal == holding.entry.primary;
-            (self.scene.is_draining(ordinal), shares, self.load(ordinal), !leads, Reverse(ordinal))
+            let leaves = self.scene.is_leaving(ordinal);
+            (self.scene.is_draining(ordinal), leaves, shares, self.load(ordinal), !leads, Reverse(ordinal))
         })
     }
 
     /// Moves copies from the fullest workers to the emptiest, few per pair at a time.
     pub(super) fn spread(&mut self, plan: &mut Plan) {
         let mut holders: Vec<_> = self.scene.holders().map(|seen| seen.member.ordinal).collect();
+        // It comes back with what it leaves.
+        if holders.iter().any(|&ordinal| self.scene.is_leaving(ordinal)) {
+            return;
+        }
         holders.sort_by_key(|&ordinal| (self.load(ordinal), ordinal));
         let limit = (self.scene.observed.copies_at_once / 2).max(1);
         // Less than this is not worth a copy, and a first placement is no more even.
@@ -308,7 +320,9 @@ impl<'a> Holding<'a> {
     fn of(scene: &Scene<'_>, partition: PartitionId, entry: &'a Entry) -> Self {
         let found = |member: &&Member| !matches!(scene.fate(entry, member), Fate::Lost { .. });
         let sound: Vec<_> = entry.isr.iter().filter(found).map(|member| member.ordinal).collect();
-        let holds = |ordinal: &Ordinal| scene.holders().any(|seen| seen.member.ordinal == *ordinal);
+        let holds = |ordinal: &Ordinal| {
+            scene.holders().any(|seen| seen.member.ordinal == *ordinal) && !scene.is_leaving(*ordinal)
+        };
         let wanted = |ordinal: &Ordinal| holds(ordinal) && !sound.contains(ordinal);
         let learners: Vec<_> = entry.learners.iter().copied().filter(wanted).collect();
         let mut holding = Self { partition, entry, sound, learners, lacking: 0 };

@@ -83,6 +83,8 @@ pub struct Seen {
     pub supervised: bool,
     /// It failed over too often to lead.
     pub damped: bool,
+    /// Since when it has been about to be stopped, by its own word: it gets no copies, and those that it leaves come back with it.
+    pub leaving_since_ms: Option<u64>,
     /// Whom it takes for dead.
     pub suspects: BTreeSet<Ordinal>,
 }
@@ -187,6 +189,11 @@ impl<'a> Scene<'a> {
     /// The workers that may hold copies.
     fn holders(&self) -> impl Iterator<Item = &'a Seen> {
         self.observed.members.iter().filter(|seen| seen.standing.is_alive() && !self.is_draining(seen.member.ordinal))
+    }
+
+    /// Whether a worker is about to be stopped.
+    fn is_leaving(&self, ordinal: Ordinal) -> bool {
+        self.seen(ordinal).is_some_and(|seen| seen.leaving_since_ms.is_some())
     }
 
     fn domain(&self, ordinal: Ordinal) -> Option<&'a str> {

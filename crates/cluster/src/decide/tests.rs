@@ -27,6 +27,7 @@ fn seen(ordinal: u32) -> Seen {
         fresh: true,
         supervised: true,
         damped: false,
+        leaving_since_ms: None,
         suspects: BTreeSet::new(),
     }
 }
@@ -426,6 +427,45 @@ fn two_copies_never_share_a_machine_when_there_is_another() {
         }
     }
     assert!(copied > 20);
+}
+
+#[test]
+fn a_worker_that_leaves_gets_no_copies_and_what_it_leaves_waits_for_it() {
+    let mut toy = Toy::new(3, 2, 48);
+    let held = toy.copies(1);
+    let now_ms = toy.observed.now_ms;
+    (toy.worker(1).leaving_since_ms, toy.worker(1).damped) = (Some(now_ms), true);
+    assert_eq!(toy.decide(), Plan::default(), "whose copies it has see to that themselves");
+    for partition in (0..48).map(PartitionId) {
+        let entry = toy.map.partitions[partition.0 as usize].clone();
+        let primary = *entry.primary_member().unwrap();
+        let others = || entry.isr.iter().filter(|member| member.ordinal != Ordinal(1));
+        if primary.ordinal == Ordinal(1) {
+            let primary = *others().next().unwrap();
+            toy.change(partition, &Change::Promote { primary, isr: vec![primary.ordinal] });
+        } else if others().count() == 1 {
+            toy.change(partition, &Change::Remove { primary, leaver: Ordinal(1) });
+        }
+    }
+    toy.settle();
+    assert_eq!((toy.copies(1), toy.named), (0, 0), "nothing is copied elsewhere: it comes back");
+    toy.die(1);
+    toy.turns(5);
+    toy.restart(1);
+    (toy.worker(1).leaving_since_ms, toy.worker(1).damped) = (None, false);
+    toy.settle();
+    toy.assert_whole();
+    assert_eq!((toy.copies(1), toy.named), (held, held), "to where they were");
+
+    let now_ms = toy.observed.now_ms;
+    toy.worker(1).leaving_since_ms = Some(now_ms);
+    toy.die(2);
+    toy.observed.now_ms += 100_000;
+    let to_whom = toy.decide().changes.into_iter().filter_map(|(_, change)| match change {
+        Change::Learn(learners) => Some(learners),
+        _ => None,
+    });
+    assert!(to_whom.flatten().all(|learner| learner == Ordinal(0)), "nobody counts on one that leaves");
 }
 
 #[test]

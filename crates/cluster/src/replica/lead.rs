@@ -290,7 +290,12 @@ impl Replica {
         let me = self.me;
         let Some(lead) = self.lead.as_ref().filter(|lead| lead.serving && lead.pending.is_none()) else { return };
         let is_gone = |place: &Ordinal| self.suspects.contains(place) || lead.replaced.contains(place);
-        let leaver = lead.entry.isr.iter().find(|member| **member != me && is_gone(&member.ordinal));
+        // Writes go on without who leaves, or it stays.
+        let spares_one = lead.entry.isr.len() > self.rules.min_in_sync;
+        let leaves = |place: &Ordinal| spares_one && self.leavers.contains(place);
+        let others = || lead.entry.isr.iter().filter(|member| **member != me);
+        let leaver = others().find(|member| is_gone(&member.ordinal));
+        let leaver = leaver.or_else(|| others().find(|member| leaves(&member.ordinal)));
         if let Some(leaver) = leaver.map(|member| member.ordinal) {
             // Who will be alone has no other memory than its disk.
             let stays = lead.entry.isr.len() > 2 || self.planted.has(Defect::ShrinkWithoutFsync);
@@ -318,7 +323,8 @@ impl Replica {
             let follower = lead.followers.get(&ordinal)?;
             let caught_up = follower.acked >= held || self.planted.has(Defect::AddBeforeCaughtUp);
             let is_new = |member: &Member| lead.entry.in_sync(ordinal) != Some(member);
-            follower.member.filter(is_new).filter(|_| caught_up && !self.suspects.contains(&ordinal))
+            let stays = !self.suspects.contains(&ordinal) && !self.leavers.contains(&ordinal);
+            follower.member.filter(is_new).filter(|_| caught_up && stays)
         })
     }
 
@@ -382,9 +388,8 @@ mod tests {
         step(replica, Event::Written(Lsn(lsn), Term(1)))
     }
 
-    #[test]
-    fn in_mode_async_a_hand_over_that_is_under_way_loses_nothing_even_when_it_was_called_off() {
-        let rules = Rules { keeps_all: false, min_in_sync: 1, primary_only: true };
+    /// A primary of these members that serves, and has opened its term to all of them.
+    fn serving(members: &[Member], rules: Rules) -> Replica {
         let found = Found {
             lossless_since: Incarnation(1),
             promised: Term(0),
@@ -392,12 +397,67 @@ mod tests {
             commit: Lsn(0),
             granted: false,
         };
-        let mut primary = Replica::new(member(0), rules, found);
-        let mut out = Vec::new();
-        primary.learn(&Entry::first(vec![member(0), member(1)]), &mut out);
+        let mut primary = Replica::new(members[0], rules, found);
+        primary.learn(&Entry::first(members.to_vec()), &mut Vec::new());
         step(&mut primary, Event::Promised(Term(1)));
+        for follower in &members[1..] {
+            let opened = Message::Opened { term: Term(1), end: Some(Lsn(0)), written: Lsn(0) };
+            step(&mut primary, Event::Heard(*follower, opened));
+        }
+        primary
+    }
+
+    const SYNC: Rules = Rules { keeps_all: true, min_in_sync: 1, primary_only: false };
+
+    fn removes(actions: &[Action], place: u32) -> bool {
+        let is_it = |change: &Change| matches!(change, Change::Remove { leaver, .. } if *leaver == Ordinal(place));
+        actions.iter().any(|action| matches!(action, Action::Propose(_, change) if is_it(change)))
+    }
+
+    #[test]
+    fn who_leaves_is_done_without_while_it_lives_and_is_not_taken_in_again() {
+        let mut primary = serving(&[member(0), member(1)], SYNC);
+        write(&mut primary, 1);
+        let asked = step(&mut primary, Event::Leaving([Ordinal(1)].into()));
+        assert!(asked.contains(&Action::Sync) && !removes(&asked, 1), "who will be alone has all on disk: {asked:?}");
+        let asked = step(&mut primary, Event::Synced(Lsn(1), Term(1)));
+        assert!(removes(&asked, 1), "{asked:?}");
+        assert!(primary.admits() && primary.serves().is_some(), "meanwhile it goes on");
+        let acked = step(&mut primary, Event::Heard(member(1), Message::Ack { term: Term(1), written: Lsn(1) }));
+        assert!(acked.contains(&Action::Commit(Lsn(1))), "with both, until the map says otherwise: {acked:?}");
+
+        let alone = Entry::first(vec![member(0), member(1)]);
+        let alone = alone.changed(&Change::Remove { primary: member(0), leaver: Ordinal(1) }).unwrap();
+        let learning = alone.changed(&Change::Learn(vec![Ordinal(1)])).unwrap();
+        primary.learn(&learning, &mut Vec::new());
+        step(&mut primary, Event::Promised(Term(2)));
+        let whole = Message::Opened { term: Term(2), end: Some(Lsn(1)), written: Lsn(1) };
+        let adds =
+            |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Propose(_, Change::Add { .. })));
+        assert!(!adds(&step(&mut primary, Event::Heard(member(1), whole))), "it leaves still");
+        assert!(adds(&step(&mut primary, Event::Leaving([].into()))), "it stays after all");
+    }
+
+    #[test]
+    fn who_leaves_stays_in_sync_where_nobody_could_write_without_it() {
+        let strict = Rules { min_in_sync: 2, ..SYNC };
+        let mut pair = serving(&[member(0), member(1)], strict);
+        let asked = step(&mut pair, Event::Leaving([Ordinal(1)].into()));
+        assert_eq!(asked, [], "one is too few");
+        let mut three = serving(&[member(0), member(1), member(2)], strict);
+        let asked = step(&mut three, Event::Leaving([Ordinal(1), Ordinal(2)].into()));
+        assert!(removes(&asked, 1) && !removes(&asked, 2), "one after the other: {asked:?}");
+        let left = three.seen().unwrap().changed(&Change::Remove { primary: member(0), leaver: Ordinal(1) }).unwrap();
+        three.learn(&left, &mut Vec::new());
+        let asked = step(&mut three, Event::Promised(Term(2)));
+        assert!(!removes(&asked, 2), "two are as few as may be: {asked:?}");
+    }
+
+    #[test]
+    fn in_mode_async_a_hand_over_that_is_under_way_loses_nothing_even_when_it_was_called_off() {
+        let rules = Rules { keeps_all: false, min_in_sync: 1, primary_only: true };
+        let mut primary = serving(&[member(0), member(1)], rules);
         let heard = |message| Event::Heard(member(1), message);
-        step(&mut primary, heard(Message::Opened { term: Term(1), end: Some(Lsn(0)), written: Lsn(0) }));
         assert!(write(&mut primary, 1).contains(&Action::Commit(Lsn(1))), "nobody else is asked");
         step(&mut primary, heard(Message::Ack { term: Term(1), written: Lsn(1) }));
 

@@ -69,6 +69,9 @@ pub enum Event {
     Suspected(Ordinal),
     /// It no longer does.
     Trusted(Ordinal),
+    /// The processes at these places, and no others, are about to be stopped, and lead nothing any more: a primary goes on without
+    /// them while they still acknowledge, so that nobody waits for them when they have gone.
+    Leaving(BTreeSet<Ordinal>),
     /// A copy of the state, committed at this record, took the place of what was here, durably. Nothing comes between
     /// [`Replica::takes_copy`] and this.
     Installed(Lsn, Term),
@@ -208,6 +211,7 @@ pub struct Replica {
     seen: Option<Entry>,
     lead: Option<Lead>,
     suspects: BTreeSet<Ordinal>,
+    leavers: BTreeSet<Ordinal>,
     /// Somebody may hold a read lease from this replica.
     granted: bool,
 }
@@ -250,6 +254,7 @@ impl Replica {
             seen: None,
             lead: None,
             suspects: BTreeSet::new(),
+            leavers: BTreeSet::new(),
             granted: found.granted,
         }
     }
@@ -326,6 +331,11 @@ impl Replica {
         self.lead.as_ref().and_then(|lead| lead.draining)
     }
 
+    /// Who is about to be stopped, as far as it was told.
+    pub const fn leavers(&self) -> &BTreeSet<Ordinal> {
+        &self.leavers
+    }
+
     /// Copies that a record committed now is on.
     pub fn replicas(&self) -> u32 {
         self.lead.as_ref().map_or(1, |lead| lead.entry.isr.len() as u32)
@@ -359,6 +369,13 @@ impl Replica {
     /// Whether it follows a primary at this place, and nobody else: then it may grant it a read lease.
     pub fn follows(&self, primary: Member) -> bool {
         self.lead.is_none() && self.leader() == Some(primary.ordinal)
+    }
+
+    /// Who leads in its place, as far as it knows: whose log it follows, which it may hear of before the map says so, or whom the map
+    /// names.
+    pub fn successor(&self) -> Option<Ordinal> {
+        let named = || self.seen.as_ref().map(|entry| entry.primary);
+        self.follows.or_else(named).filter(|ordinal| self.lead.is_none() && *ordinal != self.me.ordinal)
     }
 
     /// Notes that a read lease was granted; [`Event::GrantOver`] ends it.
@@ -426,6 +443,7 @@ impl Replica {
             Event::Trusted(ordinal) => {
                 self.suspects.remove(&ordinal);
             }
+            Event::Leaving(leavers) => self.leavers = leavers,
             Event::Installed(lsn, term) => self.installed(lsn, term, out),
             Event::GrantOver => self.granted = false,
             Event::HandOver(to) => {

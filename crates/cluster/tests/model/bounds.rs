@@ -37,6 +37,8 @@ pub(crate) struct Bounds {
     pub(crate) kills: u8,
     pub(crate) stops: u8,
     pub(crate) disks: u8,
+    /// Times that a primary hears of one who leaves.
+    pub(crate) departures: u8,
     /// Hand-overs, false suspicions, new streams between two processes, snapshots, hints at learners.
     pub(crate) drains: u8,
     pub(crate) doubts: u8,
@@ -65,6 +67,7 @@ pub(crate) const SYNC: Bounds = Bounds {
     kills: 0,
     stops: 0,
     disks: 0,
+    departures: 0,
     drains: 0,
     doubts: 1,
     reconnects: 0,
@@ -92,6 +95,7 @@ impl Bounds {
             kills: 1,
             stops: 1,
             disks: 1,
+            departures: 1,
             drains: 2,
             doubts: 4,
             reconnects: 3,

@@ -6,6 +6,7 @@ use crate::state::World;
 use crate::step::Step;
 use engram_cluster::{Change, Replica};
 use engram_memory::{Lsn, Ordinal};
+use std::collections::BTreeSet;
 
 /// Rounds in which everything that is due happens once. A healthy partition needs about twenty.
 const ROUNDS: usize = 60;
@@ -29,6 +30,7 @@ impl Bounds {
                 self.take(&mut world, &Step::Restart(ordinal));
             }
             self.take(&mut world, &Step::Hear(ordinal));
+            self.take(&mut world, &Step::Leaving(ordinal, BTreeSet::new()));
         }
         if !world.stated.iter().any(|statement| self.is_eligible(world.entry(), statement)) {
             return Healing::Hopeless;

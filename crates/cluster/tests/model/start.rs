@@ -28,6 +28,7 @@ impl Bounds {
             stops: 0,
             disks: 0,
             hints: 0,
+            departures: 0,
             drains: 0,
             doubts: 0,
             reconnects: 0,

@@ -169,6 +169,7 @@ pub(crate) struct World {
     pub(crate) stops: u8,
     pub(crate) disks: u8,
     pub(crate) hints: u8,
+    pub(crate) departures: u8,
     pub(crate) drains: u8,
     pub(crate) doubts: u8,
     pub(crate) reconnects: u8,

@@ -31,6 +31,8 @@ pub(crate) enum Step {
     /// `.0` takes the process at `.1` for dead, whether it is or not.
     Suspect(Ordinal, Ordinal),
     Trust(Ordinal, Ordinal),
+    /// `.0` hears who is about to be stopped, and who no longer is.
+    Leaving(Ordinal, BTreeSet<Ordinal>),
     Remind(Ordinal),
     /// A proposal is applied, its proposer may be dead.
     Apply(Expected, Change),
@@ -161,12 +163,18 @@ impl Bounds {
             if member && world.drains < self.drains && replica.serves().is_some() {
                 out.push(Step::HandOver(me, other));
             }
+            if member && world.departures < self.departures && replica.leavers().is_empty() {
+                out.push(Step::Leaving(me, [other].into()));
+            }
             let new = replica.followers().any(|(place, follower)| {
                 place == other && follower.member.is_some_and(|known| known != world.at(other).me)
             });
             if world.at(other).replica.is_some() && (new || world.reconnects < self.reconnects) {
                 out.push(Step::Connect(me, other));
             }
+        }
+        if self.late && !replica.leavers().is_empty() {
+            out.push(Step::Leaving(me, BTreeSet::new()));
         }
         if self.late && replica.draining().is_some() {
             out.push(Step::HandOver(me, me));

@@ -55,6 +55,10 @@ impl Bounds {
                 self.event(world, *me, Event::Suspected(*other));
             }
             Step::Trust(me, other) => self.event(world, *me, Event::Trusted(*other)),
+            Step::Leaving(me, leavers) => {
+                world.departures += u8::from(!leavers.is_empty());
+                self.event(world, *me, Event::Leaving(leavers.clone()));
+            }
             Step::Remind(me) => self.event(world, *me, Event::Remind),
             Step::Apply(expected, change) => self.apply(world, *expected, change),
             Step::Promote(statement, isr) => self.promote(world, statement, isr),

@@ -59,6 +59,7 @@ fn disturbs(step: &Step, deaf: u32) -> bool {
         Step::Learn(me, _) | Step::Flush(me, _) => me.0 == deaf,
         Step::Write(..) | Step::Keep(_) | Step::Wrote(_) | Step::Apply(..) | Step::Hear(_) => false,
         Step::Trust(..) | Step::Grant(..) | Step::Read(_) | Step::Restart(_) | Step::Release(_) => false,
+        Step::Leaving(_, leavers) => !leavers.is_empty(),
         _ => true,
     }
 }

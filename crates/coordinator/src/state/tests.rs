@@ -50,6 +50,31 @@ fn entry(state: &State, partition: usize) -> &Entry {
 }
 
 #[test]
+fn what_rests_on_a_map_that_another_wrote_waits_until_it_is_read_here() {
+    let mut state = formed();
+    let mut newer = state.map().unwrap().clone();
+    let leader = *newer.partitions[0].primary_member().unwrap();
+    let other = *newer.partitions[0].isr.iter().find(|known| **known != leader).unwrap();
+    let promote = Change::Promote { primary: other, isr: vec![leader.ordinal, other.ordinal] };
+    newer.partitions[0] = newer.partitions[0].changed(&promote).unwrap();
+    newer.version += 1;
+    let activate =
+        Proposal { partition: PartitionId(0), expected: newer.partitions[0].expected(), change: Change::Activate };
+    state.propose(other.ordinal, vec![activate]);
+    assert!(state.is_behind() && state.wanted(&options(2), 0).is_none(), "its entry is not known here yet");
+    state.found(Some(newer.clone()), 0);
+    let wanted = state.wanted(&options(2), 0).expect("what was asked for");
+    assert!(wanted.is_urgent && wanted.map.partitions[0].activated);
+
+    newer.version += 1;
+    assert!(state.beat(&member(0, 1), Pulse { map_version: newer.version, ..Pulse::default() }, 0));
+    assert!(state.is_behind(), "a beat tells of it, too");
+    state.found(Some(newer.clone()), 0);
+    assert!(!state.is_behind());
+    assert!(!state.beat(&member(1, 1), Pulse { map_version: newer.version, ..Pulse::default() }, 0), "no news");
+}
+
+#[test]
 fn an_older_process_neither_replaces_nor_ends_the_newer_one() {
     let mut state = State::new(None, Goal::default(), 0);
     assert_eq!(state.greet(hello(1, 4, 40), 0), Greeting::Welcome);
@@ -82,7 +107,9 @@ fn a_proposal_is_checked_against_the_entry_that_is_there_when_it_is_written() {
         change: Change::Remove { primary: member(0, 1), leaver: Ordinal(1) },
     };
     state.propose(Ordinal(0), vec![remove(&state, mine, 7)]);
-    assert!(state.wanted(&options(2), LATER).is_none(), "an entry that is not there any more, or not yet");
+    assert!(state.wanted(&options(2), LATER).is_none(), "an entry that is not there yet, or never will be");
+    state.found(state.map().cloned(), LATER);
+    assert!(state.wanted(&options(2), LATER).is_none(), "nor is it when the map was read");
     state.propose(Ordinal(0), vec![remove(&state, other, 1)]);
     assert!(state.wanted(&options(2), LATER).is_none(), "a primary changes its own partitions alone");
     let promote = Proposal {
@@ -104,6 +131,24 @@ fn a_proposal_is_checked_against_the_entry_that_is_there_when_it_is_written() {
     moved.partitions[mine].term = Term(2);
     state.set_map(Some(moved), LATER);
     assert!(state.wanted(&options(2), LATER).is_none());
+}
+
+#[test]
+fn who_ends_finishes_what_was_asked_of_it_and_begins_nothing() {
+    let mut state = formed();
+    beats(&mut state, LATER);
+    let mine = (0..8).find(|&partition| entry(&state, partition).primary == Ordinal(0)).unwrap();
+    let expected = entry(&state, mine).expected();
+    let change = Change::Remove { primary: member(0, 1), leaver: Ordinal(1) };
+    state.propose(Ordinal(0), vec![Proposal { partition: PartitionId(mine as u32), expected, change }]);
+    state.close();
+    assert!(state.died(Ordinal(1), None, 1, 0, LATER), "what follows from it others decide");
+    let before = state.map().unwrap().partitions.clone();
+    let wanted = state.wanted(&options(2), LATER).unwrap();
+    assert_eq!(wanted.map.partitions[mine].isr, [member(0, 1)]);
+    let others = before.iter().zip(&wanted.map.partitions).enumerate().filter(|(partition, _)| *partition != mine);
+    others.for_each(|(_, (before, after))| assert_eq!(before, after));
+    assert!(!state.has_proposals());
 }
 
 #[test]

@@ -40,8 +40,12 @@ pub(crate) struct Wanted {
 }
 
 impl State {
-    /// Takes proposals of a worker.
+    /// Takes proposals of a worker. One on an entry that is newer than the one known here waits until the map is read: another
+    /// coordinator wrote it, and whoever proposed has heard of that first.
     pub(crate) fn propose(&mut self, proposer: Ordinal, proposals: Vec<Proposal>) {
+        let entry = |partition: PartitionId| self.map.as_ref()?.partitions.get(partition.0 as usize);
+        let is_newer = |it: &Proposal| entry(it.partition).is_some_and(|entry| entry.expected() < it.expected);
+        self.is_overtaken |= proposals.iter().any(is_newer);
         self.proposals.extend(proposals.into_iter().map(|proposal| ((proposal.partition, proposer), proposal)));
     }
 
@@ -90,8 +94,8 @@ impl State {
             }
             match entry.changed(&proposal.change) {
                 Ok(after) => {
-                    // A primary that asks to be followed by another goes on until then.
-                    is_urgent |= deposes || matches!(proposal.change, Change::Activate | Change::Remove { .. });
+                    // A primary that asks to be followed by another takes no writes until then; one that adds a copy does.
+                    is_urgent |= !matches!(proposal.change, Change::Add { .. } | Change::Learn(_));
                     *entry = after;
                     changed.insert(*partition);
                     true
@@ -102,7 +106,7 @@ impl State {
                 }
             }
         });
-        let plan = decide(Some(&next), &observed);
+        let plan = if self.is_closing() { Plan::default() } else { decide(Some(&next), &observed) };
         for (partition, change) in &plan.changes {
             // The map store takes one step of an entry at a time.
             if changed.contains(partition) {
@@ -120,7 +124,9 @@ impl State {
         }
         let expected = Some(next.version);
         self.take_plan(plan);
-        self.relieve(&next);
+        if !self.is_closing() {
+            self.relieve(&next);
+        }
         (!changed.is_empty()).then_some(Wanted { expected, map: next, proposals: taken, is_urgent })
     }
 
@@ -150,9 +156,10 @@ impl State {
                 // By the process that started them, or by their pod.
                 supervised: true,
                 // Whoever is about to be stopped leads nothing new, either.
-                damped: heard.leaving
+                damped: heard.is_leaving()
                     || self.surroundings.relieved.contains(&ordinal)
                     || self.detector.is_damped(ordinal, now_ms),
+                leaving_since_ms: heard.leaving_since_ms,
                 suspects: heard.suspects.clone(),
             }
         };

@@ -51,6 +51,20 @@ fn proof_that_the_holder_is_dead_ends_its_lease_and_proof_of_another_process_doe
 }
 
 #[test]
+fn who_hears_of_its_successor_before_it_reads_the_map_gives_its_lease_back_too() {
+    let mut world = World::new(2, 2);
+    world.write(0, upsert(0..10)).unwrap();
+    world.lease();
+    assert!(world.store(0).is_readable(P));
+    world.deaf = Some(0);
+    let promote = Change::Promote { primary: world.member(1), isr: vec![Ordinal(0), Ordinal(1)] };
+    world.change(&promote);
+    world.settle();
+    assert!(!world.store(0).is_readable(P), "the other one opened its term");
+    assert_eq!(world.store(1).serving(P), Some(Term(2)), "at once: nobody reads by the old lease any more");
+}
+
+#[test]
 fn a_lease_from_before_a_step_down_is_good_for_nothing_after_it() {
     let mut world = World::new(2, 2);
     world.write(0, upsert(0..10)).unwrap();
