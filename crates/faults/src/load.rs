@@ -5,7 +5,7 @@
 //! partition, which is applied as a whole or not at all; all ids of a page share one [`Account`].
 
 use crate::ledger::{Account, Tally, Told, delta};
-use crate::outages::{Outages, Spread};
+use crate::outages::{Outage, Outages, Spread};
 use engram_client::{Client, Error, Fate, GetOptions, Options, Rows, Session, Signals, Updates, Written};
 use engram_memory::{ClusterId, MemoryId, PartitionId, partition_of};
 use engram_proto::v1::ProblemKind;
@@ -182,6 +182,15 @@ impl Load {
             false => seen.outages.since(from).map(|outage| outage.length).max(),
         };
         (0..).zip(self.shared.seen()).filter_map(longest).collect()
+    }
+
+    /// Each outage that was going on at `from` or began after it, with its partition.
+    pub fn each_outage(&self, from: Instant) -> Vec<(PartitionId, Outage)> {
+        let of = |(partition, seen): (u32, MutexGuard<'_, Seen>)| {
+            let outages: Vec<Outage> = seen.outages.since(from).copied().collect();
+            outages.into_iter().map(move |outage| (PartitionId(partition), outage))
+        };
+        (0..).zip(self.shared.seen()).flat_map(of).collect()
     }
 
     /// The client that reads.

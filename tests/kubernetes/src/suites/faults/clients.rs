@@ -10,7 +10,7 @@ use crate::suites::look::service_address;
 use anyhow::{Context, Result, ensure};
 use engram_faults::ledger::Tally;
 use engram_faults::load::{Books, Load};
-use engram_memory::{ClusterId, MemoryId};
+use engram_memory::{ClusterId, MemoryId, PartitionId};
 use nix::sched::{CloneFlags, setns};
 use std::fs::File;
 use std::future::Future;
@@ -53,6 +53,8 @@ pub(super) struct Closed {
     pub(super) acknowledged: u64,
     /// The longest that any partition took no write.
     pub(super) gap: Duration,
+    /// Which partition that was, and how long after the fault it began.
+    pub(super) gap_at: Option<(PartitionId, Duration)>,
     /// What the weights say.
     pub(super) tally: Tally,
     /// Partitions that took no write once the copies were whole.
@@ -113,6 +115,8 @@ impl Clients {
             Ok::<_, std::convert::Infallible>((load, served))
         })?;
         let gap = load.outages(since, |_| true).into_iter().max().unwrap_or_default();
+        let longest = load.each_outage(since).into_iter().max_by_key(|(_, outage)| outage.length);
+        let gap_at = longest.map(|(partition, outage)| (partition, outage.began.saturating_duration_since(since)));
         let acknowledged = load.acked() - before;
         let (books, tally) = self.run(async move {
             let books = load.finish().await;
@@ -121,7 +125,7 @@ impl Clients {
         })?;
         let tally = tally.context("the weights could not be read")?;
         self.books.push(books);
-        Ok(Closed { acknowledged, gap, tally, unserved: served.err().map_or(0, |behind| behind.len()) })
+        Ok(Closed { acknowledged, gap, gap_at, tally, unserved: served.err().map_or(0, |behind| behind.len()) })
     }
 
     /// Compares what all loads wrote with what is there now.

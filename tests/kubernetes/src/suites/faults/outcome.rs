@@ -51,7 +51,16 @@ impl Event {
             gap_ms: ms(closed.gap),
             budget_ms: ms(budget),
             whole_ms: ms(over.whole),
-            note: over.note,
+            note: match closed.gap_at {
+                Some((partition, after)) => {
+                    format!(
+                        "{}; the longest gap was of partition {partition}, {:.1} s on",
+                        over.note,
+                        after.as_secs_f64()
+                    )
+                }
+                None => over.note,
+            },
         }
     }
 
