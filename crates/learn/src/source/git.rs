@@ -10,8 +10,8 @@
 use super::{Content, Epoch, Event, Limits, Signal, Source, SourceError, in_order};
 use engram_memory::{MAX_KEY_BYTES, key_id};
 use gix::ObjectId;
-use gix::diff::tree::{Recorder, State, recorder::Change};
 use gix::objs::TreeRefIter;
+use gix_diff::tree::{Recorder, State, recorder::Change};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -112,7 +112,7 @@ impl History {
             old.as_ref().map_or_else(TreeRefIter::default, |tree| TreeRefIter::from_bytes(&tree.data, tree.id.kind()));
         let new = TreeRefIter::from_bytes(&new.data, new.id.kind());
         let mut recorder = Recorder::default();
-        gix::diff::tree(old, new, &mut self.state, &self.repository.objects, &mut recorder).map_err(|e| failed(&e))?;
+        gix_diff::tree(old, new, &mut self.state, &self.repository.objects, &mut recorder).map_err(|e| failed(&e))?;
         let mut paths: Vec<String> = recorder.records.into_iter().filter_map(touched).collect();
         paths.sort_unstable();
         // A file that became a folder of the same name is deleted and added.
