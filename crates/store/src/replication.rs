@@ -301,10 +301,11 @@ impl Store {
         for (partition, entry) in &self.replication.declined {
             let may = |member: &&Member| member.ordinal != own && !self.replication.suspected.contains(&member.ordinal);
             let others: BTreeSet<Ordinal> = entry.candidates().filter(may).map(|member| member.ordinal).collect();
-            // The process that runs on the disk that the map names: the map may name one before it.
-            let running = entry.candidates().filter(may).map(|known| {
-                let met = self.replication.met.get(&known.ordinal).filter(|met| met.store == known.store);
-                (met.is_some_and(|met| met != known), *met.unwrap_or(known))
+            // The process that runs on the disk that the map names: the map may name one before it. Where another disk was met at its
+            // place, that one is gone.
+            let running = entry.candidates().filter(may).filter_map(|known| {
+                let runs = self.replication.met.get(&known.ordinal).unwrap_or(known);
+                (runs.store == known.store).then_some((runs != known, *runs))
             });
             // One that goes on has lost nothing, one that was started again may have.
             let Some((_, primary)) = running.min_by_key(|(started_again, _)| *started_again) else { continue };

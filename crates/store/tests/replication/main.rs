@@ -184,6 +184,31 @@ fn a_damaged_copy_leads_nobody_until_it_is_whole_however_often_it_starts() {
 }
 
 #[test]
+fn a_damaged_copy_that_shall_lead_names_one_whose_disk_is_still_there() {
+    let mut world = World::new(3, 3);
+    world.write(0, upsert(0..50)).unwrap();
+    world.store(1).partitions().apply(P, &reinforce(3, 9)).unwrap();
+    world.clock.advance(2 * 60 * 60 * 1_000);
+    while world.store(1).stats().digests_different == 0 {
+        world.step();
+    }
+    world.store(1).turn().unwrap();
+    world.kill(1);
+    world.start(1);
+    world.kill(0);
+    world.replace_disk(0);
+    world.start(0);
+    (0..3).for_each(|node| world.connect(node));
+    // Whoever decides has heard neither of the damage nor of the other disk.
+    let promote = Change::Promote { primary: world.member(1), isr: vec![Ordinal(0), Ordinal(1), Ordinal(2)] };
+    world.change(&promote);
+    assert_eq!(world.store(1).replicas()[0].role, "corrupt");
+    world.settle();
+    world.wait();
+    assert_eq!(world.entry.primary, Ordinal(2));
+}
+
+#[test]
 fn mode_async_loses_the_last_moment_at_most_and_says_so_over_a_crash_of_one_and_of_both() {
     let mut world = World::with(2, 2, Durability::Async);
     // So long after a write every disk has it.

@@ -143,6 +143,12 @@ impl World {
         *self.nodes[node].out.0.lock().unwrap() = Default::default();
     }
 
+    /// An empty disk at the place of one whose process has ended.
+    pub(crate) fn replace_disk(&mut self, node: usize) {
+        let seed = (self.nodes.len() + node) as u64;
+        self.nodes[node].disk = SimDisk::new(seed);
+    }
+
     pub(crate) fn lose_power(&mut self, node: usize) {
         self.kill(node);
         self.nodes[node].disk.lose_power();
