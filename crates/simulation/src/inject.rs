@@ -303,14 +303,14 @@ impl World {
         (0..self.weather.partitions).map(PartitionId).all(|partition| {
             let entry = self.authority.entry(partition);
             let alone = entry.isr.iter().all(|member| member.ordinal.0 as usize == node);
-            let holds = |members: &[Member]| {
-                members.is_empty()
-                    || members
-                        .iter()
-                        .any(|member| member.ordinal.0 as usize != node && self.holds_all(partition, entry, member))
-            };
+            let has_all =
+                |member: &Member| member.ordinal.0 as usize != node && self.holds_all(partition, entry, member);
+            // The coordinator may drop any copy above the number wanted, which it takes to be as good as the others.
+            let lacking = entry.isr.iter().filter(|member| !has_all(member)).count();
+            let stays = entry.isr.is_empty() || lacking < entry.isr.len().min(self.weather.copies as usize);
+            let was_there = entry.prev.is_empty() || entry.prev.iter().any(has_all);
             // Who is alone and says so has all of it on its disk.
-            (keeps_disk && alone && entry.activated && entry.solo_safe) || (holds(&entry.isr) && holds(&entry.prev))
+            (keeps_disk && alone && entry.activated && entry.solo_safe) || (stays && was_there)
         })
     }
 

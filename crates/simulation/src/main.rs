@@ -200,11 +200,17 @@ fn score(arguments: &Arguments, options: &Options) -> ExitCode {
             println!("| {name} | - | - | nothing: {} | {model} |", unseen(defect).unwrap_or_default());
             continue;
         };
-        let aimed = Options { defect: Some(defect), durability, season: Some(season), ..*options };
+        let sound = Options { durability, season: Some(season), ..*options };
+        let aimed = Options { defect: Some(defect), ..sound };
         let sum = run_all(arguments, std::slice::from_ref(&aimed), 1);
         let place = format!("{}, {}", mode_name(durability), season.name());
         match sum.failures.iter().min() {
             Some((seed, failure)) => {
+                // What fails without it says nothing about the defect, and much about everything else.
+                if let Some(failure) = run(*seed, &sound).failure {
+                    println!("{place}, seed {seed} fails without a defect: {failure}");
+                    return ExitCode::FAILURE;
+                }
                 let (after, what) = (seed - arguments.start + 1, in_short(failure));
                 println!("| {name} | {place} | {after} | {what} | {model} |");
             }
