@@ -274,6 +274,11 @@ impl Cluster {
         Ok(record)
     }
 
+    /// A program of a node that was started.
+    pub(crate) fn daemon(&self, node: u8, name: &str) -> Option<Record> {
+        Record::load(&self.record(node, name))
+    }
+
     /// Ends a program of a node, and waits until it has gone.
     ///
     /// # Errors

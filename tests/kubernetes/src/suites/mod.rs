@@ -8,6 +8,7 @@ mod command;
 mod fake;
 mod faults;
 mod look;
+mod many;
 mod operator;
 mod smoke;
 
@@ -27,18 +28,20 @@ struct Suite {
     name: &'static str,
     /// Fake kubelets are enough.
     fake: bool,
-    /// It takes an hour, and runs where it is named alone.
+    /// It takes long, and runs where it is named alone.
     long: bool,
     checks: fn() -> Vec<Check>,
 }
 
-const SUITES: [Suite; 7] = [
+const SUITES: [Suite; 9] = [
     Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
     Suite { name: "faults", fake: false, long: false, checks: faults::checks },
     Suite { name: "command", fake: false, long: false, checks: command::checks },
     Suite { name: CAMPAIGN, fake: false, long: true, checks: faults::campaign },
     Suite { name: "fake", fake: true, long: false, checks: fake::checks },
     Suite { name: "operator", fake: true, long: false, checks: operator::checks },
+    Suite { name: "many", fake: true, long: false, checks: many::checks },
+    Suite { name: "hundreds", fake: true, long: true, checks: many::hundreds },
     Suite { name: "chart", fake: true, long: false, checks: chart::checks },
 ];
 

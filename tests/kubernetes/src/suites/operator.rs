@@ -76,7 +76,7 @@ fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     Ok(copy)
 }
 
-fn start_replica(cluster: &Cluster, (name, beats, pages): (&str, u16, u16)) -> Result<()> {
+pub(super) fn start_replica(cluster: &Cluster, (name, beats, pages): (&str, u16, u16)) -> Result<()> {
     let program = program(cluster, "engram-operator")?;
     let arguments = [
         format!("--coordinator-listen=127.0.0.1:{beats}"),
@@ -91,7 +91,7 @@ fn start_replica(cluster: &Cluster, (name, beats, pages): (&str, u16, u16)) -> R
     Ok(())
 }
 
-fn page(cluster: &Cluster, port: u16, path: &str) -> Result<String> {
+pub(super) fn page(cluster: &Cluster, port: u16, path: &str) -> Result<String> {
     let url = format!("http://127.0.0.1:{port}/{path}");
     cluster.in_network(1, "curl", ["-sSf", "--max-time", "5", "--noproxy", "*", &url])
 }
@@ -127,7 +127,8 @@ fn leader(cluster: &Cluster) -> Result<Option<String>> {
     Ok(holder.and_then(|holder| holder.split_once('_')).map(|(pod, _)| pod.to_owned()))
 }
 
-fn start(cluster: &Cluster) -> Result<String> {
+/// The definitions, and the policy that whatever operators and workers write has to pass.
+pub(super) fn define(cluster: &Cluster) -> Result<()> {
     for definition in [
         include_str!("../../../../crds/learnerclusters.yaml"),
         include_str!("../../../../crds/learnerruns.yaml"),
@@ -136,8 +137,11 @@ fn start(cluster: &Cluster) -> Result<String> {
         // The largest of them does not fit into the annotation of a client-side apply.
         cluster.apply_on_server(definition)?;
     }
-    // Whatever operators and workers write has to pass it.
-    cluster.apply_on_server(include_str!("../../../../charts/engram/files/policy.yaml"))?;
+    cluster.apply_on_server(include_str!("../../../../charts/engram/files/policy.yaml"))
+}
+
+fn start(cluster: &Cluster) -> Result<String> {
+    define(cluster)?;
     for replica in REPLICAS {
         start_replica(cluster, replica)?;
     }

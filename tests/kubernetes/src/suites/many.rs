@@ -1,0 +1,250 @@
+//! Many clusters under one operator: its memory, and how often it looks at each while nothing happens.
+//!
+//! Pods are stand-ins, and so are workers: each is a stream of beats, as a worker sends them that has nothing to do. Nobody serves, so
+//! that what is measured is the operator's own. Checks rest on one another, in order.
+
+use super::Check;
+use super::look::WHILE;
+use super::operator::{define, page, start_replica};
+use crate::cluster::Cluster;
+use crate::process::until;
+use anyhow::{Context, Result, ensure};
+use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
+use engram_proto::v1::{Beat, Hello, MemberId};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+
+const NAMESPACE: &str = "many";
+const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/many/learnerclusters";
+const MAPS: &str = "/apis/engram.dev/v1alpha1/namespaces/many/partitionmaps";
+const PODS: &str = "/api/v1/namespaces/many/pods?limit=1";
+/// The operator: its name, the port of the beats and that of the pages.
+const OPERATOR: (&str, u16, u16) = ("operator-many", 7442, 9192);
+/// Workers of each cluster.
+const WORKERS: u32 = 5;
+/// As a worker beats.
+const BEAT: Duration = Duration::from_millis(200);
+/// How long all of them may take to be Ready.
+const READY: Duration = Duration::from_secs(600);
+const MINUTE: Duration = Duration::from_secs(60);
+/// Minutes in which something may happen after all, on a machine that does something else beside.
+const UNREST: u32 = 5;
+/// What memory may grow by at rest: an allocator keeps what it once had.
+const GROWTH: (f64, u64) = (1.1, 4 << 20);
+
+/// How many clusters, and minutes at rest.
+struct Size {
+    clusters: usize,
+    minutes: u32,
+}
+
+const SMALL: Size = Size { clusters: 20, minutes: 1 };
+const LARGE: Size = Size { clusters: 200, minutes: 10 };
+
+/// What beats, from one check to the next.
+static BEATING: Mutex<Option<Runtime>> = Mutex::new(None);
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check { name: "an operator that has nothing to look after", run: begins },
+        Check { name: "20 clusters with 100 workers are Ready", run: |it| forms(it, &SMALL) },
+        Check {
+            name: "at rest each is looked at once a minute at most, and memory stays",
+            run: |it| rests(it, &SMALL),
+        },
+        Check { name: "they go, and nothing of them is left", run: ends },
+    ]
+}
+
+pub(super) fn hundreds() -> Vec<Check> {
+    vec![
+        Check { name: "an operator that has nothing to look after", run: begins },
+        Check { name: "200 clusters with 1,000 workers are Ready", run: |it| forms(it, &LARGE) },
+        Check {
+            name: "at rest each is looked at once a minute at most, and memory stays",
+            run: |it| rests(it, &LARGE),
+        },
+        Check { name: "they go, and nothing of them is left", run: ends },
+    ]
+}
+
+fn begins(cluster: &Cluster) -> Result<String> {
+    define(cluster)?;
+    cluster
+        .apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }).to_string())?;
+    start_replica(cluster, OPERATOR)?;
+    until("it to lead", Duration::from_secs(90), || {
+        Ok(page(cluster, OPERATOR.2, "metrics")?.contains("leader_election_master_status 1").then_some(()))
+    })?;
+    Ok(format!("{} MiB", resident(cluster)? >> 20))
+}
+
+fn forms(cluster: &Cluster, size: &Size) -> Result<String> {
+    let began = Instant::now();
+    for number in 0..size.clusters {
+        let object = json!({
+            "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": format!("c{number}") },
+            "spec": {
+                "workers": WORKERS, "replicationFactor": 2, "partitions": 16, "capacity": { "memories": 1000 },
+                "gpu": { "mode": "Disabled" }, "storage": { "ephemeral": true },
+                "resources": { "requests": { "cpu": "0", "memory": "0" } },
+            },
+        });
+        cluster.api().create(CLUSTERS, &object)?;
+    }
+    let made = began.elapsed();
+    let network = Arc::new(cluster.network_namespace(1)?);
+    let enter = move || setns(&*network, CloneFlags::CLONE_NEWNET).expect("a thread may go to the network of a node");
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(1).enable_all().on_thread_start(enter);
+    let runtime = runtime.build().context("failed to start a thread")?;
+    let mut beating = BTreeMap::new();
+    until("all to be Ready", READY, || {
+        let list = cluster.api().get(CLUSTERS)?;
+        let items = list["items"].as_array().context("no list")?;
+        for item in items {
+            let name = item["metadata"]["name"].as_str().context("no name")?;
+            let id = item["status"]["clusterId"].as_str().and_then(|id| u128::from_str_radix(id, 16).ok());
+            if let Some(id) = id.filter(|_| !beating.contains_key(name)) {
+                beating.insert(name.to_owned(), id);
+                for ordinal in 0..WORKERS {
+                    runtime.spawn(beat(id, ordinal));
+                }
+            }
+        }
+        let ready = items.iter().filter(|item| item["status"]["phase"] == "Ready").count();
+        ensure!(ready == size.clusters, "{ready} of {} are Ready", size.clusters);
+        Ok(Some(()))
+    })?;
+    *BEATING.lock().unwrap_or_else(PoisonError::into_inner) = Some(runtime);
+    let (made, ready) = (made.as_secs_f64(), began.elapsed().as_secs_f64());
+    Ok(format!("made in {made:.1} s, all Ready after {ready:.1} s, {} MiB", resident(cluster)? >> 20))
+}
+
+/// Beats as a worker that has nothing to do, again where the stream breaks, for ever.
+async fn beat(cluster: u128, ordinal: u32) {
+    loop {
+        // What went wrong shows in the cluster's status.
+        let _ = stream(cluster, ordinal).await;
+        tokio::time::sleep(BEAT).await;
+    }
+}
+
+async fn stream(cluster: u128, ordinal: u32) -> Result<()> {
+    let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", OPERATOR.1))?;
+    let mut client = CoordinatorServiceClient::new(endpoint.connect().await?);
+    let (beats, outgoing) = mpsc::channel(1);
+    // A disk of its own for each.
+    let store = (cluster ^ u128::from(ordinal) << 64).to_be_bytes().to_vec().into();
+    let address = |port: u32| format!("127.0.0.1:{}", port + ordinal);
+    let hello = Hello {
+        cluster: cluster.to_be_bytes().to_vec().into(),
+        member: Some(MemberId { ordinal, store, incarnation: 1 }),
+        protocol_min: 1,
+        protocol_max: 1,
+        client_address: address(20_000),
+        peer_address: address(21_000),
+        http_address: address(22_000),
+        lossless_since: 1,
+        ..Hello::default()
+    };
+    beats.send(Beat { hello: Some(hello), ..Beat::default() }).await?;
+    let mut replies = client.heartbeat(ReceiverStream::new(outgoing)).await?.into_inner();
+    let (mut ticks, mut turns, mut version) = (tokio::time::interval(BEAT), 0, 0);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {
+                turns += 1;
+                beats.send(Beat { map_version: version, ready: version > 0, turns, ..Beat::default() }).await?;
+            }
+            reply = replies.message() => {
+                let reply = reply?.context("the stream ended")?;
+                version = reply.map.map_or(version, |map| map.version);
+            }
+        }
+    }
+}
+
+fn rests(cluster: &Cluster, size: &Size) -> Result<String> {
+    let mut memory = vec![resident(cluster)?];
+    let (mut rates, mut unrest) = (Vec::new(), 0);
+    while rates.len() < size.minutes as usize {
+        let (maps, looks) = (versions(cluster)?, looked(cluster)?);
+        // A figure per minute takes a minute: there is nothing to wait for.
+        std::thread::sleep(MINUTE);
+        memory.push(resident(cluster)?);
+        let rate = (looked(cluster)? - looks) / size.clusters as f64;
+        if versions(cluster)? == maps {
+            println!("      {rate:.2} looks at each in a minute, {} MiB", memory.last().unwrap_or(&0) >> 20);
+            rates.push(rate);
+        } else {
+            // Beats that were late: a map was changed, and that is looked at.
+            unrest += 1;
+            ensure!(unrest <= UNREST, "maps are changed though nothing happens: no rest in {unrest} minutes");
+        }
+    }
+    let most = rates.iter().copied().fold(0.0, f64::max);
+    ensure!(most <= 1.0, "each was looked at {most:.2} times in a minute in which nothing happened");
+    let (first, last) = (memory[0], memory[memory.len() - 1]);
+    let allowed = (first as f64 * GROWTH.0) as u64 + GROWTH.1;
+    ensure!(last <= allowed, "memory grew from {first} bytes to {last} while nothing happened");
+    let minutes = rates.len();
+    Ok(format!("{most:.2} at most in {minutes} minute(s), {} MiB before and {} MiB after", first >> 20, last >> 20))
+}
+
+fn ends(cluster: &Cluster) -> Result<String> {
+    let began = Instant::now();
+    let beating = BEATING.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(runtime) = beating {
+        runtime.shutdown_background();
+    }
+    let list = cluster.api().get(CLUSTERS)?;
+    for item in list["items"].as_array().context("no list")? {
+        cluster.api().delete(&format!("{CLUSTERS}/{}", item["metadata"]["name"].as_str().context("no name")?), None)?;
+    }
+    until("pods and maps to go", READY, || {
+        let empty = |path: &str| -> Result<bool> {
+            Ok(cluster.api().get(path)?["items"].as_array().is_some_and(Vec::is_empty))
+        };
+        Ok((empty(PODS)? && empty(MAPS)?).then_some(()))
+    })?;
+    until("the figures to go", WHILE, || {
+        Ok((!page(cluster, OPERATOR.2, "metrics")?.contains("learner_cluster=")).then_some(()))
+    })?;
+    let left = resident(cluster)? >> 20;
+    cluster.end_daemon(1, OPERATOR.0, Signal::SIGTERM)?;
+    Ok(format!("after {:.1} s, {left} MiB", began.elapsed().as_secs_f64()))
+}
+
+/// Versions of all maps.
+fn versions(cluster: &Cluster) -> Result<Vec<Value>> {
+    let list = cluster.api().get(MAPS)?;
+    let items = list["items"].as_array().context("no list")?;
+    Ok(items.iter().map(|map| map["metadata"]["resourceVersion"].clone()).collect())
+}
+
+/// How often clusters were looked at, with and without an error.
+fn looked(cluster: &Cluster) -> Result<f64> {
+    let page = page(cluster, OPERATOR.2, "metrics")?;
+    let of =
+        |line: &str| line.strip_prefix("engram_operator_reconcile_total{")?.rsplit_once(' ')?.1.parse::<f64>().ok();
+    Ok(page.lines().filter_map(of).sum())
+}
+
+/// Resident memory of the operator, in bytes.
+fn resident(cluster: &Cluster) -> Result<u64> {
+    let record = cluster.daemon(1, OPERATOR.0).context("the operator was never started")?;
+    let status = fs::read_to_string(format!("/proc/{}/status", record.pid))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib << 10)
+}
