@@ -473,25 +473,4 @@ mod tests {
         let acked = step(&mut primary, heard(Message::Ack { term: Term(1), written: Lsn(2) }));
         assert!(acked.contains(&Action::Commit(Lsn(2))), "{acked:?}");
     }
-
-    #[test]
-    fn in_mode_async_a_copy_takes_the_place_of_what_is_lost_and_in_the_others_it_does_not() {
-        let takes = |rules: Rules, lsn: u64| {
-            let mut follower = serving(&[member(0), member(1)], rules);
-            write(&mut follower, 1);
-            write(&mut follower, 2);
-            let acked = Message::Ack { term: Term(1), written: Lsn(2) };
-            step(&mut follower, Event::Heard(member(1), acked));
-            assert_eq!(follower.commit(), Lsn(2));
-            // The next primary has lost the last record, and a log that begins where nothing can be compared.
-            let history = History::from_floor(Lsn(1), Term(9));
-            let open = Message::Open { term: Term(10), history, commit: Lsn(1) };
-            step(&mut follower, Event::Heard(member(1), open));
-            follower.takes_copy(Term(10), Lsn(lsn))
-        };
-        let asynchronous = Rules { keeps_all: false, min_in_sync: 1, primary_only: true };
-        assert!(takes(asynchronous, 1), "else it would wait for ever");
-        assert!(!takes(SYNC, 1), "what is committed is nowhere lost: another copy is on its way");
-        assert!(takes(SYNC, 3));
-    }
 }

@@ -207,8 +207,6 @@ pub struct Replica {
     owes: Option<Ordinal>,
     /// A copy of the state is needed before records.
     copies: bool,
-    /// What is committed here the primary has not (mode `async`): it is lost, and any copy of what is there takes its place.
-    bereft: bool,
     /// Newest entry of the map.
     seen: Option<Entry>,
     lead: Option<Lead>,
@@ -253,7 +251,6 @@ impl Replica {
             follows: None,
             owes: None,
             copies: false,
-            bereft: false,
             seen: None,
             lead: None,
             suspects: BTreeSet::new(),
@@ -395,7 +392,7 @@ impl Replica {
     /// acknowledged at this term.
     pub fn takes_copy(&self, term: Term, lsn: Lsn) -> bool {
         let unmatched = self.copies || self.planted.has(Defect::CopyOverRecords);
-        let goes_further = lsn > self.history.end() || (unmatched && (lsn > self.commit || self.bereft));
+        let goes_further = lsn > self.history.end() || (unmatched && lsn > self.commit);
         self.matched == term && self.promised == term && self.lead.is_none() && goes_further
     }
 
@@ -561,7 +558,6 @@ impl Replica {
         // What is committed here is in every log that may lead; if it seems not to be, a copy decides.
         let common = self.history.common(theirs).filter(|common| *common >= self.commit);
         self.copies = common.is_none();
-        self.bereft = self.rules.primary_only && theirs.end() < self.commit;
         if let Some(common) = common
             && common < self.history.end()
             && !self.planted.has(Defect::KeepTail)
