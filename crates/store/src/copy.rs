@@ -181,19 +181,23 @@ impl Store {
     }
 
     /// Takes a piece of a copy.
-    pub(crate) fn hear_copy(&mut self, partition: PartitionId, from: Ordinal, piece: &CopyPiece) {
+    pub(crate) fn hear_copy(&mut self, partition: PartitionId, from: Ordinal, piece: &CopyPiece) -> Result<(), Error> {
         if !self.places[partition.0 as usize].replica.takes_copy(piece.term, piece.lsn) {
             self.replication.incoming.remove(&partition);
-            if piece.piece + 1 == piece.pieces {
-                self.ask_again(partition, from, piece.term);
+            if piece.piece + 1 < piece.pieces {
+                return Ok(());
             }
-            return;
+            if self.places[partition.0 as usize].replica.is_bereft(piece.term) {
+                return self.start_over(partition, from, piece.term, "its primary has lost what was committed here");
+            }
+            self.ask_again(partition, from, piece.term);
+            return Ok(());
         }
         if piece.piece == 0 {
             let begun = Incoming { head: piece.clone(), next: 0, ledger: Vec::new(), chunks: Vec::new() };
             self.replication.incoming.insert(partition, begun);
         }
-        let Some(incoming) = self.replication.incoming.get_mut(&partition) else { return };
+        let Some(incoming) = self.replication.incoming.get_mut(&partition) else { return Ok(()) };
         let taken = if incoming.is_of(piece) {
             incoming.take(piece)
         } else {
@@ -207,6 +211,7 @@ impl Store {
         {
             self.write_copy(partition, from, incoming);
         }
+        Ok(())
     }
 
     /// Writes a whole copy as a snapshot, on the thread for these.

@@ -199,7 +199,7 @@ impl Store {
             }
             match body {
                 Message::Replica(message, records) => self.hear_replica(partition, from, message, &records),
-                Message::Copy(piece) => self.hear_copy(partition, from.ordinal, &piece),
+                Message::Copy(piece) => self.hear_copy(partition, from.ordinal, &piece)?,
                 Message::Release => self.lease_released(partition, from),
                 Message::Confirm { term, round } => self.hear_confirm(partition, from, term, round),
                 Message::Confirmed { term, round, promised } => {

@@ -473,4 +473,25 @@ mod tests {
         let acked = step(&mut primary, heard(Message::Ack { term: Term(1), written: Lsn(2) }));
         assert!(acked.contains(&Action::Commit(Lsn(2))), "{acked:?}");
     }
+
+    #[test]
+    fn in_mode_async_what_the_next_primary_has_lost_is_known_to_be_lost_and_in_the_others_nothing_ever_is() {
+        let is_bereft = |rules: Rules, theirs: History| {
+            let mut follower = serving(&[member(0), member(1)], rules);
+            write(&mut follower, 1);
+            write(&mut follower, 2);
+            step(&mut follower, Event::Heard(member(1), Message::Ack { term: Term(1), written: Lsn(2) }));
+            assert_eq!(follower.commit(), Lsn(2));
+            let open = Message::Open { term: Term(10), history: theirs, commit: Lsn(1) };
+            step(&mut follower, Event::Heard(member(1), open));
+            assert!(!follower.takes_copy(Term(10), Lsn(2)), "it goes no further");
+            follower.is_bereft(Term(10))
+        };
+        let asynchronous = Rules { keeps_all: false, min_in_sync: 1, primary_only: true };
+        let from = |lsn| History::from_floor(Lsn(lsn), Term(9));
+        assert!(is_bereft(asynchronous, from(1)), "it ends before");
+        assert!(is_bereft(asynchronous, from(2)), "another record is in its place");
+        assert!(!is_bereft(asynchronous, from(3)), "it may be there still");
+        assert!(!is_bereft(SYNC, from(1)));
+    }
 }

@@ -207,6 +207,8 @@ pub struct Replica {
     owes: Option<Ordinal>,
     /// A copy of the state is needed before records.
     copies: bool,
+    /// What is committed here is not in the log of the primary that it was matched with (mode `async`): it is lost.
+    bereft: bool,
     /// Newest entry of the map.
     seen: Option<Entry>,
     lead: Option<Lead>,
@@ -251,6 +253,7 @@ impl Replica {
             follows: None,
             owes: None,
             copies: false,
+            bereft: false,
             seen: None,
             lead: None,
             suspects: BTreeSet::new(),
@@ -394,6 +397,12 @@ impl Replica {
         let unmatched = self.copies || self.planted.has(Defect::CopyOverRecords);
         let goes_further = lsn > self.history.end() || (unmatched && lsn > self.commit);
         self.matched == term && self.promised == term && self.lead.is_none() && goes_further
+    }
+
+    /// Whether the primary of this term has lost what is committed here, which mode `async` allows: no copy of its state will ever
+    /// go further, unless somebody writes. What is here is to be given up.
+    pub fn is_bereft(&self, term: Term) -> bool {
+        self.bereft && self.copies && self.matched == term && self.promised == term && self.lead.is_none()
     }
 
     /// Whether this process may serve under `entry`: its disk is the map's, and it has lost nothing that it had
@@ -558,6 +567,9 @@ impl Replica {
         // What is committed here is in every log that may lead; if it seems not to be, a copy decides.
         let common = self.history.common(theirs).filter(|common| *common >= self.commit);
         self.copies = common.is_none();
+        let theirs_at_commit = theirs.term_at(self.commit);
+        let differs = theirs_at_commit.is_some() && theirs_at_commit != self.history.term_at(self.commit);
+        self.bereft = self.rules.primary_only && (theirs.end() < self.commit || differs);
         if let Some(common) = common
             && common < self.history.end()
             && !self.planted.has(Defect::KeepTail)
