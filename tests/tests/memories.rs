@@ -92,7 +92,7 @@ fn what_is_on_the_cluster_is_listed_and_measured() {
     assert_eq!(cluster.engram(&["list", "workers", "-o", "name"]).ended(0).stdout, "worker-0\nworker-1\n");
     let worker = cluster.engram(&["describe", "worker", "worker-1", "-o", "json"]).ended(0).json();
     assert_eq!(worker["ordinal"], 1);
-    cluster.engram(&["describe", "worker", "7"]).refused(3, &["worker-0 to worker-1"]);
+    cluster.engram(&["describe", "worker", "7"]).refused(3, &["worker-0, worker-1"]);
 
     let before = cluster.digest();
     let measured = cluster.engram(&["bench", "--seconds", "1", "--batch", "500", "-o", "json"]).ended(0).json();
