@@ -2,6 +2,7 @@
 
 use crate::error::said;
 use engram_api::ExitCode;
+use engram_mapstore::with_causes;
 use kube::Error;
 
 /// An error of the API server: what was `wanted`, and the right that it takes (`list pods`).
@@ -15,7 +16,7 @@ pub(super) fn told(error: &Error, wanted: &str, right: &str, namespace: &str) ->
         // Its own display says everything twice.
         Error::Api(status) => status.message.clone(),
         Error::UpgradeConnection(_) => format!("{error}"),
-        _ => causes(error),
+        _ => with_causes(error),
     };
     match code {
         Some(401) => said(
@@ -33,20 +34,6 @@ pub(super) fn told(error: &Error, wanted: &str, right: &str, namespace: &str) ->
         Some(_) => said(ExitCode::Failed, format!("failed {wanted} in namespace {namespace}: {text}")),
         None => said(ExitCode::Unreachable, format!("failed {wanted}: the API server does not answer: {text}")),
     }
-}
-
-/// An error with its causes, each said once.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let words = cause.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

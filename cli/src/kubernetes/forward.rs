@@ -3,6 +3,8 @@
 
 use super::error;
 use super::place::Place;
+use crate::error::said;
+use engram_api::ExitCode;
 use engram_client::Dial;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -16,8 +18,13 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::io::DuplexStream;
+use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint, Error, Uri};
+
+/// How long a connection may take: a few calls of the API server, which has a node's kubelet make it.
+const OPEN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The way to the pods of one cluster.
 pub(crate) struct Forwarder {
@@ -48,7 +55,10 @@ impl Forwarder {
     /// No pod has the address, or the API server does not let the caller through.
     pub(crate) async fn open(&self, address: &str) -> io::Result<DuplexStream> {
         // On the heap: what the API server's client makes of it is large.
-        let opened = self.connect(address).boxed().await;
+        let opened = timeout(OPEN_DEADLINE, self.connect(address).boxed()).await.unwrap_or_else(|_| {
+            let message = format!("the API server opened no way to {address} within {} s", OPEN_DEADLINE.as_secs());
+            Err(said(ExitCode::Unreachable, message))
+        });
         let mut failed = self.failed();
         *failed = None;
         opened.map_err(|error| {

@@ -14,6 +14,7 @@ use crate::error::said;
 use crate::route::{Door, Route};
 use anyhow::Context as _;
 use engram_api::ExitCode;
+use engram_mapstore::with_causes;
 use engram_memory::ClusterId;
 use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
@@ -66,10 +67,10 @@ impl Asked {
             (None, Some(_)) => Config::from_kubeconfig(&options).boxed().await,
             (None, None) => {
                 let inferred = Config::infer().boxed().await;
-                return inferred.map_err(|found| unconfigured(&error::causes(&found)));
+                return inferred.map_err(|found| unconfigured(&with_causes(&found)));
             }
         };
-        config.map_err(|found| unconfigured(&error::causes(&found)))
+        config.map_err(|found| unconfigured(&with_causes(&found)))
     }
 }
 
@@ -120,7 +121,7 @@ impl Cluster {
         let mut config = asked.config().await?;
         config.connect_timeout = Some(CONNECT_DEADLINE);
         let namespace = asked.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).map_err(|found| unconfigured(&error::causes(&found)))?;
+        let client = Client::try_from(config).map_err(|found| unconfigured(&with_causes(&found)))?;
         let found = tokio::time::timeout(FIND_DEADLINE, Self::look(client, namespace, name).boxed()).await;
         found.map_err(|_| {
             let message =

@@ -27,10 +27,10 @@ use engram_cluster::{Illegal, PartitionMap};
 use engram_memory::{ClusterId, PartitionId};
 use std::path::PathBuf;
 
-/// What went wrong, with what it was caused by: an API server says in the last cause what it has against a map.
+/// What went wrong, with what it was caused by, each said once: an API server says in the last cause what it has against a map.
 pub fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
+    causes.fold(error.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
 }
 
 /// Keeps the map of one cluster.

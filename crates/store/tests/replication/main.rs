@@ -153,13 +153,8 @@ fn a_copy_that_differs_is_found_and_made_anew() {
 fn a_damaged_copy_leads_nobody_until_it_is_whole_however_often_it_starts() {
     let mut world = World::new(2, 2);
     world.write(0, upsert(0..50)).unwrap();
-    world.store(1).partitions().apply(P, &reinforce(3, 9)).unwrap();
-    // The difference is found, and before the copy is made anew its process and its primary are gone.
-    world.clock.advance(2 * 60 * 60 * 1_000);
-    while world.store(1).stats().digests_different == 0 {
-        world.step();
-    }
-    world.store(1).turn().unwrap();
+    // Before the copy is made anew its process and its primary are gone.
+    world.damage(1);
     for _ in 0..2 {
         world.kill(1);
         world.start(1);
@@ -187,12 +182,7 @@ fn a_damaged_copy_leads_nobody_until_it_is_whole_however_often_it_starts() {
 fn a_damaged_copy_that_shall_lead_names_one_whose_disk_is_still_there() {
     let mut world = World::new(3, 3);
     world.write(0, upsert(0..50)).unwrap();
-    world.store(1).partitions().apply(P, &reinforce(3, 9)).unwrap();
-    world.clock.advance(2 * 60 * 60 * 1_000);
-    while world.store(1).stats().digests_different == 0 {
-        world.step();
-    }
-    world.store(1).turn().unwrap();
+    world.damage(1);
     world.kill(1);
     world.start(1);
     world.kill(0);

@@ -143,6 +143,16 @@ impl World {
         *self.nodes[node].out.0.lock().unwrap() = Default::default();
     }
 
+    /// Makes the copy of a backup differ, and lets that be found; it is not made anew yet.
+    pub(crate) fn damage(&mut self, node: usize) {
+        self.store(node).partitions().apply(P, &reinforce(3, 9)).unwrap();
+        self.clock.advance(2 * 60 * 60 * 1_000);
+        while self.store(node).stats().digests_different == 0 {
+            self.step();
+        }
+        self.store(node).turn().unwrap();
+    }
+
     /// An empty disk at the place of one whose process has ended.
     pub(crate) fn replace_disk(&mut self, node: usize) {
         let seed = (self.nodes.len() + node) as u64;
