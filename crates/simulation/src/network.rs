@@ -161,8 +161,8 @@ impl World {
         let (to_first, to_second) = (self.network.index(b, a), self.network.index(a, b));
         self.network.ready_us[to_first] = self.now_us + one_us;
         self.network.ready_us[to_second] = self.now_us + other_us;
-        self.at(one_us, Event::Connected { node: a, peer: second });
-        self.at(other_us, Event::Connected { node: b, peer: first });
+        self.at(one_us, Event::Connected { node: a, process: first, peer: second });
+        self.at(other_us, Event::Connected { node: b, process: second, peer: first });
     }
 
     /// A node asks all others for read leases.

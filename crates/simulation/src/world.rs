@@ -38,6 +38,8 @@ pub(crate) enum Event {
     Reconnect(usize, usize),
     Connected {
         node: usize,
+        /// Whose stream it is: it ends with its process.
+        process: Member,
         peer: Member,
     },
     Push {
@@ -280,10 +282,12 @@ impl World {
             Event::Tick(node) => self.tick(node),
             Event::Deliver { to, from, envelopes, link } => self.deliver(to, from, envelopes, link),
             Event::Reconnect(a, b) => self.reconnect(a, b),
-            Event::Connected { node, peer } => {
+            Event::Connected { node, process, peer } => {
                 self.trace.note(self.now_us, &[3, node as u64], || format!("{node} connected to {peer}"));
                 self.with(node, |store| {
-                    store.connected(peer);
+                    if store.member() == process {
+                        store.connected(peer);
+                    }
                     Ok(())
                 });
             }

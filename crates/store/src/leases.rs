@@ -106,7 +106,7 @@ impl Store {
         for (index, place) in self.places.iter_mut().enumerate() {
             let partition = PartitionId(index as u32);
             let released = self.leases.released.get(&partition) == Some(&(holder, place.replica.promised()));
-            if place.replica.follows(holder) && !released {
+            if place.replica.may_grant(holder) && !released {
                 place.replica.set_granted();
                 let before = self.leases.granted.get(&partition).copied();
                 self.leases.granted.insert(partition, Grant::granted(before, holder, until_ms));

@@ -532,8 +532,8 @@ impl Store {
         self.replication.shipping.stop_all(partition);
         self.replication.copies.stop(partition);
         let place = &mut self.places[partition.0 as usize];
-        // Whoever leads now need not wait for the end of a lease that nobody uses.
-        if let Some(successor) = place.replica.successor() {
+        // Whoever leads now, or soon after, need not wait for the end of a lease that nobody uses.
+        for successor in place.replica.successors() {
             let envelope = Envelope { partition, body: Message::Release };
             self.replication.outbox.entry(successor).or_default().push(envelope);
         }

@@ -369,16 +369,23 @@ impl Replica {
         self.copies
     }
 
-    /// Whether it follows a primary at this place, and nobody else: then it may grant it a read lease.
+    /// Whether it follows a primary at this place, and nobody else.
     pub fn follows(&self, primary: Member) -> bool {
         self.lead.is_none() && self.leader() == Some(primary.ordinal)
     }
 
-    /// Who leads in its place, as far as it knows: whose log it follows, which it may hear of before the map says so, or whom the map
-    /// names.
-    pub fn successor(&self) -> Option<Ordinal> {
-        let named = || self.seen.as_ref().map(|entry| entry.primary);
-        self.follows.or_else(named).filter(|ordinal| self.lead.is_none() && *ordinal != self.me.ordinal)
+    /// Whether it may grant a primary a read lease: of who is not in sync nobody needs one, and it would wait for the end of it when it
+    /// leads itself.
+    pub fn may_grant(&self, primary: Member) -> bool {
+        self.follows(primary) && self.seen.as_ref().is_some_and(|entry| entry.in_sync(self.me.ordinal).is_some())
+    }
+
+    /// Who may lead in its place now or next, as far as it knows: whose log it follows, which it may hear of before the map says so,
+    /// and whom the map names. One of them may have granted it a read lease, and waits for its end before it serves.
+    pub fn successors(&self) -> BTreeSet<Ordinal> {
+        let named = self.seen.iter().flat_map(Entry::candidates).map(|member| member.ordinal);
+        let all = named.chain(self.follows).filter(|ordinal| self.lead.is_none() && *ordinal != self.me.ordinal);
+        all.collect()
     }
 
     /// Notes that a read lease was granted; [`Event::GrantOver`] ends it.

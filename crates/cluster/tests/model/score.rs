@@ -10,7 +10,7 @@ use std::time::Instant;
 /// States that a search generates before walks take over.
 const SEARCHED: usize = 400_000;
 /// Walks before a defect counts as not found.
-const WALKS: u64 = 30_000;
+const WALKS: u64 = 100_000;
 
 /// The least bounds in which a defect of the core can do harm.
 fn harmful_to_core(defect: Defect) -> Bounds {

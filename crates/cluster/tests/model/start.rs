@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Bounds {
-    /// The first primary serves, and has opened its followers: how it does is seen at every later term.
+    /// Everybody has read the first map, and its primary serves and has opened its followers: how it does is seen at every later term.
     pub(crate) fn start(&self) -> World {
         let nodes = self.ordinals().map(|ordinal| Arc::new(Node::new(ordinal.0))).collect::<Vec<_>>();
         let members = nodes.iter().take(self.replicas).map(|node| node.me).collect();
@@ -38,7 +38,7 @@ impl Bounds {
         for ordinal in self.ordinals() {
             self.start_process(&mut world, ordinal);
         }
-        self.take(&mut world, &Step::Learn(Ordinal(0), 0));
+        self.ordinals().take(self.replicas).for_each(|ordinal| self.take(&mut world, &Step::Learn(ordinal, 0)));
         for _ in 0..2 * self.replicas {
             self.ordinals().for_each(|ordinal| self.take(&mut world, &Step::Keep(ordinal)));
             for envelope in std::mem::take(&mut world.net) {

@@ -190,7 +190,7 @@ impl Bounds {
             let holder = world.at(other);
             if holder.held.iter().any(|held| held.0 == me) {
                 out.push(Step::ExpireHeld(other, me));
-            } else if holder.replica.is_some() && replica.follows(holder.me) {
+            } else if holder.replica.is_some() && replica.may_grant(holder.me) {
                 out.push(Step::Grant(me, other));
             }
         }

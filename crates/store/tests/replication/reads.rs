@@ -65,6 +65,19 @@ fn who_hears_of_its_successor_before_it_reads_the_map_gives_its_lease_back_too()
 }
 
 #[test]
+fn who_leads_after_the_next_waits_for_no_lease_of_the_first_either() {
+    let mut world = World::new(3, 3);
+    world.write(0, upsert(0..10)).unwrap();
+    world.lease();
+    assert!(world.store(0).is_readable(P));
+    for (from, to) in [(0, 1), (1, 2)] {
+        world.store(from).hand_over(P, Ordinal(to as u32));
+        world.settle();
+        assert_eq!(world.store(to).serving(P), Some(world.entry.term), "worker {to} at once");
+    }
+}
+
+#[test]
 fn a_lease_from_before_a_step_down_is_good_for_nothing_after_it() {
     let mut world = World::new(2, 2);
     world.write(0, upsert(0..10)).unwrap();

@@ -262,12 +262,15 @@ impl World {
         copied.first().map(|copied| (memories, *copied))
     }
 
-    /// Grants the primary at 0 a lease of the copy at 1, as a beat would.
+    /// Everybody grants the first a lease, as beats would.
     pub(crate) fn lease(&mut self) {
-        let (holder, granter) = (self.member(0), self.member(1));
-        let except = self.store(1).grant_lease(holder);
-        let until = self.clock.elapsed_ms() + engram_store::leases::LEASE_MS;
-        self.store(0).lease_held(granter, until, except);
+        let holder = self.member(0);
+        for other in 1..self.nodes.len() {
+            let granter = self.member(other);
+            let except = self.store(other).grant_lease(holder);
+            let until = self.clock.elapsed_ms() + engram_store::leases::LEASE_MS;
+            self.store(0).lease_held(granter, until, except);
+        }
     }
 
     pub(crate) fn digests(&mut self) -> Vec<engram_memory::Digest> {
