@@ -9,12 +9,13 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// What arrives within this time goes into one write.
 const MERGE: Duration = Duration::from_millis(10);
-/// Ten writes a second: the map may live in an API server that others need too.
+/// Ten writes a second on average: the map may live in an API server that others need too.
 const BETWEEN_WRITES: Duration = Duration::from_millis(100);
-/// Writes that may follow each other at once after a pause, so that a failover does not wait.
-const BURST: u32 = 5;
+/// Writes that may follow each other at once after a pause, so that neither a failover waits nor a worker that is emptied: each
+/// partition that moves pauses until its two writes are done.
+const BURST: u32 = 20;
 /// Of these, so many are kept for what somebody waits for: copies that are made after one failover do not hold up the next.
-const KEPT: u32 = 3;
+const KEPT: u32 = 18;
 /// Wait after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
 /// How often the map is read beside being written: a worker writes it by itself when it reaches no coordinator.
@@ -167,7 +168,7 @@ mod tests {
             written += 1;
         }
         assert_eq!(written, BURST, "a failover has its writes at once");
-        let later = start + 10 * BETWEEN_WRITES;
+        let later = start + 2 * BURST * BETWEEN_WRITES;
         while bucket.has(0, later) {
             bucket.take(later);
             written += 1;
