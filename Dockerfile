@@ -3,9 +3,8 @@
 # The images of Engram: --target operator, --target worker. Neither has a shell, both run as nobody in particular (65532).
 #
 #   docker build --target worker -t engram/worker:0.1.0 .     every stage, where the bases can be pulled
+#   cargo xtask images --from-source                          every stage, on bases made on this machine
 #   cargo xtask images                                        the last stages alone, on binaries and a base made on this machine
-#
-# There is no image with CUDA: this version has no GPU device.
 #
 # RUST_BASE      has the toolchain of rust-toolchain.toml; its C library must be no newer than the one of RUNTIME_BASE
 # RUNTIME_BASE   has glibc, libgcc and the certificates of public authorities
@@ -24,6 +23,10 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,target=/source/target,sharing=locked \
     cargo build --release --locked --package engram-operator --package engram-worker --bins \
     && install -D -m 0755 -t /programs target/release/engram-operator target/release/engram-worker
+
+# What it adds to the worker is loaded by a GPU device alone, and this version has none.
+FROM ${RUST_BASE} AS worker-cuda
+RUN echo "worker-cuda is not supported yet: this version has no GPU device; --target worker makes the image for every node" >&2 && exit 1
 
 FROM scratch AS prebuilt
 COPY target/images/engram-operator target/images/engram-worker /programs/

