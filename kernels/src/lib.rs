@@ -3,14 +3,18 @@
 //! A [`Device`] holds the columns that passes read (potential, group) for many partitions at once, in one arena of
 //! [`TILE`]-slot tiles per column, and executes a pass over all of them in one call. It decides nothing: which tile
 //! belongs to which segment, which slot holds which id, when a clock folds, all come from the caller. Every
-//! implementation gives the same bits.
+//! implementation gives the same bits: [`Cpu`], and [`Gpu`] over a [`gpu::Driver`], whose kernels are the `.cu` files of this package.
 
 mod cpu;
+pub mod gpu;
 mod instructions;
 mod pool;
+pub mod priority;
+pub mod recall;
 mod tiles;
 
 pub use cpu::Cpu;
+pub use gpu::Gpu;
 pub use instructions::Instructions;
 pub use tiles::{TILE, Tiles};
 

@@ -111,7 +111,9 @@ impl Device for Naive {
 
     fn histogram(&mut self, segments: &[Segment], bits: u32) -> Result<Histogram, Error> {
         let mut histogram = Histogram::new(bits).unwrap();
-        self.slots().for_each(|slot| histogram.add(self.memories[slot as usize].1, self.weight(segments, slot)));
+        let shown = |slot: &Slot| !segments[self.segment(*slot) as usize].hidden;
+        let slots = self.slots().filter(shown);
+        slots.for_each(|slot| histogram.add(self.memories[slot as usize].1, self.weight(segments, slot)));
         Ok(histogram)
     }
 
@@ -124,10 +126,11 @@ impl Device for Naive {
         ids: &Tiles<MemoryId>,
         out: &mut Vec<(Slot, u32)>,
     ) -> Result<(), Error> {
+        let shown = |slot: Slot| !segments[self.segment(slot) as usize].hidden;
         let in_scope = |&slot: &Slot| match scope {
-            Scope::All => true,
+            Scope::All => shown(slot),
             Scope::Segment(segment) => segment == self.segment(slot),
-            Scope::Group(group) => group == self.memories[slot as usize].1,
+            Scope::Group(group) => shown(slot) && group == self.memories[slot as usize].1,
         };
         let mut slots: Vec<_> = self.slots().filter(in_scope).collect();
         let key = |slot: Slot| (self.weight(segments, slot), ids.get(slot));

@@ -1,0 +1,240 @@
+//! A GPU as a device: which kernels a pass launches, on what, in which order.
+//!
+//! [`Gpu`] holds the columns in memory of a [`Driver`] and decides nothing that shows in a result: kernels count in integers, so
+//! that the order of threads and blocks does not matter, and the one pass over floats ([`Gpu::recall`]) has a fixed order of
+//! additions. Results are those of [`crate::Cpu`], bit for bit.
+//!
+//! Invariants: every slot and length of a launch is checked here before it, since kernels check none. What a pass needs beside
+//! the columns is allocated for it and given back after; a driver keeps such memory at hand.
+
+mod clamped;
+mod driver;
+mod find;
+mod passes;
+mod plain;
+mod rank;
+mod recall;
+mod sample;
+mod select;
+mod sort;
+mod update;
+
+pub use driver::{Argument, Driver, THREADS};
+pub use sample::{PrioritySums, Share};
+
+use crate::{Error, Info, Segment, Slot, TILE, Tile, TileId, Tiles};
+use engram_memory::MemoryId;
+use find::Index;
+use plain::{Plain, bytes, bytes_mut};
+use rank::Listed;
+use recall::Features;
+
+/// Most tiles of an arena: look-back words count slots in 30 bits.
+const MAX_TILES: u32 = (1 << 30) / TILE as u32 - 1;
+/// A potential, a group and an id.
+const BYTES_PER_SLOT: u64 = 13;
+
+/// A device whose passes run on a GPU.
+///
+/// Ids are mirrored: the ids by slot that a call gives may have changed since the last call only where a row was written or a tile
+/// mapped.
+pub struct Gpu<D: Driver> {
+    info: Info,
+    memory: Memory<D>,
+    tiles: Vec<Tile>,
+    /// Columns, `None` before the first tile.
+    columns: Option<Columns<D::Buffer>>,
+    /// No memory has a higher group: how wide tables by group must be. Never falls.
+    highest_group: u8,
+    /// Tiles whose ids are not those of the id column.
+    stale_ids: Vec<bool>,
+    /// What rankings need of the tiles and the ids, until either changes.
+    listed: Listed<D::Buffer>,
+    index: Option<Index<D::Buffer>>,
+    features: Option<Features<D::Buffer>>,
+}
+
+/// The columns, by slot, and the tile table as the device has it.
+struct Columns<B> {
+    potentials: B,
+    groups: B,
+    ids: B,
+    tiles: B,
+    /// Whether `tiles` is behind the host's.
+    tiles_stale: bool,
+}
+
+impl<D: Driver> Gpu<D> {
+    /// A device without tiles; `name` is for people.
+    pub fn new(driver: D, name: String) -> Self {
+        Self {
+            info: Info { kind: "cuda", name, threads: 1 },
+            memory: Memory(driver),
+            tiles: Vec::new(),
+            columns: None,
+            highest_group: 0,
+            stale_ids: Vec::new(),
+            listed: Listed::default(),
+            index: None,
+            features: None,
+        }
+    }
+
+    /// The driver.
+    pub fn driver_mut(&mut self) -> &mut D {
+        &mut self.memory.0
+    }
+
+    fn grow(&mut self, tiles: u32) -> Result<(), Error> {
+        let (own, wanted) = (self.tiles.len(), tiles as usize);
+        if wanted <= own {
+            return Ok(());
+        }
+        if tiles > MAX_TILES {
+            return Err(Error::Full { missing_bytes: u64::from(tiles - MAX_TILES) * TILE as u64 * BYTES_PER_SLOT });
+        }
+        let slots = wanted * TILE;
+        let memory = &mut self.memory;
+        // All of it before anything is given up: an error leaves the device as it was.
+        let mut columns = Columns {
+            potentials: memory.undefined::<u32>(slots)?,
+            groups: memory.undefined::<u8>(slots)?,
+            ids: memory.undefined::<u64>(slots)?,
+            tiles: memory.undefined::<[u32; 2]>(wanted)?,
+            tiles_stale: true,
+        };
+        let features = self.features.as_ref().map(|features| features.grown(memory, own, wanted)).transpose()?;
+        if let Some(former) = &self.columns {
+            memory.0.copy(&former.potentials, &mut columns.potentials, own * TILE * size_of::<u32>())?;
+            memory.0.copy(&former.groups, &mut columns.groups, own * TILE)?;
+            memory.0.copy(&former.ids, &mut columns.ids, own * TILE * size_of::<u64>())?;
+        }
+        self.columns = Some(columns);
+        self.features = features;
+        self.tiles.resize(wanted, Tile::default());
+        self.stale_ids.resize(wanted, true);
+        Ok(())
+    }
+
+    /// Blocks of a pass with one a tile.
+    fn tile_blocks(&self) -> u32 {
+        self.tiles.len() as u32
+    }
+
+    /// Memories of the arena.
+    fn used(&self) -> usize {
+        self.tiles.iter().map(|tile| tile.count as usize).sum()
+    }
+
+    fn check_slots(&self, slots: impl IntoIterator<Item = Slot>) {
+        let end = self.tiles.len() * TILE;
+        slots.into_iter().for_each(|slot| assert!((slot as usize) < end, "slot {slot} is not in the arena"));
+    }
+
+    fn check_segments(&self, segments: usize) {
+        let used = self.tiles.iter().filter(|tile| tile.count > 0);
+        used.for_each(|tile| assert!((tile.segment as usize) < segments, "segment {} is not given", tile.segment));
+    }
+
+    /// Columns and segments on the device, as of now; `None` when there is no memory to pass over.
+    fn view(&mut self, segments: &[Segment]) -> Result<Option<View<'_, D>>, Error> {
+        let Some(columns) = self.columns.as_mut().filter(|_| self.tiles.iter().any(|tile| tile.count > 0)) else {
+            return Ok(None);
+        };
+        if columns.tiles_stale {
+            let rows: Vec<_> = self.tiles.iter().map(|tile| [tile.segment, tile.count]).collect();
+            self.memory.0.upload(&mut columns.tiles, 0, bytes(&rows))?;
+            columns.tiles_stale = false;
+        }
+        self.check_segments(segments.len());
+        let rows: Vec<_> = segments.iter().map(|it| [it.clock.units(), it.fold, u32::from(it.hidden)]).collect();
+        let segments = self.memory.uploaded(&rows)?;
+        Ok(Some(View {
+            columns: self.columns.as_ref().expect("they are there, above"),
+            memory: &mut self.memory,
+            segments,
+            slots: self.tiles.len() * TILE,
+        }))
+    }
+
+    /// Brings the id column up to the host's.
+    fn mirror(&mut self, ids: &Tiles<MemoryId>) -> Result<(), Error> {
+        let Some(columns) = &mut self.columns else { return Ok(()) };
+        for (tile, stale) in self.stale_ids.iter_mut().enumerate().filter(|(_, stale)| **stale) {
+            let count = self.tiles[tile].count as usize;
+            if count > 0 {
+                let own: Vec<u64> = ids.tile(tile)[..count].iter().map(|id| id.0).collect();
+                self.memory.0.upload(&mut columns.ids, tile * TILE * size_of::<u64>(), bytes(&own))?;
+            }
+            *stale = false;
+        }
+        Ok(())
+    }
+
+    /// A row of this tile, or its entry, changed.
+    fn touch(&mut self, tile: TileId) {
+        self.stale_ids[tile as usize] = true;
+        self.listed = Listed::default();
+    }
+}
+
+/// What passes read and write.
+struct View<'a, D: Driver> {
+    memory: &'a mut Memory<D>,
+    columns: &'a Columns<D::Buffer>,
+    segments: D::Buffer,
+    /// Slots of the arena.
+    slots: usize,
+}
+
+/// A driver, with values instead of bytes.
+struct Memory<D: Driver>(D);
+
+impl<D: Driver> Memory<D> {
+    fn undefined<T: Plain>(&mut self, count: usize) -> Result<D::Buffer, Error> {
+        self.0.allocate((count * size_of::<T>()).max(1))
+    }
+
+    fn zeroed<T: Plain>(&mut self, count: usize) -> Result<D::Buffer, Error> {
+        let mut buffer = self.undefined::<T>(count)?;
+        self.0.fill(&mut buffer, 0..count * size_of::<T>(), 0)?;
+        Ok(buffer)
+    }
+
+    fn uploaded<T: Plain>(&mut self, values: &[T]) -> Result<D::Buffer, Error> {
+        let mut buffer = self.undefined::<T>(values.len())?;
+        self.0.upload(&mut buffer, 0, bytes(values))?;
+        Ok(buffer)
+    }
+
+    fn downloaded<T: Plain>(&mut self, buffer: &D::Buffer, count: usize) -> Result<Vec<T>, Error> {
+        let mut values = vec![T::default(); count];
+        self.0.download(buffer, 0, bytes_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// Launches a block for every `per_block` of `count` items, none for none.
+    fn launch(
+        &mut self,
+        kernel: &'static str,
+        count: usize,
+        per_block: usize,
+        arguments: &[Argument<'_, D::Buffer>],
+    ) -> Result<(), Error> {
+        match count.div_ceil(per_block) as u32 {
+            0 => Ok(()),
+            blocks => self.0.launch(kernel, blocks, arguments),
+        }
+    }
+}
+
+/// Where the first item of each part lies when parts of these lengths follow one another; the last entry is the sum.
+fn firsts(lengths: impl Iterator<Item = u32>) -> Vec<u32> {
+    let mut sum = 0;
+    let mut firsts = vec![0];
+    firsts.extend(lengths.map(|length| {
+        sum += length;
+        sum
+    }));
+    firsts
+}

@@ -1,0 +1,152 @@
+//! The index on the device: id -> slot, for updates by the million.
+
+use super::driver::{Argument, Driver};
+use super::{Gpu, THREADS};
+use crate::{Error, Segment, Slot, TILE, Tiles};
+use engram_memory::MemoryId;
+
+/// Open addressing over slots; at most half of the entries were ever taken.
+pub(super) struct Index<B> {
+    entries: B,
+    mask: u32,
+    seed: u64,
+    /// Entries that are not empty, erased ones included.
+    taken: usize,
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Makes the index of all memories anew. `seed` must not be known to clients, who could aim ids at one chain.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Failed`].
+    pub fn build_index(&mut self, seed: u64, ids: &Tiles<MemoryId>) -> Result<(), Error> {
+        self.mirror(ids)?;
+        let taken = self.used();
+        // Room for as many again before it is made anew.
+        let capacity = (taken * 4).next_power_of_two().max(1_024);
+        let mut entries = self.memory.undefined::<u32>(capacity)?;
+        self.memory.0.fill(&mut entries, 0..capacity * size_of::<u32>(), u8::MAX)?;
+        let mask = capacity as u32 - 1;
+        if taken > 0 {
+            let segments = self.tiles.iter().map(|tile| tile.segment).max().map_or(0, |highest| highest as usize + 1);
+            if let Some(view) = self.view(&vec![Segment::default(); segments])? {
+                let arguments = [
+                    Argument::Buffer(&view.columns.tiles),
+                    Argument::Buffer(&view.columns.ids),
+                    Argument::U64(seed),
+                    Argument::Buffer(&entries),
+                    Argument::U32(mask),
+                ];
+                view.memory.launch("index_build", view.slots, TILE, &arguments)?;
+            }
+        }
+        self.index = Some(Index { entries, mask, seed, taken });
+        Ok(())
+    }
+
+    /// Takes ids out of the index, before their rows are given up or move; an id that is not there is left out. No id twice.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    ///
+    /// # Panics
+    /// Without [`Gpu::build_index`].
+    pub fn erase(&mut self, ids: &[MemoryId]) -> Result<(), Error> {
+        let index = self.index.as_ref().expect("an index was built");
+        let Some(columns) = &self.columns else { return Ok(()) };
+        let wanted = self.memory.uploaded(&ids.iter().map(|id| id.0).collect::<Vec<_>>())?;
+        let arguments = [
+            Argument::Buffer(&wanted),
+            Argument::U32(ids.len() as u32),
+            Argument::Buffer(&columns.ids),
+            Argument::U64(index.seed),
+            Argument::Buffer(&index.entries),
+            Argument::U32(index.mask),
+        ];
+        self.memory.launch("index_erase", ids.len(), THREADS, &arguments)
+    }
+
+    /// Puts the ids at these slots into the index: after their rows were written, and none of them is there yet.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Failed`].
+    ///
+    /// # Panics
+    /// Without [`Gpu::build_index`].
+    pub fn insert(&mut self, slots: &[Slot], ids: &Tiles<MemoryId>) -> Result<(), Error> {
+        self.check_slots(slots.iter().copied());
+        self.mirror(ids)?;
+        let index = self.index.as_mut().expect("an index was built");
+        index.taken += slots.len();
+        if index.taken * 2 > index.mask as usize + 1 {
+            let seed = index.seed;
+            return self.build_index(seed, ids);
+        }
+        let columns = self.columns.as_ref().expect("slots lie in tiles");
+        let there = self.memory.uploaded(slots)?;
+        let arguments = [
+            Argument::Buffer(&there),
+            Argument::U32(slots.len() as u32),
+            Argument::Buffer(&columns.ids),
+            Argument::U64(index.seed),
+            Argument::Buffer(&index.entries),
+            Argument::U32(index.mask),
+        ];
+        self.memory.launch("index_insert", slots.len(), THREADS, &arguments)
+    }
+
+    /// The slots of ids, on the device; `u32::MAX` for an id that is not there.
+    fn look_up(&mut self, ids: &[MemoryId]) -> Result<D::Buffer, Error> {
+        let index = self.index.as_ref().expect("an index was built");
+        let wanted = self.memory.uploaded(&ids.iter().map(|id| id.0).collect::<Vec<_>>())?;
+        let mut slots = self.memory.undefined::<u32>(ids.len())?;
+        let Some(columns) = &self.columns else {
+            self.memory.0.fill(&mut slots, 0..size_of_val(ids) / 2, u8::MAX)?;
+            return Ok(slots);
+        };
+        let arguments = [
+            Argument::Buffer(&wanted),
+            Argument::U32(ids.len() as u32),
+            Argument::Buffer(&columns.ids),
+            Argument::U64(index.seed),
+            Argument::Buffer(&index.entries),
+            Argument::U32(index.mask),
+            Argument::Buffer(&slots),
+        ];
+        self.memory.launch("index_find", ids.len(), THREADS, &arguments)?;
+        Ok(slots)
+    }
+
+    /// The slot of each id.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    ///
+    /// # Panics
+    /// Without [`Gpu::build_index`].
+    pub fn find(&mut self, ids: &[MemoryId]) -> Result<Vec<Option<Slot>>, Error> {
+        let slots = self.look_up(ids)?;
+        let slots = self.memory.downloaded::<u32>(&slots, ids.len())?;
+        Ok(slots.into_iter().map(|slot| (slot != Slot::MAX).then_some(slot)).collect())
+    }
+
+    /// Applies updates by id, in order; returns the places of those whose id is not there. Folds first, as [`crate::Device::update`].
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    ///
+    /// # Panics
+    /// Without [`Gpu::build_index`].
+    pub fn update_by_id(&mut self, segments: &[Segment], updates: &[(MemoryId, i32)]) -> Result<Vec<usize>, Error> {
+        self.fold_and_apply(segments, &[])?;
+        let ids: Vec<MemoryId> = updates.iter().map(|update| update.0).collect();
+        let deltas: Vec<i32> = updates.iter().map(|update| update.1).collect();
+        let slots = self.look_up(&ids)?;
+        let found = self.memory.downloaded::<u32>(&slots, ids.len())?;
+        if let Some(mut view) = self.view(segments)? {
+            let deltas = view.memory.uploaded(&deltas)?;
+            view.apply(slots, &deltas, ids.len())?;
+        }
+        Ok(found.iter().enumerate().filter(|(_, slot)| **slot == Slot::MAX).map(|(place, _)| place).collect())
+    }
+}

@@ -1,0 +1,177 @@
+//! The passes of [`Device`], each as its launches.
+
+use super::driver::{Argument, Driver};
+use super::plain::bytes_mut;
+use super::{BYTES_PER_SLOT, Gpu, THREADS};
+use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
+use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
+use std::collections::HashMap;
+
+impl<D: Driver> Device for Gpu<D> {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn reserve(&mut self, tiles: u32) -> Result<(), Error> {
+        self.grow(tiles)
+    }
+
+    fn map_tile(&mut self, tile: TileId, entry: Tile) {
+        assert!(entry.count as usize <= TILE, "a tile has {TILE} slots, {} are too many", entry.count);
+        self.tiles[tile as usize] = entry;
+        if let Some(columns) = &mut self.columns {
+            columns.tiles_stale = true;
+        }
+        self.touch(tile);
+    }
+
+    fn write(&mut self, rows: &[(Slot, u32, Group)]) -> Result<(), Error> {
+        // The last row of a slot holds; threads would write them in any order.
+        let last: HashMap<Slot, usize> = rows.iter().enumerate().map(|(place, row)| (row.0, place)).collect();
+        let mut places: Vec<usize> = last.into_values().collect();
+        places.sort_unstable();
+        let slots: Vec<Slot> = places.iter().map(|&place| rows[place].0).collect();
+        self.check_slots(slots.iter().copied());
+        let potentials: Vec<u32> = places.iter().map(|&place| rows[place].1).collect();
+        let groups: Vec<u8> = places.iter().map(|&place| rows[place].2.0).collect();
+        if let Some(columns) = &self.columns {
+            let memory = &mut self.memory;
+            let there = (memory.uploaded(&slots)?, memory.uploaded(&potentials)?, memory.uploaded(&groups)?);
+            let arguments = [
+                Argument::Buffer(&there.0),
+                Argument::U32(slots.len() as u32),
+                Argument::Buffer(&there.1),
+                Argument::Buffer(&there.2),
+                Argument::Buffer(&columns.potentials),
+                Argument::Buffer(&columns.groups),
+            ];
+            memory.launch("scatter_rows", slots.len(), THREADS, &arguments)?;
+        }
+        for (slot, group) in slots.into_iter().zip(groups) {
+            self.touch(slot / TILE as u32);
+            self.highest_group = self.highest_group.max(group);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, slots: &[Slot], out: &mut Vec<(u32, Group)>) -> Result<(), Error> {
+        out.clear();
+        self.check_slots(slots.iter().copied());
+        let Some(columns) = &self.columns else { return Ok(()) };
+        let (memory, count) = (&mut self.memory, slots.len());
+        let there = memory.uploaded(slots)?;
+        let (potentials, groups) = (memory.undefined::<u32>(count)?, memory.undefined::<u8>(count)?);
+        let arguments = [
+            Argument::Buffer(&there),
+            Argument::U32(count as u32),
+            Argument::Buffer(&columns.potentials),
+            Argument::Buffer(&columns.groups),
+            Argument::Buffer(&potentials),
+            Argument::Buffer(&groups),
+        ];
+        memory.launch("gather_rows", count, THREADS, &arguments)?;
+        let groups = memory.downloaded::<u8>(&groups, count)?;
+        out.extend(memory.downloaded::<u32>(&potentials, count)?.into_iter().zip(groups.into_iter().map(Group)));
+        Ok(())
+    }
+
+    fn update(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error> {
+        self.fold_and_apply(segments, updates)
+    }
+
+    fn update_groups(
+        &mut self,
+        segments: &[Segment],
+        updates: &[GroupUpdate],
+        changed: &mut Vec<u64>,
+    ) -> Result<(), Error> {
+        self.apply_to_groups(segments, updates, changed)
+    }
+
+    fn epoch(&mut self, segments: &[Segment], updates: &[Update], out: &mut Vec<QualityVector>) -> Result<(), Error> {
+        self.qualities(segments, updates, out)
+    }
+
+    fn histogram(&mut self, segments: &[Segment], bits: u32) -> Result<Histogram, Error> {
+        let mut histogram = Histogram::new(bits).expect("bits are in range by contract");
+        let width = usize::from(self.highest_group) + 1;
+        let Some(view) = self.view(segments)? else { return Ok(histogram) };
+        let bins = view.memory.zeroed::<u32>(width << bits)?;
+        let arguments = [
+            Argument::Buffer(&view.columns.potentials),
+            Argument::Buffer(&view.columns.groups),
+            Argument::Buffer(&view.segments),
+            Argument::Buffer(&view.columns.tiles),
+            Argument::U32(bits),
+            Argument::Buffer(&bins),
+        ];
+        view.memory.launch("weight_histogram", view.slots, TILE, &arguments)?;
+        let bins = view.memory.downloaded::<u32>(&bins, width << bits)?;
+        for (group, bins) in bins.chunks(1 << bits).enumerate().filter(|(_, bins)| bins.iter().any(|&count| count > 0))
+        {
+            let sums = histogram.bins_mut(Group(group as u8));
+            sums.iter_mut().zip(bins).for_each(|(sum, &count)| *sum += u64::from(count));
+        }
+        Ok(histogram)
+    }
+
+    fn rank(
+        &mut self,
+        segments: &[Segment],
+        scope: Scope,
+        order: Order,
+        limit: Option<usize>,
+        ids: &Tiles<MemoryId>,
+        out: &mut Vec<(Slot, u32)>,
+    ) -> Result<(), Error> {
+        self.ranked(segments, scope, order, limit, ids, out)
+    }
+
+    fn digest(
+        &mut self,
+        segments: &[Segment],
+        ids: &Tiles<MemoryId>,
+        content: Option<&Tiles<u128>>,
+        out: &mut Vec<Digest>,
+    ) -> Result<(), Error> {
+        self.mirror(ids)?;
+        out.clear();
+        out.resize(segments.len(), Digest::default());
+        let Some(view) = self.view(segments)? else { return Ok(()) };
+        let sums = view.memory.zeroed::<u128>(segments.len())?;
+        let content = content.map(|content| {
+            let column: Vec<u128> = content.iter().take(view.slots / TILE).flatten().copied().collect();
+            view.memory.uploaded(&column)
+        });
+        let content = content.transpose()?;
+        let arguments = [
+            Argument::Buffer(&view.columns.potentials),
+            Argument::Buffer(&view.columns.groups),
+            Argument::Buffer(&view.columns.ids),
+            content.as_ref().map_or(Argument::Null, Argument::Buffer),
+            Argument::Buffer(&view.segments),
+            Argument::Buffer(&view.columns.tiles),
+            Argument::Buffer(&sums),
+        ];
+        view.memory.launch("digest", view.slots, TILE, &arguments)?;
+        let sums = view.memory.downloaded::<u128>(&sums, segments.len())?;
+        out.iter_mut().zip(sums).for_each(|(digest, sum)| *digest = Digest(sum));
+        Ok(())
+    }
+
+    fn export(&mut self, tile: TileId, potentials: &mut Vec<u32>, groups: &mut Vec<u8>) -> Result<(), Error> {
+        let count = self.tiles[tile as usize].count as usize;
+        potentials.clear();
+        potentials.resize(count, 0);
+        groups.clear();
+        groups.resize(count, 0);
+        let Some(columns) = &self.columns else { return Ok(()) };
+        let first = tile as usize * TILE;
+        self.memory.0.download(&columns.potentials, first * size_of::<u32>(), bytes_mut(potentials))?;
+        self.memory.0.download(&columns.groups, first, bytes_mut(groups))
+    }
+
+    fn bytes(&self) -> u64 {
+        self.tiles.len() as u64 * TILE as u64 * BYTES_PER_SLOT
+    }
+}

@@ -1,0 +1,146 @@
+//! Recall: the memories most alike a query, by cosine times weight.
+
+use super::driver::{Argument, Driver};
+use super::plain::bytes;
+use super::{Gpu, Memory, THREADS, View};
+use crate::recall::{Query, inverse_norm};
+use crate::{Error, Scope, Segment, Slot, TILE, Tiles};
+use engram_memory::MemoryId;
+
+/// Memories of a block: a warp each.
+const SCORED: usize = THREADS / 32;
+
+/// The feature column.
+pub(super) struct Features<B> {
+    dimension: usize,
+    /// f16 bits, by slot.
+    bits: B,
+    /// One over the norm, by slot.
+    inverse_norms: B,
+}
+
+impl<B: Send> Features<B> {
+    pub(super) fn grown<D: Driver<Buffer = B>>(
+        &self,
+        memory: &mut Memory<D>,
+        tiles: usize,
+        wanted: usize,
+    ) -> Result<Self, Error> {
+        let mut grown = Self::new(memory, self.dimension, wanted)?;
+        memory.0.copy(&self.bits, &mut grown.bits, tiles * TILE * self.dimension * size_of::<u16>())?;
+        memory.0.copy(&self.inverse_norms, &mut grown.inverse_norms, tiles * TILE * size_of::<f32>())?;
+        Ok(grown)
+    }
+
+    fn new<D: Driver<Buffer = B>>(memory: &mut Memory<D>, dimension: usize, tiles: usize) -> Result<Self, Error> {
+        let slots = tiles * TILE;
+        // Zero vectors, which score 0 and last.
+        Ok(Self {
+            dimension,
+            bits: memory.zeroed::<u16>(slots * dimension)?,
+            inverse_norms: memory.zeroed::<f32>(slots)?,
+        })
+    }
+
+    /// Keys of the scores of `count` slots.
+    fn keys<D: Driver<Buffer = B>>(
+        &self,
+        view: &mut View<'_, D>,
+        query: &Query,
+        slots: &B,
+        count: usize,
+    ) -> Result<B, Error> {
+        let keys = view.memory.undefined::<u32>(count)?;
+        let features = view.memory.uploaded(&query.features)?;
+        let arguments = [
+            Argument::Buffer(&self.bits),
+            Argument::Buffer(&self.inverse_norms),
+            Argument::U32(self.dimension as u32),
+            Argument::Buffer(&features),
+            Argument::F32(query.inverse_norm),
+            Argument::Buffer(slots),
+            Argument::U32(count as u32),
+            Argument::Buffer(&view.columns.potentials),
+            Argument::Buffer(&view.segments),
+            Argument::Buffer(&view.columns.tiles),
+            Argument::Buffer(&keys),
+        ];
+        view.memory.launch("recall_keys", count, SCORED, &arguments)?;
+        Ok(keys)
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Gives every slot a feature vector of `dimension` f16 (at least 1), zero at first.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Failed`].
+    pub fn reserve_features(&mut self, dimension: usize) -> Result<(), Error> {
+        self.features = Some(Features::new(&mut self.memory, dimension, self.tiles.len())?);
+        Ok(())
+    }
+
+    /// Writes the feature vectors of consecutive slots from `first` on: f16 bits, finite, whole vectors.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    ///
+    /// # Panics
+    /// Without [`Gpu::reserve_features`], or when the slots are not in the arena.
+    pub fn write_features(&mut self, first: Slot, bits: &[u16]) -> Result<(), Error> {
+        let features = self.features.as_mut().expect("features were reserved");
+        let count = bits.len() / features.dimension;
+        assert!(bits.len().is_multiple_of(features.dimension), "vectors are whole");
+        assert!(first as usize + count <= self.tiles.len() * TILE, "slots lie in the arena");
+        let norms: Vec<f32> = bits.chunks(features.dimension).map(inverse_norm).collect();
+        let offset = first as usize * features.dimension * size_of::<u16>();
+        self.memory.0.upload(&mut features.bits, offset, bytes(bits))?;
+        self.memory.0.upload(&mut features.inverse_norms, first as usize * size_of::<f32>(), bytes(&norms))
+    }
+
+    /// The first `limit` slots of `scope` by score descending, then id ascending, with their scores ([`Query::score`]); `out` is
+    /// replaced.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    ///
+    /// # Panics
+    /// Without [`Gpu::reserve_features`], or when the query has another dimension.
+    pub fn recall(
+        &mut self,
+        segments: &[Segment],
+        scope: Scope,
+        query: &Query,
+        limit: usize,
+        ids: &Tiles<MemoryId>,
+        out: &mut Vec<(Slot, f32)>,
+    ) -> Result<(), Error> {
+        out.clear();
+        if limit == 0 {
+            return Ok(());
+        }
+        self.mirror(ids)?;
+        let features = self.features.take().expect("features were reserved");
+        assert_eq!(query.features.len(), features.dimension, "a query has the dimension of the features");
+        let found = self.with_list(segments, |view, list, used| {
+            let mut keyed = view.weight_keys(list, used, scope)?;
+            if keyed.count == 0 {
+                return Ok(Vec::new());
+            }
+            keyed.keys = features.keys(view, query, &keyed.slots, keyed.count)?;
+            let first = view.select(&keyed, limit, false)?;
+            let slots = view.by_id(first.slots, first.count)?;
+            let keys = features.keys(view, query, &slots, first.count)?;
+            let sorted = view.memory.sort(keys, Some(slots), first.count)?;
+            view.entries(&sorted, first.count)
+        });
+        self.features = Some(features);
+        out.extend(found?.unwrap_or_default().into_iter().take(limit).map(|(slot, key)| (slot, score(key))));
+        Ok(())
+    }
+}
+
+/// The score of a key of recall.cu.
+fn score(key: u32) -> f32 {
+    f32::from_bits(if key >> 31 == 1 { key } else { !key & 0x7fff_ffff })
+}

@@ -1,0 +1,219 @@
+//! Folds and updates: by slot in buckets or sorted, and of whole groups.
+
+use super::clamped::Clamped;
+use super::driver::{Argument, Driver};
+use super::{Gpu, THREADS, View, firsts};
+use crate::{Error, GroupUpdate, Segment, TILE, Update};
+use engram_memory::quality::GroupQuality;
+use engram_memory::{Group, ONE, QualityVector};
+use std::collections::HashMap;
+
+/// Most updates that a bucket takes (`BUCKET` of epoch.cu), and the bytes of each.
+const BUCKET: usize = 128;
+const BUCKET_ENTRY_BYTES: usize = 12;
+/// Updates of a block of the sorted path.
+const SORTED_UPDATES: usize = THREADS * 4;
+/// Bytes of a run of the sorted path (`Run` of update.cu).
+const RUN_BYTES: usize = 24;
+
+/// Updates as columns on the device.
+struct Staged<B> {
+    slots: B,
+    deltas: B,
+    count: usize,
+}
+
+impl<D: Driver> View<'_, D> {
+    fn stage(&mut self, updates: &[Update]) -> Result<Staged<D::Buffer>, Error> {
+        let slots: Vec<u32> = updates.iter().map(|update| update.slot).collect();
+        let deltas: Vec<i32> = updates.iter().map(|update| update.delta).collect();
+        Ok(Staged {
+            slots: self.memory.uploaded(&slots)?,
+            deltas: self.memory.uploaded(&deltas)?,
+            count: updates.len(),
+        })
+    }
+
+    fn fold(&mut self) -> Result<(), Error> {
+        let arguments = [
+            Argument::Buffer(&self.columns.potentials),
+            Argument::Buffer(&self.segments),
+            Argument::Buffer(&self.columns.tiles),
+        ];
+        self.memory.launch("fold", self.slots, TILE, &arguments)
+    }
+
+    /// Applies updates after all folds: sorted by slot, and a scan over each run of one.
+    pub(super) fn apply(&mut self, slots: D::Buffer, deltas: &D::Buffer, count: usize) -> Result<(), Error> {
+        if count == 0 {
+            return Ok(());
+        }
+        let sorted = self.memory.sort(slots, None, count)?;
+        let blocks = count.div_ceil(SORTED_UPDATES);
+        let (status, ticket) = (self.memory.zeroed::<u32>(blocks)?, self.memory.zeroed::<u32>(1)?);
+        let aggregates = self.memory.undefined::<u8>(blocks * RUN_BYTES)?;
+        let prefixes = self.memory.undefined::<u8>(blocks * RUN_BYTES)?;
+        let arguments = [
+            Argument::Buffer(&sorted.keys),
+            Argument::Buffer(&sorted.values),
+            Argument::Buffer(deltas),
+            Argument::U32(count as u32),
+            Argument::Buffer(&self.columns.potentials),
+            Argument::Buffer(&self.segments),
+            Argument::Buffer(&self.columns.tiles),
+            Argument::Buffer(&status),
+            Argument::Buffer(&aggregates),
+            Argument::Buffer(&prefixes),
+            Argument::Buffer(&ticket),
+        ];
+        self.memory.launch("apply_updates", count, SORTED_UPDATES, &arguments)
+    }
+
+    /// Updates, folds and sums by tile; `false`, with nothing changed, when the updates of a tile are too many.
+    fn epoch_by_buckets(
+        &mut self,
+        staged: &Staged<D::Buffer>,
+        groups: usize,
+        totals: &D::Buffer,
+    ) -> Result<bool, Error> {
+        let tiles = self.slots / TILE;
+        let counts = self.memory.zeroed::<u32>(tiles)?;
+        let buckets = self.memory.undefined::<u8>(tiles * BUCKET * BUCKET_ENTRY_BYTES)?;
+        let overflow = self.memory.zeroed::<u32>(1)?;
+        let arguments = [
+            Argument::Buffer(&staged.slots),
+            Argument::Buffer(&staged.deltas),
+            Argument::U32(staged.count as u32),
+            Argument::Buffer(&counts),
+            Argument::Buffer(&buckets),
+            Argument::Buffer(&overflow),
+        ];
+        self.memory.launch("bucket_updates", staged.count, THREADS, &arguments)?;
+        let arguments = [
+            Argument::Buffer(&self.columns.potentials),
+            Argument::Buffer(&self.columns.groups),
+            Argument::Buffer(&self.segments),
+            Argument::Buffer(&self.columns.tiles),
+            Argument::U32(groups as u32),
+            Argument::Buffer(totals),
+            Argument::Buffer(&counts),
+            Argument::Buffer(&buckets),
+            Argument::Buffer(&overflow),
+        ];
+        self.memory.launch("epoch", self.slots, TILE, &arguments)?;
+        Ok(self.memory.downloaded::<u32>(&overflow, 1)?[0] == 0)
+    }
+
+    fn fold_quality(&mut self, groups: usize, totals: &D::Buffer) -> Result<(), Error> {
+        let arguments = [
+            Argument::Buffer(&self.columns.potentials),
+            Argument::Buffer(&self.columns.groups),
+            Argument::Buffer(&self.segments),
+            Argument::Buffer(&self.columns.tiles),
+            Argument::U32(groups as u32),
+            Argument::Buffer(totals),
+        ];
+        self.memory.launch("fold_quality", self.slots, TILE, &arguments)
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    pub(super) fn fold_and_apply(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error> {
+        self.check_slots(updates.iter().map(|update| update.slot));
+        let Some(mut view) = self.view(segments)? else { return Ok(()) };
+        if segments.iter().any(|segment| segment.fold > 0) {
+            view.fold()?;
+        }
+        let staged = view.stage(updates)?;
+        view.apply(staged.slots, &staged.deltas, staged.count)
+    }
+
+    /// One total for each segment and group, `groups` groups a segment.
+    pub(super) fn qualities(
+        &mut self,
+        segments: &[Segment],
+        updates: &[Update],
+        out: &mut Vec<QualityVector>,
+    ) -> Result<(), Error> {
+        self.check_slots(updates.iter().map(|update| update.slot));
+        let groups = usize::from(self.highest_group) + 1;
+        out.clear();
+        out.resize(segments.len(), QualityVector::default());
+        let Some(mut view) = self.view(segments)? else { return Ok(()) };
+        let totals = view.memory.zeroed::<[u32; 6]>(segments.len() * groups)?;
+        if updates.is_empty() {
+            view.fold_quality(groups, &totals)?;
+        } else {
+            let staged = view.stage(updates)?;
+            if !view.epoch_by_buckets(&staged, groups, &totals)? {
+                if segments.iter().any(|segment| segment.fold > 0) {
+                    view.fold()?;
+                }
+                view.apply(staged.slots, &staged.deltas, staged.count)?;
+                let folded: Vec<_> = segments.iter().map(|it| [it.clock.units(), 0, u32::from(it.hidden)]).collect();
+                view.segments = view.memory.uploaded(&folded)?;
+                view.fold_quality(groups, &totals)?;
+            }
+        }
+        let totals = view.memory.downloaded::<[u32; 6]>(&totals, segments.len() * groups)?;
+        for (vector, totals) in out.iter_mut().zip(totals.chunks(groups)) {
+            vector.assign(totals.iter().enumerate().map(|(group, total)| (Group(group as u8), quality(*total))));
+        }
+        Ok(())
+    }
+
+    pub(super) fn apply_to_groups(
+        &mut self,
+        segments: &[Segment],
+        updates: &[GroupUpdate],
+        changed: &mut Vec<u64>,
+    ) -> Result<(), Error> {
+        // The updates of one group of a segment, in order, are one map; maps of a segment stand together.
+        let mut of_segment = vec![Vec::<(Group, Clamped)>::new(); segments.len()];
+        let mut place: HashMap<_, usize> = HashMap::new();
+        for update in updates {
+            let rules = &mut of_segment[update.segment as usize];
+            let next = Clamped::update(update.delta);
+            let rule = *place.entry((update.segment, update.group.0)).or_insert(rules.len());
+            match rules.get_mut(rule) {
+                Some((_, map)) => *map = map.then(next),
+                None => rules.push((update.group, next)),
+            }
+        }
+        let first = firsts(of_segment.iter().map(|rules| rules.len() as u32));
+        let rules: Vec<[u32; 6]> = of_segment
+            .iter()
+            .flatten()
+            .map(|(group, map)| [map.add as u32, (map.add >> 32) as u32, map.low, map.high, u32::from(group.0), 0])
+            .collect();
+        let counts = match self.view(segments)? {
+            None => vec![0; rules.len()],
+            Some(view) => {
+                let counts = view.memory.zeroed::<u32>(rules.len())?;
+                let (first, rules_there) = (view.memory.uploaded(&first)?, view.memory.uploaded(&rules)?);
+                let arguments = [
+                    Argument::Buffer(&view.columns.potentials),
+                    Argument::Buffer(&view.columns.groups),
+                    Argument::Buffer(&view.segments),
+                    Argument::Buffer(&view.columns.tiles),
+                    Argument::Buffer(&first),
+                    Argument::Buffer(&rules_there),
+                    Argument::Buffer(&counts),
+                ];
+                view.memory.launch("update_groups", view.slots, TILE, &arguments)?;
+                view.memory.downloaded::<u32>(&counts, rules.len())?
+            }
+        };
+        changed.extend(updates.iter().map(|update| {
+            let rule = first[update.segment as usize] as usize + place[&(update.segment, update.group.0)];
+            u64::from(counts[rule])
+        }));
+        Ok(())
+    }
+}
+
+/// From sum (low, high), count, largest weight, largest distance from ONE.
+fn quality([low, high, count, max, missing, _]: [u32; 6]) -> GroupQuality {
+    let min = if count == 0 { u32::MAX } else { ONE - missing };
+    GroupQuality { count: u64::from(count), sum: u128::from(u64::from(high) << 32 | u64::from(low)), min, max }
+}

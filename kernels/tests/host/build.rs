@@ -1,0 +1,190 @@
+//! Compiles the kernels for the CPU. Objects are kept by the hash of all that they are made of, so that a change compiles what it touches.
+
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+/// How the kernels are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code)] // Not every test has sanitizers.
+pub(crate) enum Variant {
+    /// Not at all.
+    Plain,
+    /// By AddressSanitizer and UBSan.
+    Addresses,
+    /// By ThreadSanitizer.
+    Races,
+}
+
+/// A defect: in this file, of what is written once, something else is made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Planted {
+    pub(crate) file: &'static str,
+    pub(crate) instead_of: &'static str,
+    pub(crate) stands: &'static str,
+}
+
+impl Variant {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Plain => &["-O2"],
+            Self::Addresses => {
+                &["-O1", "-g1", "-DSHIM_ASAN", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+            }
+            Self::Races => &["-O1", "-g1", "-fsanitize=thread"],
+        }
+    }
+
+    /// For the runtime: its bookkeeping is not to be watched for races.
+    fn runtime_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Races => &["-O1", "-g1", "-DSHIM_TSAN"],
+            _ => self.flags(),
+        }
+    }
+}
+
+fn folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// One build at a time: tests that want the same program find it made.
+static BUILDING: Mutex<()> = Mutex::new(());
+
+/// The program of host/serve.cpp with all kernels, with or without a defect; `None`, said loudly, on a machine without g++.
+///
+/// # Panics
+/// When something does not compile; without g++ where the environment has `CI`.
+pub(crate) fn program(variant: Variant, planted: Option<&Planted>) -> Option<PathBuf> {
+    let _one = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".to_owned());
+    if Command::new(&compiler).arg("--version").output().is_err() {
+        assert!(std::env::var_os("CI").is_none(), "CI runs the kernels, and there is no {compiler}");
+        use std::io::Write as _;
+        // Not by eprintln, which a test harness keeps to itself.
+        let said =
+            writeln!(std::io::stderr(), "SKIPPED: no {compiler}, so the kernels were not run (CXX names another)");
+        said.unwrap();
+        return None;
+    }
+    let mut files = sources();
+    if let Some(planted) = planted {
+        let text = files.get_mut(planted.file).unwrap();
+        assert_eq!(text.matches(planted.instead_of).count(), 1, "{planted:?} is to be found once");
+        *text = text.replace(planted.instead_of, planted.stands);
+    }
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels-on-cpu");
+    fs::create_dir_all(&out).unwrap();
+    // Reports then name the files of the checkout, or those of the defect.
+    let from = planted.map_or_else(|| folder().to_owned(), |_| copy(&out, &files));
+
+    let names: Vec<_> = files.keys().filter(|name| name.ends_with(".cu") || name.ends_with(".cpp")).collect();
+    let objects = Mutex::new(Vec::new());
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(name) = names.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                    let object = compile(&compiler, variant, name, &files, &from, &out);
+                    objects.lock().unwrap().push(object);
+                }
+            });
+        }
+    });
+    let mut objects = objects.into_inner().unwrap();
+    objects.sort();
+    let program = out.join(format!("serve-{}", short_hash(&[format!("{objects:?}{:?}", variant.flags())])));
+    if !program.exists() {
+        let made = program.with_extension(format!("{}", std::process::id()));
+        run(Command::new(&compiler).args(variant.flags()).arg("-pthread").args(&objects).arg("-o").arg(&made));
+        fs::rename(&made, &program).unwrap();
+    }
+    Some(program)
+}
+
+/// All files of the kernels, by name from the folder of the package.
+fn sources() -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for part in ["", "host"] {
+        for entry in fs::read_dir(folder().join(part)).unwrap() {
+            let path = entry.unwrap().path();
+            let wanted = |it: &std::ffi::OsStr| ["cu", "cuh", "h", "cpp"].iter().any(|extension| it == *extension);
+            if path.extension().is_some_and(wanted) {
+                let name = Path::new(part).join(path.file_name().unwrap());
+                files.insert(name.to_str().unwrap().to_owned(), fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    files
+}
+
+fn copy(out: &Path, files: &BTreeMap<String, String>) -> PathBuf {
+    let to = out.join(format!("planted-{}", short_hash(&files.values().cloned().collect::<Vec<_>>())));
+    fs::create_dir_all(to.join("host")).unwrap();
+    files.iter().for_each(|(name, text)| fs::write(to.join(name), text).unwrap());
+    to
+}
+
+fn compile(
+    compiler: &str,
+    variant: Variant,
+    name: &str,
+    files: &BTreeMap<String, String>,
+    from: &Path,
+    out: &Path,
+) -> PathBuf {
+    let kernel = name.ends_with(".cu");
+    let flags = if kernel { variant.flags() } else { variant.runtime_flags() };
+    let mut parts = vec![compiler.to_owned(), format!("{flags:?}"), env!("CARGO_MANIFEST_DIR").to_owned()];
+    include(name, files, &mut parts);
+    include("host/cuda_host.h", files, &mut parts);
+    let object = out.join(format!("{}-{}.o", name.replace(['/', '.'], "-"), short_hash(&parts)));
+    if object.exists() {
+        return object;
+    }
+    let mut command = Command::new(compiler);
+    command.current_dir(from).args(["-std=c++17", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra"]);
+    command.args(["-Wno-unknown-pragmas"]).args(flags);
+    if from == folder() {
+        command.arg("-Werror"); // A defect may leave something unused.
+    }
+    if kernel {
+        command.args(["-x", "c++", "-include", "host/cuda_host.h"]);
+    }
+    let made = object.with_extension(format!("{}", std::process::id()));
+    run(command.args(["-c", name, "-o"]).arg(&made));
+    fs::rename(&made, &object).unwrap();
+    object
+}
+
+/// The texts of a file and of all that it includes.
+fn include(name: &str, files: &BTreeMap<String, String>, parts: &mut Vec<String>) {
+    let Some(text) = files.get(name) else { return };
+    parts.push(text.clone());
+    for line in text.lines() {
+        if let Some(other) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            include(other, files, parts);
+        }
+    }
+}
+
+fn short_hash(parts: &[String]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize()[..8].iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").unwrap();
+        text
+    })
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&output.stderr));
+}
