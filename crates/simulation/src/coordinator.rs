@@ -10,7 +10,7 @@ use crate::senses::{Beat, View, clock_ms, hear};
 use crate::weather::Weather;
 use crate::world::{Event, World};
 use engram_cluster::detector::{self, Action, Detector, Standing};
-use engram_cluster::{Change, Entry, HandOver, Observed, Seen, decide};
+use engram_cluster::{Change, Entry, HandOver, Observed, Seen, absent, decide};
 use engram_memory::{Incarnation, Member, Ordinal, PartitionId};
 use engram_store::Durability;
 use engram_store::peer::Proposal;
@@ -20,8 +20,6 @@ use std::sync::Arc;
 const EVERY_US: u64 = 100_000;
 /// Against all reason, a node is taken for dead when it was not heard for so long.
 const SILENCE_US: u64 = 600_000;
-/// A worker that the map names and that was never heard is given up after this.
-const ABSENT_MS: u64 = 30_000;
 
 /// A process that was heard.
 #[derive(Debug, Clone)]
@@ -99,13 +97,6 @@ impl Coordinator {
     }
 
     fn observed(&self, weather: &Weather, entries: &[Entry], now_ms: u64) -> Observed {
-        let age_ms = self.detector.age_ms(now_ms);
-        let opinion_ms = weather.timing.opinion_ms;
-        let named = entries.iter().flat_map(Entry::candidates).map(|member| member.ordinal);
-        let given_up = |ordinal: &Ordinal| {
-            !self.members.contains_key(ordinal)
-                && (age_ms >= ABSENT_MS || (age_ms >= opinion_ms && self.detector.died_unheard(*ordinal)))
-        };
         let seen = |heard: &Heard| Seen {
             member: heard.member,
             lossless_since: heard.lossless_since,
@@ -117,6 +108,7 @@ impl Coordinator {
             leaving_since_ms: heard.leaving_since_ms,
             suspects: heard.suspects.clone(),
         };
+        let members: Vec<_> = self.members.values().map(seen).collect();
         Observed {
             cluster: CLUSTER,
             partitions: weather.partitions,
@@ -124,12 +116,12 @@ impl Coordinator {
             copies: weather.copies,
             keeps_all: weather.durability == Durability::Sync,
             now_ms,
-            age_ms,
+            age_ms: self.detector.age_ms(now_ms),
             timing: *self.detector.timing(),
             restart_grace_ms: weather.restart_grace_ms,
             copies_at_once: weather.copies_at_once,
-            members: self.members.values().map(seen).collect(),
-            absent: named.filter(given_up).collect(),
+            absent: absent(entries, &members, &self.detector, now_ms),
+            members,
             draining: self.draining.clone(),
             braked: self.detector.is_braked(),
             failed_over_ms: self.failed_over_ms,

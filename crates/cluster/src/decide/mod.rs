@@ -13,6 +13,7 @@
 //!
 //! Invariant: a decision that was carried out is not made again, and repeated decisions come to an end.
 
+mod absent;
 mod balance;
 mod copies;
 mod failover;
@@ -20,6 +21,7 @@ mod last_resort;
 #[cfg(test)]
 mod tests;
 
+pub use absent::{ABSENT_MS, absent};
 pub use last_resort::is_forsaken;
 
 use crate::change::Change;

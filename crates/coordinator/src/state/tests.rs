@@ -1,8 +1,7 @@
 //! What is heard, and what follows from it for the map.
 
-use super::wanted::ABSENT_MS;
 use super::*;
-use engram_cluster::{Change, Entry, Expected};
+use engram_cluster::{ABSENT_MS, Change, Entry, Expected};
 use engram_memory::{ClusterId, PartitionId, Term};
 
 const LATER: u64 = 10_000;
@@ -180,6 +179,26 @@ fn who_was_not_heard_is_given_up_late_or_on_its_supervisors_word() {
     assert!(promoted(&mut state, ABSENT_MS));
     state.died(Ordinal(1), None, 0, 9, LATER);
     assert!(promoted(&mut state, LATER), "it cannot be started");
+}
+
+#[test]
+fn who_was_not_heard_is_given_up_when_somebody_missed_it_and_no_more_are_missing_than_one_fault_explains() {
+    let gives_up = |workers: u32, hears: u32| {
+        let mut state = State::new(None, Goal::default(), 0);
+        (0..workers).for_each(|ordinal| drop(state.greet(hello(ordinal, 1, 100 + ordinal), 0)));
+        let map = state.wanted(&options(workers), 0).expect("all are here").map;
+        let mut state = State::new(Some(map), Goal::default(), 0);
+        (0..hears).for_each(|ordinal| drop(state.greet(hello(ordinal, 1, 100 + ordinal), 0)));
+        let missed: BTreeSet<_> = (hears..workers).map(Ordinal).collect();
+        for ordinal in 0..hears {
+            let suspects = if ordinal == 0 { missed.clone() } else { BTreeSet::new() };
+            state.beat(&member(ordinal, 1), Pulse { suspects, ..Pulse::default() }, LATER);
+        }
+        !state.observed(&options(workers), LATER).absent.is_empty()
+    };
+    assert!(gives_up(5, 4));
+    assert!(!gives_up(5, 3), "two of five may be the others' side of a cut");
+    assert!(gives_up(2, 1));
 }
 
 #[test]

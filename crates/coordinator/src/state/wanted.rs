@@ -2,12 +2,10 @@
 
 use super::{Heard, State, gone};
 use crate::Options;
-use engram_cluster::{Change, Expected, Observed, PartitionMap, Plan, Seen, decide};
+use engram_cluster::{Change, Expected, Observed, PartitionMap, Plan, Seen, absent, decide};
 use engram_memory::{Ordinal, PartitionId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A worker that the map names and that was never heard is given up after this: as long as a lost one is waited for.
-pub(super) const ABSENT_MS: u64 = 30_000;
 /// Copies that a worker takes, and gives, at a time.
 const COPIES_AT_ONCE: u64 = 2;
 /// Small partitions are copied more at a time, as long as they hold no more memories together than this: their copies are
@@ -137,14 +135,6 @@ impl State {
     }
 
     pub(crate) fn observed(&self, options: &Options, now_ms: u64) -> Observed {
-        let age_ms = self.detector.age_ms(now_ms);
-        let opinion_ms = self.detector.timing().opinion_ms;
-        let named = self.map.iter().flat_map(|map| &map.partitions);
-        let named = named.flat_map(|entry| entry.candidates()).map(|member| member.ordinal);
-        let given_up = |ordinal: &Ordinal| {
-            !self.members.contains_key(ordinal)
-                && (age_ms >= ABSENT_MS || (age_ms >= opinion_ms && self.detector.died_unheard(*ordinal)))
-        };
         let seen = |heard: &Heard| {
             let ordinal = heard.member.ordinal;
             Seen {
@@ -163,6 +153,8 @@ impl State {
                 suspects: heard.suspects.clone(),
             }
         };
+        let entries = self.map.as_ref().map_or(&[][..], |map| &map.partitions);
+        let members: Vec<_> = self.members.values().map(seen).collect();
         Observed {
             cluster: options.cluster,
             partitions: options.partitions,
@@ -170,12 +162,12 @@ impl State {
             copies: options.replication_factor,
             keeps_all: options.keeps_all,
             now_ms,
-            age_ms,
+            age_ms: self.detector.age_ms(now_ms),
             timing: *self.detector.timing(),
             restart_grace_ms: options.restart_grace.as_millis() as u64,
             copies_at_once: self.copies_at_once(),
-            members: self.members.values().map(seen).collect(),
-            absent: named.filter(given_up).collect(),
+            absent: absent(entries, &members, &self.detector, now_ms),
+            members,
             draining: self.goal.draining.clone(),
             braked: self.detector.is_braked(),
             failed_over_ms: self.failed_over_ms,
