@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use engram_api::status::{Truth, condition};
 
+use crate::evidence;
 use crate::names::REPLACE;
 use crate::observed::Observed;
 use crate::plan::{Action, Plan};
@@ -31,7 +32,7 @@ pub fn steer(cluster: &ValidatedCluster, observed: &Observed, plan: &Plan) -> Op
     if is_away || plan.status.conditions.iter().any(is_stalled) {
         return None;
     }
-    let mut steering = Steering { workers: cluster.spec.workers, ..Steering::default() };
+    let mut steering = carried_on(cluster, observed);
     for action in &plan.actions {
         match action {
             Action::Drain { ordinal, evacuate: true, .. } => drop(steering.emptied.insert(*ordinal)),
@@ -42,15 +43,22 @@ pub fn steer(cluster: &ValidatedCluster, observed: &Observed, plan: &Plan) -> Op
         }
     }
     let chosen = cluster.annotations.get(REPLACE);
-    for pod in &observed.pods {
-        // Until it has gone, or its disk would be filled again before it is taken away.
-        if chosen == Some(&pod.uid) {
-            steering.emptied.insert(pod.ordinal);
-        }
-        // It beats still, and is about to stop.
-        if pod.terminating {
-            steering.relieved.insert(pod.ordinal);
-        }
-    }
+    // Until it has gone, or its disk would be filled again before it is taken away.
+    let chosen = observed.pods.iter().filter(|pod| chosen == Some(&pod.uid));
+    steering.emptied.extend(chosen.map(|pod| pod.ordinal));
     Some(steering)
+}
+
+/// Says how a cluster is coordinated whose spec is refused, by what was good last: nothing is changed, and whoever fails is replaced.
+/// Nobody is coordinated who has no map, or is suspended, or would be stalled.
+pub fn steer_on(cluster: &ValidatedCluster, observed: &Observed) -> Option<Steering> {
+    let is_away = observed.map.as_ref().is_none_or(|map| map.suspended);
+    (!is_away && evidence::stalled(cluster, observed).is_none()).then(|| carried_on(cluster, observed))
+}
+
+/// What holds whatever is planned.
+fn carried_on(cluster: &ValidatedCluster, observed: &Observed) -> Steering {
+    // They beat still, and are about to stop.
+    let stopping = observed.pods.iter().filter(|pod| pod.terminating).map(|pod| pod.ordinal);
+    Steering { workers: cluster.spec.workers, emptied: BTreeSet::new(), relieved: stopping.collect() }
 }

@@ -6,7 +6,7 @@ use super::{Inputs, metadata};
 use crate::validate::ValidatedCluster;
 
 /// Name of the file in the ConfigMap.
-pub(super) const FILE: &str = "cluster.json";
+pub(crate) const FILE: &str = "cluster.json";
 
 pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     let spec = &cluster.spec;

@@ -8,7 +8,8 @@ mod config;
 mod network;
 mod stateful_set;
 
-pub(crate) use stateful_set::GPU_RESOURCE;
+pub(crate) use config::FILE as CONFIG_FILE;
+pub(crate) use stateful_set::{GPU_RESOURCE, ZONE_KEY};
 
 use engram_api::status::WorkerRevision;
 use serde_json::{Map, Value, json};

@@ -13,6 +13,9 @@ use crate::validate::ValidatedCluster;
 /// The extended resource that is asked for where the spec names none.
 pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
+/// What nodes of one zone have in common.
+pub(crate) const ZONE_KEY: &str = "topology.kubernetes.io/zone";
+
 pub(super) fn stateful_set(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     let names = &cluster.names;
     let storage = cluster.spec.storage.as_ref();
@@ -199,7 +202,7 @@ fn tolerations(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
 fn spread(cluster: &ValidatedCluster) -> Value {
     let zones = cluster.spec.scheduling.as_ref().and_then(|scheduling| scheduling.topology_spread);
     let key = match zones {
-        Some(TopologySpread::Zone) => "topology.kubernetes.io/zone",
+        Some(TopologySpread::Zone) => ZONE_KEY,
         Some(TopologySpread::Node) | None => "kubernetes.io/hostname",
     };
     json!([{

@@ -109,6 +109,11 @@ impl Coordinators {
         Some((kept.0, kept.1.report()))
     }
 
+    /// The clusters of a scope that are coordinated.
+    pub(super) fn keys(&self, scope: Option<&str>) -> Vec<Key> {
+        self.kept().keys().filter(|key| scope.is_none_or(|scope| key.namespace == scope)).cloned().collect()
+    }
+
     /// Ends the coordinator of a cluster, if there is one.
     pub(super) fn end(&self, key: &Key) {
         let ended = self.kept().remove(key);

@@ -14,18 +14,22 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::asking::Error;
-use super::kinds::{BUILT, CLAIM, CLUSTER, MAP, POD};
+use super::asking::{Error, ask};
+use super::kinds::{BUILT, CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
+use super::observe::is_owned;
 use super::watching::{controller, watched};
 use super::{Context, Key, apply, observe};
-use crate::names::CLUSTER_LABEL;
+use crate::names::{CLUSTER_LABEL, Names};
 use crate::plan::plan;
-use crate::steer::steer;
+use crate::recall::recall;
+use crate::steer::{steer, steer_on};
 use crate::validate::validate;
 use crate::{refused, report};
 
 /// First and longest wait after a look that failed.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// How soon a cluster whose spec is refused is looked at again, if nothing is heard before.
+const REFUSED: Duration = Duration::from_secs(60);
 /// How often clusters that are gone are forgotten.
 pub(super) const SWEEP: Duration = Duration::from_secs(5);
 
@@ -123,7 +127,7 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
             let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
             let status = refused(generation, &old, &problems, &now);
             tell(context, key, &object, &old, &status).await?;
-            return Ok(Action::await_change());
+            return Box::pin(carry_on(context, key, &object, old)).await;
         }
     };
     let observed = observe::observe(context, &cluster, old.clone()).await?;
@@ -150,6 +154,26 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
         tended?;
     }
     Ok(Action::requeue(plan.requeue))
+}
+
+/// Goes on coordinating a cluster whose spec is refused, as it was when its spec was good: an edit that is refused takes nobody's
+/// failover away, whenever the operator was started. Nothing is written but the map.
+async fn carry_on(context: &Context, key: &Key, object: &Value, status: LearnerClusterStatus) -> Result<Action, Error> {
+    let uid = object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
+    let names = Names { cluster: key.name.clone() };
+    let made = async |kind: Kind, name: String| {
+        let api = kind.of(&context.client, &key.namespace);
+        let found = ask(|| format!("read {} {name}", kind.name), api.get_opt(&name)).await?;
+        Ok::<_, Error>(found.map(|found| kind.value(&found)).filter(|found| is_owned(found, uid)))
+    };
+    let (config, set) = futures::try_join!(made(built("ConfigMap"), names.config()), made(SET, names.worker()))?;
+    // Nothing has been made yet, and nobody runs.
+    let (Some(config), Some(set)) = (config, set) else { return Ok(Action::await_change()) };
+    let Some(cluster) = recall(object, &config, &set) else { return Ok(Action::await_change()) };
+    let observed = observe::observe(context, &cluster, status).await?;
+    let steering = steer_on(&cluster, &observed);
+    context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), &context.nodes).await?;
+    Ok(Action::requeue(REFUSED))
 }
 
 /// Whether this operator looks after the object, and nobody has deleted it: what goes with it goes by its owner references.

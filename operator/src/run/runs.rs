@@ -3,10 +3,12 @@
 //! A name stands for one run of a cluster for ever, so that handing over again finds the run: whoever leads just does it. The run
 //! itself belongs to the workers; without an operator it goes on.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use engram_api::MANAGED_BY;
 use engram_api::status::LearnerRunStatus;
 use engram_client::{Client, Options};
 use engram_proto::v1;
@@ -29,6 +31,9 @@ use crate::learner_run::{Seen, Told, is_over, run_status, validate_run};
 const PROGRESS: Duration = Duration::from_secs(2);
 /// How often a run that waits for its cluster is looked at.
 const WAITING: Duration = Duration::from_secs(5);
+/// Longest time that a cluster's answer about its runs is waited for, and between questions to one that does not answer.
+const STOCK_DEADLINE: Duration = Duration::from_secs(2);
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// Longest request to the workers.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -40,12 +45,14 @@ pub(super) async fn run(
     stopped: watch::Receiver<bool>,
 ) -> Result<()> {
     let controller = controller(&context, RUN, scope.as_deref(), concurrency, stopped);
-    let sweeping = sweep(Arc::clone(&context), scope, controller.store());
+    let sweeping = sweep(Arc::clone(&context), scope.clone(), controller.store());
+    let asking = take_stock(Arc::clone(&context), scope);
     let again = |_: Arc<DynamicObject>, _: &Error, _: Arc<Context>| Action::requeue(WAITING);
     let looking = controller.run(look, again, Arc::clone(&context)).for_each(async |_| {});
     tokio::select! {
         () = looking => Ok(()),
         () = sweeping => Ok(()),
+        () = asking => Ok(()),
     }
 }
 
@@ -70,7 +77,9 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
     }
     let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
     let (told, again) = match validate_run(&object) {
-        Ok(spec) => {
+        Ok(mut spec) => {
+            // Whoever finds it with the workers later knows that it has an object.
+            spec.managed_by = Some(MANAGED_BY.to_owned());
             let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
             let text = serde_json::to_string(&spec).expect("a spec has string keys only");
             // What has started cannot be held any more.
@@ -186,6 +195,44 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
             }
         }
     }
+}
+
+/// Asks each cluster once, when this replica begins to lead, which runs it was handed: one whose object was deleted while no operator was
+/// there is called off as any other.
+async fn take_stock(context: Arc<Context>, scope: Option<String>) {
+    // When to ask who did not answer, and how long to wait then; nothing more of who did.
+    let mut asked: BTreeMap<Key, Option<(Instant, Duration)>> = BTreeMap::new();
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        if !context.leadership.leads() {
+            asked.clear();
+            continue;
+        }
+        let clusters = context.coordinators.keys(scope.as_deref());
+        asked.retain(|cluster, _| clusters.contains(cluster));
+        for cluster in clusters {
+            let wait = match asked.get(&cluster) {
+                Some(None) => continue,
+                Some(Some((due, _))) if Instant::now() < *due => continue,
+                Some(Some((_, wait))) => (*wait * 2).min(ASK_AGAIN),
+                None => SWEEP,
+            };
+            let answered = tokio::time::timeout(STOCK_DEADLINE, adopt(&context, &cluster)).await == Ok(Some(()));
+            asked.insert(cluster, (!answered).then(|| (Instant::now() + wait, wait)));
+        }
+    }
+}
+
+/// Looks after the runs of a cluster that have an object, or had one.
+async fn adopt(context: &Context, cluster: &Key) -> Option<()> {
+    let runs = client(context, cluster).await.ok()??.list_runs().await.ok()?;
+    let goes_on = |run: &v1::RunStatus| matches!(run.phase(), v1::RunPhase::Queued | v1::RunPhase::Running);
+    let mut handed = context.handed();
+    for run in runs.into_iter().filter(|run| run.managed_by == MANAGED_BY && goes_on(run)) {
+        let key = Key { namespace: cluster.namespace.clone(), name: run.name };
+        handed.entry(key).or_insert_with(|| cluster.clone());
+    }
+    Some(())
 }
 
 async fn call_off(context: &Context, key: &Key, cluster: &Key) -> Result<(), Error> {

@@ -46,6 +46,8 @@ pub(crate) struct Told {
     pub(crate) run: RunId,
     pub(crate) name: String,
     pub(crate) status: Status,
+    /// Who looks after the object that it was made from; empty where there is none.
+    pub(crate) managed_by: String,
 }
 
 impl Runs {
@@ -144,7 +146,8 @@ impl Runs {
         let state = RunState::of(entry).ok()?;
         let live = shared.runs.watch(run).filter(|_| !state.phase.is_final());
         let status = live.map_or_else(|| first_status(&state), |(_, status)| status.borrow().clone());
-        Some(Told { run, name: state.name, status })
+        let managed_by = state.spec["managedBy"].as_str().unwrap_or_default().to_owned();
+        Some(Told { run, name: state.name, status, managed_by })
     }
 }
 

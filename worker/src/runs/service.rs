@@ -275,6 +275,7 @@ fn status_to_wire(shared: &Shared, told: &Told) -> v1::RunStatus {
         driver: (!status.phase.is_final()).then_some(shared.ordinal().0),
         metrics: status.metrics.clone().into_iter().collect(),
         label: status.label.clone(),
+        managed_by: told.managed_by.clone(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The operator: its real program, against a real API server, with real workers that beat to it as processes of node 1. Pods are
 //! stand-ins: what happens in a container is not seen here. Checks rest on one another, in order.
 
+mod runs;
+
 use super::Check;
 use super::look::{PODS, WHILE, is_ready};
 use crate::MERGE;
@@ -16,7 +18,6 @@ use std::time::{Duration, Instant};
 
 const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/learnerclusters";
 const MAPS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/partitionmaps";
-const RUNS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/learnerruns";
 const SETS: &str = "/apis/apps/v1/namespaces/default/statefulsets";
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/default/leases/engram-operator";
@@ -53,8 +54,15 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "an edit is carried out, and one while paused only afterwards", run: edits },
         Check { name: "what others change or remove is put right", run: repairs },
         Check { name: "a cluster that is refused says why, and holds up no other", run: refuses },
+        Check {
+            name: "a cluster that is refused is coordinated as it was, also by operators that start afterwards",
+            run: refused_and_restarted,
+        },
         Check { name: "a lost map beside a volume stalls the cluster, and nothing is started on it", run: stalls },
-        Check { name: "a run learns to its end, and one that is deleted makes room for the next", run: learns },
+        Check {
+            name: "a run learns to its end, and one that is deleted makes room for it, while no operator is there",
+            run: runs::learns,
+        },
         Check { name: "when the leader is killed the other leads, and workers notice nothing", run: leader_killed },
         Check { name: "a leader that is told to stop gives the lease back at once", run: leader_stops },
         Check { name: "a cluster that is deleted takes all along, with no operator at all", run: deleted },
@@ -130,14 +138,14 @@ fn leader(cluster: &Cluster) -> Result<Option<String>> {
 /// The definitions, and the policy that whatever operators and workers write has to pass.
 pub(super) fn define(cluster: &Cluster) -> Result<()> {
     for definition in [
-        include_str!("../../../../crds/learnerclusters.yaml"),
-        include_str!("../../../../crds/learnerruns.yaml"),
-        include_str!("../../../../crds/partitionmaps.yaml"),
+        include_str!("../../../../../crds/learnerclusters.yaml"),
+        include_str!("../../../../../crds/learnerruns.yaml"),
+        include_str!("../../../../../crds/partitionmaps.yaml"),
     ] {
         // The largest of them does not fit into the annotation of a client-side apply.
         cluster.apply_on_server(definition)?;
     }
-    cluster.apply_on_server(include_str!("../../../../charts/engram/files/policy.yaml"))
+    cluster.apply_on_server(include_str!("../../../../../charts/engram/files/policy.yaml"))
 }
 
 fn start(cluster: &Cluster) -> Result<String> {
@@ -233,6 +241,14 @@ fn primaries(map: &Value) -> Vec<u64> {
     let entries = spec["partitions"].as_object().into_iter().flatten();
     let of = |entry: &Value| spec["stores"][entry["primary"].to_string().as_str()]["ordinal"].as_u64();
     entries.filter_map(|(_, entry)| of(entry)).collect()
+}
+
+/// Ordinals of those who have a copy in sync, of each partition.
+fn copies(map: &Value) -> Vec<Vec<u64>> {
+    let spec = &map["spec"];
+    let of = |member: &Value| spec["stores"][member.as_str()?.split_once('/')?.0]["ordinal"].as_u64();
+    let entries = spec["partitions"].as_object().into_iter().flatten();
+    entries.map(|(_, entry)| entry["isr"].as_array().into_iter().flatten().filter_map(of).collect()).collect()
 }
 
 fn is_ready_cluster(status: &Value) -> Option<()> {
@@ -416,6 +432,41 @@ fn refuses(cluster: &Cluster) -> Result<String> {
     Ok(told)
 }
 
+/// A field that the definition lets through, and the operator does not.
+fn set_command(command: &Value) -> Value {
+    json!({ "podTemplate": { "spec": { "containers": [{ "name": "worker", "command": command }] } } })
+}
+
+fn refused_and_restarted(cluster: &Cluster) -> Result<String> {
+    edit(cluster, &set_command(&json!(["sh"])))?;
+    let told = |truth: &'static str| {
+        wait_for_status(cluster, "words", &format!("Accepted: {truth}"), move |status| {
+            (condition(status, "Accepted")?.0 == truth).then_some(())
+        })
+    };
+    told("False")?;
+    for (replica, ..) in REPLICAS {
+        cluster.end_daemon(1, replica, Signal::SIGTERM)?;
+    }
+    for replica in REPLICAS {
+        start_replica(cluster, replica)?;
+    }
+    // Workers take over by themselves as well; a copy of what was lost is made by a coordinator alone.
+    let lost = *primaries(&map(cluster)?).first().context("somebody leads")?;
+    let began = Instant::now();
+    cluster.end_daemon(1, &format!("worker-{lost}"), Signal::SIGKILL)?;
+    until("two copies of everything among the others", HAND_OVER, || {
+        let whole = copies(&map(cluster)?).iter().all(|of| of.len() == 2 && !of.contains(&lost));
+        Ok(whole.then_some(()))
+    })?;
+    let took = began.elapsed();
+    edit(cluster, &json!({ "podTemplate": null }))?;
+    told("True")?;
+    start_worker(cluster, lost)?;
+    wait_for_status(cluster, "words", "Ready again", is_ready_cluster)?;
+    Ok(format!("copies made again {:.1} s after the kill", took.as_secs_f64()))
+}
+
 fn stalls(cluster: &Cluster) -> Result<String> {
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
@@ -444,46 +495,6 @@ fn stalls(cluster: &Cluster) -> Result<String> {
     until("the set, with the claim gone", WHILE, || cluster.api().find(&format!("{SETS}/old-worker")))?;
     cluster.api().delete(&format!("{CLUSTERS}/old"), None)?;
     Ok(message)
-}
-
-fn learns(cluster: &Cluster) -> Result<String> {
-    let run = |name: &str, source: Value, epochs: u64| {
-        let object = json!({
-            "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerRun", "metadata": { "name": name },
-            "spec": {
-                "clusterRef": { "name": "words" }, "kind": "Memory", "memory": { "source": source, "epochs": epochs },
-            },
-        });
-        cluster.api().create(RUNS, &object).map(drop)
-    };
-    let wait = |name: &str, what: &str, holds: fn(&Value) -> bool| {
-        let mut last = Value::Null;
-        let found = until(&format!("run {name} to be {what}"), HAND_OVER, || {
-            last = cluster.api().get(&format!("{RUNS}/{name}"))?["status"].take();
-            Ok(holds(&last).then(|| last.clone()))
-        });
-        found.with_context(|| format!("its status is {last:#}"))
-    };
-    run("long", json!({ "synthetic": { "memories": 500 } }), 1_000_000)?;
-    let running =
-        wait("long", "on its way", |it| it["phase"] == "Running" && it["progress"]["epoch"].as_u64() > Some(0))?;
-    ensure!(running["driver"].as_str().is_some_and(|pod| pod.starts_with("words-worker-")), "{running:#}");
-    ensure!(running["progress"]["total"] == 1_000_000, "{running:#}");
-    // One run at a time changes a cluster: the next one waits until the first is called off.
-    run("next", json!({ "example": { "name": "StateOfTheUnion" } }), 5)?;
-    wait("next", "queued", |it| condition(it, "Complete").is_some_and(|it| it.1 == "Queued"))?;
-    cluster.api().delete(&format!("{RUNS}/long"), None)?;
-    let done = wait("next", "Complete", |it| it["phase"] == "Complete")?;
-    ensure!(done["progress"]["epoch"] == 5 && done["completionTime"].is_string(), "{done:#}");
-    // Whoever lists clusters sees what they have learned, of runs that were called off too; looked at here since somebody touched it.
-    let touch = json!({ "metadata": { "annotations": { "touched": "after the runs" } } });
-    cluster.api().patch(&format!("{CLUSTERS}/words"), MERGE, &touch)?;
-    wait_for_status(cluster, "words", "known to have learned", |it| (it["epoch"].as_u64()? > 5).then_some(()))?;
-    // What pods cannot read is refused before anybody waits for it.
-    let refused = run("git", json!({ "git": { "path": "/src" } }), 5).expect_err("pods have no repository");
-    let refused = format!("{refused:#}");
-    ensure!(refused.contains("spec.memory.source.git is not supported yet"), "{refused}");
-    Ok(String::new())
 }
 
 /// A map that did not change for so long is at rest: moves follow each other faster.
