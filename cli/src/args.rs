@@ -3,7 +3,9 @@
 use crate::commands::Command;
 use crate::kubernetes;
 use crate::output::{ColorChoice, Format, Output};
-use clap::{Args, Parser};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
 use std::path::PathBuf;
 
 /// A store for memories that learn: weights that fade with time and move with quality.
@@ -103,10 +105,56 @@ impl Context {
     }
 }
 
+/// Options that name a cluster in Kubernetes, and options that name one elsewhere.
+const PLACES: ([&str; 3], [&str; 2]) = (["namespace", "context", "kubeconfig"], ["address", "state_dir"]);
+
+impl Arguments {
+    /// Reads the command line; ends the process where it says nonsense, or names two places for one cluster.
+    pub(crate) fn read() -> Self {
+        let mut command = Self::command();
+        let matches = command.get_matches_mut();
+        if let Some(message) = contradiction(&command, &matches) {
+            command.error(ErrorKind::ArgumentConflict, message).exit();
+        }
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+    }
+}
+
+/// What is wrong where both places were named on the command line. What the environment says gives way to an option.
+fn contradiction(command: &clap::Command, matches: &ArgMatches) -> Option<String> {
+    let given = |id: &&&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let (in_kubernetes, elsewhere) = (PLACES.0.iter().find(given)?, PLACES.1.iter().find(given)?);
+    let shown = |id: &str| command.get_arguments().find(|it| it.get_id() == id).map(ToString::to_string);
+    let (a, b) = (shown(in_kubernetes)?, shown(elsewhere)?);
+    Some(format!("'{a}' names a cluster in Kubernetes, and '{b}' one that is not reached through it: give one of them"))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Arguments;
-    use clap::CommandFactory as _;
+    use super::*;
+
+    #[test]
+    fn two_places_for_one_cluster_are_refused_by_both_names() {
+        let told = |words: &[&str]| {
+            let mut command = Arguments::command();
+            let matches = command.try_get_matches_from_mut(words).unwrap();
+            contradiction(&command, &matches)
+        };
+        for words in [
+            ["engram", "-n", "research", "status", "--address", "10.0.0.1:7443"],
+            ["engram", "status", "--address", "10.0.0.1:7443", "-n", "research"],
+        ] {
+            let message = told(&words).unwrap();
+            assert!(
+                message.contains("--namespace <NAMESPACE>") && message.contains("--address <HOST:PORT,..>"),
+                "{message}"
+            );
+        }
+        assert!(told(&["engram", "--context", "lab", "--state-dir", "x", "status"]).is_some());
+        for words in [["engram", "-n", "research", "status"], ["engram", "--address", "10.0.0.1:7443", "status"]] {
+            assert_eq!(told(&words), None);
+        }
+    }
 
     #[test]
     fn the_tree_is_sound_and_every_command_shows_examples() {

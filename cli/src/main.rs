@@ -22,7 +22,6 @@ mod snapshot;
 mod target;
 
 use args::Arguments;
-use clap::Parser as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -30,7 +29,7 @@ fn main() -> ExitCode {
     if role == plugin::Role::Completion {
         return plugin::complete();
     }
-    let arguments = Arguments::parse();
+    let arguments = Arguments::read();
     let context = arguments.global.context(role == plugin::Role::Plugin);
     // All tasks run on this thread: children that `up` starts die with the thread that started them, and this one lasts
     // as long as the process.

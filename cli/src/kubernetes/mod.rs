@@ -7,6 +7,7 @@
 mod error;
 mod forward;
 mod place;
+mod runs;
 
 pub(crate) use forward::{Dialer, Forwarder};
 

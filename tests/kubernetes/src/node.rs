@@ -125,6 +125,11 @@ impl Cluster {
         (1..=MOST_NODES).filter(|&it| self.holder(it).is_ok()).try_for_each(|it| self.import(it, &kept))
     }
 
+    /// Imports an image into one node alone.
+    pub(crate) fn load_image_on(&self, node: u8, archive: &Path) -> Result<()> {
+        self.import(node, archive)
+    }
+
     fn import(&self, node: u8, archive: &Path) -> Result<()> {
         self.ctr(node, ["images".as_ref(), "import".as_ref(), archive.as_os_str()]).map(drop)
     }

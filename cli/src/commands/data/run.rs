@@ -14,6 +14,7 @@ use engram_learn::source::{self, Limits, SourceOptions};
 use engram_proto::v1::{RunPhase, RunStatus};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ const ROWS_EVERY: Duration = Duration::from_secs(1);
   engram run runs.yaml --no-wait                submit and leave; see: engram list runs
   engram run runs.yaml -o json                  a JSON line per learning epoch, then one with the result
 
+In Kubernetes a LearnerRun is made of each, and the operator hands it to the workers.
 Ctrl-C asks the run to stop after its epoch and waits; a second one leaves it to the cluster.")]
 pub(crate) struct Arguments {
     /// Manifest with one or more LearnerRuns; `-` is stdin
@@ -54,13 +56,19 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     check(&manifest, &target, &client)?;
     for run in &manifest.runs {
         let name = &run.metadata.name;
-        let submitted = submit(&client, &manifest, run).await?;
+        let submitted = match &target {
+            Target::Kubernetes(cluster) => cluster.make_run(run).await?,
+            _ => submit(&client, &manifest, run).await?,
+        };
         if !submitted {
             context.output.note(format!("run {name} is on the cluster already; a new run needs a new name"));
         }
         if arguments.no_wait {
             context.output.note(format!("submitted run {name}; follow it: engram describe run {name}"));
             continue;
+        }
+        if let Target::Kubernetes(cluster) = &target {
+            cluster.handed_over(name, |why| context.output.note(format!("run {name} waits: {why}"))).await?;
         }
         let report = follow(&client, name, &context.output).await?;
         if let Some(path) = &arguments.report {
@@ -320,8 +328,10 @@ fn told(status: &RunStatus) -> String {
             parts.push(format!("{figure} {value:.3}"));
         }
     }
-    let rates = status.metrics.iter().filter(|(name, _)| name.starts_with("hit_rate_") && !name.contains("_most_"));
-    parts.extend(rates.map(|(name, value)| format!("top {} {value:.3}", &name["hit_rate_".len()..])));
+    // From the wire they come in any order.
+    let rate = |(name, value): (&String, &f64)| Some((name.strip_prefix("hit_rate_")?.parse::<u32>().ok()?, *value));
+    let rates: BTreeMap<u32, f64> = status.metrics.iter().filter_map(rate).collect();
+    parts.extend(rates.into_iter().map(|(first, value)| format!("top {first} {value:.3}")));
     parts.join(", ")
 }
 
@@ -357,4 +367,18 @@ fn line(value: &Value) -> anyhow::Result<()> {
 pub(crate) fn write_page(report: &RunReport, path: &Path) -> anyhow::Result<()> {
     let page = report::page(report)?;
     crate::rows::write_whole(path, page.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hit_rates_are_told_in_the_order_of_their_numbers() {
+        let rates =
+            [("hit_rate_1000", 0.6), ("hit_rate_500", 0.7), ("hit_rate_500_most_recent", 0.1), ("separation", 2.0)];
+        let metrics = rates.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+        let status = RunStatus { metrics, ..RunStatus::default() };
+        assert_eq!(told(&status), "separation 2.000, top 500 0.700, top 1000 0.600");
+    }
 }

@@ -5,6 +5,7 @@
 
 use super::Check;
 use super::faults::install::operator;
+use super::in_pod;
 use super::look::{WHILE, is_ready, uid};
 use crate::cluster::Cluster;
 use crate::process::{self, Ended, until};
@@ -46,6 +47,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "a cluster is Ready", run: begins },
         Check { name: "kubectl engram says of it what its object says", run: status },
         Check { name: "memories written through the API server are what a worker serves", run: memories },
+        Check { name: "inside a pod it finds them by the account of the pod", run: inside_a_pod },
         Check { name: "a run is followed to its end", run: follows },
         Check { name: "partitions are listed, and an order that is not needed is refused", run: partitions },
         Check { name: "a worker that comes back elsewhere is found again", run: replaced },
@@ -253,6 +255,13 @@ fn memories(cluster: &Cluster) -> Result<String> {
     Ok("300 written, 40 ranked".into())
 }
 
+fn inside_a_pod(cluster: &Cluster) -> Result<String> {
+    let arguments = ["rank", "--limit", "40", "-o", "json"];
+    let (told, meant) = (in_pod::asked(cluster, NAMESPACE, &arguments)?, inside(cluster, &arguments)?);
+    ensure!(told == meant, "{told} in a pod, {meant} of a worker");
+    Ok(String::new())
+}
+
 fn follows(cluster: &Cluster) -> Result<String> {
     let manifest = |source: Value| {
         json!({
@@ -271,6 +280,22 @@ fn follows(cluster: &Cluster) -> Result<String> {
     ensure!(said.contains("a path of this machine"), "{said}");
     fs::write(&file, manifest(json!({ "synthetic": { "memories": 500 } })).to_string())?;
     engram(cluster, &["run", &path])?;
+    // Others see it as any run that was applied.
+    let object = format!("/apis/engram.dev/v1alpha1/namespaces/{NAMESPACE}/learnerruns/from-outside");
+    let object = until("the run's object to be Complete", WHILE, || {
+        Ok(Some(cluster.api().get(&object)?).filter(|object| object["status"]["phase"] == "Complete"))
+    })?;
+    ensure!(object["status"]["progress"]["epoch"] == 5, "{}", object["status"]);
+    // The same once more is the same run; another of its name is none.
+    engram(cluster, &["run", &path])?;
+    let mut other = manifest(json!({ "synthetic": { "memories": 500 } }));
+    other["spec"]["memory"]["epochs"] = 6.into();
+    fs::write(&file, other.to_string())?;
+    let said = refused(cluster, &admin(cluster)?, CONFLICT, &["-n", NAMESPACE, "run", &path])?;
+    ensure!(said.contains("another LearnerRun from-outside"), "{said}");
+    let both = ["-n", NAMESPACE, "status", "--address", "127.0.0.1:7443"];
+    let said = refused(cluster, &admin(cluster)?, USAGE, &both)?;
+    ensure!(said.contains("--namespace <NAMESPACE>") && said.contains("--address <HOST:PORT,..>"), "{said}");
     let told = read(&engram(cluster, &["describe", "run", "from-outside", "-o", "json"])?)?;
     ensure!(told["status"]["epoch"] == 5, "{}", told["status"]);
     Ok(String::new())

@@ -7,6 +7,7 @@ mod chart;
 mod command;
 mod fake;
 mod faults;
+mod in_pod;
 mod look;
 mod many;
 mod operator;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const NAMESPACE: &str = "engram-system";
 /// Who runs the programs.
-const USER: &str = "65532:65532";
+pub(in crate::suites) const USER: &str = "65532:65532";
 /// What the images are called. The workers' second tag is the same image: what a rolling change needs.
 pub(super) const WORKER: &str = "local.test/engram-worker";
 const OPERATOR: &str = "local.test/engram-operator:1";
@@ -119,7 +119,7 @@ fn load_images(cluster: &Cluster) -> Result<()> {
 }
 
 /// A program of the project that lies beside this one, without what only a debugger reads: every node gets a copy.
-fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
+pub(in crate::suites) fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     let built = std::env::current_exe()?.with_file_name(name);
     if !built.is_file() {
         return Err(Skip(format!("there is no {}: `cargo xtask kubernetes` builds it", built.display())).into());
