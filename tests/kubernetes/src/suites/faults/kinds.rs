@@ -12,6 +12,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
+const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims?labelSelector=engram.dev%2Fcomponent%3Dworker,engram.dev%2Fcluster%3D";
+const SET: &str = "/apis/apps/v1/namespaces/default/statefulsets";
 const OPERATOR_PODS: &str = "/api/v1/namespaces/engram-system/pods";
 /// How long the API server is away in CI.
 const OUTAGE: Duration = Duration::from_secs(30);
@@ -45,6 +47,7 @@ pub(super) const NO_API_LONG: Kind = Kind {
 };
 pub(super) const SCALE: Kind = Kind { name: "scaled from 3 to 5 and back", promise: Promise::Planned, inflict: scaled };
 pub(super) const UPGRADE: Kind = Kind { name: "operator upgraded", promise: Promise::Planned, inflict: upgraded };
+pub(super) const GROWTH: Kind = Kind { name: "disks grown", promise: Promise::Planned, inflict: disks_grown };
 pub(super) const IMAGE: Kind = Kind { name: "image changed", promise: Promise::Planned, inflict: image_changed };
 
 /// Whom a fault hits.
@@ -182,17 +185,23 @@ fn node_cut_off(cluster: &Cluster) -> Result<Over> {
 /// Without the API server nothing is changed, and nobody who only reads and writes memories notices.
 fn no_api(cluster: &Cluster, time: Duration) -> Result<Over> {
     let (pods, terms) = (watch::identities(cluster)?, watch::map(cluster)?.terms());
+    let addresses = watch::pods(cluster)?;
     cluster.stop_api()?;
     // It is this long that is asked for.
     std::thread::sleep(time);
+    let readiness = watch::ready_by_themselves(cluster, &addresses);
     cluster.start_api()?;
     let began = Instant::now();
+    readiness?;
     let whole = watch::whole(cluster, began, &[])?;
     let acts = acts(cluster)?;
-    watch::settled(cluster, WORKERS)?;
+    // Nodes and pods are told as not Ready until every kubelet and controller watches again. A worker says what it is all the while.
+    watch::settled_but(cluster, WORKERS, || watch::ready_by_themselves(cluster, &addresses))?;
+    let settled = began.elapsed().as_secs_f64();
     ensure!(watch::identities(cluster)? == pods, "a pod was replaced or restarted");
     ensure!(watch::map(cluster)?.terms() == terms, "partitions changed hands");
-    Ok(Over { whole, note: format!("the operator acts {:.1} s after its return", (acts - began).as_secs_f64()) })
+    let acts = (acts - began).as_secs_f64();
+    Ok(Over { whole, note: format!("after its return the operator acts in {acts:.1} s, kubelets in {settled:.1} s") })
 }
 
 /// Wants something of the operator, and says when it was done: what a status said before it looked again is worth nothing.
@@ -231,6 +240,42 @@ fn scaled(cluster: &Cluster) -> Result<Over> {
     let (up, down) = (to(MORE)?, to(WORKERS)?);
     let note = format!("up in {:.1} s, down in {:.1} s", up.as_secs_f64(), down.as_secs_f64());
     Ok(Over { whole: began.elapsed(), note })
+}
+
+/// Every disk by one size more: the claims, and what a claim of a further worker would ask for. Pods keep running on them.
+fn disks_grown(cluster: &Cluster) -> Result<Over> {
+    const GIBIBYTES: &str = "Gi";
+    let (pods, before) = (watch::identities(cluster)?, claims(cluster)?);
+    let asked = cluster.api().get(&format!("{CLUSTERS}/{TRIALS}"))?["spec"]["storage"]["size"].take();
+    let number = asked.as_str().and_then(|it| it.strip_suffix(GIBIBYTES)?.parse::<u32>().ok());
+    let size = format!("{}{GIBIBYTES}", number.with_context(|| format!("a size of {asked}"))? + 1);
+    let began = Instant::now();
+    edit(cluster, &json!({ "storage": { "size": size } }))?;
+    until("all disks to be larger", CHANGED, || {
+        let now = claims(cluster)?;
+        let grown = now.iter().filter(|claim| claim["status"]["capacity"]["storage"] == size).count();
+        ensure!(grown == WORKERS && now.len() == WORKERS, "{grown} of {} disks have {size}", now.len());
+        let set = cluster.api().get(&format!("{SET}/{TRIALS}-worker"))?;
+        let template = &set["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"];
+        ensure!(*template == size, "a further worker would get {template}");
+        Ok(Some(()))
+    })?;
+    let took = began.elapsed().as_secs_f64();
+    let whole = watch::whole(cluster, began, &[])?;
+    watch::settled(cluster, WORKERS)?;
+    ensure!(watch::identities(cluster)? == pods, "a worker was replaced or restarted");
+    let identity = |claim: &Value| claim["metadata"]["uid"].clone();
+    let now = claims(cluster)?;
+    ensure!(now.iter().map(identity).eq(before.iter().map(identity)), "a disk is another one");
+    Ok(Over { whole, note: format!("{WORKERS} disks have {size} after {took:.1} s, and no worker was restarted") })
+}
+
+/// The claims of the workers, by name.
+fn claims(cluster: &Cluster) -> Result<Vec<Value>> {
+    let mut claims = cluster.api().get(&format!("{CLAIMS}{TRIALS}"))?;
+    let mut claims = claims["items"].as_array_mut().map(std::mem::take).context("no list of claims")?;
+    claims.sort_by(|a, b| name_of(a).cmp(name_of(b)));
+    Ok(claims)
 }
 
 /// Another template of the operator's pods, and another image that it would give to new workers.

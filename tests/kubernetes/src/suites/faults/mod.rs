@@ -40,6 +40,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "node cut off", run: |it| trial(it, &kinds::CUT_OFF) },
         Check { name: "operator upgraded", run: |it| trial(it, &kinds::UPGRADE) },
         Check { name: "scaled from 3 to 5 and back", run: |it| trial(it, &kinds::SCALE) },
+        Check { name: "disks grown", run: |it| trial(it, &kinds::GROWTH) },
         Check { name: "image changed", run: |it| trial(it, &kinds::IMAGE) },
         Check { name: "API server down for 30 s", run: |it| trial(it, &kinds::NO_API) },
         Check { name: "what was acknowledged at any time is there in the end", run: audit },

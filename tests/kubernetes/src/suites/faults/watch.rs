@@ -86,9 +86,30 @@ pub(super) fn whole(cluster: &Cluster, began: Instant, gone: &[Process]) -> Resu
     })
 }
 
+/// Whether each of these pods' workers serves all that it should, as it answers a kubelet that asks.
+pub(super) fn ready_by_themselves(cluster: &Cluster, pods: &[Value]) -> Result<()> {
+    for pod in pods {
+        let address = pod["status"]["podIP"].as_str().context("the pod has no address")?;
+        let url = format!("http://{address}:9090/readyz");
+        let asked = cluster.in_network(1, "curl", ["-sSf", "--max-time", "5", "--noproxy", "*", &url]);
+        asked.with_context(|| format!("{} does not say that it is ready", pod["metadata"]["name"]))?;
+    }
+    Ok(())
+}
+
 /// Waits until all is as if nothing had been: nodes, pods, the operator and what the cluster's status says.
 pub(super) fn settled(cluster: &Cluster, workers: usize) -> Result<()> {
+    settled_but(cluster, workers, || Ok(()))
+}
+
+/// The same, where something must hold at every look on the way there.
+pub(super) fn settled_but(cluster: &Cluster, workers: usize, holds: impl Fn() -> Result<()>) -> Result<()> {
+    let mut broken = Ok(());
     until("the cluster to be at rest", SETTLED, || {
+        broken = holds();
+        if broken.is_err() {
+            return Ok(Some(()));
+        }
         for node in 1..=4 {
             let found = cluster.api().get(&format!("/api/v1/nodes/n{node}"))?;
             ensure!(is_ready(&found), "node n{node} is not Ready");
@@ -113,5 +134,6 @@ pub(super) fn settled(cluster: &Cluster, workers: usize) -> Result<()> {
             status["workers"]["ready"]
         );
         Ok(Some(()))
-    })
+    })?;
+    broken
 }
