@@ -8,6 +8,7 @@
 //   D buffer offset length          copies from it: the answer is the data
 //   C from to length                copies between two
 //   S buffer offset length byte     fills
+//   W                               waits: the answer is one byte
 //   L length name blocks count, then for each argument: a letter (p 4 8 f, n for a null pointer), value (p: buffer), offset (p only)
 #include "cuda_host.h"
 #include <cstdlib>
@@ -115,6 +116,9 @@ int main() {
     } else if (command == 'S') {
       uint64_t number = read_number(), offset = read_number(), length = read_number(), byte = read_number();
       memset(range(number, offset, length), (int)byte, length);
+    } else if (command == 'W') {
+      putchar('W');
+      if (fflush(stdout)) refuse("the answer could not be written");
     } else if (command == 'L') {
       launch();
     } else {

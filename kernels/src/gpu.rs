@@ -4,12 +4,16 @@
 //! that the order of threads and blocks does not matter, and the one pass over floats ([`Gpu::recall`]) has a fixed order of
 //! additions. Results are those of [`crate::Cpu`], bit for bit.
 //!
+//! A pass gets all the memory that it needs before it changes anything: [`Error::Full`] leaves the columns as they were.
+//!
 //! Invariants: every slot and length of a launch is checked here before it, since kernels check none. What a pass needs beside
 //! the columns is allocated for it and given back after; a driver keeps such memory at hand.
 
 mod clamped;
+pub mod cuda;
 mod driver;
 mod find;
+mod images;
 mod passes;
 mod plain;
 mod rank;

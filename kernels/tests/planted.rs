@@ -13,12 +13,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use story::{PARTS, Part, Story};
 
-fn story(program: &Path, variant: Variant) -> Story {
+fn story(program: &Path, variant: Variant) -> Story<Host> {
     let host = Host::start(program, None);
     match variant {
         // A CUDA thread costs a third of a millisecond there.
         Variant::Races => Story::new(host, 7, &[1_400, 200, 150, 70], true),
-        Variant::Plain | Variant::Addresses => Story::new(host, 7, &[4_096, 4_096, 3_000, 600], false),
+        _ => Story::new(host, 7, &[4_096, 4_096, 3_000, 600], false),
     }
 }
 

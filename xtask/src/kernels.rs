@@ -20,6 +20,8 @@ use crate::{process, workspace};
 /// Real architectures; the virtual one is the way forward to devices that none of them fits.
 const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 const VIRTUAL: u32 = 90;
+/// The tests of the kernels, less those that take minutes.
+const TESTS: [&str; 4] = ["manifest", "kernels", "driver", "planted"];
 const BUDGET: &str = "registers.toml";
 const MANIFEST: &str = "manifest.toml";
 
@@ -39,8 +41,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return write(&build(&nvcc::find()?)?);
     }
     // Selected from the whole workspace: what they depend on then has the features that it has in every other test.
-    let tests = ["test", "--workspace", "--test", "manifest", "--test", "kernels", "--test", "planted"];
-    let mut cargo = workspace::cargo(tests);
+    let mut cargo = workspace::cargo(["test", "--workspace"]);
+    cargo.args(TESTS.iter().flat_map(|test| ["--test", test]));
     process::run(cargo.args(["--", "--include-ignored"]))?;
     match nvcc::find() {
         Ok(nvcc) => compare(&build(&nvcc)?),

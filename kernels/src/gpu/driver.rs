@@ -54,6 +54,12 @@ pub trait Driver: Send {
         blocks: u32,
         arguments: &[Argument<'_, Self::Buffer>],
     ) -> Result<(), Error>;
+
+    /// Waits until all calls before have taken effect; what went wrong in a launch shows here or in a download, if not before.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    fn wait(&mut self) -> Result<(), Error>;
 }
 
 /// An argument of a kernel.

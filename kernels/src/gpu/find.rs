@@ -1,6 +1,7 @@
 //! The index on the device: id -> slot, for updates by the million.
 
 use super::driver::{Argument, Driver};
+use super::update::any_folds;
 use super::{Gpu, THREADS};
 use crate::{Error, Segment, Slot, TILE, Tiles};
 use engram_memory::MemoryId;
@@ -138,14 +139,14 @@ impl<D: Driver> Gpu<D> {
     /// # Panics
     /// Without [`Gpu::build_index`].
     pub fn update_by_id(&mut self, segments: &[Segment], updates: &[(MemoryId, i32)]) -> Result<Vec<usize>, Error> {
-        self.fold_and_apply(segments, &[])?;
         let ids: Vec<MemoryId> = updates.iter().map(|update| update.0).collect();
         let deltas: Vec<i32> = updates.iter().map(|update| update.1).collect();
         let slots = self.look_up(&ids)?;
         let found = self.memory.downloaded::<u32>(&slots, ids.len())?;
         if let Some(mut view) = self.view(segments)? {
             let deltas = view.memory.uploaded(&deltas)?;
-            view.apply(slots, &deltas, ids.len())?;
+            view.apply(slots, &deltas, ids.len(), any_folds(segments))?;
+            view.memory.0.wait()?;
         }
         Ok(found.iter().enumerate().filter(|(_, slot)| **slot == Slot::MAX).map(|(place, _)| place).collect())
     }

@@ -46,6 +46,7 @@ impl<D: Driver> Device for Gpu<D> {
                 Argument::Buffer(&columns.groups),
             ];
             memory.launch("scatter_rows", slots.len(), THREADS, &arguments)?;
+            memory.0.wait()?;
         }
         for (slot, group) in slots.into_iter().zip(groups) {
             self.touch(slot / TILE as u32);
@@ -76,7 +77,8 @@ impl<D: Driver> Device for Gpu<D> {
     }
 
     fn update(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error> {
-        self.fold_and_apply(segments, updates)
+        self.fold_and_apply(segments, updates)?;
+        self.memory.0.wait()
     }
 
     fn update_groups(

@@ -43,16 +43,25 @@ impl<D: Driver> View<'_, D> {
         self.memory.launch("fold", self.slots, TILE, &arguments)
     }
 
-    /// Applies updates after all folds: sorted by slot, and a scan over each run of one.
-    pub(super) fn apply(&mut self, slots: D::Buffer, deltas: &D::Buffer, count: usize) -> Result<(), Error> {
+    /// Folds if asked, then applies updates: sorted by slot, and a scan over each run of one. All memory is had before anything changes.
+    pub(super) fn apply(
+        &mut self,
+        slots: D::Buffer,
+        deltas: &D::Buffer,
+        count: usize,
+        fold: bool,
+    ) -> Result<(), Error> {
         if count == 0 {
-            return Ok(());
+            return if fold { self.fold() } else { Ok(()) };
         }
         let sorted = self.memory.sort(slots, None, count)?;
         let blocks = count.div_ceil(SORTED_UPDATES);
         let (status, ticket) = (self.memory.zeroed::<u32>(blocks)?, self.memory.zeroed::<u32>(1)?);
         let aggregates = self.memory.undefined::<u8>(blocks * RUN_BYTES)?;
         let prefixes = self.memory.undefined::<u8>(blocks * RUN_BYTES)?;
+        if fold {
+            self.fold()?;
+        }
         let arguments = [
             Argument::Buffer(&sorted.keys),
             Argument::Buffer(&sorted.values),
@@ -121,11 +130,8 @@ impl<D: Driver> Gpu<D> {
     pub(super) fn fold_and_apply(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error> {
         self.check_slots(updates.iter().map(|update| update.slot));
         let Some(mut view) = self.view(segments)? else { return Ok(()) };
-        if segments.iter().any(|segment| segment.fold > 0) {
-            view.fold()?;
-        }
         let staged = view.stage(updates)?;
-        view.apply(staged.slots, &staged.deltas, staged.count)
+        view.apply(staged.slots, &staged.deltas, staged.count, any_folds(segments))
     }
 
     /// One total for each segment and group, `groups` groups a segment.
@@ -146,12 +152,10 @@ impl<D: Driver> Gpu<D> {
         } else {
             let staged = view.stage(updates)?;
             if !view.epoch_by_buckets(&staged, groups, &totals)? {
-                if segments.iter().any(|segment| segment.fold > 0) {
-                    view.fold()?;
-                }
-                view.apply(staged.slots, &staged.deltas, staged.count)?;
                 let folded: Vec<_> = segments.iter().map(|it| [it.clock.units(), 0, u32::from(it.hidden)]).collect();
-                view.segments = view.memory.uploaded(&folded)?;
+                let folded = view.memory.uploaded(&folded)?;
+                view.apply(staged.slots, &staged.deltas, staged.count, any_folds(segments))?;
+                view.segments = folded;
                 view.fold_quality(groups, &totals)?;
             }
         }
@@ -210,6 +214,11 @@ impl<D: Driver> Gpu<D> {
         }));
         Ok(())
     }
+}
+
+/// Whether a fold is to come before the updates.
+pub(super) fn any_folds(segments: &[Segment]) -> bool {
+    segments.iter().any(|segment| segment.fold > 0)
 }
 
 /// From sum (low, high), count, largest weight, largest distance from ONE.

@@ -18,10 +18,13 @@ pub(crate) enum Variant {
     Addresses,
     /// By ThreadSanitizer.
     Races,
+    /// Not at all, as a library: the stand-in for libcuda.
+    Library,
 }
 
 /// A defect: in this file, of what is written once, something else is made.
 #[derive(Debug, Clone, Copy)]
+#[allow(dead_code)] // Not every test plants defects.
 pub(crate) struct Planted {
     pub(crate) file: &'static str,
     pub(crate) instead_of: &'static str,
@@ -32,6 +35,7 @@ impl Variant {
     fn flags(self) -> &'static [&'static str] {
         match self {
             Self::Plain => &["-O2"],
+            Self::Library => &["-O2", "-fPIC", "-fvisibility=hidden"],
             Self::Addresses => {
                 &["-O1", "-g1", "-DSHIM_ASAN", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
             }
@@ -55,7 +59,7 @@ fn folder() -> &'static Path {
 /// One build at a time: tests that want the same program find it made.
 static BUILDING: Mutex<()> = Mutex::new(());
 
-/// The program of host/serve.cpp with all kernels, with or without a defect; `None`, said loudly, on a machine without g++.
+/// The program of host/serve.cpp (or the library of host/libcuda.cpp) with all kernels, with or without a defect; `None`, said loudly, on a machine without g++.
 ///
 /// # Panics
 /// When something does not compile; without g++ where the environment has `CI`.
@@ -71,7 +75,9 @@ pub(crate) fn program(variant: Variant, planted: Option<&Planted>) -> Option<Pat
         said.unwrap();
         return None;
     }
+    let library = variant == Variant::Library;
     let mut files = sources();
+    files.remove(if library { "host/serve.cpp" } else { "host/libcuda.cpp" });
     if let Some(planted) = planted {
         let text = files.get_mut(planted.file).unwrap();
         assert_eq!(text.matches(planted.instead_of).count(), 1, "{planted:?} is to be found once");
@@ -97,10 +103,22 @@ pub(crate) fn program(variant: Variant, planted: Option<&Planted>) -> Option<Pat
     });
     let mut objects = objects.into_inner().unwrap();
     objects.sort();
-    let program = out.join(format!("serve-{}", short_hash(&[format!("{objects:?}{:?}", variant.flags())])));
+    let hash = short_hash(&[format!("{objects:?}{:?}", variant.flags())]);
+    // A library is found by its name, in a folder of its own.
+    let program = if library {
+        out.join(format!("libcuda-{hash}")).join("libcuda.so")
+    } else {
+        out.join(format!("serve-{hash}"))
+    };
     if !program.exists() {
+        fs::create_dir_all(program.parent().unwrap()).unwrap();
         let made = program.with_extension(format!("{}", std::process::id()));
-        run(Command::new(&compiler).args(variant.flags()).arg("-pthread").args(&objects).arg("-o").arg(&made));
+        let mut command = Command::new(&compiler);
+        command.args(variant.flags()).arg("-pthread").args(&objects).arg("-o").arg(&made);
+        if library {
+            command.args(["-shared", "-Wl,-soname,libcuda.so.1"]);
+        }
+        run(&mut command);
         fs::rename(&made, &program).unwrap();
     }
     Some(program)

@@ -151,4 +151,10 @@ impl Driver for Host {
         self.say(b'L', &[kernel.len() as u64], &operands);
         Ok(())
     }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        self.say(b'W', &[], &[]);
+        self.0.lock().unwrap().receive(&mut [0]);
+        Ok(())
+    }
 }

@@ -1,9 +1,9 @@
 //! Every pass of the kernels once, each compared with what the law says: one story for all ways in which the kernels are run.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
 
-use crate::host::Host;
 use crate::naive::Naive;
 use crate::numbers::Numbers;
+use engram_kernels::gpu::Driver;
 use engram_kernels::priority::{Draws, Priorities};
 use engram_kernels::recall::{Query, inverse_norm};
 use engram_kernels::{Device, Gpu, GroupUpdate, Order, Scope, Segment, Slot, TILE, Tile, Tiles, Update};
@@ -62,9 +62,9 @@ pub(crate) const PARTS: [Part; 13] = [
 /// The last segment: a tile that is not full, for what is dear.
 const SMALL: u32 = 2;
 
-pub(crate) struct Story {
+pub(crate) struct Story<D: Driver> {
     numbers: Numbers,
-    gpu: Gpu<Host>,
+    gpu: Gpu<D>,
     naive: Naive,
     segments: Vec<Segment>,
     tiles: Vec<Tile>,
@@ -72,9 +72,9 @@ pub(crate) struct Story {
     lean: bool,
 }
 
-impl Story {
+impl<D: Driver> Story<D> {
     /// Tiles with so many memories: of two segments in turn, and the last of a third. A `lean` story does the same with fewer threads.
-    pub(crate) fn new(host: Host, seed: u64, counts: &[u32], lean: bool) -> Self {
+    pub(crate) fn new(driver: D, seed: u64, counts: &[u32], lean: bool) -> Self {
         let mut numbers = Numbers(seed);
         // One clock of the three is about to fold, so that parts in turn see folds.
         let clocks = [numbers.below(u64::from(ONE)) as u32, FOLD_AT - 1 - numbers.below(1 << 20) as u32, 7];
@@ -104,7 +104,7 @@ impl Story {
             }
         }
         let mut story = Self {
-            gpu: Gpu::new(host, "kernels on the CPU".to_owned()),
+            gpu: Gpu::new(driver, "kernels on the CPU".to_owned()),
             naive: Naive::new(),
             numbers,
             segments,

@@ -1,0 +1,327 @@
+//! NVIDIA's driver as a [`Driver`]: its library is opened at run time, so that one binary runs with and without a GPU.
+//!
+//! Everything goes to one stream, in call order; nothing is on the default stream, and cudarc's own tracking of events is off.
+//! Every wait polls with a deadline: a device that died or hangs is noticed. After the first error that is not of memory the device
+//! counts as lost, and every later call gives that error again.
+#![allow(unsafe_code)] // Calls of the driver.
+
+use super::driver::{Argument, Driver, THREADS};
+use super::images::IMAGES;
+use crate::Error;
+use cudarc::driver::sys::{self, CUdevice_attribute, CUmemPool_attribute, CUresult};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Code compiled by CUDA 13.0 needs a driver of that version: 580 or newer.
+const OLDEST_DRIVER: i32 = 13_000;
+/// How long work on the device may take, unless said otherwise: a pass over a full device takes milliseconds.
+pub const DEADLINE: Duration = Duration::from_secs(2);
+/// Pinned memory through which results come back, a piece at a time.
+const STAGING_BYTES: usize = 1 << 20;
+
+/// Why a device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The library of the driver is not there.
+    #[error("there is no CUDA driver: libcuda could not be loaded")]
+    NoDriver,
+    /// The driver has no such device.
+    #[error("there is no device {ordinal}: the driver has {devices}")]
+    NoDevice {
+        /// Asked for.
+        ordinal: usize,
+        /// There are.
+        devices: usize,
+    },
+    /// The driver does not know the code that was compiled.
+    #[error("the driver is too old: it is of CUDA {}.{}, and 13.0 (driver 580) or newer is needed", found / 1_000, found % 1_000 / 10)]
+    OldDriver {
+        /// As the driver says it: 1,000 times the major version plus 10 times the minor one.
+        found: i32,
+    },
+    /// No part of a fatbin is for this device.
+    #[error("fatbin '{image}' is nothing for a device of compute capability {major}.{minor} (code {code})")]
+    Image {
+        /// Name.
+        image: &'static str,
+        /// Compute capability.
+        major: i32,
+        /// Compute capability.
+        minor: i32,
+        /// The driver's code.
+        code: i32,
+    },
+    /// Another call failed.
+    #[error("the driver failed to {call} (code {code})")]
+    Failed {
+        /// What it was asked.
+        call: &'static str,
+        /// Its code.
+        code: i32,
+    },
+}
+
+/// How many devices there are; 0 without a driver, and without a device. Never panics.
+///
+/// # Errors
+/// [`OpenError::Failed`].
+pub fn devices() -> Result<usize, OpenError> {
+    // Every other call panics without the library.
+    // SAFETY: the library is opened and closed.
+    if !unsafe { sys::is_culib_present() } {
+        return Ok(0);
+    }
+    let counted = result::init().and_then(|()| result::device::get_count());
+    match counted {
+        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
+        counted => Ok(counted.map_err(failed("count devices"))? as usize),
+    }
+}
+
+fn failed(call: &'static str) -> impl Fn(DriverError) -> OpenError {
+    move |DriverError(code)| OpenError::Failed { call, code: code as i32 }
+}
+
+/// One device of the driver.
+pub struct Cuda {
+    name: String,
+    functions: HashMap<&'static str, sys::CUfunction>,
+    modules: Vec<sys::CUmodule>,
+    staging: *mut u8,
+    deadline: Duration,
+    /// The first error that ended it.
+    lost: Option<i32>,
+    stream: Arc<CudaStream>,
+}
+
+// SAFETY: functions, modules and pinned memory are the driver's, which takes calls from any thread that has bound the context; every
+// call here binds it.
+unsafe impl Send for Cuda {}
+
+/// Memory of the device.
+pub struct Buffer {
+    address: sys::CUdeviceptr,
+    stream: Arc<CudaStream>,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // On a lost device the memory went with its context.
+        if self.stream.context().bind_to_thread().is_ok() {
+            // SAFETY: allocated on this stream, and given back once; earlier work of the stream runs before.
+            let _ = unsafe { result::free_async(self.address, self.stream.cu_stream()) };
+        }
+    }
+}
+
+impl Cuda {
+    /// Opens a device and loads all kernels; work on it is given up after `deadline`.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn open(ordinal: usize, deadline: Duration) -> Result<Self, OpenError> {
+        // SAFETY: as in `devices`.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(OpenError::NoDriver);
+        }
+        let mut version = 0;
+        // SAFETY: it writes a number.
+        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("tell its version"))?;
+        if version < OLDEST_DRIVER {
+            return Err(OpenError::OldDriver { found: version });
+        }
+        let devices = devices()?;
+        if ordinal >= devices {
+            return Err(OpenError::NoDevice { ordinal, devices });
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("make a context"))?;
+        // SAFETY: no memory of cudarc's own types is used, so there is nothing to track.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("make a stream"))?;
+        keep_memory(context.cu_device())?;
+        // SAFETY: given back in `drop`; flags 0, since it is read by the host.
+        let staging = unsafe { result::malloc_host(STAGING_BYTES, 0) }.map_err(failed("pin memory"))?.cast();
+        let name = context.name().map_err(failed("tell a name"))?;
+        let (functions, modules) = (HashMap::new(), Vec::new());
+        let mut own = Self { name, functions, modules, staging, deadline, lost: None, stream };
+        own.load(&context)?;
+        Ok(own)
+    }
+
+    /// What the vendor calls the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn load(&mut self, context: &CudaContext) -> Result<(), OpenError> {
+        let attribute = |it| context.attribute(it).map_err(failed("tell its compute capability"));
+        let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        for (image, bytes, kernels) in IMAGES {
+            // SAFETY: a whole fatbin, which the driver copies.
+            let module = unsafe { result::module::load_data(bytes.as_ptr().cast()) }
+                .map_err(|DriverError(code)| OpenError::Image { image, major, minor, code: code as i32 })?;
+            self.modules.push(module);
+            for &kernel in kernels {
+                let name = CString::new(kernel).expect("names of kernels have no zero");
+                // SAFETY: a module that was loaded, above.
+                let function = unsafe { result::module::get_function(module, name) };
+                self.functions.insert(kernel, function.map_err(failed("find a kernel"))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds the context, unless the device was lost.
+    fn enter(&self, pass: &'static str) -> Result<sys::CUstream, Error> {
+        match self.lost {
+            Some(code) => Err(Error::Failed { pass, code }),
+            None => match self.stream.context().bind_to_thread() {
+                Ok(()) => Ok(self.stream.cu_stream()),
+                Err(DriverError(code)) => Err(Error::Failed { pass, code: code as i32 }),
+            },
+        }
+    }
+
+    fn check<T>(&mut self, pass: &'static str, outcome: Result<T, DriverError>) -> Result<T, Error> {
+        outcome.map_err(|DriverError(code)| {
+            self.lost = Some(code as i32);
+            Error::Failed { pass, code: code as i32 }
+        })
+    }
+
+    /// Waits for all work so far.
+    fn wait_for(&mut self, pass: &'static str, stream: sys::CUstream) -> Result<(), Error> {
+        let begin = Instant::now();
+        loop {
+            // SAFETY: a stream that lives.
+            match unsafe { sys::cuStreamQuery(stream) } {
+                CUresult::CUDA_SUCCESS => return Ok(()),
+                CUresult::CUDA_ERROR_NOT_READY if begin.elapsed() < self.deadline => std::hint::spin_loop(),
+                CUresult::CUDA_ERROR_NOT_READY => {
+                    return self.check(pass, Err(DriverError(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT)));
+                }
+                code => return self.check(pass, Err(DriverError(code))),
+            }
+        }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // Of a lost device work may still be under way into the pinned memory, which then stays.
+        if self.lost.is_none() && self.stream.context().bind_to_thread().is_ok() {
+            // SAFETY: nothing is under way any more after the wait, and all of it is given back once.
+            unsafe {
+                let _ = result::stream::synchronize(self.stream.cu_stream());
+                for &module in &self.modules {
+                    let _ = result::module::unload(module);
+                }
+                let _ = result::free_host(self.staging.cast());
+            }
+        }
+    }
+}
+
+/// Freed memory stays with the process: without this every wait would give it back, and every pass take it anew.
+fn keep_memory(device: sys::CUdevice) -> Result<(), OpenError> {
+    let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    let mut all = u64::MAX;
+    // SAFETY: the attribute is a number of 64 bits.
+    let kept = unsafe {
+        result::device::get_default_mem_pool(device)
+            .and_then(|pool| result::mem_pool::set_attribute(pool, threshold, (&raw mut all).cast()))
+    };
+    kept.map_err(failed("keep memory"))
+}
+
+impl Driver for Cuda {
+    type Buffer = Buffer;
+
+    fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
+        let stream = self.enter("allocate")?;
+        // SAFETY: any content is a content.
+        match unsafe { result::malloc_async(stream, bytes) } {
+            Ok(address) => Ok(Buffer { address, stream: Arc::clone(&self.stream) }),
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(Error::Full { missing_bytes: bytes as u64 }),
+            Err(error) => self.check("allocate", Err(error)),
+        }
+    }
+
+    fn upload(&mut self, buffer: &mut Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let stream = self.enter("upload")?;
+        // SAFETY: within the buffer by contract; memory that is not pinned is taken over before the call returns.
+        let copied = unsafe { result::memcpy_htod_async(buffer.address + offset as u64, bytes, stream) };
+        self.check("upload", copied)
+    }
+
+    fn download(&mut self, buffer: &Buffer, offset: usize, out: &mut [u8]) -> Result<(), Error> {
+        for (piece, out) in out.chunks_mut(STAGING_BYTES).enumerate() {
+            let stream = self.enter("download")?;
+            let from = buffer.address + (offset + piece * STAGING_BYTES) as u64;
+            // SAFETY: the pinned memory is this call's alone, and is read after the wait.
+            let staged = unsafe { std::slice::from_raw_parts_mut(self.staging, out.len()) };
+            // SAFETY: within the buffer by contract.
+            let copied = unsafe { result::memcpy_dtoh_async(staged, from, stream) };
+            self.check("download", copied)?;
+            self.wait_for("download", stream)?;
+            out.copy_from_slice(staged);
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, from: &Buffer, to: &mut Buffer, bytes: usize) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let stream = self.enter("copy")?;
+        // SAFETY: within both buffers by contract.
+        let copied = unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, stream) };
+        self.check("copy", copied)
+    }
+
+    fn fill(&mut self, buffer: &mut Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let stream = self.enter("fill")?;
+        let to = buffer.address + range.start as u64;
+        // SAFETY: within the buffer by contract.
+        let filled = unsafe { result::memset_d8_async(to, byte, range.len(), stream) };
+        self.check("fill", filled)
+    }
+
+    fn launch(&mut self, kernel: &'static str, blocks: u32, arguments: &[Argument<'_, Buffer>]) -> Result<(), Error> {
+        let stream = self.enter(kernel)?;
+        let function = self.functions[kernel];
+        // Little-endian: the first bytes of a number are the number of fewer bits.
+        let mut values: Vec<u64> = arguments
+            .iter()
+            .map(|argument| match *argument {
+                Argument::Buffer(buffer) => buffer.address,
+                Argument::Inside(buffer, offset) => buffer.address + offset as u64,
+                Argument::Null => 0,
+                Argument::U32(number) => u64::from(number),
+                Argument::U64(number) => number,
+                Argument::F32(number) => u64::from(number.to_bits()),
+            })
+            .collect();
+        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| (&raw mut *value).cast()).collect();
+        let block = (THREADS as u32, 1, 1);
+        // SAFETY: the arguments are those of the kernel by contract, and are copied before the call returns.
+        let launched = unsafe { result::launch_kernel(function, (blocks, 1, 1), block, 0, stream, &mut pointers) };
+        self.check(kernel, launched)
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        let stream = self.enter("wait")?;
+        self.wait_for("wait", stream)
+    }
+}

@@ -1,0 +1,233 @@
+//! The launch code of production on a stand-in for libcuda: the passes, and all that a driver may refuse or break.
+//!
+//! Every test starts itself once more with the stand-in on the path of libraries, and settings of what it shall be like
+//! (`host/libcuda.cpp` has them).
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
+
+#[path = "host/build.rs"]
+mod build;
+mod naive;
+mod numbers;
+mod story;
+
+use build::{Variant, program};
+use engram_kernels::gpu::cuda::{Cuda, DEADLINE, OpenError, devices};
+use engram_kernels::{Device, Error, Gpu, Segment, Tile, Update};
+use engram_memory::{DecayClock, Group, ONE};
+use std::process::Command;
+use std::time::Duration;
+use story::{PARTS, Story};
+
+/// Says that this process is the one with the stand-in.
+const ON_STAND_IN: &str = "ENGRAM_TEST_ON_STAND_IN";
+/// Kernels on the CPU of a busy machine take their time.
+const PATIENT: Duration = Duration::from_secs(600);
+const ILLEGAL_ADDRESS: i32 = 700;
+const UNCORRECTABLE: i32 = 214;
+
+/// Runs `body` with a driver that is like this, and gives what it said; `None` in the process that runs it, and where none can. `test` is
+/// the name of the test that calls.
+fn on_stand_in(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) -> Option<String> {
+    if std::env::var_os(ON_STAND_IN).is_some() {
+        body();
+        return None;
+    }
+    let library = program(Variant::Library, None)?;
+    let mut path = library.parent().unwrap().as_os_str().to_owned();
+    if let Some(former) = std::env::var_os("LD_LIBRARY_PATH") {
+        path.push(":");
+        path.push(former);
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .env(ON_STAND_IN, "1")
+        .env("LD_LIBRARY_PATH", path);
+    let output = command.envs(settings.iter().copied()).output().unwrap();
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(output.status.success() && said.contains("1 passed"), "{test} {settings:?}:\n{said}");
+    Some(said)
+}
+
+/// A device with one full tile of weights one half, and an update of each memory.
+fn small() -> (Gpu<Cuda>, Segment, Vec<Update>) {
+    let mut device = Gpu::new(Cuda::open(0, PATIENT).unwrap(), String::new());
+    device.reserve(1).unwrap();
+    device.map_tile(0, Tile { segment: 0, count: 4_096 });
+    let segment = Segment { clock: DecayClock::from_units(7).unwrap(), ..Segment::default() };
+    let rows: Vec<_> = (0..4_096).map(|slot| (slot, 7 + ONE / 2, Group(0))).collect();
+    device.write(&rows).unwrap();
+    let updates = (0..4_096).map(|slot| Update { slot, delta: slot as i32 }).collect();
+    (device, segment, updates)
+}
+
+fn potentials(device: &mut Gpu<Cuda>) -> Vec<u32> {
+    let (mut potentials, mut groups) = (Vec::new(), Vec::new());
+    device.export(0, &mut potentials, &mut groups).unwrap();
+    potentials
+}
+
+#[test]
+fn passes_on_a_driver_equal_the_law() {
+    on_stand_in("passes_on_a_driver_equal_the_law", &[], || {
+        assert_eq!(devices().unwrap(), 1);
+        let driver = Cuda::open(0, PATIENT).unwrap();
+        assert_eq!(driver.name(), "stand-in 0");
+        let mut story = Story::new(driver, 5, &[4_096, 4_096, 3_000, 700], false);
+        PARTS.into_iter().chain(PARTS).for_each(|part| story.tell(part));
+    });
+}
+
+#[test]
+fn a_machine_without_a_driver_has_no_device() {
+    // Where there is a driver it is not asked for a device beyond its own.
+    match Cuda::open(64, DEADLINE) {
+        Err(OpenError::NoDriver) => assert_eq!(devices().unwrap(), 0),
+        Err(OpenError::NoDevice { .. } | OpenError::OldDriver { .. } | OpenError::Failed { .. }) => {}
+        other => panic!("{:?}", other.err()),
+    }
+}
+
+#[test]
+fn a_driver_without_devices_has_none() {
+    on_stand_in("a_driver_without_devices_has_none", &[("CUDA_HOST_DEVICES", "0")], || {
+        assert_eq!(devices().unwrap(), 0);
+        let error = Cuda::open(0, DEADLINE).err().unwrap();
+        assert_eq!(error.to_string(), "there is no device 0: the driver has 0");
+    });
+}
+
+#[test]
+fn a_device_beyond_the_last_is_refused() {
+    on_stand_in("a_device_beyond_the_last_is_refused", &[("CUDA_HOST_DEVICES", "3")], || {
+        assert!(Cuda::open(2, DEADLINE).is_ok());
+        assert_eq!(Cuda::open(3, DEADLINE).err().unwrap().to_string(), "there is no device 3: the driver has 3");
+    });
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_refused() {
+    on_stand_in("a_driver_that_is_too_old_is_refused", &[("CUDA_HOST_DRIVER", "12080")], || {
+        let error = Cuda::open(0, DEADLINE).err().unwrap().to_string();
+        assert_eq!(error, "the driver is too old: it is of CUDA 12.8, and 13.0 (driver 580) or newer is needed");
+    });
+}
+
+#[test]
+fn a_device_older_than_all_code_is_refused() {
+    on_stand_in("a_device_older_than_all_code_is_refused", &[("CUDA_HOST_CAPABILITY", "75")], || {
+        let error = Cuda::open(0, DEADLINE).err().unwrap().to_string();
+        assert_eq!(error, "fatbin 'digest' is nothing for a device of compute capability 7.5 (code 209)");
+    });
+}
+
+#[test]
+fn a_device_newer_than_all_code_takes_its_ptx() {
+    on_stand_in("a_device_newer_than_all_code_takes_its_ptx", &[("CUDA_HOST_CAPABILITY", "110")], || {
+        let (mut device, segment, updates) = small();
+        device.update(&[segment], &updates).unwrap();
+        assert!(potentials(&mut device).into_iter().eq((0..4_096).map(|slot| 7 + ONE / 2 + slot)));
+    });
+}
+
+#[test]
+fn a_full_device_is_told_and_nothing_has_changed() {
+    // The arena is 13 bytes a slot; 64 MiB hold no more than 1,260 tiles, and half of that while columns grow.
+    on_stand_in("a_full_device_is_told_and_nothing_has_changed", &[("CUDA_HOST_MEMORY_MIB", "64")], || {
+        let (mut device, segment, updates) = small();
+        device.reserve(300).unwrap();
+        let before = potentials(&mut device);
+        let error = device.reserve(1_000).unwrap_err();
+        assert!(matches!(error, Error::Full { missing_bytes } if missing_bytes > 1 << 20), "{error}");
+        assert_eq!(device.bytes(), 300 * 4_096 * 13);
+        assert!(potentials(&mut device) == before);
+        device.update(&[segment], &updates).unwrap();
+        assert!(potentials(&mut device).into_iter().eq((0..4_096).map(|slot| 7 + ONE / 2 + slot)));
+    });
+}
+
+#[test]
+fn memory_that_ends_within_a_batch_leaves_the_state_as_it_was() {
+    let test = "memory_that_ends_within_a_batch_leaves_the_state_as_it_was";
+    // Each allocation of the batches fails once, until there is no such one; the first seven are those of the arena and its rows.
+    let mut nth = 8;
+    while let Some(said) =
+        on_stand_in(test, &[("CUDA_HOST_FAIL", &format!("cuMemAllocAsync:{nth}:2"))], refused_batches)
+    {
+        if said.contains("refused 0 batches") {
+            break;
+        }
+        nth += 1;
+    }
+    assert!(nth == 8 || nth > 30, "an update and an epoch on the sorted path need more than {nth} allocations");
+}
+
+/// An update that folds and an epoch that takes the sorted path; what is refused for want of memory is tried again.
+fn refused_batches() {
+    let (mut device, _, updates) = small();
+    let hot: Vec<_> = (0..300).map(|_| Update { slot: 9, delta: 1 }).collect();
+    let update = Segment { fold: 7, ..Segment::default() };
+    let (mut expected, mut refused) = (vec![7 + ONE / 2; 4_096], 0);
+    let mut call = |segment: Segment, hot: Option<&[Update]>, after: Vec<u32>| {
+        loop {
+            let done = match hot {
+                None => device.update(&[segment], &updates),
+                Some(hot) => device.epoch(&[segment], hot, &mut Vec::new()),
+            };
+            if done.is_ok() {
+                break;
+            }
+            assert!(matches!(done, Err(Error::Full { .. })), "{done:?}");
+            refused += 1;
+            assert!(potentials(&mut device) == expected, "a refused batch changed something");
+        }
+        expected = after;
+        assert!(potentials(&mut device) == expected);
+    };
+    call(update, None, (0..4_096).map(|slot| ONE / 2 + slot).collect());
+    let after = |slot| ONE / 2 + slot + if slot == 9 { 300 } else { 0 };
+    call(Segment::default(), Some(&hot), (0..4_096).map(after).collect());
+    println!("refused {refused} batches");
+}
+
+#[test]
+fn a_kernel_that_fails_ends_the_device_and_a_new_one_can_be_had() {
+    let test = "a_kernel_that_fails_ends_the_device_and_a_new_one_can_be_had";
+    on_stand_in(test, &[("CUDA_HOST_FAIL", "cuLaunchKernel:3:700")], || {
+        let (mut device, segment, updates) = small();
+        let is_lost = |error: Error| matches!(error, Error::Failed { code: ILLEGAL_ADDRESS, .. });
+        assert!(is_lost(device.update(&[segment], &updates).unwrap_err()));
+        // Not only the call that saw it.
+        assert!(is_lost(device.epoch(&[segment], &[], &mut Vec::new()).unwrap_err()));
+        assert!(is_lost(device.read(&[1], &mut Vec::new()).unwrap_err()));
+        drop(device);
+        let (mut device, segment, updates) = small();
+        device.update(&[segment], &updates).unwrap();
+    });
+}
+
+#[test]
+fn a_device_that_broke_for_good_is_refused_when_opened_again() {
+    let test = "a_device_that_broke_for_good_is_refused_when_opened_again";
+    on_stand_in(test, &[("CUDA_HOST_FAIL", "cuLaunchKernel:2:214")], || {
+        let (mut device, segment, updates) = small();
+        let error = device.update(&[segment], &updates).unwrap_err();
+        assert!(matches!(error, Error::Failed { code: UNCORRECTABLE, .. }), "{error}");
+        drop(device);
+        let error = Cuda::open(0, DEADLINE).err().unwrap().to_string();
+        assert_eq!(error, "the driver failed to make a context (code 214)");
+    });
+}
+
+#[test]
+fn a_device_that_does_not_answer_is_given_up() {
+    on_stand_in("a_device_that_does_not_answer_is_given_up", &[], || {
+        let mut device = Gpu::new(Cuda::open(0, Duration::ZERO).unwrap(), String::new());
+        device.reserve(1).unwrap();
+        device.map_tile(0, Tile { segment: 0, count: 1 });
+        let error = device.write(&[(0, 1, Group(0))]).unwrap_err().to_string();
+        assert_eq!(error, "the device failed in pass 'wait' (code 702)");
+        let error = device.read(&[0], &mut Vec::new()).unwrap_err().to_string();
+        assert_eq!(error, "the device failed in pass 'allocate' (code 702)");
+    });
+}
