@@ -24,9 +24,9 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     cargo build --release --locked --package engram-operator --package engram-worker --bins \
     && install -D -m 0755 -t /programs target/release/engram-operator target/release/engram-worker
 
-# What it adds to the worker is loaded by a GPU device alone, and this version has none.
+# It is to add NCCL and NVRTC to the worker, and nothing in this version loads them.
 FROM ${RUST_BASE} AS worker-cuda
-RUN echo "worker-cuda is not supported yet: this version has no GPU device; --target worker makes the image for every node" >&2 && exit 1
+RUN echo "worker-cuda is not supported yet: nothing loads what it would add; --target worker makes the image for every node" >&2 && exit 1
 
 FROM scratch AS prebuilt
 COPY target/images/engram-operator target/images/engram-worker /programs/
@@ -50,6 +50,8 @@ LABEL org.opencontainers.image.title="Engram worker" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=programs /programs/engram-worker /engram-worker
+# What a GPU node's container toolkit shall mount: older ones leave the driver's own library out unless it is asked for.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
 EXPOSE 7443 7444 7445 9090
 STOPSIGNAL SIGTERM

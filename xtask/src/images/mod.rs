@@ -27,7 +27,7 @@ pub(crate) enum Target {
     Operator,
     /// The worker
     Worker,
-    /// The worker with libraries that several GPUs need: not supported yet
+    /// The worker with libraries that nothing in this version loads: not supported yet
     WorkerCuda,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.targets.contains(&Target::WorkerCuda) {
         bail!(
-            "worker-cuda is not supported yet: it is the worker with libraries that only a GPU device loads, and this version has none; \
+            "worker-cuda is not supported yet: it is to add NCCL and NVRTC to the worker, and nothing in this version loads them; \
              `cargo xtask images worker` makes the image for every node"
         );
     }
