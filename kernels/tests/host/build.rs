@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 
 /// How the kernels are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,11 +68,13 @@ pub(crate) fn program(variant: Variant, planted: Option<&Planted>) -> Option<Pat
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".to_owned());
     if Command::new(&compiler).arg("--version").output().is_err() {
         assert!(std::env::var_os("CI").is_none(), "CI runs the kernels, and there is no {compiler}");
-        use std::io::Write as _;
-        // Not by eprintln, which a test harness keeps to itself.
-        let said =
-            writeln!(std::io::stderr(), "SKIPPED: no {compiler}, so the kernels were not run (CXX names another)");
-        said.unwrap();
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            use std::io::Write as _;
+            // Not by eprintln, which a test harness keeps to itself.
+            let mut out = std::io::stderr();
+            writeln!(out, "SKIPPED: no {compiler}, so the kernels were not run (CXX names another)").unwrap();
+        });
         return None;
     }
     let library = variant == Variant::Library;
