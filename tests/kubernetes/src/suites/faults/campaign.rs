@@ -51,7 +51,7 @@ fn suffer_all(cluster: &Cluster, events: &mut Vec<Event>) -> Result<()> {
         let outage = (round == OUTAGE).then_some(NO_API_LONG);
         for kind in outage.into_iter().chain(ROUND) {
             let event =
-                suffered(cluster, &kind).with_context(|| format!("fault {}: {}", events.len() + 1, kind.name))?;
+                suffered(cluster, &kind, 1).with_context(|| format!("fault {}: {}", events.len() + 1, kind.name))?;
             println!("      {:>3} {}: {event}", events.len() + 1, event.fault);
             events.push(event);
         }

@@ -23,7 +23,7 @@ const OPERATIONS_PER_SECOND: f64 = 120.0;
 /// Sessions are opened and connections made before anything counts.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// How long the same load runs without a fault before each fault.
-const CALM: Duration = Duration::from_secs(4);
+const CALM: Duration = Duration::from_secs(3);
 /// How long it may take until nothing happens for so long.
 const RESTS: Duration = Duration::from_secs(60);
 /// An operation that takes longer is an outage in the load's own terms; what is judged here is the longest, whatever it took.
@@ -49,11 +49,11 @@ pub(super) struct Clients {
 /// What a load came to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Closed {
-    /// Operations that were acknowledged from the fault on.
+    /// Operations that were acknowledged from the first fault on.
     pub(super) acknowledged: u64,
     /// The longest that any partition took no write.
     pub(super) gap: Duration,
-    /// Which partition that was, and how long after the fault it began.
+    /// Which partition that was, and how long after its fault it began.
     pub(super) gap_at: Option<(PartitionId, Duration)>,
     /// What the weights say.
     pub(super) tally: Tally,
@@ -61,11 +61,16 @@ pub(super) struct Closed {
     pub(super) unserved: usize,
 }
 
-/// A load at work, and how much of it was done before the fault.
+/// A load at work.
 pub(super) struct Working {
     load: Load,
+    /// How much of it was done before the first fault.
     before: u64,
+    /// When the fault began that is not measured yet.
     since: tokio::time::Instant,
+    gap: Duration,
+    gap_at: Option<(PartitionId, Duration)>,
+    unserved: usize,
 }
 
 impl Clients {
@@ -85,8 +90,7 @@ impl Clients {
         Ok(Self { runtime, endpoint, cluster: id, loads: 0, books: Vec::new(), calm: Vec::new() })
     }
 
-    /// Begins a load, and lets it run for a while in which nothing happens: what the last fault has left behind, such as partitions that
-    /// are moved back, is none of that.
+    /// Begins a load, and lets it run for a while in which nothing happens.
     pub(super) fn begin(&mut self, cluster: &Cluster) -> Result<Working> {
         self.loads += 1;
         let (endpoints, id) = (vec![self.endpoint.clone()], self.cluster);
@@ -94,6 +98,17 @@ impl Clients {
         let load = self.run(async move { Load::start_from(&endpoints, id, SLOW, first).await })?;
         load.set_rate(Some(OPERATIONS_PER_SECOND));
         std::thread::sleep(WARM_UP);
+        let since = tokio::time::Instant::now();
+        let mut working = Working { load, before: 0, since, gap: Duration::ZERO, gap_at: None, unserved: 0 };
+        self.rest(cluster, &mut working)?;
+        working.before = working.load.acked();
+        Ok(working)
+    }
+
+    /// Waits for a while in which nothing happens: what the last fault has left behind, such as partitions that are moved back, is nothing
+    /// of the next one.
+    pub(super) fn rest(&mut self, cluster: &Cluster, working: &mut Working) -> Result<()> {
+        let load = &working.load;
         until("nobody to take a partition over for a while", RESTS, || {
             let before = watch::map(cluster)?.terms();
             load.take_times();
@@ -104,19 +119,31 @@ impl Clients {
             Ok(Some(()))
         })?;
         load.forget_longest();
-        Ok(Working { before: load.acked(), load, since: tokio::time::Instant::now() })
+        working.since = tokio::time::Instant::now();
+        Ok(())
     }
 
-    /// Waits until every partition takes writes again, ends the load, and compares every weight with the ledger.
-    pub(super) fn close(&mut self, working: Working) -> Result<Closed> {
-        let Working { load, before, since } = working;
-        let (load, served) = self.run(async move {
-            let served = load.served(SERVED).await;
-            Ok::<_, std::convert::Infallible>((load, served))
+    /// Waits until every partition takes writes again, and measures what the fault since the last rest has cost.
+    pub(super) fn measure(&self, mut working: Working) -> Result<Working> {
+        working = self.run(async move {
+            let served = working.load.served(SERVED).await;
+            working.unserved += served.err().map_or(0, |behind| behind.len());
+            Ok::<_, std::convert::Infallible>(working)
         })?;
+        let (load, since) = (&working.load, working.since);
         let gap = load.outages(since, |_| true).into_iter().max().unwrap_or_default();
-        let longest = load.each_outage(since).into_iter().max_by_key(|(_, outage)| outage.length);
-        let gap_at = longest.map(|(partition, outage)| (partition, outage.began.saturating_duration_since(since)));
+        if gap > working.gap {
+            let longest = load.each_outage(since).into_iter().max_by_key(|(_, outage)| outage.length);
+            working.gap_at =
+                longest.map(|(partition, outage)| (partition, outage.began.saturating_duration_since(since)));
+            working.gap = gap;
+        }
+        Ok(working)
+    }
+
+    /// Ends the load, and compares every weight with the ledger.
+    pub(super) fn close(&mut self, working: Working) -> Result<Closed> {
+        let Working { load, before, gap, gap_at, unserved, .. } = working;
         let acknowledged = load.acked() - before;
         let (books, tally) = self.run(async move {
             let books = load.finish().await;
@@ -125,7 +152,7 @@ impl Clients {
         })?;
         let tally = tally.context("the weights could not be read")?;
         self.books.push(books);
-        Ok(Closed { acknowledged, gap, gap_at, tally, unserved: served.err().map_or(0, |behind| behind.len()) })
+        Ok(Closed { acknowledged, gap, gap_at, tally, unserved })
     }
 
     /// Compares what all loads wrote with what is there now.

@@ -12,9 +12,9 @@ mod map;
 mod outcome;
 mod watch;
 
-use self::clients::Clients;
+use self::clients::{Clients, Working};
 use self::kinds::Kind;
-use self::outcome::Event;
+use self::outcome::{Event, Over};
 use super::Check;
 use crate::cluster::Cluster;
 use anyhow::{Context, Result, ensure};
@@ -32,8 +32,9 @@ pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "two operators start from the chart", run: install::operator },
         Check { name: "a cluster with disks is Ready", run: install::trials },
-        Check { name: "pod deleted", run: |it| trial(it, &kinds::POD) },
         Check { name: "worker killed", run: |it| trial(it, &kinds::WORKER) },
+        // Others than those whose containers have ended already: a kubelet lets such wait for longer each time.
+        Check { name: "pod deleted", run: |it| trial(it, &kinds::POD) },
         Check { name: "container killed", run: |it| trial(it, &kinds::CONTAINER) },
         Check { name: "node killed", run: |it| trial(it, &kinds::NODE) },
         Check { name: "operator killed with a worker's node", run: |it| trial(it, &kinds::OPERATOR_AND_NODE) },
@@ -66,19 +67,26 @@ fn clients(cluster: &Cluster) -> Result<MutexGuard<'static, Option<Clients>>> {
     Ok(clients)
 }
 
-/// A fault under load.
+/// A fault under load, one time after the other: the longest gap of all is told.
 fn trial(cluster: &Cluster, kind: &Kind) -> Result<String> {
-    let event = suffered(cluster, kind)?;
+    let event = suffered(cluster, kind, kind.times)?;
     Ok(event.to_string())
 }
 
-/// Does a fault to a cluster at rest while clients write, and waits until it is at rest again.
-fn suffered(cluster: &Cluster, kind: &Kind) -> Result<Event> {
+/// Does a fault so often to a cluster at rest while clients write, and waits each time until it is at rest again.
+fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<Event> {
     watch::settled(cluster, WORKERS).context("before the fault")?;
     let mut clients = clients(cluster)?;
     let clients = clients.as_mut().context("there are clients")?;
-    let working = clients.begin(cluster)?;
-    let over = (kind.inflict)(cluster);
+    let mut working = clients.begin(cluster)?;
+    let mut over = (kind.inflict)(cluster);
+    working = clients.measure(working)?;
+    for time in 2..=times {
+        let Ok(before) = over else { break };
+        over = once_more(cluster, clients, &mut working, kind).with_context(|| format!("time {time}"));
+        over = over.map(|next| before.and(&next));
+        working = clients.measure(working)?;
+    }
     // Whatever came of the fault: what became of the writes is of more weight.
     let closed = clients.close(working)?;
     ensure!(closed.tally.is_clean(), "writes are lost, doubled or conjured: {:?}; {:?}", closed.tally, over.err());
@@ -87,6 +95,13 @@ fn suffered(cluster: &Cluster, kind: &Kind) -> Result<Event> {
     let event = Event::new(kind.name, &closed, kind.promise.budget(clients.planned_budget()), over);
     watch::settled(cluster, WORKERS).context("after the fault")?;
     Ok(event)
+}
+
+/// Does a fault again under the same load, once nothing is left of the last time.
+fn once_more(cluster: &Cluster, clients: &mut Clients, working: &mut Working, kind: &Kind) -> Result<Over> {
+    watch::settled(cluster, WORKERS)?;
+    clients.rest(cluster, working)?;
+    (kind.inflict)(cluster)
 }
 
 fn audit(cluster: &Cluster) -> Result<String> {

@@ -24,6 +24,13 @@ pub(super) struct Over {
     pub(super) note: String,
 }
 
+impl Over {
+    /// Both, one after the other.
+    pub(super) fn and(self, next: &Self) -> Self {
+        Self { whole: self.whole.max(next.whole), note: format!("{}; {}", self.note, next.note) }
+    }
+}
+
 /// A fault that is over.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
