@@ -9,12 +9,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Instant;
 
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/data-db-0";
 const WIDGETS: &str = "/apis/example.test/v1/namespaces/default/widgets";
-/// Seconds that the API server is away.
-const OUTAGE: u64 = 5;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
@@ -34,12 +31,6 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "three pods answer under one address", run: web },
         Check { name: "a rolling change by deletion under UID preconditions fails no request", run: rolling },
         Check { name: "Helm installs, upgrades and removes a chart", run: helm },
-        Check {
-            name: "a killed node and one that was cut off are missed and come back with their pods",
-            run: lost_nodes,
-        },
-        // Last: after it the controllers may doubt every node for a moment, which is no other check's business.
-        Check { name: "traffic goes on without the API server", run: outage },
     ]
 }
 
@@ -261,40 +252,4 @@ fn helm(cluster: &Cluster) -> Result<String> {
     helm(&["uninstall", "one", "--wait"])?;
     ensure!(image()?.is_none(), "the ConfigMap outlives its release");
     Ok(String::new())
-}
-
-fn outage(cluster: &Cluster) -> Result<String> {
-    let before = uid(&pod(cluster, "web-0")?);
-    let figures = client(cluster, OUTAGE)?;
-    cluster.stop_api()?;
-    let figures = figures()?;
-    ensure!(cluster.api().get("/api/v1/nodes").is_err(), "the API server answers");
-    let began = Instant::now();
-    cluster.start_api()?;
-    let back = began.elapsed().as_secs_f64();
-    for node in 1..=4 {
-        cluster.wait_for_node(&format!("n{node}"), true)?;
-    }
-    ensure!(uid(&pod(cluster, "web-0")?) == before, "a pod was replaced");
-    for set in ["sp", "web"] {
-        cluster.api().delete(&format!("/apis/apps/v1/namespaces/default/statefulsets/{set}"), None)?;
-    }
-    Ok(format!("{OUTAGE} s: {figures}; the API server is back after {back:.1} s"))
-}
-
-fn lost_nodes(cluster: &Cluster) -> Result<String> {
-    // Both at once: what takes time is that the controllers give up waiting.
-    let began = Instant::now();
-    cluster.kill_node(4)?;
-    cluster.partition_node(3)?;
-    cluster.wait_for_node("n4", false)?;
-    cluster.wait_for_node("n3", false)?;
-    let noticed = began.elapsed().as_secs_f64();
-    let began = Instant::now();
-    cluster.heal_node(3)?;
-    cluster.add_node(4)?;
-    cluster.wait_for_node("n3", true)?;
-    ready(cluster, "web")?;
-    let back = began.elapsed().as_secs_f64();
-    Ok(format!("noticed after {noticed:.1} s, all Ready {back:.1} s after their return"))
 }
