@@ -40,7 +40,7 @@ pub const fn aim(defect: Defect) -> Option<(Season, Durability)> {
         | Defect::AckWhileCopying
         | Defect::CopyOverRecords
         | Defect::AckOfOlderProcess => (Season::Copies, Durability::Replicated),
-        Defect::ForgetDamage => (Season::Rot, Durability::Replicated),
+        Defect::ForgetDamage => (Season::Rot, Durability::Sync),
         Defect::AckByOrdinal | Defect::KeepsReplaced => (Season::Open, Durability::Sync),
         _ => (Season::Open, Durability::Replicated),
     })
