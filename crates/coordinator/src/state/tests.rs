@@ -184,11 +184,15 @@ fn who_was_not_heard_is_given_up_late_or_on_its_supervisors_word() {
 #[test]
 fn who_was_not_heard_is_given_up_when_somebody_missed_it_and_no_more_are_missing_than_one_fault_explains() {
     let gives_up = |workers: u32, hears: u32| {
-        let mut state = State::new(None, Goal::default(), 0);
-        (0..workers).for_each(|ordinal| drop(state.greet(hello(ordinal, 1, 100 + ordinal), 0)));
-        let map = state.wanted(&options(workers), 0).expect("all are here").map;
-        let mut state = State::new(Some(map), Goal::default(), 0);
-        (0..hears).for_each(|ordinal| drop(state.greet(hello(ordinal, 1, 100 + ordinal), 0)));
+        let heard = |map, count: u32| {
+            let mut state = State::new(map, Goal::default(), 0);
+            for ordinal in 0..count {
+                assert_eq!(state.greet(hello(ordinal, 1, 100 + ordinal), 0), Greeting::Welcome);
+            }
+            state
+        };
+        let map = heard(None, workers).wanted(&options(workers), 0).expect("all are here").map;
+        let mut state = heard(Some(map), hears);
         let missed: BTreeSet<_> = (hears..workers).map(Ordinal).collect();
         for ordinal in 0..hears {
             let suspects = if ordinal == 0 { missed.clone() } else { BTreeSet::new() };
