@@ -50,5 +50,22 @@ def rank(memories):
         yield f"top-{kind}", best
 
 
+def recall(memories):
+    rng = np.random.default_rng(peer.SEED)
+    features = rng.standard_normal((memories, peer.DIMENSION), dtype=np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    query = rng.standard_normal(peer.DIMENSION, dtype=np.float32)
+    query /= np.linalg.norm(query)
+    weights = rng.random(memories, dtype=np.float32)
+    first = min(peer.ALIKE, memories)
+
+    def best():
+        scores = (features @ query) * -weights
+        chosen = np.argpartition(scores, first - 1)[:first]
+        return chosen[np.argsort(scores[chosen])]
+
+    yield "recall", best
+
+
 if __name__ == "__main__":
-    peer.main("numpy", np.__version__, 1, lambda suite, memories: {"epoch": epoch, "store": store, "rank": rank}[suite](memories))
+    peer.main("numpy", np.__version__, 1, lambda suite, memories: {"epoch": epoch, "store": store, "rank": rank, "recall": recall}[suite](memories))

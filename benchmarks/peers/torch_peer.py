@@ -41,6 +41,15 @@ def rank(memories):
         yield f"top-{kind}", lambda weights=weights: torch.topk(weights, top)
 
 
+def recall(memories):
+    generator = torch.Generator().manual_seed(peer.SEED)
+    features = torch.nn.functional.normalize(torch.randn(memories, peer.DIMENSION, generator=generator))
+    query = torch.nn.functional.normalize(torch.randn(peer.DIMENSION, generator=generator), dim=0)
+    weights = torch.rand(memories, generator=generator)
+    first = min(peer.ALIKE, memories)
+    yield "recall", lambda: torch.topk(torch.mv(features, query) * weights, first)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(os.cpu_count() or 1)
     with torch.inference_mode():
@@ -48,5 +57,5 @@ if __name__ == "__main__":
             "torch",
             torch.__version__,
             torch.get_num_threads(),
-            lambda suite, memories: {"epoch": epoch, "store": store, "rank": rank}[suite](memories),
+            lambda suite, memories: {"epoch": epoch, "store": store, "rank": rank, "recall": recall}[suite](memories),
         )

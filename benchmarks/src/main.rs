@@ -9,6 +9,7 @@ mod epoch;
 mod measure;
 mod population;
 mod rank;
+mod recall;
 mod row;
 mod rows;
 mod store;
@@ -47,6 +48,8 @@ enum Suite {
     Wire,
     /// Full order and the best 1,000 on the CPU device
     Rank,
+    /// The memories most alike a vector on the CPU device
+    Recall,
     /// What copies cost, by their number and the durability mode
     Replication,
     /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
@@ -66,6 +69,7 @@ fn main() -> anyhow::Result<()> {
     let mut rows = match arguments.suite {
         Suite::Epoch => of_each(&epoch::rows)?,
         Suite::Rank => of_each(&rank::rows)?,
+        Suite::Recall => of_each(&recall::rows)?,
         Suite::Store => store::rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
         Suite::Replication => wire::copies(sizes, threads, scratch)?,

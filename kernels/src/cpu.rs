@@ -8,6 +8,7 @@
 mod avx512;
 mod quality;
 mod rank;
+mod recall;
 mod scatter;
 mod sort;
 mod top;
@@ -15,6 +16,7 @@ mod update;
 
 use crate::instructions::{Instructions, Level};
 use crate::pool::Pool;
+use crate::recall::{Alike, Recall};
 use crate::tiles::TilesMut;
 use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
@@ -320,6 +322,20 @@ impl Device for Cpu {
                 out.truncate(limit.unwrap_or(usize::MAX));
             }
         }
+        Ok(())
+    }
+
+    fn recall(
+        &mut self,
+        segments: &[Segment],
+        asked: &Recall<'_>,
+        ids: &Tiles<MemoryId>,
+        out: &mut Vec<Alike>,
+    ) -> Result<(), Error> {
+        let (tiles, potentials, groups) = (&self.tiles, &self.potentials, &self.groups);
+        let view = rank::View { tiles, segments, potentials, groups, ids, scope: asked.scope };
+        let asked = Recall { limit: asked.limit.min(view.at_most()), ..*asked };
+        recall::first(&mut self.pool, self.level, view, &asked, out);
         Ok(())
     }
 

@@ -19,6 +19,7 @@ pub use instructions::Instructions;
 pub use tiles::{TILE, Tiles};
 
 use engram_memory::{DecayClock, Digest, Group, Histogram, MemoryId, QualityVector};
+use recall::{Alike, Recall};
 
 /// A place in the arena: `tile * TILE + offset`.
 pub type Slot = u32;
@@ -87,6 +88,16 @@ pub enum Scope {
     Segment(SegmentId),
     /// One group of every segment.
     Group(Group),
+}
+
+impl Scope {
+    /// The group, when it is one.
+    pub(crate) const fn group(self) -> Option<Group> {
+        match self {
+            Self::Group(group) => Some(group),
+            Self::All | Self::Segment(_) => None,
+        }
+    }
 }
 
 /// Why a device could not do what it was asked.
@@ -194,6 +205,19 @@ pub trait Device: Send {
         limit: Option<usize>,
         ids: &Tiles<MemoryId>,
         out: &mut Vec<(Slot, u32)>,
+    ) -> Result<(), Error>;
+
+    /// The memories most alike a query: by [score](recall::Query::score) descending, then id ascending; `ids` as for [`Device::rank`].
+    /// `out` is replaced.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Failed`].
+    fn recall(
+        &mut self,
+        segments: &[Segment],
+        asked: &Recall<'_>,
+        ids: &Tiles<MemoryId>,
+        out: &mut Vec<Alike>,
     ) -> Result<(), Error>;
 
     /// The digest of every segment; `out` is replaced by one per segment. `content` gives the content hash by slot; `None` = all are 0.

@@ -166,6 +166,29 @@ pub fn upsert(from: v1::UpsertPart, shape: FeatureShape) -> Result<Upsert, Inval
     })
 }
 
+/// A query for recall, in f16 bits as features are stored.
+///
+/// # Errors
+/// The cluster has no features of f16, the query has another dimension, or a number is not finite in f16.
+pub fn query(from: &[f32], shape: FeatureShape) -> Result<Vec<u16>, Invalid> {
+    let told = || format!("{} values", from.len());
+    if shape.dimension == 0 {
+        return Err(Invalid::field("query", told(), "none: the cluster has no features"));
+    }
+    if shape.dtype != FeatureType::F16 {
+        return Err(Invalid::field("query", told(), "none: recall needs features of f16, and the cluster keeps f32"));
+    }
+    if from.len() != shape.dimension as usize {
+        return Err(Invalid::field("query", told(), "as many values as the cluster's dimension"));
+    }
+    let rounded = |(index, value): (usize, &f32)| {
+        let short = f16::from_f32(*value);
+        let refused = || Invalid::entry("query", index, value.to_string(), "a finite number of at most 65,504");
+        short.is_finite().then(|| short.to_bits()).ok_or_else(refused)
+    };
+    from.iter().enumerate().map(rounded).collect()
+}
+
 /// Checks that columns have one entry per row, or none: what a split needs.
 ///
 /// # Errors

@@ -52,6 +52,63 @@ fn what_is_inserted_is_read_ranked_exported_and_inserted_again() {
 }
 
 #[test]
+fn what_is_like_a_vector_is_recalled_from_all_workers_in_the_same_order_as_by_hand() {
+    const DIMENSION: usize = 3;
+    let spec = "  partitions: 8\n  features: { dimension: 3, dtype: F16 }\n";
+    let cluster = Cluster::up(&cluster_manifest("alike", 3, spec));
+    // Numbers that f16 holds; some point the same way, one has no direction, and weights differ.
+    let vector = |id: usize| [(id % 7) as f32 - 3.0, (id % 5) as f32 - 2.0, (id % 3) as f32 * 0.5];
+    let weight = |id: usize| [0.25, 0.5, 1.0, 0.0][id % 4];
+    let row =
+        |id: usize| json!({ "id": id, "weight": weight(id), "group": id % 2, "features": vector(id) }).to_string();
+    let rows: String = (0..200).map(|id| row(id) + "\n").collect();
+    cluster.engram_with(&["insert", "--file", "-"], &rows).ended(0);
+
+    let dot = |a: [f32; DIMENSION], b: [f32; DIMENSION]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    let by_hand = |query: [f32; DIMENSION], group: Option<usize>| {
+        let score = |id: usize| {
+            let norms = (dot(vector(id), vector(id)) * dot(query, query)).sqrt();
+            if norms == 0.0 { 0.0 } else { dot(query, vector(id)) / norms * weight(id) }
+        };
+        let ids = (0..200).filter(|id| group.is_none_or(|group| id % 2 == group));
+        let mut all: Vec<(f32, usize)> = ids.map(|id| (score(id), id)).collect();
+        all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        all
+    };
+    let check = |arguments: &[&str], query: [f32; DIMENSION], group: Option<usize>| {
+        let found = cluster.engram(&[&["recall", "-o", "json"], arguments].concat()).ended(0).json();
+        let found = found["items"].as_array().unwrap();
+        assert!(!found.is_empty());
+        let scores: Vec<f32> = found.iter().map(|item| item["score"].as_f64().unwrap() as f32).collect();
+        assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+        for (item, (score, _)) in found.iter().zip(by_hand(query, group)) {
+            let (id, told) = (item["id"].as_u64().unwrap() as usize, item["score"].as_f64().unwrap() as f32);
+            assert!((told - score).abs() < 1e-6, "{told} for {score}");
+            assert_eq!(item["weight"].as_f64(), Some(f64::from(weight(id))), "{item}");
+            assert!(group.is_none_or(|group| id % 2 == group), "{item}");
+        }
+    };
+    check(&["--features", "1,-2,0.5"], [1.0, -2.0, 0.5], None);
+    check(&["--features=-1,0,0", "-k", "60", "--group", "1"], [-1.0, 0.0, 0.0], Some(1));
+    check(&["--id", "33", "-k", "200", "--read", "confirmed"], vector(33), None);
+
+    // A change is seen, and what was like the query no longer is.
+    cluster.engram(&["insert", "there", "--weight", "1", "--features", "1,-2,-0.5"]).ended(0);
+    let first = cluster.engram(&["recall", "there", "-k", "1", "-o", "name"]).ended(0).stdout;
+    assert_eq!(first, "there\n");
+    cluster.engram(&["insert", "there", "--features", "0,0,0"]).ended(0);
+    let first = cluster.engram(&["recall", "--features", "1,-2,-0.5", "-k", "1", "-o", "name"]).ended(0).stdout;
+    assert_ne!(first, "there\n");
+
+    cluster.engram(&["recall", "--features", "1,2"]).refused(2, &["query", "2 values", "dimension"]);
+    cluster.engram(&["recall", "--features", "1,2,1e9"]).refused(2, &["query[2]", "65,504"]);
+    cluster.engram(&["recall", "nobody"]).refused(3, &["nobody"]);
+    cluster.engram(&["recall"]).refused(2, &["--features"]);
+    cluster.engram(&["recall", "--id", "33", "-k", "5000"]).refused(2, &["1..=4096"]);
+    cluster.stop();
+}
+
+#[test]
 fn writes_through_dying_workers_are_applied_exactly_once() {
     let mut cluster =
         Cluster::up(&cluster_manifest("once", 3, "  partitions: 16\n  learning: { initialWeight: 0.0 }\n"));

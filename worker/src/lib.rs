@@ -36,6 +36,7 @@ mod part;
 mod peers;
 pub mod pod;
 mod read;
+mod recall;
 mod roster;
 mod runs;
 mod service;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tonic::Code;
 
 /// Methods whose calls are told apart; others are counted together, so that a caller cannot make series.
-const METHODS: [&str; 24] = [
+const METHODS: [&str; 25] = [
     "OpenSession",
     "GetOutcome",
     "Upsert",
@@ -29,6 +29,7 @@ const METHODS: [&str; 24] = [
     "ScanMemories",
     "GetQuality",
     "Rank",
+    "Recall",
     "GetDigest",
     "GetPartitionMap",
     "SubmitRun",

@@ -271,7 +271,7 @@ impl Memories {
         }))
     }
 
-    fn is_local(&self, local: bool) -> bool {
+    pub(crate) fn is_local(&self, local: bool) -> bool {
         local || self.plane == Plane::Peer
     }
 }
@@ -285,7 +285,10 @@ fn rank_batch(page: &[Ranked]) -> MemoryBatch {
 }
 
 /// Adds keys and groups to a ranked page.
-fn add_keys(partitions: &mut engram_store::Partitions, batch: &mut MemoryBatch) -> Result<(), engram_kernels::Error> {
+pub(crate) fn add_keys(
+    partitions: &mut engram_store::Partitions,
+    batch: &mut MemoryBatch,
+) -> Result<(), engram_kernels::Error> {
     let ids: Vec<MemoryId> = batch.ids.iter().copied().map(MemoryId).collect();
     let (mut groups, mut keys) = (Vec::with_capacity(ids.len()), engram_memory::Blobs::default());
     partitions.get_many(&ids, |_, memory| {
@@ -321,6 +324,6 @@ async fn fail(sender: &Sender, problem: Problem) {
 }
 
 /// Why a read over all workers failed.
-fn passed_on(error: &Error) -> Problem {
+pub(crate) fn passed_on(error: &Error) -> Problem {
     error.problem().cloned().unwrap_or_else(|| Problem::of(ProblemKind::Unavailable, error.to_string()))
 }

@@ -155,6 +155,10 @@ impl MemoryService for Memories {
         reply(self.ranked(request.into_inner()).await)
     }
 
+    async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallReply>, Status> {
+        reply(self.recalled(request.into_inner()).await)
+    }
+
     async fn get_digest(&self, request: Request<v1::DigestRequest>) -> Result<Response<v1::DigestReply>, Status> {
         reply(self.digest(request.into_inner()).await)
     }

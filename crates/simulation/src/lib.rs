@@ -41,7 +41,7 @@ mod weather;
 mod world;
 
 #[cfg(feature = "defects")]
-pub use aims::{aim, is_in_model, unseen};
+pub use aims::{aim, first_seed, is_in_model, unseen};
 pub use engram_store::Durability;
 pub use faults::{Counters, Fault};
 pub use season::Season;

@@ -7,7 +7,7 @@
 use engram_cluster::replica::Defect;
 use engram_simulation::{Counters, Durability, Options, Outcome, Season, run};
 #[cfg(feature = "defects")]
-use engram_simulation::{aim, is_in_model, unseen};
+use engram_simulation::{aim, first_seed, is_in_model, unseen};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +23,7 @@ const ALL_DEFECTS: &str = "all";
 const USAGE: &str = "engram-simulation [--seeds N] [--start S] [--seconds T] [--mode sync|replicated|async] [--threads N] \
                      [--season NAME] [--seed S] [--defect NAME|all]";
 
+#[derive(Clone)]
 struct Arguments {
     seeds: u64,
     start: u64,
@@ -202,7 +203,8 @@ fn score(arguments: &Arguments, options: &Options) -> ExitCode {
         };
         let sound = Options { durability, season: Some(season), ..*options };
         let aimed = Options { defect: Some(defect), ..sound };
-        let sum = run_all(arguments, std::slice::from_ref(&aimed), 1);
+        let near = Arguments { start: arguments.start + first_seed(defect), ..arguments.clone() };
+        let sum = run_all(&near, std::slice::from_ref(&aimed), 1);
         let place = format!("{}, {}", mode_name(durability), season.name());
         match sum.failures.iter().min() {
             Some((seed, failure)) => {
@@ -211,8 +213,10 @@ fn score(arguments: &Arguments, options: &Options) -> ExitCode {
                     println!("{place}, seed {seed} fails without a defect: {failure}");
                     return ExitCode::FAILURE;
                 }
-                let (after, what) = (seed - arguments.start + 1, in_short(failure));
-                println!("| {name} | {place} | {after} | {what} | {model} |");
+                let (after, what) = (seed - near.start + 1, in_short(failure));
+                let from =
+                    if near.start > arguments.start { format!(" from {} on", near.start) } else { String::new() };
+                println!("| {name} | {place} | {after}{from} | {what} | {model} |");
             }
             None => {
                 println!("| {name} | {place} | more than {} | nothing | {model} |", sum.seeds);

@@ -3,9 +3,10 @@
 //! Columns share the tiles of the device's arena. Invariant: a column that some memory needs has a value for every used
 //! slot of every tile; a column that none needs takes no memory.
 
+use engram_kernels::recall::{FeatureColumn, inverse_norm_stored};
 use engram_kernels::{Slot, TILE, TileId, Tiles};
 use engram_memory::hash::content_hash;
-use engram_memory::{FeatureShape, MemoryId};
+use engram_memory::{FeatureShape, FeatureType, MemoryId};
 
 /// The host's columns.
 #[derive(Debug)]
@@ -18,6 +19,10 @@ pub(crate) struct Columns {
     payloads: Blobs,
     /// Feature bits, `TILE` vectors per tile; none where the cluster has no features.
     features: Vec<Box<[u8]>>,
+    /// One over the norm of each vector, where it is of f16: what recall wants.
+    inverse_norms: Tiles<f32>,
+    /// Changes of each tile's vectors.
+    changes: Vec<u64>,
     /// Content hashes; `None` while every one is 0.
     content: Option<Tiles<u128>>,
     /// Content hash of a memory that was just created: zero features and no payload.
@@ -37,6 +42,8 @@ impl Columns {
             keys: Blobs::default(),
             payloads: Blobs::default(),
             features: Vec::new(),
+            inverse_norms: Tiles::new(),
+            changes: Vec::new(),
             content: (bare != 0).then(Tiles::new),
             bare,
             updates: None,
@@ -57,6 +64,10 @@ impl Columns {
             let width = self.shape.bytes() * TILE;
             self.features.resize_with(self.tiles, || vec![0; width].into_boxed_slice());
         }
+        if self.recalls() {
+            self.inverse_norms.reserve(self.tiles);
+            self.changes.resize(self.tiles, 0);
+        }
     }
 
     /// Makes `slot` a memory that was just created: zero features, no payload, nothing counted.
@@ -71,6 +82,7 @@ impl Columns {
             updates.set(slot, 0);
         }
         self.features_mut(slot).fill(0);
+        self.set_inverse_norm(slot, 0.0);
     }
 
     /// Copies the memory at `from` over the one at `to`.
@@ -87,6 +99,9 @@ impl Columns {
         if self.shape.dimension > 0 {
             let features = self.features(from).to_vec();
             self.features_mut(to).copy_from_slice(&features);
+        }
+        if self.recalls() {
+            self.set_inverse_norm(to, self.inverse_norms.get(from));
         }
     }
 
@@ -129,6 +144,7 @@ impl Columns {
     pub(crate) fn set_content(&mut self, slot: Slot, features: &[u8], payload: &[u8]) {
         if !features.is_empty() {
             self.features_mut(slot).copy_from_slice(features);
+            self.set_inverse_norm(slot, inverse_norm_stored(features));
         }
         if !payload.is_empty() {
             self.payloads.set(slot, payload);
@@ -171,9 +187,28 @@ impl Columns {
     pub(crate) fn bytes(&self) -> u64 {
         let content = self.content.as_ref().map_or(0, Tiles::len) * 16;
         let updates = self.updates.as_ref().map_or(0, Tiles::len) * 2;
-        let features = self.features.len() * self.shape.bytes();
+        let features = self.features.len() * self.shape.bytes() + self.inverse_norms.len() * 4;
         let blobs = (self.keys.present() + self.payloads.present()) * size_of::<Box<[u8]>>();
         ((self.ids.len() * 8 + content + updates + features + blobs) * TILE) as u64
+    }
+
+    /// The feature column as recall wants it; `None` where there are no features, or these are not of f16.
+    pub(crate) fn feature_column(&self) -> Option<FeatureColumn<'_>> {
+        let Self { shape, features, inverse_norms, changes, .. } = self;
+        let dimension = shape.dimension as usize;
+        self.recalls().then_some(FeatureColumn { dimension, bits: features, inverse_norms, changes })
+    }
+
+    fn recalls(&self) -> bool {
+        self.shape.dimension > 0 && self.shape.dtype == FeatureType::F16
+    }
+
+    /// Notes a vector that changed.
+    fn set_inverse_norm(&mut self, slot: Slot, inverse_norm: f32) {
+        if self.recalls() {
+            self.inverse_norms.set(slot, inverse_norm);
+            self.changes[slot as usize / TILE] += 1;
+        }
     }
 
     fn set_hash(&mut self, slot: Slot, hash: u128) {

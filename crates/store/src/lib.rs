@@ -74,7 +74,7 @@ pub use error::{Error, abort_on_sync_failure};
 pub use format::FileHead;
 pub use identity::{Identity, Origin};
 pub use lagging::Copied;
-pub use partitions::{Coverage, Memory, Partitions, Ranked};
+pub use partitions::{Coverage, Memory, Partitions, Ranked, Recalled};
 pub use peer::{Alone, Peers};
 pub use recover::Recovery;
 pub use replication::ReplicaStatus;

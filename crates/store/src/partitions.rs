@@ -3,6 +3,7 @@
 use crate::apply::Pass;
 use crate::arena::Arena;
 use crate::partition::Partition;
+use engram_kernels::recall::{Alike, Query, Recall};
 use engram_kernels::{Device, Error, Order, Scope, Slot};
 use engram_memory::{
     DecayClock, Digest, FeatureShape, Group, Histogram, Ledger, MemoryId, PartitionId, QualityVector, Settings, Shape,
@@ -46,6 +47,17 @@ pub struct Ranked {
     pub id: MemoryId,
     /// Weight now.
     pub weight: Weight,
+}
+
+/// A memory that is like a query.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Recalled {
+    /// Id.
+    pub id: MemoryId,
+    /// Weight now.
+    pub weight: Weight,
+    /// Cosine of features and query, times weight: [`Query::score`](engram_kernels::recall::Query::score).
+    pub score: f32,
 }
 
 /// How many memories of a group were addressed by updates, while these were counted.
@@ -248,6 +260,28 @@ impl Partitions {
         device.rank(segments, scope, Order::HeaviestFirst, limit, columns.ids(), &mut ranked)?;
         let weight = |units| Weight::from_units(units).expect("a device gives weights in range");
         Ok(ranked.iter().map(|&(slot, units)| Ranked { id: columns.id(slot), weight: weight(units) }).collect())
+    }
+
+    /// The first `limit` memories by score descending, then id ascending; of one group when it is given. None where the cluster has no
+    /// features of f16.
+    ///
+    /// # Errors
+    /// The device failed.
+    ///
+    /// # Panics
+    /// The query has not the cluster's dimension.
+    pub fn recall(&mut self, query: &Query, limit: usize, group: Option<Group>) -> Result<Vec<Recalled>, Error> {
+        let Arena { device, segments, columns, .. } = &mut self.arena;
+        let Some(features) = columns.feature_column() else { return Ok(Vec::new()) };
+        let asked = Recall { query, features, scope: group.map_or(Scope::All, Scope::Group), limit };
+        let mut alike = Vec::new();
+        device.recall(segments, &asked, columns.ids(), &mut alike)?;
+        let recalled = |alike: &Alike| Recalled {
+            id: columns.id(alike.slot),
+            weight: Weight::from_units(alike.weight).expect("a device gives weights in range"),
+            score: alike.score,
+        };
+        Ok(alike.iter().map(recalled).collect())
     }
 
     /// Up to `limit` memories of a partition from slot `before` (exclusive; `None` = the end) downwards. Going down, a scan over

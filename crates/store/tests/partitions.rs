@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use engram_kernels::Cpu;
+use engram_kernels::recall::{Query, inverse_norm};
 use engram_memory::testing::World;
 use engram_memory::{
     Command, Digest, FeatureShape, FeatureType, Group, Law, LearningEpoch, MemoryId, Outcome, PartitionId,
@@ -63,11 +64,38 @@ fn assert_equal(store: &mut Partitions, references: &[reference::Partition]) {
     };
     assert_eq!(ranked(store, None), rank);
     assert_eq!(ranked(store, Some(7)), rank[..rank.len().min(7)]);
+    assert_recalls(store, references);
     for bits in [0, 3, 12] {
         let mut histogram = references[0].histogram(bits);
         references[1..].iter().for_each(|reference| histogram.merge(&reference.histogram(bits)));
         assert_eq!(store.histogram(bits).unwrap(), histogram);
     }
+}
+
+/// What `store` recalls is what a look at every memory finds; nothing where features are none, or not of f16.
+fn assert_recalls(store: &mut Partitions, references: &[reference::Partition]) {
+    let query = Query::new(&[0x3c00, 0xc000, 0x3555]);
+    if store.features() != FEATURES[1] {
+        assert_eq!(store.recall(&query, 10, None).unwrap(), []);
+        return;
+    }
+    let memories = references.iter().flat_map(|reference| reference.memories());
+    let mut expected: Vec<(f32, MemoryId, Group)> = memories
+        .map(|(id, memory)| {
+            let bits: Vec<u16> = memory.features.chunks(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
+            (query.score(&bits, inverse_norm(&bits), memory.weight.units()), *id, memory.group)
+        })
+        .collect();
+    expected.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let mut check = |limit: usize, group: Option<Group>| {
+        let of_group = expected.iter().filter(|(.., other)| group.is_none_or(|group| group == *other));
+        let first: Vec<(u32, MemoryId)> = of_group.take(limit).map(|(score, id, _)| (score.to_bits(), *id)).collect();
+        let recalled = store.recall(&query, limit, group).unwrap();
+        let recalled: Vec<(u32, MemoryId)> = recalled.iter().map(|one| (one.score.to_bits(), one.id)).collect();
+        assert_eq!(recalled, first);
+    };
+    check(7, None);
+    check(usize::MAX, Some(Group(1)));
 }
 
 /// A copy of `store` through its snapshots: the same bytes again, slot order included.

@@ -6,7 +6,7 @@
 use super::rank::View;
 use crate::instructions::{Level, dispatch};
 use crate::pool::Pool;
-use crate::{Order, Scope, Slot, TILE};
+use crate::{Order, Slot, TILE};
 use engram_memory::{Group, MemoryId, ONE};
 use std::sync::Mutex;
 
@@ -15,16 +15,16 @@ const TASK: usize = 16;
 
 /// A memory in an order that ascends, whichever order was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+pub(super) struct Candidate {
     /// Heaviest first: `ONE - weight`; lightest first: the weight.
-    key: u32,
+    pub(super) key: u32,
     /// Heaviest first: the id; lightest first: its complement.
-    tie: u64,
-    slot: Slot,
+    pub(super) tie: u64,
+    pub(super) slot: Slot,
 }
 
 /// The best that one thread has met.
-struct Best {
+pub(super) struct Best {
     limit: usize,
     held: Vec<Candidate>,
     /// Nothing at or behind this is among the first `limit`.
@@ -32,11 +32,12 @@ struct Best {
 }
 
 impl Best {
-    fn new(limit: usize) -> Self {
+    pub(super) fn new(limit: usize) -> Self {
         Self { limit, held: Vec::new(), bound: Candidate { key: u32::MAX, tie: u64::MAX, slot: Slot::MAX } }
     }
 
-    fn hold(&mut self, candidate: Candidate) {
+    /// Keeps a candidate that may be among the first.
+    pub(super) fn hold(&mut self, candidate: Candidate) {
         if candidate >= self.bound {
             return;
         }
@@ -45,6 +46,15 @@ impl Best {
         if self.held.len() >= (2 * self.limit).max(self.limit + 512) {
             self.prune();
         }
+    }
+
+    /// The first of what all threads have kept, in their order.
+    pub(super) fn of_all(limit: usize, best: impl Iterator<Item = Self>) -> Vec<Candidate> {
+        let mut all = Self::new(limit);
+        all.held = best.flat_map(|best| best.held).collect();
+        all.prune();
+        all.held.sort_unstable();
+        all.held
     }
 
     fn prune(&mut self) {
@@ -70,13 +80,10 @@ pub(super) fn first(
         let mut best = best[thread].lock().expect("a panic ends the pass");
         tiles.iter().for_each(|&tile| scan(level, view, order, tile, &mut best));
     });
-    let mut all = Best::new(limit);
-    all.held = best.into_iter().flat_map(|best| best.into_inner().expect("a panic ends the pass").held).collect();
-    all.prune();
-    all.held.sort_unstable();
+    let all = Best::of_all(limit, best.into_iter().map(|best| best.into_inner().expect("a panic ends the pass")));
     let weight = |key| if order == Order::HeaviestFirst { ONE - key } else { key };
     out.clear();
-    out.extend(all.held.iter().map(|candidate| (candidate.slot, weight(candidate.key))));
+    out.extend(all.iter().map(|candidate| (candidate.slot, weight(candidate.key))));
 }
 
 /// What of a tile can beat a bound.
@@ -90,7 +97,7 @@ struct Filter {
 
 fn scan(level: Level, view: View<'_>, order: Order, tile: usize, best: &mut Best) {
     let (potentials, groups, ids, clock) = view.columns(tile);
-    let group = if let Scope::Group(group) = view.scope { Some(group) } else { None };
+    let group = view.scope.group();
     let mut at = 0;
     loop {
         let filter = Filter { clock, order, group, bound: best.bound };

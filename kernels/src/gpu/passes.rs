@@ -3,6 +3,7 @@
 use super::driver::{Argument, Driver};
 use super::plain::bytes_mut;
 use super::{BYTES_PER_SLOT, Gpu, THREADS};
+use crate::recall::{Alike, Recall};
 use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 use std::collections::HashMap;
@@ -127,6 +128,27 @@ impl<D: Driver> Device for Gpu<D> {
         out: &mut Vec<(Slot, u32)>,
     ) -> Result<(), Error> {
         self.ranked(segments, scope, order, limit, ids, out)
+    }
+
+    fn recall(
+        &mut self,
+        segments: &[Segment],
+        asked: &Recall<'_>,
+        ids: &Tiles<MemoryId>,
+        out: &mut Vec<Alike>,
+    ) -> Result<(), Error> {
+        self.mirror_features(asked.features)?;
+        let mut found = Vec::new();
+        self.most_alike(segments, asked.scope, asked.query, asked.limit, ids, &mut found)?;
+        let slots: Vec<Slot> = found.iter().map(|(slot, _)| *slot).collect();
+        let mut rows = Vec::new();
+        self.read(&slots, &mut rows)?;
+        out.clear();
+        out.extend(found.into_iter().zip(rows).map(|((slot, score), (potential, _))| {
+            let segment = self.tiles[slot as usize / TILE].segment;
+            Alike { slot, weight: segments[segment as usize].clock.weight(potential).units(), score }
+        }));
+        Ok(())
     }
 
     fn digest(

@@ -3,7 +3,7 @@
 use super::driver::{Argument, Driver};
 use super::plain::bytes;
 use super::{Gpu, Memory, THREADS, View};
-use crate::recall::{Query, inverse_norm};
+use crate::recall::{FeatureColumn, Query, score_of};
 use crate::{Error, Scope, Segment, Slot, TILE, Tiles};
 use engram_memory::MemoryId;
 
@@ -17,6 +17,8 @@ pub(super) struct Features<B> {
     bits: B,
     /// One over the norm, by slot.
     inverse_norms: B,
+    /// What was mirrored of each tile: the number of its changes then.
+    mirrored: Vec<Option<u64>>,
 }
 
 impl<B: Send> Features<B> {
@@ -27,6 +29,7 @@ impl<B: Send> Features<B> {
         wanted: usize,
     ) -> Result<Self, Error> {
         let mut grown = Self::new(memory, self.dimension, wanted)?;
+        grown.mirrored[..self.mirrored.len()].copy_from_slice(&self.mirrored);
         memory.0.copy(&self.bits, &mut grown.bits, tiles * TILE * self.dimension * size_of::<u16>())?;
         memory.0.copy(&self.inverse_norms, &mut grown.inverse_norms, tiles * TILE * size_of::<f32>())?;
         Ok(grown)
@@ -39,6 +42,7 @@ impl<B: Send> Features<B> {
             dimension,
             bits: memory.zeroed::<u16>(slots * dimension)?,
             inverse_norms: memory.zeroed::<f32>(slots)?,
+            mirrored: vec![None; tiles],
         })
     }
 
@@ -71,42 +75,30 @@ impl<B: Send> Features<B> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Gives every slot a feature vector of `dimension` f16 (at least 1), zero at first.
-    ///
-    /// # Errors
-    /// [`Error::Full`], [`Error::Failed`].
-    pub fn reserve_features(&mut self, dimension: usize) -> Result<(), Error> {
-        self.features = Some(Features::new(&mut self.memory, dimension, self.tiles.len())?);
+    /// Takes what has changed of the host's column since the last time.
+    pub(super) fn mirror_features(&mut self, column: FeatureColumn<'_>) -> Result<(), Error> {
+        if self.features.as_ref().is_none_or(|own| own.dimension != column.dimension) {
+            self.features = Some(Features::new(&mut self.memory, column.dimension, self.tiles.len())?);
+        }
+        let features = self.features.as_mut().expect("it was made above");
+        for (tile, entry) in self.tiles.iter().enumerate().filter(|(_, entry)| entry.count > 0) {
+            let changes = column.changes[tile];
+            if features.mirrored[tile] == Some(changes) {
+                continue;
+            }
+            let (first, count) = (tile * TILE, entry.count as usize);
+            let width = column.dimension * size_of::<u16>();
+            self.memory.0.upload(&mut features.bits, first * width, &column.bits[tile][..count * width])?;
+            let norms = &column.inverse_norms.tile(tile)[..count];
+            self.memory.0.upload(&mut features.inverse_norms, first * size_of::<f32>(), bytes(norms))?;
+            features.mirrored[tile] = Some(changes);
+        }
         Ok(())
     }
 
-    /// Writes the feature vectors of consecutive slots from `first` on: f16 bits, finite, whole vectors.
-    ///
-    /// # Errors
-    /// [`Error::Failed`].
-    ///
-    /// # Panics
-    /// Without [`Gpu::reserve_features`], or when the slots are not in the arena.
-    pub fn write_features(&mut self, first: Slot, bits: &[u16]) -> Result<(), Error> {
-        let features = self.features.as_mut().expect("features were reserved");
-        let count = bits.len() / features.dimension;
-        assert!(bits.len().is_multiple_of(features.dimension), "vectors are whole");
-        assert!(first as usize + count <= self.tiles.len() * TILE, "slots lie in the arena");
-        let norms: Vec<f32> = bits.chunks(features.dimension).map(inverse_norm).collect();
-        let offset = first as usize * features.dimension * size_of::<u16>();
-        self.memory.0.upload(&mut features.bits, offset, bytes(bits))?;
-        self.memory.0.upload(&mut features.inverse_norms, first as usize * size_of::<f32>(), bytes(&norms))
-    }
-
-    /// The first `limit` slots of `scope` by score descending, then id ascending, with their scores ([`Query::score`]); `out` is
-    /// replaced.
-    ///
-    /// # Errors
-    /// [`Error::Failed`].
-    ///
-    /// # Panics
-    /// Without [`Gpu::reserve_features`], or when the query has another dimension.
-    pub fn recall(
+    /// The first `limit` slots of `scope` by score descending, then id ascending, with their scores; `out` is replaced. The features are
+    /// mirrored, and the query has their dimension.
+    pub(super) fn most_alike(
         &mut self,
         segments: &[Segment],
         scope: Scope,
@@ -120,7 +112,7 @@ impl<D: Driver> Gpu<D> {
             return Ok(());
         }
         self.mirror(ids)?;
-        let features = self.features.take().expect("features were reserved");
+        let features = self.features.take().expect("features are mirrored");
         assert_eq!(query.features.len(), features.dimension, "a query has the dimension of the features");
         let found = self.with_list(segments, |view, list, used| {
             let mut keyed = view.weight_keys(list, used, scope)?;
@@ -135,12 +127,7 @@ impl<D: Driver> Gpu<D> {
             view.entries(&sorted, first.count)
         });
         self.features = Some(features);
-        out.extend(found?.unwrap_or_default().into_iter().take(limit).map(|(slot, key)| (slot, score(key))));
+        out.extend(found?.unwrap_or_default().into_iter().take(limit).map(|(slot, key)| (slot, score_of(key))));
         Ok(())
     }
-}
-
-/// The score of a key of recall.cu.
-fn score(key: u32) -> f32 {
-    f32::from_bits(if key >> 31 == 1 { key } else { !key & 0x7fff_ffff })
 }

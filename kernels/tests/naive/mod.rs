@@ -1,11 +1,16 @@
 //! The device as the law describes it: one memory after another, by the functions of `engram_memory` alone.
 
+mod vectors;
+
+use engram_kernels::recall::{Alike, Recall};
 use engram_kernels::{
     Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update,
 };
 use engram_memory::clock::folded;
 use engram_memory::law::rank_order;
 use engram_memory::{DecayClock, Digest, Group, Histogram, MemoryId, QualityVector, Weight};
+
+pub(crate) use vectors::Vectors;
 
 /// The slow, obvious device.
 pub(crate) struct Naive {
@@ -140,6 +145,35 @@ impl Device for Naive {
         }
         slots.truncate(limit.unwrap_or(slots.len()));
         *out = slots.into_iter().map(|slot| (slot, self.weight(segments, slot).units())).collect();
+        Ok(())
+    }
+
+    fn recall(
+        &mut self,
+        segments: &[Segment],
+        asked: &Recall<'_>,
+        ids: &Tiles<MemoryId>,
+        out: &mut Vec<Alike>,
+    ) -> Result<(), Error> {
+        let width = 2 * asked.features.dimension;
+        let alike = |slot: Slot| {
+            let (tile, offset) = (slot as usize / TILE, slot as usize % TILE);
+            let row = &asked.features.bits[tile][offset * width..][..width];
+            let bits: Vec<u16> = row.chunks(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
+            let weight = self.weight(segments, slot).units();
+            Alike { slot, weight, score: asked.query.score(&bits, asked.features.inverse_norms.get(slot), weight) }
+        };
+        let in_scope = |slot: &Slot| {
+            let segment = self.segment(*slot);
+            match asked.scope {
+                Scope::Segment(only) => segment == only,
+                Scope::All => !segments[segment as usize].hidden,
+                Scope::Group(group) => !segments[segment as usize].hidden && self.memories[*slot as usize].1 == group,
+            }
+        };
+        *out = self.slots().filter(in_scope).map(alike).collect();
+        out.sort_by(|a, b| b.score.total_cmp(&a.score).then(ids.get(a.slot).cmp(&ids.get(b.slot))));
+        out.truncate(asked.limit);
         Ok(())
     }
 

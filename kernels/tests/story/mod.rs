@@ -1,11 +1,11 @@
 //! Every pass of the kernels once, each compared with what the law says: one story for all ways in which the kernels are run.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
 
-use crate::naive::Naive;
+use crate::naive::{Naive, Vectors};
 use crate::numbers::Numbers;
 use engram_kernels::gpu::Driver;
 use engram_kernels::priority::{Draws, Priorities};
-use engram_kernels::recall::{Query, inverse_norm};
+use engram_kernels::recall::{Query, Recall};
 use engram_kernels::{Device, Gpu, GroupUpdate, Order, Scope, Segment, Slot, TILE, Tile, Tiles, Update};
 use engram_memory::clock::{Advance, FOLD_AT};
 use engram_memory::{DecayClock, Group, MemoryId, ONE, mix64};
@@ -371,40 +371,33 @@ impl<D: Driver> Story<D> {
     }
 
     fn recall(&mut self) {
-        let dimension = 45;
         let numbers = &mut self.numbers;
+        let mut vectors = Vectors::new(self.tiles.len(), 45);
         // Finite f16 below 2, subnormal ones included.
-        let mut vector = || -> Vec<u16> { (0..dimension).map(|_| (numbers.next() & 0xbfff) as u16).collect() };
-        self.gpu.reserve_features(dimension).unwrap();
+        let mut vector = || -> Vec<u16> { (0..45).map(|_| (numbers.next() & 0xbfff) as u16).collect() };
         let query_bits = vector();
-        let mut vectors = HashMap::new();
-        for (index, tile) in self.tiles.iter().enumerate().filter(|(_, tile)| tile.segment == SMALL) {
-            let first = (index * TILE) as Slot;
-            let rows: Vec<_> = (0..tile.count)
-                .map(|place| match place % 50 {
-                    0 => vec![0; dimension],
-                    1 => query_bits.clone(),
-                    _ => vector(),
-                })
-                .collect();
-            self.gpu.write_features(first, &rows.concat()).unwrap();
-            vectors.extend((first..).zip(rows));
+        let small: Vec<Slot> =
+            self.naive.slots().filter(|slot| self.tiles[*slot as usize / TILE].segment == SMALL).collect();
+        for &slot in &small {
+            let row = match slot % 50 {
+                0 => vec![0; 45],
+                1 => query_bits.clone(),
+                _ => vector(),
+            };
+            vectors.set(slot, &row);
         }
+        let changed = vector();
         let query = Query::new(&query_bits);
-        let mut expected = Vec::new();
-        for (&slot, bits) in &vectors {
-            let mut row = Vec::new();
-            self.naive.read(&[slot], &mut row).unwrap();
-            let weight = self.segments[SMALL as usize].clock.weight(row[0].0);
-            expected.push((slot, query.score(bits, inverse_norm(bits), weight.units())));
-        }
-        expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(self.ids.get(a.0).cmp(&self.ids.get(b.0))));
+        let (segments, ids) = (self.segments.clone(), self.ids.clone());
         for limit in [10, usize::MAX] {
-            let mut found = Vec::new();
-            self.gpu.recall(&self.segments, Scope::Segment(SMALL), &query, limit, &self.ids, &mut found).unwrap();
-            let bits =
-                |list: &[(Slot, f32)]| list.iter().map(|&(slot, score)| (slot, score.to_bits())).collect::<Vec<_>>();
-            assert!(bits(&found) == bits(&expected[..limit.min(expected.len())]), "recall differs");
+            let asked = Recall { query: &query, features: vectors.column(), scope: Scope::Segment(SMALL), limit };
+            self.same("recall", |device| {
+                let mut out = Vec::new();
+                device.recall(&segments, &asked, &ids, &mut out).unwrap();
+                out
+            });
+            // What changes is taken anew.
+            vectors.set(small[0], &changed);
         }
     }
 }

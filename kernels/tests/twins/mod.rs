@@ -1,8 +1,9 @@
 //! One arena in several devices, which must always say the same.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
 
-use crate::naive::Naive;
+use crate::naive::{Naive, Vectors};
 use crate::numbers::Numbers;
+use engram_kernels::recall::{Query, Recall};
 use engram_kernels::{Device, GroupUpdate, Order, Scope, Segment, Slot, TILE, Tile, Tiles, Update};
 use engram_memory::clock::{Advance, FOLD_AT};
 use engram_memory::{DecayClock, Group, MemoryId, ONE, mix64};
@@ -16,6 +17,7 @@ pub(crate) struct Twins {
     tiles: Vec<Tile>,
     ids: Tiles<MemoryId>,
     content: Tiles<u128>,
+    vectors: Vectors,
     groups: u64,
 }
 
@@ -31,6 +33,8 @@ impl Twins {
             })
             .collect();
         let groups = numbers.one_of(&[1, 2, 3, 8, 9, 256]);
+        // Many vectors are short ones.
+        let dimension = if tiles > 5 { 3 } else { numbers.one_of(&[1, 5, 32, 45]) };
         let mut twins = Self {
             numbers,
             naive: Naive::new(),
@@ -39,6 +43,7 @@ impl Twins {
             tiles: vec![Tile::default(); tiles],
             ids: Tiles::new(),
             content: Tiles::new(),
+            vectors: Vectors::new(tiles, dimension),
             groups,
         };
         twins.fill();
@@ -135,7 +140,7 @@ impl Twins {
     }
 
     pub(crate) fn step(&mut self) {
-        match self.numbers.below(7) {
+        match self.numbers.below(8) {
             0 => {
                 let (segments, updates) = (self.decay(), self.updates());
                 self.each(|device| device.update(&segments, &updates).unwrap());
@@ -168,17 +173,14 @@ impl Twins {
                 self.same(|device| device.histogram(&segments, bits).unwrap());
             }
             5 => self.rank(),
+            6 => self.recall(),
             _ => self.compare(),
         }
     }
 
     pub(crate) fn rank(&mut self) {
         let segments = self.segments.clone();
-        let scope = match self.numbers.below(4) {
-            0 => Scope::Segment(self.numbers.below(segments.len() as u64) as u32),
-            1 => Scope::Group(Group(self.numbers.below(self.groups) as u8)),
-            _ => Scope::All,
-        };
+        let scope = self.scope();
         let order = self.numbers.one_of(&[Order::HeaviestFirst, Order::LightestFirst]);
         let limit = self.numbers.one_of(&[None, Some(0), Some(1), Some(10), Some(300), Some(2_000), Some(1 << 40)]);
         let ids = self.ids.clone();
@@ -187,6 +189,45 @@ impl Twins {
             device.rank(&segments, scope, order, limit, &ids, &mut out).unwrap();
             out
         });
+    }
+
+    /// Changes some vectors, and recalls what is like one of them.
+    fn recall(&mut self) {
+        let slots: Vec<_> = self.naive.slots().collect();
+        let query = self.vector();
+        for _ in 0..if slots.is_empty() { 0 } else { 300 } {
+            let slot = slots[self.numbers.below(slots.len() as u64) as usize];
+            // Ties, and vectors without a direction.
+            let vector = match self.numbers.below(8) {
+                0 => vec![0; query.len()],
+                1 => query.clone(),
+                _ => self.vector(),
+            };
+            self.vectors.set(slot, &vector);
+        }
+        let (segments, scope, query) = (self.segments.clone(), self.scope(), Query::new(&query));
+        let limit = self.numbers.one_of(&[0, 1, 10, 300, usize::MAX]);
+        let (ids, vectors) = (self.ids.clone(), std::mem::replace(&mut self.vectors, Vectors::new(0, 1)));
+        let asked = Recall { query: &query, features: vectors.column(), scope, limit };
+        self.same(|device| {
+            let mut out = Vec::new();
+            device.recall(&segments, &asked, &ids, &mut out).unwrap();
+            out
+        });
+        self.vectors = vectors;
+    }
+
+    /// Finite f16 below 2, subnormal ones included.
+    fn vector(&mut self) -> Vec<u16> {
+        (0..self.vectors.column().dimension).map(|_| (self.numbers.next() & 0xbfff) as u16).collect()
+    }
+
+    fn scope(&mut self) -> Scope {
+        match self.numbers.below(4) {
+            0 => Scope::Segment(self.numbers.below(self.segments.len() as u64) as u32),
+            1 => Scope::Group(Group(self.numbers.below(self.groups) as u8)),
+            _ => Scope::All,
+        }
     }
 
     /// Compares all that the devices hold.

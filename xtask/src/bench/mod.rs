@@ -23,7 +23,7 @@ use row::Report;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     suite: Suite,
-    /// Who else does the same work (suites epoch, store and rank)
+    /// Who else does the same work (suites epoch, store, rank and recall)
     #[arg(long, default_value = "numpy", long_help = PEERS_HELP)]
     peers: Peers,
     /// How many memories, one table line each: 100k, 1m, 10m, or plain numbers
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
-const PEERS_HELP: &str = "Who else does the same work (suites epoch, store and rank)
+const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank and recall)
 
 numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB where download.pytorch.org can be reached; otherwise \
 the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. Both \
@@ -50,6 +50,8 @@ enum Suite {
     Wire,
     /// Full order and the best 1,000
     Rank,
+    /// The memories most alike a vector of 384
+    Recall,
     /// What copies cost, by their number and the durability mode
     Replication,
     /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
@@ -63,13 +65,14 @@ impl Suite {
             Self::Store => "store",
             Self::Wire => "wire",
             Self::Rank => "rank",
+            Self::Recall => "recall",
             Self::Replication => "replication",
             Self::Healing => "healing",
         }
     }
 
     fn has_python_peers(self) -> bool {
-        matches!(self, Self::Epoch | Self::Store | Self::Rank)
+        matches!(self, Self::Epoch | Self::Store | Self::Rank | Self::Recall)
     }
 }
 

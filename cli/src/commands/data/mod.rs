@@ -9,6 +9,7 @@ mod insert;
 mod quality;
 mod rank;
 mod reads;
+mod recall;
 pub(crate) mod run;
 mod select;
 mod show;
@@ -26,6 +27,7 @@ pub(crate) enum Data {
     Run(run::Arguments),
     Get(get::Arguments),
     Rank(rank::Arguments),
+    Recall(recall::Arguments),
     Quality(quality::Arguments),
     Insert(Box<insert::Arguments>),
     Remove(change::Remove),
@@ -52,6 +54,7 @@ pub(crate) async fn run(command: Data, context: &Context) -> anyhow::Result<Exit
         Data::Run(arguments) => run::run(&arguments, context).await,
         Data::Get(arguments) => get::run(&arguments, context).await,
         Data::Rank(arguments) => rank::run(&arguments, context).await,
+        Data::Recall(arguments) => recall::run(arguments, context).await,
         Data::Quality(arguments) => quality::run(&arguments, context).await,
         Data::Insert(arguments) => insert::run(*arguments, context).await,
         Data::Remove(arguments) => change::remove(&arguments, context).await,

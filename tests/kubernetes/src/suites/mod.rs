@@ -36,8 +36,9 @@ struct Suite {
 
 const SUITES: [Suite; 9] = [
     Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
-    Suite { name: "faults", fake: false, long: false, checks: faults::checks },
     Suite { name: "command", fake: false, long: false, checks: command::checks },
+    // Last of the real nodes: after an outage of the API server kubelets take their time.
+    Suite { name: "faults", fake: false, long: false, checks: faults::checks },
     Suite { name: CAMPAIGN, fake: false, long: true, checks: faults::campaign },
     Suite { name: "fake", fake: true, long: false, checks: fake::checks },
     Suite { name: "operator", fake: true, long: false, checks: operator::checks },

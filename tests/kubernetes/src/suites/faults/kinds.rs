@@ -156,13 +156,16 @@ fn operator_and_node(cluster: &Cluster) -> Result<Over> {
     let victim = Victim::busiest_of(cluster, |node| nodes.contains(&node))?;
     // The operator beside it shall be the one that leads: the other steps down.
     let beside = |pod: &Value| watch::node_of(pod).is_ok_and(|node| Some(node) == watch::node_of(&victim.pod).ok());
-    let leader = watch::leader(cluster)?;
-    if !beside(&leader) {
-        cluster.api().delete(&format!("{OPERATOR_PODS}/{}", name_of(&leader)), None)?;
-        until("the operator beside the victim to lead", watch::WHOLE, || {
-            Ok(beside(&watch::leader(cluster)?).then_some(()))
-        })?;
-    }
+    let mut told_to_go = String::new();
+    until("the operator beside the victim to lead", watch::WHOLE, || {
+        let leader = watch::leader(cluster)?;
+        // The pod that comes in the place of one that went may be as quick as the other operator.
+        if !beside(&leader) && uid(&leader) != told_to_go {
+            told_to_go = uid(&leader);
+            cluster.api().delete(&format!("{OPERATOR_PODS}/{}", name_of(&leader)), None)?;
+        }
+        Ok(beside(&leader).then_some(()))
+    })?;
     node_lost(cluster, &victim)
 }
 
