@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// What arrives within this time goes into one write.
-const MERGE: Duration = Duration::from_millis(10);
+const MERGE: Duration = Duration::from_millis(5);
 /// Ten writes a second on average: the map may live in an API server that others need too.
 const BETWEEN_WRITES: Duration = Duration::from_millis(100);
 /// Writes that may follow each other at once after a pause, so that neither a failover waits nor a worker that is emptied: each

@@ -154,8 +154,8 @@ impl<'a> Copies<'a> {
             return false;
         }
         if holding.sound.len() >= self.wanted() {
-            // Nothing is lost: somebody shall be emptied.
-            return true;
+            // Nothing is lost: somebody shall be emptied. What it leads pauses while it moves, so that goes first.
+            return !self.hands_over();
         }
         let alone = holding.sound.len() == 1;
         let grace_ms = if alone { observed.restart_grace_ms } else { LOST_MS };
@@ -168,6 +168,15 @@ impl<'a> Copies<'a> {
         });
         // Who starts now has not heard everybody yet.
         !comes_back && observed.age_ms >= observed.restart_grace_ms
+    }
+
+    /// Whether a worker that shall be emptied leads something that another one can lead.
+    fn hands_over(&self) -> bool {
+        let moves = |holding: &Holding<'_>| {
+            let to = |ordinal: Ordinal| self.scene.seen(ordinal).is_some_and(|seen| seen.standing.is_alive());
+            self.scene.is_draining(holding.entry.primary) && holding.staying(self.scene).any(to)
+        };
+        self.holdings.iter().any(moves)
     }
 
     /// Where the next copy of a partition goes: by preference of the partition among the workers that have room, in another
