@@ -144,7 +144,9 @@ impl Columns {
     pub(crate) fn set_content(&mut self, slot: Slot, features: &[u8], payload: &[u8]) {
         if !features.is_empty() {
             self.features_mut(slot).copy_from_slice(features);
-            self.set_inverse_norm(slot, inverse_norm_stored(features));
+            if self.recalls() {
+                self.set_inverse_norm(slot, inverse_norm_stored(features));
+            }
         }
         if !payload.is_empty() {
             self.payloads.set(slot, payload);

@@ -127,13 +127,14 @@ impl<'a> Copies<'a> {
     pub(super) fn heal(&mut self, plan: &mut Plan) {
         let mut order: Vec<_> = (0..self.holdings.len()).collect();
         order.sort_by_key(|&index| (self.holdings[index].sound.len(), index));
+        let hands_over = self.hands_over();
         for index in order {
             let holding = &self.holdings[index];
             let mut learners = holding.learners.clone();
             for _ in 0..holding.lacking {
                 let Some(to) = self.target(&self.holdings[index], &learners) else { break };
                 let from = self.holdings[index].entry.primary;
-                if !self.may_copy(&self.holdings[index]) || !self.has_room(from, to) {
+                if !self.may_copy(&self.holdings[index], hands_over) || !self.has_room(from, to) {
                     break;
                 }
                 self.begin(from, to);
@@ -147,15 +148,15 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// Whether it is time to copy a partition elsewhere.
-    fn may_copy(&self, holding: &Holding<'_>) -> bool {
+    /// Whether it is time to copy a partition elsewhere; `hands_over`: partitions that somebody shall give up leading come first.
+    fn may_copy(&self, holding: &Holding<'_>, hands_over: bool) -> bool {
         let observed = self.scene.observed;
         if observed.braked {
             return false;
         }
         if holding.sound.len() >= self.wanted() {
             // Nothing is lost: somebody shall be emptied. What it leads pauses while it moves, so that goes first.
-            return !self.hands_over();
+            return !hands_over;
         }
         let alone = holding.sound.len() == 1;
         let grace_ms = if alone { observed.restart_grace_ms } else { LOST_MS };
