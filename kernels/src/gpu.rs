@@ -89,6 +89,16 @@ impl<D: Driver> Gpu<D> {
         &mut self.memory.0
     }
 
+    /// Gives back the driver, and all memory to it.
+    pub fn into_driver(self) -> D {
+        self.memory.0
+    }
+
+    /// Tiles that the columns have.
+    pub(crate) const fn tiles(&self) -> usize {
+        self.tiles.len()
+    }
+
     fn grow(&mut self, tiles: u32) -> Result<(), Error> {
         let (own, wanted) = (self.tiles.len(), tiles as usize);
         if wanted <= own {
@@ -175,8 +185,8 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// A row of this tile, or its entry, changed.
-    fn touch(&mut self, tile: TileId) {
+    /// A row of this tile, or its entry, changed: its ids may be others.
+    pub(crate) fn touch(&mut self, tile: TileId) {
         self.stale_ids[tile as usize] = true;
         self.listed = Listed::default();
     }

@@ -3,19 +3,23 @@
 //! A [`Device`] holds the columns that passes read (potential, group) for many partitions at once, in one arena of
 //! [`TILE`]-slot tiles per column, and executes a pass over all of them in one call. It decides nothing: which tile
 //! belongs to which segment, which slot holds which id, when a clock folds, all come from the caller. Every
-//! implementation gives the same bits: [`Cpu`], and [`Gpu`] over a [`gpu::Driver`], whose kernels are the `.cu` files of this package.
+//! implementation gives the same bits: [`Cpu`]; [`Gpu`] over a [`gpu::Driver`], whose kernels are the `.cu` files of this package; and
+//! [`Mirrored`], the first with the second beside it for large passes.
 
 mod cpu;
 pub mod gpu;
 mod instructions;
+mod mirrored;
 mod pool;
 pub mod priority;
 pub mod recall;
+pub mod threshold;
 mod tiles;
 
 pub use cpu::Cpu;
 pub use gpu::Gpu;
 pub use instructions::Instructions;
+pub use mirrored::{Mirrored, Standing};
 pub use tiles::{TILE, Tiles};
 
 use engram_memory::{DecayClock, Digest, Group, Histogram, MemoryId, QualityVector};
@@ -137,6 +141,11 @@ pub struct Info {
 pub trait Device: Send {
     /// What this device is.
     fn info(&self) -> &Info;
+
+    /// How the GPU beside it stands, where there is one.
+    fn standing(&self) -> Option<&Standing> {
+        None
+    }
 
     /// Grows every column to at least `tiles` tiles; new ones are free.
     ///

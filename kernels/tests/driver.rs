@@ -1,53 +1,25 @@
 //! The launch code of production on a stand-in for libcuda: the passes, and all that a driver may refuse or break.
 //!
-//! Every test starts itself once more with the stand-in on the path of libraries, and settings of what it shall be like
-//! (`host/libcuda.cpp` has them).
+//! Every test starts itself once more with the stand-in (`host/stand_in.rs`).
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
 
 #[path = "host/build.rs"]
 mod build;
 mod naive;
 mod numbers;
+#[path = "host/stand_in.rs"]
+mod stand_in;
 mod story;
 
-use build::{Variant, program};
 use engram_kernels::gpu::cuda::{Cuda, DEADLINE, OpenError, devices};
 use engram_kernels::{Device, Error, Gpu, Segment, Tile, Update};
 use engram_memory::{DecayClock, Group, ONE};
-use std::process::Command;
+use stand_in::{PATIENT, on_stand_in};
 use std::time::Duration;
 use story::{PARTS, Story};
 
-/// Says that this process is the one with the stand-in.
-const ON_STAND_IN: &str = "ENGRAM_TEST_ON_STAND_IN";
-/// Kernels on the CPU of a busy machine take their time.
-const PATIENT: Duration = Duration::from_secs(600);
 const ILLEGAL_ADDRESS: i32 = 700;
 const UNCORRECTABLE: i32 = 214;
-
-/// Runs `body` with a driver that is like this, and gives what it said; `None` in the process that runs it, and where none can. `test` is
-/// the name of the test that calls.
-fn on_stand_in(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) -> Option<String> {
-    if std::env::var_os(ON_STAND_IN).is_some() {
-        body();
-        return None;
-    }
-    let library = program(Variant::Library, None)?;
-    let mut path = library.parent().unwrap().as_os_str().to_owned();
-    if let Some(former) = std::env::var_os("LD_LIBRARY_PATH") {
-        path.push(":");
-        path.push(former);
-    }
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", test, "--nocapture", "--include-ignored"])
-        .env(ON_STAND_IN, "1")
-        .env("LD_LIBRARY_PATH", path);
-    let output = command.envs(settings.iter().copied()).output().unwrap();
-    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    assert!(output.status.success() && said.contains("1 passed"), "{test} {settings:?}:\n{said}");
-    Some(said)
-}
 
 /// A device with one full tile of weights one half, and an update of each memory.
 fn small() -> (Gpu<Cuda>, Segment, Vec<Update>) {

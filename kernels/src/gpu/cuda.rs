@@ -82,6 +82,28 @@ pub fn devices() -> Result<usize, OpenError> {
     }
 }
 
+/// Whether there is a driver that knows the code that was compiled, and how many devices it has, at least 1. Takes nothing of any of them,
+/// so that what [`Cuda::open`] says of one is still to be heard. Never panics.
+///
+/// # Errors
+/// Why no device can be used.
+pub fn probe() -> Result<usize, OpenError> {
+    // SAFETY: as in `devices`.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(OpenError::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: it writes a number.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("tell its version"))?;
+    if version < OLDEST_DRIVER {
+        return Err(OpenError::OldDriver { found: version });
+    }
+    match devices()? {
+        0 => Err(OpenError::NoDevice { ordinal: 0, devices: 0 }),
+        devices => Ok(devices),
+    }
+}
+
 fn failed(call: &'static str) -> impl Fn(DriverError) -> OpenError {
     move |DriverError(code)| OpenError::Failed { call, code: code as i32 }
 }
@@ -124,17 +146,7 @@ impl Cuda {
     /// # Errors
     /// Why it cannot be used.
     pub fn open(ordinal: usize, deadline: Duration) -> Result<Self, OpenError> {
-        // SAFETY: as in `devices`.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(OpenError::NoDriver);
-        }
-        let mut version = 0;
-        // SAFETY: it writes a number.
-        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("tell its version"))?;
-        if version < OLDEST_DRIVER {
-            return Err(OpenError::OldDriver { found: version });
-        }
-        let devices = devices()?;
+        let devices = probe()?;
         if ordinal >= devices {
             return Err(OpenError::NoDevice { ordinal, devices });
         }

@@ -1,12 +1,50 @@
 //! The passes of [`Device`], each as its launches.
 
 use super::driver::{Argument, Driver};
-use super::plain::bytes_mut;
+use super::plain::{bytes, bytes_mut};
 use super::{BYTES_PER_SLOT, Gpu, THREADS};
 use crate::recall::{Alike, Recall};
 use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 use std::collections::HashMap;
+
+impl<D: Driver> Gpu<D> {
+    /// Writes potential and group of each slot, of which none comes twice. Its memory stays the one that it was.
+    pub(crate) fn refresh(&mut self, slots: &[Slot], rows: &[(u32, Group)]) -> Result<(), Error> {
+        self.check_slots(slots.iter().copied());
+        if let Some(columns) = self.columns.as_ref().filter(|_| !slots.is_empty()) {
+            let potentials: Vec<u32> = rows.iter().map(|row| row.0).collect();
+            let groups: Vec<u8> = rows.iter().map(|row| row.1.0).collect();
+            let memory = &mut self.memory;
+            let there = (memory.uploaded(slots)?, memory.uploaded(&potentials)?, memory.uploaded(&groups)?);
+            let arguments = [
+                Argument::Buffer(&there.0),
+                Argument::U32(slots.len() as u32),
+                Argument::Buffer(&there.1),
+                Argument::Buffer(&there.2),
+                Argument::Buffer(&columns.potentials),
+                Argument::Buffer(&columns.groups),
+            ];
+            memory.launch("scatter_rows", slots.len(), THREADS, &arguments)?;
+            memory.0.wait()?;
+        }
+        self.highest_group = rows.iter().map(|row| row.1.0).fold(self.highest_group, u8::max);
+        Ok(())
+    }
+
+    /// Replaces potentials and groups from the first slot of `tile` on, as many as are given. The memories stay those that they were.
+    pub(crate) fn replace(&mut self, tile: TileId, potentials: &[u32], groups: &[u8]) -> Result<(), Error> {
+        let first = tile as usize * TILE;
+        assert!(first + potentials.len() <= self.tiles.len() * TILE, "tile {tile} and what follows are in the arena");
+        assert_eq!(potentials.len(), groups.len(), "a memory has a potential and a group");
+        if let Some(columns) = &mut self.columns {
+            self.memory.0.upload(&mut columns.potentials, first * size_of::<u32>(), bytes(potentials))?;
+            self.memory.0.upload(&mut columns.groups, first, groups)?;
+        }
+        self.highest_group = groups.iter().copied().fold(self.highest_group, u8::max);
+        Ok(())
+    }
+}
 
 impl<D: Driver> Device for Gpu<D> {
     fn info(&self) -> &Info {
@@ -32,27 +70,9 @@ impl<D: Driver> Device for Gpu<D> {
         let mut places: Vec<usize> = last.into_values().collect();
         places.sort_unstable();
         let slots: Vec<Slot> = places.iter().map(|&place| rows[place].0).collect();
-        self.check_slots(slots.iter().copied());
-        let potentials: Vec<u32> = places.iter().map(|&place| rows[place].1).collect();
-        let groups: Vec<u8> = places.iter().map(|&place| rows[place].2.0).collect();
-        if let Some(columns) = &self.columns {
-            let memory = &mut self.memory;
-            let there = (memory.uploaded(&slots)?, memory.uploaded(&potentials)?, memory.uploaded(&groups)?);
-            let arguments = [
-                Argument::Buffer(&there.0),
-                Argument::U32(slots.len() as u32),
-                Argument::Buffer(&there.1),
-                Argument::Buffer(&there.2),
-                Argument::Buffer(&columns.potentials),
-                Argument::Buffer(&columns.groups),
-            ];
-            memory.launch("scatter_rows", slots.len(), THREADS, &arguments)?;
-            memory.0.wait()?;
-        }
-        for (slot, group) in slots.into_iter().zip(groups) {
-            self.touch(slot / TILE as u32);
-            self.highest_group = self.highest_group.max(group);
-        }
+        let rows: Vec<(u32, Group)> = places.iter().map(|&place| (rows[place].1, rows[place].2)).collect();
+        self.refresh(&slots, &rows)?;
+        slots.into_iter().for_each(|slot| self.touch(slot / TILE as u32));
         Ok(())
     }
 

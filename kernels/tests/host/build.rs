@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, Once};
+use std::sync::{Mutex, Once, OnceLock};
 
 /// How the kernels are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,8 +52,14 @@ impl Variant {
     }
 }
 
+/// The folder of the kernels, whichever package's tests these are.
 fn folder() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut above = own.ancestors().map(|folder| folder.join("kernels"));
+        above.find(|folder| folder.join("host/libcuda.cpp").exists()).expect("a package of the workspace")
+    })
 }
 
 /// One build at a time: tests that want the same program find it made.
@@ -159,7 +165,7 @@ fn compile(
 ) -> PathBuf {
     let kernel = name.ends_with(".cu");
     let flags = if kernel { variant.flags() } else { variant.runtime_flags() };
-    let mut parts = vec![compiler.to_owned(), format!("{flags:?}"), env!("CARGO_MANIFEST_DIR").to_owned()];
+    let mut parts = vec![compiler.to_owned(), format!("{flags:?}"), folder().display().to_string()];
     include(name, files, &mut parts);
     include("host/cuda_host.h", files, &mut parts);
     let object = out.join(format!("{}-{}.o", name.replace(['/', '.'], "-"), short_hash(&parts)));

@@ -1,7 +1,7 @@
 //! Kernels without a GPU: the `.cu` files compiled as C++ and run on the CPU by a process of their own, under any sanitizer.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
 
-mod build;
+pub(crate) mod build;
 
 #[allow(unused_imports)] // Not every test plants defects.
 pub(crate) use build::{Planted, Variant, program};

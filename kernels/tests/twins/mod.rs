@@ -94,6 +94,11 @@ impl Twins {
         self.each(|device| device.write(&rows).unwrap());
     }
 
+    #[allow(dead_code)] // Not every test looks at them.
+    pub(crate) fn devices(&self) -> &[Box<dyn Device>] {
+        &self.devices
+    }
+
     fn each(&mut self, mut call: impl FnMut(&mut dyn Device)) {
         call(&mut self.naive);
         self.devices.iter_mut().for_each(|device| call(device.as_mut()));

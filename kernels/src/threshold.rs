@@ -1,0 +1,123 @@
+//! From how many memories on a GPU is faster than the CPU: measured, by the pass over quality.
+//!
+//! Of all passes this one has the CPU do the least for each memory, so what it says of the others errs on the side of the CPU.
+
+use crate::gpu::Driver;
+use crate::{Cpu, Device, Error, Gpu, Segment, Slot, TILE, Tile, TileId};
+use engram_memory::{Group, ONE, mix64};
+use std::time::{Duration, Instant};
+
+/// Tiles of the two passes that are timed: 65,536 memories and 1,048,576.
+const TILES: [TileId; 2] = [16, 256];
+/// Runs of each; the fastest counts, since all that disturbs makes slower.
+const RUNS: usize = 4;
+
+/// How long a pass took over few memories and over many.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Timed {
+    few: Duration,
+    many: Duration,
+}
+
+/// The least number of memories from which a pass of the GPU is the faster one; `None` = none. Both devices have no tile, and have some
+/// afterwards.
+///
+/// # Errors
+/// [`Error::Full`], [`Error::Failed`].
+pub fn measure<D: Driver>(host: &mut Cpu, gpu: &mut Gpu<D>) -> Result<Option<u64>, Error> {
+    let memories = |tiles: TileId| u64::from(tiles) * TILE as u64;
+    let [few, many] = TILES;
+    host.reserve(many)?;
+    gpu.reserve(many)?;
+    let potentials = |tile: TileId| -> Vec<u32> {
+        (0..TILE as u64).map(|at| mix64(u64::from(tile) << 12 | at) as u32 % ONE).collect()
+    };
+    let groups: Vec<u8> = (0..TILE).map(|at| at as u8 & 1).collect();
+    for tile in 0..many {
+        let potentials = potentials(tile);
+        let first = tile * TILE as u32;
+        let rows: Vec<(Slot, u32, Group)> =
+            potentials.iter().zip(&groups).zip(first..).map(|((&it, &group), slot)| (slot, it, Group(group))).collect();
+        host.write(&rows)?;
+        gpu.replace(tile, &potentials, &groups)?;
+    }
+    let (of_host, of_gpu) = (timed(host)?, timed(gpu)?);
+    Ok(crossing([memories(few), memories(many)], of_host, of_gpu))
+}
+
+fn timed(device: &mut dyn Device) -> Result<Timed, Error> {
+    let [few, many] = TILES;
+    Ok(Timed { few: timed_over(device, 0..few)?, many: timed_over(device, few..many)? })
+}
+
+/// The fastest pass when these tiles are there too.
+fn timed_over(device: &mut dyn Device, tiles: std::ops::Range<TileId>) -> Result<Duration, Error> {
+    tiles.for_each(|tile| device.map_tile(tile, Tile { segment: 0, count: TILE as u32 }));
+    let mut quality = Vec::new();
+    let mut fastest = Duration::MAX;
+    for _ in 0..RUNS {
+        let begin = Instant::now();
+        device.epoch(&[Segment::default()], &[], &mut quality)?;
+        fastest = fastest.min(begin.elapsed());
+    }
+    Ok(fastest)
+}
+
+/// Where two straight lines through what was timed cross.
+fn crossing([few, many]: [u64; 2], host: Timed, gpu: Timed) -> Option<u64> {
+    let seconds = |time: Duration| time.as_secs_f64();
+    let each = |timed: Timed| (seconds(timed.many) - seconds(timed.few)).max(0.0) / (many - few) as f64;
+    let fixed = |timed: Timed| seconds(timed.few) - each(timed) * few as f64;
+    if gpu.few <= host.few && gpu.many <= host.many {
+        // Faster throughout: below what was timed, as the lines say.
+        let gain = each(host) - each(gpu);
+        let from = if gain > 0.0 { (fixed(gpu) - fixed(host)) / gain } else { 0.0 };
+        return Some(from.clamp(0.0, few as f64).ceil() as u64);
+    }
+    let gain = each(host) - each(gpu);
+    (gain > 0.0).then(|| ((fixed(gpu) - fixed(host)) / gain).max(0.0).ceil() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: [u64; 2] = [65_536, 1_048_576];
+
+    /// A device that takes `fixed` microseconds and `each` picoseconds a memory.
+    fn device(fixed: u64, each: u64) -> Timed {
+        let [few, many] = SIZES.map(|memories| Duration::from_nanos(fixed * 1_000 + each * memories / 1_000));
+        Timed { few, many }
+    }
+
+    #[test]
+    fn a_gpu_is_used_from_where_its_fixed_cost_is_won_back() {
+        // 35 us against 0.15 ms a million.
+        let at = crossing(SIZES, device(0, 150), device(35, 5)).unwrap();
+        assert!((240_000..242_500).contains(&at), "{at}");
+        // Beyond what was timed.
+        let at = crossing(SIZES, device(0, 10), device(35, 5)).unwrap();
+        assert!((6_900_000..7_100_000).contains(&at), "{at}");
+    }
+
+    #[test]
+    fn a_gpu_that_is_slower_at_every_size_is_not_used() {
+        assert_eq!(crossing(SIZES, device(0, 150), device(35, 150)), None);
+        assert_eq!(crossing(SIZES, device(0, 150), device(5, 300_000)), None);
+    }
+
+    #[test]
+    fn a_gpu_that_is_faster_at_every_size_is_used_from_the_first_memory_on() {
+        assert_eq!(crossing(SIZES, device(50, 150), device(35, 150)), Some(0));
+        assert_eq!(crossing(SIZES, device(50, 150), device(35, 5)), Some(0));
+        let at = crossing(SIZES, device(0, 5_000), device(35, 5)).unwrap();
+        assert!((7_000..7_100).contains(&at), "{at}");
+    }
+
+    #[test]
+    fn times_that_fall_with_size_are_taken_for_flat() {
+        let odd = Timed { few: Duration::from_micros(40), many: Duration::from_micros(30) };
+        assert_eq!(crossing(SIZES, odd, device(20, 1_000)), None);
+        assert!(crossing(SIZES, device(0, 150), odd).is_some());
+    }
+}
