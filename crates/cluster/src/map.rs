@@ -123,6 +123,13 @@ impl Entry {
         self.isr.iter().chain(before)
     }
 
+    /// Whether the primary may acknowledge. It is activated; or nobody outside of the in-sync set may be promoted, as when primaryship
+    /// moves and all copies stay: the mark would exclude nobody, for every candidate holds what all in sync hold. Who is alone has to
+    /// say first that all is on its disk.
+    pub fn is_settled(&self) -> bool {
+        self.activated || (self.isr.len() > 1 && self.prev.iter().all(|member| self.isr.contains(member)))
+    }
+
     /// Whether this very process serves the partition.
     pub fn served_by(&self, member: &Member) -> bool {
         self.primary_member() == Some(member)
@@ -282,6 +289,11 @@ mod tests {
         assert_eq!(promoted.check(&rolled_back), Ok(()));
         let activated = Entry { activated: true, prev: Vec::new(), ..promoted.clone() };
         assert_eq!(promoted.check(&activated), Ok(()));
+        assert!(!promoted.is_settled() && activated.is_settled());
+        let all_stay = Entry { isr: vec![member(1, 1), member(0, 1)], ..promoted.clone() };
+        assert!(all_stay.is_settled(), "whoever may be promoted is in sync");
+        let restarted = Entry { isr: vec![member(1, 2), member(0, 1)], ..promoted.clone() };
+        assert!(!restarted.is_settled(), "what the process before held is not known to be held now");
         let too_late = Entry { prev: activated.isr.clone(), ..rolled_back };
         assert_eq!(activated.check(&too_late), Err(Illegal::NotCandidate(Ordinal(0))));
     }

@@ -58,7 +58,6 @@ pub const fn first_seed(defect: Defect) -> u64 {
 pub const fn unseen(defect: Defect) -> Option<&'static str> {
     Some(match defect {
         Defect::MarkSoloWithoutFsync => "the promise before it syncs the same log",
-        Defect::DrainKeepsServing => "a store gives its leases back only after it stepped down",
         _ => return None,
     })
 }

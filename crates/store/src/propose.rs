@@ -113,7 +113,9 @@ impl Store {
         if let Some(what) = &place.corrupt {
             return Err(Box::new(Err(WriteError::Corrupt { partition, what: what.clone() })));
         }
-        let Some(term) = place.replica.leads().filter(|_| place.replica.takes_requests()) else {
+        // Under a session it is asked again of the successor, where it comes too late here. Nobody could tell what became of another one.
+        let waits = record.request.is_none() && place.replica.draining().is_some();
+        let Some(term) = place.replica.leads().filter(|_| place.replica.takes_requests() && !waits) else {
             let promised = place.replica.promised();
             let term = (promised > Term(0)).then_some(promised);
             return Err(Box::new(Err(WriteError::NotPrimary { partition, term })));

@@ -11,7 +11,7 @@ use crate::stats;
 use crate::store::{Mark, Pending, Store};
 use crate::wal::{Body, Durability, Entry};
 use crate::{ActivateError, Error};
-use engram_cluster::replica::{self, Action, Event, Found, History};
+use engram_cluster::replica::{self, Action, Defect, Event, Found, History, is_planted};
 use engram_cluster::{Change, PartitionMap, Replica};
 use engram_memory::codec::decode_record;
 use engram_memory::session::Admission;
@@ -90,6 +90,13 @@ impl Replication {
             met: BTreeMap::new(),
             reminded_ms: 0,
             failed: None,
+        }
+    }
+
+    /// Tells who may have granted a read lease that nobody here reads by it.
+    fn say_released(&mut self, partition: PartitionId, granters: BTreeSet<Ordinal>) {
+        for granter in granters {
+            self.outbox.entry(granter).or_default().push(Envelope { partition, body: Message::Release });
         }
     }
 }
@@ -181,10 +188,13 @@ impl Store {
         self.step_all(&Event::Leaving(leavers.clone()));
     }
 
-    /// Hands a partition over, when all that is under way is committed.
+    /// Hands a partition over. It is served here until the map says that it is served there.
     pub fn hand_over(&mut self, partition: PartitionId, to: Ordinal) {
         if self.places.get(partition.0 as usize).is_some() {
             self.step(partition, Event::HandOver(to));
+            if is_planted(Defect::ReleaseBeforeStop) {
+                self.replication.say_released(partition, [to].into());
+            }
         }
     }
 
@@ -533,10 +543,7 @@ impl Store {
         self.replication.copies.stop(partition);
         let place = &mut self.places[partition.0 as usize];
         // Whoever leads now, or soon after, need not wait for the end of a lease that nobody uses.
-        for successor in place.replica.successors() {
-            let envelope = Envelope { partition, body: Message::Release };
-            self.replication.outbox.entry(successor).or_default().push(envelope);
-        }
+        self.replication.say_released(partition, place.replica.successors());
         place.served_since_ms = None;
         let promised = place.replica.promised();
         let mut answers = Vec::new();

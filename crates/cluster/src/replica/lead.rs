@@ -16,6 +16,15 @@ pub struct Follower {
     pub acked: Lsn,
 }
 
+/// A planned hand-over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Draining {
+    /// Who shall lead.
+    pub(super) to: Ordinal,
+    /// What was under way when it was asked for: that is committed here.
+    under_way: Lsn,
+}
+
 /// What a primary keeps in memory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Lead {
@@ -26,9 +35,8 @@ pub(super) struct Lead {
     pub(super) followers: BTreeMap<Ordinal, Follower>,
     /// What it asked of the map, and does not know the outcome of.
     pub(super) pending: Option<Change>,
-    /// To whom it hands over.
-    pub(super) draining: Option<Ordinal>,
-    /// It has read that its term is activated, and its promise is durable.
+    pub(super) draining: Option<Draining>,
+    /// It has read that its term is settled, and its promise is durable.
     pub(super) serving: bool,
     /// It takes requests: it serves, or served the term before.
     pub(super) admitting: bool,
@@ -49,7 +57,7 @@ impl Lead {
             tail: before.as_ref().map_or(end, |before| before.tail),
             followers: BTreeMap::new(),
             pending: None,
-            draining: draining.filter(|to| entry.in_sync(*to).is_some()),
+            draining: draining.filter(|draining| entry.in_sync(draining.to).is_some()),
             serving: false,
             admitting: before.is_some_and(|before| before.admitting),
             unopened: Vec::new(),
@@ -58,6 +66,13 @@ impl Lead {
         };
         lead.adjust_followers(me);
         lead
+    }
+
+    /// Hands over to a member in sync; to nobody else.
+    pub(super) fn drain_to(&mut self, to: Option<Ordinal>, under_way: Lsn) {
+        let before = self.draining.filter(|draining| Some(draining.to) == to);
+        let asked = to.filter(|to| self.entry.in_sync(*to).is_some()).map(|to| Draining { to, under_way });
+        self.draining = before.or(asked);
     }
 
     /// Takes an entry of the same term.
@@ -110,12 +125,12 @@ impl Lead {
         self.entry.isr.iter().all(|member| member.ordinal == me)
     }
 
-    /// Who may lead any moment because this replica asked for it. Called off or not, that is for the map to say, and what the
-    /// successor does not hold by then is lost.
+    /// Who may lead any moment because this replica asks for it. Called off or not, that is for the map to say once it was asked, and
+    /// what the successor does not hold by then is lost.
     fn successor(&self) -> Option<Ordinal> {
         match &self.pending {
             Some(Change::Promote { primary, .. }) => Some(primary.ordinal),
-            _ => None,
+            _ => self.draining.map(|draining| draining.to),
         }
     }
 
@@ -243,8 +258,8 @@ impl Replica {
     fn serve(&mut self, out: &mut Vec<Action>) {
         let granted = self.granted && !self.planted.has(Defect::ServeBeforeGrantOver);
         let Some(lead) = &mut self.lead else { return };
-        let activated = lead.entry.activated || self.planted.has(Defect::ServeBeforeActivated);
-        if activated && !granted && !lead.serving {
+        let settled = lead.entry.is_settled() || self.planted.has(Defect::ServeBeforeActivated);
+        if settled && !granted && !lead.serving {
             (lead.serving, lead.admitting) = (true, true);
             out.push(Action::Serve(lead.entry.term));
         }
@@ -306,8 +321,8 @@ impl Replica {
         }
         if let Some(newcomer) = self.newcomer(lead) {
             self.propose(Change::Add { primary: me, newcomer }, out);
-        } else if let Some(to) = lead.draining {
-            self.hand_over(to, out);
+        } else if let Some(draining) = lead.draining {
+            self.hand_over(draining, out);
         }
     }
 
@@ -328,12 +343,12 @@ impl Replica {
         })
     }
 
-    /// Everything under way is committed, and the successor holds it: the map decides.
-    fn hand_over(&mut self, to: Ordinal, out: &mut Vec<Action>) {
+    /// The successor holds what is committed, and will hold what this replica commits from here on: the map decides. Nobody waits for
+    /// its answer: what comes meanwhile and is not committed when the successor takes over is asked of it again.
+    fn hand_over(&mut self, draining: Draining, out: &mut Vec<Action>) {
         let Some(lead) = &self.lead else { return };
-        let end = self.history.end();
-        let successor = lead.followers.get(&to).filter(|follower| follower.acked >= end);
-        if self.commit >= end
+        let successor = lead.followers.get(&draining.to).filter(|follower| follower.acked >= self.commit);
+        if self.commit >= draining.under_way
             && let Some(primary) = successor.and_then(|follower| follower.member)
         {
             let isr = lead.entry.isr.iter().map(|member| member.ordinal).collect();
@@ -382,6 +397,17 @@ mod tests {
         out
     }
 
+    /// What a new disk holds.
+    fn found() -> Found {
+        Found {
+            lossless_since: Incarnation(1),
+            promised: Term(0),
+            history: History::default(),
+            commit: Lsn(0),
+            granted: false,
+        }
+    }
+
     /// Appends a record, and has it written.
     fn write(replica: &mut Replica, lsn: u64) -> Vec<Action> {
         step(replica, Event::Appended(Lsn(lsn)));
@@ -390,14 +416,7 @@ mod tests {
 
     /// A primary of these members that serves, and has opened its term to all of them.
     fn serving(members: &[Member], rules: Rules) -> Replica {
-        let found = Found {
-            lossless_since: Incarnation(1),
-            promised: Term(0),
-            history: History::default(),
-            commit: Lsn(0),
-            granted: false,
-        };
-        let mut primary = Replica::new(members[0], rules, found);
+        let mut primary = Replica::new(members[0], rules, found());
         primary.learn(&Entry::first(members.to_vec()), &mut Vec::new());
         step(&mut primary, Event::Promised(Term(1)));
         for follower in &members[1..] {
@@ -451,6 +470,46 @@ mod tests {
         three.learn(&left, &mut Vec::new());
         let asked = step(&mut three, Event::Promised(Term(2)));
         assert!(!removes(&asked, 2), "two are as few as may be: {asked:?}");
+    }
+
+    #[test]
+    fn who_hands_over_serves_until_it_reads_that_another_one_leads_and_commits_what_was_under_way_first() {
+        let mut primary = serving(&[member(0), member(1)], SYNC);
+        let acks = |lsn| Event::Heard(member(1), Message::Ack { term: Term(1), written: Lsn(lsn) });
+        let promotes = |actions: &[Action]| {
+            actions.iter().any(|action| matches!(action, Action::Propose(_, Change::Promote { .. })))
+        };
+        write(&mut primary, 1);
+        assert!(!promotes(&step(&mut primary, Event::HandOver(Ordinal(1)))), "a record is under way");
+        write(&mut primary, 2);
+        let asked = step(&mut primary, acks(1));
+        assert!(
+            asked.contains(&Action::Commit(Lsn(1))) && promotes(&asked),
+            "what came since waits for nobody: {asked:?}"
+        );
+        assert!(primary.admits() && primary.readable().is_some(), "nobody else leads yet");
+        assert!(step(&mut primary, acks(2)).contains(&Action::Commit(Lsn(2))));
+
+        let promote = Change::Promote { primary: member(1), isr: vec![Ordinal(0), Ordinal(1)] };
+        let entry = primary.seen().unwrap().changed(&promote).unwrap();
+        let mut stops = Vec::new();
+        primary.learn(&entry, &mut stops);
+        assert!(stops.contains(&Action::Stop) && !primary.admits());
+    }
+
+    #[test]
+    fn who_takes_over_with_all_copies_serves_before_the_map_says_so_and_who_leaves_one_out_does_not() {
+        let pair = Entry::first(vec![member(0), member(1)]);
+        let promoted = |isr| pair.changed(&Change::Promote { primary: member(1), isr }).unwrap();
+        let takes_over = |entry: &Entry| {
+            let mut primary = Replica::new(member(1), SYNC, found());
+            primary.learn(entry, &mut Vec::new());
+            let actions = step(&mut primary, Event::Promised(entry.term));
+            assert!(actions.iter().any(|action| matches!(action, Action::Propose(_, Change::Activate))), "{actions:?}");
+            primary.serves() == Some(entry.term)
+        };
+        assert!(takes_over(&promoted(vec![Ordinal(0), Ordinal(1)])));
+        assert!(!takes_over(&promoted(vec![Ordinal(1)])), "the one left out may be promoted until the map says so");
     }
 
     #[test]

@@ -16,7 +16,8 @@
 //!   map names: the in-sync set of the map, and a newcomer from the moment its entry is proposed;
 //! - a replica answers nothing of a term below its promise, and drops what the primary of a term does not have before it
 //!   acknowledges anything of that term;
-//! - a term is served by one process, once, and only after it has read in the map that it is activated;
+//! - a term is served by one process, once, and only after it has read in the map that it is settled: activated, or nobody may be
+//!   promoted who is not in sync;
 //! - who is alone acknowledges from its disk, and has all of it there before it asks to be alone;
 //! - a grant of a read lease that was given ends before the granter serves.
 
@@ -77,7 +78,7 @@ pub enum Event {
     Installed(Lsn, Term),
     /// The read lease that this process granted has ended, for its holder too.
     GrantOver,
-    /// A planned hand-over of primaryship; to this replica itself: none after all.
+    /// A planned hand-over of primaryship; to this replica itself: none after all. It goes on until it reads that another one leads.
     HandOver(Ordinal),
     /// Say again what has no answer yet.
     Remind,
@@ -313,15 +314,13 @@ impl Replica {
 
     /// Whether requests come to it: it serves, or served the term before and activates its own change.
     pub fn takes_requests(&self) -> bool {
-        self.lead.as_ref().is_some_and(|lead| lead.admitting && lead.draining.is_none())
+        self.lead.as_ref().is_some_and(|lead| lead.admitting)
     }
 
-    /// Whether it takes new writes: it leads, is not handing over, and has enough members in sync. A primary that changes its own
-    /// configuration goes on.
+    /// Whether it takes new writes: it leads, and has enough members in sync. A primary that changes its own configuration, or hands
+    /// over, goes on.
     pub fn admits(&self) -> bool {
-        self.lead.as_ref().is_some_and(|lead| {
-            lead.admitting && lead.draining.is_none() && lead.entry.isr.len() >= self.rules.min_in_sync
-        })
+        self.lead.as_ref().is_some_and(|lead| lead.admitting && lead.entry.isr.len() >= self.rules.min_in_sync)
     }
 
     /// The newest entry of the map that it has read.
@@ -329,9 +328,9 @@ impl Replica {
         self.seen.as_ref()
     }
 
-    /// To whom it hands over; it takes no requests meanwhile.
+    /// To whom it hands over. What is written meanwhile may be for the successor to answer.
     pub fn draining(&self) -> Option<Ordinal> {
-        self.lead.as_ref().and_then(|lead| lead.draining)
+        self.lead.as_ref()?.draining.map(|draining| draining.to)
     }
 
     /// Who is about to be stopped, as far as it was told.
@@ -347,8 +346,7 @@ impl Replica {
     /// Members, beside this one, whose read leases a read needs, as this process of theirs or a later one, but from no other disk;
     /// `None` while no linearizable read is possible.
     pub fn readable(&self) -> Option<Vec<Member>> {
-        let keeps_serving = self.planted.has(Defect::DrainKeepsServing);
-        let lead = self.lead.as_ref().filter(|lead| lead.serving && (lead.draining.is_none() || keeps_serving))?;
+        let lead = self.lead.as_ref().filter(|lead| lead.serving)?;
         let settled = self.commit >= lead.tail || self.planted.has(Defect::ReadUncommittedTail);
         let required = || lead.required(self.me.ordinal, self.planted).into_iter();
         settled.then(|| required().filter_map(|ordinal| lead.counted(ordinal)).collect())
@@ -463,8 +461,9 @@ impl Replica {
             Event::Installed(lsn, term) => self.installed(lsn, term, out),
             Event::GrantOver => self.granted = false,
             Event::HandOver(to) => {
+                let (me, under_way) = (self.me.ordinal, self.history.end());
                 if let Some(lead) = &mut self.lead {
-                    lead.draining = Some(to).filter(|to| *to != self.me.ordinal && lead.entry.in_sync(*to).is_some());
+                    lead.drain_to(Some(to).filter(|to| *to != me), under_way);
                 }
             }
             Event::Remind => self.remind(out),

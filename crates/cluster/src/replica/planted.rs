@@ -35,10 +35,10 @@ pub enum Defect {
     ServeBeforeGrantOver,
     /// A primary reads a tail that is not committed at its term.
     ReadUncommittedTail,
-    /// A primary serves before it has read that its term is activated.
+    /// A primary serves before it has read that its term is settled.
     ServeBeforeActivated,
-    /// The primary of a planned hand-over goes on serving.
-    DrainKeepsServing,
+    /// The primary of a planned hand-over gives its read leases back, and reads on.
+    ReleaseBeforeStop,
     /// A term that is opened again, by a message of before, takes what was acknowledged at this term since.
     ReopenTruncates,
     /// A log that is not known to be the primary's prefix is acknowledged.
@@ -115,7 +115,7 @@ impl Defect {
         (Self::ServeBeforeGrantOver, "serve_before_grant_over"),
         (Self::ReadUncommittedTail, "read_uncommitted_tail"),
         (Self::ServeBeforeActivated, "serve_before_activated"),
-        (Self::DrainKeepsServing, "drain_keeps_serving"),
+        (Self::ReleaseBeforeStop, "release_before_stop"),
         (Self::ReopenTruncates, "reopen_truncates"),
         (Self::AckWhileCopying, "ack_while_copying"),
         (Self::CopyOverRecords, "copy_over_records"),

@@ -209,16 +209,9 @@ fn settle(world: &mut World, me: Ordinal) {
     let node = world.node(me);
     let leads = node.leads();
     let followers: BTreeSet<Ordinal> = node.replica.iter().flat_map(Replica::followers).map(|known| known.0).collect();
-    let draining = node.replica.as_ref().and_then(Replica::draining).is_some();
     if node.streaming != leads {
         node.streaming = leads;
         node.streams.clear();
-        node.held.retain(|_| !node.released);
-        node.released = false;
     }
     node.streams.retain(|to| followers.contains(to));
-    if node.released && !draining {
-        node.released = false;
-        node.held.clear();
-    }
 }

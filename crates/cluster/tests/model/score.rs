@@ -27,7 +27,7 @@ fn harmful_to_core(defect: Defect) -> Bounds {
         | Defect::ShrinkRaceAck
         | Defect::SoloFsyncOnlyWithoutLearner => REPLICATED,
         Defect::ServeBeforeGrantOver => with_leases,
-        Defect::DrainKeepsServing | Defect::ReadUncommittedTail => Bounds { drains: 1, ..with_leases },
+        Defect::ReleaseBeforeStop | Defect::ReadUncommittedTail => Bounds { drains: 1, ..with_leases },
         Defect::AckWhileCopying => Bounds { lazy: true, ..forked },
         Defect::KeepsReplaced => Bounds { disks: 1, power: 0, ..quiet },
         Defect::NeverRenews => Bounds { sync: false, ..quiet },

@@ -48,8 +48,6 @@ pub(crate) struct Node {
     pub(crate) held: BTreeSet<(Ordinal, StoreId)>,
     /// To whom a read lease was granted that may not have ended.
     pub(crate) granted: BTreeSet<Member>,
-    /// Leases were given back for a hand-over.
-    pub(crate) released: bool,
 }
 
 impl Node {
@@ -69,7 +67,6 @@ impl Node {
             streaming: None,
             held: BTreeSet::new(),
             granted: BTreeSet::new(),
-            released: false,
         }
     }
 
@@ -89,7 +86,6 @@ impl Node {
         self.streams.clear();
         self.streaming = None;
         self.held.clear();
-        self.released = false;
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) enum Step {
     Hear(Ordinal),
     /// `.0` shall hand over to `.1`.
     HandOver(Ordinal, Ordinal),
-    /// Who hands over gives its leases back.
+    /// Who leads no more gives its leases back.
     Release(Ordinal),
     /// `.0` grants a read lease to `.1`.
     Grant(Ordinal, Ordinal),
@@ -132,6 +132,11 @@ impl Bounds {
         }
         if self.leases {
             self.grant_options(world, ordinal, replica, out);
+            let too_early = self.has(Defect::ReleaseBeforeStop) && replica.draining().is_some();
+            let granted = || world.nodes.iter().any(|other| other.granted.contains(&node.me));
+            if (replica.leads().is_none() || too_early) && granted() {
+                out.push(Step::Release(ordinal));
+            }
         }
         if replica.leads().is_some() {
             self.primary_options(world, ordinal, replica, out);
@@ -206,9 +211,6 @@ impl Bounds {
             if leased || self.plants(Wrong::ReadWithoutLease) {
                 out.push(Step::Read(me));
             }
-        }
-        if replica.draining().is_some() && world.nodes.iter().any(|other| other.granted.contains(&node.me)) {
-            out.push(Step::Release(me));
         }
     }
 

@@ -199,7 +199,9 @@ impl Bounds {
 
     fn release(&self, world: &mut World, me: Ordinal) {
         let member = world.at(me).me;
-        world.node(me).released = true;
+        if !self.has(Defect::ReleaseBeforeStop) {
+            world.node(me).held.clear();
+        }
         for other in self.ordinals() {
             self.end_grant(world, other, member);
         }

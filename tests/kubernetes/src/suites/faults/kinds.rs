@@ -28,6 +28,8 @@ pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) promise: Promise,
     pub(super) times: u32,
+    /// Brings about what the fault needs, before the cluster is at rest.
+    pub(super) prepare: fn(&Cluster) -> Result<()>,
     pub(super) inflict: fn(&Cluster) -> Result<Over>,
 }
 
@@ -36,11 +38,11 @@ const TIMES: u32 = 3;
 
 impl Kind {
     const fn failure(name: &'static str, inflict: fn(&Cluster) -> Result<Over>) -> Self {
-        Self { name, promise: Promise::Failure, times: TIMES, inflict }
+        Self { name, promise: Promise::Failure, times: TIMES, prepare: |_| Ok(()), inflict }
     }
 
     const fn planned(name: &'static str, inflict: fn(&Cluster) -> Result<Over>) -> Self {
-        Self { name, promise: Promise::Planned, times: TIMES, inflict }
+        Self { promise: Promise::Planned, ..Self::failure(name, inflict) }
     }
 
     const fn once(self) -> Self {
@@ -53,8 +55,10 @@ pub(super) const WORKER: Kind = Kind::failure("worker killed", worker_killed);
 pub(super) const CONTAINER: Kind = Kind::failure("container killed", container_killed);
 pub(super) const NODE: Kind = Kind::failure("node killed", node_killed);
 pub(super) const CUT_OFF: Kind = Kind::failure("node cut off", node_cut_off);
-pub(super) const OPERATOR_AND_NODE: Kind =
-    Kind::failure("leading operator and a worker's node killed", operator_and_node);
+pub(super) const OPERATOR_AND_NODE: Kind = Kind {
+    prepare: lead_beside_a_worker,
+    ..Kind::failure("leading operator and a worker's node killed", operator_and_node)
+};
 /// In a row, without the minute in between that kubelets take to watch again.
 pub(super) const NO_API: Kind = Kind::planned("API server down for 30 s", |it| no_api(it, OUTAGE, TIMES)).once();
 pub(super) const NO_API_LONG: Kind =
@@ -150,23 +154,29 @@ fn node_killed(cluster: &Cluster) -> Result<Over> {
     node_lost(cluster, &victim.or_else(|_| Victim::busiest(cluster))?)
 }
 
-fn operator_and_node(cluster: &Cluster) -> Result<Over> {
-    let operators = watch::operators(cluster)?;
-    let nodes = operators.iter().map(watch::node_of).collect::<Result<Vec<_>>>()?;
-    let victim = Victim::busiest_of(cluster, |node| nodes.contains(&node))?;
-    // The operator beside it shall be the one that leads: the other steps down.
-    let beside = |pod: &Value| watch::node_of(pod).is_ok_and(|node| Some(node) == watch::node_of(&victim.pod).ok());
+/// The leading operator shall be one beside a worker that leads: the other steps down.
+fn lead_beside_a_worker(cluster: &Cluster) -> Result<()> {
     let mut told_to_go = String::new();
-    until("the operator beside the victim to lead", watch::WHOLE, || {
+    until("an operator to lead beside a worker that leads", watch::WHOLE, || {
         let leader = watch::leader(cluster)?;
+        let beside = beside(cluster, &leader).is_ok();
         // The pod that comes in the place of one that went may be as quick as the other operator.
-        if !beside(&leader) && uid(&leader) != told_to_go {
+        if !beside && uid(&leader) != told_to_go {
             told_to_go = uid(&leader);
             cluster.api().delete(&format!("{OPERATOR_PODS}/{}", name_of(&leader)), None)?;
         }
-        Ok(beside(&leader).then_some(()))
-    })?;
-    node_lost(cluster, &victim)
+        Ok(beside.then_some(()))
+    })
+}
+
+fn operator_and_node(cluster: &Cluster) -> Result<Over> {
+    node_lost(cluster, &beside(cluster, &watch::leader(cluster)?)?)
+}
+
+/// The worker on the node of another pod.
+fn beside(cluster: &Cluster, pod: &Value) -> Result<Victim> {
+    let node = watch::node_of(pod)?;
+    Victim::busiest_of(cluster, |it| it == node)
 }
 
 /// Kills a worker's node, and brings it back once the others have all copies.

@@ -75,7 +75,7 @@ fn trial(cluster: &Cluster, kind: &Kind) -> Result<String> {
 
 /// Does a fault so often to a cluster at rest while clients write, and waits each time until it is at rest again.
 fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<Event> {
-    watch::settled(cluster, WORKERS).context("before the fault")?;
+    at_rest(cluster, kind).context("before the fault")?;
     let mut clients = clients(cluster)?;
     let clients = clients.as_mut().context("there are clients")?;
     let mut working = clients.begin(cluster)?;
@@ -99,9 +99,16 @@ fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<Event> {
 
 /// Does a fault again under the same load, once nothing is left of the last time.
 fn once_more(cluster: &Cluster, clients: &mut Clients, working: &mut Working, kind: &Kind) -> Result<Over> {
-    watch::settled(cluster, WORKERS)?;
+    at_rest(cluster, kind)?;
     clients.rest(cluster, working)?;
     (kind.inflict)(cluster)
+}
+
+/// Brings about what a fault needs, and waits until nothing is left of that either.
+fn at_rest(cluster: &Cluster, kind: &Kind) -> Result<()> {
+    watch::settled(cluster, WORKERS)?;
+    (kind.prepare)(cluster)?;
+    watch::settled(cluster, WORKERS)
 }
 
 fn audit(cluster: &Cluster) -> Result<String> {
