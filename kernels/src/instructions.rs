@@ -23,7 +23,7 @@ pub(crate) enum Set {
     /// F, BW, DQ and VL, and all of [`Set::Avx2`].
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// With BMI 1 and 2, FMA, LZCNT and POPCNT, which came with it.
+    /// With BMI 1 and 2, F16C, FMA, LZCNT and POPCNT, which came with it.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     Portable,
@@ -36,6 +36,7 @@ impl Level {
         {
             let avx2 = most != Instructions::Portable
                 && is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("f16c")
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("bmi1")
                 && is_x86_feature_detected!("bmi2")

@@ -7,7 +7,7 @@
 use crate::{Scope, Slot, Tiles};
 
 /// Columns of the sum.
-const COLUMNS: usize = 32;
+pub(crate) const COLUMNS: usize = 32;
 
 /// The feature column of a host.
 #[derive(Debug, Clone, Copy)]
@@ -76,29 +76,30 @@ impl Query {
         self.features.len()
     }
 
-    /// [`Query::score`] of bits as they are stored, little-endian: in whole rows of columns, for vector instructions.
+    /// The score from the dot product with a memory's features.
     #[inline(always)]
-    pub(crate) fn score_stored(&self, features: &[u8], inverse_norm: f32, weight: u32) -> f32 {
-        let mut columns = [0_f32; COLUMNS];
-        let (queries, last_query) = self.features.as_chunks::<COLUMNS>();
-        let (rows, last_row) = features.as_chunks::<{ 2 * COLUMNS }>();
-        for (query, row) in queries.iter().zip(rows) {
-            for column in 0..COLUMNS {
-                let own = u16::from_le_bytes([row[2 * column], row[2 * column + 1]]);
-                columns[column] += widened(own) * query[column];
-            }
-        }
-        for (column, (query, own)) in columns.iter_mut().zip(last_query.iter().zip(last_row.as_chunks::<2>().0)) {
-            *column += widened(u16::from_le_bytes(*own)) * query;
-        }
-        self.scored(sum(columns), inverse_norm, weight)
-    }
-
-    #[inline(always)]
-    fn scored(&self, sum: f32, inverse_norm: f32, weight: u32) -> f32 {
+    pub(crate) fn scored(&self, sum: f32, inverse_norm: f32, weight: u32) -> f32 {
         let score = ((sum * self.inverse_norm) * inverse_norm) * (weight as f32 * (1.0 / (1_u32 << 30) as f32));
         if score == 0.0 { 0.0 } else { score }
     }
+}
+
+/// The dot product of a query with features as they are stored: f16 bits, little-endian. In whole rows of columns, for vector instructions.
+#[inline(always)]
+pub(crate) fn dot_stored(query: &[f32], features: &[u8]) -> f32 {
+    let mut columns = [0_f32; COLUMNS];
+    let (queries, last_query) = query.as_chunks::<COLUMNS>();
+    let (rows, last_row) = features.as_chunks::<{ 2 * COLUMNS }>();
+    for (query, row) in queries.iter().zip(rows) {
+        for column in 0..COLUMNS {
+            let own = u16::from_le_bytes([row[2 * column], row[2 * column + 1]]);
+            columns[column] += widened(own) * query[column];
+        }
+    }
+    for (column, (query, own)) in columns.iter_mut().zip(last_query.iter().zip(last_row.as_chunks::<2>().0)) {
+        *column += widened(u16::from_le_bytes(*own)) * query;
+    }
+    sum(columns)
 }
 
 /// The sum of the columns, in pairs.
@@ -141,12 +142,15 @@ fn inverse_norm_of(features: impl Iterator<Item = u16>) -> f32 {
     if sum > 0.0 { (1.0 / sum.sqrt()) as f32 } else { 0.0 }
 }
 
-/// f16 to f32, exact for finite values, subnormal ones included.
+/// f16 to f32, exactly, subnormal and infinite ones included; a NaN becomes a quiet one. The bits of the processor's instruction.
 #[inline(always)]
-fn widened(bits: u16) -> f32 {
+pub(crate) fn widened(bits: u16) -> f32 {
     // The exponent is put where that of f32 lies; the product corrects its bias, and normalises what was subnormal.
     let magnitude = f32::from_bits(u32::from(bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
-    f32::from_bits(magnitude.to_bits() | u32::from(bits & 0x8000) << 16)
+    // Beyond the largest f16: its exponent says infinity, or NaN with any bit below.
+    let beyond = if bits & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+    let quiet = if bits & 0x7fff > 0x7c00 { 0x0040_0000 } else { 0 };
+    f32::from_bits(magnitude.to_bits() | beyond | quiet | u32::from(bits & 0x8000) << 16)
 }
 
 #[cfg(test)]
@@ -165,10 +169,13 @@ mod tests {
             (0x0001, 2_f32.powi(-24)),
             (0x83ff, -1023.0 * 2_f32.powi(-24)),
             (0x0400, 2_f32.powi(-14)),
+            (0x7c00, f32::INFINITY),
+            (0xfc00, f32::NEG_INFINITY),
         ];
         for (bits, value) in vectors {
             assert_eq!(widened(bits), value, "{bits:04x}");
         }
+        assert_eq!(widened(0xfd01).to_bits(), 0xffe0_2000, "a NaN keeps its sign and its bits, and is quiet");
     }
 
     #[test]
@@ -202,7 +209,8 @@ mod tests {
             let stored: Vec<u8> = own.iter().flat_map(|bits| bits.to_le_bytes()).collect();
             let (query, norm) = (Query::new(&query), inverse_norm(&own));
             assert_eq!(inverse_norm_stored(&stored), norm);
-            let scores = [query.score(&own, norm, ONE / 3), query.score_stored(&stored, norm, ONE / 3)];
+            let dot = dot_stored(&query.features, &stored);
+            let scores = [query.score(&own, norm, ONE / 3), query.scored(dot, norm, ONE / 3)];
             assert_eq!(scores[0].to_bits(), scores[1].to_bits(), "dimension {dimension}");
         }
     }

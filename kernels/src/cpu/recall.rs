@@ -1,15 +1,16 @@
 //! Recall: the first few by score, in one read of the features.
 
+use super::dot::dots;
 use super::rank::View;
 use super::top::{Best, Candidate};
 use crate::TILE;
-use crate::instructions::{Level, dispatch};
+use crate::instructions::Level;
 use crate::pool::Pool;
 use crate::recall::{Alike, FeatureColumn, Query, Recall, key, score_of};
 use engram_memory::{Group, MemoryId};
 use std::sync::Mutex;
 
-/// Memories that are scored together.
+/// Memories that are scored together: their scores stay in the nearest cache.
 const CHUNK: usize = 64;
 
 /// The first of the scope by score; `view` has the same scope.
@@ -65,20 +66,18 @@ fn weight(potential: u32, clock: u32) -> u32 {
     potential.max(clock) - clock
 }
 
-dispatch! {
-    /// Scores consecutive memories.
-    fn score_rows(
-        query: &Query,
-        rows: &[u8],
-        norms: &[f32],
-        potentials: &[u32],
-        clock: u32,
-        scores: &mut [f32],
-    ) {
-        let width = query.dimension() * size_of::<u16>();
-        let columns = norms.iter().zip(potentials).zip(rows.chunks_exact(width));
-        for (score, ((&norm, &potential), row)) in scores.iter_mut().zip(columns) {
-            *score = query.score_stored(row, norm, weight(potential, clock));
-        }
+/// Scores consecutive memories.
+fn score_rows(
+    level: Level,
+    query: &Query,
+    rows: &[u8],
+    norms: &[f32],
+    potentials: &[u32],
+    clock: u32,
+    scores: &mut [f32],
+) {
+    dots(level, &query.features, rows, scores);
+    for (score, (&norm, &potential)) in scores.iter_mut().zip(norms.iter().zip(potentials)) {
+        *score = query.scored(*score, norm, weight(potential, clock));
     }
 }
