@@ -10,6 +10,7 @@ mod cpu;
 pub mod gpu;
 mod instructions;
 mod mirrored;
+pub mod partitioner;
 mod pool;
 pub mod priority;
 pub mod recall;
