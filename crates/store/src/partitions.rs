@@ -133,6 +133,11 @@ impl Partitions {
         self.arena.device.info()
     }
 
+    /// How the GPU stands that does large passes, where there is one.
+    pub fn gpu(&self) -> Option<&engram_kernels::Standing> {
+        self.arena.device.standing()
+    }
+
     /// Whether `partition` is here.
     pub fn contains(&self, partition: PartitionId) -> bool {
         self.partitions.get(partition.0 as usize).is_some_and(Option::is_some)

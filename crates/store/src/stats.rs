@@ -1,6 +1,7 @@
 //! What the engine counts, readable from any thread at any time.
 
 use crate::{Error, WriteError};
+use engram_kernels::Standing;
 use engram_memory::{Lsn, PartitionId, Settings, Term};
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,6 +85,8 @@ macro_rules! counters {
             pub fault: Option<String>,
             /// The last damage that was found in a snapshot, and where, when there was any.
             pub damage: Option<String>,
+            /// How the GPU stands that does large passes, where there is one.
+            pub gpu: Option<Standing>,
         }
 
         /// The live counters.
@@ -96,6 +99,7 @@ macro_rules! counters {
             pub(crate) apply_us: Counts,
             fault: RwLock<Option<WriteError>>,
             pub(crate) damage: RwLock<Option<String>>,
+            gpu: RwLock<Option<Standing>>,
             /// Settings in force by partition, for whoever prepares records.
             settings: Vec<RwLock<Option<Settings>>>,
             /// Term served (0 = not served) and last applied lsn by partition.
@@ -112,6 +116,7 @@ macro_rules! counters {
                     apply_us: self.apply_us.snapshot(),
                     fault: self.fault.read().expect(UNPOISONED).as_ref().map(WriteError::reason),
                     damage: self.damage.read().expect(UNPOISONED).clone(),
+                    gpu: self.gpu.read().expect(UNPOISONED).clone(),
                 }
             }
         }
@@ -209,6 +214,13 @@ impl Shared {
     pub(crate) fn ended(&self) -> WriteError {
         let fault = self.fault.read().expect(UNPOISONED).clone();
         fault.unwrap_or_else(|| WriteError::of_failure(&Error::Stopped))
+    }
+
+    /// Tells how the GPU stands now.
+    pub(crate) fn set_gpu(&self, standing: Option<&Standing>) {
+        if self.gpu.read().expect(UNPOISONED).as_ref() != standing {
+            *self.gpu.write().expect(UNPOISONED) = standing.cloned();
+        }
     }
 
     /// Term at which `partition` is served, and its last applied lsn.

@@ -574,6 +574,7 @@ impl Store {
         stats::set(&self.shared.memories, self.partitions.memories());
         stats::set(&self.shared.memory_bytes, self.partitions.bytes());
         stats::set(&self.shared.log_bytes, self.wal.bytes());
+        self.shared.set_gpu(self.partitions.gpu());
     }
 
     /// Notes, for this start and the next ones, why the copy here is not whole; empty = it is. Who is not whole leads nobody: the map
