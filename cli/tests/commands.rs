@@ -75,7 +75,9 @@ fn every_exit_code_without_a_cluster_means_what_the_help_says() {
         (5, "ENG-0402", &["up", &file, "--port-base", &port]),
         (8, "ENG-0404", &["up", &file, "--state-dir", state.to_str().unwrap()]),
     ];
-    for (code, said, arguments) in cases {
+    // A machine with a GPU has what these miss.
+    let has_gpu = engram_kernels::gpu::cuda::probe().is_ok();
+    for (code, said, arguments) in cases.iter().filter(|(_, said, _)| !(has_gpu && *said == "ENG-0201")) {
         let ended = engram(home, arguments);
         assert_eq!(ended.code, *code, "engram {}: {}", arguments.join(" "), ended.err);
         assert!(ended.err.contains(said), "engram {}: {}", arguments.join(" "), ended.err);

@@ -7,7 +7,7 @@ use std::io;
 use std::process::ExitStatus;
 
 /// The status of each cause: clear of a plain failure (1), of a panic (101) and of what shells use (from 126).
-const STATUSES: [(i32, Code); 9] = [
+const STATUSES: [(i32, Code); 10] = [
     (70, Code::Immutable),
     (71, Code::StateDirectoryInUse),
     (72, Code::PortInUse),
@@ -17,6 +17,7 @@ const STATUSES: [(i32, Code); 9] = [
     (76, Code::DiskFull),
     (77, Code::StorageFailed),
     (78, Code::Corrupt),
+    (79, Code::GpuRequired),
 ];
 
 /// The status that a process ends with that fails with `error`; 1 where the log alone tells why.
@@ -67,6 +68,7 @@ pub fn of(error: &anyhow::Error) -> Option<Code> {
 fn worker(error: &crate::Error) -> Option<Code> {
     match error {
         crate::Error::Store(error) => store(error),
+        crate::Error::NoGpu { .. } => Some(Code::GpuRequired),
         crate::Error::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => Some(Code::PortInUse),
         _ => None,
     }
@@ -126,7 +128,9 @@ mod tests {
     fn a_cause_survives_its_status_under_whatever_it_is_wrapped() {
         let full = || engram_store::Error::DiskFull { operation: "write", path: "wal".into() };
         let damaged = || engram_store::Error::Corrupt { path: "wal".into(), offset: 7, what: "its checksum is wrong" };
-        let cases: [(anyhow::Error, Option<Code>); 5] = [
+        let no_gpu = crate::Error::NoGpu { why: "there is no driver".to_owned() };
+        let cases: [(anyhow::Error, Option<Code>); 6] = [
+            (no_gpu.into(), Some(Code::GpuRequired)),
             (crate::Error::from(full()).into(), Some(Code::DiskFull)),
             (anyhow::Error::new(crate::Error::from(damaged())).context("failed to start"), Some(Code::Corrupt)),
             (io::Error::from(io::ErrorKind::AddrInUse).into(), Some(Code::PortInUse)),

@@ -19,6 +19,7 @@
 
 mod admin;
 mod batch;
+mod device;
 mod drain;
 mod edge;
 mod engine;

@@ -121,6 +121,9 @@ struct Mirrors {
     scrubbed_snapshots: Counter,
     damaged_snapshots: Counter,
     reads: Counter,
+    gpu_passes: Counter,
+    gpu_fallbacks: Counter,
+    gpu_mirrored_bytes: Counter,
     shipped_records: Counter,
     copies_sent: Counter,
     copied_bytes: Counter,
@@ -128,6 +131,9 @@ struct Mirrors {
     memories: Gauge<u64, AtomicU64>,
     memory_bytes: Gauge<u64, AtomicU64>,
     log_bytes: Gauge<u64, AtomicU64>,
+    gpu_bytes: Gauge<u64, AtomicU64>,
+    gpu_given_up: Gauge<u64, AtomicU64>,
+    gpu_threshold: Gauge<i64>,
     waiting: Gauge<u64, AtomicU64>,
     partitions: Gauge<u64, AtomicU64>,
     map_version: Gauge<u64, AtomicU64>,
@@ -193,11 +199,17 @@ impl Metrics {
             counter("scrubbed_snapshots", "Snapshots that were read again, and right"),
             counter("damaged_snapshots", "Snapshots that were found damaged when they were read again"),
             counter("store_reads", "Reads that the store ran"),
+            counter("gpu_passes", "Passes over memories that the GPU did"),
+            counter("gpu_fallbacks", "Passes large enough for the GPU that the CPU did, as it was full or failed"),
+            counter("gpu_mirrored_bytes", "Bytes of changed memories that the GPU took before its passes"),
             counter("shipped_records", "Records sent to other copies, each time"),
             counter("copies_sent", "Copies of a partition's state sent to a worker"),
             counter("copied_bytes", "Bytes of such copies that were sent"),
             counter("copies_installed", "Copies of a partition's state that were taken over here"),
         ];
+        let gpu_threshold = Gauge::<i64>::default();
+        let help = "Memories of a pass from which the GPU does it; -1 = never, or there is none";
+        registry.register("gpu_threshold_memories", help, gpu_threshold.clone());
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::<u64, AtomicU64>::default();
             registry.register(name, help, gauge.clone());
@@ -216,6 +228,9 @@ impl Metrics {
             scrubbed_snapshots,
             damaged_snapshots,
             reads,
+            gpu_passes,
+            gpu_fallbacks,
+            gpu_mirrored_bytes,
             shipped_records,
             copies_sent,
             copied_bytes,
@@ -234,10 +249,16 @@ impl Metrics {
             scrubbed_snapshots,
             damaged_snapshots,
             reads,
+            gpu_passes,
+            gpu_fallbacks,
+            gpu_mirrored_bytes,
             shipped_records,
             copies_sent,
             copied_bytes,
             copies_installed,
+            gpu_threshold,
+            gpu_bytes: gauge("gpu_bytes", "Bytes of columns on the GPU; 0 without one"),
+            gpu_given_up: gauge("gpu_given_up", "1 when this worker had a GPU and gave it up; restart it to try again"),
             memories: gauge("memories", "Memories on this worker"),
             memory_bytes: gauge("memory_bytes", "Bytes of device, columns and indices"),
             log_bytes: gauge("log_bytes", "Bytes that the write-ahead log holds"),
@@ -295,6 +316,14 @@ impl Metrics {
         set(&mirrors.copies_sent, stats.copies_sent);
         set(&mirrors.copied_bytes, stats.copied_bytes);
         set(&mirrors.copies_installed, stats.copies_installed);
+        let gpu = stats.gpu.clone().unwrap_or_default();
+        set(&mirrors.gpu_passes, gpu.passes);
+        set(&mirrors.gpu_fallbacks, gpu.fallbacks);
+        set(&mirrors.gpu_mirrored_bytes, gpu.mirrored_bytes);
+        mirrors.gpu_bytes.set(gpu.bytes);
+        mirrors.gpu_given_up.set(u64::from(gpu.given_up.is_some()));
+        let threshold = gpu.threshold.filter(|_| gpu.given_up.is_none());
+        mirrors.gpu_threshold.set(threshold.map_or(-1, |memories| i64::try_from(memories).unwrap_or(i64::MAX)));
         mirrors.links.set(shared.links.members().len() as u64);
         mirrors.memories.set(stats.memories);
         mirrors.memory_bytes.set(stats.memory_bytes);
@@ -306,7 +335,9 @@ impl Metrics {
         mirrors.resident.set(resident_bytes());
         mirrors.uptime.set(shared.started.elapsed().as_secs());
         mirrors.lag_ms.set(shared.loop_lag_ms.load(Ordering::Relaxed));
-        let build = BuildLabels { version: env!("CARGO_PKG_VERSION"), device: shared.device.0.clone() };
+        let build = BuildLabels { version: env!("CARGO_PKG_VERSION"), device: shared.device.name(stats.gpu.as_ref()) };
+        // What runs here may have become another.
+        self.build.clear();
         self.build.get_or_create(&build).set(1);
         let mut page = String::new();
         text::encode(&mut page, &self.registry).expect("writing to a string does not fail");

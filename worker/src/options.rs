@@ -42,6 +42,10 @@ pub struct Options {
     /// Threads of the passes over memories; absent = the cores of the machine. Workers that share a machine share its cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// How long a GPU may take for one wait before it counts as lost; absent = 2 s. Meanwhile this worker answers nothing, and longer
+    /// than its leases last others take over what it leads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_deadline_ms: Option<u64>,
     /// The cluster's specification.
     pub spec: LearnerClusterSpec,
 }
@@ -197,6 +201,7 @@ mod tests {
             peer_detours: BTreeMap::from([(1, "127.0.0.1:7001".into())]),
             map_place: Some(MapPlace::Object { namespace: "research".into(), name: "demo".into() }),
             threads: Some(2),
+            gpu_deadline_ms: None,
             spec: LearnerClusterSpec::with_workers(5),
         }
     }

@@ -1,5 +1,6 @@
 //! What the services, the heartbeat and the pages of one worker share.
 
+use crate::device::Device;
 use crate::engine::Engine;
 use crate::hands;
 use crate::metrics::Metrics;
@@ -67,7 +68,7 @@ pub(crate) struct Shared {
     /// The same by the clock of beats and leases, in milliseconds.
     started_ms: u64,
     pub(crate) recovery: String,
-    pub(crate) device: (String, usize),
+    pub(crate) device: Device,
     pub(crate) last_snapshot_ms: AtomicU64,
     /// When the thread of the beats turned last, by the clock of beats and leases.
     pub(crate) turned_ms: AtomicU64,
@@ -96,7 +97,7 @@ pub(crate) struct Parts {
     pub(crate) engine: Engine,
     pub(crate) peers: Client,
     pub(crate) recovery: String,
-    pub(crate) device: (String, usize),
+    pub(crate) device: Device,
 }
 
 /// Whether a coordinator is heard.

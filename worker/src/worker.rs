@@ -1,5 +1,6 @@
 //! The life of a worker: open the store, bind, serve, follow the map, stop in order.
 
+use crate::device::{self, Asked, Device};
 use crate::edge::{AllowAll, Authorizer};
 use crate::engine::Engine;
 use crate::heartbeat;
@@ -13,7 +14,6 @@ use crate::service::Memories;
 use crate::shared::{Parts, Shared};
 use crate::testimony;
 use engram_client::{Client, Network, Plane};
-use engram_kernels::Cpu;
 use engram_memory::edge::OutOfRange;
 use engram_memory::{Incarnation, Member, Term};
 use engram_proto::v1;
@@ -44,6 +44,12 @@ pub enum Error {
     /// A setting that the law does not admit.
     #[error("spec.learning: {0}")]
     Settings(#[from] OutOfRange),
+    /// A GPU is required, and none can be used.
+    #[error("spec.gpu.mode: Required, and no GPU can be used: {why}; allowed here: Auto, Disabled")]
+    NoGpu {
+        /// The reason.
+        why: String,
+    },
     /// A listener cannot be had.
     #[error("failed to listen for {role} calls on {address}: {source}; is the port in use?")]
     Bind {
@@ -123,27 +129,29 @@ impl Worker {
 
     async fn opened(options: Options) -> Result<Self, Error> {
         let store_options = options.store()?;
+        let asked = Asked::of(&options);
+        // It opens a driver, and times passes.
+        let chosen = tokio::task::spawn_blocking(move || device::choose(&asked)).await;
+        let (passes, device) =
+            chosen.map_err(|error| Error::Fault(format!("the choice of a device panicked: {error}")))??;
         let listening = Listeners::bind(&options.listen).await?;
-        let threads = options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let (folder, seen_in) = (options.state_dir.clone(), options.state_dir.clone());
         // Recovery reads files for as long as it takes.
         let opened = tokio::task::spawn_blocking(move || {
             let disk = Arc::new(FileDisk::new(folder)?);
-            let (mut store, recovery) =
-                Store::open(disk, Arc::new(SystemClock), Box::new(Cpu::new(threads.max(1))), store_options)?;
-            let info = store.partitions().device();
-            let device = (info.name.clone(), info.threads);
+            let (store, recovery) = Store::open(disk, Arc::new(SystemClock), passes, store_options)?;
             let promised = store.replicas().iter().any(|replica| replica.term > Term(0));
             let seen = testimony::seen_before(&seen_in, promised);
-            Ok::<_, engram_store::Error>((store, recovery, device, seen))
+            Ok::<_, engram_store::Error>((store, recovery, seen))
         });
-        let (store, recovery, device, seen) =
+        let (store, recovery, seen) =
             opened.await.map_err(|error| Error::Fault(format!("recovery panicked: {error}")))??;
         let ways = Ways::default();
         let lossless_since = store.identity().lossless_since();
         let store = StoreEngine::start(store, ways.out()).map_err(Error::Thread)?;
-        let opened = Opened { store, recovery, lossless_since, device };
-        let worker = Self::assemble(options, listening, opened, ways, Arc::new(SystemClock), Network::default());
+        let opened = Opened { store, recovery, lossless_since, device: (device.cpu.clone(), device.threads) };
+        let worker =
+            Self::assemble(options, listening, opened, device, ways, Arc::new(SystemClock), Network::default());
         worker.shared.seen_before.store(seen, Ordering::Release);
         Ok(worker)
     }
@@ -158,22 +166,24 @@ impl Worker {
         let ways = Ways::default();
         let opened = open(options.store()?, ways.out())?;
         let listening = Listeners::simulated(client, peer);
-        Ok(Self { beats_apart: false, ..Self::assemble(options, listening, opened, ways, clock, network) })
+        let device = Device::without_gpu(opened.device.clone(), "this machine is simulated");
+        Ok(Self { beats_apart: false, ..Self::assemble(options, listening, opened, device, ways, clock, network) })
     }
 
     fn assemble(
         options: Options,
         (listeners, bound): (Listeners, Bound),
         opened: Opened,
+        device: Device,
         ways: Ways,
         clock: Arc<dyn Clock>,
         network: Network,
     ) -> Self {
-        let Opened { store: handle, recovery, lossless_since, device } = opened;
+        let Opened { store: handle, recovery, lossless_since, .. } = opened;
         let (store, incarnation) = handle.identity();
         let member = Member { ordinal: options.ordinal(), store, incarnation };
         let recovery = told(&recovery, incarnation);
-        tracing::info!(%member, recovery, device = device.0, "store is open");
+        tracing::info!(%member, recovery, device = device.name(None), "store is open");
         let mut peers = engram_client::Options::new(Vec::<String>::new()).of_cluster(options.cluster);
         peers.plane = Plane::Peer;
         peers.network = network.clone();
@@ -372,6 +382,7 @@ async fn watch_store(shared: &Shared) -> String {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut snapshots, mut damaged) = (0, 0);
+    let (mut fallbacks, mut given_up) = (0, false);
     loop {
         let due = Instant::now() + TICK;
         ticks.tick().await;
@@ -385,6 +396,19 @@ async fn watch_store(shared: &Shared) -> String {
         if stats.damaged_snapshots > damaged {
             damaged = stats.damaged_snapshots;
             tracing::warn!(damaged, damage = stats.damage.as_deref(), "found a damaged snapshot");
+        }
+        if let Some(gpu) = &stats.gpu {
+            if gpu.given_up.is_some() && !given_up {
+                given_up = true;
+                tracing::error!(gpu = gpu.name, why = gpu.given_up, "gave up the GPU; the CPU does all passes");
+            } else if gpu.fallbacks > fallbacks && !given_up {
+                tracing::warn!(
+                    gpu = gpu.name,
+                    passes = gpu.fallbacks,
+                    "the GPU has no memory for a pass; the CPU did it"
+                );
+            }
+            fallbacks = gpu.fallbacks;
         }
         if let Some(fault) = stats.fault {
             return fault;

@@ -120,6 +120,7 @@ impl Cluster {
                 peer_detours: Default::default(),
                 map_place: None,
                 threads: Some(threads),
+                gpu_deadline_ms: None,
                 spec: spec.clone(),
             };
             let (worker, handle, reached) = Running::worker(options).await?;

@@ -14,6 +14,7 @@ use crate::target::Local;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode, GpuMode, LearnerClusterSpec, Manifest, Needs, Problem};
 use engram_client::Client;
+use engram_kernels::gpu::cuda;
 use engram_memory::ClusterId;
 use engram_proto::v1::RunPhase;
 use std::path::{Path, PathBuf};
@@ -149,8 +150,10 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
 
 /// Checks what needs no state: a start that cannot succeed changes nothing.
 fn check(arguments: &Arguments, manifest: &Manifest, spec: &LearnerClusterSpec) -> anyhow::Result<()> {
-    if spec.gpu.mode == GpuMode::Required {
-        let message = "spec.gpu.mode is Required, and this build has no GPU device; nothing was started";
+    if spec.gpu.mode == GpuMode::Required
+        && let Err(why) = cuda::probe()
+    {
+        let message = format!("spec.gpu.mode is Required, and no GPU can be used: {why}; nothing was started");
         return Err(Problem::new(Code::GpuRequired, message).help("run on the CPU:   --gpu disabled").into());
     }
     let runs: Vec<_> = manifest.runs.iter().filter(|run| !run.spec.suspend).collect();

@@ -184,10 +184,12 @@ async fn page(door: &Door) -> anyhow::Result<String> {
 
 fn measured(worker: Worker, metrics: &Metrics<'_>) -> Worker {
     let whole = |name| metrics.sum(name) as u64;
+    let device = metrics.label("engram_build_info", "device").unwrap_or_default();
+    let note = if whole("engram_gpu_given_up") > 0 { ", its GPU was given up" } else { "" };
     Worker {
         alive: true,
         ready: metrics.sum("engram_ready") >= 1.0,
-        device: metrics.label("engram_build_info", "device").unwrap_or_default().to_owned(),
+        device: format!("{device}{note}"),
         memories: whole("engram_memories"),
         partitions: whole("engram_partitions"),
         updates: whole("engram_updates_total"),
@@ -275,5 +277,8 @@ mod tests {
             engram_build_info{learner_cluster=\"demo\",version=\"0.1.0\",device=\"CPU (AVX2), 2 threads\"} 1\n# EOF\n";
         let worker = measured(Worker::default(), &Metrics::read(page));
         assert_eq!((worker.updates, worker.ready, worker.device.as_str()), (12, true, "CPU (AVX2), 2 threads"));
+        let page = page.replace("# EOF", "engram_gpu_given_up{learner_cluster=\"demo\"} 1\n# EOF");
+        let worker = measured(Worker::default(), &Metrics::read(&page));
+        assert_eq!(worker.device, "CPU (AVX2), 2 threads, its GPU was given up");
     }
 }

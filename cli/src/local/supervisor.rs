@@ -456,6 +456,7 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
         peer_detours: peers.cloned().unwrap_or_default(),
         map_place: Some(MapPlace::Folder(plan.folder.clone())),
         threads: Some(plan.threads),
+        gpu_deadline_ms: None,
         spec: plan.spec.clone(),
     };
     std::fs::create_dir_all(&options.state_dir).map_err(|error| {

@@ -171,6 +171,7 @@ impl State {
             peer_detours: Default::default(),
             map_place: None,
             threads: Some(1),
+            gpu_deadline_ms: None,
             spec: self.spec.clone(),
         }
     }

@@ -51,6 +51,7 @@ impl Lone {
             peer_detours: BTreeMap::new(),
             map_place: None,
             threads: Some(1),
+            gpu_deadline_ms: None,
             spec,
         };
         let shared = Worker::build(options).await.unwrap().into_shared();

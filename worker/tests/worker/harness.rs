@@ -132,10 +132,14 @@ impl Cluster {
 
     /// How the partitions of a worker stand.
     pub(crate) async fn status(&self, ordinal: u32) -> Vec<v1::PartitionStatus> {
+        self.worker_status(ordinal).await.partition_status
+    }
+
+    pub(crate) async fn worker_status(&self, ordinal: u32) -> v1::WorkerStatus {
         let address = format!("http://{}", self.addresses(ordinal).admin);
         let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
         let mut admin = AdminServiceClient::new(channel);
-        admin.get_worker_status(v1::WorkerStatusRequest {}).await.unwrap().into_inner().partition_status
+        admin.get_worker_status(v1::WorkerStatusRequest {}).await.unwrap().into_inner()
     }
 
     pub(crate) fn options(&self, ordinal: u32) -> Options {
@@ -150,6 +154,8 @@ impl Cluster {
             peer_detours: self.detours.get(&ordinal).cloned().unwrap_or_default(),
             map_place: Some(MapPlace::Folder(self.folder.path().to_owned())),
             threads: Some(1),
+            // The stand-in for one runs on a busy CPU.
+            gpu_deadline_ms: Some(600_000),
             spec: self.spec.clone(),
         }
     }

@@ -2,8 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "the helpers are tests, too")]
 
 mod bad_input;
+#[path = "../../../kernels/tests/host/build.rs"]
+mod build;
 mod exactly_once;
+mod gpu;
 mod harness;
 mod operations;
 mod reading;
 mod replication;
+#[path = "../../../kernels/tests/host/stand_in.rs"]
+mod stand_in;

@@ -27,6 +27,11 @@ async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
+/// The page of metrics.
+pub(crate) async fn metrics(address: SocketAddr) -> String {
+    get(address, "/metrics").await.1
+}
+
 /// The value of a series, by its name and a part of its labels.
 fn value(page: &str, name: &str, label: &str) -> f64 {
     let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")) && line.contains(label));

@@ -128,7 +128,7 @@ async fn workers(client: &Client, target: &Target, context: &Context) -> anyhow:
             "memories": status.map(|it| it.memories), "residentBytes": status.map(|it| it.resident_bytes),
             "logBytes": status.map(|it| it.log_bytes), "client": worker.client_address, "http": worker.http_address,
             "incarnation": worker.incarnation.0, "device": status.map(|it| &it.device),
-            "threads": status.map(|it| it.device_threads), "uptimeMs": status.map(|it| it.uptime_ms),
+            "gpu": status.map(|it| &it.gpu), "threads": status.map(|it| it.device_threads), "uptimeMs": status.map(|it| it.uptime_ms),
             "version": status.map(|it| &it.version),
         }));
     }
@@ -262,6 +262,7 @@ async fn describe_worker(target: &Target, name: &str, context: &Context) -> anyh
         ("memories", format!("{} of {}", count(status.memories), count(status.capacity))),
         ("partitions", served.count().to_string()),
         ("device", format!("{}, {} threads, {}", status.device, status.device_threads, bytes(status.device_bytes))),
+        ("gpu", status.gpu.clone()),
         ("resident", bytes(status.resident_bytes)),
         ("log", bytes(status.log_bytes)),
         ("updates", count(status.updates_total)),
@@ -282,7 +283,7 @@ async fn describe_worker(target: &Target, name: &str, context: &Context) -> anyh
         "name": format!("worker-{ordinal}"), "ordinal": ordinal,
         "uptimeMs": status.uptime_ms, "version": status.version, "memories": status.memories,
         "capacity": status.capacity, "partitions": status.partitions, "device": status.device,
-        "threads": status.device_threads, "deviceBytes": status.device_bytes, "residentBytes": status.resident_bytes,
+        "gpu": status.gpu, "threads": status.device_threads, "deviceBytes": status.device_bytes, "residentBytes": status.resident_bytes,
         "logBytes": status.log_bytes, "updates": status.updates_total, "recovery": status.recovery,
     });
     if let (Some(object), Value::Object(started), Value::Object(places)) = (object.as_object_mut(), started, places) {

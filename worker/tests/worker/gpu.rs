@@ -1,0 +1,172 @@
+//! A worker with a GPU, which is the stand-in for NVIDIA's library: the same answers as on the CPU, also when it fails; and what a
+//! worker says where there is none.
+
+use crate::harness::{Cluster, spec, until};
+use crate::stand_in::on_stand_in;
+use engram_api::{GpuMode, LearnerClusterSpec};
+use engram_client::{Client, EpochUpdates, RankOptions, RecallOptions, Rows, Signals, Updates};
+use engram_memory::{Digest, Group, LearningEpoch, MemoryId, RunId};
+use engram_worker::{Error, Worker};
+
+/// Memories with features: enough for tiles, groups and ties.
+const MEMORIES: u64 = 1_500;
+
+/// A cluster of one worker; the smallest pass is large enough for its GPU.
+fn with_gpu(mode: GpuMode) -> LearnerClusterSpec {
+    let mut spec = spec(1, 4);
+    spec.features.dimension = 8;
+    (spec.gpu.mode, spec.gpu.threshold) = (mode, Some(0));
+    spec
+}
+
+/// Runs a test's asynchronous part.
+fn block_on(body: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(body);
+}
+
+/// What clients see of a worker.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    digest: Digest,
+    ranked: Vec<(MemoryId, u32)>,
+    recalled: Vec<(MemoryId, u32)>,
+}
+
+/// Inserts, and looks.
+async fn begin(client: &Client) -> Seen {
+    let ids: Vec<MemoryId> = (0..MEMORIES).map(MemoryId).collect();
+    let weights = ids.iter().map(|id| (id.0 % 97) as f32 / 96.0).collect();
+    let groups = ids.iter().map(|id| Group((id.0 % 5) as u8)).collect();
+    let features = ids.iter().flat_map(|id| (0..8).map(|at| ((id.0 * 7 + at * 13) % 31) as f32 - 15.0)).collect();
+    client.session().upsert(Rows { ids, weights, groups, features, ..Rows::default() }).await.unwrap();
+    look(client).await
+}
+
+/// Learns one epoch, and looks.
+async fn learn(client: &Client, n: u64) -> Seen {
+    let ids: Vec<MemoryId> = (0..MEMORIES).map(|id| MemoryId(id * n % MEMORIES)).collect();
+    let signals = Signals::Quality(if n.is_multiple_of(2) { 0.9 } else { 0.2 });
+    let updates = EpochUpdates::ById(Updates { ids, signals, ..Updates::default() });
+    let report = client.learn_epoch(RunId(7), LearningEpoch(n), 0.125, updates).await.unwrap();
+    assert_eq!(report.quality.total().count, MEMORIES);
+    look(client).await
+}
+
+async fn look(client: &Client) -> Seen {
+    let mut ranked = Vec::new();
+    let mut pages = client.rank(RankOptions { limit: 0, group: None, keys: false }).await.unwrap();
+    while let Some(page) = pages.next().await.unwrap() {
+        ranked.extend(page.iter().map(|memory| (memory.id, memory.weight.units())));
+    }
+    let query: Vec<f32> = (0..8).map(|at| at as f32 - 3.5).collect();
+    let options = RecallOptions { limit: 40, group: None, keys: false };
+    let recalled = client.recall(query, options).await.unwrap();
+    let recalled = recalled.iter().map(|one| (one.memory.id, one.score.to_bits())).collect();
+    Seen { digest: client.digest().await.unwrap().digest, ranked, recalled }
+}
+
+/// The same on the CPU, after the inserts and after each epoch.
+async fn on_cpu(epochs: u64) -> Vec<Seen> {
+    let mut cluster = Cluster::start(with_gpu(GpuMode::Disabled)).await;
+    let client = cluster.client().await;
+    assert_eq!(cluster.worker_status(0).await.gpu, "not used: spec.gpu.mode is Disabled");
+    let mut seen = vec![begin(&client).await];
+    for n in 1..=epochs {
+        seen.push(learn(&client, n).await);
+    }
+    cluster.stop_worker(0).await;
+    seen
+}
+
+#[test]
+fn a_worker_with_a_gpu_answers_as_one_without() {
+    on_stand_in("gpu::a_worker_with_a_gpu_answers_as_one_without", &[], || {
+        block_on(async {
+            let expected = on_cpu(6).await;
+            let mut cluster = Cluster::start(with_gpu(GpuMode::Required)).await;
+            let client = cluster.client().await;
+            assert_eq!(begin(&client).await, expected[0]);
+            for n in 1..=6 {
+                assert_eq!(learn(&client, n).await, expected[n as usize], "epoch {n}");
+            }
+            let status = cluster.worker_status(0).await;
+            assert!(status.device.starts_with("stand-in 0, "), "{}", status.device);
+            assert_eq!(status.gpu, "stand-in 0 does passes over 0 memories or more (as spec.gpu.threshold says)");
+            cluster.stop_worker(0).await;
+        });
+    });
+}
+
+#[test]
+fn a_worker_whose_gpu_fails_goes_on_without_it_and_says_so() {
+    let test = "gpu::a_worker_whose_gpu_fails_goes_on_without_it_and_says_so";
+    on_stand_in(test, &[("CUDA_HOST_FAIL", "cuLaunchKernel:60:700")], || {
+        block_on(async {
+            let expected = on_cpu(6).await;
+            let mut cluster = Cluster::start(with_gpu(GpuMode::Auto)).await;
+            let client = cluster.client().await;
+            assert_eq!(begin(&client).await, expected[0]);
+            for n in 1..=6 {
+                assert_eq!(learn(&client, n).await, expected[n as usize], "epoch {n}");
+            }
+            // What the store counts is told between two turns of it.
+            let told = || async { cluster.worker_status(0).await.gpu.contains("was given up") };
+            until("the loss is told", told).await;
+            let status = cluster.worker_status(0).await;
+            assert!(status.gpu.starts_with("stand-in 0 was given up: the device failed in pass "), "{}", status.gpu);
+            assert!(!status.device.contains("stand-in"), "{}", status.device);
+            let page = crate::operations::metrics(cluster.addresses(0).http).await;
+            let value = |name: &str| {
+                let line = page.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap();
+                line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+            };
+            assert!(value("engram_gpu_passes_total") > 3.0);
+            assert_eq!((value("engram_gpu_fallbacks_total"), value("engram_gpu_given_up")), (1.0, 1.0));
+            assert_eq!((value("engram_gpu_threshold_memories"), value("engram_gpu_bytes")), (-1.0, 0.0));
+            // The log has all that was acknowledged; the next start finds the GPU broken and says that, too.
+            cluster.stop_worker(0).await;
+            cluster.start_worker(0).await;
+            cluster.ready().await;
+            assert_eq!(look(&cluster.client().await).await, expected[6]);
+            let gpu = cluster.worker_status(0).await.gpu;
+            assert!(gpu.starts_with("not used: the driver failed to "), "{gpu}");
+            cluster.stop_worker(0).await;
+        });
+    });
+}
+
+#[test]
+fn a_worker_that_needs_a_gpu_opens_nothing_without_one() {
+    let test = "gpu::a_worker_that_needs_a_gpu_opens_nothing_without_one";
+    let cases = [
+        ("CUDA_HOST_DEVICES", "0", "there is no device 0: the driver has 0"),
+        (
+            "CUDA_HOST_DRIVER",
+            "12080",
+            "the driver is too old: it is of CUDA 12.8, and 13.0 (driver 580) or newer is needed",
+        ),
+        ("CUDA_HOST_CAPABILITY", "75", "fatbin 'digest' is nothing for a device of compute capability 7.5 (code 209)"),
+    ];
+    for (setting, value, why) in cases {
+        let said = on_stand_in(test, &[(setting, value), ("ENGRAM_TEST_WHY", why)], || {
+            block_on(async {
+                let why = std::env::var("ENGRAM_TEST_WHY").unwrap();
+                let mut cluster = Cluster::start(with_gpu(GpuMode::Auto)).await;
+                assert_eq!(cluster.worker_status(0).await.gpu, format!("not used: {why}"));
+                cluster.stop_worker(0).await;
+                let mut options = cluster.options(0);
+                options.state_dir = options.state_dir.join("none");
+                options.spec.gpu.mode = GpuMode::Required;
+                let error = Worker::build(options.clone()).await.err().unwrap();
+                assert!(matches!(error, Error::NoGpu { .. }));
+                let expected =
+                    format!("spec.gpu.mode: Required, and no GPU can be used: {why}; allowed here: Auto, Disabled");
+                assert_eq!(error.to_string(), expected);
+                assert!(!options.state_dir.exists(), "nothing is opened");
+            });
+        });
+        if said.is_none() {
+            break;
+        }
+    }
+}
