@@ -44,7 +44,7 @@ pub struct Standing {
 ///
 /// Passes that change memories ([`Device::write`], [`Device::update`], [`Device::update_groups`], the updates of [`Device::epoch`]), reads
 /// of single slots and exports are the CPU's. Quality, histograms, rankings, recall and digests over [`Standing::threshold`] memories or
-/// more are the GPU's. The memory of the host is that of [`Cpu`] and, for each tile in which something changed, 512 bytes at most.
+/// more are the GPU's. The memory of the host is that of [`Cpu`], and an eighth of a byte a memory.
 pub struct Mirrored<D: Driver> {
     host: Cpu,
     /// `None` when it was given up.
@@ -167,7 +167,7 @@ fn bring_up<D: Driver>(gpu: &mut Gpu<D>, host: &mut Cpu, tiles: &[Tile], changes
         } else if changed.ids {
             gpu.touch(tile);
         }
-        match changed.wanted(tile, entry.count) {
+        match changes.wanted(tile, entry.count) {
             Wanted::None => {}
             Wanted::Slots(of_tile) => slots.extend(of_tile),
             Wanted::All => whole.push(tile),

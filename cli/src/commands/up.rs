@@ -49,6 +49,9 @@ pub(crate) struct Arguments {
     /// Use a GPU: where there is one, always, never; instead of spec.gpu.mode
     #[arg(long, value_name = "WHEN")]
     gpu: Option<Gpu>,
+    /// Memories of a pass from which a GPU does it; instead of spec.gpu.threshold [default: measured at start]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    gpu_threshold: Option<u64>,
     /// First port of worker 0; the others follow. 0 = free ports
     #[arg(long, value_name = "PORT", default_value_t = ports::BASE)]
     port_base: u16,
@@ -103,6 +106,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
             Gpu::Disabled => GpuMode::Disabled,
         };
     }
+    spec.gpu.threshold = arguments.gpu_threshold.or(spec.gpu.threshold);
     check(arguments, &manifest, &spec)?;
     let folder = match &context.state_dir {
         Some(folder) => folder.clone(),
