@@ -68,6 +68,19 @@ struct Columns<B> {
     tiles_stale: bool,
 }
 
+impl<B> Columns<B> {
+    /// What a kernel takes that needs the weights of memories, in this order: `potential`, `segments`, `tiles`.
+    fn weights<'a>(&'a self, segments: &'a B) -> [Argument<'a, B>; 3] {
+        [Argument::Buffer(&self.potentials), Argument::Buffer(segments), Argument::Buffer(&self.tiles)]
+    }
+
+    /// The same with their groups: `potential`, `group`, `segments`, `tiles`.
+    fn weights_and_groups<'a>(&'a self, segments: &'a B) -> [Argument<'a, B>; 4] {
+        let [potentials, segments, tiles] = self.weights(segments);
+        [potentials, Argument::Buffer(&self.groups), segments, tiles]
+    }
+}
+
 impl<D: Driver> Gpu<D> {
     /// A device without tiles; `name` is for people.
     pub fn new(driver: D, name: String) -> Self {

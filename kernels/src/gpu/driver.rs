@@ -78,3 +78,11 @@ pub enum Argument<'a, B> {
     /// A number with a fraction.
     F32(f32),
 }
+
+impl<B> Clone for Argument<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for Argument<'_, B> {}

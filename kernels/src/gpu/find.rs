@@ -15,6 +15,20 @@ pub(super) struct Index<B> {
     taken: usize,
 }
 
+impl<B> Index<B> {
+    /// What every kernel over the index takes: `id` by slot, `seed`, `entries`, `mask`.
+    fn arguments<'a>(&'a self, ids: &'a B) -> [Argument<'a, B>; 4] {
+        let Self { entries, mask, seed, .. } = self;
+        [Argument::Buffer(ids), Argument::U64(*seed), Argument::Buffer(entries), Argument::U32(*mask)]
+    }
+
+    /// The same for `count` ids or slots, which come first.
+    fn arguments_for<'a>(&'a self, given: &'a B, count: usize, ids: &'a B) -> [Argument<'a, B>; 6] {
+        let [ids, seed, entries, mask] = self.arguments(ids);
+        [Argument::Buffer(given), Argument::U32(count as u32), ids, seed, entries, mask]
+    }
+}
+
 impl<D: Driver> Gpu<D> {
     /// Makes the index of all memories anew. `seed` must not be known to clients, who could aim ids at one chain.
     ///
@@ -27,21 +41,16 @@ impl<D: Driver> Gpu<D> {
         let capacity = (taken * 4).next_power_of_two().max(1_024);
         let mut entries = self.memory.undefined::<u32>(capacity)?;
         self.memory.0.fill(&mut entries, 0..capacity * size_of::<u32>(), u8::MAX)?;
-        let mask = capacity as u32 - 1;
+        let index = Index { entries, mask: capacity as u32 - 1, seed, taken };
         if taken > 0 {
             let segments = self.tiles.iter().map(|tile| tile.segment).max().map_or(0, |highest| highest as usize + 1);
             if let Some(view) = self.view(&vec![Segment::default(); segments])? {
-                let arguments = [
-                    Argument::Buffer(&view.columns.tiles),
-                    Argument::Buffer(&view.columns.ids),
-                    Argument::U64(seed),
-                    Argument::Buffer(&entries),
-                    Argument::U32(mask),
-                ];
+                let tiles = [Argument::Buffer(&view.columns.tiles)];
+                let arguments = [&tiles[..], &index.arguments(&view.columns.ids)].concat();
                 view.memory.launch("index_build", view.slots, TILE, &arguments)?;
             }
         }
-        self.index = Some(Index { entries, mask, seed, taken });
+        self.index = Some(index);
         Ok(())
     }
 
@@ -56,14 +65,7 @@ impl<D: Driver> Gpu<D> {
         let index = self.index.as_ref().expect("an index was built");
         let Some(columns) = &self.columns else { return Ok(()) };
         let wanted = self.memory.uploaded(&ids.iter().map(|id| id.0).collect::<Vec<_>>())?;
-        let arguments = [
-            Argument::Buffer(&wanted),
-            Argument::U32(ids.len() as u32),
-            Argument::Buffer(&columns.ids),
-            Argument::U64(index.seed),
-            Argument::Buffer(&index.entries),
-            Argument::U32(index.mask),
-        ];
+        let arguments = index.arguments_for(&wanted, ids.len(), &columns.ids);
         self.memory.launch("index_erase", ids.len(), THREADS, &arguments)
     }
 
@@ -85,14 +87,7 @@ impl<D: Driver> Gpu<D> {
         }
         let columns = self.columns.as_ref().expect("slots lie in tiles");
         let there = self.memory.uploaded(slots)?;
-        let arguments = [
-            Argument::Buffer(&there),
-            Argument::U32(slots.len() as u32),
-            Argument::Buffer(&columns.ids),
-            Argument::U64(index.seed),
-            Argument::Buffer(&index.entries),
-            Argument::U32(index.mask),
-        ];
+        let arguments = index.arguments_for(&there, slots.len(), &columns.ids);
         self.memory.launch("index_insert", slots.len(), THREADS, &arguments)
     }
 
@@ -105,15 +100,8 @@ impl<D: Driver> Gpu<D> {
             self.memory.0.fill(&mut slots, 0..size_of_val(ids) / 2, u8::MAX)?;
             return Ok(slots);
         };
-        let arguments = [
-            Argument::Buffer(&wanted),
-            Argument::U32(ids.len() as u32),
-            Argument::Buffer(&columns.ids),
-            Argument::U64(index.seed),
-            Argument::Buffer(&index.entries),
-            Argument::U32(index.mask),
-            Argument::Buffer(&slots),
-        ];
+        let found = [Argument::Buffer(&slots)];
+        let arguments = [&index.arguments_for(&wanted, ids.len(), &columns.ids)[..], &found].concat();
         self.memory.launch("index_find", ids.len(), THREADS, &arguments)?;
         Ok(slots)
     }

@@ -120,14 +120,8 @@ impl<D: Driver> Device for Gpu<D> {
         let width = usize::from(self.highest_group) + 1;
         let Some(view) = self.view(segments)? else { return Ok(histogram) };
         let bins = view.memory.zeroed::<u32>(width << bits)?;
-        let arguments = [
-            Argument::Buffer(&view.columns.potentials),
-            Argument::Buffer(&view.columns.groups),
-            Argument::Buffer(&view.segments),
-            Argument::Buffer(&view.columns.tiles),
-            Argument::U32(bits),
-            Argument::Buffer(&bins),
-        ];
+        let own = [Argument::U32(bits), Argument::Buffer(&bins)];
+        let arguments = [&view.columns.weights_and_groups(&view.segments)[..], &own].concat();
         view.memory.launch("weight_histogram", view.slots, TILE, &arguments)?;
         let bins = view.memory.downloaded::<u32>(&bins, width << bits)?;
         for (group, bins) in bins.chunks(1 << bits).enumerate().filter(|(_, bins)| bins.iter().any(|&count| count > 0))

@@ -46,13 +46,14 @@ impl<D: Driver> View<'_, D> {
         let (keys, kept_slots) = (self.memory.undefined::<u32>(count)?, self.memory.undefined::<u32>(count)?);
         let (kept, ticket) = (self.memory.zeroed::<u32>(1)?, self.memory.zeroed::<u32>(1)?);
         let status = self.memory.zeroed::<u32>(count.div_ceil(KEYED))?;
+        let [potentials, groups, segments, tiles] = self.columns.weights_and_groups(&self.segments);
         let arguments = [
             Argument::Buffer(slots),
             Argument::U32(count as u32),
-            Argument::Buffer(&self.columns.potentials),
-            Argument::Buffer(&self.columns.groups),
-            Argument::Buffer(&self.segments),
-            Argument::Buffer(&self.columns.tiles),
+            potentials,
+            groups,
+            segments,
+            tiles,
             Argument::U32(kind),
             Argument::U32(wanted),
             Argument::Buffer(&keys),

@@ -56,6 +56,7 @@ impl<B: Send> Features<B> {
     ) -> Result<B, Error> {
         let keys = view.memory.undefined::<u32>(count)?;
         let features = view.memory.uploaded(&query.features)?;
+        let [potentials, segments, tiles] = view.columns.weights(&view.segments);
         let arguments = [
             Argument::Buffer(&self.bits),
             Argument::Buffer(&self.inverse_norms),
@@ -64,9 +65,9 @@ impl<B: Send> Features<B> {
             Argument::F32(query.inverse_norm),
             Argument::Buffer(slots),
             Argument::U32(count as u32),
-            Argument::Buffer(&view.columns.potentials),
-            Argument::Buffer(&view.segments),
-            Argument::Buffer(&view.columns.tiles),
+            potentials,
+            segments,
+            tiles,
             Argument::Buffer(&keys),
         ];
         view.memory.launch("recall_keys", count, SCORED, &arguments)?;

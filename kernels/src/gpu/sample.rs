@@ -58,12 +58,13 @@ impl<D: Driver> Gpu<D> {
         let (status, ticket) = (view.memory.zeroed::<u64>(order.len())?, view.memory.zeroed::<u32>(1)?);
         let table = view.memory.uploaded(priorities.table())?;
         let (order_there, first_there) = (view.memory.uploaded(&order)?, view.memory.uploaded(&first)?);
+        let [potentials, segments, tiles] = view.columns.weights(&view.segments);
         let arguments = [
             Argument::Buffer(&order_there),
             Argument::Buffer(&first_there),
-            Argument::Buffer(&view.columns.potentials),
-            Argument::Buffer(&view.segments),
-            Argument::Buffer(&view.columns.tiles),
+            potentials,
+            segments,
+            tiles,
             Argument::Buffer(&table),
             Argument::Buffer(&sums),
             Argument::Buffer(&status),

@@ -40,6 +40,14 @@ impl<D: Driver> View<'_, D> {
         reverse: bool,
     ) -> Result<Keyed<D::Buffer>, Error> {
         let (mut cut, mut taken) = (Cut { key: u32::MAX, id: u64::MAX }, keyed.count);
+        let columns = self.columns;
+        let given = [
+            Argument::Buffer(&keyed.keys),
+            Argument::Buffer(&keyed.slots),
+            Argument::Buffer(&columns.ids),
+            Argument::U32(keyed.count as u32),
+            Argument::U32(u32::from(reverse)),
+        ];
         // What lies before all that agrees with the cut so far; and the cut's upper bits, zero below.
         let (mut before, mut upper) = (0, Cut { key: 0, id: 0 });
         for (of_id, shift, bits) in ROUNDS {
@@ -47,12 +55,7 @@ impl<D: Driver> View<'_, D> {
                 break;
             }
             let bins = self.memory.zeroed::<u32>(BINS)?;
-            let arguments = [
-                Argument::Buffer(&keyed.keys),
-                Argument::Buffer(&keyed.slots),
-                Argument::Buffer(&self.columns.ids),
-                Argument::U32(keyed.count as u32),
-                Argument::U32(u32::from(reverse)),
+            let digit = [
                 Argument::U32(u32::from(of_id)),
                 Argument::U32(shift),
                 Argument::U32(bits),
@@ -60,7 +63,7 @@ impl<D: Driver> View<'_, D> {
                 Argument::U64(upper.id),
                 Argument::Buffer(&bins),
             ];
-            self.memory.launch("select_histogram", keyed.count, ITEMS, &arguments)?;
+            self.memory.launch("select_histogram", keyed.count, ITEMS, &[&given[..], &digit].concat())?;
             let mut bin = 0;
             for (next, count) in self.memory.downloaded::<u32>(&bins, BINS)?.into_iter().enumerate() {
                 bin = next as u64;
@@ -80,19 +83,14 @@ impl<D: Driver> View<'_, D> {
         }
         let (keys, slots) = (self.memory.undefined::<u32>(taken)?, self.memory.undefined::<u32>(taken)?);
         let kept = self.memory.zeroed::<u32>(1)?;
-        let arguments = [
-            Argument::Buffer(&keyed.keys),
-            Argument::Buffer(&keyed.slots),
-            Argument::Buffer(&self.columns.ids),
-            Argument::U32(keyed.count as u32),
-            Argument::U32(u32::from(reverse)),
+        let collected = [
             Argument::U32(cut.key),
             Argument::U64(cut.id),
             Argument::Buffer(&keys),
             Argument::Buffer(&slots),
             Argument::Buffer(&kept),
         ];
-        self.memory.launch("select_collect", keyed.count, ITEMS, &arguments)?;
+        self.memory.launch("select_collect", keyed.count, ITEMS, &[&given[..], &collected].concat())?;
         Ok(Keyed { keys, slots, count: taken })
     }
 }

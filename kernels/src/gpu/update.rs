@@ -2,7 +2,7 @@
 
 use super::clamped::Clamped;
 use super::driver::{Argument, Driver};
-use super::{Gpu, THREADS, View, firsts};
+use super::{Columns, Gpu, THREADS, View, firsts};
 use crate::{Error, GroupUpdate, Segment, TILE, Update};
 use engram_memory::quality::GroupQuality;
 use engram_memory::{Group, ONE, QualityVector};
@@ -35,12 +35,7 @@ impl<D: Driver> View<'_, D> {
     }
 
     fn fold(&mut self) -> Result<(), Error> {
-        let arguments = [
-            Argument::Buffer(&self.columns.potentials),
-            Argument::Buffer(&self.segments),
-            Argument::Buffer(&self.columns.tiles),
-        ];
-        self.memory.launch("fold", self.slots, TILE, &arguments)
+        self.memory.launch("fold", self.slots, TILE, &self.columns.weights(&self.segments))
     }
 
     /// Folds if asked, then applies updates: sorted by slot, and a scan over each run of one. All memory is had before anything changes.
@@ -62,14 +57,15 @@ impl<D: Driver> View<'_, D> {
         if fold {
             self.fold()?;
         }
+        let [potentials, segments, tiles] = self.columns.weights(&self.segments);
         let arguments = [
             Argument::Buffer(&sorted.keys),
             Argument::Buffer(&sorted.values),
             Argument::Buffer(deltas),
             Argument::U32(count as u32),
-            Argument::Buffer(&self.columns.potentials),
-            Argument::Buffer(&self.segments),
-            Argument::Buffer(&self.columns.tiles),
+            potentials,
+            segments,
+            tiles,
             Argument::Buffer(&status),
             Argument::Buffer(&aggregates),
             Argument::Buffer(&prefixes),
@@ -98,30 +94,14 @@ impl<D: Driver> View<'_, D> {
             Argument::Buffer(&overflow),
         ];
         self.memory.launch("bucket_updates", staged.count, THREADS, &arguments)?;
-        let arguments = [
-            Argument::Buffer(&self.columns.potentials),
-            Argument::Buffer(&self.columns.groups),
-            Argument::Buffer(&self.segments),
-            Argument::Buffer(&self.columns.tiles),
-            Argument::U32(groups as u32),
-            Argument::Buffer(totals),
-            Argument::Buffer(&counts),
-            Argument::Buffer(&buckets),
-            Argument::Buffer(&overflow),
-        ];
+        let own = [&counts, &buckets, &overflow].map(Argument::Buffer);
+        let arguments = [&quality_arguments(self.columns, &self.segments, groups, totals)[..], &own].concat();
         self.memory.launch("epoch", self.slots, TILE, &arguments)?;
         Ok(self.memory.downloaded::<u32>(&overflow, 1)?[0] == 0)
     }
 
     fn fold_quality(&mut self, groups: usize, totals: &D::Buffer) -> Result<(), Error> {
-        let arguments = [
-            Argument::Buffer(&self.columns.potentials),
-            Argument::Buffer(&self.columns.groups),
-            Argument::Buffer(&self.segments),
-            Argument::Buffer(&self.columns.tiles),
-            Argument::U32(groups as u32),
-            Argument::Buffer(totals),
-        ];
+        let arguments = quality_arguments(self.columns, &self.segments, groups, totals);
         self.memory.launch("fold_quality", self.slots, TILE, &arguments)
     }
 }
@@ -195,15 +175,8 @@ impl<D: Driver> Gpu<D> {
             Some(view) => {
                 let counts = view.memory.zeroed::<u32>(rules.len())?;
                 let (first, rules_there) = (view.memory.uploaded(&first)?, view.memory.uploaded(&rules)?);
-                let arguments = [
-                    Argument::Buffer(&view.columns.potentials),
-                    Argument::Buffer(&view.columns.groups),
-                    Argument::Buffer(&view.segments),
-                    Argument::Buffer(&view.columns.tiles),
-                    Argument::Buffer(&first),
-                    Argument::Buffer(&rules_there),
-                    Argument::Buffer(&counts),
-                ];
+                let own = [&first, &rules_there, &counts].map(Argument::Buffer);
+                let arguments = [&view.columns.weights_and_groups(&view.segments)[..], &own].concat();
                 view.memory.launch("update_groups", view.slots, TILE, &arguments)?;
                 view.memory.downloaded::<u32>(&counts, rules.len())?
             }
@@ -214,6 +187,17 @@ impl<D: Driver> Gpu<D> {
         }));
         Ok(())
     }
+}
+
+/// What both passes take that sum by segment and group.
+fn quality_arguments<'a, B>(
+    columns: &'a Columns<B>,
+    segments: &'a B,
+    groups: usize,
+    totals: &'a B,
+) -> [Argument<'a, B>; 6] {
+    let [potentials, of_memories, segments, tiles] = columns.weights_and_groups(segments);
+    [potentials, of_memories, segments, tiles, Argument::U32(groups as u32), Argument::Buffer(totals)]
 }
 
 /// Whether a fold is to come before the updates.
