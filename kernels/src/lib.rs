@@ -13,6 +13,7 @@ mod mirrored;
 pub mod partitioner;
 mod pool;
 pub mod priority;
+pub mod profiler;
 pub mod recall;
 pub mod threshold;
 mod tiles;

@@ -8,9 +8,11 @@ mod numbers;
 mod story;
 mod twins;
 
-use engram_kernels::{Device, Gpu};
+use engram_kernels::profiler::{Kind, Profiled, ProfiledDriver, Recorder, analyse};
+use engram_kernels::{Cpu, Device, Gpu};
 use host::{Host, Variant, program};
 use proptest::prelude::*;
+use std::time::Instant;
 use story::{PARTS, Story};
 use twins::Twins;
 
@@ -47,4 +49,44 @@ fn every_pass_equals_the_law_in_any_order_of_threads() {
             story.tell(part);
         }
     }
+}
+
+#[test]
+fn recorded_devices_are_the_law_and_their_timelines_hold_what_they_did() {
+    let Some(program) = program(Variant::Plain, None) else { return };
+    let origin = Instant::now();
+    let [cpu, gpu] = ["cpu", "kernels on the CPU"].map(|name| Recorder::new(name.to_owned(), origin, 100_000));
+    let driver = ProfiledDriver::new(Host::start(&program, None), gpu.clone());
+    let devices: Vec<Box<dyn Device>> = vec![
+        Box::new(Profiled::new(Cpu::new(2), cpu.clone())),
+        Box::new(Gpu::new(driver, "kernels on the CPU".to_owned())),
+    ];
+    let mut twins = Twins::new(3, 3, devices);
+    for _ in 0..20 {
+        twins.step();
+    }
+    twins.rank();
+    twins.compare();
+    let tracks = [cpu.take(), gpu.take()];
+    for (track, names) in tracks.iter().zip([["write", "rank", "digest"], ["upload", "radix_pass", "digest"]]) {
+        assert_eq!(track.dropped, 0);
+        assert!(track.spans.is_sorted_by_key(|span| span.end_ns), "calls follow one another");
+        for name in names {
+            assert!(
+                track.spans.iter().any(|span| span.name == name),
+                "{name} is not on the timeline of {}",
+                track.device
+            );
+        }
+    }
+    // One thread has both devices, so that neither waits for the other, and each is idle while the other works.
+    let analysis = analyse(&tracks).unwrap();
+    let [of_cpu, of_gpu] = analysis.devices[..] else { panic!("{analysis:?}") };
+    assert!(
+        of_cpu.idle >= of_gpu.kernels + of_gpu.copies && of_gpu.idle >= of_cpu.kernels + of_cpu.copies,
+        "{analysis:?}"
+    );
+    let is_copy = |name: &str| ["write", "read", "export", "upload", "download", "copy"].contains(&name);
+    let spans = tracks.iter().flat_map(|track| &track.spans).filter(|span| span.kind != Kind::Wait);
+    spans.for_each(|span| assert_eq!(is_copy(span.name), span.kind == Kind::Copy, "{span:?}"));
 }

@@ -1,0 +1,128 @@
+//! A device whose passes are recorded.
+
+use super::{Kind, Recorder};
+use crate::recall::{Alike, Recall};
+use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, Standing, Tile, TileId, Tiles, Update};
+use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
+
+/// A device, each of whose passes is a span: a copy where rows go to it or come from it, a kernel otherwise.
+///
+/// Of a [`Gpu`](crate::Gpu) more can be known: [`ProfiledDriver`](super::ProfiledDriver).
+///
+/// ```
+/// use engram_kernels::profiler::{Bottleneck, Profiled, Recorder, analyse, chrome_trace};
+/// use engram_kernels::{Cpu, Device, Segment, Tile};
+/// use engram_memory::Group;
+/// use std::time::Instant;
+///
+/// let cpu = Cpu::new(1);
+/// let recorder = Recorder::new(cpu.info().name.clone(), Instant::now(), 1_000);
+/// let mut device = Profiled::new(cpu, recorder.clone());
+/// device.reserve(1)?;
+/// device.map_tile(0, Tile { segment: 0, count: 2 });
+/// device.write(&[(0, 7, Group(0)), (1, 8, Group(1))])?;
+/// device.epoch(&[Segment::default()], &[], &mut Vec::new())?;
+///
+/// let track = recorder.take();
+/// assert_eq!(track.spans.iter().map(|span| span.name).collect::<Vec<_>>(), ["write", "epoch"]);
+/// assert!(chrome_trace(&[track]).contains(r#""cat":"copy","name":"write""#));
+/// # Ok::<(), engram_kernels::Error>(())
+/// ```
+pub struct Profiled<D> {
+    device: D,
+    recorder: Recorder,
+}
+
+impl<D: Device> Profiled<D> {
+    /// The same device, recorded by `recorder`.
+    pub const fn new(device: D, recorder: Recorder) -> Self {
+        Self { device, recorder }
+    }
+}
+
+impl<D: Device> Device for Profiled<D> {
+    fn info(&self) -> &Info {
+        self.device.info()
+    }
+
+    fn standing(&self) -> Option<&Standing> {
+        self.device.standing()
+    }
+
+    fn reserve(&mut self, tiles: u32) -> Result<(), Error> {
+        self.device.reserve(tiles)
+    }
+
+    fn map_tile(&mut self, tile: TileId, entry: Tile) {
+        self.device.map_tile(tile, entry);
+    }
+
+    fn write(&mut self, rows: &[(Slot, u32, Group)]) -> Result<(), Error> {
+        self.recorder.span(Kind::Copy, "write", || self.device.write(rows))
+    }
+
+    fn read(&mut self, slots: &[Slot], out: &mut Vec<(u32, Group)>) -> Result<(), Error> {
+        self.recorder.span(Kind::Copy, "read", || self.device.read(slots, out))
+    }
+
+    fn update(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error> {
+        self.recorder.span(Kind::Kernel, "update", || self.device.update(segments, updates))
+    }
+
+    fn update_groups(
+        &mut self,
+        segments: &[Segment],
+        updates: &[GroupUpdate],
+        changed: &mut Vec<u64>,
+    ) -> Result<(), Error> {
+        self.recorder.span(Kind::Kernel, "update_groups", || self.device.update_groups(segments, updates, changed))
+    }
+
+    fn epoch(&mut self, segments: &[Segment], updates: &[Update], out: &mut Vec<QualityVector>) -> Result<(), Error> {
+        self.recorder.span(Kind::Kernel, "epoch", || self.device.epoch(segments, updates, out))
+    }
+
+    fn histogram(&mut self, segments: &[Segment], bits: u32) -> Result<Histogram, Error> {
+        self.recorder.span(Kind::Kernel, "histogram", || self.device.histogram(segments, bits))
+    }
+
+    fn rank(
+        &mut self,
+        segments: &[Segment],
+        scope: Scope,
+        order: Order,
+        limit: Option<usize>,
+        ids: &Tiles<MemoryId>,
+        out: &mut Vec<(Slot, u32)>,
+    ) -> Result<(), Error> {
+        self.recorder.span(Kind::Kernel, "rank", || self.device.rank(segments, scope, order, limit, ids, out))
+    }
+
+    fn recall(
+        &mut self,
+        segments: &[Segment],
+        asked: &Recall<'_>,
+        ids: &Tiles<MemoryId>,
+        out: &mut Vec<Alike>,
+    ) -> Result<(), Error> {
+        self.recorder.span(Kind::Kernel, "recall", || self.device.recall(segments, asked, ids, out))
+    }
+
+    fn digest(
+        &mut self,
+        segments: &[Segment],
+        ids: &Tiles<MemoryId>,
+        content: Option<&Tiles<u128>>,
+        out: &mut Vec<Digest>,
+    ) -> Result<(), Error> {
+        self.recorder.span(Kind::Kernel, "digest", || self.device.digest(segments, ids, content, out))
+    }
+
+    fn export(&mut self, tile: TileId, potentials: &mut Vec<u32>, groups: &mut Vec<u8>) -> Result<(), Error> {
+        self.recorder.span(Kind::Copy, "export", || self.device.export(tile, potentials, groups))
+    }
+
+    fn bytes(&self) -> u64 {
+        self.device.bytes()
+    }
+}
