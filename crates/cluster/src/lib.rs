@@ -16,7 +16,7 @@ pub mod rebuild;
 pub mod replica;
 
 pub use change::{Change, Expected};
-pub use decide::{ABSENT_MS, HandOver, Observed, Plan, Seen, absent, decide, is_forsaken};
+pub use decide::{ABSENT_MS, HandOver, LEASES_END_MS, Observed, Plan, Seen, absent, decide, is_forsaken};
 pub use detector::Detector;
 pub use map::{Entry, Illegal, PartitionMap};
 pub use place::{Candidate, PlaceError, place};

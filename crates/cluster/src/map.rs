@@ -292,7 +292,7 @@ mod tests {
         assert!(!promoted.is_settled() && activated.is_settled());
         let all_stay = Entry { isr: vec![member(1, 1), member(0, 1)], ..promoted.clone() };
         assert!(all_stay.is_settled(), "whoever may be promoted is in sync");
-        let restarted = Entry { isr: vec![member(1, 2), member(0, 1)], ..promoted.clone() };
+        let restarted = Entry { isr: vec![member(1, 2), member(0, 1)], ..promoted };
         assert!(!restarted.is_settled(), "what the process before held is not known to be held now");
         let too_late = Entry { prev: activated.isr.clone(), ..rolled_back };
         assert_eq!(activated.check(&too_late), Err(Illegal::NotCandidate(Ordinal(0))));

@@ -33,6 +33,7 @@ pub(crate) struct Heard {
     pub(crate) ready: bool,
     /// Since when it is about to be stopped.
     leaving_since_ms: Option<u64>,
+    heard_since_ms: u64,
     memories: u64,
     lossless_since: Incarnation,
     /// 0 = unknown.
@@ -240,8 +241,9 @@ impl State {
             return Greeting::Superseded;
         }
         let again = known.filter(|known| known.member == member);
-        let (memories, ready, leaving_since_ms) =
-            again.map_or((0, false, None), |known| (known.memories, known.ready, known.leaving_since_ms));
+        let (memories, ready, leaving_since_ms, heard_since_ms) = again.map_or((0, false, None, now_ms), |known| {
+            (known.memories, known.ready, known.leaving_since_ms, known.heard_since_ms)
+        });
         let suspects = BTreeSet::new();
         let (alive, dead) = (true, false);
         let heard = Heard {
@@ -251,6 +253,7 @@ impl State {
             dead,
             ready,
             leaving_since_ms,
+            heard_since_ms,
             memories,
             lossless_since,
             process_id,

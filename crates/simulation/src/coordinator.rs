@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 const EVERY_US: u64 = 100_000;
+const _: () = assert!(engram_store::leases::GRANT_MS < engram_cluster::LEASES_END_MS);
 /// Against all reason, a node is taken for dead when it was not heard for so long.
 const SILENCE_US: u64 = 600_000;
 
@@ -29,6 +30,7 @@ struct Heard {
     lossless_since: Incarnation,
     suspects: BTreeSet<Ordinal>,
     leaving_since_ms: Option<u64>,
+    since_ms: u64,
     heard_us: u64,
 }
 
@@ -106,6 +108,7 @@ impl Coordinator {
             supervised: weather.proof > 0,
             damped: heard.leaving_since_ms.is_some() || self.detector.is_damped(heard.member.ordinal, now_ms),
             leaving_since_ms: heard.leaving_since_ms,
+            heard_since_ms: heard.since_ms,
             suspects: heard.suspects.clone(),
         };
         let members: Vec<_> = self.members.values().map(seen).collect();
@@ -141,6 +144,7 @@ impl World {
         let before = coordinator.members.get(&ordinal).filter(|heard| heard.member == beat.member);
         let leaving_since_ms =
             before.and_then(|heard| heard.leaving_since_ms).or(Some(now_ms)).filter(|_| beat.leaving);
+        let since_ms = before.map_or(now_ms, |heard| heard.since_ms);
         let Some(actions) = hear(&mut coordinator.detector, known, beat, lives, now_ms) else { return };
         let heard = Heard {
             member: beat.member,
@@ -148,6 +152,7 @@ impl World {
             lossless_since: beat.lossless_since,
             suspects: beat.suspects.clone(),
             leaving_since_ms,
+            since_ms,
             heard_us: now_us,
         };
         coordinator.members.insert(ordinal, heard);

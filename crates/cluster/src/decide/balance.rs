@@ -19,7 +19,9 @@ pub(super) fn plan(
     let observed = scene.observed;
     let calm = observed.failed_over_ms.is_none_or(|at_ms| observed.now_ms.saturating_sub(at_ms) >= CALM_MS);
     let leaders: Vec<Ordinal> = scene.holders().filter(|seen| !seen.damped).map(|seen| seen.member.ordinal).collect();
-    if !calm || leaders.is_empty() || !plan.changes.is_empty() || !plan.hand_overs.is_empty() {
+    // What is given to the others meanwhile would be moved once more.
+    let starts = leaders.iter().any(|ordinal| !scene.serves_at_once(*ordinal));
+    if !calm || starts || leaders.is_empty() || !plan.changes.is_empty() || !plan.hand_overs.is_empty() {
         return;
     }
     let partitions = scene.map.partitions.len();

@@ -214,6 +214,7 @@ impl<'a> Copies<'a> {
             let Some(leaver) = leaver else { continue };
             let alive =
                 |ordinal: Ordinal| self.scene.seen(ordinal).is_some_and(|seen| seen.standing.is_alive() && seen.fresh);
+            let able = |ordinal: Ordinal| alive(ordinal) && self.scene.serves_at_once(ordinal);
             let stays = |ordinal: Ordinal| alive(ordinal) && !self.scene.is_leaving(ordinal);
             let kept = staying.iter().filter(|ordinal| **ordinal != leaver && stays(**ordinal)).count();
             if leaver != holding.entry.primary && kept < self.wanted() {
@@ -221,7 +222,7 @@ impl<'a> Copies<'a> {
             }
             let (partition, entry) = (holding.partition, holding.entry);
             if leaver == entry.primary {
-                let to = staying.iter().copied().filter(|ordinal| *ordinal != leaver && alive(*ordinal)).min_by_key(
+                let to = staying.iter().copied().filter(|ordinal| *ordinal != leaver && able(*ordinal)).min_by_key(
                     |ordinal| {
                         let damped = self.scene.seen(*ordinal).is_none_or(|seen| seen.damped);
                         (damped, primaries.get(ordinal).copied().unwrap_or(0), *ordinal)

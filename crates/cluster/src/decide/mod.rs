@@ -87,8 +87,21 @@ pub struct Seen {
     pub damped: bool,
     /// Since when it has been about to be stopped, by its own word: it gets no copies, and those that it leaves come back with it.
     pub leaving_since_ms: Option<u64>,
+    /// Since when this very process has been heard.
+    pub heard_since_ms: u64,
     /// Whom it takes for dead.
     pub suspects: BTreeSet<Ordinal>,
+}
+
+/// How long a process that was started again may have to wait before it serves: for the end of the read leases that the process before
+/// it may have granted.
+pub const LEASES_END_MS: u64 = 1_200;
+
+impl Seen {
+    /// Whether it serves what it is given as soon as it has promised to.
+    fn serves_at_once(&self, now_ms: u64) -> bool {
+        self.member.incarnation == Incarnation(1) || now_ms >= self.heard_since_ms + LEASES_END_MS
+    }
 }
 
 /// What to do.
@@ -238,6 +251,11 @@ impl<'a> Scene<'a> {
     fn eligible(&self, entry: &Entry, member: &Member) -> Option<&'a Seen> {
         let seen = self.seen(member.ordinal).filter(|_| self.fate(entry, member) == Fate::Living)?;
         entry.holds_all(&seen.member, seen.lossless_since, self.observed.keeps_all).then_some(seen)
+    }
+
+    /// Whether a worker can be given something to lead without a pause.
+    fn serves_at_once(&self, ordinal: Ordinal) -> bool {
+        self.seen(ordinal).is_some_and(|seen| seen.standing.is_alive() && seen.serves_at_once(self.observed.now_ms))
     }
 
     /// How many partitions each worker leads.

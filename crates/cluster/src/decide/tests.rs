@@ -28,6 +28,7 @@ fn seen(ordinal: u32) -> Seen {
         supervised: true,
         damped: false,
         leaving_since_ms: None,
+        heard_since_ms: 0,
         suspects: BTreeSet::new(),
     }
 }
@@ -71,9 +72,10 @@ impl Toy {
     }
 
     fn restart(&mut self, ordinal: u32) {
+        let now_ms = self.observed.now_ms;
         let worker = self.worker(ordinal);
         worker.member.incarnation.0 += 1;
-        worker.standing = Standing::Alive;
+        (worker.standing, worker.heard_since_ms) = (Standing::Alive, now_ms);
     }
 
     fn decide(&self) -> Plan {
@@ -502,6 +504,31 @@ fn primaryship_is_not_moved_for_balance_soon_after_a_failover() {
     assert_eq!(toy.decide().hand_overs.len(), 4, "a few at a time");
     toy.settle();
     assert!((9..=11).contains(&toy.primaries(0)));
+}
+
+#[test]
+fn nobody_is_given_anything_to_lead_who_waits_for_the_end_of_leases_of_the_process_before_it() {
+    let mut toy = Toy::new(3, 3, 30);
+    toy.die(0);
+    toy.turns(2);
+    toy.restart(0);
+    toy.observed.failed_over_ms = Some(toy.observed.now_ms + 1_000_000);
+    toy.settle();
+    assert_eq!((toy.primaries(0), toy.copies(0)), (0, 30));
+    toy.observed.failed_over_ms = None;
+    toy.worker(0).heard_since_ms = toy.observed.now_ms;
+    assert_eq!(toy.decide().hand_overs, [], "to comfort nobody");
+    toy.observed.draining = [Ordinal(1)].into();
+    let given = toy.decide().hand_overs;
+    assert!(!given.is_empty() && given.iter().all(|order| order.to == Ordinal(2)), "{given:?}");
+    toy.observed.now_ms += LEASES_END_MS;
+    assert!(toy.decide().hand_overs.iter().any(|order| order.to == Ordinal(0)));
+
+    let mut grown = Toy::new(2, 2, 8);
+    grown.observed.members.push(Seen { heard_since_ms: NOW_MS, ..seen(2) });
+    grown.observed.workers = 3;
+    grown.settle();
+    assert!(grown.primaries(2) > 0, "nobody before the first process on a disk can have granted anything");
 }
 
 #[derive(Debug, Clone)]

@@ -150,6 +150,7 @@ impl State {
                     || self.surroundings.relieved.contains(&ordinal)
                     || self.detector.is_damped(ordinal, now_ms),
                 leaving_since_ms: heard.leaving_since_ms,
+                heard_since_ms: heard.heard_since_ms,
                 suspects: heard.suspects.clone(),
             }
         };
