@@ -145,7 +145,7 @@ impl Twins {
     }
 
     pub(crate) fn step(&mut self) {
-        match self.numbers.below(8) {
+        match self.numbers.below(9) {
             0 => {
                 let (segments, updates) = (self.decay(), self.updates());
                 self.each(|device| device.update(&segments, &updates).unwrap());
@@ -179,6 +179,7 @@ impl Twins {
             }
             5 => self.rank(),
             6 => self.recall(),
+            7 => self.replace(),
             _ => self.compare(),
         }
     }
@@ -194,6 +195,21 @@ impl Twins {
             device.rank(&segments, scope, order, limit, &ids, &mut out).unwrap();
             out
         });
+    }
+
+    /// Other memories take the places of some.
+    fn replace(&mut self) {
+        let slots: Vec<_> = self.naive.slots().collect();
+        let mut rows = Vec::new();
+        for _ in 0..if slots.is_empty() { 0 } else { 40 } {
+            let slot = slots[self.numbers.below(slots.len() as u64) as usize];
+            let segment = self.tiles[slot as usize / TILE].segment as usize;
+            let weight = self.numbers.one_of(&[0, ONE / 3, ONE]);
+            let group = Group(self.numbers.below(self.groups) as u8);
+            rows.push((slot, self.segments[segment].clock.units() + weight, group));
+            self.ids.set(slot, MemoryId(self.numbers.next()));
+        }
+        self.each(|device| device.write(&rows).unwrap());
     }
 
     /// Changes some vectors, and recalls what is like one of them.
