@@ -1,5 +1,6 @@
 //! A device filled as a worker of 256 partitions fills it: each memory in the partition of its id, two groups.
 
+use engram_kernels::profiler::{Profiled, Recorder};
 use engram_kernels::{Cpu, Device, Error, Segment, Slot, TILE, Tile, Tiles};
 use engram_memory::hash::partition_of;
 use engram_memory::{DecayClock, MemoryId, Weight, clock::Advance};
@@ -10,8 +11,8 @@ use crate::population::{self, PARTITIONS};
 const ROWS: usize = 1 << 16;
 
 /// A filled device with what the host knows beside it.
-pub(crate) struct Arena {
-    pub(crate) device: Cpu,
+pub(crate) struct Arena<D = Cpu> {
+    pub(crate) device: D,
     pub(crate) segments: Vec<Segment>,
     pub(crate) ids: Tiles<MemoryId>,
     /// The slot of memory 0, 1, 2, ...
@@ -66,6 +67,14 @@ impl Arena {
         Ok(Self { device, segments, ids, slots })
     }
 
+    /// The same, with every pass recorded.
+    pub(crate) fn profiled(self, recorder: Recorder) -> Arena<Profiled<Cpu>> {
+        let Self { device, segments, ids, slots } = self;
+        Arena { device: Profiled::new(device, recorder), segments, ids, slots }
+    }
+}
+
+impl<D> Arena<D> {
     /// Moves every clock by `amount` units; the next pass folds where a clock has run full. Returns whether it will.
     pub(crate) fn decay(&mut self, amount: u32) -> bool {
         for segment in &mut self.segments {

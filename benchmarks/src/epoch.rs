@@ -4,19 +4,21 @@
 use std::hint::black_box;
 
 use anyhow::{Context, Result, ensure};
+use engram_kernels::profiler::Recorder;
 use engram_kernels::{Device, Update};
 use engram_memory::{QualityVector, edge};
 
 use crate::arena::Arena;
 use crate::measure;
 use crate::population::{self, DECAY, UPDATES};
+use crate::profile::PASSES;
 use crate::row::{Better, Budget, Row, Workload};
 
-/// Measures one size.
+/// Measures one size; then records some epochs more, if asked.
 ///
 /// # Errors
 /// When the device fails, or lost memories.
-pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
+pub(crate) fn rows(memories: u32, threads: usize, recorder: Option<Recorder>) -> Result<Vec<Row>> {
     eprintln!("epoch: {memories} memories");
     let mut arena = Arena::new(memories, threads, population::uniform)?;
     let delta = population::delta()?;
@@ -43,6 +45,12 @@ pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
         budgets: Vec::new(),
         ..by_slot.clone()
     };
+    if let Some(recorder) = recorder {
+        let mut arena = arena.profiled(recorder);
+        for _ in 0..PASSES {
+            turn(&mut arena, &updates, decay, &mut parts)?;
+        }
+    }
     Ok(vec![by_slot, with_fold])
 }
 
@@ -56,7 +64,12 @@ fn budgets(memories: u32) -> Vec<Budget> {
 }
 
 /// One epoch. Returns whether the clocks folded.
-fn turn(arena: &mut Arena, updates: &[Update], decay: u32, parts: &mut Vec<QualityVector>) -> Result<bool> {
+fn turn<D: Device>(
+    arena: &mut Arena<D>,
+    updates: &[Update],
+    decay: u32,
+    parts: &mut Vec<QualityVector>,
+) -> Result<bool> {
     let folds = arena.decay(decay);
     arena.device.epoch(&arena.segments, updates, parts)?;
     let mut whole = QualityVector::default();

@@ -5,9 +5,11 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+mod device;
 mod epoch;
 mod measure;
 mod population;
+mod profile;
 mod rank;
 mod recall;
 mod row;
@@ -17,9 +19,11 @@ mod wire;
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::{Parser, ValueEnum};
+use engram_kernels::profiler::Recorder;
 
 use row::Row;
 
@@ -36,6 +40,9 @@ struct Arguments {
     /// Folder for logs and snapshots, on the kind of disk that matters; what is written there is removed
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     scratch: PathBuf,
+    /// Also records some passes and writes their timeline as Chrome trace JSON (suites epoch and recall, one size)
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -50,6 +57,8 @@ enum Suite {
     Rank,
     /// The memories most alike a vector on the CPU device
     Recall,
+    /// What the device layer adds: an empty batch, and which device holds which partition
+    Device,
     /// What copies cost, by their number and the durability mode
     Replication,
     /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
@@ -63,13 +72,22 @@ fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let (sizes, scratch) = (&arguments.memories, &arguments.scratch);
+    if arguments.trace.is_some() {
+        let is_recorded = matches!(arguments.suite, Suite::Epoch | Suite::Recall);
+        ensure!(is_recorded && sizes.len() == 1, "a timeline is recorded of the suites epoch and recall, of one size");
+    }
+    let recorder = arguments
+        .trace
+        .as_ref()
+        .map(|_| Recorder::new(format!("CPU, {threads} threads"), Instant::now(), profile::PASSES));
     let of_each = |rows: &dyn Fn(u32, usize) -> anyhow::Result<Vec<Row>>| -> anyhow::Result<Vec<Row>> {
         Ok(sizes.iter().map(|&memories| rows(memories, threads)).collect::<Result<Vec<_>, _>>()?.concat())
     };
     let mut rows = match arguments.suite {
-        Suite::Epoch => of_each(&epoch::rows)?,
+        Suite::Epoch => of_each(&|memories, threads| epoch::rows(memories, threads, recorder.clone()))?,
         Suite::Rank => of_each(&rank::rows)?,
-        Suite::Recall => of_each(&recall::rows)?,
+        Suite::Recall => of_each(&|memories, threads| recall::rows(memories, threads, recorder.clone()))?,
+        Suite::Device => of_each(&device::rows)?,
         Suite::Store => store::rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
         Suite::Replication => wire::copies(sizes, threads, scratch)?,
@@ -80,6 +98,9 @@ fn main() -> anyhow::Result<()> {
             return Ok(());
         }
     };
+    if let (Some(recorder), Some(path)) = (&recorder, &arguments.trace) {
+        profile::write(recorder, path)?;
+    }
     // One title's sizes stand together in the table.
     let titles: Vec<String> = rows.iter().map(|row| row.title.clone()).collect();
     rows.sort_by_key(|row| titles.iter().position(|title| *title == row.title));

@@ -1,6 +1,7 @@
 //! The memories most alike a vector: cosine of f16 features times weight, over all partitions.
 
 use anyhow::{Result, ensure};
+use engram_kernels::profiler::{Profiled, Recorder};
 use engram_kernels::recall::{FeatureColumn, Query, Recall, inverse_norm};
 use engram_kernels::{Device, Scope, TILE, Tiles};
 use engram_memory::mix64;
@@ -8,6 +9,7 @@ use engram_memory::mix64;
 use crate::arena::Arena;
 use crate::measure;
 use crate::population;
+use crate::profile::PASSES;
 use crate::row::{Better, Budget, Row, Workload};
 
 /// Elements of a vector: those of a small sentence model.
@@ -15,11 +17,11 @@ const DIMENSION: usize = 384;
 /// The best how many.
 const FIRST: usize = 10;
 
-/// Measures one size.
+/// Measures one size; then records some passes more, if asked.
 ///
 /// # Errors
 /// When the device fails, or lost memories.
-pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
+pub(crate) fn rows(memories: u32, threads: usize, recorder: Option<Recorder>) -> Result<Vec<Row>> {
     eprintln!("recall: {memories} memories of {DIMENSION} f16");
     let Arena { mut device, segments, ids, slots } = Arena::new(memories, threads, population::uniform)?;
     let mut bits: Vec<Box<[u8]>> = Vec::new();
@@ -43,6 +45,12 @@ pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
         ensure!(out.len() == FIRST.min(slots.len()), "{} memories recalled", out.len());
         Ok(())
     })?;
+    if let Some(recorder) = recorder {
+        let mut device = Profiled::new(device, recorder);
+        for _ in 0..PASSES {
+            device.recall(&segments, &asked, &ids, &mut out)?;
+        }
+    }
     let budgets = match memories {
         100_000 => vec![Budget::Ratio { peer: "numpy".to_owned(), at_least: 1.5 }],
         _ => Vec::new(),

@@ -32,6 +32,9 @@ pub(crate) struct Options {
     /// Also writes the rows, peers included, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also records some passes and writes their timeline as Chrome trace JSON (suites epoch and recall, one size)
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank and recall)
@@ -52,6 +55,8 @@ enum Suite {
     Rank,
     /// The memories most alike a vector of 384
     Recall,
+    /// What the device layer adds: an empty batch, and which device holds which partition
+    Device,
     /// What copies cost, by their number and the durability mode
     Replication,
     /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
@@ -66,6 +71,7 @@ impl Suite {
             Self::Wire => "wire",
             Self::Rank => "rank",
             Self::Recall => "recall",
+            Self::Device => "device",
             Self::Replication => "replication",
             Self::Healing => "healing",
         }
@@ -96,6 +102,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ours.current_dir(workspace::root()).args([options.suite.name(), "--memories", &memories.join(",")]);
     // A disk: a temporary folder may lie in memory, where a sync costs nothing.
     ours.arg("--scratch").arg(workspace::target());
+    if let Some(path) = &options.trace {
+        ours.arg("--trace").arg(std::path::absolute(path).context("failed to name the file of the timeline")?);
+    }
     let mut report: Report =
         serde_json::from_str(&process::read(&mut ours)?).context("engram-benchmarks did not write a report")?;
 

@@ -1,0 +1,91 @@
+//! What the device layer adds to the passes: a batch with nothing in it, and the decision which device holds which partition.
+
+use std::hint::black_box;
+
+use anyhow::{Result, ensure};
+use engram_kernels::Device;
+use engram_kernels::partitioner::{Resource, Size, Strategy, assign};
+use engram_memory::mix64;
+
+use crate::arena::Arena;
+use crate::measure;
+use crate::population;
+use crate::row::{Better, Budget, Figure, Row};
+
+/// Empty batches that are timed together: one takes less than a clock can tell.
+const BATCHES: u32 = 1_000;
+/// Partitions that are assigned: the most of a cluster.
+const PARTITIONS: u32 = 1_024;
+/// Devices that they are assigned to.
+const DEVICES: u64 = 8;
+
+/// Measures one size.
+///
+/// # Errors
+/// When the device fails, or the partitions do not fit on the devices.
+pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
+    eprintln!("device: {memories} memories");
+    let mut rows = vec![empty_batch(memories, threads)?];
+    for (strategy, name) in Strategy::ALL.into_iter().zip(["balanced", "capability", "memory", "latency"]) {
+        rows.push(assignment(memories, strategy, name)?);
+    }
+    Ok(rows)
+}
+
+/// A batch without a row, an update or a slot, as a store hands it to whichever device it has.
+fn empty_batch(memories: u32, threads: usize) -> Result<Row> {
+    let Arena { device, segments, .. } = Arena::new(memories, threads, population::uniform)?;
+    let mut device: Box<dyn Device> = Box::new(device);
+    let mut out = Vec::new();
+    let batches = measure::milliseconds(|| -> Result<()> {
+        for _ in 0..BATCHES {
+            let device = black_box(&mut *device);
+            device.write(black_box(&[]))?;
+            device.update(black_box(&segments), black_box(&[]))?;
+            device.read(black_box(&[]), &mut out)?;
+        }
+        ensure!(out.is_empty(), "{} rows of no slot", out.len());
+        Ok(())
+    })?;
+    let title = "device layer, an empty batch: write, update, read of nothing".to_owned();
+    Ok(row(title, memories, "us", measure::scaled(batches, 1e3 / f64::from(BATCHES)), 2.0))
+}
+
+/// Partitions of about the same size, on devices that differ up to tenfold.
+fn assignment(memories: u32, strategy: Strategy, name: &str) -> Result<Row> {
+    let per_partition = u64::from(memories / PARTITIONS).max(1);
+    let sizes: Vec<Size> = (0..u64::from(PARTITIONS))
+        .map(|partition| {
+            let memories = per_partition + mix64(partition) % (per_partition / 10).max(1);
+            Size { memories, bytes: memories * 13 }
+        })
+        .collect();
+    let all: u64 = sizes.iter().map(|size| size.bytes).sum();
+    let resources: Vec<Resource> = (0..DEVICES)
+        .map(|device| Resource {
+            throughput: Some(1_000_000_000 * (1 + mix64(device) % 10)),
+            free_bytes: all / DEVICES + mix64(device + 100) % all,
+            latency_ns: mix64(device + 200) % 100_000,
+            healthy: true,
+        })
+        .collect();
+    let decision = measure::milliseconds(|| -> Result<()> {
+        let assignment = assign(strategy, black_box(&resources), black_box(&sizes))?;
+        ensure!(assignment.devices.len() == sizes.len(), "a partition has no device");
+        Ok(())
+    })?;
+    Ok(row(format!("{PARTITIONS} partitions to {DEVICES} devices, {name}"), memories, "ms", decision, 5.0))
+}
+
+fn row(title: String, memories: u32, unit: &str, ours: Figure, at_most: f64) -> Row {
+    Row {
+        title,
+        workloads: Vec::new(),
+        memories: u64::from(memories),
+        unit: unit.to_owned(),
+        better: Better::Lower,
+        ours,
+        peers: Vec::new(),
+        budgets: vec![Budget::Absolute(at_most)],
+    }
+}
