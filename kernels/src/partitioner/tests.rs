@@ -198,6 +198,9 @@ fn strategies_differ_where_devices_do() {
     assert_eq!(counts(Strategy::CapabilityAware), [8, 10, 42]);
     assert_eq!(counts(Strategy::MemoryAware), [2, 29, 29]);
     assert_eq!(counts(Strategy::LatencyOptimized), [8, 52, 0]);
+    // 52 times 100 memories at 200 a second; the device that is not used adds nothing.
+    let used = assign(Strategy::LatencyOptimized, &resources, &sizes).unwrap();
+    assert_eq!(used.cost(&resources, &sizes), 26.0);
     assert_eq!(assign(Strategy::Balanced, &[], &[]).unwrap().devices, []);
 }
 

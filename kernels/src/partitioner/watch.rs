@@ -38,7 +38,7 @@ pub enum Cause {
         /// Its index.
         device: usize,
     },
-    /// A device without a part in the assignment is healthy.
+    /// A device without a part in the assignment is healthy, or is measured for the first time.
     Returned {
         /// Its index.
         device: usize,

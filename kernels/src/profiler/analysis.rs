@@ -213,6 +213,13 @@ mod tests {
         assert!(close(analysis.shares.waits, 50.0 / 300.0) && close(analysis.shares.idle, 25.0 / 300.0));
         let Bottleneck::Imbalance { device: 1, share } = analysis.bottleneck else { panic!("{analysis:?}") };
         assert!(close(share, 75.0 / 300.0));
+
+        // Of a wait only what is longer than the other's work is synchronization: 20 of 60, and 20 are nobody's.
+        let one = track(&[(Kernel, "epoch", 0, 80)]);
+        let two = track(&[(Kernel, "epoch", 0, 40), (Wait, "barrier", 40, 100)]);
+        let analysis = analyse(&[one, two]).unwrap();
+        let Bottleneck::Imbalance { device: 0, share } = analysis.bottleneck else { panic!("{analysis:?}") };
+        assert!(close(share, 40.0 / 200.0) && close(analysis.shares.waits, 60.0 / 200.0));
     }
 
     #[test]
