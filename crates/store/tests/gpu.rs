@@ -4,6 +4,7 @@
 
 #[path = "../../../kernels/tests/host/build.rs"]
 mod build;
+mod finite;
 #[path = "../../../kernels/tests/host/stand_in.rs"]
 mod stand_in;
 
@@ -12,10 +13,11 @@ use engram_kernels::recall::Query;
 use engram_kernels::{Cpu, Gpu, Mirrored, Standing};
 use engram_memory::testing::World;
 use engram_memory::{
-    Command, Digest, FeatureShape, FeatureType, Group, Histogram, Law, MemoryId, PartitionId, QualityVector, Record,
-    Settings, Shape, Weight,
+    Digest, FeatureShape, FeatureType, Group, Histogram, Law, MemoryId, PartitionId, QualityVector, Record, Settings,
+    Shape, Weight,
 };
 use engram_store::{Partitions, Ranked};
+use finite::finite;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -36,13 +38,6 @@ fn history() -> (Settings, Vec<(PartitionId, Record)>) {
     let logs: Vec<Vec<Record>> =
         worlds.iter().map(|world| world.arb_records(40..41).new_tree(&mut runner).unwrap().current()).collect();
     let merged = (0..40).flat_map(|at| (0..PARTITIONS).map(move |p| (PartitionId(p), at)));
-    let finite = |mut record: Record| {
-        if let Command::Upsert(upsert) = &mut record.command {
-            // The edge takes no infinity and no NaN. These are below 2.
-            upsert.features.iter_mut().skip(1).step_by(2).for_each(|high| *high &= !0x40);
-        }
-        record
-    };
     let records = merged.map(|(partition, at)| (partition, finite(logs[partition.0 as usize][at].clone()))).collect();
     (settings, records)
 }

@@ -1,6 +1,8 @@
 //! The partitions against the laws: after every batch equal, bit for bit, to the slow reference.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod finite;
+
 use engram_kernels::Cpu;
 use engram_kernels::recall::{Query, inverse_norm};
 use engram_memory::testing::World;
@@ -9,6 +11,7 @@ use engram_memory::{
     QualityVector, Record, Reply, RunId, Settings, Shape, Updates, Upsert, Weight, law, partition_of, reference,
 };
 use engram_store::{Content, Partitions};
+use finite::finite;
 use proptest::prelude::*;
 
 const FEATURES: [FeatureShape; 3] = [
@@ -153,6 +156,10 @@ proptest! {
             })
     ) {
         let shape = shape(partitions, features);
+        let recalled = features == FEATURES[1];
+        let admitted = |record: Record| if recalled { finite(record) } else { record };
+        let logs: Vec<Vec<Record>> =
+            logs.into_iter().map(|log: Vec<Record>| log.into_iter().map(admitted).collect()).collect();
         let mut store = Partitions::new(Box::new(Cpu::new(threads)), shape);
         let mut references = Vec::new();
         for partition in 0..partitions {
