@@ -24,81 +24,80 @@ mod x86_64 {
     use super::{Level, Set};
     use crate::recall::COLUMNS;
     use std::arch::x86_64::*;
-    use std::array::from_fn;
 
-    /// f16 of a vector of 256 bits of f32.
-    const LANES: usize = 8;
-    /// Vectors of all columns.
-    const VECTORS: usize = COLUMNS / LANES;
-    /// Rows at a time: their sums and a vector of the query fit in the 16 registers of AVX2.
-    const TOGETHER: usize = 2;
     /// How far ahead rows are asked for, in bytes: the processor itself does not look beyond a page of 4 KiB.
     const AHEAD: usize = 4_096;
 
-    /// As [`super::dots`].
+    /// As [`super::dots`]. One row after the other: several at once share loads of the query, but their bytes come later.
     pub(super) fn dots(level: Level, query: &[f32], rows: &[u8], out: &mut [f32]) {
-        assert_ne!(level.set(), Set::Portable, "there is no such instruction");
-        // SAFETY: every other level has F16C and AVX2.
-        unsafe { dots_f16c(query, rows, out) }
-    }
-
-    #[target_feature(enable = "avx2,f16c")]
-    fn dots_f16c(query: &[f32], rows: &[u8], out: &mut [f32]) {
-        let width = size_of_val(query) / 2;
-        let (several, rest) = out.as_chunks_mut::<TOGETHER>();
-        let (rows_of_several, rows_of_rest) = rows.split_at(several.len() * TOGETHER * width);
-        for (dots, rows) in several.iter_mut().zip(rows_of_several.chunks_exact(TOGETHER * width)) {
-            *dots = dots_of(query, from_fn(|row| &rows[row * width..][..width]));
-        }
-        for (dot, row) in rest.iter_mut().zip(rows_of_rest.chunks_exact(width)) {
-            [*dot] = dots_of(query, [row]);
+        match level.set() {
+            // SAFETY: the level says that the processor has AVX-512.
+            Set::Avx512 => unsafe { dots_avx512(query, rows, out) },
+            // SAFETY: the level says that it has AVX2 and F16C.
+            Set::Avx2 => unsafe { dots_avx2(query, rows, out) },
+            Set::Portable => unreachable!("there is no such instruction"),
         }
     }
 
+    #[target_feature(enable = "avx512f,avx512dq,avx2,f16c")]
+    fn dots_avx512(query: &[f32], rows: &[u8], out: &mut [f32]) {
+        for (dot, row) in out.iter_mut().zip(rows.chunks_exact(size_of_val(query) / 2)) {
+            let mut columns = [_mm512_setzero_ps(); 2];
+            each_part(query, row, |query, row| {
+                for (half, columns) in columns.iter_mut().enumerate() {
+                    // SAFETY: sixteen f32 follow, the last sixteen of 32 at the least.
+                    let query = unsafe { _mm512_loadu_ps(query[half * 16..].as_ptr()) };
+                    // SAFETY: sixteen f16 follow, in the same way.
+                    let own = unsafe { _mm256_loadu_si256(row[half * 32..].as_ptr().cast()) };
+                    *columns = _mm512_add_ps(*columns, _mm512_mul_ps(_mm512_cvtph_ps(own), query));
+                }
+            });
+            let sixteen = _mm512_add_ps(columns[0], columns[1]);
+            *dot = sum(_mm256_add_ps(_mm512_castps512_ps256(sixteen), _mm512_extractf32x8_ps::<1>(sixteen)));
+        }
+    }
+
     #[target_feature(enable = "avx2,f16c")]
-    #[inline]
-    fn dots_of<const N: usize>(query: &[f32], rows: [&[u8]; N]) -> [f32; N] {
-        let mut columns = [[_mm256_setzero_ps(); VECTORS]; N];
+    fn dots_avx2(query: &[f32], rows: &[u8], out: &mut [f32]) {
+        for (dot, row) in out.iter_mut().zip(rows.chunks_exact(size_of_val(query) / 2)) {
+            let mut columns = [_mm256_setzero_ps(); 4];
+            each_part(query, row, |query, row| {
+                for (quarter, columns) in columns.iter_mut().enumerate() {
+                    // SAFETY: eight f32 follow, the last eight of 32 at the least.
+                    let query = unsafe { _mm256_loadu_ps(query[quarter * 8..].as_ptr()) };
+                    // SAFETY: eight f16 follow, in the same way.
+                    let own = unsafe { _mm_loadu_si128(row[quarter * 16..].as_ptr().cast()) };
+                    *columns = _mm256_add_ps(*columns, _mm256_mul_ps(_mm256_cvtph_ps(own), query));
+                }
+            });
+            let [a, b, c, d] = columns;
+            *dot = sum(_mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d)));
+        }
+    }
+
+    /// Calls `add` with an element of the query and of the row for each column, as often as there are; at last with zeros where there are no more.
+    #[inline(always)]
+    fn each_part(query: &[f32], row: &[u8], mut add: impl FnMut(&[f32; COLUMNS], &[u8; 2 * COLUMNS])) {
         let (queries, last_query) = query.as_chunks::<COLUMNS>();
-        let whole = rows.map(|row| &row.as_chunks::<{ 2 * COLUMNS }>().0[..queries.len()]);
-        for (at, query) in queries.iter().enumerate() {
-            for (columns, row) in columns.iter_mut().zip(whole) {
-                add_products(columns, query, &row[at]);
-            }
+        let (parts, last_part) = row.as_chunks::<{ 2 * COLUMNS }>();
+        for (query, part) in queries.iter().zip(parts) {
+            // SAFETY: every processor of this architecture has it, and it may ask for any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().cast::<i8>().wrapping_add(AHEAD)) };
+            add(query, part);
         }
         if !last_query.is_empty() {
             // Zeros change no sum: none is -0, since it began as 0.
-            let mut padded_query = [0.0; COLUMNS];
+            let (mut padded_query, mut padded_part) = ([0.0; COLUMNS], [0; 2 * COLUMNS]);
             padded_query[..last_query.len()].copy_from_slice(last_query);
-            for (columns, row) in columns.iter_mut().zip(rows) {
-                let last_row = row.as_chunks::<{ 2 * COLUMNS }>().1;
-                let mut padded = [0; 2 * COLUMNS];
-                padded[..last_row.len()].copy_from_slice(last_row);
-                add_products(columns, &padded_query, &padded);
-            }
-        }
-        columns.map(|columns| sum(columns))
-    }
-
-    /// Adds a product to each column, rounded before: an addition and a multiplication are never one operation here.
-    #[target_feature(enable = "avx2,f16c")]
-    #[inline]
-    fn add_products(columns: &mut [__m256; VECTORS], query: &[f32; COLUMNS], row: &[u8; 2 * COLUMNS]) {
-        _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast::<i8>().wrapping_add(AHEAD));
-        for (vector, column) in columns.iter_mut().enumerate() {
-            // SAFETY: eight f32 follow, the last eight of 32 at the least.
-            let query = unsafe { _mm256_loadu_ps(query[vector * LANES..].as_ptr()) };
-            // SAFETY: eight f16 follow, in the same way.
-            let own = unsafe { _mm_loadu_si128(row[2 * vector * LANES..].as_ptr().cast()) };
-            *column = _mm256_add_ps(*column, _mm256_mul_ps(_mm256_cvtph_ps(own), query));
+            padded_part[..last_part.len()].copy_from_slice(last_part);
+            add(&padded_query, &padded_part);
         }
     }
 
-    /// The sum of the columns in pairs 16, 8, 4, 2, 1 apart.
+    /// The sum of eight columns in pairs 4, 2, 1 apart.
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    fn sum([a, b, c, d]: [__m256; VECTORS]) -> f32 {
-        let eight = _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d));
+    fn sum(eight: __m256) -> f32 {
         let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
