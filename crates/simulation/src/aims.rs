@@ -28,6 +28,7 @@ pub const fn aim(defect: Defect) -> Option<(Season, Durability)> {
         Defect::ForgiveSyncFailure => (Season::Restarts, Durability::Sync),
         Defect::ServeBeforeGrantOver
         | Defect::ForgetFirstGrant
+        | Defect::ReleaseBeforeStop
         | Defect::ReadWithoutLease
         | Defect::LeaseByOrdinal
         | Defect::ReadUnasked

@@ -38,7 +38,7 @@ pub struct Options {
     pub copy_bytes_per_s: u64,
     /// A defect planted in every replica.
     #[cfg(feature = "defects")]
-    pub defect: Option<replica::Defect>,
+    pub defect: Option<Defect>,
 }
 
 impl Default for Options {
