@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 /// Between looks at what is left.
 const LOOK: Duration = Duration::from_millis(20);
-/// Partitions that are on their way at a time: each pauses until the map has moved it.
+/// Partitions that are on their way at a time: each pauses while its successor makes its promise durable.
 const AT_ONCE: usize = 8;
 /// A successor that did not take over in this time is not the one to wait for.
 const PATIENCE: Duration = Duration::from_secs(2);

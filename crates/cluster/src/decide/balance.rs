@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// Nothing is moved for comfort so soon after a failover.
 const CALM_MS: u64 = 10_000;
-/// Moves under way at a time; each is a pause of its partition.
+/// Moves under way at a time; each is a short pause of its partition.
 const AT_ONCE: usize = 4;
 
 /// Plans hand-overs from workers that lead too much, and to those that lead too little: a twentieth of the share is not worth it.

@@ -155,7 +155,7 @@ impl<'a> Copies<'a> {
             return false;
         }
         if holding.sound.len() >= self.wanted() {
-            // Nothing is lost: somebody shall be emptied. What it leads pauses while it moves, so that goes first.
+            // Nothing is lost: somebody shall be emptied. What it leads pauses for each change of its copies, so that goes first.
             return !hands_over;
         }
         let alone = holding.sound.len() == 1;
