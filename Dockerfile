@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 #
-# The images of Engram: --target operator, --target worker. Neither has a shell, both run as nobody in particular (65532).
+# The images of Engram: --target operator, --target worker, --target worker-cuda. None has a shell, all run as nobody in particular (65532).
 #
 #   docker build --target worker -t engram/worker:0.1.0 .     every stage, where the bases can be pulled
 #   cargo xtask images --from-source                          every stage, on bases made on this machine
@@ -23,10 +23,6 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,target=/source/target,sharing=locked \
     cargo build --release --locked --package engram-operator --package engram-worker --bins \
     && install -D -m 0755 -t /programs target/release/engram-operator target/release/engram-worker
-
-# It is to add NCCL and NVRTC to the worker, and nothing in this version loads them.
-FROM ${RUST_BASE} AS worker-cuda
-RUN echo "worker-cuda is not supported yet: nothing loads what it would add; --target worker makes the image for every node" >&2 && exit 1
 
 FROM scratch AS prebuilt
 COPY target/images/engram-operator target/images/engram-worker /programs/
@@ -56,5 +52,21 @@ USER 65532:65532
 EXPOSE 7443 7444 7445 9090
 STOPSIGNAL SIGTERM
 # Kubernetes has probes of its own and does not look at this one.
+HEALTHCHECK CMD ["/engram-worker", "healthcheck"]
+ENTRYPOINT ["/engram-worker"]
+
+# For nodes with NVIDIA GPUs. It has nothing of NVIDIA's: the program carries its code for GPUs and opens the driver's library, which the
+# node's container toolkit mounts, with those GPUs that a pod was given; outside of Kubernetes, with all.
+# Written out, since an image of a stage of its own names that stage in its history, and is another each time.
+FROM ${RUNTIME_BASE} AS worker-cuda
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Engram worker for NVIDIA GPUs" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=programs /programs/engram-worker /engram-worker
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility NVIDIA_VISIBLE_DEVICES=all
+USER 65532:65532
+EXPOSE 7443 7444 7445 9090
+STOPSIGNAL SIGTERM
 HEALTHCHECK CMD ["/engram-worker", "healthcheck"]
 ENTRYPOINT ["/engram-worker"]

@@ -25,13 +25,28 @@ impl Arena {
     /// # Errors
     /// When the device is full.
     pub(crate) fn new(memories: u32, threads: usize, weight: impl Fn(MemoryId) -> Weight) -> Result<Self, Error> {
+        Self::over(Cpu::new(threads), memories, weight)
+    }
+
+    /// The same, with every pass recorded.
+    pub(crate) fn profiled(self, recorder: Recorder) -> Arena<Profiled<Cpu>> {
+        let Self { device, segments, ids, slots } = self;
+        Arena { device: Profiled::new(device, recorder), segments, ids, slots }
+    }
+}
+
+impl<D: Device> Arena<D> {
+    /// `memories` memories with the weights that `weight` gives, on a device without tiles.
+    ///
+    /// # Errors
+    /// When the device is full.
+    pub(crate) fn over(mut device: D, memories: u32, weight: impl Fn(MemoryId) -> Weight) -> Result<Self, Error> {
         let mut counts = vec![0_usize; PARTITIONS as usize];
         for number in 0..memories {
             counts[partition_of(population::id(number), PARTITIONS).0 as usize] += 1;
         }
 
         let tiles: usize = counts.iter().map(|count| count.div_ceil(TILE)).sum();
-        let mut device = Cpu::new(threads);
         let mut ids = Tiles::new();
         device.reserve(tiles as u32)?;
         ids.reserve(tiles);
@@ -65,12 +80,6 @@ impl Arena {
         device.write(&rows)?;
         let segments = vec![Segment { clock, ..Segment::default() }; counts.len()];
         Ok(Self { device, segments, ids, slots })
-    }
-
-    /// The same, with every pass recorded.
-    pub(crate) fn profiled(self, recorder: Recorder) -> Arena<Profiled<Cpu>> {
-        let Self { device, segments, ids, slots } = self;
-        Arena { device: Profiled::new(device, recorder), segments, ids, slots }
     }
 }
 

@@ -1,4 +1,7 @@
-//! What the device layer adds to the passes: a batch with nothing in it, and the decision which device holds which partition.
+//! What the device layer adds to the passes: a batch with nothing in it, the decision which device holds which partition, and passes that several
+//! logical devices share.
+
+mod several;
 
 use std::hint::black_box;
 
@@ -29,6 +32,7 @@ pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
     for (strategy, name) in Strategy::ALL.into_iter().zip(["balanced", "capability", "memory", "latency"]) {
         rows.push(assignment(memories, strategy, name)?);
     }
+    rows.extend(several::rows(memories)?);
     Ok(rows)
 }
 
@@ -48,7 +52,7 @@ fn empty_batch(memories: u32, threads: usize) -> Result<Row> {
         Ok(())
     })?;
     let title = "device layer, an empty batch: write, update, read of nothing".to_owned();
-    Ok(row(title, memories, "us", measure::scaled(batches, 1e3 / f64::from(BATCHES)), 2.0))
+    Ok(row(title, memories, "us", measure::scaled(batches, 1e3 / f64::from(BATCHES)), Some(2.0)))
 }
 
 /// Partitions of about the same size, on devices that differ up to tenfold.
@@ -74,10 +78,10 @@ fn assignment(memories: u32, strategy: Strategy, name: &str) -> Result<Row> {
         ensure!(assignment.devices.len() == sizes.len(), "a partition has no device");
         Ok(())
     })?;
-    Ok(row(format!("{PARTITIONS} partitions to {DEVICES} devices, {name}"), memories, "ms", decision, 5.0))
+    Ok(row(format!("{PARTITIONS} partitions to {DEVICES} devices, {name}"), memories, "ms", decision, Some(5.0)))
 }
 
-fn row(title: String, memories: u32, unit: &str, ours: Figure, at_most: f64) -> Row {
+fn row(title: String, memories: u32, unit: &str, ours: Figure, at_most: Option<f64>) -> Row {
     Row {
         title,
         workloads: Vec::new(),
@@ -86,6 +90,6 @@ fn row(title: String, memories: u32, unit: &str, ours: Figure, at_most: f64) -> 
         better: Better::Lower,
         ours,
         peers: Vec::new(),
-        budgets: vec![Budget::Absolute(at_most)],
+        budgets: at_most.map(Budget::Absolute).into_iter().collect(),
     }
 }

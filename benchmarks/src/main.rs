@@ -19,7 +19,7 @@ mod wire;
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Parser, ValueEnum};
@@ -40,6 +40,9 @@ struct Arguments {
     /// Folder for logs and snapshots, on the kind of disk that matters; what is written there is removed
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     scratch: PathBuf,
+    /// How long there are too many requests (suite overload)
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
     /// Also records some passes and writes their timeline as Chrome trace JSON (suites epoch and recall, one size)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -57,12 +60,14 @@ enum Suite {
     Rank,
     /// The memories most alike a vector on the CPU device
     Recall,
-    /// What the device layer adds: an empty batch, and which device holds which partition
+    /// What the device layer adds: an empty batch, which device holds which partition, passes shared by several
     Device,
     /// What copies cost, by their number and the durability mode
     Replication,
     /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
     Healing,
+    /// Twice as many requests as are answered: what is refused and how, what the others feel, what memory it costs
+    Overload,
     /// Not a suite: what is resident when this process has filled a store, in bytes
     #[value(hide = true)]
     Footprint,
@@ -92,6 +97,7 @@ fn main() -> anyhow::Result<()> {
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
         Suite::Replication => wire::copies(sizes, threads, scratch)?,
         Suite::Healing => wire::healing(sizes, threads, scratch)?,
+        Suite::Overload => wire::overload(sizes, threads, Duration::from_secs(arguments.seconds), scratch)?,
         Suite::Footprint => {
             let memories = *sizes.first().context("no size was given")?;
             println!("{}", store::footprint::resident_when_filled(memories, scratch)?);

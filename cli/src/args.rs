@@ -6,6 +6,7 @@ use crate::output::{ColorChoice, Format, Output};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
+use engram_identity::Files;
 use std::path::PathBuf;
 
 /// A store for memories that learn: weights that fade with time and move with quality.
@@ -61,6 +62,18 @@ pub(crate) struct Global {
         value_delimiter = ','
     )]
     pub(crate) address: Vec<String>,
+    /// With --address: the authority that signed the workers' certificates, as PEM; turns TLS on
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) ca: Option<PathBuf>,
+    /// With --ca: your certificate, as PEM
+    #[arg(long, value_name = "FILE", global = true, requires = "ca")]
+    pub(crate) cert: Option<PathBuf>,
+    /// With --ca: the key of your certificate, as PEM [default: in the file of --cert]
+    #[arg(long, value_name = "FILE", global = true, requires = "cert")]
+    pub(crate) cert_key: Option<PathBuf>,
+    /// With --ca, or in Kubernetes: a token of a service account for this cluster, instead of a certificate; read again when it changes
+    #[arg(long, value_name = "FILE", global = true, env = "ENGRAM_TOKEN_FILE")]
+    pub(crate) token_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) kubernetes: kubernetes::Asked,
 }
@@ -71,6 +84,17 @@ pub(crate) struct Named {
     /// Name of the cluster, as --cluster says it
     #[arg(value_name = "CLUSTER", conflicts_with = "cluster")]
     pub(crate) name: Option<String>,
+}
+
+/// What a caller shows, and whom it believes, under TLS.
+#[derive(Debug, Clone)]
+pub(crate) enum Credentials {
+    /// A certificate.
+    Certificate(Files),
+    /// A token, which is shown to whom `authority` signed.
+    Token { authority: PathBuf, token: PathBuf },
+    /// Neither.
+    Nothing,
 }
 
 /// What every command is given.
@@ -84,6 +108,10 @@ pub(crate) struct Context {
     pub(crate) cluster: Option<String>,
     /// `--address`.
     pub(crate) address: Vec<String>,
+    /// `--ca` and what goes with it.
+    pub(crate) credentials: Option<Credentials>,
+    /// `--token-file`.
+    pub(crate) token_file: Option<PathBuf>,
     /// `--namespace` and the like, where the cluster is in Kubernetes. It comes before all the others.
     pub(crate) kubernetes: Option<kubernetes::Asked>,
 }
@@ -91,10 +119,20 @@ pub(crate) struct Context {
 impl Global {
     /// Looks at terminal and environment, once. As a plug-in of kubectl a cluster is in Kubernetes unless an address is given.
     pub(crate) fn context(self, is_plugin: bool) -> Context {
-        let Self { output, color, quiet, state_dir, cluster, address, kubernetes } = self;
+        let Self { output, color, quiet, state_dir, cluster, address, ca, cert, cert_key, token_file, kubernetes } =
+            self;
+        let credentials = ca.map(|authority| match (cert, &token_file) {
+            (Some(certificate), _) => {
+                let key = cert_key.unwrap_or_else(|| certificate.clone());
+                Credentials::Certificate(Files { authority, certificate, key })
+            }
+            (None, Some(token)) => Credentials::Token { authority, token: token.clone() },
+            (None, None) => Credentials::Nothing,
+        });
         let elsewhere = !address.is_empty() || state_dir.is_some();
         let kubernetes = (kubernetes.is_given() || is_plugin && !elsewhere).then_some(kubernetes);
-        Context { output: Output::new(output, color, quiet), state_dir, cluster, address, kubernetes }
+        let output = Output::new(output, color, quiet);
+        Context { output, state_dir, cluster, address, credentials, token_file, kubernetes }
     }
 }
 
@@ -123,6 +161,11 @@ impl Arguments {
 /// What is wrong where both places were named on the command line. What the environment says gives way to an option.
 fn contradiction(command: &clap::Command, matches: &ArgMatches) -> Option<String> {
     let given = |id: &&&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    if given(&&"token_file") && given(&&"address") && !given(&&"ca") {
+        let message =
+            "'--token-file <FILE>' goes with '--ca <FILE>' and '--address': a token that is sent in clear is anybody's";
+        return Some(message.to_owned());
+    }
     let (in_kubernetes, elsewhere) = (PLACES.0.iter().find(given)?, PLACES.1.iter().find(given)?);
     let shown = |id: &str| command.get_arguments().find(|it| it.get_id() == id).map(ToString::to_string);
     let (a, b) = (shown(in_kubernetes)?, shown(elsewhere)?);
@@ -151,6 +194,10 @@ mod tests {
             );
         }
         assert!(told(&["engram", "--context", "lab", "--state-dir", "x", "status"]).is_some());
+        let token = told(&["engram", "--address", "10.0.0.1:7443", "--token-file", "t", "status"]).unwrap();
+        assert!(token.contains("--ca"), "{token}");
+        let with_ca = ["engram", "--address", "10.0.0.1:7443", "--token-file", "t", "--ca", "c", "status"];
+        assert_eq!(told(&with_ca), None);
         for words in [["engram", "-n", "research", "status"], ["engram", "--address", "10.0.0.1:7443", "status"]] {
             assert_eq!(told(&words), None);
         }

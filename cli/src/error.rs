@@ -109,7 +109,7 @@ pub(crate) fn code_of(error: &engram_client::Error) -> Option<Code> {
         }
         ProblemKind::WrongCluster => Some(Code::WrongCluster),
         ProblemKind::DiskFull => Some(Code::DiskFull),
-        ProblemKind::Denied => Some(Code::Denied),
+        ProblemKind::Denied | ProblemKind::Unauthenticated => Some(Code::Denied),
         ProblemKind::DataCorruption => Some(Code::Corrupt),
         ProblemKind::OutcomeUnknown => Some(Code::DeadlineExceeded),
         ProblemKind::Unspecified

@@ -1,13 +1,14 @@
 //! Which cluster a command is about, and the way to it: in Kubernetes, at addresses, or the local cluster that runs.
 
-use crate::args::Context;
-use crate::error::problem;
+use crate::args::{Context, Credentials};
+use crate::error::{problem, said};
 use crate::kubernetes;
-use crate::local::{Endpoints, state};
+use crate::local::{Endpoints, certificates, state};
 use crate::route::{Door, Route};
 use anyhow::Context as _;
-use engram_api::Code;
+use engram_api::{Code, ExitCode};
 use engram_client::{Client, Options};
+use engram_identity::Keys;
 use engram_memory::ClusterId;
 use futures::FutureExt as _;
 use std::path::{Path, PathBuf};
@@ -21,8 +22,8 @@ const CONNECT_FORWARDED: Duration = Duration::from_secs(20);
 /// A cluster that a command is about.
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
-    /// Addresses given by the user.
-    Remote(Vec<String>),
+    /// Addresses given by the user, and the way there.
+    Remote(Vec<String>, Route),
     /// A local cluster, running when it was looked at.
     Local(Local),
     /// A cluster in a Kubernetes.
@@ -36,6 +37,8 @@ pub(crate) struct Local {
     pub(crate) folder: PathBuf,
     /// What it wrote there of itself.
     pub(crate) endpoints: Endpoints,
+    /// The way to what it says.
+    pub(crate) route: Route,
 }
 
 impl Target {
@@ -47,11 +50,25 @@ impl Target {
     /// None is found (ENG-0408), or several run and none was named. In Kubernetes: as [`kubernetes::Cluster::find`].
     pub(crate) async fn find(context: &Context) -> anyhow::Result<Self> {
         if let Some(asked) = &context.kubernetes {
-            let found = kubernetes::Cluster::find(asked, context.cluster.as_deref()).await?;
+            let (name, token) = (context.cluster.as_deref(), context.token_file.as_deref());
+            let found = kubernetes::Cluster::find(asked, name, token).await?;
             return Ok(Self::Kubernetes(Box::new(found)));
         }
+        if context.credentials.is_some() && context.address.is_empty() {
+            let message = "--ca, --cert and --token-file are for --address; commands find the certificate of a local cluster themselves";
+            return Err(said(ExitCode::Usage, message));
+        }
         if !context.address.is_empty() {
-            return Ok(Self::Remote(context.address.clone()));
+            let route = match &context.credentials {
+                Some(Credentials::Certificate(files)) => Route::Secured(Keys::open(files.clone())?),
+                Some(Credentials::Token { authority, token }) => Route::carrying(authority, token)?,
+                Some(Credentials::Nothing) => {
+                    let message = "--ca: a cluster with TLS wants to know who calls; add --cert or --token-file";
+                    return Err(said(ExitCode::Usage, message));
+                }
+                None => Route::Direct,
+            };
+            return Ok(Self::Remote(context.address.clone(), route));
         }
         Local::find(context).map(Self::Local)
     }
@@ -62,7 +79,10 @@ impl Target {
     /// Nobody answers, or another cluster does.
     pub(crate) async fn connect(&self) -> anyhow::Result<Client> {
         let (options, patience) = match self {
-            Self::Remote(addresses) => (Options::new(addresses.iter().cloned()), CONNECT),
+            Self::Remote(addresses, route) => {
+                let options = Options::new(addresses.iter().cloned());
+                (Options { network: route.network(), ..options }, CONNECT)
+            }
             Self::Local(local) => (local.options()?, CONNECT),
             Self::Kubernetes(cluster) => {
                 let options = Options::new(cluster.endpoints()?).of_cluster(cluster.id()?);
@@ -84,7 +104,8 @@ impl Target {
     /// The way to its addresses.
     pub(crate) fn route(&self) -> Route {
         match self {
-            Self::Remote(_) | Self::Local(_) => Route::Direct,
+            Self::Remote(_, route) => route.clone(),
+            Self::Local(local) => local.route.clone(),
             Self::Kubernetes(cluster) => cluster.route().clone(),
         }
     }
@@ -95,10 +116,10 @@ impl Target {
     /// `--address` names workers, which are not enough; in Kubernetes: the operator has not looked at it yet.
     pub(crate) async fn coordinator(&self) -> anyhow::Result<(Door, ClusterId)> {
         match self {
-            Self::Remote(_) => Err(nothing(
+            Self::Remote(..) => Err(nothing(
                 "this command asks the coordinator, which --address does not name; name a local cluster".into(),
             )),
-            Self::Local(local) => Ok((local.endpoints.coordinator.address.into(), local.cluster()?)),
+            Self::Local(local) => Ok((local.coordinator(), local.cluster()?)),
             Self::Kubernetes(cluster) => Ok((cluster.coordinator().await?, cluster.id()?)),
         }
     }
@@ -106,9 +127,10 @@ impl Target {
     /// Where its workers are administered, by ordinal; none for addresses, which are for clients.
     pub(crate) fn administration(&self) -> Vec<(u32, Door)> {
         match self {
-            Self::Remote(_) => Vec::new(),
+            Self::Remote(..) => Vec::new(),
             Self::Local(local) => {
-                local.endpoints.workers.iter().map(|worker| (worker.ordinal, worker.admin.into())).collect()
+                let door = |admin| Door::at(admin, &local.route);
+                local.endpoints.workers.iter().map(|worker| (worker.ordinal, door(worker.admin))).collect()
             }
             Self::Kubernetes(cluster) => cluster.administration(),
         }
@@ -164,7 +186,26 @@ impl Local {
     /// What it wrote of itself cannot be read.
     pub(crate) fn at(folder: &Path) -> anyhow::Result<Option<Self>> {
         let endpoints = Endpoints::read(folder)?.filter(Endpoints::is_running);
-        Ok(endpoints.map(|endpoints| Self { folder: folder.to_owned(), endpoints }))
+        endpoints.map(|endpoints| Self::of(folder.to_owned(), endpoints)).transpose()
+    }
+
+    /// A cluster that runs and has written `endpoints`.
+    ///
+    /// # Errors
+    /// It speaks TLS, and the person's certificate is of no use.
+    pub(crate) fn of(folder: PathBuf, endpoints: Endpoints) -> anyhow::Result<Self> {
+        let route = if endpoints.tls {
+            let keys = Keys::open(certificates::client(&folder));
+            Route::Secured(keys.with_context(|| format!("no certificate for cluster {}", endpoints.name))?)
+        } else {
+            Route::Direct
+        };
+        Ok(Self { folder, endpoints, route })
+    }
+
+    /// Where its coordinator listens.
+    pub(crate) fn coordinator(&self) -> Door {
+        Door::at(self.endpoints.coordinator.address, &self.route)
     }
 
     /// How to reach its workers.
@@ -173,7 +214,8 @@ impl Local {
     /// What it wrote of itself makes no sense.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
         let workers = self.endpoints.workers.iter().map(|worker| worker.client.to_string());
-        Ok(Options::new(workers).of_cluster(self.cluster()?))
+        let options = Options::new(workers).of_cluster(self.cluster()?);
+        Ok(Options { network: self.route.network(), ..options })
     }
 
     /// Its id.

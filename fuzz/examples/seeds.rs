@@ -5,8 +5,9 @@
 
 use bytes::Bytes;
 use engram_cluster::replica::{self, History};
-use engram_cluster::{Entry as MapEntry, PartitionMap};
-use engram_fuzz::world;
+use engram_cluster::{Change, Entry as MapEntry, PartitionMap, rebuild};
+use engram_coordinator::wire;
+use engram_fuzz::{tokens, world};
 use engram_mapstore::{FileStore, Goal, MapStore as _, Scale};
 use engram_memory::codec::{encode_ledger, encode_record, encode_reply};
 use engram_memory::testing::World;
@@ -30,15 +31,19 @@ const TERM: Term = Term(3);
 fn main() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let state = State::make();
-    let seeds: [(&str, Vec<Vec<u8>>); 8] = [
+    let seeds: [(&str, Vec<Vec<u8>>); 12] = [
         ("wal_record", records(&state)),
         ("wal_segment_recover", logs(&state)),
         ("snapshot_manifest", snapshots(&state)),
         ("replication_frame", frames(&state)),
         ("public_requests", requests()),
+        ("heartbeat", beats()),
+        ("api_object", objects()),
         ("map_json", maps()),
         ("manifest", manifests()),
         ("event_file", events()),
+        ("worker_settings", settings()),
+        ("account_token", tokens()),
     ];
     for (target, seeds) in seeds {
         let folder = corpus.join(target);
@@ -329,17 +334,110 @@ fn requests() -> Vec<Vec<u8>> {
     seeds
 }
 
-fn maps() -> Vec<Vec<u8>> {
-    let folder = tempfile::tempdir().unwrap();
-    let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
-    let member =
-        |ordinal| Member { ordinal: Ordinal(ordinal), store: StoreId(u128::MAX / 3), incarnation: Incarnation(4) };
+/// The disk that the target's entries name at a place.
+fn member(ordinal: u32) -> Member {
+    let store = StoreId(u128::from_be_bytes([ordinal as u8 + 1; 16]));
+    Member { ordinal: Ordinal(ordinal), store, incarnation: Incarnation(1) }
+}
+
+fn map() -> PartitionMap {
     let mut third = MapEntry::first(vec![member(0), member(1)]);
     third.prev = vec![member(2)];
     third.activated = false;
     third.learners = vec![Ordinal(3)];
     let partitions = vec![MapEntry::solo(Term(1), member(0)), MapEntry::first(vec![member(1), member(2)]), third];
-    store.compare_and_swap(None, PartitionMap { cluster: ClusterId(7), version: 0, partitions }).unwrap();
+    PartitionMap { cluster: ClusterId(7), version: 0, partitions }
+}
+
+fn beats() -> Vec<Vec<u8>> {
+    let cluster = || Bytes::copy_from_slice(&7_u128.to_be_bytes());
+    let hello = v1::Hello {
+        cluster: cluster(),
+        member: Some(wire::member_id_to_proto(&member(1))),
+        protocol_min: 1,
+        protocol_max: 1,
+        lossless_since: 1,
+        client_address: "127.0.0.1:7443".into(),
+        ..Default::default()
+    };
+    let trouble = v1::GpuTrouble { given_up: true, why: "it failed".into() };
+    let beat = v1::Beat {
+        hello: Some(hello),
+        map_version: 3,
+        suspects: vec![2],
+        gpu_trouble: Some(trouble),
+        ..Default::default()
+    };
+    let reply = v1::BeatReply {
+        map: Some(wire::map_to_proto(&map())),
+        hand_overs: vec![v1::HandOver { partition: 1, to: 2 }],
+        testify: 9,
+        ..Default::default()
+    };
+    let proposal = |change: &Change| v1::MapProposal {
+        term: 1,
+        activated: true,
+        change: wire::change_to_proto(change),
+        ..Default::default()
+    };
+    let seen = |ordinal: u32, promised: u64, seen: Option<PartitionMap>| {
+        let copy = rebuild::Copy { promised: Term(promised), last: Lsn(9), last_term: Term(1), damaged: ordinal == 2 };
+        let testimony = rebuild::Testimony { member: member(ordinal), seen, copies: vec![copy; 3] };
+        wire::testimony_to_proto(ClusterId(7), 5, &testimony).encode_length_delimited_to_vec()
+    };
+    let mut seeds = vec![
+        with_kind(0, &beat.encode_to_vec()),
+        with_kind(1, &reply.encode_to_vec()),
+        with_kind(3, &seen(0, 1, Some(map()))),
+        with_kind(3, &[seen(0, 1, Some(map())), seen(1, 1, None), seen(2, 1, None), seen(3, 1, None)].concat()),
+        with_kind(3, &[seen(1, 4, Some(map())), seen(2, 1, None)].concat()),
+    ];
+    let changes = [
+        Change::Activate,
+        Change::Add { primary: member(0), newcomer: member(2) },
+        Change::Remove { primary: member(0), leaver: Ordinal(1) },
+        Change::Promote { primary: member(1), isr: vec![Ordinal(1)] },
+    ];
+    seeds.extend(changes.iter().map(|change| with_kind(2, &proposal(change).encode_to_vec())));
+    seeds
+}
+
+/// As an API server hands them over: what people wrote, as JSON, and a map.
+fn objects() -> Vec<Vec<u8>> {
+    let of = |kind: &str, spec: serde_json::Value| {
+        serde_json::json!({
+            "apiVersion": "engram.dev/v1alpha1", "kind": kind, "metadata": { "name": "words", "namespace": "ml" }, "spec": spec,
+        })
+    };
+    let texts = manifests().into_iter().map(|text| String::from_utf8(text).unwrap());
+    let read = texts.filter_map(|text| engram_api::parse(&text, "seed.yaml", engram_api::Needs::Anything).ok());
+    let mut objects = Vec::new();
+    for manifest in read {
+        objects.extend(manifest.cluster.iter().map(|it| of("LearnerCluster", serde_json::to_value(&it.spec).unwrap())));
+        objects.extend(manifest.runs.iter().map(|it| of("LearnerRun", serde_json::to_value(&it.spec).unwrap())));
+    }
+    let store = |ordinal: u32| {
+        let id = member(ordinal).store.to_string();
+        serde_json::json!({ "ordinal": ordinal, "storeId": id })
+    };
+    let map = serde_json::json!({
+        "formatVersion": 1, "clusterId": ClusterId(7).to_string(), "law": "Linear", "partitionCount": 2, "version": 3,
+        "stores": { "0": store(0), "1": store(1) },
+        "partitions": {
+            "0": { "term": 2, "primary": 0, "isr": ["0/1", "1/1"], "activated": true },
+            "1": { "term": 3, "primary": 1, "isr": ["1/4"], "activated": false, "prev": ["0/1", "1/4"], "learners": [2] },
+        },
+    });
+    objects.push(of("PartitionMap", map));
+    let mut seeds: Vec<Vec<u8>> = objects.iter().map(|object| object.to_string().into_bytes()).collect();
+    seeds.dedup();
+    seeds
+}
+
+fn maps() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
+    store.compare_and_swap(None, map()).unwrap();
     let goal = Goal { workers: Some(Scale { to: 4, from: 3 }), draining: [Ordinal(1)].into_iter().collect() };
     store.set_goal(&goal).unwrap();
     ["map.json", "goal.json"].map(|name| fs::read(folder.path().join(name)).unwrap()).into()
@@ -372,6 +470,69 @@ fn events() -> Vec<Vec<u8>> {
         seeds.push(with_kind(0b100_0100 | packing, &packed(program, table.as_bytes())));
     }
     seeds
+}
+
+/// As operators write them: the least, most of what there is, and what a later one may add.
+fn settings() -> Vec<Vec<u8>> {
+    let least = serde_json::json!({
+        "clusterId": ClusterId(7).to_string(), "coordinators": ["localhost:7440"], "replicationFactor": 1, "partitions": 2,
+    });
+    let with = |more: serde_json::Value| {
+        let mut settings = least.clone();
+        settings.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        settings
+    };
+    let operators = with(serde_json::json!({
+        "workers": 3, "replicationFactor": 2, "partitions": 256,
+        "capacity": { "memories": 1_000_000, "policy": "Refuse" },
+        "learning": { "decay": 0.01, "initialWeight": 0.5, "law": "Linear", "rate": 0.05 },
+        "features": { "dimension": 64, "dtype": "F32" },
+        "durability": { "mode": "Sync" }, "soloPolicy": "SoloDurable", "restartGrace": "3s",
+        "maintenance": { "scrubInterval": "2h", "copyRate": "16Mi/s" },
+        "gpu": { "mode": "Auto", "threshold": null }, "fieldOfALaterOperator": [{}],
+    }));
+    let secured = with(serde_json::json!({
+        "tls": { "mode": "Auto", "certificateLifetime": "1h" }, "threads": 2,
+        "listen": { "client": "127.0.0.1:1", "peer": "[::1]:2", "admin": "0.0.0.0:0", "http": "127.0.0.1:9090" },
+    }));
+    let snapshot = serde_json::json!({
+        "url": "s3://backups/words/monday", "region": "eu-west-1", "endpoint": "http://minio.storage:9000",
+        "secretRef": { "name": "storage" },
+    });
+    let loaded = with(serde_json::json!({
+        "workers": 2, "bootstrapWorkers": 2, "bootstrap": { "snapshot": snapshot },
+        "durability": { "mode": "Replicated" }, "soloPolicy": "MinIsr", "gpu": { "mode": "Disabled", "partitioner": "Balanced" },
+    }));
+    [least.clone(), operators, secured, loaded].iter().map(|settings| settings.to_string().into_bytes()).collect()
+}
+
+/// Tokens and parts of them, sets of keys and lists of rights.
+fn tokens() -> Vec<Vec<u8>> {
+    let part =
+        |number: usize| engram_identity::testing::decoded(tokens::TOKEN.split('.').nth(number).unwrap()).unwrap();
+    let loose = serde_json::json!({
+        "iss": tokens::ISSUER, "aud": tokens::AUDIENCE, "sub": "system:serviceaccount:ml:trainer", "exp": tokens::NOW as f64 + 0.5,
+    });
+    // The public example of RFC 7517, A.1.
+    let rsa = serde_json::json!({
+        "kty": "RSA", "alg": "RS256", "kid": "2011-04-29", "e": "AQAB", "use": "sig",
+        "n": "0vx7agoebGcQSuuPiLJXZptN9nndrQmbXEps2aiAFbWhM78LhWx4cbbfAAtVT86zwu1RK7aPFFxuhDR1L6tSoc_BJECPebWKRXjBZCiFV4n3oknjhMstn64tZ_2W-5JsGY4Hc5n9yBXArwl93lqt7_RN5w6Cf0h4QyQ5v-65YGjQR0_FDW2QvzqY368QQMicAtaSqzs8KJZgnYb9c7d0zgdAZHzu6qMQvRL5hajrn1n91CbOpbISD08qNLyrdkt-bFTWhAI4vMQFh6WeZu0fM4lFd2NcRwr3XPksINHaQ-G_xBniIqbw0Ls1jF44-csFCur-kEgU8awapJzKnqDKgw",
+    });
+    let both = serde_json::json!({ "keys": [rsa, { "kty": "oct", "k": "AA" }, { "kty": "EC", "crv": "P-256", "x": "AA", "y": "AA" }] });
+    let rights = serde_json::json!([
+        { "serviceAccount": "trainer", "namespace": "ml", "rights": ["Read", "Reinforce", "Decay"] },
+        { "serviceAccount": "keeper", "namespace": "ml", "rights": ["Admin"] },
+    ]);
+    vec![
+        with_kind(0, tokens::TOKEN.as_bytes()),
+        with_kind(1, &part(1)),
+        with_kind(1, loose.to_string().as_bytes()),
+        with_kind(2, &part(0)),
+        with_kind(2, br#"{"alg":"none"}"#),
+        with_kind(3, tokens::KEYS.as_bytes()),
+        with_kind(3, both.to_string().as_bytes()),
+        with_kind(4, rights.to_string().as_bytes()),
+    ]
 }
 
 /// Packed by the libraries that unpack it.

@@ -1,5 +1,6 @@
 //! Files that people and programs write as text: the map beside its goal, and manifests.
 
+use crate::beats::accepted;
 use crate::input::folder;
 use engram_api::Needs;
 use engram_mapstore::{FileStore, MapStore as _};
@@ -19,7 +20,7 @@ pub(crate) fn map(bytes: &[u8]) {
         }
         // An error names the file and what is wrong with it; a map is one that can be handed on.
         match store.get() {
-            Ok(map) => drop(map.expect("the file is there")),
+            Ok(map) => accepted(&map.expect("the file is there")),
             Err(error) => assert!(!error.to_string().is_empty()),
         }
         if let Err(error) = store.goal() {

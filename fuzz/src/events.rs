@@ -2,7 +2,7 @@
 
 use crate::input::{Input, folder};
 use engram_learn::source::{
-    self, Columns, Content, EventsOptions, Format, Limits, MemoryColumn, Signal, SignalSource, SourceOptions,
+    self, Columns, Content, EventsOptions, Format, Limits, MemoryColumn, Origin, Signal, SignalSource, SourceOptions,
     TimeColumn,
 };
 use std::fs;
@@ -32,7 +32,7 @@ pub(crate) fn file(bytes: &[u8]) {
         2 => SignalSource::QualityColumn("signal".to_owned()),
         _ => SignalSource::DeltaColumn("signal".to_owned()),
     };
-    let options = EventsOptions { path, format, columns: Columns { memory, time }, signal };
+    let options = EventsOptions { path, origin: Origin::Disk, format, columns: Columns { memory, time }, signal };
     let options = SourceOptions::Events(options);
     let first = read(&options, 0);
     // What a run that moved to another worker reads is what the first one would have read.

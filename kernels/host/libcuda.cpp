@@ -4,10 +4,12 @@
 // Streams are LAZY on purpose: work runs when somebody waits for it or asks how far it is, so that a host that forgets to wait reads stale
 // data. Copies are checked for bounds, images for what a driver would say of them, fresh memory holds a pattern.
 //
-//   CUDA_HOST_DEVICES=1  CUDA_HOST_CAPABILITY=90  CUDA_HOST_DRIVER=13000  CUDA_HOST_MEMORY_MIB=4096
+//   CUDA_HOST_DEVICES=1  CUDA_HOST_CAPABILITY=90  CUDA_HOST_DRIVER=13000
+//   CUDA_HOST_MEMORY_MIB=4096     of every device, or of each: 4096,16
 //   CUDA_HOST_FAIL=call:n:code    the n-th call of that name gives the code; that of a kernel (700 to 719, 214) shows when its stream
-//                                 runs, and every later call of the context gives it too
+//                                 runs, and every later call of the context gives it too; call:n:code:1 counts those of device 1
 #include "cuda_host.h"
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -45,6 +47,16 @@ struct Stream {
   Context* context;
   std::deque<Work> queue;
 };
+// What an event was recorded for last.
+struct Record {
+  Stream* stream;
+  bool reached = false;
+  std::chrono::steady_clock::time_point at;
+};
+struct Event {
+  Context* context;
+  std::shared_ptr<Record> last;
+};
 struct Module;
 struct Function { const shim::Kernel* kernel; Module* module; };
 struct Module {
@@ -76,14 +88,26 @@ long setting(const char* name, long otherwise) {
 int devices() { return (int)setting("CUDA_HOST_DEVICES", 1); }
 unsigned capability() { return (unsigned)setting("CUDA_HOST_CAPABILITY", 90); }
 int driver() { return (int)setting("CUDA_HOST_DRIVER", 13000); }
-size_t memory() { return (size_t)setting("CUDA_HOST_MEMORY_MIB", 4096) << 20; }
+size_t memory(int device) {
+  const char* text = getenv("CUDA_HOST_MEMORY_MIB");
+  for (const char* next; text && device > 0 && (next = strchr(text, ',')); device--) text = next + 1;
+  return (size_t)(text ? atol(text) : 4096) << 20;
+}
 
 bool is_sticky(int code) { return code == DEVICE_UNUSABLE || (code >= 700 && code <= 719); }
+
+bool is_context(Context* context) {
+  for (auto& [device, own] : primary)
+    if (own == context) return true;
+  return false;
+}
 
 int planned(const char* call) {
   static const std::string plan = getenv("CUDA_HOST_FAIL") ? getenv("CUDA_HOST_FAIL") : "";
   static long seen = 0;
-  size_t first = plan.find(':'), second = plan.find(':', first + 1);
+  size_t first = plan.find(':'), second = plan.find(':', first + 1), third = plan.find(':', second + 1);
+  if (second != std::string::npos && third != std::string::npos)
+    if (!is_context(bound) || bound->device != atoi(plan.c_str() + third + 1)) return 0;
   std::string name = call;
   if (name.size() > 3 && name.compare(name.size() - 3, 3, "_v2") == 0) name.resize(name.size() - 3);
   if (second == std::string::npos || plan.substr(0, first) != name) return 0;
@@ -94,12 +118,6 @@ int poison(Context* context, int code) {
   if (is_sticky(code) && !context->error) context->error = code;
   if (code == DEVICE_UNUSABLE) lost.insert(context->device);
   return code;
-}
-
-bool is_context(Context* context) {
-  for (auto& [device, own] : primary)
-    if (own == context) return true;
-  return false;
 }
 
 int enter(const char* call, bool in_context) {
@@ -184,6 +202,7 @@ API cuDeviceGet(int* device, int ordinal) {
   return 0;
 }
 API cuDeviceGetName(char* name, int size, int device) { DRIVER; snprintf(name, size, "stand-in %d", device); return 0; }
+API cuDeviceGetUuid_v2(char* uuid, int device) { DRIVER; memset(uuid, 0xE0 + device, 16); return 0; }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
   DRIVER;
   constexpr int MAJOR = 75, MINOR = 76, POOLS = 115;
@@ -230,11 +249,13 @@ API cuCtxSynchronize() {
 
 API cuDeviceGetDefaultMemPool(void** pool, int) { DRIVER; static char any; *pool = &any; return 0; }
 API cuMemPoolSetAttribute(void*, int, void*) { DRIVER; return 0; }
+API cuMemGetInfo_v2(size_t* free, size_t* all) { CONTEXT; *all = memory(bound->device); *free = *all - used[bound->device]; return 0; }
 API cuMemAllocAsync(Address* out, size_t size, void* stream) {
   CONTEXT;
   if (size == 0) return INVALID_VALUE;
-  if (used[bound->device] + size > memory()) run_all((Stream*)stream);  // what is given back before
-  if (used[bound->device] + size > memory()) return OUT_OF_MEMORY;
+  const size_t own = memory(bound->device);
+  if (used[bound->device] + size > own) run_all((Stream*)stream);  // what is given back before
+  if (used[bound->device] + size > own) return OUT_OF_MEMORY;
   void* data = nullptr;
   if (posix_memalign(&data, 256, size)) return OUT_OF_MEMORY;
   memset(data, 0xA5, size);
@@ -318,6 +339,36 @@ API cuStreamQuery(void* stream) {
   return own->queue.empty() ? 0 : NOT_READY;
 }
 
+API cuEventCreate(void** out, unsigned) { CONTEXT; *out = new Event{bound, nullptr}; return 0; }
+API cuEventDestroy_v2(void* event) { LOCK; delete (Event*)event; return 0; }
+API cuEventRecord(void* event, void* stream) {
+  CONTEXT;
+  auto* own = (Event*)event;
+  if (own->context != bound || ((Stream*)stream)->context != bound) return INVALID_HANDLE;
+  own->last = std::make_shared<Record>(Record{(Stream*)stream, false, {}});
+  return push(stream, [record = own->last] {
+    record->reached = true;
+    record->at = std::chrono::steady_clock::now();
+    return 0;
+  });
+}
+// Asking makes progress, as with a stream.
+API cuEventQuery(void* event) {
+  CONTEXT;
+  auto record = ((Event*)event)->last;
+  if (!record || record->reached) return 0;
+  if (int code = run_one(record->stream)) return code;
+  return record->reached ? 0 : NOT_READY;
+}
+API cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
+  CONTEXT;
+  auto begin = ((Event*)from)->last, end = ((Event*)to)->last;
+  if (!begin || !end) return INVALID_HANDLE;
+  if (!begin->reached || !end->reached) return NOT_READY;
+  *milliseconds = std::chrono::duration<float, std::milli>(end->at - begin->at).count();
+  return 0;
+}
+
 API cuModuleLoadData(void** out, const void* image) {
   CONTEXT;
   if (int code = check_image((const char*)image)) return code;
@@ -341,6 +392,7 @@ API cuModuleGetFunction(void** out, void* module, const char* name) {
   *out = functions.back().get();
   return 0;
 }
+API cuFuncLoad(void*) { CONTEXT; return 0; }
 API cuLaunchKernel(void* function, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void* stream, void** arguments, void**) {
   LOCK;
   // What is wrong with a kernel shows when it runs, anything else at the call.

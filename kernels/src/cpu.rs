@@ -92,6 +92,36 @@ impl Cpu {
         }
     }
 
+    /// Has a pass take these entries for the tile table: to leave tiles out, as free ones.
+    pub(crate) fn over<T>(&mut self, mut tiles: Vec<Tile>, pass: impl FnOnce(&mut Self) -> T) -> T {
+        assert_eq!(tiles.len(), self.tiles.len(), "an entry for each tile");
+        std::mem::swap(&mut self.tiles, &mut tiles);
+        let result = pass(self);
+        self.tiles = tiles;
+        result
+    }
+
+    /// Replaces potentials and groups from the first slot of `tile` on.
+    pub(crate) fn replace(&mut self, tile: TileId, potentials: &[u32], groups: &[u8]) {
+        let pieces = potentials.chunks(TILE).zip(groups.chunks(TILE));
+        for (tile, (potentials, groups)) in (tile as usize..).zip(pieces) {
+            self.potentials.tile_mut(tile)[..potentials.len()].copy_from_slice(potentials);
+            self.groups.tile_mut(tile)[..groups.len()].copy_from_slice(groups);
+        }
+        self.highest_group = groups.iter().copied().fold(self.highest_group, u8::max);
+    }
+
+    /// Potential and group at a slot.
+    pub(crate) fn row(&self, slot: Slot) -> (u32, Group) {
+        (self.potentials.get(slot), Group(self.groups.get(slot)))
+    }
+
+    /// The used potentials and groups of a tile.
+    pub(crate) fn columns(&self, tile: TileId) -> (&[u32], &[u8]) {
+        let (tile, used) = (tile as usize, ..self.tiles[tile as usize].count as usize);
+        (&self.potentials.tile(tile)[used], &self.groups.tile(tile)[used])
+    }
+
     /// Calls `f(thread, first tile, tiles, their potentials)` for all tiles, a task at a time.
     fn each_task<'a>(
         pool: &mut Pool,
@@ -188,7 +218,7 @@ impl Device for Cpu {
 
     fn read(&mut self, slots: &[Slot], out: &mut Vec<(u32, Group)>) -> Result<(), Error> {
         out.clear();
-        out.extend(slots.iter().map(|&slot| (self.potentials.get(slot), Group(self.groups.get(slot)))));
+        out.extend(slots.iter().map(|&slot| self.row(slot)));
         Ok(())
     }
 

@@ -14,6 +14,7 @@ pub mod cuda;
 mod driver;
 mod find;
 mod images;
+mod mirror;
 mod passes;
 mod plain;
 mod rank;
@@ -46,6 +47,8 @@ pub struct Gpu<D: Driver> {
     info: Info,
     memory: Memory<D>,
     tiles: Vec<Tile>,
+    /// The host's tile that each tile is a copy of.
+    origins: Vec<TileId>,
     /// Columns, `None` before the first tile.
     columns: Option<Columns<D::Buffer>>,
     /// No memory has a higher group: how wide tables by group must be. Never falls.
@@ -88,6 +91,7 @@ impl<D: Driver> Gpu<D> {
             info: Info { kind: "cuda", name, threads: 1 },
             memory: Memory(driver),
             tiles: Vec::new(),
+            origins: Vec::new(),
             columns: None,
             highest_group: 0,
             stale_ids: Vec::new(),
@@ -105,11 +109,6 @@ impl<D: Driver> Gpu<D> {
     /// Gives back the driver, and all memory to it.
     pub fn into_driver(self) -> D {
         self.memory.0
-    }
-
-    /// Tiles that the columns have.
-    pub(crate) const fn tiles(&self) -> usize {
-        self.tiles.len()
     }
 
     fn grow(&mut self, tiles: u32) -> Result<(), Error> {
@@ -139,6 +138,7 @@ impl<D: Driver> Gpu<D> {
         self.columns = Some(columns);
         self.features = features;
         self.tiles.resize(wanted, Tile::default());
+        self.origins.extend(own as TileId..tiles);
         self.stale_ids.resize(wanted, true);
         Ok(())
     }
@@ -190,7 +190,8 @@ impl<D: Driver> Gpu<D> {
         for (tile, stale) in self.stale_ids.iter_mut().enumerate().filter(|(_, stale)| **stale) {
             let count = self.tiles[tile].count as usize;
             if count > 0 {
-                let own: Vec<u64> = ids.tile(tile)[..count].iter().map(|id| id.0).collect();
+                let origin = self.origins[tile] as usize;
+                let own: Vec<u64> = ids.tile(origin)[..count].iter().map(|id| id.0).collect();
                 self.memory.0.upload(&mut columns.ids, tile * TILE * size_of::<u64>(), bytes(&own))?;
             }
             *stale = false;

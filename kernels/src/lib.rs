@@ -4,11 +4,13 @@
 //! [`TILE`]-slot tiles per column, and executes a pass over all of them in one call. It decides nothing: which tile
 //! belongs to which segment, which slot holds which id, when a clock folds, all come from the caller. Every
 //! implementation gives the same bits: [`Cpu`]; [`Gpu`] over a [`gpu::Driver`], whose kernels are the `.cu` files of this package; and
-//! [`Mirrored`], the first with the second beside it for large passes.
+//! [`Mirrored`], the first with any number of the second beside it for large passes.
 
 mod cpu;
 pub mod gpu;
 mod instructions;
+mod logical;
+mod mirror;
 mod mirrored;
 pub mod partitioner;
 mod pool;
@@ -21,7 +23,9 @@ mod tiles;
 pub use cpu::Cpu;
 pub use gpu::Gpu;
 pub use instructions::Instructions;
-pub use mirrored::{Mirrored, Standing};
+pub use logical::Logical;
+pub use mirror::Mirror;
+pub use mirrored::{Given, Held, Mirrored, Standing};
 pub use tiles::{TILE, Tiles};
 
 use engram_memory::{DecayClock, Digest, Group, Histogram, MemoryId, QualityVector};
@@ -144,7 +148,7 @@ pub trait Device: Send {
     /// What this device is.
     fn info(&self) -> &Info;
 
-    /// How the GPU beside it stands, where there is one.
+    /// How the GPUs beside it stand, where there are any.
     fn standing(&self) -> Option<&Standing> {
         None
     }

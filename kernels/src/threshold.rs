@@ -1,9 +1,9 @@
-//! From how many memories on a GPU is faster than the CPU: measured, by the pass over quality.
+//! From how many memories on a GPU is faster than the CPU, and how fast it is: measured, by the pass over quality.
 //!
 //! Of all passes this one has the CPU do the least for each memory, so what it says of the others errs on the side of the CPU.
 
-use crate::gpu::Driver;
-use crate::{Cpu, Device, Error, Gpu, Segment, Slot, TILE, Tile, TileId};
+use crate::mirror::Mirror;
+use crate::{Cpu, Device, Error, Segment, Slot, TILE, Tile, TileId};
 use engram_memory::{Group, ONE, mix64};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,17 @@ const TILES: [TileId; 2] = [16, 256];
 /// Runs of each; the fastest counts, since all that disturbs makes slower.
 const RUNS: usize = 4;
 
+/// What was measured of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Measured {
+    /// The least number of memories from which a pass of the GPU is the faster one; `None` = none.
+    pub threshold: Option<u64>,
+    /// Memories a second of the GPU, what a pass takes whatever its size left out.
+    pub throughput: u64,
+    /// What a pass of the GPU takes whatever its size.
+    pub latency: Duration,
+}
+
 /// How long a pass took over few memories and over many.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Timed {
@@ -19,12 +30,11 @@ struct Timed {
     many: Duration,
 }
 
-/// The least number of memories from which a pass of the GPU is the faster one; `None` = none. Both devices have no tile, and have some
-/// afterwards.
+/// Measures both by the same passes. Both devices have no tile, and have some afterwards.
 ///
 /// # Errors
 /// [`Error::Full`], [`Error::Failed`].
-pub fn measure<D: Driver>(host: &mut Cpu, gpu: &mut Gpu<D>) -> Result<Option<u64>, Error> {
+pub fn measure<M: Mirror>(host: &mut Cpu, gpu: &mut M) -> Result<Measured, Error> {
     let memories = |tiles: TileId| u64::from(tiles) * TILE as u64;
     let [few, many] = TILES;
     host.reserve(many)?;
@@ -42,7 +52,14 @@ pub fn measure<D: Driver>(host: &mut Cpu, gpu: &mut Gpu<D>) -> Result<Option<u64
         gpu.replace(tile, &potentials, &groups)?;
     }
     let (of_host, of_gpu) = (timed(host)?, timed(gpu)?);
-    Ok(crossing([memories(few), memories(many)], of_host, of_gpu))
+    let sizes = [memories(few), memories(many)];
+    let (fixed, each) = line(sizes, of_gpu);
+    Ok(Measured {
+        threshold: crossing(sizes, of_host, of_gpu),
+        // A line as flat as the clock can tell: as fast as it was over all of them.
+        throughput: if each > 0.0 { 1.0 / each } else { sizes[1] as f64 / of_gpu.many.as_secs_f64().max(1e-9) } as u64,
+        latency: Duration::from_secs_f64(fixed.max(0.0)),
+    })
 }
 
 fn timed(device: &mut dyn Device) -> Result<Timed, Error> {
@@ -63,11 +80,17 @@ fn timed_over(device: &mut dyn Device, tiles: std::ops::Range<TileId>) -> Result
     Ok(fastest)
 }
 
-/// Where two straight lines through what was timed cross.
-fn crossing([few, many]: [u64; 2], host: Timed, gpu: Timed) -> Option<u64> {
-    let seconds = |time: Duration| time.as_secs_f64();
-    let each = |timed: Timed| (seconds(timed.many) - seconds(timed.few)).max(0.0) / (many - few) as f64;
-    let fixed = |timed: Timed| seconds(timed.few) - each(timed) * few as f64;
+/// The straight line through what was timed: seconds whatever the number of memories, and seconds for each.
+fn line([few, many]: [u64; 2], timed: Timed) -> (f64, f64) {
+    let [least, most] = [timed.few, timed.many].map(|time| time.as_secs_f64());
+    let each = (most - least).max(0.0) / (many - few) as f64;
+    (least - each * few as f64, each)
+}
+
+/// Where two such lines cross.
+fn crossing(sizes: [u64; 2], host: Timed, gpu: Timed) -> Option<u64> {
+    let [few, _] = sizes;
+    let (fixed, each) = (|timed| line(sizes, timed).0, |timed| line(sizes, timed).1);
     if gpu.few <= host.few && gpu.many <= host.many {
         // Faster throughout: below what was timed, as the lines say.
         let gain = each(host) - each(gpu);

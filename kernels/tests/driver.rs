@@ -11,11 +11,13 @@ mod numbers;
 mod stand_in;
 mod story;
 
+use engram_kernels::gpu::Driver as _;
 use engram_kernels::gpu::cuda::{Cuda, DEADLINE, OpenError, devices};
-use engram_kernels::{Device, Error, Gpu, Segment, Tile, Update};
+use engram_kernels::profiler::{Kind, ProfiledDriver, Recorder};
+use engram_kernels::{Cpu, Device, Error, Gpu, Mirrored, Segment, Tile, Update};
 use engram_memory::{DecayClock, Group, ONE};
 use stand_in::{PATIENT, on_stand_in};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use story::{PARTS, Story};
 
 const ILLEGAL_ADDRESS: i32 = 700;
@@ -201,5 +203,97 @@ fn a_device_that_does_not_answer_is_given_up() {
         assert_eq!(error, "the device failed in pass 'wait' (code 702)");
         let error = device.read(&[0], &mut Vec::new()).unwrap_err().to_string();
         assert_eq!(error, "the device failed in pass 'allocate' (code 702)");
+    });
+}
+
+/// Bytes of no pattern.
+fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    (0..bytes as u64).map(|at| engram_memory::mix64(at ^ seed << 40) as u8).collect()
+}
+
+#[test]
+fn bytes_go_and_come_back_through_pieces_that_are_used_again() {
+    on_stand_in("bytes_go_and_come_back_through_pieces_that_are_used_again", &[], || {
+        // More than all pinned memory twice over, and pieces that are filled in odd parts.
+        let bytes = noise((9 << 20) + 4_321, 1);
+        let mut driver = Cuda::open(0, PATIENT).unwrap();
+        let mut buffer = driver.allocate(bytes.len()).unwrap();
+        let mut rest = &bytes[..];
+        for part in [5, 70_000, (1 << 20) - 3, 900_001, 1, 6 << 20, usize::MAX] {
+            let (now, later) = rest.split_at(part.min(rest.len()));
+            driver.upload(&mut buffer, bytes.len() - rest.len(), now).unwrap();
+            rest = later;
+        }
+        let read = |driver: &mut Cuda, from: usize, count: usize, buffer: &_| {
+            let mut read = vec![0; count];
+            driver.download(buffer, from, &mut read).unwrap();
+            read
+        };
+        assert!(read(&mut driver, 0, bytes.len(), &buffer) == bytes);
+        // What was taken over and waited for makes room for what comes next.
+        for turn in 2..40 {
+            let (at, own) = (turn * 1_000, noise(300_000, turn as u64));
+            driver.upload(&mut buffer, at, &own).unwrap();
+            assert!(read(&mut driver, at, own.len(), &buffer) == own, "turn {turn}");
+        }
+    });
+}
+
+#[test]
+fn the_next_piece_is_filled_before_the_last_is_copied() {
+    let test = "the_next_piece_is_filled_before_the_last_is_copied";
+    on_stand_in(test, &[("CUDA_HOST_FAIL", "cuEventQuery:1:999")], || {
+        // Whoever asks for an event is told; four pieces are filled before anybody has to.
+        let mut driver = Cuda::open(0, PATIENT).unwrap();
+        let mut buffer = driver.allocate(8 << 20).unwrap();
+        driver.upload(&mut buffer, 0, &noise(4 << 20, 1)).unwrap();
+        let error = driver.upload(&mut buffer, 4 << 20, &[7]).unwrap_err();
+        assert!(matches!(error, Error::Failed { pass: "upload", code: 999 }), "{error}");
+    });
+}
+
+#[test]
+fn a_device_times_what_it_does_by_its_own_clock() {
+    on_stand_in("a_device_times_what_it_does_by_its_own_clock", &[], || {
+        let (mut device, segment, updates) = small();
+        device.driver_mut().time();
+        device.update(&[segment], &updates[..1]).unwrap();
+        let timed = device.driver_mut().timings().unwrap();
+        let names: Vec<&str> = timed.iter().map(|it| it.name).collect();
+        assert!(names.contains(&"upload") && names.contains(&"radix_pass"), "{names:?}");
+        assert_eq!(names.last(), Some(&"apply_updates"));
+        assert!(timed.iter().all(|it| 0.0 <= it.begin_ms && it.begin_ms <= it.end_ms), "{timed:?}");
+        assert!(timed.is_sorted_by_key(|it| it.begin_ms));
+        // Once is enough.
+        device.update(&[segment], &updates).unwrap();
+        assert_eq!(device.driver_mut().timings().unwrap(), []);
+        let (free, all) = device.driver_mut().memory().unwrap();
+        assert!(free < all && all == 4_096 << 20, "{free} of {all}");
+    });
+}
+
+#[test]
+fn an_epoch_beside_the_cpu_is_two_launches() {
+    on_stand_in("an_epoch_beside_the_cpu_is_two_launches", &[], || {
+        let recorder = Recorder::off("gpu".to_owned());
+        let driver = ProfiledDriver::new(Cuda::open(0, PATIENT).unwrap(), recorder.clone());
+        let mut device = Mirrored::new(Cpu::new(1), Gpu::new(driver, String::new()), Some(0));
+        device.reserve(2).unwrap();
+        let segments = [Segment { clock: DecayClock::from_units(7).unwrap(), ..Segment::default() }];
+        for tile in 0..2 {
+            device.map_tile(tile, Tile { segment: 0, count: 4_096 });
+            let rows: Vec<_> = (0..4_096).map(|at| (tile * 4_096 + at, 7 + ONE / 2, Group(0))).collect();
+            device.write(&rows).unwrap();
+        }
+        let mut quality = Vec::new();
+        device.epoch(&segments, &[], &mut quality).unwrap();
+        // What comes again and again: updates, and the quality after them.
+        let updates: Vec<_> = (0..100).map(|at| Update { slot: at * 50, delta: 5 }).collect();
+        recorder.start(Instant::now(), 1_000);
+        device.epoch(&segments, &updates, &mut quality).unwrap();
+        let spans = recorder.stop().spans;
+        let of = |kind| spans.iter().filter(|span| span.kind == kind).map(|span| span.name).collect::<Vec<_>>();
+        assert_eq!(of(Kind::Kernel), ["scatter_rows", "fill", "fold_quality"]);
+        assert_eq!(of(Kind::Copy), ["upload", "upload", "upload", "upload", "download"]);
     });
 }

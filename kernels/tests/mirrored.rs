@@ -126,8 +126,9 @@ fn a_driver_serves_a_mirror_after_its_threshold_was_measured() {
     on_stand_in("a_driver_serves_a_mirror_after_its_threshold_was_measured", &[], || {
         let mut gpu = Gpu::new(Cuda::open(0, PATIENT).unwrap(), "stand-in".to_owned());
         // Any number: it is of this machine.
-        let least = threshold::measure(&mut Cpu::new(1), &mut gpu).unwrap();
-        println!("from {least:?} memories on");
+        let measured = threshold::measure(&mut Cpu::new(1), &mut gpu).unwrap();
+        println!("{measured:?}");
+        assert!(measured.throughput > 0);
         let gpu = Gpu::new(gpu.into_driver(), "stand-in".to_owned());
         let mirrored: Box<dyn Device> = Box::new(Mirrored::new(Cpu::new(1), gpu, Some(1)));
         let mut twins = Twins::new(3, 2, vec![mirrored]);

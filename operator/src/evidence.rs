@@ -28,8 +28,16 @@ pub(crate) fn stalled(cluster: &ValidatedCluster, observed: &Observed) -> Option
         let older = observed.claims.iter().find(|claim| claim.cluster_id.as_ref() != Some(&id));
         let claim = older.or(observed.claims.first().filter(|_| had_map))?;
         let name = cluster.names.claim(claim.ordinal);
+        let way_out = if is_orphaned(cluster, observed) {
+            format!(
+                "restore the map, make it anew (engram -n {} partition rebuild-map --cluster {}), or",
+                cluster.namespace, cluster.names.cluster
+            )
+        } else {
+            "restore the map, or".to_owned()
+        };
         let message = format!(
-            "PartitionMap {} is missing, but claim {name} has data: restore the map, or delete the claims to start empty",
+            "PartitionMap {} is missing, but claim {name} has data: {way_out} delete the claims to start empty",
             cluster.names.cluster
         );
         return Some(Stalled { reason: "MapMissing", message });
@@ -41,6 +49,13 @@ pub(crate) fn stalled(cluster: &ValidatedCluster, observed: &Observed) -> Option
         foreign.cluster_id.as_deref().unwrap_or_default()
     );
     Some(Stalled { reason: "ForeignVolume", message })
+}
+
+/// Whether the map of this cluster is gone, and its workers may still tell what it was: all disks are its own.
+pub(crate) fn is_orphaned(cluster: &ValidatedCluster, observed: &Observed) -> bool {
+    let id = cluster_id(cluster, observed);
+    let had_map = observed.status.partitions.is_some();
+    observed.map.is_none() && had_map && observed.claims.iter().all(|claim| claim.cluster_id.as_ref() == Some(&id))
 }
 
 /// Finds the pods that are replaced because their node is lost: long enough, with all their copies elsewhere.

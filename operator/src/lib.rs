@@ -6,7 +6,7 @@
 //!
 //! The pure part decides: [`validate`] turns an object into a [`ValidatedCluster`] or says what is wrong with it, [`plan`]
 //! compares it with what is [`Observed`] and answers with a [`Plan`], [`steer`] says what the cluster's coordinator is told.
-//! [`run`](run::run) is the rest: it talks to the API server and to workers, and decides nothing.
+//! [`sign`] says which pod gets a certificate, `given` whether one that somebody else signed is of use, and [`run`](run::run) is the rest: it talks to the API server and to workers, and decides nothing.
 //!
 //! Invariants:
 //! - A plan takes a pod away only while every partition that it holds is in sync on all its other copies.
@@ -18,16 +18,19 @@
 
 pub mod build;
 mod evidence;
+mod given;
 pub mod learner_run;
 pub mod lease;
 pub mod names;
 mod observed;
 mod plan;
+pub mod queue;
 mod read;
 mod recall;
 mod report;
 mod revision;
 pub mod run;
+pub mod sign;
 mod steer;
 mod validate;
 

@@ -18,6 +18,12 @@ pub const COMPONENT_LABEL: &str = "engram.dev/component";
 pub const WORKER: &str = "worker";
 /// The label of a claim that says whose data it holds.
 pub const CLUSTER_ID_LABEL: &str = "engram.dev/cluster-id";
+/// Audience of the tokens with which pods ask for their certificates.
+pub const CSR_AUDIENCE: &str = "engram-csr";
+/// Key of the authority's certificates in its ConfigMap.
+pub const ROOTS: &str = "ca.pem";
+/// Keys of a Secret with a given certificate: as the type `kubernetes.io/tls` has them, and as cert-manager writes them.
+pub const GIVEN: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
 /// Annotation of a `LearnerCluster`: UID of a pod that shall be replaced.
 pub const REPLACE: &str = "engram.dev/replace";
 /// Annotation of a `LearnerCluster`: the template revision that may be taken.
@@ -41,9 +47,19 @@ impl Names {
         format!("{}-worker", self.cluster)
     }
 
+    /// Returns the name of the service account whose tokens people get, by `engram -n`.
+    pub fn client(&self) -> String {
+        format!("{}-client", self.cluster)
+    }
+
     /// Returns the name of the ConfigMap.
     pub fn config(&self) -> String {
         format!("{}-config", self.cluster)
+    }
+
+    /// Returns the name of the ConfigMap with what everybody may know of who is who: for clients, too.
+    pub fn authority(&self) -> String {
+        format!("{}-ca", self.cluster)
     }
 
     /// Returns the name of the pod with that ordinal.

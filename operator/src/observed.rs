@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use engram_api::status::LearnerClusterStatus;
+use engram_coordinator::{Bootstrapping, GpuTrouble};
 use engram_memory::Member;
 use serde_json::Value;
 
@@ -21,6 +22,10 @@ pub struct Observed {
     pub map: Option<MapView>,
     /// Whether some node offers the resource that the spec names; `None` where nodes cannot be read.
     pub gpu_offered: Option<bool>,
+    /// Workers that do without a GPU that they would use, as they tell.
+    pub gpu_troubles: BTreeMap<u32, GpuTrouble>,
+    /// How far the workers are of a cluster that begins from a snapshot, as long as it has no map.
+    pub bootstrapping: Option<Bootstrapping>,
     /// The status that was written last.
     pub status: LearnerClusterStatus,
 }
@@ -51,6 +56,8 @@ pub struct PodView {
     pub node: Option<String>,
     /// For how many milliseconds its node has been not ready or gone.
     pub node_lost_for_ms: Option<u64>,
+    /// Whether it was given devices: it claims some, or asks for more than what every node has.
+    pub has_devices: bool,
     /// Workers that ran in containers of it which have ended: the kubelet's word, and proof.
     pub ended: Vec<Ended>,
 }

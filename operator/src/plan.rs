@@ -34,6 +34,13 @@ pub struct Plan {
     pub requeue: Duration,
 }
 
+impl Plan {
+    /// Whether carrying it out changes an object.
+    pub fn writes(&self) -> bool {
+        !self.objects.is_empty() || self.actions.iter().any(|action| !matches!(action, Action::Drain { .. }))
+    }
+}
+
 /// Something that is done to exactly the object that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -102,8 +109,9 @@ pub fn plan(cluster: &ValidatedCluster, observed: &Observed, offer: &Offer, now:
         let status = report::stalled(cluster, observed, &stalled, now);
         return Plan { objects: Vec::new(), actions: Vec::new(), status, requeue: AT_REST };
     }
-    let (worker, update) = revision::choose(cluster, observed.status.worker.as_ref(), offer);
     let gpu = report::gpu(cluster, observed);
+    let on_gpu = gpu.devices > 0 || cluster.claims_gpu();
+    let (worker, update) = revision::choose(cluster, observed.status.worker.as_ref(), offer, on_gpu);
     let copies = cluster.spec.replication_factor;
     let has_copies = observed.map.as_ref().is_some_and(|map| has_copies(map, copies));
     let inputs = Inputs {
@@ -114,6 +122,8 @@ pub fn plan(cluster: &ValidatedCluster, observed: &Observed, offer: &Offer, now:
         gpus: gpu.devices,
         coordinators: offer.coordinators.clone(),
         pull_secrets: offer.pull_secrets.clone(),
+        published: offer.published.clone(),
+        bootstrap_workers: bootstrap_workers(cluster, observed),
     };
     let mut step = Step { cluster, observed, inputs: &inputs, objects: Vec::new(), actions: Vec::new() };
     if !cluster.is_paused() {
@@ -143,6 +153,17 @@ fn replicas(cluster: &ValidatedCluster, observed: &Observed) -> u32 {
         Some(map) => wanted.max(map.highest_holder().map_or(0, |ordinal| ordinal + 1)),
         None => wanted.max(now.unwrap_or(0)),
     }
+}
+
+/// Returns what the workers were told first: each loads its share before it knows of another, and a number that changed meanwhile would
+/// leave partitions to nobody.
+fn bootstrap_workers(cluster: &ValidatedCluster, observed: &Observed) -> u32 {
+    let told = observed.objects.iter().find_map(|object| {
+        let settings = object.pointer("/data")?.get(build::CONFIG_FILE)?.as_str()?;
+        let settings: Value = serde_json::from_str(settings).ok()?;
+        u32::try_from(settings[build::BOOTSTRAP_WORKERS].as_u64()?).ok()
+    });
+    told.unwrap_or(cluster.spec.workers)
 }
 
 /// A plan while it is made.

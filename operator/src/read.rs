@@ -61,11 +61,23 @@ impl PodView {
             revision: text(object, "/metadata/labels/controller-revision-hash").unwrap_or_default(),
             ready: conditions.is_some_and(|all| all.iter().any(is_ready)),
             terminating: object.pointer("/metadata/deletionTimestamp").is_some(),
+            has_devices: has_devices(object),
             ended: ended(object),
             node_lost_for_ms: node.as_ref().and_then(|node| lost_nodes.get(node).copied()),
             node,
         })
     }
+}
+
+/// Whether its worker claims devices, or has a limit of a resource with a domain before its name, as those of devices have.
+fn has_devices(pod: &Value) -> bool {
+    let containers = pod.pointer("/spec/containers").and_then(Value::as_array).into_iter().flatten();
+    let mut workers = containers.filter(|container| container["name"] == WORKER);
+    workers.any(|container| {
+        let (limits, claims) = (&container["resources"]["limits"], &container["resources"]["claims"]);
+        let of_device = |limits: &serde_json::Map<String, Value>| limits.keys().any(|name| name.contains('/'));
+        limits.as_object().is_some_and(of_device) || claims.as_array().is_some_and(|claims| !claims.is_empty())
+    })
 }
 
 /// Reads which workers ran in containers that have ended. A message that names none, as when the kubelet has lost the container and says

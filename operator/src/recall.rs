@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::build::{CONFIG_FILE, ZONE_KEY};
+use crate::build::{BOOTSTRAP_WORKERS, CONFIG_FILE, ZONE_KEY};
 use crate::validate::{ValidatedCluster, validate};
 
 /// Says what `object`, a `LearnerCluster`, was when its ConfigMap `config` and its StatefulSet `set` were made: as far as a coordinator
@@ -11,7 +11,7 @@ use crate::validate::{ValidatedCluster, validate};
 pub fn recall(object: &Value, config: &Value, set: &Value) -> Option<ValidatedCluster> {
     let settings = config.pointer("/data")?.get(CONFIG_FILE)?.as_str()?;
     let Value::Object(mut spec) = serde_json::from_str(settings).ok()? else { return None };
-    for of_workers in ["clusterId", "coordinators"] {
+    for of_workers in ["clusterId", "coordinators", BOOTSTRAP_WORKERS] {
         spec.remove(of_workers);
     }
     // Without disks of its own a pod has its data in itself.

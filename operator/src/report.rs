@@ -1,16 +1,22 @@
 //! What people and tools are told: the status of a cluster, from what was found and never from what was wished.
 
-use engram_api::GpuMode;
 use engram_api::status::{
     ClusterPhase, Condition, LearnerClusterStatus, Member, PartitionCounts, Truth, WorkerCounts, WorkerRevision,
     condition,
 };
+use engram_api::{Code, GpuMode};
 
 use crate::build::Inputs;
 use crate::evidence::{self, Stalled};
 use crate::observed::Observed;
 use crate::plan::partitions_with;
 use crate::validate::{Refused, ValidatedCluster};
+
+/// Why devices that pods were given are not used, as the condition has it: a worker gave its own up, or found none that it can use.
+pub(crate) const GPU_GIVEN_UP: &str = "GpuGivenUp";
+pub(crate) const GPU_NOT_USED: &str = "GpuNotUsed";
+/// Workers whose trouble is told at length.
+const GPU_TROUBLES_TOLD: usize = 4;
 
 /// What was decided about devices.
 pub(crate) struct Gpu {
@@ -31,11 +37,12 @@ pub(crate) fn gpu(cluster: &ValidatedCluster, observed: &Observed) -> Gpu {
             let decided = observed.status.conditions.iter().find(|known| known.kind == condition::GPU_AVAILABLE);
             match decided
                 .filter(|known| known.observed_generation == Some(cluster.generation))
-                .map(|known| known.status)
+                .map(|known| (known.status, known.reason.as_str()))
             {
-                Some(Truth::True) => (count, Truth::True, "Offered"),
-                Some(Truth::False) => (0, Truth::False, "NotOffered"),
-                Some(Truth::Unknown) | None => match observed.gpu_offered {
+                // Pods keep devices that their workers cannot use: whether they can is known of those that were given some alone.
+                Some((Truth::True, _) | (Truth::False, GPU_GIVEN_UP | GPU_NOT_USED)) => (count, Truth::True, "Offered"),
+                Some((Truth::False, _)) => (0, Truth::False, "NotOffered"),
+                Some((Truth::Unknown, _)) | None => match observed.gpu_offered {
                     Some(true) => (count, Truth::True, "Offered"),
                     Some(false) => (0, Truth::False, "NotOffered"),
                     None => (0, Truth::Unknown, "NodesNotReadable"),
@@ -44,6 +51,26 @@ pub(crate) fn gpu(cluster: &ValidatedCluster, observed: &Observed) -> Gpu {
         }
     };
     Gpu { devices, truth, reason }
+}
+
+/// Finds the workers whose pods were given devices and that do without: why, and the sentence that names them.
+fn gpu_trouble(cluster: &ValidatedCluster, observed: &Observed, gpu: &Gpu) -> Option<(&'static str, String)> {
+    if cluster.spec.gpu.mode == GpuMode::Disabled || (gpu.devices == 0 && !cluster.claims_gpu()) {
+        return None;
+    }
+    // A pod of an older template may have none.
+    let is_given = |ordinal: u32| observed.pods.iter().any(|pod| pod.ordinal == ordinal && pod.has_devices);
+    let troubles: Vec<_> = observed.gpu_troubles.iter().filter(|(ordinal, _)| is_given(**ordinal)).collect();
+    let given_up = troubles.iter().any(|(_, trouble)| trouble.given_up);
+    let reason = if given_up { GPU_GIVEN_UP } else { GPU_NOT_USED };
+    let mut told = troubles.iter().map(|(ordinal, trouble)| format!("worker {ordinal}: {}", trouble.why));
+    let first: Vec<String> = told.by_ref().take(GPU_TROUBLES_TOLD).collect();
+    let more = match told.count() {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    let message = format!("{}{more}; a worker looks for GPUs again when it starts", first.join("; "));
+    (!troubles.is_empty()).then_some((reason, message))
 }
 
 /// Makes the status of a cluster whose spec is refused; everything else stays as it was.
@@ -94,6 +121,9 @@ pub(crate) fn status(
     let suspended = cluster.is_suspended() && workers.total == 0 && (marked || observed.map.is_none());
     let settled = !changing && all_up && (full || suspended) && inputs.replicas == wanted_pods(cluster);
 
+    let bootstrapping = observed.bootstrapping.as_ref().filter(|_| observed.map.is_none());
+    let loading = bootstrapping.map(ToString::to_string);
+    let problem = bootstrapping.and_then(|told| told.problem.as_ref()).map(|(_, code, _)| bootstrap_problem(code));
     let (ready, reason, message) = if suspended {
         (Truth::False, "Suspended", "no pods run; the disks are kept")
     } else if evidence::is_mass_failure(observed) {
@@ -102,6 +132,8 @@ pub(crate) fn status(
             "MassFailure",
             "many workers are silent at once; nothing is replaced until some are heard again",
         )
+    } else if let Some(told) = &loading {
+        (Truth::False, problem.unwrap_or("Bootstrapping"), told.as_str())
     } else if observed.map.is_none() {
         (Truth::False, "WaitingForMap", "no PartitionMap says yet who holds which partition")
     } else if !served {
@@ -115,11 +147,18 @@ pub(crate) fn status(
     let is_reconciling = !(settled || suspended || cluster.is_paused());
     let (why, paused) = if cluster.is_paused() { ("Paused", "spec.paused is true") } else { (reason, "") };
     writer.set(condition::RECONCILING, truth(is_reconciling), why, paused);
-    writer.set(condition::STALLED, Truth::False, "Progressing", "");
+    match problem.zip(loading.as_ref()) {
+        // It is tried again, and goes on when what is wrong is put right.
+        Some((problem, told)) => writer.set(condition::STALLED, Truth::True, problem, told),
+        None => writer.set(condition::STALLED, Truth::False, "Progressing", ""),
+    }
     writer.set(condition::ACCEPTED, Truth::True, "Valid", "");
     let replicated = if full { "AllCopiesInSync" } else { "CopiesMissing" };
     writer.set(condition::REPLICATED, truth(full), replicated, "");
-    writer.set(condition::GPU_AVAILABLE, gpu.truth, gpu.reason, "");
+    match gpu_trouble(cluster, observed, gpu) {
+        Some((reason, message)) => writer.set(condition::GPU_AVAILABLE, Truth::False, reason, &message),
+        None => writer.set(condition::GPU_AVAILABLE, gpu.truth, gpu.reason, ""),
+    }
     let message = update.map_or_else(String::new, |update| {
         format!(
             "runs {} (template {}); this operator would run {} (template {})",
@@ -162,6 +201,16 @@ pub(crate) fn status(
     status.members = members(cluster, observed);
     status.workers = Some(workers);
     writer.status
+}
+
+/// Why a cluster cannot begin from its snapshot, in one word.
+fn bootstrap_problem(code: &str) -> &'static str {
+    match Code::find(code) {
+        Some(Code::SnapshotUnusable) => "SnapshotUnusable",
+        Some(Code::CapacityExceeded) => "SnapshotTooLarge",
+        Some(Code::StorageUnusable) => "StorageUnusable",
+        _ => "BootstrapFailed",
+    }
 }
 
 /// Says in a status that what should be done was hindered.
@@ -221,20 +270,20 @@ fn truth(holds: bool) -> Truth {
 }
 
 /// A status while it is written; times move only where a condition turns.
-struct Writer<'a> {
-    status: LearnerClusterStatus,
+pub(crate) struct Writer<'a> {
+    pub(crate) status: LearnerClusterStatus,
     generation: i64,
     now: &'a str,
 }
 
 impl<'a> Writer<'a> {
-    fn new(old: &LearnerClusterStatus, generation: i64, now: &'a str) -> Self {
+    pub(crate) fn new(old: &LearnerClusterStatus, generation: i64, now: &'a str) -> Self {
         let mut status = old.clone();
         status.observed_generation = Some(generation);
         Self { status, generation, now }
     }
 
-    fn set(&mut self, kind: &str, truth: Truth, reason: &str, message: &str) {
+    pub(crate) fn set(&mut self, kind: &str, truth: Truth, reason: &str, message: &str) {
         turn(
             &mut self.status.conditions,
             Condition {

@@ -1,5 +1,7 @@
 //! What the workers run: pinned in the status, so that an upgrade of the operator restarts nobody.
 
+use std::collections::BTreeMap;
+
 use engram_api::kubernetes_only::Upgrade;
 use engram_api::status::WorkerRevision;
 
@@ -14,6 +16,8 @@ pub(crate) const TEMPLATE_REVISION: u32 = 1;
 pub struct Offer {
     /// Repository of the worker's image, without a tag.
     pub repository: String,
+    /// The same for workers whose pods are given GPUs, where that is another.
+    pub cuda_repository: Option<String>,
     /// Version of the worker: the tag.
     pub version: String,
     /// Revision of the pod template.
@@ -22,6 +26,8 @@ pub struct Offer {
     pub coordinators: Vec<String>,
     /// Secrets with which nodes pull the worker's image.
     pub pull_secrets: Vec<String>,
+    /// What everybody may know of who is who in clusters with certificates, by the name of its file.
+    pub published: BTreeMap<String, String>,
 }
 
 impl Offer {
@@ -29,32 +35,45 @@ impl Offer {
     pub fn new(repository: impl Into<String>, version: impl Into<String>) -> Self {
         Self {
             repository: repository.into(),
+            cuda_repository: None,
             version: version.into(),
             template_revision: TEMPLATE_REVISION,
             coordinators: Vec::new(),
             pull_secrets: Vec::new(),
+            published: BTreeMap::new(),
         }
     }
 
-    fn revision(&self) -> WorkerRevision {
-        WorkerRevision {
-            image: format!("{}:{}", self.repository, self.version),
-            template_revision: self.template_revision,
+    fn image(&self, version: &str, on_gpu: bool) -> String {
+        let repository = self.cuda_repository.as_ref().filter(|_| on_gpu).unwrap_or(&self.repository);
+        format!("{repository}:{version}")
+    }
+
+    /// What a pinned cluster goes on with. The image for GPUs shows a worker all that its node has, unless its pod was given some: where
+    /// pods are given none any more, and are made anew without, they have the other one.
+    fn kept(&self, pinned: &WorkerRevision, on_gpu: bool) -> WorkerRevision {
+        let of_cuda = |repository: &String| pinned.image.strip_prefix(repository)?.strip_prefix(':');
+        match self.cuda_repository.as_ref().and_then(of_cuda).filter(|_| !on_gpu) {
+            Some(version) => WorkerRevision { image: self.image(version, false), ..pinned.clone() },
+            None => pinned.clone(),
         }
     }
 }
 
-/// What shall run now, and what could run if somebody said so.
+/// What shall run now, and what could run if somebody said so; `on_gpu` where pods are given GPUs.
 pub(crate) fn choose(
     cluster: &ValidatedCluster,
     pinned: Option<&WorkerRevision>,
     offer: &Offer,
+    on_gpu: bool,
 ) -> (WorkerRevision, Option<WorkerRevision>) {
-    let offered = offer.revision();
+    let image = offer.image(&offer.version, on_gpu);
+    let offered = WorkerRevision { image, template_revision: offer.template_revision };
+    let pinned = pinned.map(|pinned| offer.kept(pinned, on_gpu));
+    let asked_image = asked(cluster, offer, pinned.as_ref(), on_gpu);
     let Some(pinned) = pinned else {
-        return (WorkerRevision { image: asked(cluster, offer).unwrap_or(offered.image), ..offered }, None);
+        return (WorkerRevision { image: asked_image.unwrap_or(offered.image), ..offered }, None);
     };
-    let asked_image = asked(cluster, offer);
     let accepted = cluster.spec.upgrade == Some(Upgrade::Auto)
         || cluster.annotations.get(UPGRADE).is_some_and(|revision| *revision == offer.template_revision.to_string())
         || asked_image.as_ref() == Some(&offered.image);
@@ -71,8 +90,59 @@ pub(crate) fn choose(
 }
 
 /// The image that the spec names.
-fn asked(cluster: &ValidatedCluster, offer: &Offer) -> Option<String> {
+fn asked(cluster: &ValidatedCluster, offer: &Offer, pinned: Option<&WorkerRevision>, on_gpu: bool) -> Option<String> {
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    given(&cluster.spec.image)
-        .or_else(|| given(&cluster.spec.version).map(|version| format!("{}:{version}", offer.repository)))
+    let of_version = |version: String| {
+        // The program is the same in both: nobody is started anew for the other one.
+        let plain = offer.image(&version, false);
+        let runs = pinned.is_some_and(|pinned| pinned.image == plain);
+        if runs { plain } else { offer.image(&version, on_gpu) }
+    };
+    given(&cluster.spec.image).or_else(|| given(&cluster.spec.version).map(of_version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::validate::validate;
+    use serde_json::{Value, json};
+
+    fn cluster(field: &str, value: Value) -> ValidatedCluster {
+        let mut object = json!({
+            "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": "words", "uid": "u" },
+            "spec": { "workers": 3, "storage": { "size": "1Gi" } },
+        });
+        object["spec"][field] = value;
+        validate(&object).expect("a spec within the rules")
+    }
+
+    fn runs(image: &str) -> WorkerRevision {
+        WorkerRevision { image: image.to_owned(), template_revision: TEMPLATE_REVISION }
+    }
+
+    #[test]
+    fn pods_that_are_given_gpus_have_the_image_for_them_and_no_others() {
+        let offer = Offer { cuda_repository: Some("a/worker-cuda".into()), ..Offer::new("a/worker", "2") };
+        let plain = cluster("paused", false.into());
+        let chosen = |cluster: &ValidatedCluster, pinned: Option<&str>, on_gpu: bool| {
+            choose(cluster, pinned.map(runs).as_ref(), &offer, on_gpu)
+        };
+        assert_eq!(chosen(&plain, None, true), (runs("a/worker-cuda:2"), None));
+        assert_eq!(chosen(&plain, None, false), (runs("a/worker:2"), None));
+        let one = Offer::new("a/worker", "2");
+        assert_eq!(choose(&plain, None, &one, true).0, runs("a/worker:2"), "where there is one image for all");
+
+        // Whoever runs is not started anew for the other image, and may have it.
+        assert_eq!(chosen(&plain, Some("a/worker:2"), true), (runs("a/worker:2"), Some(runs("a/worker-cuda:2"))));
+        assert_eq!(chosen(&plain, Some("a/worker:1"), true), (runs("a/worker:1"), Some(runs("a/worker-cuda:2"))));
+        // Pods that are given none any more are made anew, and see none.
+        assert_eq!(chosen(&plain, Some("a/worker-cuda:1"), false), (runs("a/worker:1"), Some(runs("a/worker:2"))));
+
+        let version = cluster("version", "1".into());
+        assert_eq!(chosen(&version, None, true).0, runs("a/worker-cuda:1"));
+        assert_eq!(chosen(&version, Some("a/worker:1"), true), (runs("a/worker:1"), None));
+        assert_eq!(chosen(&version, Some("a/worker:2"), true).0, runs("a/worker-cuda:1"));
+        let image = cluster("image", "b/own:7".into());
+        assert_eq!(chosen(&image, Some("a/worker:1"), true).0, runs("b/own:7"), "what people name is theirs");
+    }
 }

@@ -19,18 +19,25 @@ pub struct Steering {
     pub emptied: BTreeSet<u32>,
     /// Workers that lead nothing, and keep their copies.
     pub relieved: BTreeSet<u32>,
+    /// There was a map: a coordinator that finds none writes no first one, and tells people what can be made of what workers have seen.
+    pub had_map: bool,
 }
 
 /// Says whether the cluster is coordinated, and how. Every replica of the operator tells its own coordinator the same.
 ///
-/// Nobody is coordinated whose map is missing beside its data, nor a cluster whose pods are away on purpose: what is silent
-/// there has not failed.
+/// Nobody is coordinated whose map is missing beside data that may be another's, nor a cluster whose pods are away on purpose: what
+/// is silent there has not failed. Where the map of this very cluster is missing the coordinator changes nothing, and judges a person's
+/// order to make it anew.
 pub fn steer(cluster: &ValidatedCluster, observed: &Observed, plan: &Plan) -> Option<Steering> {
     let is_stalled =
         |known: &engram_api::status::Condition| known.kind == condition::STALLED && known.status == Truth::True;
     let is_away = cluster.is_suspended() && observed.map.as_ref().is_some_and(|map| map.suspended);
-    if is_away || plan.status.conditions.iter().any(is_stalled) {
+    if is_away {
         return None;
+    }
+    if plan.status.conditions.iter().any(is_stalled) {
+        return evidence::is_orphaned(cluster, observed)
+            .then(|| Steering { had_map: true, ..carried_on(cluster, observed) });
     }
     let mut steering = carried_on(cluster, observed);
     for action in &plan.actions {
@@ -60,5 +67,5 @@ pub fn steer_on(cluster: &ValidatedCluster, observed: &Observed) -> Option<Steer
 fn carried_on(cluster: &ValidatedCluster, observed: &Observed) -> Steering {
     // They beat still, and are about to stop.
     let stopping = observed.pods.iter().filter(|pod| pod.terminating).map(|pod| pod.ordinal);
-    Steering { workers: cluster.spec.workers, emptied: BTreeSet::new(), relieved: stopping.collect() }
+    Steering { workers: cluster.spec.workers, relieved: stopping.collect(), ..Steering::default() }
 }

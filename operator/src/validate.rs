@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use std::time::Duration;
 
+use engram_api::kubernetes_only::TlsMode;
 use engram_api::{LearnerClusterSpec, crd, parse_object};
+use engram_identity::LIFETIME;
 use serde_json::Value;
 
 use crate::names::Names;
@@ -43,6 +46,24 @@ impl ValidatedCluster {
     /// Whether the state lies in the pods.
     pub fn is_ephemeral(&self) -> bool {
         self.spec.storage.as_ref().and_then(|storage| storage.ephemeral) == Some(true)
+    }
+
+    /// Whether its pods claim a device by a template, and not as a resource.
+    pub fn claims_gpu(&self) -> bool {
+        self.spec.gpu.resource_claim_template_name.as_ref().is_some_and(|name| !name.is_empty())
+    }
+
+    /// How long a certificate of its processes is valid, where they have any.
+    pub fn certificates(&self) -> Option<Duration> {
+        let lifetime = self.spec.tls.as_ref().and_then(|tls| tls.certificate_lifetime);
+        let lifetime = lifetime.map_or(LIFETIME, |lifetime| Duration::from_millis(lifetime.as_millis()));
+        (self.spec.tls_mode() != TlsMode::Disabled).then_some(lifetime)
+    }
+
+    /// The Secret with the certificate of its workers, where somebody else gives them one.
+    pub fn given_secret(&self) -> Option<&str> {
+        let tls = self.spec.tls.as_ref().filter(|tls| tls.mode == Some(TlsMode::Secret))?;
+        tls.secret_name.as_deref()
     }
 
     /// Whether reconciliation is paused.

@@ -38,6 +38,8 @@ fn inputs(gpus: u32) -> Inputs {
         gpus,
         coordinators: vec!["engram-coordinator.engram-system.svc:7440".into()],
         pull_secrets: Vec::new(),
+        published: [("ca.pem".to_owned(), "a certificate\n".to_owned())].into(),
+        bootstrap_workers: 3,
     }
 }
 
@@ -110,6 +112,7 @@ fn objects_are_what_was_reviewed_and_what_the_api_server_knows() {
             "affinity": { "nodeAffinity": {} },
         },
         "resources": { "requests": { "cpu": "2", "memory": "4Gi" } },
+        "inputs": [{ "name": "corpus", "persistentVolumeClaim": { "claimName": "corpus-2026" } }],
         "podTemplate": {
             "metadata": { "annotations": { "a": "b" } },
             "spec": { "containers": [
@@ -125,6 +128,10 @@ fn objects_are_what_was_reviewed_and_what_the_api_server_knows() {
         "networkPolicy": { "enabled": false },
         "gpu": { "resourceClaimTemplateName": "whole-gpu" },
     });
+    let secured = json!({ "workers": 3, "tls": { "mode": "Auto", "certificateLifetime": "1h" } });
+    check("with-certificates", &cluster(&secured), &inputs(0));
+    let given = json!({ "workers": 3, "tls": { "mode": "Secret", "secretName": "words-tls" } });
+    check("with-given-certificates", &cluster(&given), &inputs(0));
     check("deleted-with-cluster", &cluster(&kept), &inputs(0));
 }
 
@@ -133,13 +140,12 @@ fn a_spec_that_is_wrong_is_refused_with_all_its_problems() {
     let object = json!({
         "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": "words" },
         "spec": {
-            "workers": 1, "replicationFactor": 2, "access": [],
+            "workers": 1, "replicationFactor": 2, "tls": { "mode": "Secret" },
             "podTemplate": { "spec": { "hostNetwork": true } },
         },
     });
     let refused = validate(&object).expect_err("three problems").message;
-    for part in ["spec.replicationFactor is 2", "spec.access is not supported yet", "spec.podTemplate.spec.hostNetwork"]
-    {
+    for part in ["spec.replicationFactor is 2", "spec.tls.mode is Secret", "spec.podTemplate.spec.hostNetwork"] {
         assert!(refused.contains(part), "{refused}");
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use engram_api::status::{ClusterPhase, Truth, condition};
+use engram_coordinator::GpuTrouble;
 use engram_operator::{
     Action, Claim, MapView, Observed, Offer, PartitionView, Plan, PodView, SetView, Steering, ValidatedCluster, plan,
     steer, validate,
@@ -394,11 +395,15 @@ fn a_map_that_is_missing_beside_data_stops_everything() {
     assert_eq!(plan.status.phase, Some(ClusterPhase::Stalled));
     let stalled = plan.status.conditions.iter().find(|known| known.kind == condition::STALLED).expect("Stalled");
     assert_eq!((stalled.status, stalled.reason.as_str()), (Truth::True, "MapMissing"));
+    assert!(stalled.message.contains("partition rebuild-map"), "{}", stalled.message);
+    let steering = steer(&world.cluster(), &world.observed, &plan).expect("somebody judges an order to make it anew");
+    assert!(steering.had_map && steering.emptied.is_empty(), "and writes no first map");
 
     // The same volumes under a new LearnerCluster of the name: without a map they are another cluster's, with it ours.
     world.observed.status = Default::default();
     world.object["metadata"]["uid"] = "ffffffff-8a53-4a0a-9d1e-2f8f5f0f7a11".into();
     assert_eq!(world.plan().status.phase, Some(ClusterPhase::Stalled));
+    assert_eq!(steer(&world.cluster(), &world.observed, &world.plan()), None, "whose workers these are nobody knows");
     world.observed.map = map;
     let adopted = world.plan().status;
     assert_eq!(adopted.cluster_id.as_deref(), Some(CLUSTER_ID));
@@ -436,6 +441,44 @@ fn devices_are_decided_about_once_per_generation() {
 }
 
 #[test]
+fn a_gpu_that_is_not_used_is_told_and_moves_nobody() {
+    let of = |world: &World| {
+        let conditions = world.plan().status.conditions;
+        conditions.into_iter().find(|it| it.kind == condition::GPU_AVAILABLE).expect("it is told")
+    };
+    let trouble = |given_up: bool, why: &str| GpuTrouble { given_up, why: why.into() };
+    let mut world = World::new(3, 2);
+    world.spec("gpu", json!({ "mode": "Auto" }));
+    world.observed.gpu_troubles = [(1, trouble(false, "there is no CUDA driver"))].into();
+    world.observed.gpu_offered = Some(false);
+    assert_eq!(of(&world).reason, "NotOffered", "its pod was given none");
+    world.observed.gpu_offered = Some(true);
+    world.rest();
+    let told = of(&world);
+    assert_eq!((told.status, told.reason.as_str()), (Truth::True, "Offered"), "its pod has none yet");
+    world.observed.pods.iter_mut().for_each(|pod| pod.has_devices = true);
+    let told = of(&world);
+    assert_eq!((told.status, told.reason.as_str()), (Truth::False, "GpuNotUsed"));
+    assert!(told.message.starts_with("worker 1: there is no CUDA driver; "), "{}", told.message);
+    world.observed.gpu_troubles.insert(2, trouble(true, "H100 was given up: the device failed"));
+    let told = of(&world);
+    assert_eq!(told.reason, "GpuGivenUp");
+    assert!(told.message.contains("; worker 2: H100 was given up"), "{}", told.message);
+    assert!(world.plan().objects.is_empty(), "pods keep what they were given");
+    world.observed.gpu_troubles.clear();
+    assert_eq!((of(&world).status, of(&world).reason.as_str()), (Truth::True, "Offered"));
+
+    let mut world = World::new(9, 2);
+    world.spec("gpu", json!({ "mode": "Required" }));
+    world.rest();
+    world.observed.pods.iter_mut().for_each(|pod| pod.has_devices = true);
+    world.observed.gpu_troubles = (0..9).map(|ordinal| (ordinal, trouble(true, "lost"))).collect();
+    assert!(of(&world).message.contains("worker 3: lost; and 5 more; "), "{}", of(&world).message);
+    world.spec("gpu", json!({ "mode": "Disabled" }));
+    assert_eq!(of(&world).reason, "Disabled");
+}
+
+#[test]
 fn a_coordinator_is_told_what_the_plan_rests_on_and_nothing_where_silence_is_meant() {
     let told = |world: &World| steer(&world.cluster(), &world.observed, &world.plan());
     let mut world = World::settled(3, 2);
@@ -468,5 +511,7 @@ fn a_coordinator_is_told_what_the_plan_rests_on_and_nothing_where_silence_is_mea
     assert_eq!(told(&world), None, "pods that go on purpose have not failed");
     let mut world = World::settled(3, 2);
     world.observed.map = None;
-    assert_eq!(told(&world), None, "no map is made beside data");
+    assert!(told(&world).is_none_or(|steering| steering.had_map), "no first map is made beside data");
+    world.observed.claims[0].cluster_id = Some("00".into());
+    assert_eq!(told(&world), None, "and nobody judges of data that may be another's");
 }

@@ -29,6 +29,8 @@ fn made(spec: &Value) -> (ValidatedCluster, Value, Value) {
         gpus: 0,
         coordinators: vec!["engram-coordinator.engram-system.svc:7440".into()],
         pull_secrets: Vec::new(),
+        published: [("ca.pem".to_owned(), "a certificate\n".to_owned())].into(),
+        bootstrap_workers: 3,
     };
     let all = objects(&cluster, &inputs);
     let of = |kind: &str| all.iter().find(|object| object["kind"] == kind).expect("it is built").clone();
@@ -43,6 +45,8 @@ fn what_a_coordinator_needs_of_a_refused_cluster_is_in_what_was_made_for_it() {
         json!({ "workers": 3, "replicationFactor": 2, "partitions": 16, "storage": { "ephemeral": true },
             "gpu": { "mode": "Disabled" }, "features": { "dimension": 8 } }),
         json!({ "workers": 1, "replicationFactor": 1, "storage": { "size": "50Gi" } }),
+        json!({ "workers": 2, "tls": { "mode": "Auto", "certificateLifetime": "1h" } }),
+        json!({ "workers": 2, "tls": { "mode": "Secret", "secretName": "words-tls" } }),
     ];
     for spec in sound {
         let (before, config, set) = made(&spec);
@@ -58,6 +62,7 @@ fn what_a_coordinator_needs_of_a_refused_cluster_is_in_what_was_made_for_it() {
                 spec.partitions,
                 spec.restart_grace,
                 spec.durability,
+                spec.tls,
                 spec.learning,
                 spec.features,
                 cluster.is_ephemeral(),

@@ -40,8 +40,11 @@ const ROWS: &[Row] = &[
         r#"{"workers":3,"gpu":{"count":1,"resourceClaimTemplateName":"g"}}"#,
         r#"{"workers":3,"gpu":{"resourceClaimTemplateName":"g"}}"#,
     ),
-    cluster("spec.access is not", r#"{"workers":3,"access":[]}"#, r#"{"workers":3}"#),
-    cluster("spec.inputs is not", r#"{"workers":3,"inputs":[]}"#, r#"{"workers":3}"#),
+    cluster(
+        "access needs tls.mode: Auto",
+        r#"{"workers":3,"access":[{"serviceAccount":"a","rights":["Read"]}]}"#,
+        r#"{"workers":3,"access":[{"serviceAccount":"a","rights":["Read"]}],"tls":{"mode":"Auto"}}"#,
+    ),
     cluster("spec.telemetry is not", r#"{"workers":3,"telemetry":{}}"#, r#"{"workers":3}"#),
     cluster("spec.gpu.selector is not", r#"{"workers":3,"gpu":{"selector":{}}}"#, r#"{"workers":3,"gpu":{}}"#),
     cluster("spec.gpu.memoryLimit is not", r#"{"workers":3,"gpu":{"memoryLimit":"1Gi"}}"#, r#"{"workers":3}"#),
@@ -51,11 +54,37 @@ const ROWS: &[Row] = &[
         r#"{"workers":3,"scheduling":{"schedulerName":"s"}}"#,
     ),
     cluster(
-        "spec.tls.mode is not",
-        r#"{"workers":3,"tls":{"mode":"Auto"}}"#,
-        r#"{"workers":3,"tls":{"mode":"Disabled"}}"#,
+        "tls.mode: Secret needs secretName",
+        r#"{"workers":3,"tls":{"mode":"Secret"}}"#,
+        r#"{"workers":3,"tls":{"mode":"Secret","secretName":"words-tls"}}"#,
     ),
-    cluster("spec.bootstrap is not", r#"{"workers":3,"bootstrap":{}}"#, r#"{"workers":3}"#),
+    cluster(
+        "tls.mode: Secret needs secretName",
+        r#"{"workers":3,"tls":{"mode":"Secret","secretName":"../configmaps/a"}}"#,
+        r#"{"workers":3,"tls":{"mode":"Secret","secretName":"words.tls"}}"#,
+    ),
+    cluster(
+        "tls.mode: Secret needs secretName",
+        r#"{"workers":3,"tls":{"mode":"Auto","secretName":"a"}}"#,
+        r#"{"workers":3,"tls":{"mode":"Auto","secretName":""}}"#,
+    ),
+    cluster(
+        "spec.tls.mode: CertManager is not",
+        r#"{"workers":3,"tls":{"mode":"CertManager"}}"#,
+        r#"{"workers":3,"tls":{"mode":"Auto"}}"#,
+    ),
+    cluster("spec.tls.issuerRef is not", r#"{"workers":3,"tls":{"issuerRef":{}}}"#, r#"{"workers":3,"tls":{}}"#),
+    cluster("spec.tls.trustDomain is not", r#"{"workers":3,"tls":{"trustDomain":"a"}}"#, r#"{"workers":3,"tls":{}}"#),
+    cluster(
+        "spec.tls.certificateLifetime must",
+        r#"{"workers":3,"tls":{"certificateLifetime":"9m"}}"#,
+        r#"{"workers":3,"tls":{"certificateLifetime":"10m"}}"#,
+    ),
+    cluster(
+        "spec.bootstrap.snapshot.url must be that of one snapshot",
+        r#"{"workers":3,"bootstrap":{"snapshot":{"url":"s3://backups/{name}"}}}"#,
+        r#"{"workers":3,"bootstrap":{"snapshot":{"url":"s3://backups/words/monday"}}}"#,
+    ),
     cluster(
         "spec.learning.law: Exponential is not",
         r#"{"workers":3,"learning":{"law":"Exponential"}}"#,
@@ -98,6 +127,16 @@ const ROWS: &[Row] = &[
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
     ),
     run(
+        "kind Snapshot needs",
+        r#"{"clusterRef":{"name":"w"},"kind":"Snapshot"}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Snapshot","snapshot":{"url":"s3://backups/words/{name}","secretRef":{"name":"s3"}}}"#,
+    ),
+    run(
+        "kind is the name of the one block",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"snapshot":{"url":"s3://backups/words"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
+    ),
+    run(
         "kind Memory needs",
         r#"{"clusterRef":{"name":"w"},"kind":"Memory"}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
@@ -128,9 +167,49 @@ const ROWS: &[Row] = &[
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"example":{"name":"StateOfTheUnion"}}}}"#,
     ),
     run(
-        "spec.memory.source.events is not",
+        "spec.memory.source.events must have exactly one of path",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"columns":{"key":"k","epoch":"e"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"configMap":{"name":"c","key":"a.csv"},"columns":{"key":"k","epoch":"e"}}}}}"#,
+    ),
+    run(
+        "spec.memory.source.events.input needs",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"configMap":{"name":"c","key":"a.csv"},"input":"i","columns":{"key":"k","epoch":"e"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"path":"b/a.csv","input":"i","columns":{"key":"k","epoch":"e"}}}}}"#,
+    ),
+    run(
+        "spec.memory.source.events.path must stay",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"path":"b/../../a.csv","input":"i","columns":{"key":"k","epoch":"e"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"path":"b/..a.csv","input":"i","columns":{"key":"k","epoch":"e"}}}}}"#,
+    ),
+    run(
+        "spec.memory.source.events.path without",
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"path":"a.csv","columns":{"key":"k","epoch":"e"}}}}}"#,
-        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"path":"b/a.csv","input":"i","columns":{"key":"k","epoch":"e"}}}}}"#,
+    ),
+    run(
+        "spec.memory.source.events.columns must have exactly one of id",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"configMap":{"name":"c","key":"a.csv"},"columns":{"key":"k","id":"i","epoch":"e"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"configMap":{"name":"c","key":"a.csv"},"columns":{"key":"k","epoch":"e"}}}}}"#,
+    ),
+    run(
+        "spec.memory.source.events.columns must have exactly one of epoch",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"configMap":{"name":"c","key":"a.csv"},"columns":{"key":"k"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"configMap":{"name":"c","key":"a.csv"},"columns":{"key":"k","epoch":"e"}}}}}"#,
+    ),
+    run(
+        "spec.memory.source.events must have exactly one of path",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"configMap":{"name":"c","key":"a.csv"},"s3":{"url":"s3://events/a.csv"},"columns":{"key":"k","epoch":"e"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events/2026/a.csv.zst","endpoint":"http://s3:9000","secretRef":{"name":"s3"}},"columns":{"key":"k","epoch":"e"}}}}}"#,
+    ),
+    run(
+        "spec.memory.source.events.s3.url must be that of one file",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events/{name}"},"format":"Csv","columns":{"key":"k","epoch":"e"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events/a.csv"},"columns":{"key":"k","epoch":"e"}}}}}"#,
+    ),
+    run(
+        "spec.memory.source.events.s3.url must be that of one file",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events"},"format":"Csv","columns":{"key":"k","epoch":"e"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events/a"},"format":"Csv","columns":{"key":"k","epoch":"e"}}}}}"#,
     ),
     run(
         "spec.memory.source.git is not",
@@ -144,7 +223,7 @@ const ROWS: &[Row] = &[
     ),
     run(
         "spec.memory.source.events.epochSpan must",
-        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"path":"a.csv","columns":{"key":"k","time":"e"},"epochSpan":"0s"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"configMap":{"name":"c","key":"a.csv"},"columns":{"key":"k","time":"e"},"epochSpan":"0s"}}}}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
     ),
 ];
@@ -181,6 +260,13 @@ const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
     ),
     (
         "learnerclusters",
+        "spec.tls.mode cannot",
+        r#"{"workers":3}"#,
+        r#"{"workers":3,"tls":{"mode":"Auto"}}"#,
+        r#"{"workers":3,"tls":{"mode":"Disabled","certificateLifetime":"1h"}}"#,
+    ),
+    (
+        "learnerclusters",
         "spec.storage.size can only grow",
         r#"{"workers":3,"storage":{"size":"1Gi"}}"#,
         r#"{"workers":3,"storage":{"size":"1023Mi"}}"#,
@@ -194,6 +280,13 @@ const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"suspend":true}"#,
     ),
     (
+        "learnerclusters",
+        "spec.bootstrap cannot change",
+        r#"{"workers":3}"#,
+        r#"{"workers":3,"bootstrap":{"snapshot":{"url":"s3://backups/words"}}}"#,
+        r#"{"workers":4}"#,
+    ),
+    (
         "learnerruns",
         "a run that has started",
         r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
@@ -203,7 +296,7 @@ const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
 ];
 
 /// Blocks of kinds of run that come later; the kinds have the same names, capitalised.
-const BLOCKS: [&str; 6] = ["replay", "geodesic", "tropical", "fisher", "federated", "snapshot"];
+const BLOCKS: [&str; 5] = ["replay", "geodesic", "tropical", "fisher", "federated"];
 
 fn schema(plural: &str) -> Value {
     crd::definition(plural).expect("a kind")["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()

@@ -5,7 +5,9 @@
 
 pub mod answers;
 pub mod columns;
+mod credentials;
 mod problem;
+pub mod protocol;
 pub mod split;
 
 /// Types, clients and servers of the package `engram.v1`.
@@ -21,6 +23,11 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// Largest message between workers, in bytes.
 pub const MAX_PEER_MESSAGE_BYTES: usize = 16 << 20;
+
+/// Longest recording of a worker's devices, in milliseconds: a call lasts a minute at most.
+pub const MAX_PROFILE_MS: u32 = 50_000;
+/// Most spans of a device in a recording: what all devices of a worker did then fits a message.
+pub const MAX_PROFILE_SPANS: u32 = 100_000;
 /// Metadata key of the cluster id, 32 hex digits.
 pub const CLUSTER_KEY: &str = "engram-cluster";
 /// Metadata key of a [`v1::Problem`].

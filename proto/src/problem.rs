@@ -47,6 +47,7 @@ impl Problem {
             ProblemKind::Invalid | ProblemKind::WrongPartition => Code::InvalidArgument,
             ProblemKind::RunUnknown => Code::NotFound,
             ProblemKind::Denied => Code::PermissionDenied,
+            ProblemKind::Unauthenticated => Code::Unauthenticated,
             ProblemKind::DataCorruption => Code::DataLoss,
             ProblemKind::Unspecified => Code::Unknown,
         }
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_problem_survives_its_status() {
-        for kind in (1..=21).map(|kind| ProblemKind::try_from(kind).expect("kinds are dense")) {
+        for kind in (1..=22).map(|kind| ProblemKind::try_from(kind).expect("kinds are dense")) {
             let mut problem = Problem::of(kind, "ids[7]: 12 is not of partition 3").at(PartitionId(0)).retry_after(20);
             problem.primary = Some(0);
             let status = problem.clone().into_status();

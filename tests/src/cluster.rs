@@ -1,8 +1,9 @@
 //! A local cluster under `engram up`.
 
-use crate::command::{Ran, command, engram};
+use crate::command::{Ran, command, engram, engram_within};
 use crate::{DEADLINE, wait_for};
-use engram_client::{Client, Options};
+use engram_client::{Client, Network, Options};
+use engram_identity::{Expected, Files, Keys, Role};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -22,6 +23,8 @@ pub struct Up {
     /// Holds everything of the test; goes when the cluster does.
     home: TempDir,
     arguments: Vec<String>,
+    /// What its processes find in their environment beside what this one has.
+    environment: Vec<(String, String)>,
 }
 
 /// A local cluster that runs, or ran.
@@ -29,6 +32,8 @@ pub struct Up {
 pub struct Cluster {
     home: TempDir,
     arguments: Vec<String>,
+    /// What its processes find in their environment beside what this one has.
+    environment: Vec<(String, String)>,
     up: Child,
     /// Every process that was ever seen of it.
     seen: BTreeSet<u32>,
@@ -41,7 +46,7 @@ impl Up {
     /// The folder cannot be written.
     pub fn of(manifest: &str) -> Self {
         let home = TempDir::with_prefix("engram-test-").expect("a temporary folder can be made");
-        let up = Self { home, arguments: Vec::new() };
+        let up = Self { home, arguments: Vec::new(), environment: Vec::new() };
         up.change(manifest);
         up
     }
@@ -68,6 +73,13 @@ impl Up {
         self
     }
 
+    /// The same, with more in the environment of its processes.
+    #[must_use]
+    pub fn within(mut self, environment: &[(&str, &str)]) -> Self {
+        self.environment.extend(environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        self
+    }
+
     /// The state directory.
     pub fn state_dir(&self) -> PathBuf {
         self.home.path().join("state")
@@ -75,7 +87,7 @@ impl Up {
 
     /// Runs `up` to its end and says how it ended: for starts that are refused, and for `--exit-when-done`.
     pub fn run(&self) -> Ran {
-        engram(self.line(), "")
+        engram_within(self.line(), &self.environment, "")
     }
 
     /// Starts it and waits until all of it is served.
@@ -94,9 +106,9 @@ impl Up {
     /// The binary cannot be started.
     pub fn launch(self) -> Cluster {
         let line = self.line();
-        let Self { home, arguments } = self;
-        let up = spawn(&line, &home.path().join("up.log"));
-        Cluster { home, arguments, up, seen: BTreeSet::new() }
+        let Self { home, arguments, environment } = self;
+        let up = spawn(&line, &environment, &home.path().join("up.log"));
+        Cluster { home, arguments, environment, up, seen: BTreeSet::new() }
     }
 
     fn line(&self) -> Vec<String> {
@@ -111,9 +123,10 @@ impl Up {
     }
 }
 
-fn spawn(line: &[String], log: &Path) -> Child {
+fn spawn(line: &[String], environment: &[(String, String)], log: &Path) -> Child {
     let log = File::options().create(true).append(true).open(log).expect("the log can be opened");
     let mut command = command();
+    command.envs(environment.iter().cloned());
     command.args(line).stdin(Stdio::null()).stdout(log.try_clone().expect("a file can be shared")).stderr(log);
     command.spawn().expect("the binary starts")
 }
@@ -241,7 +254,12 @@ impl Cluster {
         let endpoints = self.endpoints().expect("the cluster is up");
         let workers = endpoints["workers"].as_array().expect("workers are a list").clone();
         let addresses = workers.iter().filter_map(|worker| worker["client"].as_str()).map(str::to_owned);
-        let options = Options::new(addresses);
+        let mut options = Options::new(addresses);
+        if endpoints["tls"] == true {
+            let tls = self.state_dir().join("tls");
+            let keys = Keys::open(Files::pair(tls.join("ca.pem"), tls.join("client.pem"))).expect("certificates");
+            options.network = Network::secured(keys, Expected::any(Role::Worker));
+        }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
         runtime.block_on(async move {
             let client = Client::connect(options).await.expect("the cluster answers");
@@ -332,7 +350,11 @@ impl Cluster {
     /// The start that this one was, on the same folder.
     fn again(mut self) -> Up {
         let placeholder = TempDir::new().expect("a temporary folder can be made");
-        Up { home: std::mem::replace(&mut self.home, placeholder), arguments: std::mem::take(&mut self.arguments) }
+        Up {
+            home: std::mem::replace(&mut self.home, placeholder),
+            arguments: std::mem::take(&mut self.arguments),
+            environment: std::mem::take(&mut self.environment),
+        }
     }
 
     /// The end of every log.

@@ -45,8 +45,17 @@ pub struct Ran {
 
 /// Runs the binary. The user's own clusters are out of its sight: it sees no state directories but those it is told of.
 pub fn engram<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>, input: &str) -> Ran {
+    engram_within(arguments, &[], input)
+}
+
+/// The same, with more in its environment.
+pub(crate) fn engram_within<S: AsRef<OsStr>>(
+    arguments: impl IntoIterator<Item = S>,
+    environment: &[(String, String)],
+    input: &str,
+) -> Ran {
     let mut command = command();
-    command.args(arguments);
+    command.args(arguments).envs(environment.iter().cloned());
     let line = format!("{command:?}");
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = spawned.expect("the binary starts");

@@ -7,9 +7,11 @@
 
 mod cluster;
 mod command;
+mod storage;
 
 pub use cluster::{Cluster, Up, is_running};
 pub use command::{Ran, binary, engram};
+pub use storage::Storage;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

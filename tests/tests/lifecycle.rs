@@ -42,6 +42,46 @@ fn a_second_start_on_a_state_directory_is_refused_and_names_the_holder() {
 }
 
 #[test]
+fn what_a_worker_does_is_recorded_for_whoever_asks() {
+    let cluster = Cluster::up(&cluster_manifest("recorded", 1, "  partitions: 4\n"));
+    insert_three(&cluster);
+    let trace = cluster.folder().join("timeline.json").display().to_string();
+    let recorded =
+        cluster.engram(&["profile", "0", "--seconds", "0.2", "--trace", &trace, "-o", "json"]).ended(0).json();
+    assert_eq!((&recorded["worker"], &recorded["trace"]), (&0.into(), &trace.as_str().into()));
+    let devices = recorded["devices"].as_array().expect("a list");
+    let [device] = &devices[..] else { panic!("one device: {recorded}") };
+    let timeline = std::fs::read_to_string(&trace).expect("a timeline");
+    let timeline: serde_json::Value = serde_json::from_str(&timeline).expect("JSON");
+    let named = timeline["traceEvents"].as_array().expect("events").iter().find(|it| it["name"] == "thread_name");
+    assert_eq!(named.expect("a thread for the device")["args"]["name"], device["device"]);
+
+    cluster.engram(&["profile", "--seconds", "0"]).refused(2, &["--seconds is 0; allowed: 0.01 to 50 seconds"]);
+    cluster.engram(&["profile", "7"]).refused(3, &["there is no worker 7; there are: 0"]);
+    let remote = engram(["profile", "--address", "127.0.0.1:1"], "");
+    remote.refused(2, &["--address does not name"]);
+    cluster.stop();
+}
+
+#[test]
+fn an_upgrade_is_checked_against_what_every_process_says_of_itself() {
+    let cluster = Cluster::up(&cluster_manifest("checked", 2, "  partitions: 4\n"));
+    let told = cluster.engram(&["upgrade-check", "-o", "json"]).ended(0).json();
+    let components = told["components"].as_array().expect("a list");
+    let names: Vec<&str> = components.iter().filter_map(|it| it["name"].as_str()).collect();
+    assert_eq!(names, ["coordinator", "worker-0", "worker-1"]);
+    // All of them are of this build, files included; the coordinator has none.
+    for (component, format) in components.iter().zip([false, true, true]) {
+        let (versions, build) = (&component["versions"], &told["build"]);
+        assert_eq!((&versions["version"], &versions["protocol"]), (&build["version"], &build["protocol"]), "{told}");
+        assert_eq!(versions["diskFormat"] == build["diskFormat"], format, "{told}");
+    }
+    assert_eq!((&told["possible"], told["findings"].as_array().map(Vec::len)), (&true.into(), Some(1)), "{told}");
+    engram(["upgrade-check", "--address", "127.0.0.1:1"], "").refused(2, &["--address does not name"]);
+    cluster.stop();
+}
+
+#[test]
 fn a_port_in_use_is_told_before_anything_is_started_or_written() {
     // Worker 1's client port, ten above the base.
     let (base, _held) = (10_300_u16..30_000)

@@ -55,3 +55,83 @@ fn events_are_learned_once_under_a_name_whatever_way_they_come() {
     cluster.engram(&["run", &wrong]).refused(3, &["ENG-0301", "chop", "shop"]);
     cluster.stop();
 }
+
+#[test]
+fn a_run_that_is_suspended_keeps_its_place_over_the_death_of_its_driver_and_ends_with_the_digest_of_one_that_was_not() {
+    let example = std::fs::read_to_string(checkout().join("examples/cluster.yaml")).expect("the example is shipped");
+    let (_, run) = example.split_once("\n---\n").expect("a cluster and a run");
+    let learning = "  partitions: 16\n  learning: { initialWeight: 0.0, decay: 0.02 }\n";
+    let mut cluster = Cluster::up(&cluster_manifest("words", 3, learning));
+    let name = "state-of-the-union";
+    let file = cluster.file("run.yaml", run);
+    cluster.engram(&["run", &file, "--no-wait"]).ended(0);
+    let is_at = |epoch| (runs(&cluster).first()?["epoch"].as_u64()? >= epoch).then_some(());
+    wait_for("the run to learn", DEADLINE, || is_at(20));
+    cluster.engram(&["suspend", name]).ended(0);
+    let suspended = runs(&cluster)[0].clone();
+    assert_eq!(suspended["phase"], "Suspended");
+    let digest = cluster.digest();
+    // Who waits may learn meanwhile, in the order of submission; here nothing does, and nothing is learned.
+    let pids: Vec<u32> = (0..3).filter_map(|worker| cluster.worker(worker)).collect();
+    for (worker, pid) in pids.into_iter().enumerate() {
+        cluster.kill(pid);
+        cluster.wait_for_restart(worker, pid);
+    }
+    let after = wait_for("the run to be told of", DEADLINE, || {
+        let ran = cluster.engram(&["list", "runs", "-o", "json"]);
+        // Of a partition that nobody serves yet no run is told.
+        let run = (ran.code == Some(0)).then(|| ran.json()["items"][0].clone())?;
+        run["phase"].is_string().then_some(run)
+    });
+    assert_eq!((&after["phase"], &after["epoch"]), (&suspended["phase"], &suspended["epoch"]));
+    assert_eq!(cluster.digest(), digest);
+    cluster.engram(&["resume", name]).ended(0);
+    wait_for("the run to end", DEADLINE, || (runs(&cluster).first()?["phase"] == "Succeeded").then_some(()));
+    // As the example's own test has it.
+    assert_eq!(cluster.digest(), ("82de3b4850164e2866d319c3c0dab744".to_owned(), 23_147));
+    cluster.engram(&["suspend", name]).refused(0, &["has ended already"]);
+    cluster.engram(&["suspend", "another"]).refused(3, &["another"]);
+    cluster.stop();
+}
+
+#[test]
+fn runs_take_their_turn_in_the_order_in_which_they_were_submitted() {
+    let cluster = Cluster::up(&cluster_manifest("shop", 2, "  partitions: 16\n"));
+    let lines: String = (0..5_000).map(|day| format!("{day},word-{}\n", day % 9)).collect();
+    let events = cluster.file("events.csv", format!("day,word\n{lines}"));
+    let columns = "columns: { key: word, epoch: day }";
+    let source = format!("    source: {{ events: {{ path: {events}, {columns} }} }}\n");
+    let submit = |name: &str, more: &str| {
+        let file = cluster.file(&format!("{name}.yaml"), run_manifest(name, "shop", &format!("{source}{more}")));
+        cluster.engram(&["run", &file, "--no-wait"]).ended(0);
+    };
+    submit("first", "");
+    // Names in another order than that of submission.
+    for name in ["zebra", "mule", "ant"] {
+        submit(name, "    epochs: 3\n");
+    }
+    let of = |name: &str| runs(&cluster).into_iter().find(|run| run["name"] == name).expect("it was submitted");
+    wait_for("all to wait for the first", DEADLINE, || {
+        let waits = |name, text: &str| of(name)["message"].as_str().is_some_and(|message| message.ends_with(text));
+        (waits("zebra", "waits for run first to end") && waits("ant", "waits for run first to end, 2 before it"))
+            .then_some(())
+    });
+    cluster.engram(&["suspend", "first"]).ended(0);
+    wait_for("the others to end", DEADLINE, || {
+        let done = |name| of(name)["phase"] == "Succeeded";
+        // None is done before one that came first.
+        assert!((!done("mule") || done("zebra")) && (!done("ant") || done("mule")), "{:?}", runs(&cluster));
+        done("ant").then_some(())
+    });
+    assert_eq!(of("first")["phase"], "Suspended");
+    let held = cluster.file(
+        "held.yaml",
+        run_manifest("held", "shop", &source).replace("  kind: Memory", "  suspend: true\n  kind: Memory"),
+    );
+    cluster.engram(&["run", &held, "--no-wait"]).ended(0);
+    assert_eq!((&of("held")["phase"], &of("held")["epoch"]), (&Value::from("Suspended"), &Value::from(0)));
+    let wrong = source.replace(&format!("path: {events}"), "configMap: { name: a, key: b.csv }");
+    let wrong = cluster.file("wrong.yaml", run_manifest("wrong", "shop", &wrong));
+    cluster.engram(&["run", &wrong]).refused(2, &["ENG-0107", "for clusters in Kubernetes"]);
+    cluster.stop();
+}

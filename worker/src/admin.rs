@@ -1,14 +1,16 @@
-//! Administration of one worker: status, snapshots, an orderly stop.
+//! Administration of one worker: status, snapshots, recordings of its devices, an orderly stop.
 
 use crate::drain;
 use crate::metrics::resident_bytes;
+use crate::profile;
 use crate::shared::Shared;
 use engram_cluster::Entry;
-use engram_memory::{Lsn, Ordinal, PartitionId, Term};
+use engram_memory::{Digest, Lsn, Ordinal, PartitionId, Term};
 use engram_proto::answers::identity;
+use engram_proto::protocol;
 use engram_proto::v1::admin_service_server::AdminService;
 use engram_proto::v1::{self, Problem, ProblemKind};
-use engram_store::ReplicaStatus;
+use engram_store::{FileHead, ReplicaStatus};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -111,6 +113,9 @@ impl AdminService for Admin {
             recovery: with_damage(&shared.recovery, stats.damage.as_deref()),
             partition_status,
             version: env!("CARGO_PKG_VERSION").into(),
+            protocol_min: protocol::OLDEST,
+            protocol_max: protocol::NEWEST,
+            disk_format: FileHead::VERSION,
         }))
     }
 
@@ -130,18 +135,13 @@ impl AdminService for Admin {
             };
             Problem::of(kind, error.to_string()).into_status()
         })?;
-        // The digest is of one moment only if nothing was written meanwhile; otherwise there is none to tell.
-        let read = self.shared.engine.read(|partitions| partitions.digest());
-        let digest = read.await.map_err(Problem::into_status)?;
-        let digest = digest.map_err(|error| crate::engine::device_problem(&error).into_status())?;
-        let still = written
-            .iter()
-            .all(|info| self.shared.engine.position(info.partition).is_none_or(|(_, lsn)| lsn == info.lsn));
+        let mut digest = Digest::default();
+        written.iter().for_each(|info| digest.merge(info.digest));
         Ok(Response::new(v1::CreateSnapshotReply {
             partitions: written.len() as u32,
             memories: written.iter().map(|info| info.memories).sum(),
             bytes: written.iter().map(|info| info.bytes).sum(),
-            digest: if still { identity(digest.0) } else { Default::default() },
+            digest: identity(digest.0),
             versions: written
                 .iter()
                 .map(|info| v1::PartitionVersion::of(info.partition, info.term, info.lsn))
@@ -167,5 +167,9 @@ impl AdminService for Admin {
         let drained = drain::drain(&self.shared, Duration::from_millis(deadline_ms)).await;
         let left = drained.left.iter().map(|partition| partition.0).collect();
         Ok(Response::new(v1::DrainReply { handed_over: drained.handed_over, left }))
+    }
+
+    async fn profile(&self, request: Request<v1::ProfileRequest>) -> Result<Response<v1::ProfileReply>, Status> {
+        profile::record(&self.shared, request.into_inner()).await.map(Response::new).map_err(Problem::into_status)
     }
 }

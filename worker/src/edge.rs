@@ -1,8 +1,10 @@
 //! Every call passes here first: who asks, whether they may, of which cluster; how many are under way; what is counted; and what becomes
 //! of a panic.
 
+use crate::rights::{self, Accounts};
 use crate::shared::Shared;
 use engram_client::trace::{self, Context};
+use engram_identity::{Caller, Reason, Role};
 use engram_proto::v1::{Problem, ProblemKind};
 use engram_proto::{CLUSTER_KEY, TRACE_KEY};
 use futures::FutureExt as _;
@@ -10,17 +12,22 @@ use futures::future::BoxFuture;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::{self, Poll};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 use tokio::sync::Semaphore;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-/// Calls under way per listener; more are told to come again. Each holds at most one message.
+/// Calls under way per listener; more are told to come again. Each holds at most one message. How many of them work at once is for
+/// [`crate::admission`] to say.
 const CALLS: usize = 1_024;
 /// When to come again after too many calls, in milliseconds.
 const RETRY_MS: u64 = 50;
+
+/// Calls of administration, and who may make them of those that show a certificate.
+const ADMINISTRATION: &str = "/engram.v1.AdminService/";
+pub(crate) const ADMINISTRATORS: &[Role] = &[Role::Coordinator, Role::Client];
 
 /// Who asks. Handlers find it among the extensions of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,12 +71,61 @@ impl Authorizer for AllowAll {
 pub(crate) struct Edge {
     shared: Arc<Shared>,
     authorizer: Arc<dyn Authorizer>,
+    callers: &'static [Role],
+    /// Whose tokens are taken of who shows no certificate.
+    accounts: Option<Arc<Accounts>>,
     calls: Arc<Semaphore>,
 }
 
 impl Edge {
-    pub(crate) fn new(shared: Arc<Shared>, authorizer: Arc<dyn Authorizer>) -> Self {
-        Self { shared, authorizer, calls: Arc::new(Semaphore::new(CALLS)) }
+    /// Of a listener for these roles.
+    pub(crate) fn new(shared: Arc<Shared>, authorizer: Arc<dyn Authorizer>, callers: &'static [Role]) -> Self {
+        Self { shared, authorizer, callers, accounts: None, calls: Arc::new(Semaphore::new(CALLS)) }
+    }
+
+    /// The same, taking tokens as well.
+    pub(crate) fn with_accounts(self, accounts: Option<Arc<Accounts>>) -> Self {
+        Self { accounts, ..self }
+    }
+
+    /// Who calls, and that they may call this at all: by their certificate or, without one, by their token.
+    fn identify(&self, request: &Request<Body>) -> Result<Principal, Problem> {
+        let (caller, method) = (Caller::of(request.extensions()), request.uri().path());
+        let Some(accounts) = self.accounts.as_ref().filter(|_| caller == Caller::Anonymous) else {
+            self.admit_caller(&caller, method)?;
+            return Ok(self.authorizer.identify(request.headers()));
+        };
+        match accounts.admit(request.headers(), method, SystemTime::now()) {
+            Ok(Some(account)) => Ok(Principal { name: account.to_string() }),
+            Ok(None) => Ok(Principal::anonymous()),
+            Err(refused) => {
+                self.count(refused.reason);
+                tracing::debug!(reason = refused.reason.word(), method, "refused a call");
+                Err(rights::problem(refused))
+            }
+        }
+    }
+
+    fn count(&self, reason: Reason) {
+        if let Some(keys) = &self.shared.keys {
+            keys.refusals().count(reason);
+        }
+    }
+
+    /// Whether whoever is on the other side may use this listener at all.
+    fn admit_caller(&self, caller: &Caller, method: &str) -> Result<(), Problem> {
+        // Where clients find administration as well, it is not for workers.
+        let callers = if method.starts_with(ADMINISTRATION) { ADMINISTRATORS } else { self.callers };
+        if caller.is_any(callers) {
+            return Ok(());
+        }
+        self.count(Reason::Role);
+        let role =
+            caller.name().map_or_else(|| "caller without a certificate".to_owned(), |name| name.role.to_string());
+        let allowed: Vec<String> = callers.iter().map(ToString::to_string).collect();
+        let what = if method.starts_with(ADMINISTRATION) { "administration" } else { "this listener" };
+        let text = format!("{what} is not for a {role}; allowed: {}", allowed.join(", "));
+        Err(Problem::of(ProblemKind::Denied, text))
     }
 
     /// Whether a call is let in.
@@ -79,6 +135,7 @@ impl Edge {
         if self.shared.is_stopping() && !method.starts_with("/grpc.health.") {
             return Err(Problem::of(ProblemKind::Stopping, "this worker is stopping").retry_after(RETRY_MS));
         }
+        let principal = self.identify(request)?;
         let expected = self.shared.options.cluster;
         if let Some(asked) = request.headers().get(CLUSTER_KEY)
             && asked.as_bytes() != expected.to_string().as_bytes()
@@ -87,7 +144,6 @@ impl Edge {
             let text = format!("this worker is of cluster {expected}, not of {asked}");
             return Err(Problem::of(ProblemKind::WrongCluster, text));
         }
-        let principal = self.authorizer.identify(request.headers());
         if !self.authorizer.allows(&principal, method) {
             let text = format!("{} may not call {method}", principal.name);
             return Err(Problem::of(ProblemKind::Denied, text));

@@ -201,6 +201,19 @@ impl Engine {
         result.await.unwrap_or(Err(Error::Stopped))
     }
 
+    /// One partition into `folder`; `None` where it is not led here.
+    pub(crate) async fn snapshot_one(
+        &self,
+        partition: PartitionId,
+        folder: PathBuf,
+    ) -> Result<Option<SnapshotInfo>, Error> {
+        let (done, result) = oneshot::channel();
+        self.0.snapshot_one(partition, folder, move |written| {
+            let _ = done.send(written);
+        });
+        Ok(result.await.unwrap_or(Err(Error::Stopped))?.pop())
+    }
+
     pub(crate) async fn stop(&self) -> Result<(), Error> {
         let (done, result) = oneshot::channel();
         self.0.stop(move |stopped| {

@@ -7,7 +7,7 @@ use std::io;
 use std::process::ExitStatus;
 
 /// The status of each cause: clear of a plain failure (1), of a panic (101) and of what shells use (from 126).
-const STATUSES: [(i32, Code); 10] = [
+const STATUSES: [(i32, Code); 13] = [
     (70, Code::Immutable),
     (71, Code::StateDirectoryInUse),
     (72, Code::PortInUse),
@@ -18,7 +18,13 @@ const STATUSES: [(i32, Code); 10] = [
     (77, Code::StorageFailed),
     (78, Code::Corrupt),
     (79, Code::GpuRequired),
+    (80, Code::SnapshotUnusable),
+    (81, Code::StorageUnusable),
+    (82, Code::CapacityExceeded),
 ];
+
+/// The status of a worker that has done what is done without the others, and is to be started again at once.
+pub const AGAIN: i32 = 90;
 
 /// The status that a process ends with that fails with `error`; 1 where the log alone tells why.
 pub fn status(error: &anyhow::Error) -> i32 {
@@ -68,6 +74,7 @@ pub fn of(error: &anyhow::Error) -> Option<Code> {
 fn worker(error: &crate::Error) -> Option<Code> {
     match error {
         crate::Error::Store(error) => store(error),
+        crate::Error::Bootstrap(problem) => Some(problem.code()),
         crate::Error::NoGpu { .. } => Some(Code::GpuRequired),
         crate::Error::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => Some(Code::PortInUse),
         _ => None,

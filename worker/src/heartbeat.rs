@@ -5,6 +5,7 @@
 use crate::peers;
 use crate::roster;
 use crate::shared::Shared;
+use crate::trouble;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use engram_proto::v1::{Beat, Hello};
 use std::collections::BTreeSet;
@@ -109,7 +110,7 @@ async fn stream(shared: &Shared, address: &str) -> Result<(), String> {
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE_DEADLINE);
-    let channel = shared.network.connect(endpoint).await.map_err(|error| error.to_string())?;
+    let channel = shared.to_coordinators().connect(endpoint).await.map_err(|error| error.to_string())?;
     let mut client =
         CoordinatorServiceClient::new(channel).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
     // One beat may wait: a newer one says more.
@@ -187,6 +188,9 @@ impl Progress {
             queued: self.moved.elapsed() >= STILL,
             turns: self.turns,
             leaving: shared.is_leaving(),
+            unled: stats.unled.iter().map(|partition| partition.0).collect(),
+            bootstrap: shared.bootstrap.told(),
+            gpu_trouble: trouble::of_gpu(shared.options.spec.gpu.mode, shared.device.without(), stats.gpu.as_ref()),
         }
     }
 }

@@ -18,7 +18,9 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod admission;
 mod batch;
+mod bootstrap;
 mod device;
 mod drain;
 mod edge;
@@ -36,19 +38,22 @@ mod page;
 mod part;
 mod peers;
 pub mod pod;
+mod profile;
 mod read;
 mod recall;
+mod rights;
 mod roster;
 mod runs;
 mod service;
 mod shared;
 pub mod supervise;
 mod testimony;
+mod trouble;
 mod view;
 mod worker;
 mod write;
 
 pub use edge::{AllowAll, Authorizer, Principal};
-pub use options::{Listen, MapPlace, Options};
+pub use options::{Bootstrap, Listen, MapPlace, Options, Tls, TokenFiles};
 pub use tonic::codegen::http::HeaderMap;
 pub use worker::{Addresses, Error, Handle, Worker};

@@ -1,6 +1,7 @@
 //! The seam to the machine: clocks, network and store of a worker. A simulator gives its own.
 
 use engram_client::Network;
+use engram_identity::{Caller, Secured};
 use engram_memory::Incarnation;
 use engram_store::peer::Peers;
 use engram_store::{Clock, Handle, Recovery};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
 /// A machine that is not the one of this process. There is no administration and no HTTP page on it, and no thread: beats are a
 /// task like any other.
@@ -61,17 +62,19 @@ impl<T: AsyncRead + AsyncWrite + Send> Bytes for T {}
 pub enum Connection {
     /// Of the network of this machine.
     Tcp(TcpStream),
+    /// Of the same, over TLS.
+    Tls(Box<Secured>),
     /// Of a simulated one.
     Simulated(Pin<Box<dyn Bytes>>),
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Caller;
 
-    fn connect_info(&self) -> TcpConnectInfo {
+    fn connect_info(&self) -> Caller {
         match self {
-            Self::Tcp(stream) => stream.connect_info(),
-            Self::Simulated(_) => TcpConnectInfo { local_addr: None, remote_addr: None },
+            Self::Tls(secured) => secured.connect_info(),
+            Self::Tcp(_) | Self::Simulated(_) => Caller::Clear,
         }
     }
 }
@@ -80,6 +83,7 @@ impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match &mut *self {
             Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Simulated(stream) => stream.as_mut().poll_read(cx, buf),
         }
     }
@@ -89,6 +93,7 @@ impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match &mut *self {
             Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
             Self::Simulated(stream) => stream.as_mut().poll_write(cx, bytes),
         }
     }
@@ -96,6 +101,7 @@ impl AsyncWrite for Connection {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut *self {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
             Self::Simulated(stream) => stream.as_mut().poll_flush(cx),
         }
     }
@@ -103,6 +109,7 @@ impl AsyncWrite for Connection {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut *self {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Simulated(stream) => stream.as_mut().poll_shutdown(cx),
         }
     }
@@ -114,6 +121,7 @@ impl AsyncWrite for Connection {
     ) -> Poll<io::Result<usize>> {
         match &mut *self {
             Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
             Self::Simulated(stream) => stream.as_mut().poll_write_vectored(cx, bytes),
         }
     }
@@ -121,6 +129,7 @@ impl AsyncWrite for Connection {
     fn is_write_vectored(&self) -> bool {
         match self {
             Self::Tcp(stream) => stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
             Self::Simulated(stream) => stream.is_write_vectored(),
         }
     }

@@ -5,7 +5,7 @@
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
-use engram_worker::{Options, Worker, exit, pod};
+use engram_worker::{Options, TokenFiles, Worker, exit, pod};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,6 +23,27 @@ struct Arguments {
     /// The worker's disk
     #[arg(long, value_name = "FOLDER", default_value = pod::STATE)]
     state_dir: PathBuf,
+    /// Whom the cluster's processes believe, as the operator mounts it
+    #[arg(long, value_name = "FOLDER", default_value = pod::AUTHORITY)]
+    authority: PathBuf,
+    /// Where the pod keeps its key and certificate: in memory
+    #[arg(long, value_name = "FOLDER", default_value = pod::IDENTITY)]
+    identity: PathBuf,
+    /// The token with which it asks for a certificate
+    #[arg(long, value_name = "FILE", default_value = pod::IDENTITY_TOKEN)]
+    identity_token: PathBuf,
+}
+
+impl Arguments {
+    fn places(&self) -> pod::Places {
+        let tokens = TokenFiles {
+            keys: self.authority.join("jwks.json"),
+            issuer: self.authority.join("issuer"),
+            access: self.settings.with_file_name("access.json"),
+        };
+        let (authority, folder, token) = (self.authority.clone(), self.identity.clone(), self.identity_token.clone());
+        pod::Places { authority, folder, token, tokens }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -71,7 +92,7 @@ fn main() {
         .init();
     let ended = match &arguments.command {
         None => supervise(&arguments),
-        Some(Command::Serve { config }) => serve(config).map(|()| 0),
+        Some(Command::Serve { config }) => serve(config),
         Some(Command::Drain { deadline, socket }) => drain(socket, *deadline),
         Some(Command::Healthcheck { page, wait }) => {
             pod::healthcheck(page, Duration::from_millis(wait.as_millis())).map(|()| 0)
@@ -89,13 +110,16 @@ fn main() {
 
 fn supervise(arguments: &Arguments) -> Result<i32> {
     let settings = pod::Settings::read(&arguments.settings)?;
-    let options = settings.options(pod::Place::from_environment()?, arguments.state_dir.clone());
+    let place = pod::Place::from_environment()?;
+    let identity = settings.identity(&place, || arguments.places())?;
+    let options = settings.options(place, arguments.state_dir.clone());
     // One thread: the kernel ties a child to the thread that started it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start")?;
-    runtime.block_on(pod::supervise(&options))
+    runtime.block_on(pod::supervise(options, identity))
 }
 
-fn serve(config: &Path) -> Result<()> {
+/// The status to end with.
+fn serve(config: &Path) -> Result<i32> {
     let text = if config == Path::new("-") {
         // The process that writes them is the one to end with.
         #[cfg(target_os = "linux")]
@@ -120,9 +144,10 @@ fn serve(config: &Path) -> Result<()> {
             }
         };
         let worker = Worker::build(options).await?;
-        pod::introduce(&worker.handle().member());
+        let handle = worker.handle();
+        pod::introduce(&handle.member());
         worker.run(stop).await?;
-        Ok(())
+        Ok(if handle.begins_again() { exit::AGAIN } else { 0 })
     })
 }
 

@@ -1,7 +1,11 @@
 //! What this worker counts, in the format of Prometheus. Names begin with `engram_`; every series carries `learner_cluster` and `worker`.
 
+use crate::admission::{Admission, Kind};
 use crate::peers::Traffic;
+use crate::rights::Accounts;
 use crate::shared::Shared;
+use engram_identity::{Keys, Reason};
+use engram_kernels::Standing;
 use engram_proto::v1::PartitionStatus;
 use engram_store::Distribution;
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -12,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tonic::Code;
 
 /// Methods whose calls are told apart; others are counted together, so that a caller cannot make series.
@@ -61,6 +65,21 @@ struct BuildLabels {
     device: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GpuLabels {
+    device: String,
+}
+
 /// Calls by method and code.
 #[derive(Debug, Clone)]
 pub(crate) struct Calls {
@@ -104,7 +123,79 @@ pub(crate) struct Metrics {
     /// Partitions that this worker began to serve.
     pub(crate) taken_over: Counter,
     build: Family<BuildLabels, Gauge>,
+    admitted: Admitted,
+    tls: Option<Tls>,
     mirrors: Mirrors,
+}
+
+/// What is let in, by kind.
+struct Admitted {
+    limit: Family<KindLabels, Gauge<u64, AtomicU64>>,
+    under_way: Family<KindLabels, Gauge<u64, AtomicU64>>,
+    refused: Family<KindLabels, Counter>,
+}
+
+impl Admitted {
+    fn registered(registry: &mut Registry) -> Self {
+        let own = Self { limit: Family::default(), under_way: Family::default(), refused: Family::default() };
+        let help = "Reads and writes that may be under way: found out from how long they take";
+        registry.register("admission_limit", help, own.limit.clone());
+        registry.register("admission_under_way", "Reads and writes that are under way", own.under_way.clone());
+        let help = "Reads and writes turned away because as many were under way as are answered in time";
+        registry.register("admission_refused", help, own.refused.clone());
+        own
+    }
+
+    fn set(&self, admission: &Admission) {
+        for kind in Kind::ALL {
+            let labels = KindLabels { kind: kind.word() };
+            let (limit, under_way, refused) =
+                admission.with(kind, |it| (it.limit() as u64, it.under_way() as u64, it.refused()));
+            self.limit.get_or_create(&labels).set(limit);
+            self.under_way.get_or_create(&labels).set(under_way);
+            self.refused.get_or_create(&labels).inner().store(refused, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What is counted under TLS.
+struct Tls {
+    refused: Family<ReasonLabels, Counter>,
+    expiry: Gauge<i64>,
+    failures: Counter,
+    token_failures: Counter,
+}
+
+impl Tls {
+    fn registered(registry: &mut Registry) -> Self {
+        let own = Self {
+            refused: Family::default(),
+            expiry: Gauge::default(),
+            failures: Counter::default(),
+            token_failures: Counter::default(),
+        };
+        let help = "Connections and calls that were refused for their certificate or token, by reason";
+        registry.register("tls_refused", help, own.refused.clone());
+        let help = "Seconds until the certificate in use is valid no more";
+        registry.register("certificate_expiry_seconds", help, own.expiry.clone());
+        let help = "Looks at the certificates' files that found them of no use; the old ones stay in use";
+        registry.register("certificate_reload_failures", help, own.failures.clone());
+        let help = "Looks at the keys of tokens and the rights of accounts that found them of no use; what was known stays in use";
+        registry.register("token_reload_failures", help, own.token_failures.clone());
+        own
+    }
+
+    fn set(&self, keys: &Keys, accounts: Option<&Accounts>) {
+        for reason in Reason::ALL {
+            let counter = self.refused.get_or_create(&ReasonLabels { reason: reason.word() });
+            counter.inner().store(keys.refusals().of(reason), Ordering::Relaxed);
+        }
+        let seconds = |duration: Duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+        let left = keys.until().duration_since(SystemTime::now());
+        self.expiry.set(left.map_or_else(|error| -seconds(error.duration()), seconds));
+        self.failures.inner().store(keys.failures(), Ordering::Relaxed);
+        self.token_failures.inner().store(accounts.map_or(0, Accounts::failures), Ordering::Relaxed);
+    }
 }
 
 /// Counters and gauges whose value lives elsewhere, set when the page is asked for.
@@ -121,9 +212,6 @@ struct Mirrors {
     scrubbed_snapshots: Counter,
     damaged_snapshots: Counter,
     reads: Counter,
-    gpu_passes: Counter,
-    gpu_fallbacks: Counter,
-    gpu_mirrored_bytes: Counter,
     shipped_records: Counter,
     copies_sent: Counter,
     copied_bytes: Counter,
@@ -131,8 +219,7 @@ struct Mirrors {
     memories: Gauge<u64, AtomicU64>,
     memory_bytes: Gauge<u64, AtomicU64>,
     log_bytes: Gauge<u64, AtomicU64>,
-    gpu_bytes: Gauge<u64, AtomicU64>,
-    gpu_given_up: Gauge<u64, AtomicU64>,
+    gpus: Gpus,
     gpu_threshold: Gauge<i64>,
     waiting: Gauge<u64, AtomicU64>,
     partitions: Gauge<u64, AtomicU64>,
@@ -148,8 +235,68 @@ struct Mirrors {
     healing: Gauge<u64, AtomicU64>,
 }
 
+/// What is counted of each GPU.
+struct Gpus {
+    passes: Family<GpuLabels, Counter>,
+    fallbacks: Family<GpuLabels, Counter>,
+    mirrored_bytes: Family<GpuLabels, Counter>,
+    bytes: Family<GpuLabels, Gauge<u64, AtomicU64>>,
+    memories: Family<GpuLabels, Gauge<u64, AtomicU64>>,
+    given_up: Family<GpuLabels, Gauge<u64, AtomicU64>>,
+    host_memories: Gauge<u64, AtomicU64>,
+}
+
+impl Gpus {
+    fn registered(registry: &mut Registry) -> Self {
+        let own = Self {
+            passes: Family::default(),
+            fallbacks: Family::default(),
+            mirrored_bytes: Family::default(),
+            bytes: Family::default(),
+            memories: Family::default(),
+            given_up: Family::default(),
+            host_memories: Gauge::default(),
+        };
+        registry.register("gpu_passes", "Passes over memories that a GPU did, or its part of", own.passes.clone());
+        let help = "Passes large enough for a GPU whose part the CPU did, as it was full or failed";
+        registry.register("gpu_fallbacks", help, own.fallbacks.clone());
+        let help = "Bytes of changed memories that a GPU took before its passes";
+        registry.register("gpu_mirrored_bytes", help, own.mirrored_bytes.clone());
+        registry.register("gpu_bytes", "Bytes of columns on a GPU", own.bytes.clone());
+        registry.register("gpu_memories", "Memories of the partitions on a GPU", own.memories.clone());
+        let help = "1 when this worker had a GPU and gave it up; restart it to try again";
+        registry.register("gpu_given_up", help, own.given_up.clone());
+        let help = "Memories of the partitions that no GPU has room for, where there are GPUs";
+        registry.register("gpu_host_memories", help, own.host_memories.clone());
+        own
+    }
+
+    fn set(&self, standing: &Standing) {
+        for held in &standing.devices {
+            let labels = GpuLabels { device: held.id.clone() };
+            let count = |family: &Family<GpuLabels, Counter>, value| {
+                family.get_or_create(&labels).inner().store(value, Ordering::Relaxed);
+            };
+            count(&self.passes, held.passes);
+            count(&self.fallbacks, held.fallbacks);
+            count(&self.mirrored_bytes, held.mirrored_bytes);
+            let state = |family: &Family<GpuLabels, Gauge<u64, AtomicU64>>, value| {
+                family.get_or_create(&labels).set(value);
+            };
+            state(&self.bytes, held.bytes);
+            state(&self.memories, held.memories);
+            state(&self.given_up, u64::from(held.given_up.is_some()));
+        }
+        if standing.devices.is_empty() {
+            // An alert waits for this one, so every worker tells it; an empty label is none.
+            self.given_up.get_or_create(&GpuLabels { device: String::new() }).set(0);
+        }
+        self.host_memories.set(standing.host_memories);
+    }
+}
+
 impl Metrics {
-    pub(crate) fn new(cluster: &str, ordinal: u32, traffic: &Traffic) -> Self {
+    pub(crate) fn new(cluster: &str, ordinal: u32, traffic: &Traffic, has_tls: bool) -> Self {
         let labels = [("learner_cluster", cluster.to_owned()), ("worker", ordinal.to_string())];
         let labels = labels.map(|(name, value)| (name.into(), value.into()));
         let mut registry = Registry::with_prefix_and_labels("engram", labels.into_iter());
@@ -192,24 +339,22 @@ impl Metrics {
             counter("evicted_memories", "Memories evicted or removed"),
             counter("refused_records", "Records refused before the log"),
             counter("failed_records", "Records whose log batch could not be written"),
-            counter("overloaded_calls", "Calls turned away because the queue of the store was full"),
+            counter("overloaded_calls", "Calls turned away because as much was under way as is taken"),
             counter("logged_bytes", "Bytes of records logged"),
             counter("snapshots", "Snapshots written"),
             counter("failed_snapshots", "Snapshots that failed"),
             counter("scrubbed_snapshots", "Snapshots that were read again, and right"),
             counter("damaged_snapshots", "Snapshots that were found damaged when they were read again"),
             counter("store_reads", "Reads that the store ran"),
-            counter("gpu_passes", "Passes over memories that the GPU did"),
-            counter("gpu_fallbacks", "Passes large enough for the GPU that the CPU did, as it was full or failed"),
-            counter("gpu_mirrored_bytes", "Bytes of changed memories that the GPU took before its passes"),
             counter("shipped_records", "Records sent to other copies, each time"),
             counter("copies_sent", "Copies of a partition's state sent to a worker"),
             counter("copied_bytes", "Bytes of such copies that were sent"),
             counter("copies_installed", "Copies of a partition's state that were taken over here"),
         ];
         let gpu_threshold = Gauge::<i64>::default();
-        let help = "Memories of a pass from which the GPU does it; -1 = never, or there is none";
+        let help = "Memories of a pass from which GPUs do it; -1 = never, or there is none";
         registry.register("gpu_threshold_memories", help, gpu_threshold.clone());
+        let gpus = Gpus::registered(&mut registry);
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::<u64, AtomicU64>::default();
             registry.register(name, help, gauge.clone());
@@ -228,9 +373,6 @@ impl Metrics {
             scrubbed_snapshots,
             damaged_snapshots,
             reads,
-            gpu_passes,
-            gpu_fallbacks,
-            gpu_mirrored_bytes,
             shipped_records,
             copies_sent,
             copied_bytes,
@@ -249,16 +391,12 @@ impl Metrics {
             scrubbed_snapshots,
             damaged_snapshots,
             reads,
-            gpu_passes,
-            gpu_fallbacks,
-            gpu_mirrored_bytes,
             shipped_records,
             copies_sent,
             copied_bytes,
             copies_installed,
             gpu_threshold,
-            gpu_bytes: gauge("gpu_bytes", "Bytes of columns on the GPU; 0 without one"),
-            gpu_given_up: gauge("gpu_given_up", "1 when this worker had a GPU and gave it up; restart it to try again"),
+            gpus,
             memories: gauge("memories", "Memories on this worker"),
             memory_bytes: gauge("memory_bytes", "Bytes of device, columns and indices"),
             log_bytes: gauge("log_bytes", "Bytes that the write-ahead log holds"),
@@ -286,7 +424,9 @@ impl Metrics {
         };
         let build = Family::<BuildLabels, Gauge>::default();
         registry.register("build_info", "Always 1; what runs here", build.clone());
-        Self { registry, calls, updates, epoch_parts, forwarded, taken_over, build, mirrors }
+        let admitted = Admitted::registered(&mut registry);
+        let tls = has_tls.then(|| Tls::registered(&mut registry));
+        Self { registry, calls, updates, epoch_parts, forwarded, taken_over, build, admitted, tls, mirrors }
     }
 
     /// The page, with how the partitions stand.
@@ -305,7 +445,8 @@ impl Metrics {
         set(&mirrors.evicted, stats.evicted_memories);
         set(&mirrors.refused, stats.refused_records);
         set(&mirrors.failed, stats.failed_records);
-        set(&mirrors.overloaded, stats.overloaded_calls);
+        let refused: u64 = Kind::ALL.iter().map(|kind| shared.admission.with(*kind, |it| it.refused())).sum();
+        set(&mirrors.overloaded, stats.overloaded_calls + refused);
         set(&mirrors.logged_bytes, stats.logged_bytes);
         set(&mirrors.snapshots, stats.snapshots);
         set(&mirrors.failed_snapshots, stats.failed_snapshots);
@@ -317,12 +458,8 @@ impl Metrics {
         set(&mirrors.copied_bytes, stats.copied_bytes);
         set(&mirrors.copies_installed, stats.copies_installed);
         let gpu = stats.gpu.clone().unwrap_or_default();
-        set(&mirrors.gpu_passes, gpu.passes);
-        set(&mirrors.gpu_fallbacks, gpu.fallbacks);
-        set(&mirrors.gpu_mirrored_bytes, gpu.mirrored_bytes);
-        mirrors.gpu_bytes.set(gpu.bytes);
-        mirrors.gpu_given_up.set(u64::from(gpu.given_up.is_some()));
-        let threshold = gpu.threshold.filter(|_| gpu.given_up.is_none());
+        mirrors.gpus.set(&gpu);
+        let threshold = gpu.threshold.filter(|_| gpu.at_work().next().is_some());
         mirrors.gpu_threshold.set(threshold.map_or(-1, |memories| i64::try_from(memories).unwrap_or(i64::MAX)));
         mirrors.links.set(shared.links.members().len() as u64);
         mirrors.memories.set(stats.memories);
@@ -335,6 +472,10 @@ impl Metrics {
         mirrors.resident.set(resident_bytes());
         mirrors.uptime.set(shared.started.elapsed().as_secs());
         mirrors.lag_ms.set(shared.loop_lag_ms.load(Ordering::Relaxed));
+        self.admitted.set(&shared.admission);
+        if let Some((tls, keys)) = self.tls.as_ref().zip(shared.keys.as_ref()) {
+            tls.set(keys, shared.accounts.as_deref());
+        }
         let build = BuildLabels { version: env!("CARGO_PKG_VERSION"), device: shared.device.name(stats.gpu.as_ref()) };
         // What runs here may have become another.
         self.build.clear();
@@ -419,7 +560,7 @@ mod tests {
 
     #[test]
     fn a_caller_cannot_make_series() {
-        let metrics = Metrics::new("demo", 0, &Traffic::default());
+        let metrics = Metrics::new("demo", 0, &Traffic::default(), false);
         let calls = &metrics.calls;
         assert_eq!(calls.name(calls.method("/engram.v1.MemoryService/Rank")), "Rank");
         assert_eq!(calls.name(calls.method("/x/anything")), "other");

@@ -1,6 +1,7 @@
 //! What a worker is told at its start.
 
 use engram_api::{LearnerClusterSpec, SoloPolicy};
+use engram_identity::Files;
 use engram_memory::edge::OutOfRange;
 use engram_memory::{
     CapacityPolicy, ClusterId, FeatureShape, FeatureType, Law, Ordinal, Settings, Shape, Weight, edge,
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What a worker is told at its start, as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -42,12 +44,92 @@ pub struct Options {
     /// Threads of the passes over memories; absent = the cores of the machine. Workers that share a machine share its cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// How many workers share the GPUs of this machine, this one among them; absent = it has all that it sees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_workers: Option<u32>,
     /// How long a GPU may take for one wait before it counts as lost; absent = 2 s. Meanwhile this worker answers nothing, and longer
     /// than its leases last others take over what it leads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_deadline_ms: Option<u64>,
+    /// Where the volumes are that runs may name, a folder each; absent = runs read the disk of this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<PathBuf>,
+    /// Certificates; absent = all listeners but that of metrics are in clear.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<Tls>,
+    /// How a new disk is loaded, of a cluster whose specification has a `bootstrap`; absent = as the specification and the environment say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap: Option<Bootstrap>,
     /// The cluster's specification.
     pub spec: LearnerClusterSpec,
+}
+
+/// How a new disk is loaded.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Bootstrap {
+    /// Workers that the snapshot is shared out between, which a change of their number meanwhile does not change; absent = those of the
+    /// specification.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u32>,
+    /// A folder with the credentials of the storage, where the specification names a Secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<PathBuf>,
+}
+
+/// TLS on the listeners and towards others, with certificates on both sides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tls {
+    /// Where the certificates are.
+    pub files: Files,
+    /// Whose tokens clients may show instead of a certificate; absent = nobody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<TokenFiles>,
+    /// When clients and administrators are asked to connect anew, which shows their certificate again, in milliseconds; absent = 10 min. Shorter ends
+    /// connections of an old certificate sooner, and costs more handshakes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection_age_ms: Option<u64>,
+    /// How long streams that then go on may still take, in milliseconds; absent = 65 s, more than any call but a stream takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection_grace_ms: Option<u64>,
+}
+
+/// Where it stands whose tokens are taken, and what their accounts may do. All of it is read again when it changes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TokenFiles {
+    /// Public keys of the issuer, as a JSON Web Key Set.
+    pub keys: PathBuf,
+    /// Name of the issuer: what tokens have as `iss`.
+    pub issuer: PathBuf,
+    /// Rights by account: a list as `spec.access`, as JSON, each with its namespace.
+    pub access: PathBuf,
+}
+
+/// When clients are asked to connect anew, at most, and how long streams may go on then.
+const CONNECTION_AGE: Duration = Duration::from_secs(600);
+const CONNECTION_GRACE: Duration = Duration::from_secs(65);
+/// Connections of an old certificate end well within the third of its life that is left when the next one comes: this part of a life is
+/// their age at most, and their grace.
+const PARTS_OF_LIFE: u32 = 6;
+
+impl Tls {
+    /// With these files, whose certificates are good for `lifetime` each.
+    pub fn of(files: Files, lifetime: Duration) -> Self {
+        let ms = |most: Duration| Some(most.min(lifetime / PARTS_OF_LIFE).as_millis() as u64);
+        Self { files, tokens: None, connection_age_ms: ms(CONNECTION_AGE), connection_grace_ms: ms(CONNECTION_GRACE) }
+    }
+
+    /// When clients and administrators are asked to connect anew.
+    pub fn connection_age(&self) -> Duration {
+        self.connection_age_ms.map_or(CONNECTION_AGE, Duration::from_millis)
+    }
+
+    /// When a connection of theirs ends, whatever goes on over it.
+    pub fn connection_lifetime(&self) -> Duration {
+        self.connection_age() + self.connection_grace_ms.map_or(CONNECTION_GRACE, Duration::from_millis)
+    }
 }
 
 /// Where the partition map is kept.
@@ -168,6 +250,11 @@ impl Options {
     }
 }
 
+/// The cluster of an id as it is written: 32 hex digits, and no sign before them.
+pub(crate) fn cluster_of(id: &str) -> Option<ClusterId> {
+    id.parse().ok().filter(|_| id.len() == 32 && !id.starts_with('+'))
+}
+
 mod hex {
     use engram_memory::ClusterId;
     use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
@@ -178,10 +265,8 @@ mod hex {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ClusterId, D::Error> {
         let text = String::deserialize(deserializer)?;
-        if text.len() != 32 {
-            return Err(D::Error::custom(format!("cluster: '{text}' is not allowed; allowed: 32 hex digits")));
-        }
-        text.parse().map_err(|_| D::Error::custom(format!("cluster: '{text}' is not allowed; allowed: 32 hex digits")))
+        let wrong = || D::Error::custom(format!("cluster: '{text}' is not allowed; allowed: 32 hex digits"));
+        super::cluster_of(&text).ok_or_else(wrong)
     }
 }
 
@@ -201,7 +286,20 @@ mod tests {
             peer_detours: BTreeMap::from([(1, "127.0.0.1:7001".into())]),
             map_place: Some(MapPlace::Object { namespace: "research".into(), name: "demo".into() }),
             threads: Some(2),
+            machine_workers: None,
             gpu_deadline_ms: None,
+            tls: Some(Tls {
+                files: Files::pair("/tls/ca.pem", "/tls/worker.pem"),
+                tokens: Some(TokenFiles {
+                    keys: "/ca/jwks.json".into(),
+                    issuer: "/ca/issuer".into(),
+                    access: "/etc/access.json".into(),
+                }),
+                connection_age_ms: None,
+                connection_grace_ms: Some(5),
+            }),
+            inputs: None,
+            bootstrap: None,
             spec: LearnerClusterSpec::with_workers(5),
         }
     }
@@ -213,6 +311,7 @@ mod tests {
         let read: Options = serde_json::from_str(&json).unwrap();
         assert_eq!((read.cluster, read.spec), (options.cluster, options.spec.clone()));
         assert_eq!((&read.peer_detours, &read.map_place), (&options.peer_detours, &options.map_place));
+        assert_eq!(read.tls, options.tls);
         let misspelt = json.replace("stateDir", "statedir");
         assert!(serde_json::from_str::<Options>(&misspelt).unwrap_err().to_string().contains("statedir"));
         assert_eq!(options.settings().unwrap().rate, Settings::DEFAULT_RATE);

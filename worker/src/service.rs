@@ -1,5 +1,6 @@
 //! `MemoryService`, the same on the client's and on the peers' listener: on the latter nothing is passed on.
 
+use crate::admission::Kind;
 use crate::part::Body;
 use crate::shared::Shared;
 use crate::write::Asked;
@@ -39,6 +40,27 @@ fn reply<T>(answer: Result<T, Problem>) -> Result<Response<T>, Status> {
     answer.map(Response::new).map_err(Problem::into_status)
 }
 
+impl Memories {
+    /// A write, once there is room for it.
+    async fn changes(
+        &self,
+        method: &'static str,
+        session: Option<v1::Session>,
+        asked: Vec<Asked>,
+    ) -> Result<v1::WriteReply, Problem> {
+        self.shared.admission.within(Kind::Write, method, self.write(session, asked)).await
+    }
+
+    /// A read, once there is room for it.
+    async fn reads<T>(
+        &self,
+        method: &'static str,
+        read: impl Future<Output = Result<T, Problem>>,
+    ) -> Result<T, Problem> {
+        self.shared.admission.within(Kind::Read, method, read).await
+    }
+}
+
 #[tonic::async_trait]
 impl MemoryService for Memories {
     type GetMemoriesStream = Batches;
@@ -72,7 +94,7 @@ impl MemoryService for Memories {
                 seq: std::mem::take(&mut part.seq),
                 body: Body::Upsert(part),
             });
-            let reply = self.write(message.session, asked.collect()).await.map_err(Problem::into_status)?;
+            let reply = self.changes("Upsert", message.session, asked.collect()).await.map_err(Problem::into_status)?;
             written.parts.extend(reply.parts);
         }
         Ok(Response::new(written))
@@ -85,7 +107,7 @@ impl MemoryService for Memories {
             seq: part.seq,
             body: Body::Remove(part.ids),
         });
-        reply(self.write(message.session, asked.collect()).await)
+        reply(self.changes("Remove", message.session, asked.collect()).await)
     }
 
     async fn apply_reinforcement(
@@ -98,7 +120,7 @@ impl MemoryService for Memories {
             seq: part.seq,
             body: Body::Reinforce(part.updates.unwrap_or_default()),
         });
-        reply(self.write(message.session, asked.collect()).await)
+        reply(self.changes("ApplyReinforcement", message.session, asked.collect()).await)
     }
 
     async fn apply_decay(&self, request: Request<v1::DecayRequest>) -> Result<Response<v1::WriteReply>, Status> {
@@ -111,7 +133,7 @@ impl MemoryService for Memories {
                 |part: &v1::DecayPart| Asked { partition: Some(part.partition), seq: part.seq, body: body.clone() };
             message.parts.iter().map(part).collect()
         };
-        reply(self.write(message.session, asked).await)
+        reply(self.changes("ApplyDecay", message.session, asked).await)
     }
 
     async fn learn_epoch(
@@ -137,30 +159,30 @@ impl MemoryService for Memories {
         &self,
         request: Request<v1::GetMemoriesRequest>,
     ) -> Result<Response<Self::GetMemoriesStream>, Status> {
-        reply(self.get(request.into_inner()).await)
+        reply(self.reads("GetMemories", self.get(request.into_inner())).await)
     }
 
     async fn scan_memories(
         &self,
         request: Request<v1::ScanMemoriesRequest>,
     ) -> Result<Response<Self::ScanMemoriesStream>, Status> {
-        reply(self.scan(request.into_inner()).await)
+        reply(self.reads("ScanMemories", self.scan(request.into_inner())).await)
     }
 
     async fn get_quality(&self, request: Request<v1::QualityRequest>) -> Result<Response<v1::QualityReply>, Status> {
-        reply(self.quality(request.into_inner()).await)
+        reply(self.reads("GetQuality", self.quality(request.into_inner())).await)
     }
 
     async fn rank(&self, request: Request<v1::RankRequest>) -> Result<Response<Self::RankStream>, Status> {
-        reply(self.ranked(request.into_inner()).await)
+        reply(self.reads("Rank", self.ranked(request.into_inner())).await)
     }
 
     async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallReply>, Status> {
-        reply(self.recalled(request.into_inner()).await)
+        reply(self.reads("Recall", self.recalled(request.into_inner())).await)
     }
 
     async fn get_digest(&self, request: Request<v1::DigestRequest>) -> Result<Response<v1::DigestReply>, Status> {
-        reply(self.digest(request.into_inner()).await)
+        reply(self.reads("GetDigest", self.digest(request.into_inner())).await)
     }
 
     async fn get_partition_map(

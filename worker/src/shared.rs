@@ -1,16 +1,20 @@
 //! What the services, the heartbeat and the pages of one worker share.
 
+use crate::admission::Admission;
+use crate::bootstrap::Bootstrap;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::hands;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::peers::{Greeter, Links, MapKeeper, OPINION_MS, Proposals, Witness};
+use crate::rights::Accounts;
 use crate::roster::Roster;
 use crate::runs::Runs;
 use crate::view::View;
 use engram_client::{Client, Network};
 use engram_cluster::PartitionMap;
+use engram_identity::{Expected, Keys, Role};
 use engram_memory::{Incarnation, Member, Ordinal, PartitionId, Shape};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::Clock;
@@ -29,10 +33,16 @@ pub(crate) struct Shared {
     /// The one that the store has too.
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) network: Network,
+    /// Who this process is to others, under TLS.
+    pub(crate) keys: Option<Arc<Keys>>,
+    /// Whose tokens clients may show instead of a certificate.
+    pub(crate) accounts: Option<Arc<Accounts>>,
     pub(crate) engine: Engine,
     /// To the other workers, and to this one for what is asked of all.
     pub(crate) peers: Client,
     pub(crate) metrics: Metrics,
+    /// How much of its work may be under way.
+    pub(crate) admission: Admission,
     /// The learning runs that are driven here.
     pub(crate) runs: Runs,
     pub(crate) view: watch::Sender<View>,
@@ -61,6 +71,10 @@ pub(crate) struct Shared {
     pub(crate) stopping: watch::Sender<bool>,
     /// About to be stopped: it hands over what it leads.
     pub(crate) leaving: AtomicBool,
+    /// How the load of a new disk stands.
+    pub(crate) bootstrap: Bootstrap,
+    /// It stops to be started again at once.
+    pub(crate) begins_again: AtomicBool,
     /// Somebody asked for an orderly stop.
     pub(crate) asked_to_stop: tokio::sync::Notify,
     pub(crate) broadcast: RwLock<Option<v1::BroadcastQualityRequest>>,
@@ -91,6 +105,7 @@ pub(crate) struct Parts {
     pub(crate) options: Options,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) network: Network,
+    pub(crate) keys: Option<Arc<Keys>>,
     pub(crate) greeter: Greeter,
     pub(crate) links: Arc<Links>,
     pub(crate) proposals: Arc<Proposals>,
@@ -136,16 +151,29 @@ impl Coordinators {
 }
 
 impl Shared {
+    /// The network towards coordinators: over TLS nobody else is believed.
+    pub(crate) fn to_coordinators(&self) -> Network {
+        self.network.to(Expected::any(Role::Coordinator))
+    }
+
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { options, clock, network, greeter, links, proposals, engine, peers, recovery, device } = parts;
+        let Parts { options, clock, network, keys, greeter, links, proposals, engine, peers, recovery, device } = parts;
+        let tokens = options.tls.as_ref().and_then(|tls| tls.tokens.as_ref());
+        let accounts = tokens.map(|files| Arc::new(Accounts::open(files, options.cluster)));
+        if let Some(accounts) = &accounts {
+            accounts.follow();
+        }
         Self {
             shape: options.shape(),
-            metrics: Metrics::new(&options.cluster_name, options.ordinal, &links.traffic),
+            metrics: Metrics::new(&options.cluster_name, options.ordinal, &links.traffic, keys.is_some()),
+            admission: Admission::new(),
             roster: Roster::new(&options.coordinators, !network.is_simulated()),
             map_keeper: MapKeeper::of(&options),
             options,
             member: greeter.member,
             network,
+            keys,
+            accounts,
             engine,
             peers,
             runs: Runs::default(),
@@ -165,6 +193,8 @@ impl Shared {
             clock,
             stopping: watch::Sender::new(false),
             leaving: AtomicBool::new(false),
+            bootstrap: Bootstrap::default(),
+            begins_again: AtomicBool::new(false),
             asked_to_stop: tokio::sync::Notify::new(),
             broadcast: RwLock::default(),
             started: Instant::now(),

@@ -83,7 +83,7 @@ async fn tell(shared: &Shared, number: u64, seen: Option<&PartitionMap>) {
     for address in &shared.roster.now() {
         let telling = async {
             let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| error.to_string())?;
-            let channel = shared.network.connect(endpoint).await.map_err(|error| error.to_string())?;
+            let channel = shared.to_coordinators().connect(endpoint).await.map_err(|error| error.to_string())?;
             let mut client = CoordinatorServiceClient::new(channel);
             client.testify(message.clone()).await.map_err(|status| status.message().to_owned())
         };

@@ -1,5 +1,6 @@
 //! The life of a worker: open the store, bind, serve, follow the map, stop in order.
 
+use crate::bootstrap;
 use crate::device::{self, Asked, Device};
 use crate::edge::{AllowAll, Authorizer};
 use crate::engine::Engine;
@@ -14,6 +15,7 @@ use crate::service::Memories;
 use crate::shared::{Parts, Shared};
 use crate::testimony;
 use engram_client::{Client, Network, Plane};
+use engram_identity::{Expected, Keys, Role};
 use engram_memory::edge::OutOfRange;
 use engram_memory::{Incarnation, Member, Term};
 use engram_proto::v1;
@@ -63,6 +65,12 @@ pub enum Error {
     /// The store does not open, or did not stop in order.
     #[error(transparent)]
     Store(#[from] engram_store::Error),
+    /// The certificates are of no use.
+    #[error("failed to use the certificates: {0}")]
+    Keys(#[from] engram_identity::Error),
+    /// The snapshot that the cluster begins from is of no use.
+    #[error("cannot begin from the snapshot: {0}")]
+    Bootstrap(engram_api::Problem),
     /// A thread cannot be started.
     #[error("failed to start a thread")]
     Thread(#[source] std::io::Error),
@@ -109,6 +117,8 @@ pub struct Worker {
     authorizer: Arc<dyn Authorizer>,
     /// Beats come from a thread of their own.
     beats_apart: bool,
+    /// Its disk is new, and its cluster begins from a snapshot.
+    loads: bool,
 }
 
 /// What others in the process may do with a worker.
@@ -134,25 +144,42 @@ impl Worker {
         let chosen = tokio::task::spawn_blocking(move || device::choose(&asked)).await;
         let (passes, device) =
             chosen.map_err(|error| Error::Fault(format!("the choice of a device panicked: {error}")))??;
-        let listening = Listeners::bind(&options.listen).await?;
+        let keys = options.tls.as_ref().map(|tls| {
+            let expected = Expected::one(Role::Worker, options.ordinal);
+            Keys::open_for(tls.files.clone(), options.cluster, expected)
+        });
+        let keys = keys.transpose()?;
+        let listening = Listeners::bind(&options.listen, options.tls.as_ref().zip(keys.as_ref())).await?;
         let (folder, seen_in) = (options.state_dir.clone(), options.state_dir.clone());
         // Recovery reads files for as long as it takes.
         let opened = tokio::task::spawn_blocking(move || {
+            // What was on its way to a storage when the process before ended.
+            let _ = std::fs::remove_dir_all(runs::outgoing(&folder));
+            let loaded = bootstrap::settle(&folder).map_err(|source| engram_store::Error::Io {
+                operation: "put a loaded snapshot in place in",
+                path: folder.display().to_string(),
+                source,
+            })?;
             let disk = Arc::new(FileDisk::new(folder)?);
             let (store, recovery) = Store::open(disk, Arc::new(SystemClock), passes, store_options)?;
-            let promised = store.replicas().iter().any(|replica| replica.term > Term(0));
+            let of_map = |term: Term| loaded.map_or(term > Term(0), |loaded| loaded.is_before(term));
+            let promised = store.replicas().iter().any(|replica| of_map(replica.term));
             let seen = testimony::seen_before(&seen_in, promised);
-            Ok::<_, engram_store::Error>((store, recovery, seen))
+            Ok::<_, engram_store::Error>((store, recovery, seen, loaded))
         });
-        let (store, recovery, seen) =
+        let (store, recovery, seen, loaded) =
             opened.await.map_err(|error| Error::Fault(format!("recovery panicked: {error}")))??;
         let ways = Ways::default();
         let lossless_since = store.identity().lossless_since();
         let store = StoreEngine::start(store, ways.out()).map_err(Error::Thread)?;
         let opened = Opened { store, recovery, lossless_since, device: (device.cpu.clone(), device.threads) };
-        let worker =
-            Self::assemble(options, listening, opened, device, ways, Arc::new(SystemClock), Network::default());
+        let begins = options.spec.bootstrap.is_some();
+        let mut worker =
+            Self::assemble(options, listening, opened, device, ways, Arc::new(SystemClock), (Network::default(), keys));
         worker.shared.seen_before.store(seen, Ordering::Release);
+        // A disk that has seen a map has a past of its own.
+        worker.loads = begins && loaded.is_none() && seen == 0;
+        worker.shared.bootstrap.tell(loaded.filter(|_| begins).map(bootstrap::Loaded::told));
         Ok(worker)
     }
 
@@ -167,7 +194,10 @@ impl Worker {
         let opened = open(options.store()?, ways.out())?;
         let listening = Listeners::simulated(client, peer);
         let device = Device::without_gpu(opened.device.clone(), "this machine is simulated");
-        Ok(Self { beats_apart: false, ..Self::assemble(options, listening, opened, device, ways, clock, network) })
+        Ok(Self {
+            beats_apart: false,
+            ..Self::assemble(options, listening, opened, device, ways, clock, (network, None))
+        })
     }
 
     fn assemble(
@@ -177,8 +207,15 @@ impl Worker {
         device: Device,
         ways: Ways,
         clock: Arc<dyn Clock>,
-        network: Network,
+        (network, keys): (Network, Option<Arc<Keys>>),
     ) -> Self {
+        let network = match &keys {
+            Some(keys) => {
+                keys.follow();
+                Network::secured(Arc::clone(keys), Expected::any(Role::Worker))
+            }
+            None => network,
+        };
         let Opened { store: handle, recovery, lossless_since, .. } = opened;
         let (store, incarnation) = handle.identity();
         let member = Member { ordinal: options.ordinal(), store, incarnation };
@@ -190,9 +227,9 @@ impl Worker {
         let greeter = Greeter::new(&options, member, lossless_since, reachable(&options, bound));
         let (engine, peers) = (Engine(handle), Client::given(peers));
         let Ways { links, proposals } = ways;
-        let parts = Parts { options, clock, network, greeter, links, proposals, engine, peers, recovery, device };
+        let parts = Parts { options, clock, network, keys, greeter, links, proposals, engine, peers, recovery, device };
         let shared = Arc::new(Shared::new(parts));
-        Self { shared, listeners, bound, authorizer: Arc::new(AllowAll), beats_apart: true }
+        Self { shared, listeners, bound, authorizer: Arc::new(AllowAll), beats_apart: true, loads: false }
     }
 
     /// The same, asking `authorizer` about every call.
@@ -234,7 +271,7 @@ impl Worker {
     }
 
     async fn serve(self, shutdown: BoxFuture<'_, ()>) -> Result<(), Error> {
-        let Self { shared, listeners, authorizer, beats_apart, .. } = self;
+        let Self { shared, listeners, authorizer, beats_apart, loads, .. } = self;
         let _stop = StopOnDrop(Arc::clone(&shared));
         let (health, services) = client_services(&shared);
         let (mut serving, mut between) = listeners.serve(Arc::clone(&shared), authorizer, services).await;
@@ -250,7 +287,15 @@ impl Worker {
             background.spawn(heartbeat::run(Arc::clone(&shared)));
             None
         };
+        let loading = async {
+            match shared.options.spec.bootstrap.as_ref().filter(|_| loads) {
+                Some(spec) => bootstrap::run(&shared, spec).await,
+                None => Ok(()),
+            }
+        };
         let ended = tokio::select! {
+            // What is loaded ends by itself where it goes well.
+            Err(problem) = loading => Err(Error::Bootstrap(problem)),
             () = shutdown => Ok(()),
             () = shared.asked_to_stop.notified() => Ok(()),
             fault = watch_store(&shared) => Err(Error::Fault(fault)),
@@ -304,6 +349,11 @@ impl Handle {
     /// Tells it a map and members, as a coordinator would.
     pub fn hear(&self, reply: v1::BeatReply) {
         self.shared.hear("", reply);
+    }
+
+    /// Whether it has stopped to be started again at once, by whoever started it.
+    pub fn begins_again(&self) -> bool {
+        self.shared.begins_again.load(Ordering::Acquire)
     }
 
     /// Who it is.
@@ -382,7 +432,7 @@ async fn watch_store(shared: &Shared) -> String {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut snapshots, mut damaged) = (0, 0);
-    let (mut fallbacks, mut given_up) = (0, false);
+    let (mut fallbacks, mut given_up) = (0, 0);
     loop {
         let due = Instant::now() + TICK;
         ticks.tick().await;
@@ -398,14 +448,21 @@ async fn watch_store(shared: &Shared) -> String {
             tracing::warn!(damaged, damage = stats.damage.as_deref(), "found a damaged snapshot");
         }
         if let Some(gpu) = &stats.gpu {
-            if gpu.given_up.is_some() && !given_up {
-                given_up = true;
-                tracing::error!(gpu = gpu.name, why = gpu.given_up, "gave up the GPU; the CPU does all passes");
-            } else if gpu.fallbacks > fallbacks && !given_up {
+            let lost = || gpu.devices.iter().filter(|device| device.given_up.is_some());
+            if lost().count() > given_up {
+                given_up = lost().count();
+                let left = gpu.at_work().count();
+                tracing::error!(
+                    gpu = gpu.name,
+                    why = gpu.given_up,
+                    left,
+                    "gave up a GPU; what is left, and the CPU, do all passes"
+                );
+            } else if gpu.fallbacks > fallbacks && gpu.at_work().next().is_some() {
                 tracing::warn!(
                     gpu = gpu.name,
                     passes = gpu.fallbacks,
-                    "the GPU has no memory for a pass; the CPU did it"
+                    "a GPU has no memory for a pass; the CPU did its part"
                 );
             }
             fallbacks = gpu.fallbacks;

@@ -66,7 +66,7 @@ impl Cluster {
         let coordinator = listener.local_addr().unwrap();
         let options = Options { replication_factor: 2, ..Options::new(CLUSTER, "words", 16, 2) };
         let host = Host::default();
-        host.add(Coordinator::build(options, store).unwrap());
+        host.add(Coordinator::build(options, store).unwrap(), None);
         tokio::spawn(host.clone().run(listener, std::future::pending()));
         let mut cluster = Self { folder, coordinator, host, pods: Vec::new() };
         for ordinal in 0..2 {
@@ -134,7 +134,7 @@ impl Cluster {
 
     async fn member(&self, ordinal: u32) -> MemberEntry {
         let mut client = CoordinatorServiceClient::connect(format!("http://{}", self.coordinator)).await.unwrap();
-        let status = client.get_cluster_status(ClusterStatusRequest {}).await.unwrap().into_inner();
+        let status = client.get_cluster_status(ClusterStatusRequest::default()).await.unwrap().into_inner();
         status.members.into_iter().find(|member| member.ordinal == ordinal).unwrap()
     }
 

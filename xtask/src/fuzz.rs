@@ -2,7 +2,7 @@
 //!
 //! The workspace's own crates are compiled for coverage by `fuzz/rustc.sh`, on the pinned stable compiler; the crates of others
 //! are those of the release build. What libFuzzer says goes to a log, and one line of it is shown per target. New inputs gather
-//! under `target/fuzz`; `--keep` adds those that reach more code to the committed corpora.
+//! under `target/fuzz`; `--keep` adds those that reach more code to the committed corpora; `--report` keeps the figures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 
+use crate::bench::parse_count;
 use crate::{process, workspace};
 
 /// An input that takes longer is a finding.
@@ -32,6 +34,12 @@ pub(crate) struct Options {
     /// Time for each target
     #[arg(long, value_name = "N", default_value_t = 60)]
     seconds: u32,
+    /// Inputs for all targets together, in equal parts, however long they take: 10m is ten million
+    #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with_all = ["seconds", "replay"])]
+    inputs: Option<u64>,
+    /// Writes the figures of all targets, as JSON
+    #[arg(long, value_name = "FILE", conflicts_with = "replay")]
+    report: Option<PathBuf>,
     /// Targets that run at the same time
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
@@ -58,14 +66,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ensure!(targets.len() == 1, "--replay takes one target");
         return process::run(target_command(&binary, &targets[0]).arg(input));
     }
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let amount = match options.inputs {
+        Some(inputs) => format!("-runs={}", inputs.div_ceil(targets.len() as u64)),
+        None => format!("-max_total_time={}", options.seconds),
+    };
+    let (next, failed, figures) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..options.jobs {
             scope.spawn(|| {
                 while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(error) = fuzz(&binary, target, options) {
-                        eprintln!("xtask: {target}: {error:#}");
-                        failed.lock().expect("no thread panicked").push(target.as_str());
+                    match fuzz(&binary, target, &amount, options.keep) {
+                        Ok(found) => figures.lock().expect("no thread panicked").push((target.clone(), found)),
+                        Err(error) => {
+                            eprintln!("xtask: {target}: {error:#}");
+                            failed.lock().expect("no thread panicked").push(target.as_str());
+                        }
                     }
                 }
             });
@@ -73,8 +88,33 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     });
     let failed = failed.into_inner().expect("no thread panicked");
     ensure!(failed.is_empty(), "{} of {} targets failed: {}", failed.len(), targets.len(), failed.join(", "));
-    println!("{} targets, nothing found", targets.len());
+    let mut figures = figures.into_inner().expect("no thread panicked");
+    figures.sort_by(|a, b| a.0.cmp(&b.0));
+    let inputs: u64 = figures.iter().map(|(_, figures)| figures.inputs).sum();
+    if let Some(path) = &options.report {
+        let text = serde_json::to_string_pretty(&report(&figures, inputs))? + "\n";
+        fs::write(path, text).with_context(|| format!("failed to write {}", path.display()))?;
+    }
+    println!("{} targets, {inputs} inputs, nothing found", targets.len());
     Ok(())
+}
+
+/// What is kept of a run in which nothing was found.
+fn report(figures: &[(String, Figures)], inputs: u64) -> Value {
+    let target = |(name, it): &(String, Figures)| {
+        json!({
+            "target": name, "inputs": it.inputs, "inputsPerSecond": it.per_second, "edges": it.edges,
+            "peakResidentMebibytes": it.peak_mebibytes,
+        })
+    };
+    json!({
+        "inputs": inputs,
+        "limits": {
+            "secondsPerInput": INPUT_SECONDS, "bytesPerInput": INPUT_BYTES, "addressSpaceMebibytes": ADDRESS_SPACE_KIB >> 10,
+        },
+        "crashes": 0, "hangs": 0,
+        "targets": figures.iter().map(target).collect::<Vec<_>>(),
+    })
 }
 
 fn folder() -> PathBuf {
@@ -109,7 +149,7 @@ fn target_command(binary: &Path, target: &str) -> Command {
     command
 }
 
-fn fuzz(binary: &Path, target: &str, options: &Options) -> Result<()> {
+fn fuzz(binary: &Path, target: &str, amount: &str, keep: bool) -> Result<Figures> {
     let work = workspace::target().join("fuzz").join(target);
     let (found, artifacts) = (work.join("found"), folder().join("artifacts").join(target));
     for folder in [&found, &artifacts] {
@@ -118,7 +158,7 @@ fn fuzz(binary: &Path, target: &str, options: &Options) -> Result<()> {
     let corpus = folder().join("corpus").join(target);
     let log = work.join("log");
     let mut command = target_command(binary, target);
-    command.arg(format!("-max_total_time={}", options.seconds));
+    command.args([amount, "-print_final_stats=1"]);
     command.arg(format!("-max_len={INPUT_BYTES}"));
     command.arg(format!("-artifact_prefix={}/", artifacts.display()));
     let dictionary = folder().join("dictionaries").join(target);
@@ -136,8 +176,9 @@ fn fuzz(binary: &Path, target: &str, options: &Options) -> Result<()> {
         let again = artifact.map(|artifact| format!("; again: cargo xtask fuzz {target} --replay {artifact}"));
         bail!("found something ({status}){}", again.unwrap_or_default());
     }
-    println!("{target}: {}", summary(&text));
-    if options.keep {
+    let figures = Figures::read(&text).context("libFuzzer did not say how it ended")?;
+    println!("{target}: {figures}");
+    if keep {
         let mut merge = target_command(binary, target);
         // Edges alone, not how often they were taken: a corpus is part of every checkout.
         merge
@@ -148,16 +189,46 @@ fn fuzz(binary: &Path, target: &str, options: &Options) -> Result<()> {
             merge.stderr(fs::File::create(work.join("merge"))?).status().context("failed to start the merge")?;
         ensure!(merged.success(), "the merge failed ({merged}); see {}", work.join("merge").display());
     }
-    Ok(())
+    Ok(figures)
 }
 
-/// What libFuzzer says at the end: `#123 DONE cov: 4 ft: 5 corp: 6/7Kb ...`, and how many inputs a second.
-fn summary(text: &str) -> String {
-    let last = text.lines().rev().find(|line| line.contains("\tDONE "));
-    let words: Vec<&str> = last.unwrap_or_default().split_whitespace().collect();
-    let after = |name: &str| words.iter().skip_while(|word| **word != name).nth(1).copied().unwrap_or("?");
-    let inputs = words.first().map_or("?", |word| word.trim_start_matches('#'));
-    format!("{inputs} inputs ({} a second), {} edges, corpus {}", after("exec/s:"), after("cov:"), after("corp:"))
+/// What libFuzzer says at the end: `#123 DONE cov: 4 ft: 5 corp: 6/7Kb ...`, how many inputs a second, and the memory that it took.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Figures {
+    inputs: u64,
+    per_second: u64,
+    edges: u64,
+    corpus: String,
+    peak_mebibytes: u64,
+}
+
+impl Figures {
+    fn read(text: &str) -> Option<Self> {
+        let last = text.lines().rev().find(|line| line.contains("\tDONE "))?;
+        let words: Vec<&str> = last.split_whitespace().collect();
+        let after = |name: &str| words.iter().skip_while(|word| **word != name).nth(1).copied();
+        let stat = |name: &str| {
+            let line = text.lines().rev().find(|line| line.starts_with(name))?;
+            line.rsplit(' ').next()?.parse::<u64>().ok()
+        };
+        Some(Self {
+            inputs: words.first()?.trim_start_matches('#').parse().ok()?,
+            per_second: after("exec/s:")?.parse().ok()?,
+            edges: after("cov:")?.parse().ok()?,
+            corpus: after("corp:")?.to_owned(),
+            peak_mebibytes: stat("stat::peak_rss_mb:")?,
+        })
+    }
+}
+
+impl std::fmt::Display for Figures {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { inputs, per_second, edges, corpus, peak_mebibytes } = self;
+        write!(
+            f,
+            "{inputs} inputs ({per_second} a second), {edges} edges, corpus {corpus}, {peak_mebibytes} MiB at most"
+        )
+    }
 }
 
 #[cfg(test)]
@@ -165,9 +236,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_of_the_fuzzer_is_read() {
+    fn the_last_words_of_the_fuzzer_are_read() {
         let text = "INFO: seed\n#2\tINITED cov: 1 ft: 1 corp: 1/1b\n\
-                    #812\tDONE   cov: 61 ft: 80 corp: 12/99b lim: 8 exec/s: 406 rss: 80Mb\nDone 812 runs in 2 second(s)";
-        assert_eq!(summary(text), "812 inputs (406 a second), 61 edges, corpus 12/99b");
+                    #812\tDONE   cov: 61 ft: 80 corp: 12/99b lim: 8 exec/s: 406 rss: 80Mb\nDone 812 runs in 2 second(s)\n\
+                    stat::number_of_executed_units: 812\nstat::peak_rss_mb:              81\n";
+        let figures = Figures::read(text).unwrap();
+        assert_eq!(figures.to_string(), "812 inputs (406 a second), 61 edges, corpus 12/99b, 81 MiB at most");
+        let kept = report(&[("map_json".into(), figures)], 812);
+        assert_eq!((&kept["inputs"], &kept["targets"][0]["edges"]), (&json!(812), &json!(61)));
+        assert_eq!(kept["limits"]["addressSpaceMebibytes"], 2048);
+        // One that was ended from outside has no last words.
+        assert_eq!(Figures::read("#2\tINITED cov: 1 ft: 1 corp: 1/1b\n"), None);
     }
 }

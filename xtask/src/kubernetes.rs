@@ -10,10 +10,15 @@ use anyhow::{Context, Result};
 use crate::{process, workspace};
 
 const PROGRAMS: [&str; 4] = ["engram-test-cluster", "engram-operator", "engram-worker", "engram"];
+/// Where they are.
+const PACKAGES: [&str; 4] = ["engram-kubernetes-tests", "engram-operator", "engram-worker", "engram-cli"];
 
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
+    /// Build what runs as users run it: slower to build, and what is measured counts. The campaign always does
+    #[arg(long)]
+    release: bool,
     /// up | down | kubectl ... | load-image ARCHIVE | run [SUITE]; without any, all suites run on a cluster of their own
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
@@ -24,8 +29,9 @@ pub(crate) struct Options {
 /// # Errors
 /// When it cannot be built or started.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    build()?;
-    let program = workspace::target().join("debug").join(PROGRAMS[0]);
+    let release = options.release || options.arguments.iter().any(|it| it == "--campaign");
+    build(release)?;
+    let program = workspace::target().join(if release { "release" } else { "debug" }).join(PROGRAMS[0]);
     let status = std::process::Command::new(&program)
         .args(&options.arguments)
         .status()
@@ -34,9 +40,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Builds the program, and operator, worker and command beside it, where it looks for them.
-pub(crate) fn build() -> Result<()> {
-    // They are selected from the whole workspace together with a test, as `cargo xtask test` does it: with other features their
+pub(crate) fn build(release: bool) -> Result<()> {
+    // Selected as `cargo build --release` selects them, and `cargo xtask test`, together with a test: with other features their
     // dependencies would be built once more.
-    let mut build = workspace::cargo(["build", "-q", "--workspace", "--test", "worker"]);
+    let mut build = if release {
+        workspace::cargo(["build", "-q", "--release"].into_iter().chain(PACKAGES.iter().flat_map(|name| ["-p", name])))
+    } else {
+        workspace::cargo(["build", "-q", "--workspace", "--test", "worker"])
+    };
     process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))
 }

@@ -11,14 +11,17 @@ mod deny;
 mod example_data;
 mod fuzz;
 mod generate;
+mod gpu_check;
 mod images;
 mod kernels;
 mod kubernetes;
 mod page;
 mod process;
+mod sbom;
 mod simulate;
 mod stages;
 mod test;
+mod test_programs;
 mod tools;
 mod workspace;
 
@@ -49,6 +52,8 @@ enum Command {
     /// Takes the cargo-deny on the PATH when it is recent enough, and otherwise builds one under target/tools, once (about a
     /// minute and a half on two cores).
     Deny,
+    /// Writes what each program that is shipped is made of, as CycloneDX 1.5, under target/sbom
+    Sbom(sbom::Options),
     /// Runs every test and ends with "N passed, N failed, N skipped"
     ///
     /// Unit, property and documentation tests run in debug; then the `engram` binary is built in release, once, and the
@@ -71,6 +76,10 @@ enum Command {
     /// --check runs the kernels on the CPU instead, under sanitizers and with planted defects, and compares the fatbins with what
     /// nvcc makes of the sources, where there is one.
     Kernels(kernels::Options),
+    /// Checks and measures the kernels on a real GPU, beside CUB, CuPy and PyTorch (package engram-gpu-check); 1 without a GPU
+    ///
+    /// --pack makes the one program that is carried to a GPU machine without a Rust toolchain.
+    GpuCheck(gpu_check::Options),
     /// Runs a simulated cluster from seeds: real stores on simulated disks, clocks and network (package engram-simulation)
     Simulate(simulate::Options),
     /// Runs the tests on a real Kubernetes in namespaces of this machine (package engram-kubernetes-tests); needs root
@@ -103,12 +112,14 @@ fn main() -> ExitCode {
         Command::Fmt { check } => format(check),
         Command::Lint => lint(),
         Command::Deny => deny::run(),
+        Command::Sbom(options) => sbom::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Generate { check } => generate::run(check),
         Command::Bench(options) => bench::run(&options),
         Command::Chaos(options) => chaos::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Kernels(options) => kernels::run(&options),
+        Command::GpuCheck(options) => gpu_check::run(&options),
         Command::Simulate(options) => simulate::run(&options),
         // Its status says more than success and failure.
         Command::Kubernetes(options) => match kubernetes::run(&options) {

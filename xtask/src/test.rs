@@ -11,7 +11,8 @@ use std::process::{Command, ExitStatus};
 use anyhow::{Context, Result, ensure};
 
 use crate::stages::Stages;
-use crate::{process, workspace};
+use crate::test_programs::{self, TestProgram};
+use crate::{process, tools, workspace};
 
 /// The package with the tests that start real processes.
 const PROCESS_TESTS: &str = "engram-tests";
@@ -34,22 +35,32 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut total = Counts::default();
     let filter = options.filter.as_deref();
 
+    let arguments = harness_arguments(filter, options.full);
+
     let mut units = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--lib", "--bins", "--tests"]);
-    harness_arguments(&mut units, filter, options.full);
-    stages.run("unit and property tests (debug)", || count(&mut units, &mut total));
+    match stages.run("build of the tests (debug)", || test_programs::build(&mut units)) {
+        Some(programs) => {
+            stages.run("unit and property tests", || count_programs(&programs, &arguments, &[], &mut total));
+        }
+        None => total += Counts::CRASH,
+    }
 
     let mut documentation = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--doc"]);
     // Never the ignored ones: in documentation those are examples that are not meant to run.
-    harness_arguments(&mut documentation, filter, false);
+    documentation.arg("--").args(harness_arguments(filter, false));
     stages.run("documentation tests (debug)", || count(&mut documentation, &mut total));
 
     if process_tests_match(filter)? {
-        let mut build = workspace::cargo(["build", "--release", "-p", "engram-cli"]);
-        if stages.run("release build of the binary", || process::run(&mut build)).is_some() {
-            let mut processes = process_tests()?;
-            harness_arguments(&mut processes, filter, options.full);
-            processes.env("ENGRAM_BIN", release_binary());
-            stages.run("process tests", || count(&mut processes, &mut total));
+        let mut binary = workspace::cargo(["build", "--release", "-p", "engram-cli"]);
+        let mut tests = process_tests()?;
+        let built = stages.run("release build of the binary", || {
+            process::run(&mut binary)?;
+            test_programs::build(&mut tests)
+        });
+        if let Some(programs) = built {
+            let mut environment = vec![("ENGRAM_BIN", release_binary())];
+            environment.extend(object_storage().map(|python| ("ENGRAM_S3_SERVER", python)));
+            stages.run("process tests", || count_programs(&programs, &arguments, &environment, &mut total));
         } else {
             total += Counts::CRASH;
         }
@@ -68,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// When their folder cannot be read.
 fn process_tests() -> Result<Command> {
     let folder = workspace::root().join("tests/tests");
-    let mut command = cargo_test(["--workspace"]);
+    let mut command = workspace::cargo(["test", "--workspace"]);
     for entry in std::fs::read_dir(&folder).with_context(|| format!("failed to read {}", folder.display()))? {
         let path = entry?.path();
         if let (Some(name), Some("rs")) = (path.file_stem(), path.extension().and_then(|it| it.to_str())) {
@@ -76,6 +87,13 @@ fn process_tests() -> Result<Command> {
         }
     }
     Ok(command)
+}
+
+/// The Python that runs the S3-compatible storage of the process tests; `None`, with a word about it, where it cannot be had: the tests that
+/// need it say that they are skipped.
+fn object_storage() -> Option<PathBuf> {
+    let made = tools::python("object-storage", "moto", &["moto[s3]==5.2.5", "flask==3.1.3", "flask-cors==6.0.5"]);
+    made.inspect_err(|error| eprintln!("no storage for objects, backups to one are not tested: {error:#}")).ok()
 }
 
 fn release_binary() -> PathBuf {
@@ -96,8 +114,37 @@ fn cargo_test<const N: usize>(selection: [&str; N]) -> Command {
     command
 }
 
-fn harness_arguments(command: &mut Command, filter: Option<&str>, include_ignored: bool) {
-    command.arg("--").args(include_ignored.then_some("--include-ignored")).args(filter);
+fn harness_arguments(filter: Option<&str>, include_ignored: bool) -> Vec<String> {
+    include_ignored.then_some("--include-ignored").into_iter().chain(filter).map(str::to_owned).collect()
+}
+
+/// Runs test programs and adds what they counted to `total`.
+///
+/// # Errors
+/// When a test failed, or a program could not run.
+fn count_programs(
+    programs: &[TestProgram],
+    arguments: &[String],
+    environment: &[(&str, PathBuf)],
+    total: &mut Counts,
+) -> Result<()> {
+    let mut counts = Counts::default();
+    let ran = test_programs::run(programs, arguments, environment, |output, well| {
+        let mut of_this = Counts::default();
+        output.lines().filter_map(Counts::parse).for_each(|line| of_this += line);
+        // It was killed, or it is something else that went wrong.
+        if !well && of_this.failed == 0 {
+            of_this += Counts::CRASH;
+        }
+        counts += of_this;
+    });
+    if ran.is_err() {
+        counts += Counts::CRASH;
+    }
+    *total += counts;
+    ran?;
+    ensure!(counts.failed == 0, "{} failed", counts.failed);
+    Ok(())
 }
 
 /// Runs one stage of tests and adds what it counted to `total`.

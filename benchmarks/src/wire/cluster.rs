@@ -120,7 +120,11 @@ impl Cluster {
                 peer_detours: Default::default(),
                 map_place: None,
                 threads: Some(threads),
+                machine_workers: None,
                 gpu_deadline_ms: None,
+                tls: None,
+                inputs: None,
+                bootstrap: None,
                 spec: spec.clone(),
             };
             let (worker, handle, reached) = Running::worker(options).await?;

@@ -8,9 +8,11 @@ mod copies;
 mod echo;
 mod fleet;
 mod healing;
+mod overload;
 mod single;
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::runtime::Runtime;
@@ -34,6 +36,16 @@ pub(crate) fn copies(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Ve
 pub(crate) fn healing(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
     let rows = sizes.iter().map(|&memories| healing::rows(&runtime, memories, scratch));
+    Ok(rows.collect::<Result<Vec<_>>>()?.concat())
+}
+
+/// Measures what becomes of requests that are more than the cluster takes, for so long.
+///
+/// # Errors
+/// As [`rows`].
+pub(crate) fn overload(sizes: &[u32], threads: usize, lasts: Duration, scratch: &Path) -> Result<Vec<Row>> {
+    let runtime = runtime(threads)?;
+    let rows = sizes.iter().map(|&memories| overload::rows(&runtime, memories, lasts, scratch));
     Ok(rows.collect::<Result<Vec<_>>>()?.concat())
 }
 

@@ -2,28 +2,34 @@
 What the operator may do in the namespaces that it looks after. It makes Roles for workers, and may hand on only what it has itself.
 */}}
 {{- define "engram.rules" -}}
+# What people ask for.
 - apiGroups: [engram.dev]
   resources: [learnerclusters, learnerruns]
-  verbs: [get, list, watch, patch]
+  verbs: [list, watch]
+# The order to replace a worker, once it is carried out.
+- apiGroups: [engram.dev]
+  resources: [learnerclusters]
+  verbs: [patch]
 # Runs whose time after their end is over.
 - apiGroups: [engram.dev]
   resources: [learnerruns]
   verbs: [delete]
 - apiGroups: [engram.dev]
   resources: [learnerclusters/status, learnerruns/status]
-  verbs: [get, patch]
+  verbs: [patch]
+# What is made for a cluster blocks its deletion until it is gone itself; some API servers ask for this right then.
 - apiGroups: [engram.dev]
-  resources: [learnerclusters/finalizers, learnerruns/finalizers]
+  resources: [learnerclusters/finalizers]
   verbs: [update]
 - apiGroups: [engram.dev]
   resources: [partitionmaps]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, delete]
+  verbs: [list, watch, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [get, list, watch, patch, delete]
+  verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [configmaps, services, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]

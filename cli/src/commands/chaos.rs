@@ -12,6 +12,7 @@ use crate::local::state::{Cluster, FORMAT, StateDir};
 use crate::local::supervisor::{Detours, Plan, Supervisor};
 use crate::output::{Output, Table, count};
 use crate::progress::Progress;
+use crate::route::Route;
 use anyhow::Context as _;
 use engram_api::{API_VERSION, DurabilityMode, ExitCode, LearnerClusterSpec};
 use engram_faults::campaign::{self, Field, Processes};
@@ -201,6 +202,8 @@ async fn troubled(
         folder: state.folder().to_owned(),
         ports,
         detours: Some(detours(&network, plan.workers)),
+        tls: None,
+        route: Route::Direct,
     })?;
     let processes = Local { folder: state.folder().to_owned() };
     let known = supervisor.endpoints();

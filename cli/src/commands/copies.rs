@@ -46,8 +46,8 @@ impl Copies {
     /// Looks at a cluster; `None` for one of which only addresses are known, and where the coordinator does not answer or has no
     /// map.
     pub(crate) async fn look(target: &Target) -> Option<Self> {
-        let (coordinator, _) = target.coordinator().await.ok()?;
-        let status = admin::cluster(&coordinator).await.ok()?;
+        let (coordinator, cluster) = target.coordinator().await.ok()?;
+        let status = admin::cluster(&coordinator, cluster).await.ok()?;
         Some(Self { lag: lag(target).await, ..Self::of(&status)? })
     }
 

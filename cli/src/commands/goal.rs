@@ -7,6 +7,7 @@ use crate::progress::Progress;
 use crate::route::Door;
 use crate::target::Target;
 use engram_api::{Code, ExitCode, Problem};
+use engram_memory::ClusterId;
 use engram_proto::answers::identity;
 use engram_proto::v1;
 use futures::FutureExt as _;
@@ -92,15 +93,18 @@ pub(crate) async fn drain(arguments: &Drain, context: &Context) -> anyhow::Resul
     arguments.waiting.until(context, &look).await
 }
 
-async fn set(target: &Target, goal: v1::SetGoalRequest) -> anyhow::Result<Door> {
+async fn set(target: &Target, goal: v1::SetGoalRequest) -> anyhow::Result<(Door, ClusterId)> {
     let (coordinator, cluster) = target.coordinator().await?;
     admin::set_goal(&coordinator, v1::SetGoalRequest { cluster: identity(cluster.0), ..goal }).await?;
-    Ok(coordinator)
+    Ok((coordinator, cluster))
 }
 
 /// What is wanting, as the coordinator tells it.
-async fn asked(coordinator: &Door, wanting: impl Fn(&v1::ClusterStatus) -> Option<String>) -> Option<String> {
-    match admin::cluster(coordinator).await {
+async fn asked(
+    (coordinator, cluster): &(Door, ClusterId),
+    wanting: impl Fn(&v1::ClusterStatus) -> Option<String>,
+) -> Option<String> {
+    match admin::cluster(coordinator, *cluster).await {
         Ok(status) => wanting(&status),
         Err(error) => Some(error.to_string()),
     }

@@ -14,10 +14,12 @@ mod manifests;
 mod orders;
 mod partition;
 mod process;
+mod profile;
 mod ps;
 mod status;
 mod top;
 mod up;
+pub(crate) mod upgrade_check;
 mod validate;
 mod version;
 mod watch;
@@ -36,6 +38,7 @@ pub(crate) enum Command {
     Logs(logs::Arguments),
     Status(status::Arguments),
     Top(top::Arguments),
+    Profile(profile::Arguments),
     Scale(goal::Scale),
     Drain(goal::Drain),
     #[command(subcommand)]
@@ -48,6 +51,7 @@ pub(crate) enum Command {
     Manifests(manifests::Arguments),
     Explain(explain::Arguments),
     Version(version::Arguments),
+    UpgradeCheck(upgrade_check::Arguments),
     Completions(completions::Arguments),
     #[command(flatten)]
     Process(process::Process),
@@ -93,6 +97,7 @@ pub(crate) async fn run(command: Command, context: &Context) -> anyhow::Result<E
         Command::Logs(arguments) => logs::run(&arguments, context).await,
         Command::Status(arguments) => status::run(&arguments, context).await,
         Command::Top(arguments) => top::run(&arguments, context).await,
+        Command::Profile(arguments) => profile::run(&arguments, context).await,
         Command::Scale(arguments) => goal::scale(&arguments, context).await,
         Command::Drain(arguments) => goal::drain(&arguments, context).await,
         Command::Partition(command) => partition::run(&command, context).await,
@@ -103,6 +108,7 @@ pub(crate) async fn run(command: Command, context: &Context) -> anyhow::Result<E
         Command::Manifests(arguments) => manifests::run(&arguments, context),
         Command::Explain(arguments) => explain::run(&arguments, context),
         Command::Version(arguments) => version::run(&arguments, context).await,
+        Command::UpgradeCheck(arguments) => upgrade_check::run(&arguments, context).await,
         Command::Completions(arguments) => completions::run(&arguments, context),
         Command::Process(process) => process.run(),
     }

@@ -2,12 +2,19 @@
 //! and carries them out; each leaves a record that stays.
 
 use crate::args::Context;
+use crate::kubernetes;
 use crate::local::admin;
 use crate::output::{Table, count};
 use crate::target::Target;
+use anyhow::Context as _;
 use engram_api::{Code, ExitCode, Problem};
+use engram_cluster::PartitionMap;
+use engram_coordinator::wire;
+use engram_mapstore::{Step, What, unless_followed};
+use engram_memory::PartitionId;
 use engram_proto::answers::identity;
 use engram_proto::v1::{self, OrderRefusal};
+use futures::FutureExt as _;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::json;
@@ -66,18 +73,23 @@ pub(crate) struct Record {
 }
 
 pub(crate) async fn force_promote(arguments: &ForcePromote, context: &Context) -> anyhow::Result<ExitCode> {
-    shown_only(context, arguments.accept_data_loss.is_some())?;
-    let (coordinator, cluster) = Target::find(context).await?.coordinator().await?;
+    let target = Target::find(context).await?;
+    let (coordinator, cluster) = target.coordinator().await?;
+    let accepted = Accepted::of(&target, arguments.accept_data_loss.as_deref());
     let order = v1::ForcePromoteRequest {
         cluster: identity(cluster.0),
         partition: arguments.partition,
         worker: arguments.worker,
-        accept_data_loss: arguments.accept_data_loss.clone().unwrap_or_default(),
+        accept_data_loss: accepted.by_coordinator.to_owned(),
         by: who(),
     };
     let reply = admin::force_promote(&coordinator, order).await?;
-    refused(reply.refusal(), &reply.text)?;
+    accepted.refused(reply.refusal(), &reply.text)?;
     let step = reply.step.unwrap_or_default();
+    if let Some((cluster, reason)) = accepted.by_person {
+        let step = wire::step_from_proto(&step)?;
+        cluster.order(What::ForcePromote, reason, vec![step.clone()], move |there| step.taken(there)).boxed().await?;
+    }
     let after = step.after.unwrap_or_default();
     if context.output.is_structured() {
         context.output.value(&json!({
@@ -91,11 +103,15 @@ pub(crate) async fn force_promote(arguments: &ForcePromote, context: &Context) -
 }
 
 pub(crate) async fn rebuild_map(arguments: &RebuildMap, context: &Context) -> anyhow::Result<ExitCode> {
-    shown_only(context, arguments.yes)?;
-    let (coordinator, cluster) = Target::find(context).await?.coordinator().await?;
-    let accept_data_loss = arguments.accept_data_loss.clone().unwrap_or_default();
-    let cluster = identity(cluster.0);
-    let order = v1::RebuildMapRequest { cluster, write: arguments.yes, accept_data_loss, by: who() };
+    let target = Target::find(context).await?;
+    let (coordinator, cluster) = target.coordinator().await?;
+    let accepted = Accepted::of(&target, arguments.accept_data_loss.as_deref());
+    let order = v1::RebuildMapRequest {
+        cluster: identity(cluster.0),
+        write: arguments.yes && accepted.by_person.is_none(),
+        accept_data_loss: accepted.by_coordinator.to_owned(),
+        by: who(),
+    };
     let reply = admin::rebuild_map(&coordinator, order).await?;
     let doubts: BTreeMap<u32, &str> = reply.doubts.iter().map(|doubt| (doubt.partition, doubt.why.as_str())).collect();
     let entries = reply.map.iter().flat_map(|map| &map.partitions);
@@ -119,28 +135,59 @@ pub(crate) async fn rebuild_map(arguments: &RebuildMap, context: &Context) -> an
     if !rows.is_empty() {
         context.output.list(&rows, &table)?;
     }
-    refused(reply.refusal(), &reply.text)?;
-    let version = reply.map.as_ref().map_or(0, |map| map.version);
-    if reply.written {
-        context.output.note(format!("written: partition map version {}", count(version)));
-    } else {
-        context.output.note("nothing was written; repeat it with --yes");
+    accepted.refused(reply.refusal(), &reply.text)?;
+    let mut written = reply.map.as_ref().filter(|_| reply.written).map(|map| map.version);
+    if let Some((cluster, reason)) = accepted.by_person.filter(|_| arguments.yes) {
+        let (made, steps) = made_anew(&reply)?;
+        let ordered = cluster.order(What::RebuildMap, reason, steps, move |there| unless_followed(&made, there));
+        written = Some(ordered.boxed().await?.version);
+    }
+    match written {
+        Some(version) => context.output.note(format!("written: partition map version {}", count(version))),
+        None => context.output.note("nothing was written; repeat it with --yes"),
     }
     Ok(ExitCode::Ok)
 }
 
-/// Refuses to write where the coordinator would do it with the operator's rights: the API server takes such orders from people only.
-fn shown_only(context: &Context, writes: bool) -> anyhow::Result<()> {
-    if context.kubernetes.is_none() || !writes {
-        return Ok(());
+/// The map that the coordinator has made of what workers told, and its steps for the record: those that are guessed.
+fn made_anew(reply: &v1::RebuildMapReply) -> anyhow::Result<(PartitionMap, Vec<Step>)> {
+    let made = wire::map_from_proto(reply.map.as_ref().context("the coordinator told no map")?)?;
+    let step = |doubt: &v1::MapDoubt| -> anyhow::Result<Step> {
+        let after = made.partitions.get(doubt.partition as usize).context("the coordinator told too small a map")?;
+        let before = doubt.seen.as_ref().map(wire::entry_from_proto).transpose()?;
+        let (partition, after, lost) = (PartitionId(doubt.partition), after.clone(), doubt.why.clone());
+        Ok(Step { partition, before, after, lost })
+    };
+    let steps = reply.doubts.iter().map(step).collect::<Result<_, _>>()?;
+    Ok((made, steps))
+}
+
+/// Who acts on the word of a person that gives up what may be lost.
+struct Accepted<'a> {
+    /// The reason that the coordinator is told: it does what is ordered then. Empty = it says what it would do.
+    by_coordinator: &'a str,
+    /// In Kubernetes: the coordinator judges, and whoever orders writes, by rights of their own.
+    by_person: Option<(&'a kubernetes::Cluster, &'a str)>,
+    is_given: bool,
+}
+
+impl<'a> Accepted<'a> {
+    fn of(target: &'a Target, reason: Option<&'a str>) -> Self {
+        let reason = reason.unwrap_or_default().trim();
+        let is_given = !reason.is_empty();
+        match target {
+            Target::Kubernetes(cluster) => Self { by_coordinator: "", by_person: Some((cluster, reason)), is_given },
+            Target::Local(_) | Target::Remote(..) => Self { by_coordinator: reason, by_person: None, is_given },
+        }
     }
-    let problem = Problem::new(
-        Code::NotSupported,
-        "in Kubernetes this version shows what an order would do, and does not write it",
-    );
-    Err(problem
-        .help("a person with the verb force-promote writes it:   kubectl patch partitionmap NAME --type merge")
-        .into())
+
+    /// Ends with what the coordinator refuses, but for a loss that whoever writes has accepted.
+    fn refused(&self, refusal: OrderRefusal, text: &str) -> anyhow::Result<()> {
+        match refusal {
+            OrderRefusal::NotAccepted if self.is_given && self.by_person.is_some() => Ok(()),
+            refusal => refused(refusal, text),
+        }
+    }
 }
 
 fn refused(refusal: OrderRefusal, text: &str) -> anyhow::Result<()> {
@@ -213,6 +260,32 @@ fn date(at_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engram_cluster::Entry;
+    use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId, Term};
+
+    #[test]
+    fn what_a_person_writes_is_the_map_that_the_coordinator_made_with_its_guesses_on_record() {
+        let entry = |term, ordinal| {
+            let (ordinal, incarnation) = (Ordinal(ordinal), Incarnation(1));
+            Entry::solo(Term(term), Member { ordinal, store: StoreId(7), incarnation })
+        };
+        let map = PartitionMap { cluster: ClusterId(5), version: 9, partitions: vec![entry(3, 0), entry(8, 1)] };
+        let before = PartitionMap { partitions: vec![entry(4, 2)], ..map };
+        let seen = wire::map_to_proto(&before).partitions.pop();
+        let doubt = v1::MapDoubt { partition: 1, why: "worker 2 did not answer".into(), seen };
+        let mut reply =
+            v1::RebuildMapReply { map: Some(wire::map_to_proto(&map)), doubts: vec![doubt], ..Default::default() };
+        let (made, steps) = made_anew(&reply).unwrap();
+        assert_eq!(made, map);
+        let lost = "worker 2 did not answer".to_owned();
+        assert_eq!(
+            steps,
+            [Step { partition: PartitionId(1), before: Some(entry(4, 2)), after: map.partitions[1].clone(), lost }]
+        );
+        reply.doubts[0].partition = 2;
+        assert!(made_anew(&reply).is_err(), "a guess about no partition");
+        assert!(made_anew(&v1::RebuildMapReply::default()).is_err());
+    }
 
     #[test]
     fn an_order_is_told_with_when_who_why_and_from_what_to_what() {

@@ -64,7 +64,8 @@ pub(crate) async fn run(command: &Partition, context: &Context) -> anyhow::Resul
 
 async fn list_all(arguments: &List, context: &Context) -> anyhow::Result<ExitCode> {
     let target = Target::find(context).await?;
-    let status = admin::cluster(&target.coordinator().await?.0).await?;
+    let (coordinator, cluster) = target.coordinator().await?;
+    let status = admin::cluster(&coordinator, cluster).await?;
     let mut told: BTreeMap<u32, v1::PartitionStatus> = BTreeMap::new();
     for (_, door) in target.administration() {
         // Of a worker that does not answer the map is all that is known.

@@ -4,6 +4,7 @@ use crate::args::Context;
 use crate::local::admin;
 use crate::local::process::Process;
 use crate::output::{Table, bytes, count, seconds};
+use crate::route::Door;
 use crate::target::Local;
 use engram_api::ExitCode;
 use serde::Serialize;
@@ -35,7 +36,7 @@ struct Row {
 }
 
 pub(crate) async fn run(_arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
-    let endpoints = Local::find(context)?.endpoints;
+    let Local { endpoints, route, .. } = Local::find(context)?;
     let mut rows = vec![row("up", Some(endpoints.supervisor), 0)];
     let coordinator = &endpoints.coordinator;
     rows.push(Row {
@@ -43,7 +44,7 @@ pub(crate) async fn run(_arguments: &Arguments, context: &Context) -> anyhow::Re
         ..row("coordinator", coordinator.process, coordinator.restarts)
     });
     for worker in &endpoints.workers {
-        let status = admin::status(&worker.admin.into()).await.ok();
+        let status = admin::status(&Door::at(worker.admin, &route)).await.ok();
         let known = row(&worker.name(), worker.process, worker.restarts);
         rows.push(Row {
             state: if status.is_none() && known.state == "running" { "silent" } else { known.state },

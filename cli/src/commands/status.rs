@@ -30,7 +30,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     let mut look = watch::look(&client, &target).await?;
     let mut restarts = BTreeMap::new();
     match &target {
-        Target::Remote(_) => {}
+        Target::Remote(..) => {}
         Target::Local(local) => {
             restarts = local.endpoints.workers.iter().map(|worker| (worker.ordinal, worker.restarts)).collect();
         }
@@ -38,7 +38,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
             restarts = cluster.workers.iter().map(|worker| (worker.ordinal, worker.restarts)).collect();
         }
     }
-    if !matches!(target, Target::Remote(_)) {
+    if !matches!(target, Target::Remote(..)) {
         match coordinator(&target).await {
             // What both see is said once.
             Ok(status) => {
@@ -66,7 +66,8 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
 }
 
 async fn coordinator(target: &Target) -> anyhow::Result<ClusterStatus> {
-    admin::cluster(&target.coordinator().await?.0).await
+    let (coordinator, cluster) = target.coordinator().await?;
+    admin::cluster(&coordinator, cluster).await
 }
 
 fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {

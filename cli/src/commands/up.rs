@@ -4,20 +4,24 @@ use crate::args::Context;
 use crate::commands::data::run as runs;
 use crate::commands::manifest;
 use crate::error::{Ended, problem, report, said};
+use crate::local::certificates::{self, Certificates};
 use crate::local::ports::{self, Ports};
 use crate::local::state::{self, Cluster, FORMAT, StateDir};
 use crate::local::supervisor::{Event, Plan, Supervisor};
 use crate::local::{Endpoints, admin, detach};
 use crate::output::count;
 use crate::progress::Progress;
+use crate::route::{Door, Route};
 use crate::target::Local;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode, GpuMode, LearnerClusterSpec, Manifest, Needs, Problem};
 use engram_client::Client;
+use engram_identity::{Keys, Role};
 use engram_kernels::gpu::cuda;
 use engram_memory::ClusterId;
 use engram_proto::v1::RunPhase;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -33,6 +37,7 @@ const LOOK: Duration = Duration::from_millis(50);
   engram up examples/cluster.yaml --exit-when-done    for scripts: the exit code is the result of the runs
   engram up cluster.yaml -d                           in the background; `engram down` stops it
   engram up cluster.yaml --port-base 0                on free ports, beside another cluster
+  engram up cluster.yaml --tls                        with certificates on every connection
   engram up cluster.yaml --report report.html         and write a page with charts about the run
 
 The first Ctrl-C stops the cluster in order; a run that was going on resumes at the next `up`. A second one kills it.")]
@@ -64,6 +69,12 @@ pub(crate) struct Arguments {
     /// Write a self-contained HTML page about the run (one run in the file)
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
+    /// Certificates on every connection between the processes and of commands, of an authority of this cluster's own
+    #[arg(long)]
+    tls: bool,
+    /// How long a certificate is valid: for tests of their renewal
+    #[arg(long, value_name = "SECONDS", hide = true, requires = "tls", value_parser = clap::value_parser!(u32).range(6..))]
+    certificate_lifetime: Option<u32>,
     /// How long the cluster may take to get ready, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
@@ -123,20 +134,31 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     state.keep(&created)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = (cores / spec.workers as usize).max(1);
+    let cluster = created.id()?;
+    let lifetime = arguments.certificate_lifetime.map(|seconds| Duration::from_secs(seconds.into()));
+    let open = || Certificates::open(state.folder(), &created.name, cluster, lifetime).map(Rc::new);
+    let tls = arguments.tls.then(open).transpose()?;
+    let route = match &tls {
+        // This process reports deaths and asks for status: what coordinators do.
+        Some(tls) => Route::Secured(Keys::open(tls.tls(Role::Coordinator, 0).files)?),
+        None => Route::Direct,
+    };
     let plan = Plan {
-        cluster: created.id()?,
+        cluster,
         name: created.name.clone(),
         spec,
         folder: state.folder().to_owned(),
         ports,
         threads: arguments.worker_threads.map_or(threads, usize::from),
         detours: None,
+        tls,
+        route: route.clone(),
     };
     let mut signals = Signals::new()?;
     let mut supervisor = Supervisor::start(plan)?;
     let ended = serve(&mut supervisor, &mut signals, arguments, context, &manifest, detached).await;
     let held = match &ended {
-        Ok(_) => memories(&supervisor.endpoints()).await,
+        Ok(_) => memories(&supervisor.endpoints(), &route).await,
         Err(_) => None,
     };
     if !matches!(ended, Err(_) | Ok(End::Done(_))) {
@@ -197,18 +219,18 @@ async fn serve(
     let limit = Duration::from_secs(arguments.timeout);
     let folder = supervisor.folder().to_owned();
     let stays = !detached && !arguments.exit_when_done;
+    let local = Local::of(folder.clone(), endpoints)?;
     let client = supervisor
         .while_running(async |events| {
             let ready = async {
-                wait_for_map(&endpoints, &folder, context, limit, stays).await?;
-                ready(&endpoints, context, limit).await
+                wait_for_map(&local, context, limit, stays).await?;
+                ready(&local.endpoints, context, limit).await
             };
             tokio::select! {
                 ready = ready => ready?,
                 error = failure(events, context) => return Err(error),
                 () = signals.next() => return Err(Ended(ExitCode::Interrupted).into()),
             }
-            let local = Local { folder: folder.clone(), endpoints: endpoints.clone() };
             anyhow::Ok(Client::connect(local.options()?).await?)
         })
         .await?;
@@ -247,21 +269,19 @@ async fn serve(
 
 /// Waits until there is a map. Of one that is lost it tells what to do: where `stays` it waits until that is done, since the order
 /// needs the cluster up. What else keeps a map from being there is found by whoever waits for the workers.
-async fn wait_for_map(
-    endpoints: &Endpoints,
-    folder: &Path,
-    context: &Context,
-    limit: Duration,
-    stays: bool,
-) -> anyhow::Result<()> {
+async fn wait_for_map(local: &Local, context: &Context, limit: Duration, stays: bool) -> anyhow::Result<()> {
+    let (coordinator, cluster) = (local.coordinator(), local.cluster()?);
     let deadline = Instant::now() + limit;
     let mut told = false;
     while told || Instant::now() < deadline {
         // A coordinator that is just starting does not answer yet.
-        if let Ok(status) = admin::cluster(&endpoints.coordinator.address.into()).await {
+        if let Ok(status) = admin::cluster(&coordinator, cluster).await {
             if !status.map_lost.is_empty() && !told {
                 let lost = Problem::new(Code::MapLost, status.map_lost)
-                    .help(format!("make it anew:       engram partition rebuild-map --state-dir {}", folder.display()))
+                    .help(format!(
+                        "make it anew:       engram partition rebuild-map --state-dir {}",
+                        local.folder.display()
+                    ))
                     .help("that order needs the cluster up, in the foreground: engram up FILE");
                 if !stays {
                     return Err(lost.into());
@@ -325,9 +345,16 @@ pub(crate) async fn failure(events: &mut mpsc::Receiver<Event>, context: &Contex
 async fn learn(client: &Client, manifest: &Manifest, arguments: &Arguments, context: &Context) -> anyhow::Result<()> {
     for object in &manifest.runs {
         let name = &object.metadata.name;
+        let on_cluster = client.list_runs().await?.into_iter().find(|status| status.name == *name);
         if object.spec.suspend {
+            if on_cluster.is_some() {
+                runs::suspend(client, name, true).await?;
+            }
             context.output.note(format!("run {name} is suspended: spec.suspend is true"));
             continue;
+        }
+        if on_cluster.is_some_and(|status| status.phase() == RunPhase::Suspended) {
+            runs::suspend(client, name, false).await?;
         }
         // With --detach --wait two processes submit it, and neither of them is late.
         if !runs::submit(client, manifest, object).await? && !arguments.wait {
@@ -341,8 +368,9 @@ async fn learn(client: &Client, manifest: &Manifest, arguments: &Arguments, cont
             });
         }
         let learnt = runs::follow_to_end(client, name, &context.output).await?;
-        if let Some(path) = arguments.report.as_ref().filter(|_| !arguments.wait || !detach::is_child()) {
-            runs::write_page(&learnt, path)?;
+        let path = arguments.report.as_ref().filter(|_| !arguments.wait || !detach::is_child());
+        if let (Some(path), Some(learnt)) = (path, &learnt) {
+            runs::write_page(learnt, path)?;
             context.output.note(format!("wrote {}", path.display()));
         }
     }
@@ -382,7 +410,13 @@ fn tell_endpoints(endpoints: &Endpoints, folder: &Path, context: &Context) {
         let line = format!("  {:<10} gRPC {}   http://{}/metrics\n", worker.name(), worker.client, worker.http);
         text.push_str(&line);
     }
-    text.push_str(&format!("  state      {}", folder.display()));
+    let security = if endpoints.tls {
+        let client = certificates::client(folder).certificate;
+        format!("TLS, both sides with certificates; yours: {}", client.display())
+    } else {
+        "loopback only, in clear: whoever runs programs on this machine may call it".to_owned()
+    };
+    text.push_str(&format!("  security   {security}\n  state      {}", folder.display()));
     context.output.note(text);
 }
 
@@ -395,10 +429,10 @@ fn tell_next(folder: &Path, context: &Context) {
 }
 
 /// Memories held, for the next start; `None` where a worker does not answer.
-async fn memories(endpoints: &Endpoints) -> Option<u64> {
+async fn memories(endpoints: &Endpoints, route: &Route) -> Option<u64> {
     let mut sum = 0;
     for worker in &endpoints.workers {
-        sum += admin::status(&worker.admin.into()).await.ok()?.memories;
+        sum += admin::status(&Door::at(worker.admin, route)).await.ok()?.memories;
     }
     tracing::debug!(memories = count(sum), "held");
     Some(sum)

@@ -234,6 +234,7 @@ impl From<RunStatus> for Run {
             RunPhase::Succeeded => "Succeeded",
             RunPhase::Failed => "Failed",
             RunPhase::Cancelled => "Cancelled",
+            RunPhase::Suspended => "Suspended",
         };
         Self {
             phase: phase.into(),

@@ -2,10 +2,11 @@
 //! connection is a stream of its own, and nobody else here can use it.
 
 use super::error;
+use super::pass::Pass;
 use super::place::Place;
 use crate::error::said;
 use engram_api::ExitCode;
-use engram_client::Dial;
+use engram_client::{Dial, Open, Stream};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use hyper_util::rt::TokioIo;
@@ -17,7 +18,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::io::DuplexStream;
 use tokio::time::timeout;
@@ -34,6 +35,8 @@ pub(crate) struct Forwarder {
     selector: String,
     /// Names of pods by their addresses, as last heard.
     pods: Mutex<HashMap<IpAddr, String>>,
+    /// What callers carry, where the cluster asks for it.
+    pass: OnceLock<Arc<Pass>>,
     /// Why the last connection was not made, if it was not: what the client library tells is that nobody answered.
     failed: Mutex<Option<anyhow::Error>>,
 }
@@ -45,8 +48,14 @@ impl Forwarder {
             namespace: namespace.to_owned(),
             selector: selector.to_owned(),
             pods: Mutex::new(by_address(pods)),
+            pass: OnceLock::new(),
             failed: Mutex::default(),
         }
+    }
+
+    /// Has every connection wait until there is a pass.
+    pub(super) fn with_pass(&self, pass: Arc<Pass>) {
+        let _ = self.pass.set(pass);
     }
 
     /// Opens a connection to an address of the cluster.
@@ -79,6 +88,9 @@ impl Forwarder {
 
     async fn connect(&self, address: &str) -> anyhow::Result<DuplexStream> {
         let (place, port) = Place::parse(address).map_err(anyhow::Error::msg)?;
+        if let Some(pass) = self.pass.get() {
+            pass.ask_if_due().await?;
+        }
         let (namespace, pod, port) = match place {
             Place::Pod(ip) => (self.namespace.clone(), self.pod(ip).await?, port),
             Place::Service { name, namespace } => {
@@ -170,6 +182,16 @@ pub(super) fn address(pod: &Pod) -> Option<IpAddr> {
 
 fn by_address(pods: &[Pod]) -> HashMap<IpAddr, String> {
     pods.iter().filter_map(|pod| Some((address(pod)?, pod.metadata.name.clone()?))).collect()
+}
+
+/// The same, with TLS laid on top by the client library.
+pub(super) struct Opener(pub(super) Arc<Forwarder>);
+
+impl Open for Opener {
+    fn open(&self, address: &str) -> BoxFuture<'static, io::Result<Box<dyn Stream>>> {
+        let (forwarder, address) = (Arc::clone(&self.0), address.to_owned());
+        async move { forwarder.open(&address).await.map(|stream| Box::new(stream) as Box<dyn Stream>) }.boxed()
+    }
 }
 
 /// The same for the client library and for tonic.

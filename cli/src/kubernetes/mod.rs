@@ -6,8 +6,11 @@
 
 mod error;
 mod forward;
+mod orders;
+mod pass;
 mod place;
 mod runs;
+mod upgrade;
 
 pub(crate) use forward::{Dialer, Forwarder};
 
@@ -24,7 +27,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,12 +121,12 @@ impl Cluster {
     /// # Errors
     /// No Kubernetes is configured or answers, the caller may not look, or there is no such cluster: the message names those
     /// that there are.
-    pub(crate) async fn find(asked: &Asked, name: Option<&str>) -> anyhow::Result<Self> {
+    pub(crate) async fn find(asked: &Asked, name: Option<&str>, token: Option<&Path>) -> anyhow::Result<Self> {
         let mut config = asked.config().await?;
         config.connect_timeout = Some(CONNECT_DEADLINE);
         let namespace = asked.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|found| unconfigured(&with_causes(&found)))?;
-        let found = tokio::time::timeout(FIND_DEADLINE, Self::look(client, namespace, name).boxed()).await;
+        let found = tokio::time::timeout(FIND_DEADLINE, Self::look(client, namespace, name, token).boxed()).await;
         found.map_err(|_| {
             let message =
                 format!("the API server did not tell where the cluster is within {} s", FIND_DEADLINE.as_secs());
@@ -131,15 +134,16 @@ impl Cluster {
         })?
     }
 
-    async fn look(client: Client, namespace: String, name: Option<&str>) -> anyhow::Result<Self> {
+    async fn look(client: Client, namespace: String, name: Option<&str>, token: Option<&Path>) -> anyhow::Result<Self> {
         let object = find_object(&client, &namespace, name).await?;
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let selector = format!("engram.dev/cluster={name},engram.dev/component=worker");
         let pods = forward::list(&client, &namespace, &selector).await?;
-        let forwarder = Forwarder::new(client.clone(), &namespace, &selector, &pods);
+        let forwarder = Arc::new(Forwarder::new(client.clone(), &namespace, &selector, &pods));
+        let network = pass::network(&client, &namespace, &object, &forwarder, token).await?;
         let mut workers: Vec<Worker> = pods.iter().filter_map(worker).collect();
         workers.sort_by_key(|worker| worker.ordinal);
-        let route = Route::Forwarded(Arc::new(forwarder));
+        let route = Route::Forwarded(forwarder, network);
         Ok(Self { client, namespace, name, object, workers, route })
     }
 
@@ -206,8 +210,10 @@ impl Cluster {
 
     /// Where each worker is administered, by ordinal; those without an address are absent.
     pub(crate) fn administration(&self) -> Vec<(u32, Door)> {
+        // Who has a token instead of a certificate is administered where clients are served.
+        let port = if matches!(self.route, Route::Forwarded(_, Some(_))) { CLIENT_PORT } else { ADMIN_PORT };
         let door = |worker: &Worker| {
-            Some((worker.ordinal, Door { address: worker.address(ADMIN_PORT)?, route: self.route.clone() }))
+            Some((worker.ordinal, Door { address: worker.address(port)?, route: self.route.clone() }))
         };
         self.workers.iter().filter_map(door).collect()
     }

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use engram_api::{ExitCode, LearnerRun, LearnerRunSpec, parse_object};
 use futures::FutureExt as _;
 use kube::Api;
-use kube::api::{ApiResource, DynamicObject, PostParams};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -64,6 +64,19 @@ impl Cluster {
         }
     }
 
+    /// Sets whether a run is to be suspended.
+    ///
+    /// # Errors
+    /// The API server refuses it, or there is no such run.
+    pub(crate) async fn suspend_run(&self, name: &str, suspend: bool) -> anyhow::Result<()> {
+        let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        let change = Patch::Merge(json!({ "spec": { "suspend": suspend } }));
+        let patched = self.runs().patch(name, &parameters, &change).boxed().await;
+        let refused =
+            |found: kube::Error| error::told(&found, "to change the run", "patch learnerruns", &self.namespace);
+        patched.map(drop).map_err(refused)
+    }
+
     async fn run(&self, name: &str) -> anyhow::Result<Value> {
         let found = self.runs().get(name).boxed().await;
         let found = found.map_err(|found| error::told(&found, "to look", "get learnerruns", &self.namespace))?;
@@ -97,6 +110,15 @@ fn stage(object: &Value) -> Stage {
     let status = &object["status"];
     if status["startTime"].is_string() {
         return Stage::HandedOver;
+    }
+    // Its input is not there: the workers were never asked.
+    let reason = || {
+        let conditions = status["conditions"].as_array().into_iter().flatten();
+        let failed = conditions.into_iter().find(|it| it["type"] == "Failed");
+        failed.and_then(|it| it["message"].as_str()).unwrap_or_default().to_owned()
+    };
+    if status["phase"] == "Failed" {
+        return Stage::Refused(reason());
     }
     let conditions = || status["conditions"].as_array().into_iter().flatten();
     let said = |kind: &str, truth: &str| {
@@ -141,6 +163,9 @@ mod tests {
         assert_eq!(of(&json!({})), Stage::Waits("no operator has looked at it yet".into()));
         assert_eq!(of(&condition("Complete", "words is not there")), Stage::Waits("words is not there".into()));
         assert_eq!(of(&condition("Accepted", "no such source")), Stage::Refused("no such source".into()));
+        let gone = json!({ "type": "Failed", "status": "True", "message": "there is no ConfigMap sales" });
+        let failed = json!({ "phase": "Failed", "conditions": [gone] });
+        assert_eq!(of(&failed), Stage::Refused("there is no ConfigMap sales".into()));
         let mut queued = condition("Complete", "run a has the turn");
         queued["startTime"] = "2026-11-22T09:00:00Z".into();
         assert_eq!(of(&queued), Stage::HandedOver);

@@ -6,6 +6,7 @@
 use anyhow::Context as _;
 use engram_api::ExitCode;
 use engram_coordinator::Coordinator;
+use engram_identity::{Expected, Files, Keys, Role};
 use engram_mapstore::FileStore;
 use engram_memory::ClusterId;
 use engram_worker::{Worker, exit as cause};
@@ -44,6 +45,12 @@ pub(crate) struct CoordinatorOptions {
     pub(crate) state_dir: PathBuf,
     /// Where it listens.
     pub(crate) listen: SocketAddr,
+    /// Whether a new cluster begins from a snapshot, which its workers load.
+    #[serde(default)]
+    pub(crate) bootstraps: bool,
+    /// Certificates; absent = in clear.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tls: Option<Files>,
 }
 
 /// Runs a worker.
@@ -54,7 +61,9 @@ pub(crate) fn worker(config: &Path) -> anyhow::Result<ExitCode> {
     let options: engram_worker::Options = read(config)?;
     process(move |stop| async move {
         let worker = Worker::build(options).await?;
-        Ok(worker.run(stop).await?)
+        let handle = worker.handle();
+        worker.run(stop).await?;
+        Ok(if handle.begins_again() { cause::AGAIN } else { 0 })
     })
 }
 
@@ -70,14 +79,23 @@ pub(crate) fn coordinator(config: &Path) -> anyhow::Result<ExitCode> {
         let listener = TcpListener::bind(options.listen)
             .await
             .with_context(|| format!("failed to listen on {}", options.listen))?;
-        let CoordinatorOptions { cluster_name, partitions, workers, replication_factor, keeps_all, .. } = options;
+        let CoordinatorOptions { cluster_name, partitions, workers, replication_factor, keeps_all, tls, .. } = options;
         let options = engram_coordinator::Options {
             replication_factor,
             restart_grace: Duration::from_millis(options.restart_grace_ms),
             keeps_all,
+            bootstraps: options.bootstraps,
             ..engram_coordinator::Options::new(cluster, cluster_name, partitions, workers)
         };
-        Ok(Coordinator::build(options, Arc::new(store))?.run(listener, stop).await?)
+        let coordinator = Coordinator::build(options, Arc::new(store))?;
+        let Some(tls) = tls else {
+            coordinator.run(listener, stop).await?;
+            return Ok(0);
+        };
+        let keys = Keys::open_for(tls, cluster, Expected::any(Role::Coordinator))?;
+        keys.follow();
+        coordinator.run_secured(listener, keys, stop).await?;
+        Ok(0)
     })
 }
 
@@ -86,8 +104,8 @@ fn read<T: serde::de::DeserializeOwned>(config: &Path) -> anyhow::Result<T> {
     serde_json::from_slice(&text).with_context(|| format!("{} is not what it should be", config.display()))
 }
 
-/// Runs `body` until it ends; it is given what completes when the process shall stop.
-fn process<F: Future<Output = anyhow::Result<()>>>(
+/// Runs `body` until it ends, with the status of the process; it is given what completes when the process shall stop.
+fn process<F: Future<Output = anyhow::Result<i32>>>(
     body: impl FnOnce(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>) -> F,
 ) -> anyhow::Result<ExitCode> {
     #[cfg(target_os = "linux")]
@@ -116,7 +134,8 @@ fn process<F: Future<Output = anyhow::Result<()>>>(
     });
     runtime.shutdown_timeout(END);
     match result {
-        Ok(()) => Ok(ExitCode::Ok),
+        Ok(0) => Ok(ExitCode::Ok),
+        Ok(status) => std::process::exit(status),
         Err(error) => {
             // The log is what people read after a failure; it is this process's stderr.
             tracing::error!(error = format!("{error:#}"), "ended");

@@ -29,6 +29,9 @@ pub(crate) struct Endpoints {
     pub(crate) supervisor: Process,
     /// Whether all workers were ready once.
     pub(crate) ready: bool,
+    /// Whether its listeners speak TLS, and the person's certificate is in the state directory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) tls: bool,
     /// The coordinator.
     pub(crate) coordinator: CoordinatorEndpoint,
     /// The workers, by ordinal.

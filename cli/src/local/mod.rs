@@ -1,6 +1,7 @@
 //! The local cluster: a coordinator and workers as processes of this machine, under one supervisor.
 
 pub(crate) mod admin;
+pub(crate) mod certificates;
 pub(crate) mod child;
 pub(crate) mod detach;
 pub(crate) mod endpoints;

@@ -5,14 +5,17 @@
 //! the map gives it nothing any more; a process is started by the thread that lasts as long as this program (the kernel ties a child to that
 //! thread); a dropped supervisor leaves nothing running; workers stop before the coordinator.
 
+use super::certificates::Certificates;
 use super::child::CoordinatorOptions;
 use super::endpoints::{CoordinatorEndpoint, Endpoints, WorkerEndpoints};
 use super::ports::Ports;
 use super::process::Process;
 use super::state::{self, FORMAT};
 use crate::error::problem;
+use crate::route::Route;
 use anyhow::Context as _;
 use engram_api::{Code, DurabilityMode, LearnerClusterSpec};
+use engram_identity as identity;
 use engram_memory::ClusterId;
 use engram_proto::v1;
 use engram_worker::{Listen, MapPlace, exit as cause, supervise};
@@ -42,6 +45,8 @@ const DEATHS_AT_START: u32 = 3;
 const STOP: Duration = Duration::from_secs(45);
 /// A log longer than this at the start of its process is put aside, over the one put aside before.
 const LOG_BYTES: u64 = 16 << 20;
+/// Between looks at the certificates that are due.
+const RENEWAL: Duration = Duration::from_secs(1);
 /// Lines of a log that a failed start shows.
 const LAST_LINES: usize = 12;
 /// Restarts that may wait to be told.
@@ -65,6 +70,10 @@ pub(crate) struct Plan {
     pub(crate) threads: usize,
     /// Proxies between the processes.
     pub(crate) detours: Option<Detours>,
+    /// Certificates of the processes; absent = they talk in clear.
+    pub(crate) tls: Option<Rc<Certificates>>,
+    /// The way from here to the processes.
+    pub(crate) route: Route,
 }
 
 /// Addresses that workers are given instead of the real ones, those of proxies in between. Indexed by who is given them.
@@ -110,6 +119,7 @@ pub(crate) struct Supervisor {
     shared: Rc<Shared>,
     coordinator: Kept,
     goal: JoinHandle<()>,
+    renewal: JoinHandle<()>,
     events: mpsc::Receiver<Event>,
     tasks: LocalSet,
 }
@@ -153,7 +163,8 @@ impl Supervisor {
             shared.workers.borrow_mut().insert(ordinal, kept);
         }
         let goal = tasks.spawn_local(goal::follow(Rc::clone(&shared)));
-        Ok(Self { shared, coordinator, goal, events, tasks })
+        let renewal = tasks.spawn_local(renew(Rc::clone(&shared)));
+        Ok(Self { shared, coordinator, goal, renewal, events, tasks })
     }
 
     /// Runs `body` while the processes are looked after; nothing happens to them otherwise.
@@ -182,6 +193,7 @@ impl Supervisor {
     pub(crate) async fn stop(mut self, killed: impl Future<Output = ()>) {
         // Nobody comes or goes any more.
         self.goal.abort();
+        self.renewal.abort();
         let Self { shared, coordinator, tasks, .. } = &mut self;
         let mut workers = shared.workers.take();
         let coordinator_will = coordinator.will.clone();
@@ -291,6 +303,21 @@ impl Role {
     }
 }
 
+/// Replaces certificates before they end. By the clock of the wall, as certificates go: a machine may have slept.
+async fn renew(shared: Rc<Shared>) {
+    let Some(certificates) = &shared.plan.tls else { return };
+    let mut is_told = false;
+    loop {
+        tokio::time::sleep(RENEWAL).await;
+        match certificates.renew() {
+            Ok(()) => is_told = false,
+            // Tried again until it succeeds: a third of their life is left. Once is enough to tell.
+            Err(error) if !std::mem::replace(&mut is_told, true) => shared.tell(Event::Trouble(error)),
+            Err(_) => {}
+        }
+    }
+}
+
 /// Keeps one process running until it shall stop.
 async fn keep(shared: Rc<Shared>, role: Role, mut will: watch::Receiver<Will>) {
     let (mut wait, mut deaths) = (BACK_OFF, 0);
@@ -307,12 +334,16 @@ async fn keep(shared: Rc<Shared>, role: Role, mut will: watch::Receiver<Will>) {
                     exit = child.wait() => exit,
                     () = told(&mut will) => return end(child, stdin, will).await,
                 };
+                let begins_again = exit.as_ref().is_ok_and(|status| status.code() == Some(cause::AGAIN));
                 let cause = exit.as_ref().ok().and_then(|status| cause::told(*status));
                 let exit = exit.map_or_else(|error| error.to_string(), cause::described);
                 if let (Some(member), Some(process)) = (known.member(), process) {
                     report(&shared, member, process.pid, exit.clone());
                 }
                 shared.note(role, None);
+                if begins_again {
+                    continue;
+                }
                 (exit, cause)
             }
             Err(error) => (format!("it cannot be started: {error:#}"), cause::of(&error)),
@@ -367,8 +398,8 @@ impl Known {
         let Role::Worker(ordinal) = role else { return Self { member, asking: None } };
         let endpoints = shared.endpoints.borrow();
         let at = endpoints.workers.iter().find(|worker| worker.ordinal == ordinal).map(|worker| worker.admin);
-        let told = Rc::clone(&member);
-        let ask = async move |at| *told.borrow_mut() = Some(supervise::member(at).await);
+        let (told, network) = (Rc::clone(&member), shared.plan.route.network());
+        let ask = async move |at| *told.borrow_mut() = Some(supervise::member(at, &network).await);
         Self { member, asking: at.map(|at| tokio::task::spawn_local(async move { ask(at).await })) }
     }
 
@@ -388,8 +419,9 @@ impl Drop for Known {
 /// Tells the coordinator of a death, beside everything else: it may be dead itself, and learns then from silence.
 fn report(shared: &Shared, member: v1::MemberId, pid: u32, exit: String) {
     let (coordinator, cluster) = (shared.plan.ports.coordinator, shared.plan.cluster);
+    let network = shared.plan.route.network();
     tokio::task::spawn_local(async move {
-        let _ = supervise::report_death(&coordinator.to_string(), cluster, &member, pid, exit).await;
+        let _ = supervise::report_death(&coordinator.to_string(), &network, cluster, &member, pid, exit).await;
     });
 }
 
@@ -435,6 +467,8 @@ fn configure(plan: &Plan) -> anyhow::Result<()> {
         keeps_all: plan.spec.durability.mode == DurabilityMode::Sync,
         state_dir: plan.folder.clone(),
         listen: plan.ports.coordinator,
+        bootstraps: plan.spec.bootstrap.is_some(),
+        tls: plan.tls.as_ref().map(|certificates| certificates.tls(identity::Role::Coordinator, 0).files),
     };
     state::write_json(&config(&plan.folder, Role::Coordinator), &coordinator)?;
     (0..).zip(&plan.ports.workers).try_for_each(|(ordinal, listen)| configure_worker(plan, ordinal, *listen))
@@ -445,6 +479,9 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
     let detours = plan.detours.as_ref();
     let coordinator = detours.and_then(|detours| detours.coordinator.get(ordinal as usize));
     let peers = detours.and_then(|detours| detours.peers.get(ordinal as usize));
+    if let Some(certificates) = &plan.tls {
+        certificates.issue(identity::Role::Worker, ordinal)?;
+    }
     let options = engram_worker::Options {
         cluster: plan.cluster,
         cluster_name: plan.name.clone(),
@@ -456,7 +493,11 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
         peer_detours: peers.cloned().unwrap_or_default(),
         map_place: Some(MapPlace::Folder(plan.folder.clone())),
         threads: Some(plan.threads),
+        machine_workers: Some(plan.spec.workers),
         gpu_deadline_ms: None,
+        inputs: None,
+        bootstrap: None,
+        tls: plan.tls.as_ref().map(|certificates| certificates.tls(identity::Role::Worker, ordinal)),
         spec: plan.spec.clone(),
     };
     std::fs::create_dir_all(&options.state_dir).map_err(|error| {
@@ -473,6 +514,7 @@ fn endpoints(plan: &Plan) -> Endpoints {
         name: plan.name.clone(),
         supervisor: Process::this(),
         ready: false,
+        tls: plan.tls.is_some(),
         coordinator: CoordinatorEndpoint { process: None, address: plan.ports.coordinator, restarts: 0 },
         workers: (0..)
             .zip(&plan.ports.workers)

@@ -1,12 +1,50 @@
-//! Snapshots of a whole local cluster: what one consists of, and how a state directory is rebuilt from it.
+//! Snapshots of a whole local cluster: how one is made, and how a state directory is rebuilt from it.
 
-mod manifest;
+mod gather;
 mod restore;
 
-pub(crate) use manifest::{Manifest, shape_of};
-pub(crate) use restore::{Into, restore};
+pub(crate) use gather::gather;
+pub(crate) use restore::{From, Into, restore};
 
+use crate::local::state::{Cluster, FORMAT};
+use anyhow::Context as _;
+use engram_snapshot::Manifest;
 use std::path::{Path, PathBuf};
+
+/// How a storage is reached.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Object storage")]
+pub(crate) struct Storage {
+    /// Where an S3-compatible storage listens [default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS]
+    #[arg(long, value_name = "URL")]
+    s3_endpoint: Option<String>,
+    /// Its region [default: AWS_REGION, AWS_DEFAULT_REGION, or us-east-1]
+    #[arg(long, value_name = "NAME")]
+    s3_region: Option<String>,
+    /// Folder with the files accessKeyId and secretAccessKey [default: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY]
+    #[arg(long, value_name = "DIR")]
+    s3_credentials: Option<PathBuf>,
+}
+
+impl Storage {
+    pub(crate) fn options(self) -> engram_objects::Options {
+        let Self { s3_endpoint: endpoint, s3_region: region, s3_credentials: credentials } = self;
+        engram_objects::Options { endpoint, region, credentials: credentials.map(engram_objects::Credentials::Folder) }
+    }
+}
+
+/// The cluster that a snapshot was made of, for a state directory that has none.
+pub(crate) fn cluster_of(manifest: &Manifest) -> anyhow::Result<Cluster> {
+    let cluster = Cluster {
+        format_version: FORMAT,
+        cluster: manifest.cluster.clone(),
+        name: manifest.cluster_name.clone(),
+        memories: manifest.memories,
+        spec: serde_json::from_value(manifest.spec.clone())
+            .context("this version does not know the specification of the cluster in the snapshot")?,
+    };
+    cluster.id().map(|_| cluster)
+}
 
 /// The snapshots of a state directory.
 pub(crate) fn folder(state_dir: &Path) -> PathBuf {

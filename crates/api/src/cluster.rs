@@ -7,10 +7,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::kubernetes::{
-    Access, FreeForm, GpuSelector, Input, NetworkPolicy, Scheduling, Service, Storage, Telemetry, Tls, UpdateStrategy,
-    Upgrade,
+    Access, FreeForm, GpuSelector, Input, NetworkPolicy, Scheduling, Service, Storage, Telemetry, Tls, TlsMode,
+    UpdateStrategy, Upgrade,
 };
 use crate::object::{Kind, Object};
+use crate::objects::ObjectPlace;
 use crate::quantity::{Duration, Rate};
 use crate::word::words;
 
@@ -38,9 +39,6 @@ pub(crate) fn setting(_: &mut SchemaGenerator) -> Schema {
 /// What a cluster shall be.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(extend("x-later" = {
-    "bootstrap": "clusters start empty in this version; remove the field and load a snapshot with engram snapshot restore",
-}))]
 pub struct LearnerClusterSpec {
     /// Number of worker processes, 1 to 100. More workers hold and serve more; partitions are spread over them. Locally
     /// they share the cores of the machine, so more workers than cores gain nothing but a rehearsal.
@@ -124,12 +122,15 @@ pub struct LearnerClusterSpec {
     #[schemars(extend("x-kubernetes-only" = true))]
     pub storage: Option<Storage>,
 
-    /// Read-only claims that runs may name.
+    /// Claims that workers mount, to read only, and runs name as `input`. A change replaces the pods one by one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-only" = true))]
+    #[schemars(extend(
+        "x-kubernetes-only" = true, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]
+    ))]
     pub inputs: Option<Vec<Input>>,
 
-    /// Who may do what; nobody by default.
+    /// Who may do what with a token instead of a certificate; nobody by default, but for people by `engram -n`. Needs `tls`. A change is
+    /// taken without a restart, within about a minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub access: Option<Vec<Access>>,
@@ -144,7 +145,7 @@ pub struct LearnerClusterSpec {
     #[schemars(extend("x-kubernetes-only" = true))]
     pub network_policy: Option<NetworkPolicy>,
 
-    /// Certificates. A local cluster listens on loopback only, without TLS.
+    /// Certificates. A local cluster listens on loopback only; there `engram up --tls` decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub tls: Option<Tls>,
@@ -158,6 +159,10 @@ pub struct LearnerClusterSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub telemetry: Option<Telemetry>,
+
+    /// What a new cluster begins with; absent means empty. Fixed at creation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap: Option<Bootstrap>,
 
     /// Stops changes to the cluster's Kubernetes objects, not its failover.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -181,6 +186,11 @@ pub struct LearnerClusterSpec {
 }
 
 impl LearnerClusterSpec {
+    /// Where certificates come from on Kubernetes.
+    pub fn tls_mode(&self) -> TlsMode {
+        self.tls.as_ref().and_then(|tls| tls.mode).unwrap_or_default()
+    }
+
     /// Makes a spec of `workers` workers in which everything else has its default.
     pub fn with_workers(workers: u32) -> Self {
         Self {
@@ -208,6 +218,7 @@ impl LearnerClusterSpec {
             tls: None,
             scheduling: None,
             telemetry: None,
+            bootstrap: None,
             paused: None,
             suspend: None,
             managed_by: None,
@@ -228,6 +239,14 @@ const fn default_restart_grace() -> Duration {
 
 const fn default_partitions() -> u32 {
     256
+}
+
+/// What a new cluster begins with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Bootstrap {
+    /// A snapshot, of whatever cluster: law and features must be those of this one; workers and partitions need not.
+    pub snapshot: ObjectPlace,
 }
 
 /// How much is kept.
@@ -391,6 +410,10 @@ pub struct Gpu {
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub threshold: Option<u64>,
 
+    /// How the partitions of a worker with several devices are shared out between them; absent means `LatencyOptimized`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partitioner: Option<GpuPartitioner>,
+
     /// Devices per worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16), extend("x-kubernetes-only" = true))]
@@ -420,6 +443,20 @@ pub struct Gpu {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub runtime_class_name: Option<String>,
+}
+
+words! {
+    /// How partitions are shared out between the devices of a worker: what is to be as small as possible.
+    pub enum GpuPartitioner {
+        /// The most memories of a device.
+        Balanced,
+        /// The longest time that a device computes, by its measured throughput.
+        CapabilityAware,
+        /// The largest share of a device's free memory that is taken.
+        MemoryAware,
+        /// The time until the last device answers, with what each device adds to every pass.
+        LatencyOptimized,
+    }
 }
 
 words! {

@@ -105,8 +105,8 @@ where there is one.";
 are known; `clusterRef.name` must be the `metadata.name` of one of them.";
 
     SourceUnreadable = "ENG-0302", NotFound, "source cannot be read",
-    "The file or repository of a run's source cannot be opened. The message has its full path and the cause. Relative \
-paths are relative to the manifest, not to the current directory.";
+    "The file or repository of a run's source cannot be opened, or a file in a storage is not there. The message has its full path \
+or address and the cause. Relative paths are relative to the manifest, not to the current directory.";
 
     ColumnNotFound = "ENG-0303", Usage, "column not in the file",
     "`columns` names a column that the file does not have. The message lists those that it has. Names are compared exactly, \
@@ -227,7 +227,14 @@ the index and the value. Nothing of the request was applied; values are never cl
     "No memory has that id or key. It may never have been there, have been removed, or have been evicted to make room.";
 
     SnapshotUnusable = "ENG-0509", Failed, "snapshot cannot be restored",
-    "The snapshot is incomplete, damaged, or of a cluster with other partitions, law or features. The cluster is as it was.";
+    "The snapshot is incomplete, damaged, of another cluster, or of one with another law or other features. The cluster is as it was.";
+
+    StorageUnusable = "ENG-0510", Failed, "object storage not usable",
+    "The address of a place in a storage is wrong, nobody said who asks, or the storage refused, failed or did not answer after \
+several tries; the message has what it said. What was half written there is removed, and nothing here was changed.
+
+A place is `s3://BUCKET/PREFIX`. Credentials come from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or from a folder \
+(`--s3-credentials`); another storage than AWS is named by `--s3-endpoint` or `AWS_ENDPOINT_URL`.";
 
     Unreachable = "ENG-0601", Unreachable, "cluster unreachable",
     "No worker answered at the address in the message. Is the cluster running (`engram status`), is the address right \
@@ -254,7 +261,9 @@ address, or name the cluster by its state directory.";
 version.";
 
     Denied = "ENG-0607", Denied, "denied",
-    "The caller may not do this, and nothing was done. `spec.access` of the cluster says which service account may do what.";
+    "The caller may not do this, or does not say who it is, and nothing was done. A cluster with TLS knows its callers by a \
+certificate (`--cert`) or by the token of a service account (`--token-file`; `engram -n` asks for one itself), and `spec.access` says \
+which service account may do what.";
 
     Busy = "ENG-0608", NotReady, "cluster is busy",
     "A worker has as much to do as it accepts and refused the request at once, before anything was applied. Try again in a \

@@ -21,9 +21,9 @@ macro_rules! optional {
     ($(#[$meta:meta])* pub struct $name:ident {
         $($(#[$field_meta:meta])* pub $field:ident: $type:ty,)+
     }) => {
-        $(#[$meta])*
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
         #[serde(rename_all = "camelCase", deny_unknown_fields)]
+        $(#[$meta])*
         pub struct $name {
             $($(#[$field_meta])* #[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)+
         }
@@ -110,11 +110,20 @@ words! {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Input {
     /// Name, for runs.
-    #[schemars(example = &"corpus")]
+    #[schemars(extend("format" = "engram-name"), example = &"corpus")]
     pub name: String,
-    /// The claim.
+    /// The claim. Every worker mounts it, so that it must let several nodes read.
     #[schemars(example = serde_json::json!({ "claimName": "corpus" }))]
-    pub persistent_volume_claim: FreeForm,
+    pub persistent_volume_claim: Claim,
+}
+
+/// A claim of the cluster's namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Claim {
+    /// Its name.
+    #[schemars(length(min = 1), example = &"corpus")]
+    pub claim_name: String,
 }
 
 /// Rights of one service account.
@@ -122,7 +131,7 @@ pub struct Input {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Access {
     /// Name of the service account.
-    #[schemars(example = &"trainer")]
+    #[schemars(length(min = 1), example = &"trainer")]
     pub service_account: String,
     /// Its namespace; absent means the cluster's.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,13 +144,13 @@ pub struct Access {
 words! {
     /// What a service account may do.
     pub enum Right {
-        /// Get, rank and quality.
+        /// Get, rank, recall, quality; watch runs.
         Read,
         /// Change weights of single memories, insert and remove.
         Reinforce,
-        /// Let all memories decay; run epochs.
+        /// Let all memories decay; run epochs, whatever they change.
         Decay,
-        /// Everything.
+        /// Everything, also what administrators order: stop, drain, snapshots.
         Admin,
     }
 }
@@ -181,41 +190,38 @@ optional! {
 
 optional! {
     /// Certificates.
+    #[schemars(extend("x-later" = {
+        "issuerRef": "make a Certificate of cert-manager, and name its Secret: mode: Secret, secretName",
+        "trustDomain": "remove trustDomain; who is believed follows from the authority and the cluster's id",
+    }))]
     pub struct Tls {
-        /// Where they come from.
+        /// Where they come from; absent means `Disabled`; fixed at creation.
         pub mode: TlsMode,
-        /// Trust domain of the identities in them.
-        pub trust_domain: String,
-        /// How long one is valid, at least 10m.
+        /// How long one is valid, at least 10m; absent means 24h. It is replaced after two thirds of that. Shorter ends a stolen one sooner;
+        /// longer survives an operator that is away for longer.
+        #[schemars(extend("x-minimum" = "10m"))]
         pub certificate_lifetime: Duration,
-        /// The issuer, with `CertManager`.
-        pub issuer_ref: IssuerRef,
-        /// The secret, with `Secret`.
+        /// With mode `Secret`: a Secret of the cluster's namespace with `tls.crt`, `tls.key` and `ca.crt`, which all workers share. What the
+        /// certificate must say, condition `Certified` tells. It is read again when it changes.
+        #[schemars(length(max = 253))]
         pub secret_name: String,
     }
 }
 
 words! {
     /// Where certificates come from.
+    #[derive(Default)]
+    #[schemars(extend("x-later" = {
+        "CertManager": "make a Certificate of cert-manager, and name its Secret: mode: Secret, secretName",
+    }))]
     pub enum TlsMode {
-        /// The operator's own authority.
+        /// The operator's own authority: every connection shows a certificate.
         Auto,
-        /// cert-manager.
-        CertManager,
-        /// A secret of yours.
+        /// The Secret `secretName`, which somebody else fills: every connection shows a certificate.
         Secret,
-        /// Nowhere: no TLS.
+        /// Nowhere: no TLS. For tests and networks that are trusted.
+        #[default]
         Disabled,
-    }
-}
-
-optional! {
-    /// An issuer of cert-manager.
-    pub struct IssuerRef {
-        /// Its name.
-        pub name: String,
-        /// `Issuer` or `ClusterIssuer`.
-        pub kind: String,
     }
 }
 

@@ -9,37 +9,25 @@ pub(crate) struct Later {
     pub(crate) parent: &'static str,
     /// The field.
     pub(crate) field: &'static str,
-    /// The only value that is allowed all the same: it asks for nothing.
-    pub(crate) unless: Option<&'static str>,
     /// What to do instead.
     pub(crate) advice: &'static str,
 }
 
 const fn later(parent: &'static str, field: &'static str, advice: &'static str) -> Later {
-    Later { parent, field, unless: None, advice }
+    Later { parent, field, advice }
 }
 
 /// Fields of a `LearnerCluster`.
 pub(crate) const CLUSTER: &[Later] = &[
-    later("spec", "access", "remove access; networkPolicy.clients says which pods may reach the workers"),
-    later("spec", "inputs", "remove inputs; runs learn from example and synthetic sources"),
     later("spec", "telemetry", "remove telemetry; the workers' metrics are at port 9090, path /metrics"),
     later("spec.gpu", "selector", "remove selector; scheduling.affinity can name the labels of nodes"),
     later("spec.gpu", "memoryLimit", "remove memoryLimit; a worker uses the memory of its whole device"),
     later("spec.scheduling", "queueName", "remove queueName; schedulerName names another scheduler"),
-    Later {
-        parent: "spec.tls",
-        field: "mode",
-        unless: Some("Disabled"),
-        advice: "remove tls, or set mode: Disabled; workers talk in clear inside their NetworkPolicy",
-    },
 ];
 
 /// Fields of a `LearnerRun` that mean something on one machine only.
-pub(crate) const RUN: &[Later] = &[
-    later("spec.memory.source", "events", "use example or synthetic; events run in local mode only"),
-    later("spec.memory.source", "git", "use example or synthetic; git runs in local mode only"),
-];
+pub(crate) const RUN: &[Later] =
+    &[later("spec.memory.source", "git", "use example, events or synthetic; git runs in local mode only")];
 
 impl Later {
     /// Returns the path of the field.

@@ -28,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod cluster;
 mod code;
 pub mod crd;
@@ -36,6 +37,7 @@ mod kubernetes;
 mod later;
 mod manifest;
 mod object;
+mod objects;
 mod problem;
 mod quantity;
 mod run;
@@ -43,20 +45,22 @@ mod schema;
 pub mod status;
 mod word;
 
+pub use access::{AccessList, Missing, Need};
 pub use cluster::{
-    Capacity, CapacityPolicy, Durability, DurabilityMode, FeatureType, Features, Gpu, GpuMode, Law, LearnerCluster,
-    LearnerClusterSpec, Learning, Maintenance, SMALLEST_SETTING, SoloPolicy,
+    Bootstrap, Capacity, CapacityPolicy, Durability, DurabilityMode, FeatureType, Features, Gpu, GpuMode,
+    GpuPartitioner, Law, LearnerCluster, LearnerClusterSpec, Learning, Maintenance, SMALLEST_SETTING, SoloPolicy,
 };
 pub use code::{Code, explain};
 pub use exit::ExitCode;
 pub use manifest::{Manifest, Needs, check_immutable, parse, parse_object};
 pub use object::{API_VERSION, Kind, MANAGED_BY, MAX_NAME_LENGTH, Metadata, Object, is_name};
+pub use objects::{ObjectPlace, SecretRef};
 pub use problem::{Place, Problem, Problems};
 pub use quantity::{Duration, Rate, Size};
 pub use run::{
-    Clock, ClusterRef, Columns, EPOCH_SPAN, EVENT_QUALITY, EventFormat, Events, Example, ExampleName, Git, Identity,
-    Inversion, LearnerRun, LearnerRunSpec, MemoryRun, OnMissing, Report, RunKind, SKIP, SYNTHETIC_EPOCHS, Signal,
-    Source, Synthetic, TOP_K, Until,
+    Clock, ClusterRef, Columns, ConfigMapKey, EPOCH_SPAN, EVENT_QUALITY, EventFormat, Events, Example, ExampleName,
+    Git, Identity, Inversion, LearnerRun, LearnerRunSpec, MemoryRun, OnMissing, Report, RunKind, SKIP,
+    SYNTHETIC_EPOCHS, Signal, Source, Synthetic, TOP_K, Until,
 };
 pub use schema::schema;
 pub use word::Word;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{LearnerClusterSpec, setting};
 use crate::object::{Kind, Object};
+use crate::objects::ObjectPlace;
 use crate::quantity::Duration;
 use crate::word::words;
 
@@ -26,13 +27,15 @@ pub const EVENT_QUALITY: f64 = 0.9;
 pub const EPOCH_SPAN: Duration = Duration::from_millis(86_400_000);
 /// Sizes of the top for which hits are counted.
 pub const TOP_K: u64 = 500;
+/// Where events are that pods can read.
+pub(crate) const KUBERNETES_EVENTS: &str = "configMap, s3, or input and path";
 /// Epochs before the first prediction: what was learned from fewer says little.
 pub const SKIP: u64 = 21;
 
 /// What a run shall do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(extend("x-blocks" = ["replay", "geodesic", "tropical", "fisher", "federated", "snapshot"]))]
+#[schemars(extend("x-blocks" = ["replay", "geodesic", "tropical", "fisher", "federated"]))]
 pub struct LearnerRunSpec {
     /// The cluster that learns: one of the file, else of the context.
     #[schemars(example = serde_json::json!({ "name": "words" }))]
@@ -46,11 +49,15 @@ pub struct LearnerRunSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryRun>,
 
+    /// Settings of `kind: Snapshot`: where it goes. Nothing may be there yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<ObjectPlace>,
+
     /// With a synthetic source: ends the run at the first condition that holds; absent means all epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Until>,
 
-    /// Stops the run after its epoch and keeps its place; `false` goes on from there.
+    /// Stops the run after its epoch and keeps its place; `false` goes on from there, or begins a snapshot anew.
     #[serde(default)]
     pub suspend: bool,
 
@@ -78,6 +85,7 @@ impl LearnerRunSpec {
                 on_missing: OnMissing::default(),
                 report: Report::default(),
             }),
+            snapshot: None,
             until: None,
             suspend: false,
             ttl_seconds_after_finished: None,
@@ -129,11 +137,12 @@ words! {
         "Tropical": "set kind: Memory",
         "Fisher": "set kind: Memory",
         "Federated": "set kind: Memory",
-        "Snapshot": "use engram snapshot create",
     }))]
     pub enum RunKind {
         /// Learning epochs over a source: decay, then reinforcement, then aggregation.
         Memory,
+        /// A snapshot of the whole cluster, into a storage for objects. It changes nothing, and waits for no other run.
+        Snapshot,
     }
 }
 
@@ -180,6 +189,7 @@ words! {
 /// Where the reinforcements of a run come from: exactly one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[expect(clippy::large_enum_variant, reason = "a run has one")]
 pub enum Source {
     /// A data set that is built in: the same manifest runs on a laptop and in a cluster.
     Example(Example),
@@ -211,15 +221,26 @@ words! {
 /// A file of events, ordered by epoch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(extend("x-later" = {
-    "s3": "set path: to a file of the local disk",
-    "configMap": "set path: to a file of the local disk",
-    "input": "set path: to a file of the local disk",
-}))]
 pub struct Events {
-    /// The file; relative to the manifest.
-    #[schemars(length(min = 1), example = &"events.csv")]
-    pub path: String,
+    /// The file; relative to the manifest, or to `input`. In Kubernetes only with `input`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096), example = &"events.csv")]
+    pub path: Option<String>,
+
+    /// In Kubernetes: a ConfigMap of the run's namespace that holds the file, instead of `path`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_map: Option<ConfigMapKey>,
+
+    /// A file in a storage for objects, instead of `path`. The worker that drives the run fetches it to its disk, all of it before the
+    /// first epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(example = serde_json::json!({ "url": "s3://events/2026/sales.csv.zst" }))]
+    pub s3: Option<ObjectPlace>,
+
+    /// In Kubernetes: the entry of the cluster's `spec.inputs` that has the file, as `path` in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "engram-name"))]
+    pub input: Option<String>,
 
     /// Format of the file. `.zst` and `.gz` after the extension are unpacked.
     #[serde(default)]
@@ -245,6 +266,18 @@ pub struct Events {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-minimum" = "1ms"))]
     pub epoch_span: Option<Duration>,
+}
+
+/// A file in a ConfigMap.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ConfigMapKey {
+    /// Name of the ConfigMap.
+    #[schemars(length(min = 1), example = &"sales")]
+    pub name: String,
+    /// The key, which is the name of the file: `events.csv`.
+    #[schemars(length(min = 1), example = &"events.csv")]
+    pub key: String,
 }
 
 words! {
@@ -344,10 +377,17 @@ pub enum Signal<'a> {
 }
 
 impl Events {
+    /// Returns the name of the file, which tells its format: the path, the key of the ConfigMap, or the address in a storage.
+    pub fn file_name(&self) -> &str {
+        let key = self.config_map.as_ref().map(|file| file.key.as_str());
+        let address = self.s3.as_ref().map(|place| place.url.as_str());
+        self.path.as_deref().or(key).or(address).unwrap_or_default()
+    }
+
     /// Returns the format that applies, with `Auto` resolved; `None` where `Auto` meets an unknown extension, which a
     /// checked manifest does not have.
     pub fn effective_format(&self) -> Option<EventFormat> {
-        if self.format == EventFormat::Auto { EventFormat::of_path(&self.path) } else { Some(self.format) }
+        if self.format == EventFormat::Auto { EventFormat::of_path(self.file_name()) } else { Some(self.format) }
     }
 
     /// Returns the column of identity. A checked manifest has exactly one; of two the key wins, of none it is `id`.

@@ -22,6 +22,8 @@ pub mod condition {
     pub const ACCEPTED: &str = "Accepted";
     /// Every partition has its full number of copies in sync.
     pub const REPLICATED: &str = "Replicated";
+    /// The certificate that was given to the workers is good: of clusters with `tls.mode: Secret`.
+    pub const CERTIFIED: &str = "Certified";
     /// Devices were asked for and some node offers them.
     pub const GPU_AVAILABLE: &str = "GpuAvailable";
     /// The operator would build another worker than the pinned one.
@@ -222,7 +224,7 @@ pub struct LearnerRunStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-format" = "date-time"))]
     pub completion_time: Option<String>,
-    /// Runs before this one; 0 when it is next or running.
+    /// Runs of the cluster before this one, the one that learns among them; 0 of one that learns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_position: Option<u32>,
     /// Pod of the worker that drives the run.
@@ -231,17 +233,36 @@ pub struct LearnerRunStatus {
     /// How far it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
+    /// What a run of kind Snapshot has written, once it is complete.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotResult>,
     /// Conditions, one of each type.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }
 
+/// A snapshot that was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SnapshotResult {
+    /// Where it is.
+    pub url: String,
+    /// Digest of all memories.
+    pub digest: String,
+    /// Memories in it.
+    pub memories: i64,
+    /// Bytes of its files.
+    pub bytes: i64,
+    /// Its partitions.
+    pub partitions: i32,
+}
+
 /// How far a run is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Progress {
-    /// Epochs that are done.
+    /// Epochs that are done; of a snapshot, partitions.
     pub epoch: i64,
     /// Epochs in all, where known.
     #[serde(skip_serializing_if = "Option::is_none")]

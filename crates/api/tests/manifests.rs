@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use engram_api::{
     Capacity, CapacityPolicy, Clock, Columns, DurabilityMode, Duration, Events, FeatureType, Git, GpuMode,
-    LearnerCluster, LearnerClusterSpec, LearnerRun, LearnerRunSpec, Learning, Manifest, Needs, OnMissing, Source,
-    Synthetic, Until, Word, parse, schema,
+    GpuPartitioner, LearnerCluster, LearnerClusterSpec, LearnerRun, LearnerRunSpec, Learning, Manifest, Needs,
+    OnMissing, Source, Synthetic, Until, Word, parse, schema,
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -62,7 +62,7 @@ fn the_examples_are_manifests_and_fields_of_the_schema() {
         assert!(manifest.ignored.is_empty(), "{}: an example means something everywhere", path.display());
         for run in &manifest.runs {
             match &run.spec.memory.as_ref().expect("a memory run").source {
-                Source::Events(events) => assert!(manifest.resolve(&events.path).is_file(), "{}", events.path),
+                Source::Events(events) => assert!(manifest.resolve(events.file_name()).is_file(), "{events:?}"),
                 Source::Git(git) => assert!(manifest.resolve(&git.path).join("Cargo.toml").is_file()),
                 Source::Example(_) | Source::Synthetic(_) => {}
             }
@@ -179,15 +179,17 @@ fn cluster() -> impl Strategy<Value = LearnerCluster> {
         (1..=1_000_000_000_u64, word::<CapacityPolicy>()).prop_map(|(memories, policy)| Capacity { memories, policy });
     (name, 1..=100_u32, 1..=1024_u32, capacity, learning, 0..=4096_u32, word::<FeatureType>()).prop_flat_map(
         |(name, workers, partitions, capacity, learning, dimension, dtype)| {
-            let rest = (word::<DurabilityMode>(), word::<GpuMode>(), proptest::option::of(0..=1_000_000_000_u64));
-            rest.prop_map(move |(mode, gpu, threshold)| {
+            let partitioner = proptest::option::of(word::<GpuPartitioner>());
+            let threshold = proptest::option::of(0..=1_000_000_000_u64);
+            let rest = (word::<DurabilityMode>(), word::<GpuMode>(), threshold, partitioner);
+            rest.prop_map(move |(mode, gpu, threshold, partitioner)| {
                 let mut spec = LearnerClusterSpec::with_workers(workers);
                 spec.partitions = partitions;
                 spec.capacity = capacity.clone();
                 spec.learning = learning.clone();
                 (spec.features.dimension, spec.features.dtype) = (dimension, dtype);
                 spec.durability.mode = mode;
-                (spec.gpu.mode, spec.gpu.threshold) = (gpu, threshold);
+                (spec.gpu.mode, spec.gpu.threshold, spec.gpu.partitioner) = (gpu, threshold, partitioner);
                 LearnerCluster::new(name.clone(), spec)
             })
         },
@@ -201,7 +203,10 @@ fn source() -> impl Strategy<Value = Source> {
         |(key, clock, timed, delta, span)| {
             let (epoch, time) = if timed { (None, Some(clock)) } else { (Some(clock), None) };
             Source::Events(Events {
-                path: "data/a b.csv.zst".into(),
+                path: Some("data/a b.csv.zst".into()),
+                config_map: None,
+                s3: None,
+                input: None,
                 format: Default::default(),
                 columns: Columns { key: Some(key), epoch, time, ..Columns::default() },
                 quality: None,

@@ -2,7 +2,9 @@
 
 use crate::error::Error;
 use crate::map::Map;
+use crate::network::Network;
 use crate::options::Plane;
+use crate::plain::SPEAKS_TLS;
 use crate::trace;
 use engram_memory::{ClusterId, Ordinal};
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
@@ -29,8 +31,8 @@ pub(crate) fn message_limit(plane: Plane) -> usize {
     }
 }
 
-/// A request with its cluster, its trace and its deadline.
-pub(crate) fn request<T>(message: T, cluster: Option<ClusterId>, deadline: Duration) -> Request<T> {
+/// A request with its cluster, its trace, its token and its deadline.
+pub(crate) fn request<T>(message: T, cluster: Option<ClusterId>, network: &Network, deadline: Duration) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline);
     let context = trace::Context::current().map_or_else(trace::Context::new, trace::Context::child);
@@ -38,6 +40,9 @@ pub(crate) fn request<T>(message: T, cluster: Option<ClusterId>, deadline: Durat
     metadata.insert(TRACE_KEY, ascii(&context.to_string()));
     if let Some(cluster) = cluster {
         metadata.insert(CLUSTER_KEY, ascii(&cluster.to_string()));
+    }
+    if let Some(token) = network.authorization() {
+        metadata.insert("authorization", token);
     }
     request
 }
@@ -112,6 +117,8 @@ impl From<Status> for Failure {
             lost: None,
         };
         match status.code() {
+            // The next attempt would be answered alike.
+            _ if text(&status).contains(SPEAKS_TLS) => of(ProblemKind::Unauthenticated, false, false),
             // Nobody listened: nothing can have been executed.
             _ if refused_connection(&status) => of(ProblemKind::Unavailable, true, false),
             Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown | Code::Internal => {
@@ -121,7 +128,8 @@ impl From<Status> for Failure {
             Code::ResourceExhausted => of(ProblemKind::Overloaded, true, false),
             Code::InvalidArgument | Code::OutOfRange => of(ProblemKind::Invalid, false, false),
             // Whoever guards the cluster may not be a worker.
-            Code::PermissionDenied | Code::Unauthenticated => of(ProblemKind::Denied, false, false),
+            Code::PermissionDenied => of(ProblemKind::Denied, false, false),
+            Code::Unauthenticated => of(ProblemKind::Unauthenticated, false, false),
             _ => of(ProblemKind::Unspecified, false, false),
         }
     }

@@ -9,7 +9,9 @@ use crate::retry::{Budget, Retry};
 use crate::session::Session;
 use engram_memory::{ClusterId, Ordinal, PartitionId};
 use engram_proto::v1::{self, Problem, ProblemKind};
-use std::collections::BTreeMap;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
@@ -18,13 +20,14 @@ use tonic::Request;
 
 /// How long one worker may take to tell its map.
 const MAP_DEADLINE: Duration = Duration::from_secs(2);
-/// The same while others may answer sooner: one that hangs must not hold up who looks for its successor.
-const MAP_PATIENCE: Duration = Duration::from_millis(300);
+/// After so long without an answer the next worker is asked as well: one that hangs, or is gone without a word, must not hold up who
+/// looks for its successor.
+const MAP_PATIENCE: Duration = Duration::from_millis(20);
 /// The map is not asked for more often than this, however many calls wait for it.
 const MAP_PAUSE: Duration = Duration::from_millis(10);
 /// A call without an answer for so long makes its caller look for a newer map, again and again.
 const CALL_PATIENCE: Duration = Duration::from_millis(250);
-/// How long a worker that is asked for a newer map may wait for one. Shorter than [`MAP_PATIENCE`], or it would seem to hang.
+/// How long a worker that is asked for a newer map may wait for one.
 const NEWS: Duration = Duration::from_millis(200);
 
 /// A cluster, as a program sees it. Cheap to clone; clones share map, connections and budget.
@@ -144,7 +147,7 @@ impl Client {
 
     /// A request with this client's metadata and the deadline given: for calls that a worker passes on itself.
     pub fn request<T>(&self, message: T, deadline: Duration) -> Request<T> {
-        call::request(message, self.cluster(), deadline)
+        call::request(message, self.cluster(), &self.options().network, deadline)
     }
 
     /// The memories of one worker: for calls that a worker passes on itself.
@@ -277,44 +280,57 @@ impl Client {
         }
     }
 
-    /// Asks one worker after another, those of the map first, until one answers; it waits so long for news.
+    /// Asks one worker, and another whenever one fails or takes its time, until one answers; it waits so long for news.
     async fn ask(&self, deadline: Instant, news: Duration) -> Result<(), Error> {
-        let mut addresses: BTreeMap<String, ()> = BTreeMap::new();
+        let mut addresses: BTreeSet<String> = self.options().endpoints.iter().cloned().collect();
         if let Some(map) = self.0.map.borrow().as_ref() {
             let known = map.workers.values().filter(|worker| worker.alive);
-            addresses.extend(known.map(|worker| (worker.address(self.options().plane).to_owned(), ())));
+            addresses.extend(known.map(|worker| worker.address(self.options().plane).to_owned()));
         }
-        addresses.extend(self.options().endpoints.iter().map(|endpoint| (endpoint.clone(), ())));
         addresses.remove("");
-        let mut addresses: Vec<String> = addresses.into_keys().collect();
+        let mut addresses: Vec<String> = addresses.into_iter().collect();
         let start = rand::random_range(0..addresses.len().max(1));
         addresses.rotate_left(start);
         let mut last = String::from("no endpoint was given");
-        let patient = |patience| addresses.iter().map(move |address| (address, patience));
-        for (address, patience) in patient(MAP_PATIENCE).chain(patient(MAP_DEADLINE)) {
-            let until = deadline.min(Instant::now() + patience);
-            match timeout_at(until, self.ask_one(address, news)).await {
-                Ok(Ok(map)) => {
+        let until = deadline.min(Instant::now() + MAP_DEADLINE);
+        let mut unasked = addresses.iter().map(|address| self.ask_one(address, news, until));
+        let mut asked: FuturesUnordered<_> = unasked.next().into_iter().collect();
+        loop {
+            let answer = tokio::select! {
+                answer = asked.next() => answer,
+                () = sleep(news + MAP_PATIENCE), if unasked.len() > 0 => {
+                    asked.extend(unasked.next());
+                    continue;
+                }
+            };
+            match answer {
+                Some(Ok(map)) => {
                     self.set_map(map);
                     return Ok(());
                 }
-                Ok(Err(failure))
-                    if matches!(failure.problem.kind(), ProblemKind::WrongCluster | ProblemKind::Denied) =>
+                Some(Err(failure))
+                    if matches!(
+                        failure.problem.kind(),
+                        ProblemKind::WrongCluster | ProblemKind::Denied | ProblemKind::Unauthenticated
+                    ) =>
                 {
                     return Err(Error::refused(failure.problem));
                 }
-                Ok(Err(failure)) => last = failure.problem.message,
-                Err(_) => last = format!("{address} did not answer in time"),
+                Some(Err(failure)) => {
+                    last = failure.problem.message;
+                    asked.extend(unasked.next());
+                }
+                None => return Err(Error::Connect { endpoints: addresses.join(", "), last }),
             }
         }
-        Err(Error::Connect { endpoints: addresses.join(", "), last })
     }
 
-    async fn ask_one(&self, address: &str, news: Duration) -> Result<Map, Failure> {
+    async fn ask_one(&self, address: &str, news: Duration, until: Instant) -> Result<Map, Failure> {
         let channel = self.0.pool.channel(address).map_err(Failure::unavailable)?;
         let mut service = call::service(channel, self.options().plane);
         let asked = v1::PartitionMapRequest { newer_than: self.version(), wait_ms: news.as_millis() as u32 };
-        let reply = service.get_partition_map(self.request(asked, MAP_DEADLINE)).await?;
+        let answer = timeout_at(until, service.get_partition_map(self.request(asked, MAP_DEADLINE))).await;
+        let reply = answer.map_err(|_| Failure::unavailable(format!("{address} did not answer in time")))??;
         let map = Map::try_from(reply.into_inner()).map_err(|error| Failure::unavailable(error.to_string()))?;
         match self.cluster() {
             Some(expected) if expected != map.cluster => Err(Failure::of(Problem::of(

@@ -123,7 +123,8 @@ impl Client {
         Ok(self.while_owner(map, owner, call).await?.into_inner())
     }
 
-    /// Tells every worker the global quality of an epoch, once each; answers how many took it. What is lost is told with the next epoch.
+    /// Tells every worker the global quality of an epoch, once each; answers how many took it of those that lead anything. Others are not
+    /// waited for: one whose node is gone would hold up every epoch. What is lost is told with the next epoch.
     pub async fn broadcast_quality(&self, run: RunId, n: LearningEpoch, quality: &QualityVector) -> usize {
         let Ok(map) = self.map() else { return 0 };
         let message = v1::BroadcastQualityRequest {
@@ -132,15 +133,19 @@ impl Client {
             quality: answers::quality_to_wire(quality),
         };
         let deadline = Duration::from_secs(2).min(self.options().attempt_deadline);
-        let calls = map.workers.keys().map(|owner| {
+        let call = |owner| {
             let request = self.request(message.clone(), deadline);
-            let service = self.service_of(&map, *owner);
+            let service = self.service_of(&map, owner);
             async move {
                 let mut service = service.ok()?;
                 timeout(deadline, service.broadcast_quality(request)).await.ok()?.ok()
             }
-        });
-        join_all(calls).await.into_iter().flatten().count()
+        };
+        let leading = map.owners();
+        for owner in map.workers.keys().filter(|owner| !leading.contains(owner)) {
+            tokio::spawn(call(*owner));
+        }
+        join_all(leading.into_iter().map(call)).await.into_iter().flatten().count()
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::call::Failure;
 use crate::client::Client;
 use crate::error::Error;
+use engram_proto::v1::Problem;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
@@ -43,6 +44,11 @@ impl Budget {
         *state = (if allowed { saved - 1.0 } else { saved }, now);
         allowed
     }
+
+    /// How large it is, in words.
+    fn size(&self) -> String {
+        format!("{} for each request and {} a second", self.ratio, self.floor)
+    }
 }
 
 /// One call and its attempts.
@@ -51,11 +57,13 @@ pub(crate) struct Retry {
     allowed: Duration,
     pub(crate) deadline: Instant,
     attempts: u32,
+    /// An attempt was due, and there was none left in the budget.
+    is_starved: bool,
 }
 
 impl Retry {
     pub(crate) fn new(allowed: Duration) -> Self {
-        Self { allowed, deadline: Instant::now() + allowed, attempts: 0 }
+        Self { allowed, deadline: Instant::now() + allowed, attempts: 0, is_starved: false }
     }
 
     /// What is left until the deadline; `None` when it passed.
@@ -77,18 +85,28 @@ impl Retry {
             self.attempts += 1;
             let wait = if at_once && self.attempts == 1 { Duration::ZERO } else { self.wait(problem.retry_after_ms) };
             if self.deadline.saturating_duration_since(Instant::now()) <= wait {
-                return Err(Error::Deadline { after: self.allowed, last: Box::new(problem) });
+                return Err(Error::Deadline { after: self.allowed, last: Box::new(self.told(client, problem)) });
             }
             match &lost {
                 Some((map, owner)) => drop(timeout(wait, client.until_replaced(map, *owner)).await),
                 None => sleep(wait).await,
             }
-            if client.budget().spend(Instant::now()) {
+            self.is_starved = !client.budget().spend(Instant::now());
+            if !self.is_starved {
                 break;
             }
         }
         client.refresh(seen, self.deadline).await;
         Ok(())
+    }
+
+    /// What the last attempt met, and that no other was made since, where that is why.
+    pub(crate) fn told(&self, client: &Client, mut problem: Problem) -> Problem {
+        if self.is_starved {
+            let size = client.budget().size();
+            problem.message.push_str(&format!("; no retry is left in the budget, of {size}"));
+        }
+        problem
     }
 
     /// Full jitter between the shortest wait and one that doubles, at least what the server asks for.

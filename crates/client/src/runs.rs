@@ -11,8 +11,8 @@ use engram_proto::v1::{self, Problem, ProblemKind};
 use futures::future::join_all;
 use std::time::Duration;
 use tokio::time::timeout;
-use tonic::Streaming;
 use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// After this long without a change the watch is opened anew: a worker that hangs is not waited for for ever.
@@ -26,24 +26,26 @@ pub fn run_id(cluster: ClusterId, name: &str) -> RunId {
 }
 
 impl Client {
-    /// Submits a run, or finds it. `spec_json` is the `spec` of a `LearnerRun`.
+    /// Submits a run, or finds it. `spec_json` is the `spec` of a `LearnerRun`; `input` the content that it learns from, where the
+    /// specification says that somebody hands it over; `credentials` those of the storage that it names with a `secretRef`.
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn submit_run(&self, name: &str, spec_json: &str) -> Result<v1::SubmitRunReply, Error> {
-        let mut retry = self.write();
-        loop {
-            let message = v1::SubmitRunRequest { name: name.to_owned(), spec_json: spec_json.to_owned() };
-            let answer = async {
-                let (mut service, deadline) = self.driver(name, &retry)?;
-                let call = service.submit_run(self.request(message, deadline));
-                Ok(timeout(deadline, call).await.map_err(|_| Failure::timed_out())??.into_inner())
-            };
-            match answer.await {
-                Ok(reply) => return Ok(reply),
-                Err(failure) => retry.after(self, failure).await?,
-            }
-        }
+    pub async fn submit_run(
+        &self,
+        name: &str,
+        spec_json: &str,
+        input: Option<&[u8]>,
+        credentials: Option<v1::ObjectCredentials>,
+    ) -> Result<v1::SubmitRunReply, Error> {
+        let message = v1::SubmitRunRequest {
+            name: name.to_owned(),
+            spec_json: spec_json.to_owned(),
+            input: input.map(|content| content.to_vec().into()),
+            credentials,
+        };
+        let submit = |mut driver: RunServiceClient<Channel>, asked| async move { driver.submit_run(asked).await };
+        self.ask_driver(name, self.write(), message, submit).await
     }
 
     /// Follows a run: its status now and at every change until it ends. A driver that is restarted is waited for.
@@ -56,19 +58,20 @@ impl Client {
     /// # Errors
     /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
     pub async fn cancel_run(&self, name: &str) -> Result<v1::RunStatus, Error> {
-        let mut retry = self.write();
-        loop {
-            let message = v1::CancelRunRequest { name: name.to_owned() };
-            let answer = async {
-                let (mut service, deadline) = self.driver(name, &retry)?;
-                let call = service.cancel_run(self.request(message, deadline));
-                Ok(timeout(deadline, call).await.map_err(|_| Failure::timed_out())??.into_inner())
-            };
-            match answer.await {
-                Ok(status) => return Ok(status),
-                Err(failure) => retry.after(self, failure).await?,
-            }
-        }
+        let message = v1::CancelRunRequest { name: name.to_owned() };
+        let cancel = |mut driver: RunServiceClient<Channel>, asked| async move { driver.cancel_run(asked).await };
+        self.ask_driver(name, self.write(), message, cancel).await
+    }
+
+    /// Asks a run to stop after the epoch in progress and to keep its place, or to go on. The answer says how it stands: until that is
+    /// what was asked for, ask again.
+    ///
+    /// # Errors
+    /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
+    pub async fn suspend_run(&self, name: &str, suspend: bool) -> Result<v1::RunStatus, Error> {
+        let message = v1::SuspendRunRequest { name: name.to_owned(), suspend };
+        let order = |mut driver: RunServiceClient<Channel>, asked| async move { driver.suspend_run(asked).await };
+        self.ask_driver(name, self.write(), message, order).await
     }
 
     /// The full report of a run so far, as JSON.
@@ -76,16 +79,31 @@ impl Client {
     /// # Errors
     /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
     pub async fn report(&self, name: &str) -> Result<String, Error> {
-        let mut retry = self.read();
+        let message = v1::GetReportRequest { name: name.to_owned() };
+        let get = |mut driver: RunServiceClient<Channel>, asked| async move { driver.get_report(asked).await };
+        Ok(self.ask_driver(name, self.read(), message, get).await?.report_json)
+    }
+
+    /// Has the primary of a partition put it into a storage for objects. What fails is tried again within `deadline`, also with another
+    /// primary; what the storage refuses comes as an answer.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn put_partition(
+        &self,
+        message: v1::PutPartitionRequest,
+        deadline: Duration,
+    ) -> Result<v1::PutPartitionReply, Error> {
+        let (partition, mut retry) = (PartitionId(message.partition), Retry::new(deadline));
         loop {
-            let message = v1::GetReportRequest { name: name.to_owned() };
             let answer = async {
-                let (mut service, deadline) = self.driver(name, &retry)?;
-                let call = service.get_report(self.request(message, deadline));
-                Ok(timeout(deadline, call).await.map_err(|_| Failure::timed_out())??.into_inner())
+                let (mut primary, _) = service(self, partition, &retry)?;
+                let left = retry.left().unwrap_or_default();
+                let call = primary.put_partition(self.request(message.clone(), left));
+                Ok(timeout(left, call).await.map_err(|_| Failure::timed_out())??.into_inner())
             };
             match answer.await {
-                Ok(reply) => return Ok(reply.report_json),
+                Ok(reply) => return Ok(reply),
                 Err(failure) => retry.after(self, failure).await?,
             }
         }
@@ -122,6 +140,30 @@ impl Client {
         });
         let lists: Vec<Vec<v1::RunStatus>> = join_all(calls).await.into_iter().collect::<Result<_, Failure>>()?;
         Ok(lists.into_iter().flatten().collect())
+    }
+
+    /// Asks whoever drives a run, and asks again as long as that makes sense.
+    async fn ask_driver<M: Clone, R, F>(
+        &self,
+        name: &str,
+        mut retry: Retry,
+        message: M,
+        call: impl Fn(RunServiceClient<Channel>, Request<M>) -> F,
+    ) -> Result<R, Error>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        loop {
+            let answer = async {
+                let (driver, deadline) = self.driver(name, &retry)?;
+                let answer = timeout(deadline, call(driver, self.request(message.clone(), deadline))).await;
+                Ok(answer.map_err(|_| Failure::timed_out())??.into_inner())
+            };
+            match answer.await {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => retry.after(self, failure).await?,
+            }
+        }
     }
 
     /// The worker that drives a run.

@@ -13,14 +13,16 @@ use tokio::time::timeout;
 const KEEPER: PartitionId = PartitionId(0);
 
 impl Client {
-    /// Asks for the turn to change the cluster: one run at a time has it. Asking again is harmless.
+    /// Asks for the turn to change the cluster: one run at a time has it, and of those that ask again and again the one submitted first
+    /// (`submitted_ms`, since 1970) has the next.
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn take_turn(&self, run: RunId, name: &str) -> Result<v1::TakeTurnReply, Error> {
+    pub async fn take_turn(&self, run: RunId, name: &str, submitted_ms: u64) -> Result<v1::TakeTurnReply, Error> {
         let mut retry = self.write();
         loop {
-            let message = v1::TakeTurnRequest { run: engram_proto::answers::identity(run.0), name: name.to_owned() };
+            let run = engram_proto::answers::identity(run.0);
+            let message = v1::TakeTurnRequest { run, name: name.to_owned(), submitted_ms };
             let answer = async {
                 let (mut keeper, deadline) = service(self, KEEPER, &retry)?;
                 let call = keeper.take_turn(self.request(message, deadline));

@@ -139,7 +139,11 @@ pub(crate) async fn execute(session: &Session, retry: &mut Retry, parts: Vec<Par
             && let Err(error) = retry.after(client, met).await
         {
             let Error::Deadline { after, .. } = error else { return Err(error) };
-            failures.extend(again.drain(..).map(|(part, failure)| part.give_up(after, &failure)));
+            let given_up = again.drain(..).map(|(part, failure)| {
+                let problem = retry.told(client, failure.problem.clone());
+                part.give_up(after, &Failure { problem, ..failure })
+            });
+            failures.extend(given_up);
         }
         open = again.into_iter().map(|(part, _)| part).collect();
     }
@@ -274,11 +278,18 @@ async fn sort_out(
             continue;
         }
         part.settle();
-        if failure.problem.kind() == ProblemKind::SessionExpired {
+        if loses_number(failure.problem.kind()) {
             session.retire(&seat.generation).await;
         }
         round.failed.push(PartFailure { partition: part.partition, error: Error::refused(failure.problem) });
     }
+}
+
+/// Whether a number is lost with its write: the partition never saw it, or sees none of its session any more. Enough of those close the
+/// window for good, so that the next write begins another session.
+const fn loses_number(kind: ProblemKind) -> bool {
+    use ProblemKind::{Denied, OutOfWindow, SessionExpired, Unauthenticated};
+    matches!(kind, SessionExpired | OutOfWindow | Denied | Unauthenticated)
 }
 
 fn note(written: &mut Written, partition: PartitionId, reply: v1::PartitionReply) -> Result<(), Error> {

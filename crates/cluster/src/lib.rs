@@ -19,5 +19,5 @@ pub use change::{Change, Expected};
 pub use decide::{ABSENT_MS, HandOver, LEASES_END_MS, Observed, Plan, Seen, absent, decide, is_forsaken};
 pub use detector::Detector;
 pub use map::{Entry, Illegal, PartitionMap};
-pub use place::{Candidate, PlaceError, place};
+pub use place::{Candidate, PlaceError, loaders, place};
 pub use replica::Replica;

@@ -51,6 +51,9 @@ pub enum Illegal {
         /// Term that the change needs.
         expected: Term,
     },
+    /// Nobody raised it so far.
+    #[error("term {0} is higher than any cluster gets; allowed: up to {last}", last = Entry::LAST_TERM)]
+    TermTooHigh(Term),
     /// The new primary has no right to serve.
     #[error("worker {0} is no candidate: it is not in the in-sync set that may have acknowledged writes")]
     NotCandidate(Ordinal),
@@ -72,12 +75,18 @@ pub enum Illegal {
     /// `prev` is not what follows from the entry before.
     #[error("the previous in-sync set does not follow from the entry before")]
     Previous,
+    /// `prev` of an entry whose primary has begun to serve: nobody else counts any more.
+    #[error("the primary, worker {0}, is activated; allowed: no previous in-sync set")]
+    PreviousOfActivated(Ordinal),
     /// The number of partitions or the cluster changed.
     #[error("the cluster or the number of partitions changed")]
     Shape,
 }
 
 impl Entry {
+    /// Terms are raised one by one, and by leaps after disasters: nobody gets half as far, and there is room above.
+    pub const LAST_TERM: Term = Term(u64::MAX / 2);
+
     /// The first entry of a partition: every copy is empty, so all of them hold all that was acknowledged. The first
     /// member is the primary.
     ///
@@ -160,13 +169,25 @@ impl Entry {
         if new.term != expected {
             return Err(Illegal::Term { old: self.term, new: new.term, expected });
         }
-        if new.isr.iter().filter(|member| member.ordinal == new.primary).count() != 1 {
-            return Err(Illegal::PrimaryNotInSync(new.primary));
-        }
-        if new.solo_safe && new.isr.len() != 1 {
-            return Err(Illegal::NotSolo);
-        }
+        new.check_alone()?;
         if reconfigured { self.check_reconfigured(new) } else { self.check_marks(new) }
+    }
+
+    /// Checks what holds for every entry, whatever was there before: whoever reads one from outside does.
+    ///
+    /// # Errors
+    /// The primary is not in sync, alone is who is not, others count beside a primary that serves, or no cluster gets to this term.
+    pub fn check_alone(&self) -> Result<(), Illegal> {
+        if self.term > Self::LAST_TERM {
+            return Err(Illegal::TermTooHigh(self.term));
+        }
+        if self.isr.iter().filter(|member| member.ordinal == self.primary).count() != 1 {
+            return Err(Illegal::PrimaryNotInSync(self.primary));
+        }
+        if self.activated && !self.prev.is_empty() && !keeps_previous() {
+            return Err(Illegal::PreviousOfActivated(self.primary));
+        }
+        if self.solo_safe && self.isr.len() != 1 { Err(Illegal::NotSolo) } else { Ok(()) }
     }
 
     fn check_reconfigured(&self, new: &Self) -> Result<(), Illegal> {
@@ -296,6 +317,19 @@ mod tests {
         assert!(!restarted.is_settled(), "what the process before held is not known to be held now");
         let too_late = Entry { prev: activated.isr.clone(), ..rolled_back };
         assert_eq!(activated.check(&too_late), Err(Illegal::NotCandidate(Ordinal(0))));
+    }
+
+    #[test]
+    fn an_entry_from_outside_is_one_that_can_be_worked_with() {
+        let refused = |entry: Entry| entry.check_alone().unwrap_err();
+        assert_eq!(pair().check_alone(), Ok(()));
+        assert_eq!(refused(Entry { primary: Ordinal(7), ..pair() }), Illegal::PrimaryNotInSync(Ordinal(7)));
+        let twice = Entry { isr: vec![member(0, 1), member(0, 2)], ..pair() };
+        assert_eq!(refused(twice), Illegal::PrimaryNotInSync(Ordinal(0)));
+        assert_eq!(refused(Entry { solo_safe: true, ..pair() }), Illegal::NotSolo);
+        let others = Entry { prev: vec![member(2, 1)], ..pair() };
+        assert_eq!(refused(others), Illegal::PreviousOfActivated(Ordinal(0)));
+        assert_eq!(refused(Entry { term: Term(u64::MAX), ..pair() }), Illegal::TermTooHigh(Term(u64::MAX)));
     }
 
     #[test]

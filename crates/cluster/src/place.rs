@@ -58,6 +58,14 @@ pub fn place(partitions: u32, candidates: &[Candidate], copies: usize) -> Result
     Ok(placed.into_iter().map(|chosen| chosen.into_iter().map(ordinal).collect()).collect())
 }
 
+/// Who loads each partition of a snapshot that a cluster of `workers` begins with: the same whoever computes it, before any of them is
+/// known.
+pub fn loaders(partitions: u32, workers: u32) -> Vec<Ordinal> {
+    let candidate = |worker: u32| Candidate { ordinal: Ordinal(worker), domain: format!("worker-{worker}") };
+    let candidates: Vec<Candidate> = (0..workers).map(candidate).collect();
+    place(partitions, &candidates, 1).unwrap_or_default().into_iter().map(|placed| placed[0]).collect()
+}
+
 /// Moves last copies from the fullest worker to the emptiest: a bound leaves the rest to whoever comes last, and the last
 /// partitions of a round may have found nobody with room but those that hold them already.
 fn even_out(placed: &mut [Vec<usize>], load: &mut [usize], candidates: &[Candidate], apart: bool) {

@@ -8,7 +8,7 @@ use crate::state::State;
 use crate::wire;
 use engram_cluster::rebuild::{self, Chosen, Testimony};
 use engram_cluster::{Entry, PartitionMap, is_forsaken};
-use engram_mapstore::{Error, MapStore, Order, Step, What};
+use engram_mapstore::{Error, MapStore, Order, Step, What, unless_followed};
 use engram_memory::{Lsn, Member, Ordinal, PartitionId};
 use engram_proto::v1::{self, OrderRefusal};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,10 +18,6 @@ use tonic::Status;
 
 /// How long workers may take to tell what their disks have seen: they read nothing for it, but may be busy.
 const TESTIMONY: Duration = Duration::from_secs(3);
-/// How often an order is tried against others who write the map.
-const ATTEMPTS: u32 = 8;
-/// Longest reason, and name, that is put on record, in bytes.
-const WORDS_MOST: usize = 1_024;
 
 /// What workers told, by place: the number of the question, and the answer.
 #[derive(Debug, Default)]
@@ -130,8 +126,11 @@ impl Shared {
         }
         let rebuilt = rebuild::rebuild(self.options.cluster, self.options.partitions, &expected, &told)
             .ok_or_else(|| Status::unavailable("no worker answers: nothing is known of the map"))?;
-        let doubt =
-            |(partition, why): (&PartitionId, &String)| v1::MapDoubt { partition: partition.0, why: why.clone() };
+        let doubt = |(partition, why): (&PartitionId, &String)| v1::MapDoubt {
+            partition: partition.0,
+            why: why.clone(),
+            seen: rebuilt.seen[partition.0 as usize].as_ref().map(wire::entry_to_proto),
+        };
         let mut reply = v1::RebuildMapReply {
             map: Some(wire::map_to_proto(&rebuilt.map)),
             doubts: rebuilt.doubts.iter().map(doubt).collect(),
@@ -157,9 +156,9 @@ impl Shared {
                 lost: why.clone(),
             };
             let steps = rebuilt.doubts.iter().map(step).collect();
-            let order = order(What::RebuildMap, &request.by, &request.accept_data_loss, steps);
+            let order = Order::now(What::RebuildMap, &request.by, &request.accept_data_loss, steps);
             let rebuilt = rebuilt.map;
-            let written = self.overrule(order, move |_| Some(rebuilt.clone())).await?;
+            let written = self.overrule(order, move |there| unless_followed(&rebuilt, there)).await?;
             reply.map = Some(wire::map_to_proto(&written));
             reply.written = true;
         }
@@ -213,20 +212,14 @@ impl Shared {
         let promised = rebuild::highest_promise(partition, &told);
         let after = rebuild::forced(Some(&before), &chosen.member, promised);
         let lost = given_up(&before, partition, &chosen, &told, &silent);
-        let judged = before.clone();
-        let step = Step { partition, before: Some(before), after: after.clone(), lost };
+        let step = Step { partition, before: Some(before), after, lost };
         let told = wire::step_to_proto(&step);
         if request.accept_data_loss.trim().is_empty() {
             return Ok(refused(OrderRefusal::NotAccepted, step.lost, Some(told)));
         }
-        let order = order(What::ForcePromote, &request.by, &request.accept_data_loss, vec![step]);
+        let order = Order::now(What::ForcePromote, &request.by, &request.accept_data_loss, vec![step.clone()]);
         // Other partitions may have changed since; this one was judged as it was.
-        let promoted = move |there: Option<&PartitionMap>| {
-            let mut map = there.filter(|map| map.partitions[partition.0 as usize] == judged)?.clone();
-            map.partitions[partition.0 as usize] = after.clone();
-            Some(map)
-        };
-        self.overrule(order, promoted).await?;
+        self.overrule(order, move |there| step.taken(there)).await?;
         Ok(v1::ForcePromoteReply { step: Some(told), ..Default::default() })
     }
 
@@ -236,26 +229,14 @@ impl Shared {
         order: Order,
         ordered: impl Fn(Option<&PartitionMap>) -> Option<PartitionMap> + Send + 'static,
     ) -> Result<PartitionMap, Status> {
-        tracing::warn!(by = order.by, reason = order.reason, what = ?order.what, steps = order.steps.len(), "ordered");
-        let write = move |store: &dyn MapStore| {
-            let mut there = match store.get() {
-                Err(Error::Damaged { .. }) => None,
-                there => there?,
-            };
-            let mut attempts = 0;
-            loop {
-                attempts += 1;
-                let expected = there.as_ref().map(|map| map.version);
-                let Some(map) = ordered(there.as_ref()) else {
-                    return Err(Error::Conflict { expected, found: there.map(Box::new) });
-                };
-                match store.overrule(expected, map, order.clone()) {
-                    // Another writer was faster.
-                    Err(Error::Conflict { found, .. }) if attempts < ATTEMPTS => there = found.map(|map| *map),
-                    written => return Ok((written?, store.orders()?)),
-                }
-            }
-        };
+        if !self.options.carries_out_orders {
+            return Err(Status::permission_denied(
+                "the coordinator of this cluster judges an order, and whoever gives it writes it, by rights of their own",
+            ));
+        }
+        tell(&order);
+        let write =
+            move |store: &dyn MapStore| -> Result<_, Error> { Ok((order.carry_out(store, ordered)?, store.orders()?)) };
         let (map, orders) = match crate::writer::with_store(self, write).await {
             Some(Ok(written)) => written,
             Some(Err(Error::Conflict { .. })) => {
@@ -278,17 +259,17 @@ impl Shared {
 
 fn check_words(by: &str, reason: &str) -> Result<(), Status> {
     for (field, words) in [("by", by), ("accept_data_loss", reason)] {
-        if words.len() > WORDS_MOST {
-            let length = words.len();
-            return Err(Status::invalid_argument(format!("{field}: {length} bytes; allowed are {WORDS_MOST}")));
+        if words.len() > Order::WORDS_MOST {
+            let (length, most) = (words.len(), Order::WORDS_MOST);
+            return Err(Status::invalid_argument(format!("{field}: {length} bytes; allowed are {most}")));
         }
     }
     Ok(())
 }
 
-fn order(what: What, by: &str, reason: &str, steps: Vec<Step>) -> Order {
-    // The version is the store's to say.
-    Order { at_ms: now_ms(), by: by.to_owned(), reason: reason.trim().to_owned(), what, version: 0, steps }
+/// Says in the log what a person ordered.
+pub(crate) fn tell(order: &Order) {
+    tracing::warn!(by = order.by, reason = order.reason, what = ?order.what, steps = order.steps.len(), "ordered");
 }
 
 /// Milliseconds since 1970.

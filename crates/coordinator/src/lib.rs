@@ -13,6 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod guard;
 mod host;
 mod last_resort;
 mod relief;
@@ -21,10 +22,13 @@ mod state;
 pub mod wire;
 mod writer;
 
-pub use host::{CLUSTER_METADATA, Handle, Host, Report};
+pub use guard::{Accounts, Asks};
+pub use host::{Handle, Host, Report};
 pub use relief::Surroundings;
+pub use state::{Bootstrapping, GpuTrouble};
 
 use engram_cluster::detector::Timing;
+use engram_identity::{Callers, Keys};
 use engram_mapstore::MapStore;
 use engram_memory::ClusterId;
 use engram_proto::v1;
@@ -40,6 +44,10 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_stream::Stream;
 use tonic::transport::server::{Connected, TcpIncoming};
+
+/// A worker that says nothing for this long is asked whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+const MESSAGE_BYTES: usize = engram_proto::MAX_PEER_MESSAGE_BYTES;
 
 /// What a coordinator is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +67,11 @@ pub struct Options {
     pub restart_grace: Duration,
     /// Every log write is durable before it is acknowledged (durability mode `sync`). True by default.
     pub keeps_all: bool,
+    /// What a person orders against the rules of the map it writes itself. True by default; false where such a person writes the map by
+    /// rights of their own, and this coordinator judges what is ordered.
+    pub carries_out_orders: bool,
+    /// A new cluster begins from a snapshot: its first map is formed of the workers that have loaded it. False by default.
+    pub bootstraps: bool,
 }
 
 impl Options {
@@ -72,6 +85,8 @@ impl Options {
             replication_factor: 1,
             restart_grace: Duration::from_secs(3),
             keeps_all: true,
+            carries_out_orders: true,
+            bootstraps: false,
         }
     }
 }
@@ -180,6 +195,13 @@ impl Coordinator {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// Tells what its host knows before it begins.
+    #[must_use]
+    pub fn surrounded(self, surroundings: Surroundings) -> Self {
+        self.shared.state().set_surroundings(surroundings);
+        self
+    }
+
     /// Serves on `listener` until `shutdown` completes, then ends within a moment: streams of workers are cut, which they
     /// survive.
     ///
@@ -198,6 +220,28 @@ impl Coordinator {
         Box::pin(self.run_on(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown))
     }
 
+    /// The same over TLS: who may ask what, certificates say. A connection lasts until it breaks, since the end of one is evidence of a
+    /// worker's death.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_secured<'a>(
+        self,
+        listener: TcpListener,
+        keys: Arc<Keys>,
+        shutdown: impl Future<Output = ()> + Send + 'a,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let incoming = engram_identity::accept(incoming, Arc::clone(&keys), Callers::Certified, None);
+        let service = service::Service { shared: Arc::clone(&self.shared) };
+        let service = guard::Guarded { service, keys: Some(keys), accounts: None };
+        let serving = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .add_service(CoordinatorServiceServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
+            .serve_with_incoming(incoming);
+        Box::pin(self.run_beside(serving, shutdown))
+    }
+
     /// The same for whatever connections `incoming` brings.
     ///
     /// # Errors
@@ -210,14 +254,21 @@ impl Coordinator {
     where
         C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
+        let service = service::Service { shared: Arc::clone(&self.shared) };
+        let serving = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .add_service(CoordinatorServiceServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
+            .serve_with_incoming(incoming);
+        self.run_beside(serving, shutdown).await
+    }
+
+    async fn run_beside(
+        self,
+        serving: impl Future<Output = Result<(), tonic::transport::Error>>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), Error> {
         let writer = tokio::spawn(writer::run(Arc::clone(&self.shared)));
         let timer = tokio::spawn(watch_for_silence(Arc::clone(&self.shared)));
-        let service = CoordinatorServiceServer::new(service::Service { shared: self.shared })
-            .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        let serving = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(Duration::from_secs(5)))
-            .add_service(service)
-            .serve_with_incoming(incoming);
         let result = tokio::select! {
             served = serving => served.map_err(Error::from),
             () = shutdown => Ok(()),

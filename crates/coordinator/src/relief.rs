@@ -15,6 +15,8 @@ pub struct Surroundings {
     pub domains: BTreeMap<Ordinal, String>,
     /// Workers that shall lead nothing, but keep their copies.
     pub relieved: BTreeSet<Ordinal>,
+    /// There was a map once: where none is found no first one is written.
+    pub had_map: bool,
 }
 
 impl State {

@@ -1,20 +1,18 @@
 //! The gRPC side: streams of beats, reports of deaths, proposals, orders of people, status.
 
-use crate::state::{Greeting, Introduction, Proposal, Pulse};
+use crate::state::{GpuTrouble, Greeting, Introduction, Proposal, Pulse};
 use crate::{Shared, wire};
 use engram_cluster::Expected;
 use engram_mapstore::{Goal, Scale};
 use engram_memory::{Incarnation, Member, Ordinal, PartitionId, Term};
-use engram_proto::v1;
 use engram_proto::v1::coordinator_service_server::CoordinatorService;
+use engram_proto::{protocol, v1};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// The version of the protocol between members that this build speaks.
-pub(crate) const PROTOCOL: u32 = 1;
 /// Views waiting for a worker that does not read; it gets the newest when it does.
 const VIEW_QUEUE: usize = 4;
 
@@ -115,17 +113,28 @@ impl CoordinatorService for Service {
         let silent = silent.map(|heard| format!("worker {} does not answer", heard.member.ordinal));
         let behind = state.members().filter(|heard| heard.alive && !heard.ready);
         let behind = behind.map(|heard| format!("worker {} is getting ready", heard.member.ordinal));
+        let unled = state.members().flat_map(|heard| heard.unled.iter().map(move |partition| (partition, heard)));
+        let unled = unled.map(|(partition, heard)| {
+            let ordinal = heard.member.ordinal;
+            format!(
+                "partition {partition} is served by nobody: the copy of worker {ordinal} is damaged or not complete, and no other in sync \
+                 has taken over; `engram partition force-promote {partition}` tells what an order would lose"
+            )
+        });
         let status = v1::ClusterStatus {
             cluster: options.cluster.0.to_be_bytes().to_vec().into(),
             cluster_name: options.cluster_name.clone(),
             map: state.map().map(wire::map_to_proto),
             members: state.members().map(wire::member_to_proto).collect(),
             expected_workers: state.goal().workers(options.workers),
-            conditions: state.conditions().iter().cloned().chain(silent).chain(behind).collect(),
+            conditions: state.conditions().iter().cloned().chain(unled).chain(silent).chain(behind).collect(),
             draining: state.draining(options).iter().map(|ordinal| ordinal.0).collect(),
             replication_factor: options.replication_factor,
             map_lost: state.lost().unwrap_or_default().to_owned(),
             orders: state.orders().iter().map(wire::order_to_proto).collect(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            protocol_min: protocol::OLDEST,
+            protocol_max: protocol::NEWEST,
         };
         Ok(Response::new(status))
     }
@@ -175,10 +184,12 @@ impl Service {
     fn greet(&self, hello: Option<&v1::Hello>) -> Result<Member, Status> {
         let hello = hello.ok_or_else(|| Status::invalid_argument("the first beat has no hello"))?;
         self.check_cluster(&hello.cluster)?;
-        if hello.protocol_min > PROTOCOL || hello.protocol_max < PROTOCOL {
-            let (min, max) = (hello.protocol_min, hello.protocol_max);
+        let (min, max) = (hello.protocol_min, hello.protocol_max);
+        if protocol::common(min, max).is_none() {
             return Err(Status::failed_precondition(format!(
-                "protocol versions do not meet: the worker speaks {min} to {max}, the coordinator {PROTOCOL}"
+                "protocol versions do not meet: the worker speaks {min} to {max}, the coordinator {} to {}",
+                protocol::OLDEST,
+                protocol::NEWEST
             )));
         }
         let member = hello.member.as_ref().ok_or_else(|| Status::invalid_argument("the hello names no member"))?;
@@ -302,6 +313,9 @@ async fn listen(shared: Arc<Shared>, member: Member, mut beats: Streaming<v1::Be
             queued: beat.queued,
             turns: beat.turns,
             map_version: beat.map_version,
+            unled: beat.unled.into_iter().map(PartitionId).collect(),
+            bootstrap: beat.bootstrap,
+            gpu_trouble: beat.gpu_trouble.map(|it| GpuTrouble { given_up: it.given_up, why: it.why }),
         };
         if shared.state().beat(&member, pulse, shared.now_ms()) {
             shared.reconsider.notify_one();

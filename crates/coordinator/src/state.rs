@@ -1,7 +1,9 @@
 //! What a coordinator has heard, as values. Time comes in as milliseconds of the detector's clock.
 
+mod bootstrap;
 mod wanted;
 
+pub use bootstrap::Bootstrapping;
 pub(crate) use wanted::{Proposal, Proposals, Wanted};
 
 use crate::last_resort::Told;
@@ -10,7 +12,7 @@ use crate::{Options, wire};
 use engram_cluster::detector::{Action, Event, Standing, Timing};
 use engram_cluster::{Detector, HandOver, PartitionMap};
 use engram_mapstore::{Goal, Order};
-use engram_memory::{Incarnation, Member, Ordinal, StoreId};
+use engram_memory::{Incarnation, Member, Ordinal, PartitionId, StoreId};
 use engram_proto::v1;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,6 +41,21 @@ pub(crate) struct Heard {
     /// 0 = unknown.
     process_id: u32,
     suspects: BTreeSet<Ordinal>,
+    /// Why it does without a GPU that it would use.
+    pub(crate) gpu_trouble: Option<GpuTrouble>,
+    /// Partitions that are its to lead, and that it cannot lead.
+    pub(crate) unled: BTreeSet<PartitionId>,
+    /// How its disk stands, of a cluster that begins from a snapshot.
+    pub(crate) bootstrap: Option<v1::Bootstrap>,
+}
+
+/// Why a worker does without a GPU that it would use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuTrouble {
+    /// It used one, and has given it up until it starts again; otherwise it found none when it started.
+    pub given_up: bool,
+    /// In words.
+    pub why: String,
 }
 
 impl Heard {
@@ -78,6 +95,9 @@ pub(crate) struct Pulse {
     pub(crate) turns: u64,
     /// Version of the newest map that it has read; 0 = none.
     pub(crate) map_version: u64,
+    pub(crate) gpu_trouble: Option<GpuTrouble>,
+    pub(crate) unled: BTreeSet<PartitionId>,
+    pub(crate) bootstrap: Option<v1::Bootstrap>,
 }
 
 /// What came of a hello.
@@ -111,6 +131,8 @@ pub(crate) struct State {
     /// Reads of the map that found an older one than is known, one after the other.
     less_found: u32,
     orders: Vec<Order>,
+    /// Somebody else has written the map since the orders were read.
+    reads_orders: bool,
     pub(crate) told: Told,
     pub(crate) surroundings: Surroundings,
 }
@@ -133,6 +155,7 @@ impl State {
             is_closing: false,
             less_found: 0,
             orders: Vec::new(),
+            reads_orders: false,
             told: Told::default(),
             surroundings: Surroundings::default(),
         }
@@ -161,7 +184,12 @@ impl State {
     }
 
     pub(crate) fn set_orders(&mut self, orders: Vec<Order>) {
-        self.orders = orders;
+        (self.orders, self.reads_orders) = (orders, false);
+    }
+
+    /// Whether a person may have written the map, and an order with it, since the orders were read.
+    pub(crate) const fn reads_orders(&self) -> bool {
+        self.reads_orders
     }
 
     /// Takes the map for lost: nothing is written until it is found again, or made anew.
@@ -206,6 +234,7 @@ impl State {
         if found >= known {
             (self.lost, self.less_found) = (None, 0);
             if map != self.map {
+                self.reads_orders = true;
                 self.set_map(map, now_ms);
             }
             return;
@@ -244,7 +273,7 @@ impl State {
         let (memories, ready, leaving_since_ms, heard_since_ms) = again.map_or((0, false, None, now_ms), |known| {
             (known.memories, known.ready, known.leaving_since_ms, known.heard_since_ms)
         });
-        let suspects = BTreeSet::new();
+        let (suspects, gpu_trouble) = (BTreeSet::new(), None);
         let (alive, dead) = (true, false);
         let heard = Heard {
             member,
@@ -258,6 +287,9 @@ impl State {
             lossless_since,
             process_id,
             suspects,
+            gpu_trouble,
+            unled: BTreeSet::new(),
+            bootstrap: None,
         };
         self.members.insert(member.ordinal, heard);
         let domain = self.domain(member.ordinal);
@@ -268,10 +300,13 @@ impl State {
     /// Takes a beat; whether anything that others see changed.
     pub(crate) fn beat(&mut self, member: &Member, pulse: Pulse, now_ms: u64) -> bool {
         let Some(heard) = self.process_mut(member) else { return false };
-        let changed = (heard.ready, heard.is_leaving()) != (pulse.ready, pulse.leaving);
+        let changed =
+            (heard.ready, heard.is_leaving()) != (pulse.ready, pulse.leaving) || heard.bootstrap != pulse.bootstrap;
+        heard.bootstrap = pulse.bootstrap;
         heard.ready = pulse.ready;
         heard.leaving_since_ms = pulse.leaving.then(|| heard.leaving_since_ms.unwrap_or(now_ms));
-        (heard.memories, heard.suspects) = (pulse.memories, pulse.suspects);
+        (heard.memories, heard.suspects, heard.gpu_trouble) = (pulse.memories, pulse.suspects, pulse.gpu_trouble);
+        heard.unled = pulse.unled;
         let overtakes = self.is_overtaken_by(pulse.map_version);
         self.step(Event::Beat { member: *member, turns: pulse.turns, queued: pulse.queued }, now_ms)
             || changed

@@ -4,24 +4,30 @@ use crate::state::{Addresses, Heard};
 use engram_cluster::rebuild::{Copy, Testimony};
 use engram_cluster::{Change, Entry, PartitionMap};
 use engram_mapstore::{Order, Step, What};
-use engram_memory::{ClusterId, Incarnation, Lsn, Member, Ordinal, StoreId, Term};
+use engram_memory::{ClusterId, Incarnation, Lsn, Member, Ordinal, PartitionId, StoreId, Term};
 use engram_proto::v1;
 
 /// Why a message is not what it should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: expected {expected}, found {found} bytes")]
+#[error("{field}: expected {expected}, found {found}")]
 pub struct Malformed {
     /// Field.
     pub field: &'static str,
     /// What it should be.
     pub expected: &'static str,
-    /// Its length.
+    /// How many there are.
     pub found: usize,
 }
 
 fn id(field: &'static str, bytes: &[u8]) -> Result<u128, Malformed> {
     let malformed = |_| Malformed { field, expected: "16 bytes", found: bytes.len() };
     bytes.try_into().map(u128::from_be_bytes).map_err(malformed)
+}
+
+/// Reads a number that is raised from there on.
+fn number(field: &'static str, found: u64) -> Result<u64, Malformed> {
+    let malformed = Malformed { field, expected: "less than 2^63", found: found as usize };
+    if found > Entry::LAST_TERM.0 { Err(malformed) } else { Ok(found) }
 }
 
 /// Reads a cluster id.
@@ -67,7 +73,7 @@ pub fn map_to_proto(map: &PartitionMap) -> v1::ClusterMap {
     }
 }
 
-fn entry_to_proto(entry: &Entry) -> v1::MapEntry {
+pub(crate) fn entry_to_proto(entry: &Entry) -> v1::MapEntry {
     let members = |members: &[Member]| members.iter().map(member_id_to_proto).collect();
     v1::MapEntry {
         term: entry.term.0,
@@ -85,23 +91,31 @@ fn entry_to_proto(entry: &Entry) -> v1::MapEntry {
 /// # Errors
 /// An id in it is not 16 bytes.
 pub fn map_from_proto(map: &v1::ClusterMap) -> Result<PartitionMap, Malformed> {
-    let members = |members: &[v1::MemberId]| members.iter().map(member_id_from_proto).collect::<Result<Vec<_>, _>>();
-    let entry = |entry: &v1::MapEntry| {
-        Ok(Entry {
-            term: Term(entry.term),
-            primary: Ordinal(entry.primary),
-            isr: members(&entry.isr)?,
-            solo_safe: entry.solo_safe,
-            activated: entry.activated,
-            prev: members(&entry.prev)?,
-            learners: entry.learners.iter().map(|&ordinal| Ordinal(ordinal)).collect(),
-        })
-    };
     Ok(PartitionMap {
         cluster: cluster_from_proto(&map.cluster)?,
-        version: map.version,
-        partitions: map.partitions.iter().map(entry).collect::<Result<_, _>>()?,
+        version: number("version", map.version)?,
+        partitions: map.partitions.iter().map(entry_from_proto).collect::<Result<_, _>>()?,
     })
+}
+
+/// Reads an entry of a map.
+///
+/// # Errors
+/// A store id in it is not 16 bytes, or its primary is not in sync.
+pub fn entry_from_proto(entry: &v1::MapEntry) -> Result<Entry, Malformed> {
+    let members = |members: &[v1::MemberId]| members.iter().map(member_id_from_proto).collect::<Result<Vec<_>, _>>();
+    let read = Entry {
+        term: Term(entry.term),
+        primary: Ordinal(entry.primary),
+        isr: members(&entry.isr)?,
+        solo_safe: entry.solo_safe,
+        activated: entry.activated,
+        prev: members(&entry.prev)?,
+        learners: entry.learners.iter().map(|&ordinal| Ordinal(ordinal)).collect(),
+    };
+    let expected = "the primary among it once, nobody else where one is alone, none before it once it is activated, at a term below 2^63";
+    read.check_alone().map_err(|_| Malformed { field: "isr", expected, found: read.isr.len() })?;
+    Ok(read)
 }
 
 /// Writes a change; `None` for what only a coordinator decides.
@@ -172,16 +186,18 @@ pub fn testimony_to_proto(cluster: ClusterId, number: u64, testimony: &Testimony
 /// An id in it is not 16 bytes, or its member is absent.
 pub fn testimony_from_proto(testimony: &v1::Testimony) -> Result<Testimony, Malformed> {
     let absent = Malformed { field: "member", expected: "a value", found: 0 };
-    let copy = |copy: &v1::SeenCopy| Copy {
-        promised: Term(copy.promised),
-        last: Lsn(copy.last_lsn),
-        last_term: Term(copy.last_term),
-        damaged: copy.damaged,
+    let copy = |copy: &v1::SeenCopy| {
+        Ok(Copy {
+            promised: Term(number("promised", copy.promised)?),
+            last: Lsn(copy.last_lsn),
+            last_term: Term(copy.last_term),
+            damaged: copy.damaged,
+        })
     };
     Ok(Testimony {
         member: member_id_from_proto(testimony.member.as_ref().ok_or(absent)?)?,
         seen: testimony.seen.as_ref().map(map_from_proto).transpose()?,
-        copies: testimony.copies.iter().map(copy).collect(),
+        copies: testimony.copies.iter().map(copy).collect::<Result<_, _>>()?,
     })
 }
 
@@ -207,6 +223,20 @@ pub(crate) fn step_to_proto(step: &Step) -> v1::MapOrderStep {
         after: Some(entry_to_proto(&step.after)),
         lost: step.lost.clone(),
     }
+}
+
+/// Reads what was judged of a partition.
+///
+/// # Errors
+/// It does not say what shall be there, or an entry in it is malformed.
+pub fn step_from_proto(step: &v1::MapOrderStep) -> Result<Step, Malformed> {
+    let absent = Malformed { field: "after", expected: "a value", found: 0 };
+    Ok(Step {
+        partition: PartitionId(step.partition),
+        before: step.before.as_ref().map(entry_from_proto).transpose()?,
+        after: entry_from_proto(step.after.as_ref().ok_or(absent)?)?,
+        lost: step.lost.clone(),
+    })
 }
 
 pub(crate) fn member_to_proto(heard: &Heard) -> v1::MemberEntry {

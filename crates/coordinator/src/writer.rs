@@ -1,7 +1,7 @@
 //! The one task that writes the map: merges what is heard and asked for within a few milliseconds into one compare-and-swap.
 
-use crate::Shared;
 use crate::state::Wanted;
+use crate::{Shared, last_resort};
 use engram_mapstore::{Error, MapStore, with_causes};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         let _ = timeout(READ_AGAIN, shared.reconsider.notified()).await;
         if Instant::now() >= read_at || shared.state().is_behind() {
             read(&shared).await;
+            read_orders(&shared).await;
             read_at = Instant::now() + READ_AGAIN;
         }
         sleep(MERGE).await;
@@ -133,6 +134,19 @@ async fn read(shared: &Shared) {
         Some(Err(error @ Error::Damaged { .. })) => shared.state().lose(error.to_string()),
         Some(Err(error)) => tracing::error!(error = with_causes(&error), "the partition map is not read"),
         None => {}
+    }
+}
+
+/// Reads what a person ordered who wrote the map by rights of their own.
+async fn read_orders(shared: &Shared) {
+    if !shared.state().reads_orders() {
+        return;
+    }
+    // Where they cannot be read the next time tells them.
+    if let Some(Ok(orders)) = with_store(shared, |store| store.orders()).await {
+        let mut state = shared.state();
+        orders.iter().filter(|order| !state.orders().contains(order)).for_each(last_resort::tell);
+        state.set_orders(orders);
     }
 }
 

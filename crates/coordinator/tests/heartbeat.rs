@@ -1,11 +1,12 @@
 //! A coordinator over real sockets: what workers are told, and when.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
+use engram_cluster::rebuild::forced;
 use engram_cluster::{Change, Entry, PartitionMap};
 use engram_coordinator::{Coordinator, Options, wire};
 use engram_mapstore::testing::{Faults, Faulty, Memory};
-use engram_mapstore::{FileStore, MapStore};
-use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId};
+use engram_mapstore::{FileStore, MapStore, Order, Step, What};
+use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId, StoreId, Term};
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use std::path::Path;
@@ -95,7 +96,7 @@ impl Running {
     }
 
     async fn status(&self) -> v1::ClusterStatus {
-        self.client.clone().get_cluster_status(v1::ClusterStatusRequest {}).await.unwrap().into_inner()
+        self.client.clone().get_cluster_status(v1::ClusterStatusRequest::default()).await.unwrap().into_inner()
     }
 }
 
@@ -229,7 +230,10 @@ async fn strangers_are_refused_by_name() {
     (protocol.protocol_min, protocol.protocol_max) = (2, 3);
     assert!(refused(newer).await.contains("speaks 2 to 3"));
 
-    let _living = beat(&running, hello(CLUSTER, &member(0, 5))).await.unwrap();
+    // One of a later build that still speaks the older version is let in, as in a rolling upgrade.
+    let mut later = hello(CLUSTER, &member(0, 5));
+    later.hello.as_mut().unwrap().protocol_max = 2;
+    let _living = beat(&running, later).await.unwrap();
     let older = refused(hello(CLUSTER, &member(0, 4))).await;
     assert!(older.contains("newer process"), "{older}");
 }
@@ -382,4 +386,30 @@ async fn a_map_store_that_fails_in_every_way_delays_changes_and_loses_none() {
         drop(told);
         running.stop().await;
     }
+}
+
+#[tokio::test]
+async fn what_a_person_wrote_by_rights_of_their_own_is_gone_on_from_and_told() {
+    let store = Arc::new(Memory::default());
+    let options = Options { carries_out_orders: false, ..Options::new(CLUSTER, "test", 8, 2) };
+    let running = start_with(options, Arc::clone(&store) as Arc<dyn MapStore>).await;
+    let (mut streams, map) = form(&running, 2).await;
+    let before = map.partitions[3].clone();
+    let after = forced(Some(&before), &member(1 - before.primary.0, 1), Term(40));
+    let step = Step { partition: PartitionId(3), before: Some(before), after: after.clone(), lost: "all".into() };
+    let order = Order::now(What::ForcePromote, "ann", "both disks burnt", vec![step.clone()]);
+    order.carry_out(&*store, |there| step.taken(there)).unwrap();
+
+    streams[0].until(|reply| reply.map.as_ref().is_some_and(|map| map.partitions[3].term == 41)).await;
+    let orders = loop {
+        let status = running.status().await;
+        if !status.orders.is_empty() {
+            break status.orders;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!((orders.len(), orders[0].by.as_str(), orders[0].reason.as_str()), (1, "ann", "both disks burnt"));
+    let told = wire::step_from_proto(&orders[0].steps[0]).unwrap();
+    assert_eq!(told, step, "as it was written down");
+    running.stop().await;
 }

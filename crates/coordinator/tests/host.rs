@@ -1,20 +1,22 @@
 //! Several clusters behind one listener.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
-use engram_coordinator::{CLUSTER_METADATA, Coordinator, Host, Options, Surroundings};
+use engram_coordinator::{Coordinator, GpuTrouble, Host, Options, Surroundings};
+use engram_identity::{Authority, Expected, Keys, Name, Realm, Reason, Role, Roots, connect, connect_anonymously};
 use engram_mapstore::Goal;
 use engram_mapstore::testing::Memory;
 use engram_memory::ClusterId;
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
+use hyper_util::rt::TokioIo;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
-use tonic::{Code, Request, Status, Streaming};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status, Streaming};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -47,25 +49,22 @@ async fn status(
     client: &CoordinatorServiceClient<Channel>,
     cluster: Option<u128>,
 ) -> Result<v1::ClusterStatus, Status> {
-    let mut request = Request::new(v1::ClusterStatusRequest {});
-    if let Some(cluster) = cluster {
-        request.metadata_mut().insert(CLUSTER_METADATA, ClusterId(cluster).to_string().parse().unwrap());
-    }
-    Ok(client.clone().get_cluster_status(request).await?.into_inner())
+    let cluster = cluster.map(|cluster| cluster.to_be_bytes().to_vec()).unwrap_or_default();
+    Ok(client.clone().get_cluster_status(v1::ClusterStatusRequest { cluster: cluster.into() }).await?.into_inner())
 }
 
 #[tokio::test]
 async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_removed_lets_its_workers_go() {
     let host = Host::default();
-    host.add(coordinator(1, "words"));
-    let other = host.add(coordinator(2, "books"));
+    host.add(coordinator(1, "words"), None);
+    let other = host.add(coordinator(2, "books"), None);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(host.clone().run(listener, async { drop(stopped.await) }));
     let client = CoordinatorServiceClient::connect(format!("http://{address}")).await.unwrap();
 
-    let (_beats, mut replies) = join(&client, 2).await.unwrap();
+    let (beats, mut replies) = join(&client, 2).await.unwrap();
     let map = loop {
         let reply = timeout(DEADLINE, replies.message()).await.unwrap().unwrap().unwrap();
         if let Some(map) = reply.map {
@@ -74,10 +73,41 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     };
     assert_eq!(map.cluster, 2u128.to_be_bytes().to_vec());
     assert_eq!(other.report().map.unwrap().cluster, ClusterId(2));
+    let trouble = Some(v1::GpuTrouble { given_up: true, why: "H100 was given up".into() });
+    beats.send(v1::Beat { gpu_trouble: trouble, ..v1::Beat::default() }).await.unwrap();
+    let heard = async {
+        while other.report().gpu_troubles.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(DEADLINE, heard).await.unwrap();
+    let told = GpuTrouble { given_up: true, why: "H100 was given up".into() };
+    assert_eq!(other.report().gpu_troubles, [(engram_memory::Ordinal(0), told)].into());
+    beats.send(v1::Beat::default()).await.unwrap();
+    let quiet = async {
+        while !other.report().gpu_troubles.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(DEADLINE, quiet).await.unwrap();
+
+    // What nobody can lead is named, with the order that ends it.
+    beats.send(v1::Beat { unled: vec![1], ..v1::Beat::default() }).await.unwrap();
+    let named = async {
+        loop {
+            let conditions = status(&client, Some(2)).await.unwrap().conditions;
+            if let Some(told) = conditions.into_iter().find(|told| told.contains("partition 1 is served by nobody")) {
+                break told;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let told = timeout(DEADLINE, named).await.unwrap();
+    assert!(told.contains("worker 0") && told.contains("`engram partition force-promote 1`"), "{told}");
     assert_eq!(status(&client, Some(1)).await.unwrap().map, None, "the other has heard nobody");
     assert_eq!(status(&client, Some(2)).await.unwrap().cluster_name, "books");
     let vague = status(&client, None).await.unwrap_err();
-    assert_eq!((vague.code(), vague.message().contains(CLUSTER_METADATA)), (Code::InvalidArgument, true));
+    assert_eq!((vague.code(), vague.message().starts_with("2 clusters")), (Code::InvalidArgument, true));
     assert_eq!(join(&client, 3).await.unwrap_err().code(), Code::Unavailable);
 
     other.steer(Goal { draining: [engram_memory::Ordinal(0)].into(), ..Goal::default() }, Surroundings::default());
@@ -90,4 +120,70 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     assert_eq!(status(&client, None).await.unwrap().cluster_name, "words", "one is left: nobody else can be meant");
     stop.send(()).unwrap();
     timeout(DEADLINE, serving).await.unwrap().unwrap().unwrap();
+}
+
+/// Somebody who is there to ask.
+enum Asker {
+    Certified(Arc<Keys>),
+    Anonymous(Roots, ClusterId),
+}
+
+async fn over_tls(asker: Asker, address: String) -> Result<CoordinatorServiceClient<Channel>, std::io::Error> {
+    let expected = Expected::any(Role::Coordinator);
+    let stream = match asker {
+        Asker::Certified(keys) => connect(&keys, expected, &address).await?,
+        Asker::Anonymous(roots, cluster) => connect_anonymously(&roots, cluster, expected, &address).await?,
+    };
+    let mut stream = Some(TokioIo::new(stream));
+    let connect = tower::service_fn(move |_| {
+        let stream = stream.take().ok_or_else(|| std::io::Error::other("once"));
+        async move { stream }
+    });
+    let channel = Endpoint::from_static("http://host").connect_with_connector(connect).await.unwrap();
+    Ok(CoordinatorServiceClient::new(channel))
+}
+
+#[tokio::test]
+async fn a_cluster_with_certificates_takes_its_own_processes_alone_beside_one_that_has_none() {
+    let (host, now) = (Host::default(), SystemTime::now());
+    let authority = Authority::create(Realm::Operator, now).unwrap();
+    let keys = |cluster, role, ordinal| {
+        let name = Name::on_kubernetes("research", "words", ClusterId(cluster), role, ordinal);
+        let issued = authority.issue(&name, now, Duration::from_secs(3_600)).unwrap();
+        Keys::given(authority.certificate(), &issued.pem, Arc::clone(host.refusals())).unwrap()
+    };
+    host.add(coordinator(1, "words"), Some(keys(1, Role::Coordinator, 0)));
+    host.add(coordinator(2, "books"), None);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(host.clone().run(listener, std::future::pending()));
+    let refused = async |client: &CoordinatorServiceClient<Channel>, cluster| {
+        let status = join(client, cluster).await.unwrap_err();
+        (status.code(), status.message().to_owned())
+    };
+    let counted = |reason| host.refusals().of(reason);
+
+    let worker = over_tls(Asker::Certified(keys(1, Role::Worker, 0)), address.clone()).await.unwrap();
+    let (_beats, mut replies) = join(&worker, 1).await.unwrap();
+    assert!(timeout(DEADLINE, replies.message()).await.unwrap().unwrap().is_some());
+    let told = refused(&worker, 2).await;
+    assert!(told.0 == Code::PermissionDenied && told.1.contains("without TLS"), "{told:?}");
+    let other = over_tls(Asker::Certified(keys(1, Role::Worker, 1)), address.clone()).await.unwrap();
+    assert_eq!((refused(&other, 1).await.0, counted(Reason::Sender)), (Code::PermissionDenied, 1));
+
+    let clear = CoordinatorServiceClient::connect(format!("http://{address}")).await.unwrap();
+    join(&clear, 2).await.unwrap();
+    let told = refused(&clear, 1).await;
+    assert!(told.1.contains("over TLS"), "{told:?}");
+    assert_eq!((told.0, counted(Reason::PlainText)), (Code::PermissionDenied, 1));
+
+    let roots = Roots::parse(authority.certificate().as_bytes()).unwrap();
+    let nobody = over_tls(Asker::Anonymous(roots, ClusterId(1)), address.clone()).await.unwrap();
+    assert_eq!((refused(&nobody, 1).await.0, counted(Reason::NoCertificate)), (Code::PermissionDenied, 1));
+
+    // Of the same authority: whoever means a cluster that is not there, or has no certificates, is not even greeted.
+    for cluster in [2, 3] {
+        assert!(over_tls(Asker::Certified(keys(cluster, Role::Worker, 0)), address.clone()).await.is_err());
+    }
+    assert_eq!(counted(Reason::OtherCluster), 2);
 }

@@ -54,7 +54,7 @@ impl Health {
     /// It does not answer, and why.
     pub async fn look(&self) -> Result<v1::ClusterStatus, String> {
         let mut coordinator = self.coordinator.clone();
-        match timeout(ANSWER, coordinator.get_cluster_status(v1::ClusterStatusRequest {})).await {
+        match timeout(ANSWER, coordinator.get_cluster_status(v1::ClusterStatusRequest::default())).await {
             Ok(Ok(status)) => Ok(status.into_inner()),
             Ok(Err(status)) => Err(format!("the coordinator: {}", status.message())),
             Err(_) => Err("the coordinator does not answer".into()),

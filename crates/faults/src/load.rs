@@ -6,7 +6,7 @@
 
 use crate::ledger::{Account, Tally, Told, delta};
 use crate::outages::{Outage, Outages, Spread};
-use engram_client::{Client, Error, Fate, GetOptions, Options, Rows, Session, Signals, Updates, Written};
+use engram_client::{Client, Error, Fate, GetOptions, Network, Options, Rows, Session, Signals, Updates, Written};
 use engram_memory::{ClusterId, MemoryId, PartitionId, partition_of};
 use engram_proto::v1::ProblemKind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -93,7 +93,22 @@ impl Load {
         slow: Duration,
         first: MemoryId,
     ) -> Result<Self, Error> {
+        Self::start_over(Network::default(), endpoints, cluster, slow, first).await
+    }
+
+    /// The same over a network of the caller's.
+    ///
+    /// # Errors
+    /// As for the whole cluster.
+    pub async fn start_over(
+        network: Network,
+        endpoints: &[String],
+        cluster: ClusterId,
+        slow: Duration,
+        first: MemoryId,
+    ) -> Result<Self, Error> {
         let options = Options {
+            network,
             write_deadline: DEADLINE,
             attempt_deadline: ATTEMPT,
             connect_deadline: ATTEMPT,

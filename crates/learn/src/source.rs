@@ -18,7 +18,7 @@ mod options;
 mod synthetic;
 
 pub use error::{Place, SourceError};
-pub use events::{Columns, EventsOptions, Format, MemoryColumn, SignalSource, TimeColumn};
+pub use events::{Columns, EventsOptions, Fetched, Format, MemoryColumn, Origin, SignalSource, TimeColumn};
 pub use example::ExampleName;
 pub use git::{GitOptions, export as export_git, resolve as resolve_git};
 pub use options::{Limits, SourceOptions};

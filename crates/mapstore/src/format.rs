@@ -107,7 +107,7 @@ pub(crate) fn entry_to_file(entry: &Entry) -> EntryFile {
 
 pub(crate) fn entry_from_file(file: &EntryFile) -> Result<Entry, String> {
     let members = |files: &[MemberFile]| files.iter().map(member_from_file).collect::<Result<Vec<_>, _>>();
-    Ok(Entry {
+    let entry = Entry {
         term: Term(file.term),
         primary: Ordinal(file.primary),
         isr: members(&file.isr)?,
@@ -115,7 +115,10 @@ pub(crate) fn entry_from_file(file: &EntryFile) -> Result<Entry, String> {
         activated: file.activated,
         prev: members(&file.prev)?,
         learners: file.learners.iter().map(|&ordinal| Ordinal(ordinal)).collect(),
-    })
+    };
+    // The checksum says that nothing was changed since, not that it was right.
+    entry.check_alone().map_err(|illegal| illegal.to_string())?;
+    Ok(entry)
 }
 
 fn member_to_file(member: &Member) -> MemberFile {

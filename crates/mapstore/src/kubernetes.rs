@@ -47,6 +47,30 @@ pub struct Place {
     pub owners: Vec<Value>,
 }
 
+impl Place {
+    /// Where the map of a `LearnerCluster` is; with `uid`, that of its object, the map goes with it.
+    pub fn of_cluster(namespace: &str, name: &str, uid: Option<&str>) -> Self {
+        let labels = [
+            ("app.kubernetes.io/name", "engram"),
+            ("app.kubernetes.io/instance", name),
+            ("app.kubernetes.io/managed-by", "engram-operator"),
+            ("engram.dev/cluster", name),
+        ];
+        let owner = |uid: &str| {
+            json!({
+                "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "name": name, "uid": uid,
+                "controller": true, "blockOwnerDeletion": true,
+            })
+        };
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            labels: labels.into_iter().map(|(label, value)| (label.to_owned(), value.into())).collect(),
+            owners: uid.map(owner).into_iter().collect(),
+        }
+    }
+}
+
 /// Keeps the map in the `PartitionMap` of a place.
 ///
 /// Calls wait for the API server: they belong on a thread that may, never on one of the runtime's own.
@@ -64,6 +88,14 @@ impl std::fmt::Debug for KubernetesStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KubernetesStore").field("cluster", &self.cluster).field("place", &self.place).finish()
     }
+}
+
+/// Reads the map in an object of the API server.
+///
+/// # Errors
+/// [`Error::Damaged`], [`Error::NewerFormat`]: what is there is no map that this version reads.
+pub fn read_object(object: &Value) -> Result<PartitionMap, Error> {
+    layout::read(object).map(|known| known.map).map_err(|unreadable| unreadable.of(PathBuf::from("the object")))
 }
 
 impl KubernetesStore {

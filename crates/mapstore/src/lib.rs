@@ -19,8 +19,8 @@ pub mod testing;
 pub use file::FileStore;
 pub use goal::{Goal, Scale};
 #[cfg(feature = "kubernetes")]
-pub use kubernetes::{KubernetesStore, Place};
-pub use order::{Order, Step, What};
+pub use kubernetes::{KubernetesStore, Place, read_object};
+pub use order::{Order, Step, What, unless_followed};
 pub use seen::Seen;
 
 use engram_cluster::{Illegal, PartitionMap};

@@ -70,6 +70,11 @@ impl Table {
         self.watermark_ms
     }
 
+    /// When the youngest session was opened, `None` where there is none.
+    pub fn last_opened_ms(&self) -> Option<u64> {
+        self.sessions.keys().next_back().map(|session| session.opened_ms)
+    }
+
     /// Number of sessions.
     pub fn len(&self) -> usize {
         self.sessions.len()

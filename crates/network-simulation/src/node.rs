@@ -171,7 +171,11 @@ impl State {
             peer_detours: Default::default(),
             map_place: None,
             threads: Some(1),
+            machine_workers: None,
             gpu_deadline_ms: None,
+            tls: None,
+            inputs: None,
+            bootstrap: None,
             spec: self.spec.clone(),
         }
     }

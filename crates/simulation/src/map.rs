@@ -137,11 +137,16 @@ impl World {
         }
         let deposed = entry.primary;
         let place = &self.nodes[deposed.0 as usize];
-        let runs = place.process.as_ref().is_some_and(|process| entry.served_by(&process.member));
+        let process = place.process.as_ref().filter(|process| entry.served_by(&process.member));
+        let runs = process.is_some();
+        // Who cannot lead with the copy that it has passes it on; where nobody can, it goes round.
+        let partition = PartitionId(index as u32);
+        let leads = process
+            .is_some_and(|process| !place.lacks(partition, &process.member) && !place.declines(partition, entry));
         self.authority.failovers += 1;
         self.authority.unnecessary += u64::from(runs);
         self.coordinator.failed_over(deposed, clock_ms(self.now_us));
-        if runs && self.is_calm && self.now_us > self.weather.calm_us + SETTLED_US {
+        if leads && self.is_calm && self.now_us > self.weather.calm_us + SETTLED_US {
             self.fail(format!("node {deposed} lives, nothing is wrong, and it was failed over: {next:?}"));
         }
     }

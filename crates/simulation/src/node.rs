@@ -3,6 +3,7 @@
 use crate::draw::Draw;
 use crate::senses::Senses;
 use crate::weather::Weather;
+use engram_cluster::Entry;
 use engram_cluster::detector::Timing;
 use engram_kernels::Cpu;
 use engram_memory::{
@@ -251,6 +252,16 @@ impl Node {
             None => self.damaged.contains(&partition),
         };
         is_damaged || self.known.is_none_or(|(known, _)| known.store != member.store)
+    }
+
+    /// Whether its copy of a partition takes up no term that the map gives it: it lost what it had promised under, and knows that. Who leads has
+    /// read the map; who led under the term before has too.
+    pub(crate) fn declines(&self, partition: PartitionId, entry: &Entry) -> bool {
+        let Some(process) = &self.process else { return false };
+        let leads = entry.primary == process.member.ordinal;
+        let given = if leads { entry.term.0 } else { entry.term.0.saturating_sub(1) };
+        let replicas = process.store.replicas();
+        replicas.iter().any(|it| it.partition == partition && it.term.0 < given)
     }
 
     /// Whether its copy of a partition may not be whole.

@@ -24,6 +24,8 @@ use std::sync::Arc;
 const TICK_US: u64 = 50_000;
 /// Everything has to be whole again so long after the last fault.
 const WHOLE_WITHIN_US: u64 = 60_000_000;
+/// How long the map has left alone what nobody can lead.
+const AT_REST_US: u64 = 30_000_000;
 
 /// Something that happens at a time.
 pub(crate) enum Event {
@@ -568,9 +570,14 @@ impl World {
             self.check_ledger();
             self.check_histories();
             self.is_over = true;
-        } else if self.now_us > self.weather.calm_us + WHOLE_WITHIN_US && self.is_any_forsaken() {
+        } else if let Some(partition) = self.forsaken().filter(|_| self.now_us > self.weather.calm_us + WHOLE_WITHIN_US)
+        {
             // Its only copy was damaged before another was made: what is left is a person's to order.
             self.check_histories();
+            if self.now_us < self.authority.changed_us[partition] + AT_REST_US {
+                let entry = &self.authority.entries[partition];
+                self.fail(format!("nobody can lead partition {partition}, and the map still changes: {entry:?}"));
+            }
             self.forsaken = true;
             self.is_over = true;
         } else if self.now_us > self.weather.calm_us + WHOLE_WITHIN_US {
@@ -591,11 +598,16 @@ impl World {
         }
     }
 
-    /// Whether a partition has no candidate left whose copy is whole: each is damaged, or was on a disk that was given up.
-    fn is_any_forsaken(&self) -> bool {
-        let lacks = |partition, member: &Member| self.nodes[member.ordinal.0 as usize].lacks(partition, member);
+    /// A partition that has no candidate left whose copy is whole: each is damaged, has lost its end, or was on a disk that was given up.
+    fn forsaken(&self) -> Option<usize> {
+        let lacks = |partition, member: &Member, entry| {
+            let node = &self.nodes[member.ordinal.0 as usize];
+            node.lacks(partition, member) || node.declines(partition, entry)
+        };
         let mut entries = (0..).map(PartitionId).zip(&self.authority.entries);
-        entries.any(|(partition, entry)| entry.candidates().all(|member| lacks(partition, member)))
+        let found =
+            entries.find(|(partition, entry)| entry.candidates().all(|member| lacks(*partition, member, entry)));
+        found.map(|(partition, _)| partition.0 as usize)
     }
 
     pub(crate) fn count(&mut self, fault: Fault) {

@@ -26,6 +26,16 @@ fn what_a_seed_found_once_is_mended() {
     }
 }
 
+/// Both copies of a partition are of no use: one is damaged, the other has lost its end. Each gave the lead to the other, three times a
+/// second.
+#[test]
+fn a_lead_that_nobody_can_take_is_not_given_to_and_fro() {
+    let outcome = run(1682, &Options::new(Durability::Replicated));
+    assert_eq!(outcome.failure, None);
+    assert!(outcome.forsaken, "the seed has another course by now: look for one that ends without a whole copy");
+    assert!(outcome.promotions < 50, "{} promotions", outcome.promotions);
+}
+
 #[test]
 fn a_seed_leaves_the_same_trace_again_and_in_another_process() {
     let options = Options::new(Durability::Sync);

@@ -1,16 +1,18 @@
 //! What happens beside the writes: snapshots, deletion of log they cover, a second look at them, expiry of sessions.
 //!
 //! A *round* snapshots partitions one after another: each is copied between two turns, in memory, and written by another thread
-//! (in single-thread mode by this one). Two generations are kept; the log is deleted below the older.
+//! (in single-thread mode by this one). Two generations are kept; the log is deleted below the older. What is written elsewhere, a
+//! backup, gives way to writes as copies do: by [`Throttle`] on the disk, by [`crate::throttle::Share`] in the engine.
 
 use crate::content::Content;
 use crate::scrub::{Look, Looked, Scrub};
 use crate::snapshot_file::{self, SnapshotHead, SnapshotWriter};
 use crate::stats;
 use crate::store::Store;
+use crate::throttle::Throttle;
 use crate::wal::Position;
 use crate::{Disk, Error, FileHead};
-use engram_memory::{Command, Lsn, Ordinal, PartitionId, Record, Term};
+use engram_memory::{Command, Digest, Lsn, Ordinal, PartitionId, Record, Term};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -37,6 +39,8 @@ pub struct SnapshotInfo {
     pub memories: u64,
     /// Bytes of the file.
     pub bytes: u64,
+    /// Digest of the memories in it.
+    pub digest: Digest,
     /// Where it is.
     pub path: String,
 }
@@ -53,6 +57,9 @@ pub(crate) struct Background {
     /// Copies of other workers' partitions, to be written.
     installs: VecDeque<Write>,
     pub(crate) scrub: Scrub,
+    /// Bytes that go elsewhere, and whether somebody wrote here when it was judged last.
+    throttle: Throttle,
+    is_written_to: bool,
     round_at_ms: u64,
     round_at_bytes: u64,
     expire_at_ms: u64,
@@ -105,8 +112,10 @@ pub(crate) struct Written {
 }
 
 impl Background {
-    pub(crate) fn new(elapsed_ms: u64) -> Self {
+    pub(crate) fn new(elapsed_ms: u64, elsewhere_bytes_per_s: u64) -> Self {
         Self {
+            throttle: Throttle::new(elsewhere_bytes_per_s),
+            is_written_to: false,
             rounds: VecDeque::new(),
             in_flight: false,
             held: None,
@@ -123,6 +132,11 @@ impl Background {
     /// Takes a copy to be written before anything else.
     pub(crate) fn install(&mut self, write: Write) {
         self.installs.push_back(write);
+    }
+
+    /// Whether a round is under way that writes elsewhere.
+    pub(crate) fn writes_elsewhere(&self) -> bool {
+        self.rounds.front().is_some_and(|round| round.elsewhere.is_some())
     }
 }
 
@@ -157,12 +171,14 @@ impl Write {
         let bytes = writer.finish()?;
         let SnapshotHead { partition, lsn, term, memories, .. } = self.head;
         let path = self.disk.describe(&snapshot_file::name(partition, lsn));
+        // A copy of another worker's is judged when it is taken over, and nobody is told of it as of a snapshot.
+        let digest = if self.install.is_some() { Digest::default() } else { self.content.memories_digest() };
         for &damaged in self.damaged.iter().filter(|damaged| **damaged != lsn) {
             // One that stays is found again.
             let _ = self.disk.remove(&snapshot_file::name(partition, damaged));
         }
         let older = if self.own { snapshot_file::keep_generations(&*self.disk, partition)? } else { None };
-        Ok(Written { info: SnapshotInfo { partition, lsn, term, memories, bytes, path }, older })
+        Ok(Written { info: SnapshotInfo { partition, lsn, term, memories, bytes, digest, path }, older })
     }
 }
 
@@ -175,16 +191,32 @@ impl Store {
         elsewhere: Option<Arc<dyn Disk>>,
         done: impl FnOnce(Result<Vec<SnapshotInfo>, Error>) + Send + 'static,
     ) {
+        let own = elsewhere.is_none();
+        let shown = |partition: PartitionId| !self.partitions.is_hidden(partition.0 as usize);
+        let wanted = |partition| if own { self.moved_on(partition) } else { shown(partition) };
+        let left = self.partitions.iter().filter(|partition| wanted(*partition)).collect();
+        self.ask_for_round(left, elsewhere, Box::new(done));
+    }
+
+    /// The same of one partition; of none where this store does not show it.
+    pub fn snapshot_one(
+        &mut self,
+        partition: PartitionId,
+        elsewhere: Arc<dyn Disk>,
+        done: impl FnOnce(Result<Vec<SnapshotInfo>, Error>) + Send + 'static,
+    ) {
+        let is_shown = |it: &PartitionId| *it == partition && !self.partitions.is_hidden(it.0 as usize);
+        let left = self.partitions.iter().filter(is_shown).collect();
+        self.ask_for_round(left, Some(elsewhere), Box::new(done));
+    }
+
+    fn ask_for_round(&mut self, left: VecDeque<PartitionId>, elsewhere: Option<Arc<dyn Disk>>, done: RoundDone) {
         if self.background.rounds.len() >= MAX_ROUNDS {
             let source = std::io::Error::other(format!("{MAX_ROUNDS} snapshots are already asked for"));
             done(Err(Error::Io { operation: "snapshot", path: self.disk.describe(""), source }));
             return;
         }
-        let own = elsewhere.is_none();
-        let shown = |partition: PartitionId| !self.partitions.is_hidden(partition.0 as usize);
-        let wanted = |partition| if own { self.moved_on(partition) } else { shown(partition) };
-        let left = self.partitions.iter().filter(|partition| wanted(*partition)).collect();
-        self.begin_round(left, elsewhere, Some(Box::new(done)));
+        self.begin_round(left, elsewhere, Some(done));
     }
 
     /// Proposes and begins what is due by the clock.
@@ -231,10 +263,21 @@ impl Store {
         {
             return Ok(Some(write));
         }
-        if self.background.held.is_none() {
-            self.background.held = self.copy_next()?;
+        if self.background.held.is_none() && self.may_copy() {
+            self.background.held = self.working_for_copies(Self::copy_next)?;
         }
         Ok(self.background.held.take_if(|write| self.wal.durable(write.needs)))
+    }
+
+    /// Whether the next partition of a round may be copied: one that goes elsewhere waits while writes need disk and engine.
+    fn may_copy(&mut self) -> bool {
+        let (now_ms, elsewhere) = (self.clock.elapsed_ms(), self.background.writes_elsewhere());
+        let Background { throttle, is_written_to, .. } = &mut self.background;
+        if throttle.is_due(now_ms) {
+            *is_written_to = throttle.judge(now_ms, self.shared.write_us.totals(), elsewhere) > 0;
+        }
+        let waits = elsewhere && *is_written_to;
+        !waits || (throttle.may_send(now_ms) && self.replication.copies.share.may_work(now_ms))
     }
 
     /// A job is over.
@@ -271,6 +314,9 @@ impl Store {
             Ok(Written { info, older }) => {
                 stats::add(&self.shared.snapshots, 1);
                 stats::add(&self.shared.snapshot_bytes, info.bytes);
+                if !write.own {
+                    self.background.throttle.sent(info.bytes as usize);
+                }
                 if write.own {
                     let place = &mut self.places[info.partition.0 as usize];
                     place.snapshots = [Some(info.lsn), older];

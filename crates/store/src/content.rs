@@ -38,7 +38,7 @@ pub enum Column {
 }
 
 impl Column {
-    const ALL: [Self; 7] =
+    pub(crate) const ALL: [Self; 7] =
         [Self::Ids, Self::Potentials, Self::Groups, Self::Keys, Self::Features, Self::Payloads, Self::Updates];
 
     /// The column of a number in a file, `None` when this version does not know it.
@@ -67,6 +67,17 @@ pub struct Content {
     pub digest: Digest,
     /// Its columns, in chunks of about 1 MiB.
     pub chunks: Vec<(Column, Vec<u8>)>,
+}
+
+impl Content {
+    /// Digest of its memories alone.
+    ///
+    /// # Panics
+    /// The ledger is not one that an export gave.
+    pub fn memories_digest(&self) -> Digest {
+        let ledger = decode_ledger(&self.ledger).expect("an export encodes it");
+        Digest(self.digest.0.wrapping_sub(ledger.digest(self.clock)))
+    }
 }
 
 /// Why a content cannot be taken in. The partition is not here afterwards.
@@ -292,17 +303,21 @@ fn replica_digest(partition: &Partition, arena: &mut Arena) -> Result<Digest, Er
 
 /// Chunks being filled.
 #[derive(Default)]
-struct Chunks(Vec<(Column, Vec<u8>)>);
+pub(crate) struct Chunks(Vec<(Column, Vec<u8>)>);
 
 impl Chunks {
-    fn push(&mut self, column: Column, row: &[u8]) {
+    pub(crate) fn push(&mut self, column: Column, row: &[u8]) {
         self.open(column).extend_from_slice(row);
     }
 
-    fn push_string(&mut self, column: Column, row: &[u8]) {
+    pub(crate) fn push_string(&mut self, column: Column, row: &[u8]) {
         let chunk = self.open(column);
         chunk.extend_from_slice(&(row.len() as u32).to_le_bytes());
         chunk.extend_from_slice(row);
+    }
+
+    pub(crate) fn into_chunks(self) -> Vec<(Column, Vec<u8>)> {
+        self.0
     }
 
     fn open(&mut self, column: Column) -> &mut Vec<u8> {

@@ -156,12 +156,15 @@ impl Store {
     }
 
     /// Does what nothing else can be done beside, and counts how long it took.
-    fn working_for_copies(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<(), Error> {
+    pub(crate) fn working_for_copies<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let from_ms = self.clock.elapsed_ms();
-        work(self)?;
+        let done = work(self)?;
         let (now_ms, served) = (self.clock.elapsed_ms(), self.shared.served());
         self.replication.copies.share.worked(from_ms, now_ms, served);
-        Ok(())
+        Ok(done)
     }
 
     fn begin_copy(&mut self, partition: PartitionId, to: Ordinal) -> Result<(), Error> {

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 /// How long the engine sleeps at most when nothing comes: the grain of snapshots and expiry.
 const IDLE: Duration = Duration::from_millis(500);
-/// The same with peers: the grain of grants that end, and of reminders.
+/// The same with peers, and while a backup waits for its turn: the grain of grants that end, and of reminders.
 const IDLE_WITH_PEERS: Duration = Duration::from_millis(50);
 /// Events taken before the log and the snapshots get their turn.
 const EVENTS_PER_TURN: usize = 1_024;
@@ -404,6 +404,22 @@ impl Handle {
         self.send(Event::Snapshot(folder, Box::new(done)));
     }
 
+    /// Snapshots one partition into `folder`, if it is shown here. See [`Store::snapshot_one`].
+    pub fn snapshot_one(
+        &self,
+        partition: PartitionId,
+        folder: PathBuf,
+        done: impl FnOnce(Result<Vec<SnapshotInfo>, Error>) + Send + 'static,
+    ) {
+        self.turn(move |store| {
+            match FileDisk::new(folder) {
+                Ok(disk) => store.snapshot_one(partition, Arc::new(disk), done),
+                Err(error) => done(Err(error)),
+            }
+            Ok(())
+        });
+    }
+
     /// Ends in order: answers what was taken, seals and syncs the log, leaves the clean mark, frees the folder, then calls `done`.
     pub fn stop(&self, done: impl FnOnce(Result<(), Error>) + Send + 'static) {
         self.send(Event::Stop(Box::new(done)));
@@ -523,7 +539,8 @@ impl Threads {
     fn turns(&mut self) -> Result<Stopped, Error> {
         let mut stopping: Option<Stopped> = None;
         loop {
-            let idle = if self.store.options.replication.copies > 1 { IDLE_WITH_PEERS } else { IDLE };
+            let often = self.store.options.replication.copies > 1 || self.store.background.writes_elsewhere();
+            let idle = if often { IDLE_WITH_PEERS } else { IDLE };
             let mut next = self.incoming.recv_timeout(idle).ok();
             let mut taken = 0;
             while let Some(event) = next {

@@ -24,6 +24,9 @@ pub struct FileHead {
 }
 
 impl FileHead {
+    /// Version of the files that this build writes, and the one that it reads; any other is refused.
+    pub const VERSION: u32 = VERSION;
+
     /// Checks that a file with the head `found` is one of this cluster and store.
     pub(crate) fn check(&self, found: &Self, path: &str) -> Result<(), Error> {
         self.check_cluster(found, path)?;

@@ -325,13 +325,13 @@ impl Replay {
 }
 
 /// Why a snapshot was not loaded.
-enum LoadError {
+pub(crate) enum LoadError {
     Import(ImportError),
     File(Error),
 }
 
 /// Loads a snapshot whose every byte was checked.
-fn load(partitions: &mut Partitions, reader: &SnapshotReader) -> Result<(), LoadError> {
+pub(crate) fn load(partitions: &mut Partitions, reader: &SnapshotReader) -> Result<(), LoadError> {
     let head = reader.head();
     let ledger = reader.ledger().map_err(LoadError::File)?;
     let ids = reader.chunks().iter().filter(|chunk| chunk.kind == Column::Ids.code());

@@ -5,6 +5,7 @@
 
 use crate::answers::WriteError;
 use crate::copy::{Copies, Incoming};
+use crate::decline::{Declines, Say};
 use crate::peer::{Alone, Envelope, Message, Peers, Proposal};
 use crate::ship::Shipping;
 use crate::stats;
@@ -12,7 +13,7 @@ use crate::store::{Mark, Pending, Store};
 use crate::wal::{Body, Durability, Entry};
 use crate::{ActivateError, Error};
 use engram_cluster::replica::{self, Action, Defect, Event, Found, History, is_planted};
-use engram_cluster::{Change, PartitionMap, Replica};
+use engram_cluster::{PartitionMap, Replica};
 use engram_memory::codec::decode_record;
 use engram_memory::session::Admission;
 use engram_memory::{Command, Lsn, Member, Ordinal, PartitionId, Record, Settings, Term};
@@ -65,8 +66,7 @@ pub(crate) struct Replication {
     pub(crate) copies: Copies,
     /// Copies that are coming in.
     pub(crate) incoming: BTreeMap<PartitionId, Incoming>,
-    /// Entries that want a copy here to lead that does not: it is damaged, or lost something that the map knows nothing of.
-    declined: BTreeMap<PartitionId, engram_cluster::Entry>,
+    declines: Declines,
     /// Whom the detector takes for dead: replicas know too, but one that is made anew forgets it.
     suspected: BTreeSet<Ordinal>,
     /// The process that runs at each place, as far as it was met.
@@ -85,7 +85,7 @@ impl Replication {
             proposals: Vec::new(),
             copies: Copies::new(options.copy_bytes_per_s),
             incoming: BTreeMap::new(),
-            declined: BTreeMap::new(),
+            declines: Declines::default(),
             suspected: BTreeSet::new(),
             met: BTreeMap::new(),
             reminded_ms: 0,
@@ -147,11 +147,8 @@ impl Store {
                 self.learn_entry(partition, entry);
             }
             let promised = self.places[partition.0 as usize].replica.promised();
-            if leads_nobody || (entry.served_by(&self.member()) && promised < entry.term) {
-                self.replication.declined.insert(partition, entry.clone());
-            } else {
-                self.replication.declined.remove(&partition);
-            }
+            let declines = leads_nobody || (entry.served_by(&self.member()) && promised < entry.term);
+            self.replication.declines.learn(partition, entry, promised, declines);
         }
     }
 
@@ -305,23 +302,27 @@ impl Store {
         }
     }
 
-    /// Where the map wants a copy to lead that does not, another candidate shall: nobody else knows what became of this one.
+    /// Where the map wants a copy to lead that does not, another candidate shall.
     fn decline(&mut self) {
-        let own = self.options.replication.ordinal;
-        for (partition, entry) in &self.replication.declined {
-            let may = |member: &&Member| member.ordinal != own && !self.replication.suspected.contains(&member.ordinal);
-            let others: BTreeSet<Ordinal> = entry.candidates().filter(may).map(|member| member.ordinal).collect();
-            // The process that runs on the disk that the map names: the map may name one before it. Where another disk was met at its
-            // place, that one is gone.
-            let running = entry.candidates().filter(may).filter_map(|known| {
-                let runs = self.replication.met.get(&known.ordinal).unwrap_or(known);
-                (runs.store == known.store).then_some((runs != known, *runs))
-            });
-            // One that goes on has lost nothing, one that was started again may have.
-            let Some((_, primary)) = running.min_by_key(|(started_again, _)| *started_again) else { continue };
-            let change = Change::Promote { primary, isr: others.into_iter().collect() };
-            let proposal = Proposal { partition: *partition, expected: entry.expected(), change };
-            self.replication.proposals.push(proposal);
+        let (own, now_ms) = (self.options.replication.ordinal, self.clock.elapsed_ms());
+        let Replication { suspected, met, declines, .. } = &mut self.replication;
+        // The map may name a process before the one that runs.
+        let runs =
+            |known: &Member| (!suspected.contains(&known.ordinal)).then(|| *met.get(&known.ordinal).unwrap_or(known));
+        let said = declines.say(own, now_ms, runs);
+        self.shared.set_unled(declines.unled().collect());
+        for said in said {
+            match said {
+                Say::Declined(partition, to, term) => {
+                    let promised = self.promised(partition);
+                    let body = Message::Replica(replica::Message::Refused { term, promised }, Vec::new());
+                    self.replication.outbox.entry(to).or_default().push(Envelope { partition, body });
+                }
+                Say::PassOn(partition, entry, change) => {
+                    let proposal = Proposal { partition, expected: entry.expected(), change };
+                    self.replication.proposals.push(proposal);
+                }
+            }
         }
     }
 
@@ -359,6 +360,11 @@ impl Store {
                 if matches!(message, replica::Message::Opened { .. }) {
                     self.replication.copies.answered(partition, from.ordinal);
                 }
+            }
+            // Whoever leads a term is refused by those who promised more; of any other term its own primary says it.
+            replica::Message::Refused { .. } => {
+                let now_ms = self.clock.elapsed_ms();
+                self.replication.declines.heard(partition, from, now_ms);
             }
             replica::Message::Open { history, .. } => {
                 let place = &mut self.places[partition.0 as usize];

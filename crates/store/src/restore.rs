@@ -59,5 +59,6 @@ fn copy(disk: &dyn Disk, identity: &Identity, reader: &SnapshotReader) -> Result
     }
     let bytes = writer.finish()?;
     let path = disk.describe(&snapshot_file::name(head.partition, head.lsn));
-    Ok(SnapshotInfo { partition: head.partition, lsn: head.lsn, term: head.term, memories: head.memories, bytes, path })
+    let (digest, memories) = (reader.memories_digest()?, head.memories);
+    Ok(SnapshotInfo { partition: head.partition, lsn: head.lsn, term: head.term, memories, bytes, digest, path })
 }

@@ -15,7 +15,8 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use engram_memory::{DecayClock, Lsn, PartitionId, Term};
+use engram_memory::codec::decode_ledger;
+use engram_memory::{DecayClock, Digest, Lsn, PartitionId, Term};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::disk::{File, TEMPORARY_SUFFIX};
@@ -277,6 +278,11 @@ impl SnapshotReader {
         Ok(Self { file, path, file_head, head: snapshot, chunks })
     }
 
+    /// Where it is, as the disk describes it.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Whose it is.
     pub fn file_head(&self) -> FileHead {
         self.file_head
@@ -324,6 +330,18 @@ impl SnapshotReader {
             ledger.extend_from_slice(&bytes);
         }
         Ok(ledger)
+    }
+
+    /// The digest of the memories alone, as of [`SnapshotHead::lsn`]: what its head says, less clock and ledger. A load compares
+    /// the memories with it.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; [`Error::Corrupt`] where the ledger is none of this version.
+    pub fn memories_digest(&self) -> Result<Digest, Error> {
+        let what = "its ledger cannot be read";
+        let ledger = decode_ledger(&self.ledger()?);
+        let ledger = ledger.map_err(|_| Error::Corrupt { path: self.path.clone(), offset: 0, what })?;
+        Ok(Digest(self.head.digest.wrapping_sub(ledger.digest(self.head.clock))))
     }
 
     /// Reads and checks every chunk.

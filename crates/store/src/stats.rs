@@ -83,6 +83,8 @@ macro_rules! counters {
             pub apply_us: Distribution,
             /// Why nothing is served any more, when that is so.
             pub fault: Option<String>,
+            /// Partitions that the map gives to this worker, whose copy here cannot lead.
+            pub unled: Vec<PartitionId>,
             /// The last damage that was found in a snapshot, and where, when there was any.
             pub damage: Option<String>,
             /// How the GPU stands that does large passes, where there is one.
@@ -98,6 +100,7 @@ macro_rules! counters {
             pub(crate) write_us: Counts,
             pub(crate) apply_us: Counts,
             fault: RwLock<Option<WriteError>>,
+            unled: RwLock<Vec<PartitionId>>,
             pub(crate) damage: RwLock<Option<String>>,
             gpu: RwLock<Option<Standing>>,
             /// Settings in force by partition, for whoever prepares records.
@@ -115,6 +118,7 @@ macro_rules! counters {
                     write_us: self.write_us.snapshot(),
                     apply_us: self.apply_us.snapshot(),
                     fault: self.fault.read().expect(UNPOISONED).as_ref().map(WriteError::reason),
+                    unled: self.unled.read().expect(UNPOISONED).clone(),
                     damage: self.damage.read().expect(UNPOISONED).clone(),
                     gpu: self.gpu.read().expect(UNPOISONED).clone(),
                 }
@@ -206,6 +210,13 @@ impl Shared {
 
 impl Shared {
     /// Nothing is served any more, for this reason; what is answered therefore.
+    pub(crate) fn set_unled(&self, partitions: Vec<PartitionId>) {
+        // There is hardly ever one.
+        if !partitions.is_empty() || !self.unled.read().expect(UNPOISONED).is_empty() {
+            *self.unled.write().expect(UNPOISONED) = partitions;
+        }
+    }
+
     pub(crate) fn end(&self, fault: &Error) -> WriteError {
         self.fault.write().expect(UNPOISONED).insert(WriteError::of_failure(fault)).clone()
     }

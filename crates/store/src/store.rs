@@ -217,7 +217,7 @@ impl Store {
             // Until it is served here it may be a copy of what another worker serves.
             partitions.set_hidden(partition, replicated);
         }
-        let background = Background::new(clock.elapsed_ms());
+        let background = Background::new(clock.elapsed_ms(), options.replication.copy_bytes_per_s);
         // Nobody before the first process on a disk can have granted anything.
         let granted = replicated && identity.incarnation() > Incarnation(1);
         let everywhere = (0..options.shape.partitions).map(PartitionId).filter(|_| granted);

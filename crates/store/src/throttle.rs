@@ -82,8 +82,9 @@ impl Throttle {
         now_ms >= self.judged_ms + JUDGE_MS
     }
 
-    /// Judges by all writes so far, their number and their microseconds, when it is due.
-    pub(crate) fn judge(&mut self, now_ms: u64, writes: (u64, u64), copying: bool) {
+    /// Judges by all writes so far, their number and their microseconds, when it is due. Returns the number of writes since the last
+    /// time.
+    pub(crate) fn judge(&mut self, now_ms: u64, writes: (u64, u64), copying: bool) -> u64 {
         self.judged_ms = now_ms;
         let (count, us) = (writes.0.saturating_sub(self.seen.0), writes.1.saturating_sub(self.seen.1));
         self.seen = writes;
@@ -103,6 +104,7 @@ impl Throttle {
             let usual = self.usual_us.get_or_insert(recent_us);
             *usual += weight * (recent_us - *usual);
         }
+        count
     }
 
     /// Whether a piece may be sent now.

@@ -1,4 +1,4 @@
-//! A store over a GPU: what it replies, ranks, recalls and digests is what a store over the CPU does, also when the GPU fails on the way.
+//! A store over a GPU, or over several: what it replies, ranks, recalls and digests is what a store over the CPU does, also when the GPU fails on the way.
 //! The GPU is the stand-in for NVIDIA's library, under the launch code of production.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -9,8 +9,9 @@ mod finite;
 mod stand_in;
 
 use engram_kernels::gpu::cuda::Cuda;
+use engram_kernels::partitioner::Strategy;
 use engram_kernels::recall::Query;
-use engram_kernels::{Cpu, Gpu, Mirrored, Standing};
+use engram_kernels::{Cpu, Device, Given, Gpu, Logical, Mirrored, Standing};
 use engram_memory::testing::World;
 use engram_memory::{
     Digest, FeatureShape, FeatureType, Group, Histogram, Law, MemoryId, PartitionId, QualityVector, Record, Settings,
@@ -18,8 +19,7 @@ use engram_memory::{
 };
 use engram_store::{Partitions, Ranked};
 use finite::finite;
-use proptest::prelude::*;
-use proptest::strategy::ValueTree as _;
+use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
 use stand_in::{PATIENT, on_stand_in};
 
@@ -60,11 +60,21 @@ fn told(store: &mut Partitions) -> (Ranks, Recalls, Sums) {
     (ranked, recalled, (store.digest().unwrap(), store.quality().unwrap(), store.histogram(6).unwrap()))
 }
 
-/// Plays the history on both, compares them after every batch, and gives how the GPU stands at the end.
-fn play() -> Standing {
+/// All devices of the stand-in.
+fn gpus() -> Box<dyn Device> {
+    let devices = engram_kernels::gpu::cuda::devices().unwrap();
+    let given = (0..devices).map(|ordinal| {
+        let driver = Cuda::open(ordinal, PATIENT).unwrap();
+        let name = driver.name().to_owned();
+        Given::unmeasured(Gpu::new(driver, name))
+    });
+    Box::new(Mirrored::over(Cpu::new(1), given.collect(), Some(0), Strategy::LatencyOptimized))
+}
+
+/// Plays the history on the devices and on the CPU, compares them after every batch, and gives how the devices stand at the end.
+fn play(devices: Box<dyn Device>) -> Standing {
     let shape = Shape { partitions: PARTITIONS, law: Law::Linear, features: FEATURES };
-    let gpu = Gpu::new(Cuda::open(0, PATIENT).unwrap(), "stand-in".to_owned());
-    let mut over_gpu = Partitions::new(Box::new(Mirrored::new(Cpu::new(1), gpu, Some(0))), shape);
+    let mut over_gpu = Partitions::new(devices, shape);
     let mut over_cpu = Partitions::new(Box::new(Cpu::new(2)), shape);
     let (settings, records) = history();
     for partition in (0..PARTITIONS).map(PartitionId) {
@@ -93,7 +103,7 @@ fn play() -> Standing {
 #[test]
 fn a_store_over_a_gpu_equals_one_over_the_cpu() {
     on_stand_in("a_store_over_a_gpu_equals_one_over_the_cpu", &[], || {
-        let standing = play();
+        let standing = play(gpus());
         assert_eq!((standing.fallbacks, standing.given_up), (0, None));
         // Six reads a batch at least.
         assert!(standing.passes >= 6 * 20, "{} passes", standing.passes);
@@ -108,7 +118,7 @@ fn a_store_whose_gpu_fails_goes_on_with_the_same_bits() {
         ["cuLaunchKernel:300:700", "cuLaunchKernel:1100:214", "cuMemcpyDtoHAsync:400:719", "cuMemAllocAsync:900:2"]
     {
         let said = on_stand_in(test, &[("CUDA_HOST_FAIL", plan)], || {
-            let standing = play();
+            let standing = play(gpus());
             let full = std::env::var("CUDA_HOST_FAIL").unwrap().ends_with(":2");
             assert_eq!((standing.fallbacks, standing.given_up.is_none()), (1, full), "{standing:?}");
             assert!(standing.passes > 10, "it failed in the middle: {standing:?}");
@@ -118,4 +128,37 @@ fn a_store_whose_gpu_fails_goes_on_with_the_same_bits() {
             break;
         }
     }
+}
+
+#[test]
+fn a_store_over_several_gpus_goes_on_with_those_that_are_left() {
+    let test = "a_store_over_several_gpus_goes_on_with_those_that_are_left";
+    // The second of three, after it has done its part for a while.
+    let settings = [("CUDA_HOST_DEVICES", "3"), ("CUDA_HOST_FAIL", "cuLaunchKernel:150:700:1")];
+    on_stand_in(test, &settings, || {
+        let standing = play(gpus());
+        let lost: Vec<bool> = standing.devices.iter().map(|held| held.given_up.is_some()).collect();
+        assert_eq!(lost, [false, true, false], "{standing:?}");
+        assert_eq!((standing.fallbacks, standing.host_memories), (1, 0));
+        assert!(standing.devices.iter().all(|held| held.passes > 10), "{standing:?}");
+    });
+}
+
+#[test]
+fn a_store_larger_than_its_devices_is_in_part_the_hosts() {
+    // Room for one partition of three: a tile of columns, vectors, and what passes take.
+    let free_bytes = 4_096 * (13 + 32 + 2 * 5 + 4);
+    let given = |number| {
+        let device = Logical::new(format!("logical {number}"), 1, u32::MAX);
+        Given { free_bytes, ..Given::unmeasured(device) }
+    };
+    let one = Mirrored::over(Cpu::new(1), vec![given(0)], Some(0), Strategy::MemoryAware);
+    let standing = play(Box::new(one));
+    assert_eq!((standing.devices[0].partitions, &standing.given_up), (1, &None), "{standing:?}");
+    assert!(standing.devices[0].passes > 20 && standing.host_memories > standing.devices[0].memories, "{standing:?}");
+    // And for each of them on three.
+    let three = Mirrored::over(Cpu::new(1), (0..3).map(given).collect(), Some(0), Strategy::Balanced);
+    let standing = play(Box::new(three));
+    assert_eq!((standing.host_memories, standing.fallbacks), (0, 0));
+    assert!(standing.devices.iter().all(|held| held.partitions == 1), "{standing:?}");
 }

@@ -1,27 +1,33 @@
 //! NVIDIA's driver as a [`Driver`]: its library is opened at run time, so that one binary runs with and without a GPU.
 //!
-//! Everything goes to one stream, in call order; nothing is on the default stream, and cudarc's own tracking of events is off.
+//! Everything goes to one stream, in call order; nothing is on the default stream, and cudarc's own tracking of events is off. Bytes go to
+//! the device and come back through pinned memory, a piece at a time (`cuda/staging.rs`).
 //! Every wait polls with a deadline: a device that died or hangs is noticed. After the first error that is not of memory the device
 //! counts as lost, and every later call gives that error again.
 #![allow(unsafe_code)] // Calls of the driver.
+
+mod staging;
+mod timing;
+
+pub use timing::Timed;
 
 use super::driver::{Argument, Driver, THREADS};
 use super::images::IMAGES;
 use crate::Error;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUmemPool_attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use staging::Staging;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use timing::Mark;
 
 /// Code compiled by CUDA 13.0 needs a driver of that version: 580 or newer.
 const OLDEST_DRIVER: i32 = 13_000;
 /// How long work on the device may take, unless said otherwise: a pass over a full device takes milliseconds.
 pub const DEADLINE: Duration = Duration::from_secs(2);
-/// Pinned memory through which results come back, a piece at a time.
-const STAGING_BYTES: usize = 1 << 20;
 
 /// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -88,13 +94,7 @@ pub fn devices() -> Result<usize, OpenError> {
 /// # Errors
 /// Why no device can be used.
 pub fn probe() -> Result<usize, OpenError> {
-    // SAFETY: as in `devices`.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(OpenError::NoDriver);
-    }
-    let mut version = 0;
-    // SAFETY: it writes a number.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("tell its version"))?;
+    let version = version()?;
     if version < OLDEST_DRIVER {
         return Err(OpenError::OldDriver { found: version });
     }
@@ -104,6 +104,21 @@ pub fn probe() -> Result<usize, OpenError> {
     }
 }
 
+/// The CUDA of the driver: 1,000 times the major version plus 10 times the minor one. Never panics.
+///
+/// # Errors
+/// [`OpenError::NoDriver`], [`OpenError::Failed`].
+pub fn version() -> Result<i32, OpenError> {
+    // SAFETY: as in `devices`.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(OpenError::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: it writes a number.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("tell its version"))?;
+    Ok(version)
+}
+
 fn failed(call: &'static str) -> impl Fn(DriverError) -> OpenError {
     move |DriverError(code)| OpenError::Failed { call, code: code as i32 }
 }
@@ -111,9 +126,12 @@ fn failed(call: &'static str) -> impl Fn(DriverError) -> OpenError {
 /// One device of the driver.
 pub struct Cuda {
     name: String,
+    capability: (i32, i32),
     functions: HashMap<&'static str, sys::CUfunction>,
     modules: Vec<sys::CUmodule>,
-    staging: *mut u8,
+    staging: Staging,
+    /// What is timed, while it is.
+    marks: Option<Vec<Mark>>,
     deadline: Duration,
     /// The first error that ended it.
     lost: Option<i32>,
@@ -155,11 +173,11 @@ impl Cuda {
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("make a stream"))?;
         keep_memory(context.cu_device())?;
-        // SAFETY: given back in `drop`; flags 0, since it is read by the host.
-        let staging = unsafe { result::malloc_host(STAGING_BYTES, 0) }.map_err(failed("pin memory"))?.cast();
+        let staging = Staging::new().map_err(failed("pin memory"))?;
         let name = context.name().map_err(failed("tell a name"))?;
         let (functions, modules) = (HashMap::new(), Vec::new());
-        let mut own = Self { name, functions, modules, staging, deadline, lost: None, stream };
+        let mut own =
+            Self { name, capability: (0, 0), functions, modules, staging, marks: None, deadline, lost: None, stream };
         own.load(&context)?;
         Ok(own)
     }
@@ -169,10 +187,36 @@ impl Cuda {
         &self.name
     }
 
+    /// By what the device is known wherever it is: as `nvidia-smi -L` writes it.
+    ///
+    /// # Errors
+    /// [`OpenError::Failed`].
+    pub fn uuid(&self) -> Result<String, OpenError> {
+        let uuid = self.stream.context().uuid().map_err(failed("tell a uuid"))?;
+        let hex: String = uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+        Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+    }
+
+    /// Compute capability: major, minor.
+    pub const fn capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
+    /// Bytes of the device that are free, and all of them.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    pub fn memory(&mut self) -> Result<(u64, u64), Error> {
+        self.enter("memory")?;
+        let (free, all) = self.check("memory", result::mem_get_info())?;
+        Ok((free as u64, all as u64))
+    }
+
     fn load(&mut self, context: &CudaContext) -> Result<(), OpenError> {
         let attribute = |it| context.attribute(it).map_err(failed("tell its compute capability"));
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        self.capability = (major, minor);
         for (image, bytes, kernels) in IMAGES {
             // SAFETY: a whole fatbin, which the driver copies.
             let module = unsafe { result::module::load_data(bytes.as_ptr().cast()) }
@@ -181,8 +225,12 @@ impl Cuda {
             for &kernel in kernels {
                 let name = CString::new(kernel).expect("names of kernels have no zero");
                 // SAFETY: a module that was loaded, above.
-                let function = unsafe { result::module::get_function(module, name) };
-                self.functions.insert(kernel, function.map_err(failed("find a kernel"))?);
+                let function =
+                    unsafe { result::module::get_function(module, name) }.map_err(failed("find a kernel"))?;
+                // A driver that is not told to loads a kernel at its first launch, when the device may be full.
+                // SAFETY: a kernel of that module.
+                unsafe { sys::cuFuncLoad(function) }.result().map_err(failed("load a kernel"))?;
+                self.functions.insert(kernel, function);
             }
         }
         Ok(())
@@ -212,7 +260,10 @@ impl Cuda {
         loop {
             // SAFETY: a stream that lives.
             match unsafe { sys::cuStreamQuery(stream) } {
-                CUresult::CUDA_SUCCESS => return Ok(()),
+                CUresult::CUDA_SUCCESS => {
+                    self.staging.settle();
+                    return Ok(());
+                }
                 CUresult::CUDA_ERROR_NOT_READY if begin.elapsed() < self.deadline => std::hint::spin_loop(),
                 CUresult::CUDA_ERROR_NOT_READY => {
                     return self.check(pass, Err(DriverError(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT)));
@@ -233,7 +284,7 @@ impl Drop for Cuda {
                 for &module in &self.modules {
                     let _ = result::module::unload(module);
                 }
-                let _ = result::free_host(self.staging.cast());
+                self.staging.give_back();
             }
         }
     }
@@ -265,28 +316,11 @@ impl Driver for Cuda {
     }
 
     fn upload(&mut self, buffer: &mut Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let stream = self.enter("upload")?;
-        // SAFETY: within the buffer by contract; memory that is not pinned is taken over before the call returns.
-        let copied = unsafe { result::memcpy_htod_async(buffer.address + offset as u64, bytes, stream) };
-        self.check("upload", copied)
+        self.send(buffer.address + offset as u64, bytes)
     }
 
     fn download(&mut self, buffer: &Buffer, offset: usize, out: &mut [u8]) -> Result<(), Error> {
-        for (piece, out) in out.chunks_mut(STAGING_BYTES).enumerate() {
-            let stream = self.enter("download")?;
-            let from = buffer.address + (offset + piece * STAGING_BYTES) as u64;
-            // SAFETY: the pinned memory is this call's alone, and is read after the wait.
-            let staged = unsafe { std::slice::from_raw_parts_mut(self.staging, out.len()) };
-            // SAFETY: within the buffer by contract.
-            let copied = unsafe { result::memcpy_dtoh_async(staged, from, stream) };
-            self.check("download", copied)?;
-            self.wait_for("download", stream)?;
-            out.copy_from_slice(staged);
-        }
-        Ok(())
+        self.fetch(buffer.address + offset as u64, out)
     }
 
     fn copy(&mut self, from: &Buffer, to: &mut Buffer, bytes: usize) -> Result<(), Error> {
@@ -294,9 +328,9 @@ impl Driver for Cuda {
             return Ok(());
         }
         let stream = self.enter("copy")?;
+        let (from, to) = (from.address, to.address);
         // SAFETY: within both buffers by contract.
-        let copied = unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, stream) };
-        self.check("copy", copied)
+        self.on_stream("copy", stream, || unsafe { result::memcpy_dtod_async(to, from, bytes, stream) })
     }
 
     fn fill(&mut self, buffer: &mut Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
@@ -306,8 +340,7 @@ impl Driver for Cuda {
         let stream = self.enter("fill")?;
         let to = buffer.address + range.start as u64;
         // SAFETY: within the buffer by contract.
-        let filled = unsafe { result::memset_d8_async(to, byte, range.len(), stream) };
-        self.check("fill", filled)
+        self.on_stream("fill", stream, || unsafe { result::memset_d8_async(to, byte, range.len(), stream) })
     }
 
     fn launch(&mut self, kernel: &'static str, blocks: u32, arguments: &[Argument<'_, Buffer>]) -> Result<(), Error> {
@@ -327,9 +360,10 @@ impl Driver for Cuda {
             .collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| (&raw mut *value).cast()).collect();
         let block = (THREADS as u32, 1, 1);
-        // SAFETY: the arguments are those of the kernel by contract, and are copied before the call returns.
-        let launched = unsafe { result::launch_kernel(function, (blocks, 1, 1), block, 0, stream, &mut pointers) };
-        self.check(kernel, launched)
+        self.on_stream(kernel, stream, || {
+            // SAFETY: the arguments are those of the kernel by contract, and are copied before the call returns.
+            unsafe { result::launch_kernel(function, (blocks, 1, 1), block, 0, stream, &mut pointers) }
+        })
     }
 
     fn wait(&mut self) -> Result<(), Error> {

@@ -9,7 +9,8 @@ use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 use std::collections::HashMap;
 
 impl<D: Driver> Gpu<D> {
-    /// Writes potential and group of each slot, of which none comes twice. Its memory stays the one that it was.
+    /// Writes potential and group of each slot, of which none comes twice. Its memory stays the one that it was. What goes wrong may show
+    /// in a later call.
     pub(crate) fn refresh(&mut self, slots: &[Slot], rows: &[(u32, Group)]) -> Result<(), Error> {
         self.check_slots(slots.iter().copied());
         if let Some(columns) = self.columns.as_ref().filter(|_| !slots.is_empty()) {
@@ -26,14 +27,19 @@ impl<D: Driver> Gpu<D> {
                 Argument::Buffer(&columns.groups),
             ];
             memory.launch("scatter_rows", slots.len(), THREADS, &arguments)?;
-            memory.0.wait()?;
         }
         self.highest_group = rows.iter().map(|row| row.1.0).fold(self.highest_group, u8::max);
         Ok(())
     }
 
     /// Replaces potentials and groups from the first slot of `tile` on, as many as are given. The memories stay those that they were.
-    pub(crate) fn replace(&mut self, tile: TileId, potentials: &[u32], groups: &[u8]) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    ///
+    /// # Panics
+    /// Where the columns end before, and when there is not a group for each potential.
+    pub fn replace(&mut self, tile: TileId, potentials: &[u32], groups: &[u8]) -> Result<(), Error> {
         let first = tile as usize * TILE;
         assert!(first + potentials.len() <= self.tiles.len() * TILE, "tile {tile} and what follows are in the arena");
         assert_eq!(potentials.len(), groups.len(), "a memory has a potential and a group");
@@ -72,6 +78,7 @@ impl<D: Driver> Device for Gpu<D> {
         let slots: Vec<Slot> = places.iter().map(|&place| rows[place].0).collect();
         let rows: Vec<(u32, Group)> = places.iter().map(|&place| (rows[place].1, rows[place].2)).collect();
         self.refresh(&slots, &rows)?;
+        self.memory.0.wait()?;
         slots.into_iter().for_each(|slot| self.touch(slot / TILE as u32));
         Ok(())
     }
@@ -175,13 +182,15 @@ impl<D: Driver> Device for Gpu<D> {
         self.mirror(ids)?;
         out.clear();
         out.resize(segments.len(), Digest::default());
+        let column = content.map(|content| {
+            let mut column = vec![0; self.tiles.len() * TILE];
+            let used = self.tiles.iter().zip(&self.origins).zip(column.chunks_mut(TILE)).filter(|of| of.0.0.count > 0);
+            used.for_each(|((_, &origin), own)| own.copy_from_slice(content.tile(origin as usize)));
+            column
+        });
         let Some(view) = self.view(segments)? else { return Ok(()) };
         let sums = view.memory.zeroed::<u128>(segments.len())?;
-        let content = content.map(|content| {
-            let column: Vec<u128> = content.iter().take(view.slots / TILE).flatten().copied().collect();
-            view.memory.uploaded(&column)
-        });
-        let content = content.transpose()?;
+        let content = column.map(|column| view.memory.uploaded(&column)).transpose()?;
         let arguments = [
             Argument::Buffer(&view.columns.potentials),
             Argument::Buffer(&view.columns.groups),

@@ -4,7 +4,7 @@ use super::driver::{Argument, Driver};
 use super::plain::bytes;
 use super::{Gpu, Memory, THREADS, View};
 use crate::recall::{FeatureColumn, Query, score_of};
-use crate::{Error, Scope, Segment, Slot, TILE, Tiles};
+use crate::{Error, Scope, Segment, Slot, TILE, TileId, Tiles};
 use engram_memory::MemoryId;
 
 /// Memories of a block: a warp each.
@@ -46,6 +46,11 @@ impl<B: Send> Features<B> {
         })
     }
 
+    /// The tile holds the vectors of other memories.
+    pub(super) fn forget(&mut self, tile: TileId) {
+        self.mirrored[tile as usize] = None;
+    }
+
     /// Keys of the scores of `count` slots.
     fn keys<D: Driver<Buffer = B>>(
         &self,
@@ -83,14 +88,15 @@ impl<D: Driver> Gpu<D> {
         }
         let features = self.features.as_mut().expect("it was made above");
         for (tile, entry) in self.tiles.iter().enumerate().filter(|(_, entry)| entry.count > 0) {
-            let changes = column.changes[tile];
+            let origin = self.origins[tile] as usize;
+            let changes = column.changes[origin];
             if features.mirrored[tile] == Some(changes) {
                 continue;
             }
             let (first, count) = (tile * TILE, entry.count as usize);
             let width = column.dimension * size_of::<u16>();
-            self.memory.0.upload(&mut features.bits, first * width, &column.bits[tile][..count * width])?;
-            let norms = &column.inverse_norms.tile(tile)[..count];
+            self.memory.0.upload(&mut features.bits, first * width, &column.bits[origin][..count * width])?;
+            let norms = &column.inverse_norms.tile(origin)[..count];
             self.memory.0.upload(&mut features.inverse_norms, first * size_of::<f32>(), bytes(norms))?;
             features.mirrored[tile] = Some(changes);
         }

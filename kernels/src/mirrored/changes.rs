@@ -1,4 +1,4 @@
-//! What of the host's columns a mirror lacks.
+//! What of the host's columns its mirrors lack.
 
 use crate::{Slot, TILE, TileId};
 
@@ -7,7 +7,7 @@ const WORDS: usize = TILE / u64::BITS as usize;
 /// From so many rows of a tile on, all of it is taken: rows go to scattered places, a tile goes in one piece.
 const MANY: u32 = TILE as u32 / 4;
 
-/// Changes since the mirror was brought up last, by tile.
+/// Changes since the mirror that holds a copy of a tile was brought up last, by tile of the host.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     tiles: Vec<Changed>,
@@ -16,7 +16,7 @@ pub(super) struct Changes {
 }
 
 /// What changed of a tile.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Changed {
     /// Its entry in the tile table.
     pub(super) entry: bool,
@@ -27,6 +27,9 @@ pub(super) struct Changed {
     /// Any slot may have changed.
     all: bool,
 }
+
+/// Of a tile that a mirror has not.
+const UNKNOWN: Changed = Changed { entry: true, ids: true, marked: false, all: true };
 
 /// The rows of a tile that are to be taken.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,11 +43,21 @@ pub(super) enum Wanted {
 }
 
 impl Changes {
-    /// Makes room for `tiles` tiles, of which a mirror has none yet.
+    /// Makes room for `tiles` tiles, of which no mirror has any yet.
     pub(super) fn reserve(&mut self, tiles: usize) {
-        let unknown = Changed { entry: true, ids: true, marked: false, all: true };
-        self.tiles.resize(tiles.max(self.tiles.len()), unknown);
+        self.tiles.resize(tiles.max(self.tiles.len()), UNKNOWN);
         self.marks.resize(self.tiles.len(), [0; WORDS]);
+    }
+
+    /// Another mirror is to hold the tile, which knows nothing of it.
+    pub(super) fn unknown(&mut self, tile: TileId) {
+        self.cleared(tile);
+        self.tiles[tile as usize] = UNKNOWN;
+    }
+
+    /// Whether the tile's entry changed.
+    pub(super) fn is_mapped(&self, tile: TileId) -> bool {
+        self.tiles[tile as usize].entry
     }
 
     /// The tile's entry changed.
@@ -70,10 +83,9 @@ impl Changes {
         self.tiles[tile as usize].all = true;
     }
 
-    /// The tiles that changed.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (TileId, Changed)> {
-        let changed = (0..).zip(self.tiles.iter().copied());
-        changed.filter(|(_, changed)| changed.entry || changed.ids || changed.marked || changed.all)
+    /// What changed of a tile.
+    pub(super) fn of(&self, tile: TileId) -> Changed {
+        self.tiles[tile as usize]
     }
 
     /// The rows to take of a tile, which has `count` memories.
@@ -94,14 +106,13 @@ impl Changes {
         Wanted::Slots(offsets.take_while(|&offset| offset < count).map(|it| tile * TILE as u32 + it).collect())
     }
 
-    /// The mirror is as the host is.
-    pub(super) fn clear(&mut self) {
-        for (changed, marks) in self.tiles.iter_mut().zip(&mut self.marks) {
-            if changed.marked {
-                *marks = [0; WORDS];
-            }
-            *changed = Changed::default();
+    /// The mirror of the tile is as the host is.
+    pub(super) fn cleared(&mut self, tile: TileId) {
+        let tile = tile as usize;
+        if self.tiles[tile].marked {
+            self.marks[tile] = [0; WORDS];
         }
+        self.tiles[tile] = Changed::default();
     }
 }
 
@@ -112,7 +123,7 @@ mod tests {
     fn clean(tiles: usize) -> Changes {
         let mut changes = Changes::default();
         changes.reserve(tiles);
-        changes.clear();
+        (0..tiles as TileId).for_each(|tile| changes.cleared(tile));
         changes
     }
 
@@ -120,11 +131,16 @@ mod tests {
     fn a_new_tile_is_taken_as_a_whole_and_what_is_clear_not_at_all() {
         let mut changes = clean(1);
         changes.reserve(2);
-        let found: Vec<_> =
-            changes.iter().map(|(tile, it)| (tile, it.entry, it.ids, changes.wanted(tile, 5))).collect();
-        assert_eq!(found, [(1, true, true, Wanted::All)]);
-        changes.clear();
-        assert_eq!(changes.iter().count(), 0);
+        assert_eq!([changes.of(0), changes.of(1)], [Changed::default(), UNKNOWN]);
+        assert_eq!([changes.wanted(0, 5), changes.wanted(1, 5)], [Wanted::None, Wanted::All]);
+        changes.cleared(1);
+        assert_eq!((changes.of(1), changes.wanted(1, 5)), (Changed::default(), Wanted::None));
+        // What was noted for one mirror means nothing to the next.
+        changes.updated(7);
+        changes.unknown(0);
+        changes.cleared(0);
+        changes.updated(8);
+        assert_eq!(changes.wanted(0, 9), Wanted::Slots(vec![8]));
     }
 
     #[test]
@@ -134,12 +150,14 @@ mod tests {
         for slot in [first + 64, first + 3, first + 64, first + 4_095] {
             changes.updated(slot);
         }
-        let (tile, changed) = changes.iter().next().unwrap();
-        assert_eq!((tile, changed.entry, changed.ids), (1, false, false));
-        assert_eq!(changes.wanted(tile, 4_095), Wanted::Slots(vec![first + 3, first + 64]));
-        assert_eq!(changes.wanted(tile, 0), Wanted::None);
+        assert_eq!(changes.of(0), Changed::default());
+        assert!(!changes.is_mapped(1) && !changes.of(1).ids);
+        assert_eq!(changes.wanted(1, 4_095), Wanted::Slots(vec![first + 3, first + 64]));
+        assert_eq!(changes.wanted(1, 0), Wanted::None);
         changes.written(first);
-        assert!(changes.iter().next().unwrap().1.ids);
+        assert!(changes.of(1).ids);
+        changes.mapped(1);
+        assert!(changes.is_mapped(1));
     }
 
     #[test]
@@ -149,7 +167,7 @@ mod tests {
         assert_eq!(changes.wanted(0, MANY), Wanted::Slots((0..MANY - 1).collect()));
         changes.updated(MANY - 1);
         assert_eq!(changes.wanted(0, MANY), Wanted::All);
-        changes.clear();
+        changes.cleared(0);
         changes.updated(7);
         assert_eq!(changes.wanted(0, MANY), Wanted::Slots(vec![7]));
         changes.all_updated(0);

@@ -313,3 +313,42 @@ fn moving_must_gain_half_as_much_again_as_it_costs() {
     }
     assert_eq!(fresh.observe(&devices, &sizes, CHEAP).unwrap(), Verdict::Keep);
 }
+
+#[test]
+fn what_a_device_has_no_room_for_any_more_moves_and_nothing_else() {
+    let devices = [device(10, 0, 300), device(10, 0, 300)];
+    let mut watch = watch(&devices, &sizes([10; 8]));
+    let before = watch.assignment().devices.clone();
+    assert_eq!(watch.keep_up(&devices, &sizes([10; 8])).unwrap(), Verdict::Keep);
+    // The first device is down to one of its four.
+    let less = [device(10, 0, 50), devices[1]];
+    let few = sizes([10, 10, 10, 10, 5, 5, 5, 5]);
+    let verdict = watch.observe(&less, &few, Moving { passes: 0.0, ..CHEAP }).unwrap();
+    assert_eq!(verdict, Verdict::Reassigned(Cause::Full { device: 0 }));
+    let after = watch.assignment().devices.clone();
+    assert!(before.iter().zip(&after).all(|(before, after)| *before == 0 || before == after));
+    assert!(after.iter().zip(&few).filter(|(device, _)| **device == 0).map(|(_, size)| size.bytes).sum::<u64>() <= 50);
+    // Too much for both: said, and the assignment stays.
+    let error = watch.keep_up(&[device(10, 0, 0), device(10, 0, 100)], &few).unwrap_err();
+    assert!(matches!(error, Error::Full { .. }));
+    assert_eq!(watch.assignment().devices, after);
+}
+
+#[test]
+fn a_store_that_has_doubled_is_assigned_anew_where_that_pays() {
+    let devices = [device(100, 0, 9_999), device(100, 0, 9_999)];
+    let at_first = sizes([10; 10]);
+    let mut watch = watch(&devices, &at_first);
+    // All growth is on one device.
+    let held = watch.assignment().devices.clone();
+    let grown = |to: u64| sizes(held.iter().map(|&device| if device == 0 { to } else { 10 }));
+    assert_eq!(watch.observe(&devices, &grown(29), CHEAP).unwrap(), Verdict::Keep);
+    let brief = Moving { passes: 0.0, ..CHEAP };
+    assert_eq!(watch.observe(&devices, &grown(30), brief).unwrap(), Verdict::Keep, "not worth it");
+    assert_eq!(
+        watch.observe(&devices, &grown(40), CHEAP).unwrap(),
+        Verdict::Keep,
+        "asked again when it has doubled again"
+    );
+    assert_eq!(watch.observe(&devices, &grown(80), CHEAP).unwrap(), Verdict::Reassigned(Cause::Resized));
+}

@@ -45,6 +45,13 @@ pub enum Cause {
     },
     /// There are other partitions than before.
     Partitions,
+    /// Partitions of a device grew beyond its free memory, or that became less.
+    Full {
+        /// Its index.
+        device: usize,
+    },
+    /// There are twice as many memories as were assigned, or half as many.
+    Resized,
     /// A throughput is another than assigned by.
     Drifted {
         /// Its index.
@@ -69,6 +76,8 @@ pub struct Watch {
     assignment: Assignment,
     /// What it was made by.
     assigned_by: Vec<Resource>,
+    /// Memories of all partitions then.
+    assigned_for: u64,
     /// By device: observations beyond the limit since the last settled one.
     beyond: Vec<u32>,
 }
@@ -80,7 +89,8 @@ impl Watch {
     /// As [`assign`].
     pub fn new(strategy: Strategy, limits: Limits, resources: &[Resource], sizes: &[Size]) -> Result<Self, Error> {
         let assignment = assign(strategy, resources, sizes)?;
-        Ok(Self { strategy, limits, assignment, assigned_by: resources.to_vec(), beyond: vec![0; resources.len()] })
+        let (assigned_by, beyond) = (resources.to_vec(), vec![0; resources.len()]);
+        Ok(Self { strategy, limits, assignment, assigned_by, assigned_for: memories(sizes), beyond })
     }
 
     /// The assignment that holds.
@@ -88,39 +98,69 @@ impl Watch {
         &self.assignment
     }
 
-    /// Takes what was measured last of the same devices, in the same order.
-    ///
-    /// A device that failed loses its partitions at once, new partitions get a place, and nothing else moves. Otherwise partitions move only if the time that all
-    /// passes to come gain exceeds the time that moving takes ([`Limits::gain_over_cost_percent`]).
+    /// Gives every partition a healthy device that has room for it: at once, and nothing else moves. Of throughputs it takes no notice.
     ///
     /// # Errors
-    /// As [`assign`], when a device failed and the rest do not hold its partitions. The assignment stays.
-    pub fn observe(&mut self, resources: &[Resource], sizes: &[Size], moving: Moving) -> Result<Verdict, Error> {
-        let fails = |device: &usize| resources.get(*device).is_none_or(|it| !it.healthy);
-        if let Some(&device) = self.assignment.devices.iter().find(|&device| fails(device)) {
-            let assignment = repair(self.strategy, resources, sizes, &self.assignment.devices)?;
-            self.adopt(assignment, resources);
-            return Ok(Verdict::Reassigned(Cause::Failed { device }));
-        }
-        if self.assignment.devices.len() != sizes.len() {
-            let assignment = repair(self.strategy, resources, sizes, &self.assignment.devices)?;
-            self.adopt(assignment, resources);
-            return Ok(Verdict::Reassigned(Cause::Partitions));
-        }
-        let Some(cause) = self.cause(resources) else { return Ok(Verdict::Keep) };
-        let other = assign(self.strategy, resources, sizes)?;
-        if !self.is_worth(&other, resources, sizes, moving) {
-            // To be believed anew: the same question would have the same answer at the next observation.
-            self.beyond.fill(0);
-            return Ok(Verdict::Keep);
-        }
-        self.adopt(other, resources);
+    /// As [`assign`], when the devices do not hold what has lost its place. The assignment stays.
+    pub fn keep_up(&mut self, resources: &[Resource], sizes: &[Size]) -> Result<Verdict, Error> {
+        let Some(cause) = self.homeless(resources, sizes) else { return Ok(Verdict::Keep) };
+        let assignment = repair(self.strategy, resources, sizes, &self.assignment.devices)?;
+        self.adopt(assignment, resources, sizes);
         Ok(Verdict::Reassigned(cause))
     }
 
-    fn adopt(&mut self, assignment: Assignment, resources: &[Resource]) {
+    /// Takes what was measured last of the same devices, in the same order.
+    ///
+    /// A device that failed loses its partitions at once, one that is full those that it has no room for, new partitions get a place, and nothing else
+    /// moves ([`Watch::keep_up`]). Otherwise partitions move only if the time that all passes to come gain exceeds the time that moving takes
+    /// ([`Limits::gain_over_cost_percent`]).
+    ///
+    /// # Errors
+    /// As [`Watch::keep_up`].
+    pub fn observe(&mut self, resources: &[Resource], sizes: &[Size], moving: Moving) -> Result<Verdict, Error> {
+        let needed = self.keep_up(resources, sizes)?;
+        if needed != Verdict::Keep {
+            return Ok(needed);
+        }
+        let (now, then) = (memories(sizes), self.assigned_for);
+        let resized = (now >= then.saturating_mul(2) || now <= then / 2).then_some(Cause::Resized);
+        let Some(cause) = self.cause(resources).or(resized) else { return Ok(Verdict::Keep) };
+        // What fits now may look as if it did not when all of it is placed anew.
+        let Ok(other) = assign(self.strategy, resources, sizes) else { return Ok(Verdict::Keep) };
+        if !self.is_worth(&other, resources, sizes, moving) {
+            // To be believed anew: the same question would have the same answer at the next observation.
+            self.beyond.fill(0);
+            self.assigned_for = now;
+            return Ok(Verdict::Keep);
+        }
+        self.adopt(other, resources, sizes);
+        Ok(Verdict::Reassigned(cause))
+    }
+
+    /// Why partitions have no place any more.
+    fn homeless(&self, resources: &[Resource], sizes: &[Size]) -> Option<Cause> {
+        let devices = &self.assignment.devices;
+        let fails = |device: &usize| resources.get(*device).is_none_or(|it| !it.healthy);
+        if let Some(&device) = devices.iter().find(|&device| fails(device)) {
+            return Some(Cause::Failed { device });
+        }
+        if devices.len() != sizes.len() {
+            return Some(Cause::Partitions);
+        }
+        let mut left: Vec<u128> = resources.iter().map(|it| u128::from(it.free_bytes)).collect();
+        devices.iter().zip(sizes).find_map(|(&device, size)| match left[device].checked_sub(u128::from(size.bytes)) {
+            Some(rest) => {
+                left[device] = rest;
+                None
+            }
+            None => Some(Cause::Full { device }),
+        })
+    }
+
+    fn adopt(&mut self, assignment: Assignment, resources: &[Resource], sizes: &[Size]) {
         self.assignment = assignment;
         self.assigned_by = resources.to_vec();
+        self.assigned_for = memories(sizes);
         self.beyond = vec![0; resources.len()];
     }
 
@@ -165,4 +205,9 @@ impl Watch {
         let bytes: f64 = moved.map(|(_, size)| size.bytes as f64).sum();
         gain * 100.0 > f64::from(self.limits.gain_over_cost_percent) * bytes / moving.bytes_per_second
     }
+}
+
+/// Of all partitions.
+fn memories(sizes: &[Size]) -> u64 {
+    sizes.iter().map(|size| size.memories).fold(0, u64::saturating_add)
 }

@@ -5,7 +5,8 @@ use crate::recall::{Alike, Recall};
 use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, Standing, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 
-/// A device, each of whose passes is a span: a copy where rows go to it or come from it, a kernel otherwise.
+/// A device, each of whose passes is a span: a copy where rows go to it or come from it, a wait where GPUs beside it did it
+/// ([`Device::standing`]), a kernel otherwise.
 ///
 /// Of a [`Gpu`](crate::Gpu) more can be known: [`ProfiledDriver`](super::ProfiledDriver).
 ///
@@ -38,6 +39,17 @@ impl<D: Device> Profiled<D> {
     pub const fn new(device: D, recorder: Recorder) -> Self {
         Self { device, recorder }
     }
+
+    fn pass<T>(&mut self, name: &'static str, pass: impl FnOnce(&mut D) -> T) -> T {
+        let Self { device, recorder } = self;
+        recorder.span_of(name, || {
+            let of_gpus = |device: &D| device.standing().map_or(0, |standing| standing.passes);
+            let before = of_gpus(device);
+            let result = pass(device);
+            let kind = if of_gpus(device) > before { Kind::Wait } else { Kind::Kernel };
+            (result, kind)
+        })
+    }
 }
 
 impl<D: Device> Device for Profiled<D> {
@@ -66,7 +78,7 @@ impl<D: Device> Device for Profiled<D> {
     }
 
     fn update(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error> {
-        self.recorder.span(Kind::Kernel, "update", || self.device.update(segments, updates))
+        self.pass("update", |device| device.update(segments, updates))
     }
 
     fn update_groups(
@@ -75,15 +87,15 @@ impl<D: Device> Device for Profiled<D> {
         updates: &[GroupUpdate],
         changed: &mut Vec<u64>,
     ) -> Result<(), Error> {
-        self.recorder.span(Kind::Kernel, "update_groups", || self.device.update_groups(segments, updates, changed))
+        self.pass("update_groups", |device| device.update_groups(segments, updates, changed))
     }
 
     fn epoch(&mut self, segments: &[Segment], updates: &[Update], out: &mut Vec<QualityVector>) -> Result<(), Error> {
-        self.recorder.span(Kind::Kernel, "epoch", || self.device.epoch(segments, updates, out))
+        self.pass("epoch", |device| device.epoch(segments, updates, out))
     }
 
     fn histogram(&mut self, segments: &[Segment], bits: u32) -> Result<Histogram, Error> {
-        self.recorder.span(Kind::Kernel, "histogram", || self.device.histogram(segments, bits))
+        self.pass("histogram", |device| device.histogram(segments, bits))
     }
 
     fn rank(
@@ -95,7 +107,7 @@ impl<D: Device> Device for Profiled<D> {
         ids: &Tiles<MemoryId>,
         out: &mut Vec<(Slot, u32)>,
     ) -> Result<(), Error> {
-        self.recorder.span(Kind::Kernel, "rank", || self.device.rank(segments, scope, order, limit, ids, out))
+        self.pass("rank", |device| device.rank(segments, scope, order, limit, ids, out))
     }
 
     fn recall(
@@ -105,7 +117,7 @@ impl<D: Device> Device for Profiled<D> {
         ids: &Tiles<MemoryId>,
         out: &mut Vec<Alike>,
     ) -> Result<(), Error> {
-        self.recorder.span(Kind::Kernel, "recall", || self.device.recall(segments, asked, ids, out))
+        self.pass("recall", |device| device.recall(segments, asked, ids, out))
     }
 
     fn digest(
@@ -115,7 +127,7 @@ impl<D: Device> Device for Profiled<D> {
         content: Option<&Tiles<u128>>,
         out: &mut Vec<Digest>,
     ) -> Result<(), Error> {
-        self.recorder.span(Kind::Kernel, "digest", || self.device.digest(segments, ids, content, out))
+        self.pass("digest", |device| device.digest(segments, ids, content, out))
     }
 
     fn export(&mut self, tile: TileId, potentials: &mut Vec<u32>, groups: &mut Vec<u8>) -> Result<(), Error> {

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 /// A driver, each of whose kernels and copies is a span.
 ///
-/// Each is waited for, so that its span is the time of the work and not that of the call which only asks for it. Nothing overlaps
-/// while it is recorded, and a launch costs a round trip to the device (some 10 us): shares of kernels much shorter than that are too high.
+/// While the recorder is on each is waited for, so that its span is the time of the work and not that of the call which only asks for it.
+/// Nothing overlaps then, and a launch costs a round trip to the device (some 10 us): shares of kernels much shorter than that are too high.
 pub struct ProfiledDriver<D> {
     driver: D,
     recorder: Recorder,
@@ -31,6 +31,9 @@ impl<D: Driver> ProfiledDriver<D> {
         name: &'static str,
         call: impl FnOnce(&mut D) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        if !self.recorder.is_on() {
+            return call(&mut self.driver);
+        }
         self.recorder.span(kind, name, || {
             call(&mut self.driver)?;
             self.driver.wait()

@@ -1,5 +1,7 @@
-//! Who a worker is, and the one object that it may open.
+//! Who a worker is, and the one object that it may open; who people are to the workers, and what accounts may do with a cluster.
 
+use engram_api::AccessList;
+use engram_api::kubernetes_only::{Access, Right};
 use serde_json::{Value, json};
 
 use super::{Inputs, metadata, set};
@@ -43,4 +45,22 @@ pub(super) fn role_binding(cluster: &ValidatedCluster) -> Value {
         "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name },
         "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": cluster.namespace }],
     })
+}
+
+/// Whoever may get a token of it is a user of the cluster. Nothing runs as it, and it may do nothing in Kubernetes.
+pub(super) fn client_account(cluster: &ValidatedCluster) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata(cluster, &cluster.names.client()),
+        "automountServiceAccountToken": false,
+    })
+}
+
+/// What each account may do with the cluster: as the spec says, and everything for people. What the rules of the map forbid is not in it:
+/// that is a right of Kubernetes.
+pub(crate) fn access_list(cluster: &ValidatedCluster) -> AccessList {
+    let people = Access { service_account: cluster.names.client(), namespace: None, rights: vec![Right::Admin] };
+    let asked = cluster.spec.access.iter().flatten().cloned();
+    AccessList::new(asked.chain([people]), &cluster.namespace)
 }

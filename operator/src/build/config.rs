@@ -2,15 +2,21 @@
 
 use serde_json::{Value, json};
 
+use super::access::access_list;
 use super::{Inputs, metadata};
 use crate::validate::ValidatedCluster;
 
 /// Name of the file in the ConfigMap.
 pub(crate) const FILE: &str = "cluster.json";
+/// Name of the file with the rights of accounts.
+const ACCESS_FILE: &str = "access.json";
+
+/// The field in it that says how many workers share the snapshot out that the cluster begins from.
+pub(crate) const BOOTSTRAP_WORKERS: &str = "bootstrapWorkers";
 
 pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     let spec = &cluster.spec;
-    let settings = json!({
+    let mut settings = json!({
         "clusterId": inputs.cluster_id,
         "coordinators": inputs.coordinators,
         "workers": spec.workers,
@@ -25,10 +31,28 @@ pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
         "maintenance": spec.maintenance,
         "gpu": { "mode": spec.gpu.mode, "threshold": spec.gpu.threshold },
     });
+    // Left out by clusters without: settings that say the same as before restart nobody.
+    if cluster.certificates().is_some() {
+        settings["tls"] = json!(spec.tls);
+    }
+    // Workers of a version before refuse a word that they do not know: it is there only where somebody wants it.
+    if let Some(partitioner) = spec.gpu.partitioner {
+        settings["gpu"]["partitioner"] = json!(partitioner);
+    }
+    if let Some(bootstrap) = &spec.bootstrap {
+        settings["bootstrap"] = json!(bootstrap);
+        settings[BOOTSTRAP_WORKERS] = inputs.bootstrap_workers.into();
+    }
+    let mut data = json!({ FILE: format!("{settings:#}\n") });
+    // A file of its own: workers read it again, and no settings.
+    if cluster.certificates().is_some() {
+        let access = json!(access_list(cluster).entries());
+        data[ACCESS_FILE] = format!("{access:#}\n").into();
+    }
     json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(cluster, &cluster.names.config()),
-        "data": { FILE: format!("{settings:#}\n") },
+        "data": data,
     })
 }

@@ -4,12 +4,16 @@
 //! test reads each into the API's own type and back, so that no field is misspelt.
 
 mod access;
+mod authority;
 mod config;
 mod network;
 mod stateful_set;
 
-pub(crate) use config::FILE as CONFIG_FILE;
+pub(crate) use access::access_list;
+pub(crate) use config::{BOOTSTRAP_WORKERS, FILE as CONFIG_FILE};
 pub(crate) use stateful_set::{GPU_RESOURCE, ZONE_KEY};
+
+use std::collections::BTreeMap;
 
 use engram_api::status::WorkerRevision;
 use serde_json::{Map, Value, json};
@@ -34,6 +38,10 @@ pub struct Inputs {
     pub coordinators: Vec<String>,
     /// Secrets with which nodes pull the worker's image.
     pub pull_secrets: Vec<String>,
+    /// What everybody may know of who is who, by the name of its file: for clusters with certificates.
+    pub published: BTreeMap<String, String>,
+    /// Workers that the snapshot is shared out between that the cluster begins from: as many as there were to be when it was made.
+    pub bootstrap_workers: u32,
 }
 
 /// Builds all objects in the order in which they are applied: what pods need comes before the StatefulSet, so that no
@@ -42,6 +50,9 @@ pub fn objects(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
     let mut objects =
         vec![access::service_account(cluster, inputs), access::role(cluster), access::role_binding(cluster)];
     objects.push(config::config_map(cluster, inputs));
+    if cluster.certificates().is_some() {
+        objects.extend([authority::config_map(cluster, inputs), access::client_account(cluster)]);
+    }
     objects.extend(network::policy(cluster));
     objects.extend([network::headless_service(cluster), network::client_service(cluster)]);
     objects.push(network::disruption_budget(cluster, inputs));

@@ -7,7 +7,9 @@ use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
 use serde_json::{Value, json};
 
 use super::{Inputs, free, merge, metadata, selector, set, text};
-use crate::names::{ADMIN_PORT, CLIENT_PORT, CLUSTER_ID_LABEL, GRACE_SECONDS, HTTP_PORT, PEER_PORT, USER, WORKER};
+use crate::names::{
+    ADMIN_PORT, CLIENT_PORT, CLUSTER_ID_LABEL, CSR_AUDIENCE, GRACE_SECONDS, HTTP_PORT, PEER_PORT, USER, WORKER,
+};
 use crate::validate::ValidatedCluster;
 
 /// The extended resource that is asked for where the spec names none.
@@ -136,13 +138,41 @@ fn container(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
         // The process's own loops turn, whatever peers, map and devices do.
         "livenessProbe": probe("/livez", 5, 6),
         "lifecycle": { "preStop": { "exec": { "command": ["/engram-worker", "drain", "--deadline=45s"] } } },
-        "volumeMounts": [
-            { "name": "data", "mountPath": "/var/lib/engram" },
-            { "name": "config", "mountPath": "/etc/engram", "readOnly": true },
-            { "name": "tmp", "mountPath": "/tmp" },
-            { "name": "tokens", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true },
-        ],
+        "volumeMounts": mounts(cluster),
     })
+}
+
+/// Where a worker finds the volumes that runs may name: a folder each.
+const RUN_INPUTS: &str = "/inputs";
+
+fn mounts(cluster: &ValidatedCluster) -> Vec<Value> {
+    let mut mounts = vec![
+        json!({ "name": "data", "mountPath": "/var/lib/engram" }),
+        json!({ "name": "config", "mountPath": "/etc/engram", "readOnly": true }),
+        json!({ "name": "tmp", "mountPath": "/tmp" }),
+        json!({ "name": "tokens", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true }),
+    ];
+    if cluster.certificates().is_some() {
+        mounts.push(json!({ "name": "authority", "mountPath": "/etc/engram-ca", "readOnly": true }));
+        let mut identity = json!({ "name": "identity", "mountPath": "/run/engram" });
+        set(&mut identity, "readOnly", cluster.given_secret().map(|_| true.into()));
+        mounts.push(identity);
+    }
+    let runs = cluster.spec.inputs.iter().flatten().map(|input| {
+        let path = format!("{RUN_INPUTS}/{}", input.name);
+        json!({ "name": format!("input-{}", input.name), "mountPath": path, "readOnly": true })
+    });
+    mounts.extend(runs);
+    if bootstrap_secret(cluster).is_some() {
+        mounts.push(json!({ "name": "bootstrap", "mountPath": "/bootstrap", "readOnly": true }));
+    }
+    mounts
+}
+
+/// The Secret of the storage that the cluster begins from. Workers read it before there is anybody to hand it over.
+fn bootstrap_secret(cluster: &ValidatedCluster) -> Option<&str> {
+    let place = &cluster.spec.bootstrap.as_ref()?.snapshot;
+    place.secret_ref.as_ref().map(|secret| secret.name.as_str())
 }
 
 /// What a worker asks for where the spec names neither a request nor a limit. A pod that asks for nothing gets what others leave: on a busy
@@ -159,7 +189,7 @@ fn resources(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
         }
     }
     let gpu = &cluster.spec.gpu;
-    if gpu.resource_claim_template_name.as_ref().is_some_and(|name| !name.is_empty()) {
+    if cluster.claims_gpu() {
         merge(&mut resources, &json!({ "claims": [{ "name": "gpu" }] }));
     } else if inputs.gpus > 0 {
         let name = gpu.resource_name.as_deref().unwrap_or(GPU_RESOURCE);
@@ -169,17 +199,45 @@ fn resources(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
 }
 
 fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
+    let mut tokens = vec![json!({ "serviceAccountToken": { "path": "token", "expirationSeconds": 3600 } })];
+    if cluster.certificates().is_some() && cluster.given_secret().is_none() {
+        // The shortest that there is: it is used at a start, and when a certificate is due.
+        let token = json!({ "path": CSR_AUDIENCE, "audience": CSR_AUDIENCE, "expirationSeconds": 600 });
+        tokens.push(json!({ "serviceAccountToken": token }));
+    }
+    tokens.extend([
+        json!({ "configMap": { "name": "kube-root-ca.crt", "items": [{ "key": "ca.crt", "path": "ca.crt" }] } }),
+        json!({ "downwardAPI": { "items": [{ "path": "namespace", "fieldRef": { "fieldPath": "metadata.namespace" } }] } }),
+    ]);
     let mut volumes = vec![
         json!({ "name": "config", "configMap": { "name": cluster.names.config() } }),
         json!({ "name": "tmp", "emptyDir": { "medium": "Memory", "sizeLimit": "64Mi" } }),
-        json!({ "name": "tokens", "projected": { "sources": [
-            { "serviceAccountToken": { "path": "token", "expirationSeconds": 3600 } },
-            { "configMap": { "name": "kube-root-ca.crt", "items": [{ "key": "ca.crt", "path": "ca.crt" }] } },
-            { "downwardAPI": { "items": [{ "path": "namespace", "fieldRef": { "fieldPath": "metadata.namespace" } }] } },
-        ] } }),
+        json!({ "name": "tokens", "projected": { "sources": tokens } }),
     ];
+    if cluster.certificates().is_some() {
+        volumes.push(json!({ "name": "authority", "configMap": { "name": cluster.names.authority() } }));
+        volumes.push(match cluster.given_secret() {
+            // A pod that starts waits for it. Not optional: what is deleted by mistake would be taken out of pods that run.
+            Some(secret) => {
+                let items = ["tls.crt", "tls.key"].map(|key| json!({ "key": key, "path": key }));
+                let of_keys = json!({ "secretName": secret, "defaultMode": 0o440, "items": items });
+                json!({ "name": "identity", "secret": of_keys })
+            }
+            // The pod's key, which it makes itself, is on no disk.
+            None => json!({ "name": "identity", "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" } }),
+        });
+    }
     if cluster.is_ephemeral() {
         volumes.push(json!({ "name": "data", "emptyDir": {} }));
+    }
+    volumes.extend(cluster.spec.inputs.iter().flatten().map(|input| {
+        let claim = json!({ "claimName": input.persistent_volume_claim.claim_name, "readOnly": true });
+        json!({ "name": format!("input-{}", input.name), "persistentVolumeClaim": claim })
+    }));
+    if let Some(secret) = bootstrap_secret(cluster) {
+        // Pods start without it too: one that has loaded needs it no more, and one that has not says what it lacks.
+        let of_keys = json!({ "secretName": secret, "optional": true, "defaultMode": 0o440 });
+        volumes.push(json!({ "name": "bootstrap", "secret": of_keys }));
     }
     volumes
 }

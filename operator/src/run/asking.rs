@@ -29,6 +29,9 @@ pub(super) enum Error {
     /// The workers refused, or did not answer.
     #[error("failed to {action}: {source}")]
     Workers { action: &'static str, source: Box<engram_client::Error> },
+    /// There is nobody to sign certificates.
+    #[error("failed to use the authority of certificates: {0}")]
+    Authority(String),
     /// The coordinator does not start.
     #[error("failed to coordinate: {0}")]
     Coordinator(String),
@@ -44,6 +47,7 @@ impl Error {
             Self::Foreign { .. } => "foreign",
             Self::Deposed => "deposed",
             Self::Workers { .. } => "workers",
+            Self::Authority(_) => "authority",
             Self::Coordinator(_) => "coordinator",
         }
     }

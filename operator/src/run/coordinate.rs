@@ -1,20 +1,25 @@
 //! The coordinators of this process: one for each cluster, made when the cluster is first seen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
 use engram_api::{DurabilityMode, Law};
-use engram_coordinator::{Coordinator, Handle, Host, Options, Report, Surroundings};
+use engram_coordinator::{Bootstrapping, Coordinator, GpuTrouble, Handle, Host, Options, Report, Surroundings};
+use engram_identity::{Keys, LOOK};
 use engram_mapstore::{Goal, KubernetesStore, Place, Scale, with_causes};
 use engram_memory::{ClusterId, Ordinal};
 use kube::Client;
-use serde_json::{Value, json};
 
 use super::Key;
 use super::asking::Error;
+use super::certificates::Certificates;
+use super::issuer::{Issuers, Tokens};
+use super::metrics::Metrics;
 use super::nodes::Nodes;
+use crate::build::access_list;
 use crate::evidence;
 use crate::observed::Observed;
 use crate::steer::Steering;
@@ -24,6 +29,8 @@ use crate::validate::ValidatedCluster;
 pub(super) struct Coordinators {
     client: Client,
     host: Host,
+    certificates: Arc<Certificates>,
+    issuers: Arc<Issuers>,
     kept: Mutex<BTreeMap<Key, Kept>>,
 }
 
@@ -31,18 +38,31 @@ struct Kept {
     /// What it was made from, but for the number of workers, which may change.
     options: Options,
     handle: Handle,
+    /// Of a cluster with certificates: this operator's own.
+    own: Option<Own>,
+}
+
+/// This operator in a cluster with certificates.
+#[derive(Clone)]
+struct Own {
+    keys: Arc<Keys>,
+    /// How long each is good.
+    lifetime: Duration,
+    /// Whom the cluster's processes believe, where somebody else signs for its workers.
+    given: Option<String>,
 }
 
 impl Coordinators {
-    pub(super) fn new(client: Client, host: Host) -> Self {
-        Self { client, host, kept: Mutex::default() }
+    pub(super) fn new(client: Client, host: Host, certificates: Arc<Certificates>, issuers: Arc<Issuers>) -> Self {
+        Self { client, host, certificates, issuers, kept: Mutex::default() }
     }
 
     fn kept(&self) -> MutexGuard<'_, BTreeMap<Key, Kept>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Coordinates a cluster as `steering` says; not at all where it says nothing.
+    /// Coordinates a cluster as `steering` says; not at all where it says nothing. Its processes believe whom is `given`; where that is nobody,
+    /// this operator's authority.
     pub(super) async fn tend(
         &self,
         key: &Key,
@@ -50,6 +70,7 @@ impl Coordinators {
         observed: &Observed,
         steering: Option<&Steering>,
         nodes: &Nodes,
+        given: Option<&str>,
     ) -> Result<(), Error> {
         let Some(steering) = steering else {
             self.end(key);
@@ -61,11 +82,11 @@ impl Coordinators {
             Some((old, handle)) if (Options { workers: options.workers, ..old.clone() }) == options => (old, handle),
             _ => {
                 self.end(key);
-                let handle = self.begin(key, cluster, options.clone()).await?;
+                let surroundings = surroundings(domains(cluster, observed, nodes), steering);
+                let handle = self.begin(key, cluster, options.clone(), surroundings, given).await?;
                 (options, handle)
             }
         };
-        let ordinals = |of: &std::collections::BTreeSet<u32>| of.iter().map(|&ordinal| Ordinal(ordinal)).collect();
         let goal = Goal {
             workers: Some(Scale { to: steering.workers, from: made_from.workers }),
             draining: ordinals(&steering.emptied),
@@ -74,12 +95,29 @@ impl Coordinators {
         for ended in observed.pods.iter().flat_map(|pod| &pod.ended) {
             handle.ended(&ended.member, &ended.exit);
         }
-        let domains = domains(cluster, observed, nodes);
-        handle.steer(goal, Surroundings { domains, relieved: ordinals(&steering.relieved) });
+        if let Some(Kept { own: Some(own), .. }) = self.kept().get_mut(key) {
+            own.lifetime = cluster.certificates().map_or(own.lifetime, |asked| self.certificates.lifetime(asked));
+            if own.given.as_deref() != given {
+                own.given = given.map(str::to_owned);
+                self.certificates.replace(&own.keys, own.lifetime, given);
+            }
+        }
+        handle.steer(goal, surroundings(domains(cluster, observed, nodes), steering));
+        if cluster.certificates().is_some() {
+            let (issuers, access) = (Arc::clone(&self.issuers), access_list(cluster));
+            self.host.take_tokens(made_from.cluster, Arc::new(Tokens { issuers, cluster: made_from.cluster, access }));
+        }
         Ok(())
     }
 
-    async fn begin(&self, key: &Key, cluster: &ValidatedCluster, options: Options) -> Result<Handle, Error> {
+    async fn begin(
+        &self,
+        key: &Key,
+        cluster: &ValidatedCluster,
+        options: Options,
+        surroundings: Surroundings,
+        given: Option<&str>,
+    ) -> Result<Handle, Error> {
         let twin =
             self.kept().iter().find(|(_, kept)| kept.options.cluster == options.cluster).map(|(key, _)| key.clone());
         if let Some(twin) = twin {
@@ -92,14 +130,21 @@ impl Coordinators {
         let runtime = tokio::runtime::Handle::current();
         let store = KubernetesStore::new(self.client.clone(), runtime, place(key, cluster), options.cluster, law);
         let made_from = options.clone();
+        let own = match cluster.certificates().map(|asked| self.certificates.lifetime(asked)) {
+            Some(lifetime) => {
+                let keys = self.certificates.keys(key, options.cluster, lifetime, given).await?;
+                Some(Own { keys, lifetime, given: given.map(str::to_owned) })
+            }
+            None => None,
+        };
         // The store waits for the API server.
         let built = tokio::task::spawn_blocking(move || Coordinator::build(options, Arc::new(store))).await;
         let coordinator = built
             .map_err(|panic| Error::Coordinator(panic.to_string()))?
             .map_err(|error| Error::Coordinator(with_causes(&error)))?;
-        let handle = self.host.add(coordinator);
+        let handle = self.host.add(coordinator.surrounded(surroundings), own.as_ref().map(|own| Arc::clone(&own.keys)));
         tracing::info!(cluster = %key, id = %made_from.cluster, "coordinating");
-        self.kept().insert(key.clone(), Kept { options: made_from, handle: handle.clone() });
+        self.kept().insert(key.clone(), Kept { options: made_from, handle: handle.clone(), own });
         Ok(handle)
     }
 
@@ -107,6 +152,49 @@ impl Coordinators {
     pub(super) fn report(&self, key: &Key) -> Option<(ClusterId, Report)> {
         let kept = self.kept().get(key).map(|kept| (kept.options.cluster, kept.handle.clone()))?;
         Some((kept.0, kept.1.report()))
+    }
+
+    /// This operator's keys in a cluster with certificates.
+    pub(super) fn own_keys(&self, key: &Key) -> Option<Arc<Keys>> {
+        self.kept().get(key).and_then(|kept| kept.own.as_ref().map(|own| Arc::clone(&own.keys)))
+    }
+
+    /// The cluster of this identity that gets its certificates here, and how long one is good.
+    pub(super) fn certified(&self, id: ClusterId) -> Option<(Key, Duration)> {
+        let kept = self.kept();
+        let found = kept.iter().find(|(_, kept)| kept.options.cluster == id);
+        let own = |kept: &Kept| kept.own.as_ref().filter(|own| own.given.is_none()).map(|own| own.lifetime);
+        found.and_then(|(key, kept)| Some((key.clone(), own(kept)?)))
+    }
+
+    /// Renews this operator's own certificates, each when it is due, until `stop` completes.
+    pub(super) async fn renew(&self, metrics: &Metrics, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+        let renewing = async {
+            loop {
+                let own = |(key, kept): (&Key, &Kept)| Some((key.clone(), kept.own.clone()?));
+                let all: Vec<_> = self.kept().iter().filter_map(own).collect();
+                for (_, own) in &all {
+                    self.certificates.renew(&own.keys, own.lifetime, own.given.as_deref());
+                }
+                metrics.certified(all.into_iter().map(|(key, own)| (key, own.keys.until())).collect());
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::select! {
+            () = stop => Ok(()),
+            () = renewing => Ok(()),
+        }
+    }
+
+    /// The workers of a cluster that do without a GPU that they would use.
+    pub(super) fn gpu_troubles(&self, key: &Key) -> BTreeMap<u32, GpuTrouble> {
+        let troubles = self.report(key).map(|(_, report)| report.gpu_troubles).unwrap_or_default();
+        troubles.into_iter().map(|(ordinal, trouble)| (ordinal.0, trouble)).collect()
+    }
+
+    /// How far the workers of a cluster are that begins from a snapshot.
+    pub(super) fn bootstrapping(&self, key: &Key) -> Option<Bootstrapping> {
+        self.report(key).and_then(|(_, report)| report.bootstrapping)
     }
 
     /// The clusters of a scope that are coordinated.
@@ -147,6 +235,9 @@ fn options(cluster: &ValidatedCluster, observed: &Observed) -> Result<Options, E
         replication_factor: spec.replication_factor,
         restart_grace: grace,
         keeps_all: spec.durability.mode == DurabilityMode::Sync,
+        // Whoever orders has rights of their own, and the API server looks at those.
+        carries_out_orders: false,
+        bootstraps: spec.bootstrap.is_some(),
         ..Options::new(id, &cluster.names.cluster, spec.partitions, spec.workers)
     })
 }
@@ -155,21 +246,17 @@ fn options(cluster: &ValidatedCluster, observed: &Observed) -> Result<Options, E
 fn place(key: &Key, cluster: &ValidatedCluster) -> Place {
     let retained =
         cluster.spec.storage.as_ref().and_then(|storage| storage.retain_policy) != Some(RetainPolicy::Delete);
-    let owner = json!({
-        "apiVersion": engram_api::API_VERSION, "kind": "LearnerCluster", "name": key.name, "uid": cluster.uid,
-        "controller": true, "blockOwnerDeletion": true,
-    });
-    let labels = json!({
-        "app.kubernetes.io/name": "engram",
-        "app.kubernetes.io/instance": key.name,
-        "app.kubernetes.io/managed-by": "engram-operator",
-        crate::names::CLUSTER_LABEL: key.name,
-    });
-    let Value::Object(labels) = labels else { unreachable!("it is written as an object") };
     // Data in the pods ends with them, and so does the map.
     let goes_along = !retained || cluster.is_ephemeral();
-    let owners = if goes_along { vec![owner] } else { Vec::new() };
-    Place { namespace: key.namespace.clone(), name: key.name.clone(), labels, owners }
+    Place::of_cluster(&key.namespace, &key.name, goes_along.then_some(&cluster.uid))
+}
+
+fn surroundings(domains: BTreeMap<Ordinal, String>, steering: &Steering) -> Surroundings {
+    Surroundings { domains, relieved: ordinals(&steering.relieved), had_map: steering.had_map }
+}
+
+fn ordinals(of: &BTreeSet<u32>) -> BTreeSet<Ordinal> {
+    of.iter().map(|&ordinal| Ordinal(ordinal)).collect()
 }
 
 /// What fails together with each worker: its node, or the zone of it.

@@ -9,6 +9,7 @@ use super::Key;
 use super::asking::{Error, ask};
 use super::kinds::CLUSTER;
 use crate::plan::Action;
+use crate::report::{GPU_GIVEN_UP, GPU_NOT_USED};
 use crate::validate::ValidatedCluster;
 
 /// The API server takes no longer notes.
@@ -66,9 +67,18 @@ impl Events {
     /// Tells where people have to act: conditions that were not there before.
     pub(super) async fn turned(&self, key: &Key, uid: &str, old: &LearnerClusterStatus, new: &LearnerClusterStatus) {
         use engram_api::status::{Truth, condition};
-        for (kind, bad) in [(condition::STALLED, Truth::True), (condition::ACCEPTED, Truth::False)] {
+        let bad = [
+            (condition::STALLED, Truth::True),
+            (condition::ACCEPTED, Truth::False),
+            (condition::CERTIFIED, Truth::False),
+            (condition::GPU_AVAILABLE, Truth::False),
+        ];
+        for (kind, bad) in bad {
             let find = |status: &LearnerClusterStatus| {
-                status.conditions.iter().find(|known| known.kind == kind && known.status == bad).cloned()
+                let of_kind = status.conditions.iter().find(|known| known.kind == kind && known.status == bad);
+                // That nobody offers devices, or that none are wanted, is no news.
+                let is_trouble = |reason: &str| [GPU_GIVEN_UP, GPU_NOT_USED].contains(&reason);
+                of_kind.filter(|known| kind != condition::GPU_AVAILABLE || is_trouble(&known.reason)).cloned()
             };
             let Some(is) = find(new) else { continue };
             if find(old).is_none_or(|was| was.message != is.message) {

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use engram_api::status::LearnerClusterStatus;
+use engram_identity::{Reason, Refusals};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -23,6 +25,11 @@ struct Result_ {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Category {
     category: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reasoned {
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -52,12 +59,18 @@ pub(super) struct Metrics {
     errors: Family<Category, Counter>,
     duration: Histogram,
     leads: Gauge,
+    asked: Family<Result_, Counter>,
+    refused: Family<Reasoned, Counter>,
+    refusals: Arc<Refusals>,
     registry: Registry,
+    /// Until when this operator's own certificates are good.
+    certified: Mutex<BTreeMap<Key, SystemTime>>,
     clusters: Mutex<BTreeMap<Key, LearnerClusterStatus>>,
 }
 
 impl Metrics {
-    pub(super) fn new() -> Self {
+    /// `refusals` counts who was not let in.
+    pub(super) fn new(refusals: Arc<Refusals>) -> Self {
         let mut registry = Registry::default();
         let reconciles = Family::<Result_, Counter>::default();
         let errors = Family::<Category, Counter>::default();
@@ -72,7 +85,23 @@ impl Metrics {
             duration.clone(),
         );
         registry.register("leader_election_master_status", "1 while this replica writes objects", leads.clone());
-        Self { reconciles, errors, duration, leads, registry, clusters: Mutex::default() }
+        let (asked, refused) = (Family::<Result_, Counter>::default(), Family::<Reasoned, Counter>::default());
+        let help = "Requests of pods for certificates, by what became of them";
+        registry.register("engram_operator_certificate_requests", help, asked.clone());
+        let help = "Connections and calls of workers that were refused for their certificate, by reason";
+        registry.register("engram_tls_refused", help, refused.clone());
+        let (certified, clusters) = (Mutex::default(), Mutex::default());
+        Self { reconciles, errors, duration, leads, asked, refused, refusals, registry, certified, clusters }
+    }
+
+    /// Counts a request for a certificate.
+    pub(super) fn asked(&self, result: &'static str) {
+        self.asked.get_or_create(&Result_ { result }).inc();
+    }
+
+    /// Takes until when this operator's own certificates are good.
+    pub(super) fn certified(&self, until: BTreeMap<Key, SystemTime>) {
+        *self.certified.lock().unwrap_or_else(PoisonError::into_inner) = until;
     }
 
     fn clusters(&self) -> MutexGuard<'_, BTreeMap<Key, LearnerClusterStatus>> {
@@ -102,6 +131,10 @@ impl Metrics {
     /// The page of Prometheus.
     pub(super) fn page(&self, leads: bool) -> String {
         self.leads.set(leads.into());
+        for reason in Reason::ALL {
+            let counter = self.refused.get_or_create(&Reasoned { reason: reason.word() });
+            counter.inner().store(self.refusals.of(reason), Ordering::Relaxed);
+        }
         let mut page = String::new();
         if text::encode_registry(&mut page, &self.registry).is_err()
             || text::encode_registry(&mut page, &self.of_clusters()).is_err()
@@ -147,7 +180,17 @@ impl Metrics {
                 conditions.get_or_create(&Turned { namespace, learner_cluster, r#type, status }).set(1);
             }
         }
+        let expiry = Family::<OfCluster, Gauge>::default();
+        for (key, until) in self.certified.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let seconds = |left: Duration| i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+            let left = until.duration_since(SystemTime::now());
+            let left = left.map_or_else(|error| -seconds(error.duration()), seconds);
+            let (namespace, learner_cluster) = (key.namespace.clone(), key.name.clone());
+            expiry.get_or_create(&OfCluster { namespace, learner_cluster }).set(left);
+        }
         let mut registry = Registry::default();
+        let help = "Seconds until this operator's own certificate in a cluster is valid no more";
+        registry.register("engram_operator_certificate_expiry_seconds", help, expiry);
         registry.register("engram_cluster_info", "A LearnerCluster that is looked after", info);
         registry.register("engram_cluster_status_condition", "1 for the status that each condition has", conditions);
         registry.register("engram_cluster_partitions", "Partitions by the state of their copies", partitions);

@@ -11,17 +11,23 @@
 
 mod apply;
 mod asking;
+mod certificates;
 mod coordinate;
 mod epochs;
 mod events;
+mod given;
+mod hand_over;
+mod issuer;
 mod kinds;
 mod leader;
+mod lists;
 mod metrics;
 mod nodes;
 mod observe;
 mod page;
 mod reconcile;
 mod runs;
+mod signing;
 mod watching;
 
 use std::collections::BTreeMap;
@@ -36,13 +42,18 @@ use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tonic::service::Routes;
 
+use self::certificates::Certificates;
 use self::coordinate::Coordinators;
 use self::epochs::Epochs;
 use self::events::Events;
+use self::issuer::Issuers;
 use self::leader::Leadership;
+use self::lists::Lists;
 use self::metrics::Metrics;
 use self::nodes::Nodes;
+use self::signing::Signing;
 use crate::revision::Offer;
 
 /// How long an orderly stop may take: less than a pod's usual grace of 30 s.
@@ -63,6 +74,9 @@ pub struct Options {
     /// Repository of the image that workers run, where a cluster names none
     #[arg(long, env = "ENGRAM_WORKER_REPOSITORY", value_name = "REPOSITORY", default_value = "engram/worker")]
     worker_repository: String,
+    /// The same for workers whose pods are given GPUs; the tag is that of the other [default: one image for all]
+    #[arg(long, env = "ENGRAM_WORKER_CUDA_REPOSITORY", value_name = "REPOSITORY")]
+    worker_cuda_repository: Option<String>,
     /// Its tag
     #[arg(long, env = "ENGRAM_WORKER_VERSION", value_name = "TAG", default_value = env!("CARGO_PKG_VERSION"))]
     worker_version: String,
@@ -87,6 +101,9 @@ pub struct Options {
     /// Clusters that are looked at at the same time: more finish a restart sooner and load the API server more
     #[arg(long, value_name = "NUMBER", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     concurrency: u16,
+    /// How long certificates are good instead of what clusters say, in seconds: tests cannot wait for days
+    #[arg(long, value_name = "SECONDS", hide = true, value_parser = clap::value_parser!(u32).range(6..))]
+    certificate_seconds: Option<u32>,
 }
 
 /// Namespace and name of an object.
@@ -106,9 +123,12 @@ impl std::fmt::Display for Key {
 struct Context {
     client: Client,
     offer: Offer,
+    certificates: Arc<Certificates>,
+    issuers: Arc<Issuers>,
     leadership: Arc<Leadership>,
     coordinators: Coordinators,
     nodes: Arc<Nodes>,
+    lists: Lists,
     events: Events,
     epochs: Epochs,
     metrics: Arc<Metrics>,
@@ -140,20 +160,29 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
     let (stopping, stopped) = watch::channel(false);
 
     let host = Host::default();
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(Metrics::new(Arc::clone(host.refusals())));
     let leadership = Arc::new(Leadership::new(&options.pod_name, options.leader_election));
     let nodes = Arc::new(Nodes::default());
     let offer = Offer {
         coordinators: options.coordinator_address.clone(),
         pull_secrets: options.worker_pull_secret.clone(),
+        cuda_repository: options.worker_cuda_repository.clone().filter(|repository| !repository.is_empty()),
         ..Offer::new(&options.worker_repository, &options.worker_version)
     };
+    let place = Key { namespace: options.pod_namespace.clone(), name: format!("{}-ca", options.lease_name) };
+    let lifetime = options.certificate_seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    let certificates = Certificates::new(client.clone(), place, lifetime, Arc::clone(host.refusals()));
+    let certificates = Arc::new(certificates);
+    let issuers = Arc::new(Issuers::default());
     let context = Arc::new(Context {
         client: client.clone(),
         offer,
         leadership: Arc::clone(&leadership),
-        coordinators: Coordinators::new(client.clone(), host.clone()),
+        coordinators: Coordinators::new(client.clone(), host.clone(), Arc::clone(&certificates), Arc::clone(&issuers)),
+        certificates,
+        issuers: Arc::clone(&issuers),
         nodes: Arc::clone(&nodes),
+        lists: Lists::default(),
         events: Events::new(client.clone(), &options.pod_name),
         epochs: Epochs::default(),
         metrics: Arc::clone(&metrics),
@@ -170,10 +199,15 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
     );
 
     let mut parts = JoinSet::new();
-    let page = page::Page { metrics, leadership: Arc::clone(&leadership) };
+    let page = page::Page { metrics: Arc::clone(&metrics), leadership: Arc::clone(&leadership) };
     parts.spawn(part("pages", page::serve(pages, page, until(stopped.clone()))));
-    let serving = host.run(beats, until(stopped.clone()));
+    let signing = Signing::server(Arc::clone(&context), options.watch_namespace.is_empty());
+    let serving = host.run_beside(beats, Routes::new(signing), until(stopped.clone()));
     parts.spawn(part("coordinators", async move { Ok(serving.await?) }));
+    let (renewing, ended) = (Arc::clone(&context), until(stopped.clone()));
+    parts.spawn(part("certificates", async move { renewing.coordinators.renew(&metrics, ended).await }));
+    let (follower, ended) = (client.clone(), until(stopped.clone()));
+    parts.spawn(part("the issuer of tokens", async move { issuers.follow(follower, ended).await }));
     parts.spawn(part("nodes", nodes::follow(client.clone(), nodes, until(stopped.clone()))));
     if options.leader_election {
         let place = Key { namespace: options.pod_namespace.clone(), name: options.lease_name.clone() };

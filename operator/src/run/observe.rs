@@ -1,19 +1,23 @@
-//! What is there: the objects of one cluster, as the API server has them now.
+//! What is there: the objects of one cluster, as the API server has them.
+
+use std::sync::Arc;
+use std::time::Instant;
 
 use engram_api::status::LearnerClusterStatus;
 use futures::future::try_join_all;
 use kube::api::ListParams;
 use serde_json::Value;
 
-use super::Context;
 use super::asking::{Error, ask};
 use super::kinds::{BUILT, CLAIM, Kind, MAP, POD, SET};
+use super::lists::Known;
+use super::{Context, Key};
 use crate::build::GPU_RESOURCE;
 use crate::names::CLUSTER_LABEL;
 use crate::observed::{Claim, MapView, Observed, PodView, SetView};
 use crate::validate::ValidatedCluster;
 
-/// Looks at everything that a plan rests on.
+/// Looks at everything that a plan rests on: at the map itself, and at lists that have changed.
 pub(super) async fn observe(
     context: &Context,
     cluster: &ValidatedCluster,
@@ -22,18 +26,26 @@ pub(super) async fn observe(
     let (name, namespace) = (&cluster.names.cluster, &cluster.namespace);
     let of_cluster = ListParams::default().labels(&format!("{CLUSTER_LABEL}={name}"));
     let of_workers = ListParams::default().labels(&cluster.names.selector());
+    let key = Key { namespace: namespace.clone(), name: name.clone() };
     let list = async |kind: Kind, parameters: &ListParams| {
+        let now = Instant::now();
+        let changes = match context.lists.known(&key, kind, now) {
+            Known::Found(found) => return Ok(found),
+            Known::Unknown(changes) => changes,
+        };
         let api = kind.of(&context.client, namespace);
         let found = ask(|| format!("list {} of {namespace}", kind.name), api.list(parameters)).await?;
-        Ok::<Vec<Value>, Error>(found.items.iter().map(|object| kind.value(object)).collect())
+        let found = Arc::new(found.items.iter().map(|object| kind.value(object)).collect());
+        context.lists.keep(&key, kind, changes, now, &found);
+        Ok::<Arc<Vec<Value>>, Error>(found)
     };
     let built = try_join_all(BUILT.map(|kind| list(kind, &of_cluster)));
     let maps = MAP.of(&context.client, namespace);
     let map = ask(|| format!("read PartitionMap {name}"), maps.get_opt(name));
     let (built, pods, claims, map) = futures::try_join!(built, list(POD, &of_workers), list(CLAIM, &of_workers), map)?;
 
-    let is_ours = |object: &Value| is_owned(object, &cluster.uid);
-    let objects: Vec<Value> = built.into_iter().flatten().filter(is_ours).collect();
+    let is_ours = |object: &&Value| is_owned(object, &cluster.uid);
+    let objects: Vec<Value> = built.iter().flat_map(|found| found.iter()).filter(is_ours).cloned().collect();
     let set = objects.iter().find(|object| object["kind"] == SET.name).map(SetView::read).transpose()?;
     let nodes = pods.iter().filter_map(|pod| pod.pointer("/spec/nodeName")?.as_str());
     let lost = context.nodes.lost(nodes);
@@ -44,6 +56,8 @@ pub(super) async fn observe(
         claims: claims.iter().map(Claim::read).collect::<Result<_, _>>()?,
         map: map.map(|map| MapView::read(&MAP.value(&map))).transpose()?,
         gpu_offered: context.nodes.offer(resource.unwrap_or(GPU_RESOURCE)),
+        gpu_troubles: context.coordinators.gpu_troubles(&key),
+        bootstrapping: context.coordinators.bootstrapping(&key),
         objects,
         status,
     })

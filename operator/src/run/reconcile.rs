@@ -18,8 +18,10 @@ use super::asking::{Error, ask};
 use super::kinds::{BUILT, CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
 use super::observe::is_owned;
 use super::watching::{controller, watched};
-use super::{Context, Key, apply, observe};
-use crate::names::{CLUSTER_LABEL, Names};
+use super::{Context, Key, apply, given, observe};
+use crate::evidence::cluster_id;
+use crate::given::{awaited, believed, published, tell as tell_certified};
+use crate::names::{CLUSTER_LABEL, Names, ROOTS};
 use crate::plan::plan;
 use crate::recall::recall;
 use crate::steer::{steer, steer_on};
@@ -30,6 +32,8 @@ use crate::{refused, report};
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// How soon a cluster whose spec is refused is looked at again, if nothing is heard before.
 const REFUSED: Duration = Duration::from_secs(60);
+/// How soon a Secret is looked at again that is not there, or of no use: nobody tells of it, since nobody may list Secrets.
+const AWAITED: Duration = Duration::from_secs(5);
 /// How often clusters that are gone are forgotten.
 pub(super) const SWEEP: Duration = Duration::from_secs(5);
 
@@ -45,7 +49,14 @@ pub(super) async fn run(
     let labelled = watched().labels(CLUSTER_LABEL);
     for kind in BUILT.into_iter().chain([POD, CLAIM]) {
         let api = kind.within(client, scope.as_deref());
-        controller = controller.watches_with(api, kind.resource(), labelled.clone(), of_label);
+        let watching = Arc::clone(&context);
+        let changed = move |object: DynamicObject| {
+            let cluster = of_label(object)?;
+            let namespace = cluster.namespace.clone().unwrap_or_default();
+            watching.lists.changed(&Key { namespace, name: cluster.name.clone() }, kind);
+            Some(cluster)
+        };
+        controller = controller.watches_with(api, kind.resource(), labelled.clone(), changed);
     }
     let maps = MAP.within(client, scope.as_deref());
     controller = controller.watches_with(maps, MAP.resource(), watched(), of_name);
@@ -95,6 +106,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
         context.coordinators.end_all_but(scope.as_deref(), present);
         context.metrics.keep_only(scope.as_deref(), present);
         context.epochs.keep_only(scope.as_deref(), present);
+        context.lists.keep_only(scope.as_deref(), present);
         context.failures().retain(|key, _| scope.as_ref().is_some_and(|scope| key.namespace != *scope) || present(key));
     }
 }
@@ -131,14 +143,54 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
         }
     };
     let observed = observe::observe(context, &cluster, old.clone()).await?;
-    let plan = plan(&cluster, &observed, &context.offer, &now);
+    let mut offer = context.offer.clone();
+    let mut certified = None;
+    if cluster.certificates().is_some() {
+        let mut roots = match context.certificates.roots().await {
+            Ok(roots) => roots,
+            // Without an authority nothing can be made for it, and nobody coordinated.
+            Err(error) => {
+                let mut status = old.clone();
+                report::hinder(&mut status, &error.to_string(), &now);
+                tell(context, key, &object, &old, &status).await?;
+                return Err(error);
+            }
+        };
+        if let Some(secret) = cluster.given_secret() {
+            let id = cluster_id(&cluster, &observed);
+            let found = given::look(context, &cluster, &id, secret).await?;
+            match (believed(&roots, &found, published(&cluster.names, &observed)), found) {
+                (None, Err(unfit)) => {
+                    let status = awaited(&old, &id, unfit, cluster.generation, &now);
+                    tell(context, key, &object, &old, &status).await?;
+                    return Ok(Action::requeue(AWAITED));
+                }
+                (all, found) => {
+                    roots = all.unwrap_or(roots);
+                    certified = Some(found);
+                }
+            }
+        }
+        offer.published = context.issuers.files();
+        offer.published.insert(ROOTS.to_owned(), roots);
+    }
+    let trusted = certified.as_ref().and(offer.published.get(ROOTS)).map(String::as_str);
+    let mut plan = plan(&cluster, &observed, &offer, &now);
+    if let Some(found) = &certified {
+        tell_certified(&mut plan.status, found, cluster.generation, &now);
+        plan.requeue = if found.is_err() { plan.requeue.min(AWAITED) } else { plan.requeue };
+    }
     let steering = steer(&cluster, &observed, &plan);
-    let tended = context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), &context.nodes).await;
+    let nodes = &context.nodes;
+    let tended = context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), nodes, trusted).await;
     if context.leadership.leads() {
         let done = match tended {
             Ok(()) => apply::apply(context, &cluster, &plan).await,
             failed => failed,
         };
+        if plan.writes() {
+            context.lists.wrote(key);
+        }
         let mut status = plan.status;
         if let Err(error) = &done {
             report::hinder(&mut status, &error.to_string(), &now);
@@ -172,7 +224,8 @@ async fn carry_on(context: &Context, key: &Key, object: &Value, status: LearnerC
     let Some(cluster) = recall(object, &config, &set) else { return Ok(Action::await_change()) };
     let observed = observe::observe(context, &cluster, status).await?;
     let steering = steer_on(&cluster, &observed);
-    context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), &context.nodes).await?;
+    let trusted = cluster.given_secret().and_then(|_| published(&cluster.names, &observed));
+    context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), &context.nodes, trusted).await?;
     Ok(Action::requeue(REFUSED))
 }
 

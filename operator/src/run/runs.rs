@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use engram_api::MANAGED_BY;
 use engram_api::status::LearnerRunStatus;
-use engram_client::{Client, Options};
+use engram_api::{LearnerRunSpec, MANAGED_BY};
+use engram_client::{Client, Network, Options};
+use engram_identity::{Expected, Role};
 use engram_proto::v1;
 use futures::StreamExt as _;
 use k8s_openapi::jiff::Timestamp;
@@ -21,21 +22,29 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::asking::{Error, ask};
+use super::hand_over::hand_over;
 use super::kinds::RUN;
 use super::reconcile::{SWEEP, is_ours, key_of, now};
 use super::watching::controller;
 use super::{Context, Key, apply};
-use crate::learner_run::{Seen, Told, is_over, run_status, validate_run};
+use crate::learner_run::{Told, is_over, run_status, validate_run};
+use crate::queue::{self, Wait};
 
-/// How often a run is asked for its progress.
-const PROGRESS: Duration = Duration::from_secs(2);
+/// How often a run that waits for others is looked at.
+const QUEUED: Duration = Duration::from_secs(1);
 /// How often a run that waits for its cluster is looked at.
-const WAITING: Duration = Duration::from_secs(5);
+pub(super) const WAITING: Duration = Duration::from_secs(5);
 /// Longest time that a cluster's answer about its runs is waited for, and between questions to one that does not answer.
 const STOCK_DEADLINE: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// Longest request to the workers.
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What every look at a run needs: the whole, and the other runs.
+struct Looking {
+    context: Arc<Context>,
+    runs: Store<DynamicObject>,
+}
 
 /// Looks after the runs of a namespace, or of all, until `stopped`.
 pub(super) async fn run(
@@ -47,8 +56,9 @@ pub(super) async fn run(
     let controller = controller(&context, RUN, scope.as_deref(), concurrency, stopped);
     let sweeping = sweep(Arc::clone(&context), scope.clone(), controller.store());
     let asking = take_stock(Arc::clone(&context), scope);
-    let again = |_: Arc<DynamicObject>, _: &Error, _: Arc<Context>| Action::requeue(WAITING);
-    let looking = controller.run(look, again, Arc::clone(&context)).for_each(async |_| {});
+    let again = |_: Arc<DynamicObject>, _: &Error, _: Arc<Looking>| Action::requeue(WAITING);
+    let looking = Looking { context, runs: controller.store() };
+    let looking = controller.run(look, again, Arc::new(looking)).for_each(async |_| {});
     tokio::select! {
         () = looking => Ok(()),
         () = sweeping => Ok(()),
@@ -56,16 +66,17 @@ pub(super) async fn run(
     }
 }
 
-async fn look(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
+async fn look(object: Arc<DynamicObject>, looking: Arc<Looking>) -> Result<Action, Error> {
     let key = key_of(&object);
-    let result = look_at(&object, &key, &context).await;
+    let result = look_at(&object, &key, &looking).await;
     if let Err(error) = &result {
         tracing::warn!(run = %key, %error, "a look at a run failed");
     }
     result
 }
 
-async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
+async fn look_at(object: &DynamicObject, key: &Key, looking: &Looking) -> Result<Action, Error> {
+    let context = &looking.context;
     let object = RUN.value(object);
     if !context.leadership.leads() || !is_ours(&object) {
         return Ok(Action::await_change());
@@ -76,19 +87,11 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
         return end(context, key, &object, &old).await;
     }
     let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
-    let (told, again) = match validate_run(&object) {
-        Ok(mut spec) => {
-            // Whoever finds it with the workers later knows that it has an object.
-            spec.managed_by = Some(MANAGED_BY.to_owned());
-            let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
-            let text = serde_json::to_string(&spec).expect("a spec has string keys only");
-            // What has started cannot be held any more.
-            let is_held = spec.suspend && old.start_time.is_none();
-            if is_held { (Told::Suspended, None) } else { hand_over(context, key, &cluster, &text).await? }
-        }
-        Err(refused) => (Told::Refused(refused.message), None),
+    let ((told, again), suspend) = match validate_run(&object) {
+        Ok(spec) => (stand(looking, key, &object, &old, &spec).await?, spec.suspend),
+        Err(refused) => ((Told::Refused(refused.message), None), false),
     };
-    let status = run_status(&old, generation, &told, &now());
+    let status = run_status(&old, (generation, suspend), &told, &now());
     if is_over(&status)
         && let Some(cluster) = context.handed().get(key)
     {
@@ -100,21 +103,68 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// Hands a run to its cluster, or finds it there; also when to look again.
-async fn hand_over(context: &Context, key: &Key, cluster: &Key, spec: &str) -> Result<(Told, Option<Duration>), Error> {
-    let waiting = |reason, message| Ok((Told::Waiting { reason, message }, Some(WAITING)));
-    let Some(client) = client(context, cluster).await? else {
-        let name = &cluster.name;
-        let message = format!("LearnerCluster {name} is not there, or nobody serves its partitions yet");
-        return waiting("ClusterNotReady", message);
-    };
-    let submitted = client.submit_run(&key.name, spec).await;
-    let reply = submitted.map_err(|source| Error::Workers { action: "hand the run over", source: Box::new(source) })?;
-    if reply.created {
-        tracing::info!(run = %key, cluster = %cluster, "handed over");
+/// How a run stands, after what is to be done for it; also when to look again.
+async fn stand(
+    looking: &Looking,
+    key: &Key,
+    object: &Value,
+    old: &LearnerRunStatus,
+    spec: &LearnerRunSpec,
+) -> Result<(Told, Option<Duration>), Error> {
+    let context = &looking.context;
+    let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
+    let has_started = old.start_time.is_some();
+    if spec.suspend && !has_started && !context.handed().contains_key(key) {
+        return hold(context, key, &cluster).await;
     }
-    context.handed().insert(key.clone(), cluster.clone());
-    Ok((Told::Seen(seen(cluster, reply.status.unwrap_or_default())), Some(PROGRESS)))
+    // One that is to be suspended asks for nothing.
+    if !spec.suspend
+        && queue::needs_turn(object)
+        && let Some(wait) = claim(looking, key, object, &cluster)
+    {
+        return Ok((Told::Queued(wait), Some(QUEUED)));
+    }
+    let (told, again) = hand_over(context, key, object, spec, has_started).await?;
+    let has_turn = matches!(&told, Told::Seen(seen) if seen.phase != v1::RunPhase::Suspended);
+    if has_turn {
+        context.handed().insert(key.clone(), cluster);
+    } else {
+        context.handed().remove(key);
+    }
+    Ok((told, again))
+}
+
+/// A run that shall not start. One that was handed over a moment before, by an operator that could not say so any more, is suspended.
+async fn hold(context: &Context, key: &Key, cluster: &Key) -> Result<(Told, Option<Duration>), Error> {
+    if let Some(client) = client(context, cluster).await? {
+        match client.suspend_run(&key.name, true).await {
+            Ok(_) => {}
+            Err(engram_client::Error::Refused(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
+            Err(source) => return Err(Error::Workers { action: "suspend the run", source: Box::new(source) }),
+        }
+    }
+    Ok((Told::Suspended, None))
+}
+
+/// Why a run is not to be handed over now; else it counts as handed over, so that no other is at the same time.
+fn claim(looking: &Looking, key: &Key, object: &Value, cluster: &Key) -> Option<Wait> {
+    let mut handed = looking.context.handed();
+    if handed.get(key).is_some_and(|of| of == cluster) {
+        return None;
+    }
+    let known = looking.runs.state();
+    let of_namespace = known.iter().filter(|run| run.metadata.namespace.as_ref() == Some(&key.namespace));
+    let runs: Vec<queue::Run> = of_namespace
+        .filter(|run| run.data.pointer("/spec/clusterRef/name").is_some_and(|name| *name == *cluster.name))
+        .filter_map(|run| queue::Run::of(&RUN.value(run), handed.contains_key(&key_of(run))))
+        .collect();
+    // One that learns has the turn already: an operator that was started anew finds it so.
+    let learns = object.pointer("/status/phase").is_some_and(|phase| phase == "Running");
+    let wait = if learns { None } else { queue::wait(&runs, &cluster.name, &queue::Place::of(object)) };
+    if wait.is_none() {
+        handed.insert(key.clone(), cluster.clone());
+    }
+    wait
 }
 
 /// A client of a cluster, by the addresses that its workers beat with; `None` where no map or worker is known.
@@ -125,27 +175,13 @@ pub(super) async fn client(context: &Context, cluster: &Key) -> Result<Option<Cl
     if report.map.is_none() || endpoints.is_empty() {
         return Ok(None);
     }
-    let options =
+    let mut options =
         Options { write_deadline: DEADLINE, read_deadline: DEADLINE, ..Options::new(endpoints).of_cluster(id) };
+    if let Some(keys) = context.coordinators.own_keys(cluster) {
+        options.network = Network::secured(keys, Expected::any(Role::Worker));
+    }
     let connected = Client::connect(options).await;
     connected.map(Some).map_err(|source| Error::Workers { action: "reach the workers", source: Box::new(source) })
-}
-
-fn seen(cluster: &Key, status: v1::RunStatus) -> Seen {
-    let phase = status.phase();
-    let code = if status.code.is_empty() { String::new() } else { format!("{}: ", status.code) };
-    let names = crate::names::Names { cluster: cluster.name.clone() };
-    let mut metrics: Vec<(String, f64)> = status.metrics.into_iter().collect();
-    metrics.sort_by(|a, b| a.0.cmp(&b.0));
-    Seen {
-        phase,
-        epoch: status.epoch,
-        epochs: status.epochs,
-        eta_seconds: status.eta_seconds,
-        driver: status.driver.map(|ordinal| names.pod(ordinal)),
-        metrics,
-        message: format!("{code}{}", status.message),
-    }
 }
 
 /// Deletes a run whose time after its end is over, where its spec says so.
@@ -168,13 +204,18 @@ async fn end(context: &Context, key: &Key, object: &Value, status: &LearnerRunSt
     Ok(Action::await_change())
 }
 
+/// How often it is looked whether the object of a run is gone: such a run stops within two seconds, but for an epoch in progress.
+const GONE: Duration = Duration::from_millis(250);
+
 /// Calls off the runs whose objects are gone.
 async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<DynamicObject>) {
     if store.wait_until_ready().await.is_err() {
         return;
     }
+    let mut pause = GONE;
     loop {
-        tokio::time::sleep(SWEEP).await;
+        tokio::time::sleep(pause).await;
+        pause = GONE;
         if !context.leadership.leads() {
             continue;
         }
@@ -191,7 +232,10 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
         for (key, cluster) in handed {
             match call_off(&context, &key, &cluster).await {
                 Ok(()) => drop(context.handed().remove(&key)),
-                Err(error) => tracing::warn!(run = %key, %error, "a run whose object is gone was not called off yet"),
+                Err(error) => {
+                    tracing::warn!(run = %key, %error, "a run whose object is gone was not called off yet");
+                    pause = SWEEP;
+                }
             }
         }
     }

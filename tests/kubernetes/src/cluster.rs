@@ -4,7 +4,7 @@ use crate::http::Api;
 use crate::network::MOST_NODES;
 use crate::process::{self, Record, until};
 use crate::requirements::{self, PATH, find};
-use crate::{PROGRAM, Skip, host, programs};
+use crate::{PROGRAM, Skip, cgroup, host, programs};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
@@ -249,6 +249,9 @@ impl Cluster {
             Ok(Record::of_child(parent))
         });
         started?.save(&self.record(node, "holder"))?;
+        if !self.is_fake() {
+            cgroup::make(&name)?;
+        }
         self.connect(node)
     }
 
@@ -271,6 +274,7 @@ impl Cluster {
             Ok(Record::of_child(parent))
         })?;
         record.save(&self.record(node, name))?;
+        cgroup::join_system(&node_name(node), record.pid)?;
         Ok(record)
     }
 

@@ -100,7 +100,8 @@ impl Cluster {
                 "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
                 "--service-cluster-ip-range=10.96.0.0/16",
                 "--authorization-mode=Node,RBAC",
-                "--enable-admission-plugins=NodeRestriction",
+                // The second as on OpenShift: whoever blocks an owner's deletion needs a right of its own.
+                "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
                 "--kubelet-preferred-address-types=InternalIP",
                 "--requestheader-allowed-names=front-proxy-client",
                 "--requestheader-username-headers=X-Remote-User",
@@ -109,6 +110,11 @@ impl Cluster {
             ]
             .map(String::from),
         );
+        // What operator and workers ask for is compared with what they may, when suites are over.
+        let policy = self.path("certificates").join("audit.yaml");
+        fs::write(&policy, crate::rights::POLICY)?;
+        arguments.push(format!("--audit-policy-file={}", policy.display()));
+        arguments.push(format!("--audit-log-path={}", self.path("log").join("audit.log").display()));
         self.start_daemon(1, "apiserver", &self.kubernetes_program("kube-apiserver")?, &arguments)?;
         if !self.socket().exists() {
             let arguments = ["proxy".to_owned(), format!("--unix-socket={}", self.socket().display())];

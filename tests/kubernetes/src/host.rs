@@ -1,7 +1,7 @@
 //! What a cluster could leave behind on the machine: read before and after, and compared.
 
+use crate::cgroup::hierarchies;
 use crate::holder::PRIVATE;
-use crate::node::hierarchies;
 use crate::process::until;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod certificates;
+mod cgroup;
 mod cluster;
 mod control_plane;
 pub mod fake_kubelet;
@@ -24,6 +25,7 @@ mod process;
 pub mod programs;
 pub mod provisioner;
 mod requirements;
+pub mod rights;
 pub mod suites;
 pub mod tool;
 

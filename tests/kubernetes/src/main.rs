@@ -4,8 +4,8 @@
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
 use engram_kubernetes_tests::{
-    Api, Cluster, Content, Image, Options, Skip, fake_kubelet, holder, host, programs, provisioner, suites, tool,
-    write_archive,
+    Api, Cluster, Content, Image, Options, Skip, fake_kubelet, holder, host, programs, provisioner, rights, suites,
+    tool, write_archive,
 };
 use nix::sys::signal::{SigSet, Signal};
 use std::path::{Path, PathBuf};
@@ -165,11 +165,13 @@ fn test(names: &[String], keep: bool, only: Option<&str>) -> Result<ExitCode> {
         suites::run(&Cluster::attach()?, names, only, &mut summary);
     } else {
         end_when_interrupted()?;
+        let mut asked = rights::Asked::default();
         for options in suites::clusters(names) {
             let before = host::State::read()?;
             let cluster = Cluster::start(options)?;
             let failed = summary.failed;
             suites::run(&cluster, names, only, &mut summary);
+            summary.record("nobody asked the API server for more than is granted", || asked.read(&cluster));
             let keep = summary.failed > failed;
             cluster.stop(keep)?;
             if keep {
@@ -186,6 +188,10 @@ fn test(names: &[String], keep: bool, only: Option<&str>) -> Result<ExitCode> {
                 // Another cluster would have the same folder, and take the logs away.
                 break;
             }
+        }
+        // Of suites that failed, or that were run in part, nothing follows.
+        if summary.failed == 0 && only.is_none() && rights::Asked::sees_all(names) {
+            summary.record("every right that is granted was used", || asked.all_used());
         }
     }
     println!("\n{summary}");

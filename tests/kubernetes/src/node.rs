@@ -6,25 +6,8 @@ use crate::process::until;
 use crate::requirements::{cni_programs, find};
 use anyhow::{Context, Result, ensure};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
-
-const CGROUPS: &str = "/sys/fs/cgroup";
-
-/// The roots of the cgroup hierarchies: one under version 2, one for each controller under version 1.
-pub(crate) fn hierarchies() -> Vec<PathBuf> {
-    if is_unified() {
-        return vec![CGROUPS.into()];
-    }
-    let entries = fs::read_dir(CGROUPS).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries.map(|it| it.path()).filter(|it| it.is_dir() && !it.is_symlink()).collect();
-    found.sort();
-    found
-}
-
-fn is_unified() -> bool {
-    Path::new(CGROUPS).join("cgroup.controllers").is_file()
-}
 
 impl Cluster {
     /// Starts a further node, or one that was killed: it comes back with its disk.
@@ -44,7 +27,6 @@ impl Cluster {
             fs::create_dir_all(folder.join(part))?;
         }
         self.certificates(|it| it.make_node(&name, &address(node)))?;
-        make_cgroups(&name)?;
         self.write_configuration(node, &folder)?;
 
         let configuration = format!("--config={}", folder.join("containerd.toml").display());
@@ -133,26 +115,4 @@ impl Cluster {
     fn import(&self, node: u8, archive: &Path) -> Result<()> {
         self.ctr(node, ["images".as_ref(), "import".as_ref(), archive.as_os_str()]).map(drop)
     }
-}
-
-/// A group of its own for each node, in every hierarchy.
-fn make_cgroups(name: &str) -> Result<()> {
-    let group = format!("engram-{name}");
-    if is_unified() {
-        let controllers = fs::read_to_string(Path::new(CGROUPS).join("cgroup.controllers"))?;
-        for controller in controllers.split_whitespace() {
-            // Some cannot be handed down; kubelet says which it misses.
-            drop(fs::write(Path::new(CGROUPS).join("cgroup.subtree_control"), format!("+{controller}")));
-        }
-    }
-    for hierarchy in hierarchies() {
-        let folder = hierarchy.join(&group);
-        fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
-        if hierarchy.ends_with("cpuset") && !is_unified() {
-            for file in ["cpuset.cpus", "cpuset.mems"] {
-                fs::copy(hierarchy.join(file), folder.join(file)).with_context(|| format!("failed to set {file}"))?;
-            }
-        }
-    }
-    Ok(())
 }

@@ -10,8 +10,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between looks at a condition.
-const LOOK: Duration = Duration::from_millis(50);
+/// Between looks at a condition. Shorter, and the API server would be busy with looks on two cores.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Waits until `look` gives something; its errors count as "not yet", and the last one is told when time is up.
 ///

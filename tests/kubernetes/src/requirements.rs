@@ -92,6 +92,6 @@ fn namespaces() -> bool {
 }
 
 fn writable_cgroups() -> bool {
-    let tried = crate::node::hierarchies().first().map(|it| it.join("engram-try"));
+    let tried = crate::cgroup::hierarchies().first().map(|it| it.join("engram-try"));
     tried.is_some_and(|folder| std::fs::create_dir(&folder).and_then(|()| std::fs::remove_dir(&folder)).is_ok())
 }

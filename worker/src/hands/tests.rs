@@ -51,7 +51,11 @@ impl Lone {
             peer_detours: BTreeMap::new(),
             map_place: None,
             threads: Some(1),
+            machine_workers: None,
             gpu_deadline_ms: None,
+            tls: None,
+            inputs: None,
+            bootstrap: None,
             spec,
         };
         let shared = Worker::build(options).await.unwrap().into_shared();

@@ -72,10 +72,10 @@ async fn keep(shared: Arc<Shared>, ordinal: Ordinal) {
 /// One stream, until it breaks; the error says why none came up.
 async fn stream(shared: &Arc<Shared>, ordinal: Ordinal, address: &str) -> Result<(), String> {
     let refused = |reason: String| {
-        shared.act(&shared.witness().refused(ordinal, shared.elapsed_ms()));
+        shared.find_out(|witness, now_ms| witness.refused(ordinal, now_ms));
         reason
     };
-    let channel = connect(shared, address, BEAT * 5).await.map_err(refused)?;
+    let channel = connect(shared, ordinal, address, BEAT * 5).await.map_err(refused)?;
     let (sender, outgoing) = mpsc::channel(WAITING);
     let first = PeerBeat { hello: Some(shared.greeter.hello()), number: 1, ..PeerBeat::default() };
     sender.try_send(first).map_err(|error| error.to_string())?;
@@ -177,7 +177,7 @@ impl Talk {
 
     fn meet(&self, host: &str) {
         tracing::debug!(peer = %self.member, "beats");
-        self.shared.act(&self.shared.witness().met(self.member, host, self.shared.elapsed_ms()));
+        self.shared.find_out(|witness, now_ms| witness.met(self.member, host, now_ms));
     }
 
     /// Beats and listens until the stream ends.
@@ -201,7 +201,7 @@ impl Talk {
                 _ = stopping.wait_for(|stopping| *stopping) => return,
             }
         }
-        self.shared.act(&self.shared.witness().closed(self.member, self.shared.elapsed_ms()));
+        self.shared.find_out(|witness, now_ms| witness.closed(self.member, now_ms));
     }
 
     fn hear(&mut self, beat: &PeerBeat) {
@@ -209,7 +209,7 @@ impl Talk {
             if let Some(host) = self.unmet.take() {
                 self.meet(&host);
             }
-            self.shared.act(&self.shared.witness().beat(self.member, beat.number, self.shared.elapsed_ms()));
+            self.shared.find_out(|witness, now_ms| witness.beat(self.member, beat.number, now_ms));
         }
         let shared = &self.shared;
         // One at a time: a store that is behind is asked again when it has answered.
@@ -264,17 +264,15 @@ async fn look(shared: &Arc<Shared>) {
             }
         };
         let (now_ms, unheard_ms) = (shared.elapsed_ms(), shared.coordinators.unheard_ms());
-        let verdicts = {
-            let members = view.borrow_and_update().members.clone();
-            let mut witness = shared.witness();
+        let members = view.borrow_and_update().members.clone();
+        shared.find_out(|witness, now_ms| {
             let mut verdicts = witness.told(&members, now_ms);
             if ticked {
                 verdicts.extend(witness.tick(now_ms));
             }
             verdicts.extend(witness.look(unheard_ms, now_ms));
             verdicts
-        };
-        shared.act(&verdicts);
+        });
         if unheard_ms >= NO_COORDINATOR_MS && now_ms.saturating_sub(promoted_ms) >= PROMOTE_AGAIN_MS {
             promoted_ms = now_ms;
             promote(shared);
@@ -283,21 +281,25 @@ async fn look(shared: &Arc<Shared>) {
 }
 
 impl Shared {
-    /// Tells the store what was found out.
-    pub(crate) fn act(&self, verdicts: &[Verdict]) {
-        for verdict in verdicts {
+    /// Lets the witness find something out at this moment, and tells the store.
+    ///
+    /// Nobody else finds anything out before the store knows: were a suspicion told after the trust that came later, the store would
+    /// take a living partner for dead until that one falls silent the next time.
+    fn find_out(&self, find: impl FnOnce(&mut Witness, u64) -> Vec<Verdict>) {
+        let mut witness = self.witness();
+        for verdict in find(&mut witness, self.elapsed_ms()) {
             match verdict {
                 Verdict::Suspected(ordinal) => {
                     tracing::warn!(worker = ordinal.0, "a partner is taken for dead");
-                    self.engine.suspected(*ordinal);
+                    self.engine.suspected(ordinal);
                 }
                 Verdict::Trusted(ordinal) => {
                     tracing::info!(worker = ordinal.0, "a partner is there again");
-                    self.engine.trusted(*ordinal);
+                    self.engine.trusted(ordinal);
                 }
                 Verdict::Dead(member) => {
                     tracing::info!(%member, "a process is dead, by proof");
-                    self.engine.proven_dead(*member);
+                    self.engine.proven_dead(member);
                 }
             }
         }

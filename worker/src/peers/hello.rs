@@ -4,10 +4,7 @@ use crate::options::Options;
 use engram_coordinator::wire;
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal};
 use engram_proto::answers::identity;
-use engram_proto::v1;
-
-/// Version of the protocol between members that this build speaks.
-pub(crate) const PROTOCOL: u32 = 1;
+use engram_proto::{protocol, v1};
 
 /// Where others find a worker.
 #[derive(Debug, Clone, Default)]
@@ -26,7 +23,11 @@ pub(crate) enum Refused {
     Malformed(#[from] wire::Malformed),
     #[error("worker {caller} is of cluster {found}, this worker {here} of {expected}")]
     Cluster { caller: Ordinal, found: ClusterId, here: Ordinal, expected: ClusterId },
-    #[error("protocol versions do not meet: worker {caller} speaks {min} to {max}, this worker {here} {PROTOCOL}")]
+    #[error(
+        "protocol versions do not meet: worker {caller} speaks {min} to {max}, this worker {here} {} to {}",
+        protocol::OLDEST,
+        protocol::NEWEST
+    )]
     Protocol { caller: Ordinal, min: u32, max: u32, here: Ordinal },
     #[error("worker {found} answers where worker {expected} should")]
     Ordinal { found: Ordinal, expected: Ordinal },
@@ -70,8 +71,8 @@ impl Greeter {
         v1::Hello {
             cluster: identity(self.cluster.0),
             member: Some(wire::member_id_to_proto(&self.member)),
-            protocol_min: PROTOCOL,
-            protocol_max: PROTOCOL,
+            protocol_min: protocol::OLDEST,
+            protocol_max: protocol::NEWEST,
             client_address: self.reachable.client.clone(),
             peer_address: self.reachable.peer.clone(),
             http_address: self.reachable.http.clone(),
@@ -91,7 +92,7 @@ impl Greeter {
             return Err(Refused::Cluster { caller: caller.ordinal, found, here, expected: self.cluster });
         }
         let (min, max) = (hello.protocol_min, hello.protocol_max);
-        if min > PROTOCOL || max < PROTOCOL {
+        if protocol::common(min, max).is_none() {
             return Err(Refused::Protocol { caller: caller.ordinal, min, max, here });
         }
         Ok(caller)

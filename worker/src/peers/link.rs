@@ -3,6 +3,7 @@
 use super::links::Link;
 use super::{each_partner, partners, wire};
 use crate::shared::Shared;
+use engram_identity::{Expected, Role};
 use engram_memory::{Incarnation, Member, Ordinal, StoreId};
 use engram_proto::MAX_PEER_MESSAGE_BYTES;
 use engram_proto::v1::peer_service_client::PeerServiceClient;
@@ -85,7 +86,12 @@ async fn keep(shared: Arc<Shared>, ordinal: Ordinal) {
 }
 
 /// A connection to another worker's listener for peers.
-pub(super) async fn connect(shared: &Shared, address: &str, keepalive: Duration) -> Result<Channel, String> {
+pub(super) async fn connect(
+    shared: &Shared,
+    ordinal: Ordinal,
+    address: &str,
+    keepalive: Duration,
+) -> Result<Channel, String> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| error.to_string())?;
     let endpoint = endpoint
         .connect_timeout(CONNECT_DEADLINE)
@@ -94,13 +100,13 @@ pub(super) async fn connect(shared: &Shared, address: &str, keepalive: Duration)
         .keep_alive_timeout(keepalive)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
-    let connected = shared.network.connect(endpoint).await;
+    let connected = shared.network.to(Expected::one(Role::Worker, ordinal.0)).connect(endpoint).await;
     connected.map_err(|error| std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string))
 }
 
 /// One link, until it breaks; the error says why none came up.
 async fn dial(shared: &Arc<Shared>, ordinal: Ordinal, target: &Target) -> Result<(), String> {
-    let channel = connect(shared, &target.address, KEEPALIVE).await?;
+    let channel = connect(shared, ordinal, &target.address, KEEPALIVE).await?;
     let outbox = shared.links.outbox(shared.greeter.hello());
     let mut client = PeerServiceClient::new(channel)
         .max_decoding_message_size(MAX_PEER_MESSAGE_BYTES)

@@ -140,7 +140,7 @@ fn update(shared: &Shared, coordinators: &mut Vec<Coordinator>) {
     coordinators.retain(|known| now.contains(&known.address));
     for address in now {
         if coordinators.iter().all(|known| known.address != address) {
-            coordinators.push(Coordinator::new(&address, &shared.network));
+            coordinators.push(Coordinator::new(&address, &shared.to_coordinators()));
         }
     }
 }

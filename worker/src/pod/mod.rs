@@ -2,16 +2,21 @@
 //!
 //! ```text
 //! kubelet ── engram-worker (PID 1, supervisor) ── engram-worker serve (the worker)
+//!        │         └── certificates: asks the operator, renews
 //!        └── engram-worker drain (preStop) ── admin.sock ──┘
 //! ```
 
 mod drain;
+mod environment;
 mod healthcheck;
+mod identity;
 mod settings;
+mod socket;
 mod supervisor;
 
 pub use drain::drain;
 pub use healthcheck::healthcheck;
+pub use identity::{Identity, Places};
 pub use settings::{Place, Settings};
 pub use supervisor::supervise;
 
@@ -22,6 +27,12 @@ use std::path::Path;
 
 /// Where the operator's settings are mounted.
 pub const SETTINGS: &str = "/etc/engram/cluster.json";
+/// Where it is mounted whom the processes of the cluster believe.
+pub const AUTHORITY: &str = "/etc/engram-ca";
+/// Where a pod keeps its key and its certificate: in memory.
+pub const IDENTITY: &str = "/run/engram";
+/// The token with which a pod asks for its certificate.
+pub const IDENTITY_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/engram-csr";
 /// Where the disk is mounted.
 pub const STATE: &str = "/var/lib/engram";
 /// The file whose text the kubelet shows for a container that ended.

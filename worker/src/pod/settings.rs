@@ -2,23 +2,31 @@
 //!
 //! The file is the same for all workers of a cluster; place and address come from the environment. Fields that this version does not
 //! know are passed over: a newer operator looks after older workers.
+//!
+//! Text in, options out: what reads files and variables is beside it, in `environment`. Fuzzing compiles this file by itself.
 
-use crate::options::{Listen, MapPlace, Options};
+use crate::options::{self, Bootstrap, Listen, MapPlace, Options};
 use anyhow::{Context as _, Result, bail, ensure};
 use engram_api::LearnerClusterSpec;
-use engram_memory::ClusterId;
+use engram_api::kubernetes_only::TlsMode;
+use engram_memory::{ClusterId, MAX_DIMENSION, MAX_PARTITIONS};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 
 /// Ports of the pod: for clients, other workers, the operator, and plain HTTP.
 const PORTS: [u16; 4] = [7443, 7444, 7445, 9090];
-/// An address of no one, beyond the pod's own network.
-const FAR_AWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
+/// Most workers and copies of a cluster, as the manifest has them.
+const MAX_WORKERS: u32 = 100;
+const MAX_COPIES: u32 = 3;
+/// Where the volumes are mounted that runs may name.
+const INPUTS: &str = "/inputs";
+/// Where the Secret is mounted of the storage that a new cluster begins from.
+const BOOTSTRAP: &str = "/bootstrap";
 /// The part of a cluster's specification that a worker is told of.
-const SPEC: [&str; 11] = [
+const SPEC: [&str; 12] = [
     "workers",
     "replicationFactor",
     "partitions",
@@ -30,15 +38,20 @@ const SPEC: [&str; 11] = [
     "restartGrace",
     "maintenance",
     "gpu",
+    "bootstrap",
 ];
 
 /// What the operator's file says.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    cluster: ClusterId,
-    coordinators: Vec<String>,
+    pub(super) cluster: ClusterId,
+    pub(super) coordinators: Vec<String>,
     listen: Option<Listen>,
     threads: Option<usize>,
+    pub(super) has_certificates: bool,
+    /// Whether they come from a Secret that is mounted, and nobody signs.
+    pub(super) is_given_certificates: bool,
+    bootstrap_workers: Option<u32>,
     spec: LearnerClusterSpec,
 }
 
@@ -50,6 +63,14 @@ struct Own {
     coordinators: Vec<String>,
     listen: Option<Listen>,
     threads: Option<usize>,
+    bootstrap_workers: Option<u32>,
+    tls: Option<OwnTls>,
+}
+
+/// Where certificates come from: the operator knows how long they are good.
+#[derive(Default, Deserialize)]
+struct OwnTls {
+    mode: Option<TlsMode>,
 }
 
 /// What the kubelet says: which pod this is, and where.
@@ -66,26 +87,33 @@ pub struct Place {
 }
 
 impl Settings {
-    /// Reads the operator's file.
+    /// Reads the text of the operator's file.
     ///
     /// # Errors
-    /// It cannot be read, lacks something, or asks for what this version does not have.
-    pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("failed to read the cluster's settings from {}", path.display()))?;
-        Self::parse(&text).with_context(|| format!("{} is not what it should be", path.display()))
-    }
-
-    fn parse(text: &str) -> Result<Self> {
+    /// It lacks something, or asks for what this version does not have.
+    pub fn parse(text: &str) -> Result<Self> {
         let value: Value = serde_json::from_str(text)?;
         let own: Own = serde_json::from_value(value.clone())?;
-        let cluster = own.cluster_id.parse().ok().filter(|_| own.cluster_id.len() == 32);
+        let cluster = options::cluster_of(&own.cluster_id);
         let cluster = cluster.with_context(|| format!("clusterId: '{}'; allowed: 32 hex digits", own.cluster_id))?;
         ensure!(!own.coordinators.is_empty(), "coordinators: none; allowed: at least one HOST:PORT");
+        let sharers = own.bootstrap_workers.unwrap_or(1);
+        ensure!((1..=MAX_WORKERS).contains(&sharers), "bootstrapWorkers: {sharers}; allowed: 1 to {MAX_WORKERS}");
         let Value::Object(fields) = value else { bail!("not an object") };
         let spec = spec(fields)?;
-        let Own { coordinators, listen, threads, .. } = own;
-        Ok(Self { cluster, coordinators, listen, threads, spec })
+        let Own { coordinators, listen, threads, bootstrap_workers, tls, .. } = own;
+        let mode = tls.unwrap_or_default().mode.unwrap_or_default();
+        let (has_certificates, is_given_certificates) = (mode != TlsMode::Disabled, mode == TlsMode::Secret);
+        Ok(Self {
+            cluster,
+            coordinators,
+            listen,
+            threads,
+            bootstrap_workers,
+            has_certificates,
+            is_given_certificates,
+            spec,
+        })
     }
 
     /// The options of the worker at `place`, with its disk at `state_dir`.
@@ -110,7 +138,11 @@ impl Settings {
             peer_detours: BTreeMap::new(),
             map_place: place.namespace.map(|namespace| MapPlace::Object { namespace, name: place.cluster.clone() }),
             threads: self.threads,
+            machine_workers: None,
             gpu_deadline_ms: None,
+            tls: None,
+            inputs: Some(INPUTS.into()),
+            bootstrap: Some(Bootstrap { workers: self.bootstrap_workers, credentials: Some(BOOTSTRAP.into()) }),
             spec: self.spec,
         }
     }
@@ -122,38 +154,24 @@ fn spec(mut fields: Map<String, Value>) -> Result<LearnerClusterSpec> {
     let copies = fields.get("replicationFactor").cloned().context("replicationFactor: missing")?;
     // Told in reports alone: how many there are, a worker learns from the map.
     fields.entry("workers").or_insert(copies);
-    Ok(serde_json::from_value(Value::Object(fields))?)
-}
-
-impl Place {
-    /// Reads `ENGRAM_CLUSTER`, `POD_NAMESPACE`, `POD_NAME` and `POD_IP`, as the pod's template sets them. Without `POD_IP`: the address
-    /// of the way out.
-    ///
-    /// # Errors
-    /// A variable is missing, or is not what it should be.
-    pub fn from_environment() -> Result<Self> {
-        let read = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let cluster = read("ENGRAM_CLUSTER").context("ENGRAM_CLUSTER is not set; allowed: the cluster's name")?;
-        let pod = read("POD_NAME").context("POD_NAME is not set; allowed: the pod's name, as <cluster>-worker-0")?;
-        let address = match read("POD_IP") {
-            Some(text) => text.parse().ok().with_context(|| format!("POD_IP: '{text}'; allowed: an IP address"))?,
-            None => way_out().context("POD_IP is not set, and this pod has no way out whose address could be taken")?,
-        };
-        Ok(Self { cluster, ordinal: ordinal_of(&pod)?, namespace: read("POD_NAMESPACE"), address })
+    let spec: LearnerClusterSpec = serde_json::from_value(Value::Object(fields))?;
+    // What memory is taken for before anybody else looks at it.
+    let dimension = u64::from(spec.features.dimension);
+    for (name, found, least, most) in [
+        ("workers", u64::from(spec.workers), 1, MAX_WORKERS.into()),
+        ("replicationFactor", spec.replication_factor.into(), 1, MAX_COPIES.into()),
+        ("partitions", spec.partitions.into(), 1, MAX_PARTITIONS.into()),
+        ("features.dimension", dimension, 0, MAX_DIMENSION.into()),
+    ] {
+        ensure!((least..=most).contains(&found), "{name}: {found}; allowed: {least} to {most}");
     }
+    Ok(spec)
 }
 
 /// The place of a StatefulSet's pod.
-fn ordinal_of(pod: &str) -> Result<u32> {
+pub(super) fn ordinal_of(pod: &str) -> Result<u32> {
     let number = pod.rsplit_once('-').and_then(|(_, number)| number.parse().ok());
     number.with_context(|| format!("POD_NAME: '{pod}'; allowed: a name that ends in -0, -1 and so on"))
-}
-
-/// The address that packets to elsewhere would carry; none is sent.
-fn way_out() -> std::io::Result<IpAddr> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    socket.connect(FAR_AWAY)?;
-    Ok(socket.local_addr()?.ip())
 }
 
 #[cfg(test)]
@@ -188,6 +206,7 @@ mod tests {
     #[test]
     fn the_operators_file_and_the_pods_name_make_a_worker() {
         let settings = Settings::parse(&file().to_string()).unwrap();
+        assert!(!settings.has_certificates);
         let options = settings.clone().options(place("10.244.2.7"), STATE.into());
         assert_eq!((options.ordinal, options.spec.partitions, options.spec.replication_factor), (12, 256, 2));
         assert_eq!(options.listen.client.to_string(), "0.0.0.0:7443");
@@ -202,7 +221,7 @@ mod tests {
         );
     }
 
-    const STATE: &str = super::super::STATE;
+    const STATE: &str = "/var/lib/engram";
 
     #[test]
     fn what_is_missing_or_not_there_yet_is_named() {
@@ -214,6 +233,18 @@ mod tests {
         assert!(refused(&|file| file["clusterId"] = "words".into()).contains("32 hex digits"));
         assert!(refused(&|file| file["coordinators"] = json!([])).contains("coordinators: none"));
         assert!(refused(&|file| file["replicationFactor"] = Value::Null).contains("replicationFactor: missing"));
+        for (field, number, told) in [
+            ("partitions", 0, "partitions: 0; allowed: 1 to 1024"),
+            ("replicationFactor", 4, "replicationFactor: 4; allowed: 1 to 3"),
+            ("workers", 101, "workers: 101; allowed: 1 to 100"),
+            ("bootstrapWorkers", u32::MAX, "bootstrapWorkers: 4294967295; allowed: 1 to 100"),
+        ] {
+            assert!(refused(&|file| file[field] = number.into()).contains(told), "{told}");
+        }
+        let wide = refused(&|file| file["features"]["dimension"] = 4_097.into());
+        assert!(wide.contains("features.dimension: 4097; allowed: 0 to 4096"), "{wide}");
+        let signed = "+0f6c1d528a534a0a9d1e2f8f5f0f7a1";
+        assert!(refused(&|file| file["clusterId"] = signed.into()).contains("32 hex digits"));
         assert!(refused(&|file| file["gpu"]["mode"] = "Sometimes".into()).contains("Sometimes"));
         assert!(ordinal_of("words-worker").unwrap_err().to_string().contains("'words-worker'"));
     }

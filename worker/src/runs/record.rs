@@ -25,7 +25,9 @@ pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), 
         let read = move |partitions: &mut engram_store::Partitions| {
             let ledgers = asked.into_iter().filter_map(|partition| partitions.ledger(partition));
             let runs = ledgers.flat_map(|ledger| ledger.runs.iter());
-            runs.filter(|(run, _)| *run != TURN).map(|(run, entry)| (run, entry.clone())).collect()
+            runs.filter(|(run, entry)| *run != TURN && !super::input::is_content(&entry.state))
+                .map(|(run, entry)| (run, entry.clone()))
+                .collect()
         };
         match shared.engine.read_leased_now(readable.clone(), read).await? {
             Ok(runs) => return Ok((runs, readable.len() == served)),

@@ -1,24 +1,31 @@
 //! `RunService`: on the client's listener what is not this worker's is passed on, on the peers' it is refused.
 
-use super::{Runs, Told, phase_to_wire, record, turn};
+use super::{Runs, Told, credentials, input, phase_to_wire, record, snapshot, turn};
+use crate::rights;
 use crate::service::Plane;
 use crate::shared::Shared;
 use engram_api::Needs;
-use engram_learn::run::{RunState, Status as RunProgress, report};
+use engram_identity::Caller;
+use engram_learn::run::{Order, Phase, RunState, Status as RunProgress, report};
 use engram_memory::{Command, PartitionId, Record, RunId, Settings};
 use engram_proto::answers;
 use engram_proto::v1::run_service_server::RunService;
 use engram_proto::v1::{self, Problem, ProblemKind};
 use futures::stream::{BoxStream, StreamExt as _};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 /// Longest specification of a run, in bytes.
 const MAX_SPEC_BYTES: usize = 64 << 10;
+/// The call whose rights a run takes that has workers ask a storage.
+const STORED: &str = "/engram.v1.AdminService/CreateSnapshot";
 /// Statuses waiting for somebody who does not read; the newest is sent when there is room.
 const STATUS_QUEUE: usize = 4;
+/// How often somebody who watches a suspended run has it looked at.
+const SUSPENDED: Duration = Duration::from_millis(500);
 
 /// The runs of one worker.
 #[derive(Clone)]
@@ -34,10 +41,12 @@ impl RunService for Service {
     type WatchRunStream = Statuses;
 
     async fn submit_run(&self, request: Request<v1::SubmitRunRequest>) -> Result<Response<v1::SubmitRunReply>, Status> {
+        self.admit_stored(&request).map_err(Problem::into_status)?;
         let message = request.into_inner();
         let run = self.run_id(&message.name)?;
         if !self.is_here(run)? {
-            let reply = self.shared.peers.submit_run(&message.name, &message.spec_json).await;
+            let v1::SubmitRunRequest { name, spec_json, input, credentials } = message;
+            let reply = self.shared.peers.submit_run(&name, &spec_json, input.as_deref(), credentials).await;
             return reply.map(Response::new).map_err(passed_on);
         }
         let reply = self.submit(run, message).await.map_err(Problem::into_status)?;
@@ -60,7 +69,13 @@ impl RunService for Service {
         let live = self.shared.runs.watch(run).filter(|_| !told.status.phase.is_final());
         match live {
             Some((_, watched)) => {
-                tokio::spawn(follow(Arc::clone(&self.shared), told, watched, statuses));
+                tokio::spawn(follow(self.clone(), run, told, watched, statuses));
+            }
+            None if told.status.phase == Phase::Suspended => {
+                let status = status_to_wire(&self.shared, &told);
+                statuses.try_send(Ok(status)).expect("an empty queue has room");
+                let service = self.clone();
+                tokio::spawn(async move { service.wait_while_suspended(run, &told.name, &statuses).await });
             }
             None => {
                 let status = status_to_wire(&self.shared, &told);
@@ -77,7 +92,21 @@ impl RunService for Service {
             return self.shared.peers.cancel_run(&name).await.map(Response::new).map_err(passed_on);
         }
         let told = self.told(run, &name).await.map_err(Problem::into_status)?;
-        self.shared.runs.cancel(run);
+        if !self.shared.runs.order(run, Order::Cancel) {
+            self.end_suspended(run).await.map_err(Problem::into_status)?;
+        }
+        Ok(Response::new(status_to_wire(&self.shared, &told)))
+    }
+
+    async fn suspend_run(&self, request: Request<v1::SuspendRunRequest>) -> Result<Response<v1::RunStatus>, Status> {
+        let v1::SuspendRunRequest { name, suspend } = request.into_inner();
+        let run = self.run_id(&name)?;
+        if !self.is_here(run)? {
+            let passed = self.shared.peers.suspend_run(&name, suspend).await;
+            return passed.map(Response::new).map_err(passed_on);
+        }
+        self.suspend(run, suspend).await.map_err(Problem::into_status)?;
+        let told = self.told(run, &name).await.map_err(Problem::into_status)?;
         Ok(Response::new(status_to_wire(&self.shared, &told)))
     }
 
@@ -105,10 +134,11 @@ impl RunService for Service {
     async fn take_turn(&self, request: Request<v1::TakeTurnRequest>) -> Result<Response<v1::TakeTurnReply>, Status> {
         let message = request.into_inner();
         let run = run_from_wire(&message.run)?;
-        let taken = turn::take(&self.shared, run, &message.name).await.map_err(Problem::into_status)?;
+        let place = (message.submitted_ms, message.name.as_str());
+        let taken = turn::take(&self.shared, run, place).await.map_err(Problem::into_status)?;
         Ok(Response::new(match taken {
-            Ok(()) => v1::TakeTurnReply { granted: true, holder: message.name },
-            Err(holder) => v1::TakeTurnReply { granted: false, holder },
+            Ok(()) => v1::TakeTurnReply { granted: true, holder: message.name, before: 0 },
+            Err(held) => v1::TakeTurnReply { granted: false, holder: held.by, before: held.before },
         }))
     }
 
@@ -133,6 +163,30 @@ impl RunService for Service {
         let versions = self.count(message.enabled).await.map_err(Problem::into_status)?;
         Ok(Response::new(v1::CountUpdatesReply { versions }))
     }
+
+    async fn put_partition(
+        &self,
+        request: Request<v1::PutPartitionRequest>,
+    ) -> Result<Response<v1::PutPartitionReply>, Status> {
+        let message = request.into_inner();
+        if self.plane == Plane::Client {
+            let text = "PutPartition is for workers among themselves; submit a run of kind Snapshot";
+            return Err(Problem::of(ProblemKind::Denied, text).into_status());
+        }
+        let partition = PartitionId(message.partition);
+        if self.shared.engine.position(partition).is_none() {
+            return Err(self.shared.not_primary(partition).into_status());
+        }
+        let reply = match snapshot::put(&self.shared, message).await {
+            Ok(Some(entry)) => v1::PutPartitionReply {
+                entry_json: serde_json::to_string(&entry).expect("an entry has string keys only"),
+                ..v1::PutPartitionReply::default()
+            },
+            Ok(None) => return Err(self.shared.not_primary(partition).into_status()),
+            Err(error) => put_problem(&error)?,
+        };
+        Ok(Response::new(reply))
+    }
 }
 
 impl Service {
@@ -142,6 +196,23 @@ impl Service {
         }
         let text = format!("name: {name:?} is not allowed; allowed: a-z 0-9 -, a letter first, at most 45 characters");
         Err(Problem::of(ProblemKind::Invalid, text).into_status())
+    }
+
+    /// A snapshot takes along everything there is, and workers that ask a storage may do so in their own name: who has no more than the
+    /// right to learn may ask for neither. Nor hand over credentials: they could be in the place of those of another's run.
+    fn admit_stored(&self, request: &Request<v1::SubmitRunRequest>) -> Result<(), Problem> {
+        let Some(accounts) = self.shared.accounts.as_ref().filter(|_| self.plane == Plane::Client) else {
+            return Ok(());
+        };
+        let spec: serde_json::Value = serde_json::from_str(&request.get_ref().spec_json).unwrap_or_default();
+        let is_stored = spec["kind"] == "Snapshot"
+            || !spec["memory"]["source"]["events"]["s3"].is_null()
+            || request.get_ref().credentials.is_some();
+        if !is_stored || Caller::of(request.extensions()) != Caller::Anonymous {
+            return Ok(());
+        }
+        let admitted = accounts.admit(request.metadata().as_ref(), STORED, SystemTime::now());
+        admitted.map(drop).map_err(rights::problem)
     }
 
     /// Whether this worker keeps the record of a run; on the peers' listener an error where it does not.
@@ -155,13 +226,28 @@ impl Service {
         }
     }
 
-    async fn submit(&self, run: RunId, message: v1::SubmitRunRequest) -> Result<v1::SubmitRunReply, Problem> {
-        let spec = self.check_spec(&message)?;
-        let state = RunState::new(message.name.clone(), spec);
+    async fn submit(&self, run: RunId, mut message: v1::SubmitRunRequest) -> Result<v1::SubmitRunReply, Problem> {
+        let (spec, handed_over) = self.check_spec(&message)?;
+        if let Some(handed) = message.credentials.take() {
+            credentials::keep(&self.shared, run, handed);
+        }
+        let mut state = RunState::new(message.name.clone(), spec);
+        state.suspended = state.spec["suspend"] == true;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        state.submitted_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let partition = super::partition(&self.shared, run);
+        let is_new = record::load(&self.shared, partition, run).await?.is_none();
+        if is_new && handed_over {
+            let input = message.input.as_deref().ok_or_else(|| {
+                let text =
+                    "input: missing; the content of the ConfigMap that the specification names is to be handed over";
+                Problem::of(ProblemKind::Invalid, text)
+            })?;
+            input::keep(&self.shared, run, input).await?;
+        }
         let command = Command::RunRecord { run, expected: 0, state: state.encode(), row: None };
-        let created = record::write(&self.shared, partition, command).await?.is_ok();
-        if created {
+        let created = is_new && record::write(&self.shared, partition, command).await?.is_ok();
+        if created && !state.suspended {
             Runs::drive(&self.shared, run, state, 1);
         }
         let told = self.told(run, &message.name).await?;
@@ -169,11 +255,16 @@ impl Service {
     }
 
     /// Checks a specification as a manifest is checked: whoever submitted it may be of another version.
-    fn check_spec(&self, message: &v1::SubmitRunRequest) -> Result<serde_json::Value, Problem> {
+    /// Gives it, and whether content is to be handed over with it.
+    fn check_spec(&self, message: &v1::SubmitRunRequest) -> Result<(serde_json::Value, bool), Problem> {
         let invalid = |text: String| Problem::of(ProblemKind::Invalid, text);
         if message.spec_json.len() > MAX_SPEC_BYTES {
             let found = message.spec_json.len();
             return Err(invalid(format!("spec_json: {found} bytes are not allowed; allowed: up to {MAX_SPEC_BYTES}")));
+        }
+        if let Some(found) = message.input.as_ref().map(|input| input.len()).filter(|found| *found > input::MAX_BYTES) {
+            let most = input::MAX_BYTES;
+            return Err(invalid(format!("input: {found} bytes are not allowed; allowed: up to {most}")));
         }
         let spec: serde_json::Value =
             serde_json::from_str(&message.spec_json).map_err(|error| invalid(format!("spec_json: {error}")))?;
@@ -189,7 +280,63 @@ impl Service {
         parsed
             .check_runs_on(&self.shared.options.cluster_name, &self.shared.options.spec)
             .map_err(|problems| invalid(problems.to_string()))?;
-        Ok(spec)
+        let run = &parsed.runs.first().ok_or_else(|| invalid("spec_json: no run".into()))?.spec;
+        match input::refusal(&self.shared, run) {
+            Some(refusal) => Err(invalid(refusal)),
+            None => Ok((spec, input::is_handed_over(run))),
+        }
+    }
+
+    /// Orders a run to be suspended or to go on, and carries that out at once where no driver is there to do it.
+    async fn suspend(&self, run: RunId, suspend: bool) -> Result<(), Problem> {
+        let order = if suspend { Order::Suspend } else { Order::GoOn };
+        let has_driver = self.shared.runs.order(run, order);
+        let partition = super::partition(&self.shared, run);
+        let Some(entry) = record::load(&self.shared, partition, run).await? else { return Ok(()) };
+        let Ok(state) = RunState::of(&entry) else { return Ok(()) };
+        let is_done = state.phase.is_final() || state.suspended == suspend;
+        if is_done || suspend && has_driver {
+            return Ok(());
+        }
+        let state = RunState { suspended: suspend, ..state };
+        let command = Command::RunRecord { run, expected: entry.version, state: state.encode(), row: None };
+        // Whoever was faster has done something else: who asked is told how it stands, and asks again.
+        if record::write(&self.shared, partition, command).await?.is_ok() && !suspend {
+            Runs::resume(&self.shared, run, state, entry.version + 1);
+        }
+        Ok(())
+    }
+
+    /// Cancels a run that is suspended: no driver hears of it.
+    async fn end_suspended(&self, run: RunId) -> Result<(), Problem> {
+        let partition = super::partition(&self.shared, run);
+        let Some(entry) = record::load(&self.shared, partition, run).await? else { return Ok(()) };
+        let Ok(mut state) = RunState::of(&entry) else { return Ok(()) };
+        if state.told_phase() == Phase::Suspended {
+            (state.phase, state.message) = (Phase::Cancelled, "cancelled".into());
+            let command = Command::RunRecord { run, expected: entry.version, state: state.encode(), row: None };
+            let written = record::write(&self.shared, partition, command).await?;
+            written.map_err(|refusal| Problem::of(ProblemKind::Unavailable, refusal.to_string()))?;
+            credentials::forget(&self.shared, run);
+            input::forget(&self.shared, run).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns when a run is no longer suspended, or nobody listens: whoever watches asks again then.
+    async fn wait_while_suspended(
+        &self,
+        run: RunId,
+        name: &str,
+        statuses: &mpsc::Sender<Result<v1::RunStatus, Status>>,
+    ) {
+        while !statuses.is_closed() {
+            tokio::time::sleep(SUSPENDED).await;
+            match self.told(run, name).await {
+                Ok(told) if told.status.phase == Phase::Suspended => {}
+                _ => return,
+            }
+        }
     }
 
     async fn told(&self, run: RunId, name: &str) -> Result<Told, Problem> {
@@ -207,6 +354,10 @@ impl Service {
         let partition = super::partition(&self.shared, run);
         let entry = record::load(&self.shared, partition, run).await?.ok_or_else(unknown)?;
         let state = RunState::of(&entry).map_err(|error| damaged(&error))?;
+        if state.spec["kind"] == "Snapshot" {
+            let text = format!("run {name:?} is a snapshot, which has no report; allowed: runs that learn");
+            return Err(Problem::of(ProblemKind::Invalid, text));
+        }
         let source = super::source(&self.shared, &state).map_err(|error| damaged(&error))?;
         let report = report(&entry, &source, &self.shared.options.cluster_name).map_err(|error| damaged(&error))?;
         serde_json::to_string(&report).map_err(|error| damaged(&error))
@@ -234,7 +385,8 @@ impl Service {
 
 /// Sends the status now and at every change, until the run ends or nobody listens.
 async fn follow(
-    shared: Arc<Shared>,
+    service: Service,
+    run: RunId,
     mut told: Told,
     mut watched: watch::Receiver<RunProgress>,
     statuses: mpsc::Sender<Result<v1::RunStatus, Status>>,
@@ -246,12 +398,15 @@ async fn follow(
             () = statuses.closed() => return,
         };
         if changed.is_err() {
+            if told.status.phase == Phase::Suspended {
+                return service.wait_while_suspended(run, &told.name, &statuses).await;
+            }
             // The driver went elsewhere: whoever watches asks there.
             return;
         }
         told.status = watched.borrow_and_update().clone();
         let ended = told.status.phase.is_final();
-        if statuses.send(Ok(status_to_wire(&shared, &told))).await.is_err() || ended {
+        if statuses.send(Ok(status_to_wire(&service.shared, &told))).await.is_err() || ended {
             return;
         }
     }
@@ -272,11 +427,33 @@ fn status_to_wire(shared: &Shared, told: &Told) -> v1::RunStatus {
         updates_per_second: status.updates_per_s,
         message: status.message.clone(),
         code: status.code.clone(),
-        driver: (!status.phase.is_final()).then_some(shared.ordinal().0),
+        driver: (!status.phase.is_final() && status.phase != Phase::Suspended).then_some(shared.ordinal().0),
         metrics: status.metrics.clone().into_iter().collect(),
         label: status.label.clone(),
         managed_by: told.managed_by.clone(),
+        kind: told.kind.clone(),
+        needs_credentials: status.needs_credentials,
+        snapshot: status.snapshot.as_ref().map(|written| v1::SnapshotResult {
+            url: written.url.clone(),
+            digest: written.digest.clone(),
+            memories: written.memories,
+            bytes: written.bytes,
+            partitions: written.partitions,
+        }),
     }
+}
+
+/// What a storage refused is an answer; what happened here may not happen again.
+fn put_problem(error: &anyhow::Error) -> Result<v1::PutPartitionReply, Status> {
+    if let Some(problem) = error.downcast_ref::<engram_api::Problem>() {
+        let (code, message) = (problem.code().id().to_owned(), problem.message().to_owned());
+        return Ok(v1::PutPartitionReply { code, message, ..v1::PutPartitionReply::default() });
+    }
+    let kind = match error.downcast_ref::<engram_store::Error>() {
+        Some(engram_store::Error::DiskFull { .. }) => ProblemKind::DiskFull,
+        _ => ProblemKind::Unavailable,
+    };
+    Err(Problem::of(kind, format!("{error:#}")).into_status())
 }
 
 fn run_from_wire(bytes: &[u8]) -> Result<RunId, Status> {

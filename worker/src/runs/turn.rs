@@ -5,6 +5,7 @@ use crate::shared::Shared;
 use engram_memory::{Command, PartitionId, RunId};
 use engram_proto::v1::{Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
+use std::time::Instant;
 
 /// The partition that keeps the turn.
 const KEEPER: PartitionId = PartitionId(0);
@@ -21,16 +22,35 @@ struct Holder {
     name: String,
 }
 
-/// Gives the turn to a run if nobody else has it; else says who has.
-pub(super) async fn take(shared: &Shared, run: RunId, name: &str) -> Result<Result<(), String>, Problem> {
-    let _alone = shared.runs.turn.lock().await;
+/// Why a run does not have the turn.
+pub(super) struct Held {
+    /// Who has it, or is to have it next.
+    pub(super) by: String,
+    /// Runs that wait and came before.
+    pub(super) before: u32,
+}
+
+/// Gives the turn to a run if nobody else has it or came before; else says who.
+pub(super) async fn take(
+    shared: &Shared,
+    run: RunId,
+    (submitted_ms, name): (u64, &str),
+) -> Result<Result<(), Held>, Problem> {
+    let mut waiting = shared.runs.turn.lock().await;
     let (turn, version) = read(shared).await?;
     match turn.holder {
         Some(holder) if holder.run == run.to_string() => Ok(Ok(())),
-        Some(holder) => Ok(Err(holder.name)),
+        Some(holder) => {
+            let (before, _) = waiting.ask(run, (submitted_ms, name.to_owned()), Instant::now());
+            Ok(Err(Held { by: holder.name, before }))
+        }
         None => {
+            if let (before, Some(by)) = waiting.ask(run, (submitted_ms, name.to_owned()), Instant::now()) {
+                return Ok(Err(Held { by, before: before - 1 }));
+            }
             let holder = Some(Holder { run: run.to_string(), name: name.to_owned() });
             write(shared, version, &Turn { holder }).await?;
+            waiting.leave(run);
             Ok(Ok(()))
         }
     }
@@ -38,7 +58,8 @@ pub(super) async fn take(shared: &Shared, run: RunId, name: &str) -> Result<Resu
 
 /// Takes the turn back from a run, if it has it.
 pub(super) async fn give_back(shared: &Shared, run: RunId) -> Result<(), Problem> {
-    let _alone = shared.runs.turn.lock().await;
+    let mut waiting = shared.runs.turn.lock().await;
+    waiting.leave(run);
     let (turn, version) = read(shared).await?;
     match turn.holder {
         Some(holder) if holder.run == run.to_string() => write(shared, version, &Turn::default()).await,

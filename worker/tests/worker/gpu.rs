@@ -3,10 +3,14 @@
 
 use crate::harness::{Cluster, spec, until};
 use crate::stand_in::on_stand_in;
-use engram_api::{GpuMode, LearnerClusterSpec};
+use engram_api::{GpuMode, GpuPartitioner, LearnerClusterSpec};
 use engram_client::{Client, EpochUpdates, RankOptions, RecallOptions, Rows, Signals, Updates};
 use engram_memory::{Digest, Group, LearningEpoch, MemoryId, RunId};
+use engram_proto::v1::admin_service_client::AdminServiceClient;
+use engram_proto::v1::{self, ProfileKind};
 use engram_worker::{Error, Worker};
+use tonic::Code;
+use tonic::transport::Channel;
 
 /// Memories with features: enough for tiles, groups and ties.
 const MEMORIES: u64 = 1_500;
@@ -130,6 +134,95 @@ fn a_worker_whose_gpu_fails_goes_on_without_it_and_says_so() {
             assert_eq!(look(&cluster.client().await).await, expected[6]);
             let gpu = cluster.worker_status(0).await.gpu;
             assert!(gpu.starts_with("not used: the driver failed to "), "{gpu}");
+            cluster.stop_worker(0).await;
+        });
+    });
+}
+
+#[test]
+fn what_a_worker_and_its_gpu_do_is_recorded_for_whoever_asks() {
+    on_stand_in("gpu::what_a_worker_and_its_gpu_do_is_recorded_for_whoever_asks", &[], || {
+        block_on(async {
+            let mut cluster = Cluster::start(with_gpu(GpuMode::Required)).await;
+            let client = cluster.client().await;
+            begin(&client).await;
+            let admin = format!("http://{}", cluster.addresses(0).admin);
+            let mut admin = AdminServiceClient::new(Channel::from_shared(admin).unwrap().connect().await.unwrap());
+            let (mut other, short) = (admin.clone(), v1::ProfileRequest { duration_ms: 1, most_spans: 1 });
+            // It ends with the worker, and begins when no shorter one is in its way.
+            let recording = tokio::spawn(async move {
+                loop {
+                    let long = v1::ProfileRequest { duration_ms: 50_000, most_spans: 100_000 };
+                    match admin.profile(long).await {
+                        Err(busy) if busy.code() == Code::ResourceExhausted => {}
+                        recorded => return recorded.unwrap().into_inner().tracks,
+                    }
+                }
+            });
+            let busy = loop {
+                if let Err(busy) = other.profile(short).await {
+                    break busy;
+                }
+            };
+            assert!(busy.message().contains("recorded for somebody else"), "{busy}");
+            learn(&client, 1).await;
+            cluster.stop_worker(0).await;
+
+            let tracks = recording.await.unwrap();
+            let [own, gpu] = &tracks[..] else { panic!("{tracks:?}") };
+            let kind_of = |track: &v1::ProfileTrack, name: &str| {
+                let name = track.names.iter().position(|known| known == name)? as u32;
+                let span = track.name_of.iter().position(|of| *of == name)?;
+                ProfileKind::try_from(track.kind_of[span]).ok()
+            };
+            // The worker waits for its GPU; what changes memories it does itself.
+            assert_eq!(kind_of(own, "rank"), Some(ProfileKind::Wait), "{:?}", own.names);
+            assert_eq!(kind_of(own, "recall"), Some(ProfileKind::Wait), "{:?}", own.names);
+            assert_eq!(gpu.device, "stand-in 0");
+            assert_eq!(kind_of(gpu, "radix_pass"), Some(ProfileKind::Kernel), "{:?}", gpu.names);
+            assert_eq!(kind_of(gpu, "upload"), Some(ProfileKind::Copy), "{:?}", gpu.names);
+            assert!(tracks.iter().all(|track| track.dropped == 0 && track.begin_ns.len() == track.duration_ns.len()));
+        });
+    });
+}
+
+#[test]
+fn a_worker_with_several_gpus_uses_them_all_and_goes_on_with_what_is_left() {
+    let test = "gpu::a_worker_with_several_gpus_uses_them_all_and_goes_on_with_what_is_left";
+    // The passes that measure the second device before it is used are launches, too.
+    let settings = [("CUDA_HOST_DEVICES", "2"), ("CUDA_HOST_FAIL", "cuLaunchKernel:60:700:1")];
+    on_stand_in(test, &settings, || {
+        block_on(async {
+            let expected = on_cpu(6).await;
+            let mut spec = with_gpu(GpuMode::Required);
+            spec.gpu.partitioner = Some(GpuPartitioner::Balanced);
+            let mut cluster = Cluster::start(spec).await;
+            let client = cluster.client().await;
+            assert_eq!(begin(&client).await, expected[0]);
+            let status = cluster.worker_status(0).await;
+            assert!(status.device.starts_with("stand-in 0, stand-in 1, "), "{}", status.device);
+            for n in 1..=6 {
+                assert_eq!(learn(&client, n).await, expected[n as usize], "epoch {n}");
+            }
+            let told = || async { cluster.worker_status(0).await.gpu.contains("was given up") };
+            until("the loss is told", told).await;
+            let status = cluster.worker_status(0).await;
+            assert!(status.device.starts_with("stand-in 0, ") && !status.device.contains("stand-in 1"));
+            let start = "stand-in 0 does passes over 0 memories or more (as spec.gpu.threshold says); stand-in 0 (GPU-";
+            assert!(status.gpu.starts_with(start), "{}", status.gpu);
+            assert!(status.gpu.contains(" holds 4 partitions with 1500 memories; stand-in 1 (GPU-"), "{}", status.gpu);
+            let page = crate::operations::metrics(cluster.addresses(0).http).await;
+            let values = |name: &str| -> Vec<f64> {
+                let mut lines: Vec<&str> = page.lines().filter(|line| line.starts_with(&format!("{name}{{"))).collect();
+                // By device.
+                lines.sort_unstable();
+                lines.iter().map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+            };
+            assert_eq!(values("engram_gpu_given_up"), [0.0, 1.0]);
+            assert_eq!(values("engram_gpu_fallbacks_total"), [0.0, 1.0]);
+            assert_eq!(values("engram_gpu_memories"), [MEMORIES as f64, 0.0]);
+            assert!(values("engram_gpu_passes_total").iter().all(|&passes| passes > 0.0));
+            assert_eq!(values("engram_gpu_threshold_memories"), [0.0]);
             cluster.stop_worker(0).await;
         });
     });

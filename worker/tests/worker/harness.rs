@@ -155,7 +155,11 @@ impl Cluster {
             map_place: Some(MapPlace::Folder(self.folder.path().to_owned())),
             threads: Some(1),
             // The stand-in for one runs on a busy CPU.
+            machine_workers: None,
             gpu_deadline_ms: Some(600_000),
+            inputs: None,
+            bootstrap: None,
+            tls: None,
             spec: self.spec.clone(),
         }
     }

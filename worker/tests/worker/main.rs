@@ -12,3 +12,5 @@ mod reading;
 mod replication;
 #[path = "../../../kernels/tests/host/stand_in.rs"]
 mod stand_in;
+mod tls;
+mod tokens;

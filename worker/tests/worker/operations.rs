@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_stream::StreamExt as _;
+use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
@@ -100,6 +101,15 @@ async fn operators_see_health_metrics_and_status() {
     assert_eq!(snapshot.digest.as_ref(), client.digest().await.unwrap().digest.0.to_be_bytes());
     let relative = v1::CreateSnapshotRequest { folder: "here".into() };
     assert!(admin.create_snapshot(relative).await.unwrap_err().message().contains("an absolute path"));
+
+    // Nobody asked the store for anything in this millisecond, so nothing is sure but the device.
+    let profile = admin.profile(v1::ProfileRequest { duration_ms: 1, most_spans: 10 }).await.unwrap().into_inner();
+    assert_eq!(profile.tracks.iter().map(|track| &track.device).collect::<Vec<_>>(), [&status.device]);
+    for (duration_ms, most_spans, refused) in [(0, 1, "duration_ms: 0"), (50_001, 1, "50000"), (1, 0, "most_spans: 0")]
+    {
+        let error = admin.profile(v1::ProfileRequest { duration_ms, most_spans }).await.unwrap_err();
+        assert!(error.code() == Code::InvalidArgument && error.message().contains(refused), "{error}");
+    }
 
     // The same service on the socket of the state directory, for its owner alone.
     let socket = cluster.options(0).state_dir.join("admin.sock");

@@ -32,6 +32,9 @@ pub(crate) struct Options {
     /// Also writes the rows, peers included, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// How long there are too many requests (suite overload)
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
     /// Also records some passes and writes their timeline as Chrome trace JSON (suites epoch and recall, one size)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -55,12 +58,14 @@ enum Suite {
     Rank,
     /// The memories most alike a vector of 384
     Recall,
-    /// What the device layer adds: an empty batch, and which device holds which partition
+    /// What the device layer adds: an empty batch, which device holds which partition, passes shared by several
     Device,
     /// What copies cost, by their number and the durability mode
     Replication,
     /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
     Healing,
+    /// Twice as many requests as are answered: what is refused and how, what the others feel, what memory it costs
+    Overload,
 }
 
 impl Suite {
@@ -74,6 +79,7 @@ impl Suite {
             Self::Device => "device",
             Self::Replication => "replication",
             Self::Healing => "healing",
+            Self::Overload => "overload",
         }
     }
 
@@ -102,6 +108,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ours.current_dir(workspace::root()).args([options.suite.name(), "--memories", &memories.join(",")]);
     // A disk: a temporary folder may lie in memory, where a sync costs nothing.
     ours.arg("--scratch").arg(workspace::target());
+    ours.args(["--seconds", &options.seconds.to_string()]);
     if let Some(path) = &options.trace {
         ours.arg("--trace").arg(std::path::absolute(path).context("failed to name the file of the timeline")?);
     }
@@ -142,7 +149,7 @@ fn machine(report: &Report, versions: &[String]) -> String {
 }
 
 /// Reads `250000`, `100k` or `10m`.
-fn parse_count(text: &str) -> Result<u64> {
+pub(crate) fn parse_count(text: &str) -> Result<u64> {
     let lower = text.to_ascii_lowercase();
     let (digits, unit) = match lower.strip_suffix(['k', 'm']) {
         Some(digits) if lower.ends_with('k') => (digits, 1_000),

@@ -12,7 +12,7 @@ mod verify;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 
 use self::builder::Builder;
 use crate::{kubernetes, process, workspace};
@@ -27,7 +27,7 @@ pub(crate) enum Target {
     Operator,
     /// The worker
     Worker,
-    /// The worker with libraries that nothing in this version loads: not supported yet
+    /// The worker for nodes with NVIDIA GPUs
     WorkerCuda,
 }
 
@@ -46,12 +46,21 @@ impl Target {
             Self::Worker | Self::WorkerCuda => "engram-worker",
         }
     }
+
+    /// What a container runtime for GPUs reads in its environment.
+    const fn environment(self) -> &'static [&'static str] {
+        match self {
+            Self::Operator => &[],
+            Self::Worker => &["NVIDIA_DRIVER_CAPABILITIES=compute,utility"],
+            Self::WorkerCuda => &["NVIDIA_DRIVER_CAPABILITIES=compute,utility", "NVIDIA_VISIBLE_DEVICES=all"],
+        }
+    }
 }
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Which images
-    #[arg(value_enum, default_values_t = [Target::Operator, Target::Worker])]
+    #[arg(value_enum, default_values_t = [Target::Operator, Target::Worker, Target::WorkerCuda])]
     targets: Vec<Target>,
     /// Runs every stage of the Dockerfile, on bases that are made here; needs mmdebstrap too
     #[arg(long)]
@@ -62,7 +71,7 @@ pub(crate) struct Options {
     /// Makes each image twice, and checks that both are the same, have no shell, and start as nobody in particular
     #[arg(long)]
     verify: bool,
-    /// What stands before the names: PREFIX/operator, PREFIX/worker
+    /// What stands before the names: PREFIX/operator, PREFIX/worker, PREFIX/worker-cuda
     #[arg(long, value_name = "PREFIX", default_value = "engram")]
     prefix: String,
     /// A base for the programs to run on that is pulled
@@ -76,14 +85,8 @@ pub(crate) struct Options {
 /// Makes the images and prints where they are.
 ///
 /// # Errors
-/// There is no buildah, a target is not supported yet, a step fails, or an image is not what is promised of it.
+/// There is no buildah, a step fails, or an image is not what is promised of it.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    if options.targets.contains(&Target::WorkerCuda) {
-        bail!(
-            "worker-cuda is not supported yet: it is to add NCCL and NVRTC to the worker, and nothing in this version loads them; \
-             `cargo xtask images worker` makes the image for every node"
-        );
-    }
     let builder = Builder::new()?;
     let made = make(&builder, options);
     builder.clean()?;
@@ -144,7 +147,7 @@ fn arguments(builder: &Builder, options: &Options) -> Result<Vec<String>> {
 /// Builds the programs and puts them, without symbols, where the Dockerfile takes them from.
 fn programs(folder: &Path, debug: bool) -> Result<()> {
     if debug {
-        kubernetes::build()?;
+        kubernetes::build(false)?;
     } else {
         let packages = ["--package", "engram-operator", "--package", "engram-worker", "--bins"];
         process::run(workspace::cargo(["build", "--locked", "--release"]).args(packages))?;

@@ -165,8 +165,8 @@ async fn learn(source: Value, from: &Path, options: &RunOptions, context: &Conte
         return Ok(ExitCode::Ok);
     }
     let report = follow(&client, &name, &context.output).await?;
-    if let Some(path) = &options.report {
-        run::write_page(&report, path)?;
+    if let (Some(path), Some(report)) = (&options.report, &report) {
+        run::write_page(report, path)?;
         context.output.note(format!("wrote {}", path.display()));
     }
     Ok(ExitCode::Ok)

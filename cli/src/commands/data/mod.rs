@@ -14,6 +14,7 @@ pub(crate) mod run;
 mod select;
 mod show;
 mod snapshot;
+mod suspend;
 
 use crate::args::Context;
 use crate::error::problem;
@@ -25,6 +26,8 @@ use std::path::Path;
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Data {
     Run(run::Arguments),
+    Suspend(suspend::Suspend),
+    Resume(suspend::Resume),
     Get(get::Arguments),
     Rank(rank::Arguments),
     Recall(recall::Arguments),
@@ -52,6 +55,8 @@ pub(crate) enum Data {
 pub(crate) async fn run(command: Data, context: &Context) -> anyhow::Result<ExitCode> {
     match command {
         Data::Run(arguments) => run::run(&arguments, context).await,
+        Data::Suspend(arguments) => suspend::suspend(&arguments, context).await,
+        Data::Resume(arguments) => suspend::resume(&arguments, context).await,
         Data::Get(arguments) => get::run(&arguments, context).await,
         Data::Rank(arguments) => rank::run(&arguments, context).await,
         Data::Recall(arguments) => recall::run(arguments, context).await,

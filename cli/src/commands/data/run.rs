@@ -3,11 +3,11 @@
 use crate::args::Context;
 use crate::commands::manifest;
 use crate::error::{Ended, problem};
-use crate::output::{Format, Output, count};
+use crate::output::{Format, Output, Table, bytes, count};
 use crate::progress::Progress;
 use crate::target::{Local, Target};
 use anyhow::Context as _;
-use engram_api::{Code, ExitCode, LearnerRun, LearnerRunSpec, Manifest, Needs, Source};
+use engram_api::{Code, Events, ExitCode, LearnerRun, LearnerRunSpec, Manifest, Needs, Source};
 use engram_client::{Client, Watch};
 use engram_learn::report::{self, RunReport};
 use engram_learn::source::{self, Limits, SourceOptions};
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Between looks at the rows of a run that goes on, for `-o json`: the report is read whole.
 const ROWS_EVERY: Duration = Duration::from_secs(1);
+/// How often a run that was told to stop is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Learn: submit the runs of a file to a cluster and follow them until they end
 #[derive(Debug, clap::Args)]
@@ -71,8 +73,8 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
             cluster.handed_over(name, |why| context.output.note(format!("run {name} waits: {why}"))).await?;
         }
         let report = follow(&client, name, &context.output).await?;
-        if let Some(path) = &arguments.report {
-            write_page(&report, path)?;
+        if let (Some(path), Some(report)) = (&arguments.report, &report) {
+            write_page(report, path)?;
             context.output.note(format!("wrote {}", path.display()));
         }
     }
@@ -106,23 +108,27 @@ pub(super) fn check(manifest: &Manifest, target: &Target, client: &Client) -> an
 /// Refuses a source that lies on this machine, for a cluster whose workers do not.
 fn check_reachable(name: &str, spec: &LearnerRunSpec) -> anyhow::Result<()> {
     let path = match spec.memory.as_ref().map(|memory| &memory.source) {
-        Some(Source::Events(events)) => &events.path,
+        Some(Source::Events(Events { path: Some(path), input: None, .. })) => path,
         Some(Source::Git(git)) => &git.path,
-        Some(Source::Example(_) | Source::Synthetic(_)) | None => return Ok(()),
+        Some(Source::Example(_) | Source::Events(_) | Source::Synthetic(_)) | None => return Ok(()),
     };
     let message = format!(
-        "run {name}: source {path} is a path of this machine, which workers in Kubernetes cannot read; this version takes example \
-         and synthetic there"
+        "run {name}: source {path} is a path of this machine, which workers in Kubernetes cannot read; there it is a ConfigMap \
+         (events.configMap), a file in a storage (events.s3), or a volume of the cluster (events.input and path)"
     );
     Err(problem(Code::NotSupported, message))
 }
 
-/// Opens the source of a run and reads its first epoch: what is wrong with the whole file shows there.
+/// Opens the source of a run and reads its first epoch: what is wrong with the whole file shows there. What lies in a storage is for
+/// the worker that fetches it: it may have other credentials, and another way there.
 ///
 /// # Errors
 /// The source cannot be read, under the code that explains it.
 pub(crate) fn check_source(spec: &LearnerRunSpec) -> anyhow::Result<()> {
     let Some(memory) = &spec.memory else { return Ok(()) };
+    if matches!(memory.source, Source::Events(Events { s3: Some(_), .. })) {
+        return Ok(());
+    }
     let options = SourceOptions::from_manifest(&memory.source, Path::new(""));
     let looked = source::open(&options, Limits::default(), 0).and_then(|mut source| source.next_epoch());
     looked.map(drop).map_err(|error| super::import::source_problem(&error).into())
@@ -142,7 +148,12 @@ pub(crate) fn absolute(manifest: &Manifest, spec: &LearnerRunSpec) -> anyhow::Re
     };
     if let Some(memory) = &mut spec.memory {
         match &mut memory.source {
-            Source::Events(events) => events.path = place(&events.path)?,
+            Source::Events(Events { path: Some(path), input: None, .. }) => *path = place(path)?,
+            Source::Events(Events { s3: Some(_), .. }) => {}
+            Source::Events(_) => {
+                let message = "spec.memory.source.events.configMap and input are for clusters in Kubernetes; set path: to a file here, or s3";
+                return Err(problem(Code::NotSupported, message));
+            }
             Source::Git(git) => git.path = place(&git.path)?,
             Source::Example(_) | Source::Synthetic(_) => {}
         }
@@ -157,15 +168,31 @@ pub(crate) fn absolute(manifest: &Manifest, spec: &LearnerRunSpec) -> anyhow::Re
 pub(crate) async fn submit(client: &Client, manifest: &Manifest, run: &LearnerRun) -> anyhow::Result<bool> {
     let spec = absolute(manifest, &run.spec)?;
     let spec = serde_json::to_string(&spec).context("failed to write the run as JSON")?;
-    Ok(client.submit_run(&run.metadata.name, &spec).await?.created)
+    Ok(client.submit_run(&run.metadata.name, &spec, None, None).await?.created)
 }
 
-/// Follows a run until it ends, shows how far it is, and prints what it found. The first Ctrl-C asks it to stop after its
+/// Has a run suspended, or go on, and waits until it does; its status then. It may have ended before.
+///
+/// # Errors
+/// The cluster does not know the run, or does not answer.
+pub(crate) async fn suspend(client: &Client, name: &str, suspend: bool) -> anyhow::Result<RunStatus> {
+    loop {
+        let status = client.suspend_run(name, suspend).await?;
+        let phase = status.phase();
+        let ended = matches!(phase, RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled);
+        if ended || (phase == RunPhase::Suspended) == suspend {
+            return Ok(status);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Follows a run until it ends, shows how far it is, and prints what it found; a snapshot has no report. The first Ctrl-C asks it to stop after its
 /// epoch, the second leaves it to the cluster.
 ///
 /// # Errors
 /// The run failed (under its own code), was stopped, or the cluster does not answer.
-pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyhow::Result<RunReport> {
+pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyhow::Result<Option<RunReport>> {
     let mut follower = Follower::new(client, name, output);
     let mut watch = client.watch_run(name);
     let mut interrupts = 0;
@@ -195,7 +222,7 @@ pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyh
 ///
 /// # Errors
 /// As [`follow`].
-pub(crate) async fn follow_to_end(client: &Client, name: &str, output: &Output) -> anyhow::Result<RunReport> {
+pub(crate) async fn follow_to_end(client: &Client, name: &str, output: &Output) -> anyhow::Result<Option<RunReport>> {
     let mut follower = Follower::new(client, name, output);
     let mut watch = client.watch_run(name);
     while let Some(status) = next(&mut watch).await? {
@@ -208,20 +235,42 @@ async fn next(watch: &mut Watch) -> anyhow::Result<Option<RunStatus>> {
     Ok(watch.next().await?)
 }
 
-/// The end of a run, for the exit code and for people.
-fn conclude(status: &RunStatus, report: RunReport, output: &Output) -> anyhow::Result<RunReport> {
+/// How a run ended that did not succeed, for the exit code and for people.
+fn check_end(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
+    let steps = if is_snapshot(status) { "partitions" } else { "epochs" };
     match status.phase() {
         RunPhase::Failed => {
             let code = Code::find(&status.code).unwrap_or(Code::RunFailed);
-            let message = format!("run {} failed after {} epochs: {}", status.name, status.epoch, status.message);
-            return Err(problem(code, message));
+            let message = format!("run {} failed after {} {steps}: {}", status.name, status.epoch, status.message);
+            Err(problem(code, message))
         }
         RunPhase::Cancelled => {
-            output.note(format!("run {} was stopped after {} epochs", status.name, status.epoch));
-            return Err(Ended(ExitCode::Interrupted).into());
+            output.note(format!("run {} was stopped after {} {steps}", status.name, status.epoch));
+            Err(Ended(ExitCode::Interrupted).into())
         }
-        _ => {}
+        _ => Ok(()),
     }
+}
+
+fn is_snapshot(status: &RunStatus) -> bool {
+    status.kind == "Snapshot"
+}
+
+/// What a snapshot has written.
+fn show_snapshot(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
+    let Some(written) = &status.snapshot else { return Ok(()) };
+    let mut table = Table::new(&["snapshot", ">memories", ">size", ">partitions", "digest"]);
+    let (memories, partitions) = (count(written.memories), written.partitions.to_string());
+    table.row([written.url.clone(), memories, bytes(written.bytes), partitions, written.digest.clone()]);
+    let value = json!({
+        "kind": "RunResult", "run": status.name, "snapshot": written.url, "memories": written.memories,
+        "bytes": written.bytes, "partitions": written.partitions, "digest": written.digest,
+    });
+    if output.format == Format::Json { line(&value) } else { output.object(&value, &table) }
+}
+
+/// The end of a run that learned.
+fn conclude(status: &RunStatus, report: RunReport, output: &Output) -> anyhow::Result<RunReport> {
     match output.format {
         Format::Json => line(&result(status, &report))?,
         Format::Yaml => output.value(&serde_json::to_value(&report)?)?,
@@ -256,23 +305,32 @@ impl<'a> Follower<'a> {
             self.progress.set_total(status.epochs);
         }
         self.progress.set(status.epoch, &told(&status));
-        if self.rows.is_some_and(|(printed, due)| printed < status.epoch as usize && Instant::now() >= due) {
+        let learns = !is_snapshot(&status);
+        if learns && self.rows.is_some_and(|(printed, due)| printed < status.epoch as usize && Instant::now() >= due) {
             self.print_rows().await?;
         }
         self.last = Some(status);
         Ok(())
     }
 
-    async fn finish(mut self) -> anyhow::Result<RunReport> {
+    async fn finish(mut self) -> anyhow::Result<Option<RunReport>> {
         let report = match self.rows {
-            Some(_) => self.print_rows().await?,
-            None => read(self.client, self.name).await?,
+            _ if self.last.as_ref().is_some_and(is_snapshot) => None,
+            Some(_) => Some(self.print_rows().await?),
+            None => Some(read(self.client, self.name).await?),
         };
         let Self { name, output, last, progress, .. } = self;
         // What moves is gone before the result is printed.
         drop(progress);
         match last {
-            Some(status) => conclude(&status, report, output),
+            Some(status) => {
+                check_end(&status, output)?;
+                if let Some(report) = report {
+                    return conclude(&status, report, output).map(Some);
+                }
+                show_snapshot(&status, output)?;
+                Ok(None)
+            }
             None => Err(problem(Code::RunUnknown, format!("run {name} is not on the cluster"))),
         }
     }

@@ -231,7 +231,7 @@ async fn describe_worker(target: &Target, name: &str, context: &Context) -> anyh
     let wanted = name.strip_prefix("worker-").unwrap_or(name).parse::<u32>().ok();
     // How it was started, by whoever started it.
     let started = match target {
-        Target::Remote(_) => {
+        Target::Remote(..) => {
             let message = "workers are described over their administration port, which a cluster given by --address does not tell";
             return Err(problem(Code::NoLocalCluster, message));
         }

@@ -3,28 +3,20 @@
 use super::created;
 use crate::args::Context;
 use crate::error::problem;
-use crate::local::state::{Cluster, FORMAT, StateDir, base};
+use crate::local::state::{Cluster, StateDir, base};
 use crate::output::{Table, bytes, count};
 use crate::progress::Progress;
-use crate::snapshot::{self, Manifest, rfc3339};
-use crate::target::Local;
+use crate::snapshot::{self, Storage, rfc3339};
+use crate::target::{Local, Target};
 use anyhow::Context as _;
 use engram_api::{API_VERSION, Code, ExitCode, Problem, is_name};
-use engram_memory::Digest;
-use engram_proto::v1;
-use engram_proto::v1::admin_service_client::AdminServiceClient;
-use futures::future::try_join_all;
+use engram_memory::MAX_PARTITIONS;
+use engram_objects::Bucket;
+use engram_snapshot::{Entry, Manifest, Of, Place};
 use serde_json::{Value, json};
 use std::fs;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tonic::transport::Endpoint;
-
-/// How long a worker may take to write its part: a disk of 50 MB/s writes 90 GB in that time.
-const DEADLINE: Duration = Duration::from_secs(30 * 60);
-/// How long a worker of this machine may take to accept a connection.
-const CONNECT: Duration = Duration::from_secs(5);
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Keep the whole of a local cluster, and bring it back
 #[derive(Debug, clap::Subcommand)]
@@ -33,51 +25,89 @@ pub(crate) enum Snapshot {
     #[command(before_help = "Examples:
   engram snapshot create
   engram snapshot create before-upgrade
+  engram snapshot create --to /backup
+  engram snapshot create --to s3://backups/words --s3-endpoint http://minio:9000
 
-Each partition is kept as of one moment; partitions may be milliseconds apart while somebody writes.")]
+Each partition is kept as of one moment; partitions are as far apart as it takes to write them.")]
     Create {
         /// Its name [default: snapshot-<date>-<time>]
         name: Option<String>,
+        /// Where it goes, below its name: s3://BUCKET/PREFIX, or a folder [default: snapshots in the state directory]
+        #[arg(long, value_name = "PLACE")]
+        to: Option<String>,
+        #[command(flatten)]
+        storage: Storage,
     },
-    /// List the snapshots of a state directory
-    #[command(before_help = "Examples:\n  engram snapshot list\n  engram snapshot list -o json")]
-    List,
+    /// List the snapshots of a state directory, or of a place
+    #[command(before_help = "Examples:
+  engram snapshot list
+  engram snapshot list -o json
+  engram snapshot list --from s3://backups/words")]
+    List {
+        /// Where they lie: s3://BUCKET/PREFIX, or a folder [default: snapshots in the state directory]
+        #[arg(long, value_name = "PLACE")]
+        from: Option<String>,
+        #[command(flatten)]
+        storage: Storage,
+    },
     /// Bring a snapshot back, in place of what is there; the cluster must be down
     #[command(before_help = "Examples:
   engram down && engram snapshot restore before-upgrade --yes
   engram snapshot restore before-upgrade --workers 3 --yes              to another number of workers
+  engram snapshot restore before-upgrade --partitions 256 --yes         to another number of partitions
   engram snapshot restore /backup/before-upgrade --state-dir new --yes  to a new state directory
+  engram snapshot restore nightly --from s3://backups/words --state-dir new
 
 Everything is checked before anything is changed; the old data is kept aside until the new is in place.")]
     Restore {
         /// Name of the snapshot, or the path of its folder
         name: String,
+        /// Where it lies: s3://BUCKET/PREFIX, or a folder [default: snapshots in the state directory]
+        #[arg(long, value_name = "PLACE")]
+        from: Option<String>,
+        #[command(flatten)]
+        storage: Storage,
         /// Workers to spread it over [default: as the cluster had last]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
         workers: Option<u32>,
+        /// Partitions to deal it out to [default: as the cluster has]
+        #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PARTITIONS)))]
+        partitions: Option<u32>,
         /// Replace what is there without asking
         #[arg(long)]
         yes: bool,
     },
 }
 
+/// What `restore` was asked for, beside where the snapshot lies.
+struct Asked {
+    workers: Option<u32>,
+    partitions: Option<u32>,
+    yes: bool,
+}
+
 impl Snapshot {
     pub(crate) async fn run(self, context: &Context) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Create { name } => create(name, context).await?,
-            Self::List => list(context)?,
-            Self::Restore { name, workers, yes } => {
-                let context = context.clone();
-                // It reads and writes everything there is.
-                let restored = tokio::task::spawn_blocking(move || restore(&name, workers, yes, &context));
-                restored.await.context("the restore ended early")??;
+            Self::Create { name, to, storage } => create(name, to, storage, context).await?,
+            Self::List { from, storage } => list(from, storage, context).await?,
+            Self::Restore { name, from, storage, workers, partitions, yes } => {
+                restore(&name, from, storage, Asked { workers, partitions, yes }, context).await?;
             }
         }
         Ok(ExitCode::Ok)
     }
 }
 
-async fn create(name: Option<String>, context: &Context) -> anyhow::Result<()> {
+/// The place that is meant, by default that of a state directory.
+fn place(address: Option<String>, storage: Storage, state_dir: &Path) -> anyhow::Result<Place> {
+    match address {
+        Some(address) => Place::open(&address, &storage.options()),
+        None => Ok(Place::Folder(snapshot::folder(state_dir))),
+    }
+}
+
+async fn create(name: Option<String>, to: Option<String>, storage: Storage, context: &Context) -> anyhow::Result<()> {
     let local = Local::find(context)?;
     let name = name.unwrap_or_else(|| default_name(now_ms()));
     if !is_name(&name) {
@@ -88,26 +118,49 @@ async fn create(name: Option<String>, context: &Context) -> anyhow::Result<()> {
     let Some(cluster) = created(&state_dir)? else {
         return Err(problem(Code::NoLocalCluster, format!("{} has no cluster.json", state_dir.display())));
     };
-    let folder = snapshot::folder(&state_dir).join(&name);
-    if folder.exists() {
-        let message = format!("snapshot {name} is there already: {}", folder.display());
+    let from = to.as_ref().map(|to| format!(" --from {to}")).unwrap_or_default();
+    let place = place(to, storage, &state_dir)?;
+    let shown = place.shown(&name);
+    if place.is_taken(&name).await? {
+        let message = format!("snapshot {name} is there already: {shown}");
         return Err(Problem::new(Code::Conflicting, message).help("give another name").into());
     }
-    fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
-    let written = write(&local, &cluster, &name, &folder, context).await;
-    let manifest = match written {
-        Ok(manifest) => manifest,
-        Err(error) => {
-            // Without a manifest it is no snapshot; what stays is listed as unfinished.
-            let _ = fs::remove_dir_all(&folder);
-            return Err(error);
+    let manifest = match &place {
+        Place::Folder(folder) => {
+            let folder = folder.join(&name);
+            fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
+            let written = async {
+                let mut manifest = write(&local, &cluster, &name, &folder, context).await?;
+                manifest.write(&folder)?;
+                anyhow::Ok(manifest)
+            };
+            let written = written.await;
+            if written.is_err() {
+                // Without a manifest it is no snapshot; what stays is listed as unfinished.
+                let _ = fs::remove_dir_all(&folder);
+            }
+            written?
+        }
+        Place::Objects(bucket) => {
+            // Beside the data of the workers, which write it: it takes the room of one snapshot until it is there.
+            let folder = tempfile::Builder::new().prefix("snapshot-").tempdir_in(&state_dir);
+            let folder = folder.context("failed to make a folder for the snapshot")?;
+            let mut manifest = write(&local, &cluster, &name, folder.path(), context).await?;
+            let mut progress = Progress::new(&context.output, "bytes", Some(manifest.bytes));
+            let heard = |bytes| {
+                let done = progress.done() + bytes;
+                progress.set(done, "sent");
+            };
+            engram_snapshot::upload(&mut manifest, folder.path(), &bucket.below(&name), heard).await?;
+            manifest
         }
     };
-    show(&[(manifest, folder)], context)?;
-    context.output.note(format!("bring it back:    engram down && engram snapshot restore {name}"));
+    show(&[(manifest, shown)], context)?;
+    context.output.note(format!("bring it back:    engram down && engram snapshot restore {name}{from}"));
     Ok(())
 }
 
+/// Has the workers write all partitions into `folder`, and describes them.
 async fn write(
     local: &Local,
     cluster: &Cluster,
@@ -115,77 +168,33 @@ async fn write(
     folder: &Path,
     context: &Context,
 ) -> anyhow::Result<Manifest> {
-    let text = folder.to_str().with_context(|| format!("the path {} is not UTF-8", folder.display()))?;
-    let workers = &local.endpoints.workers;
-    let asked = workers.iter().map(|worker| ask(worker.admin, text.to_owned()));
-    let replies = try_join_all(asked).await?;
-    // A digest of the whole is known only if none of the workers was written to meanwhile.
-    let digests: Option<Vec<u128>> =
-        replies.iter().map(|reply| reply.digest.as_ref().try_into().ok().map(u128::from_be_bytes)).collect();
-    let mut total = digests.map(|digests| {
-        let mut total = Digest::default();
-        digests.into_iter().for_each(|digest| total.merge(Digest(digest)));
-        total
-    });
-    let mut manifest = Manifest::new(name, cluster)?;
-    manifest.workers = workers.len() as u32;
-    manifest.created_ms = now_ms();
-    manifest.digest = total.take().map(|digest| digest.to_string());
-    let expected: u64 = replies.iter().map(|reply| reply.bytes).sum();
-    let (folder, mut progress) = (folder.to_owned(), Progress::new(&context.output, "bytes", Some(expected)));
+    let doors = Target::Local(local.clone()).administration();
+    let workers: Vec<_> = doors.into_iter().map(|(_, door)| door).collect();
+    let files = snapshot::gather(&workers, cluster.spec.partitions, folder).await?;
+    let mut manifest = Manifest::new(name, Of { cluster: cluster.id()?, name: &cluster.name, spec: &cluster.spec })?;
+    (manifest.workers, manifest.created_ms) = (workers.len() as u32, now_ms());
+    let (folder, mut progress) = (folder.to_owned(), Progress::new(&context.output, "bytes", None));
     let described = tokio::task::spawn_blocking(move || {
-        let mut files: Vec<String> = Vec::new();
-        for entry in fs::read_dir(&folder)? {
-            let name = entry?.file_name().into_string().ok();
-            files.extend(name.filter(|name| engram_store::snapshot_file::parse_name(name).is_some()));
-        }
-        files.sort_unstable();
         for file in &files {
-            manifest.add(&folder, file)?;
+            manifest.add(Entry::of(&folder, file)?);
             progress.set(manifest.bytes, "checked");
         }
-        manifest.write(&folder)?;
         anyhow::Ok(manifest)
     });
-    let manifest = described.await.context("the snapshot ended early")??;
-    let partitions: u32 = replies.iter().map(|reply| reply.partitions).sum();
-    anyhow::ensure!(
-        manifest.files.len() == partitions as usize,
-        "the workers wrote {partitions} partitions, and {} files are there",
-        manifest.files.len()
-    );
-    Ok(manifest)
+    described.await.context("the snapshot ended early")?
 }
 
-async fn ask(admin: SocketAddr, folder: String) -> anyhow::Result<v1::CreateSnapshotReply> {
-    let ask = async {
-        let channel = Endpoint::from_shared(format!("http://{admin}"))?.connect_timeout(CONNECT).connect().await?;
-        let mut client =
-            AdminServiceClient::new(channel).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        let answer = client.create_snapshot(v1::CreateSnapshotRequest { folder }).await;
-        let reply = answer.map_err(|status| match v1::Problem::from_status(&status) {
-            Some(problem) => anyhow::Error::new(engram_client::Error::Refused(Box::new(problem))),
-            None => anyhow::anyhow!("{}", status.message()),
-        })?;
-        anyhow::Ok(reply.into_inner())
-    };
-    let answer = tokio::time::timeout(DEADLINE, ask).await;
-    answer.map_err(anyhow::Error::from).flatten().with_context(|| format!("the worker at {admin} wrote no snapshot"))
-}
-
-fn list(context: &Context) -> anyhow::Result<()> {
-    let folder = snapshot::folder(&state_dir(context)?);
-    let entries = match fs::read_dir(&folder) {
-        Ok(entries) => entries.collect::<Result<Vec<_>, _>>()?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-        Err(error) => return Err(error).with_context(|| format!("failed to list {}", folder.display())),
+async fn list(from: Option<String>, storage: Storage, context: &Context) -> anyhow::Result<()> {
+    let place = match from {
+        Some(address) => Place::open(&address, &storage.options())?,
+        None => place(None, storage, &state_dir(context)?)?,
     };
     let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.path();
-        match Manifest::read(&path) {
-            Ok(Some(manifest)) => found.push((manifest, path)),
-            Ok(None) => context.output.note(format!("{} is unfinished: it has no manifest", path.display())),
+    for name in place.names().await? {
+        let shown = place.shown(&name);
+        match place.manifest(&name).await {
+            Ok(Some(manifest)) => found.push((manifest, shown)),
+            Ok(None) => context.output.note(format!("{shown} is unfinished: it has no manifest")),
             Err(error) => context.output.note(format!("{error:#}")),
         }
     }
@@ -193,9 +202,18 @@ fn list(context: &Context) -> anyhow::Result<()> {
     show(&found, context)
 }
 
-fn show(snapshots: &[(Manifest, PathBuf)], context: &Context) -> anyhow::Result<()> {
-    let mut table =
-        Table::new(&["snapshot", "created", ">memories", ">size", "digest", "+cluster", "+>workers", "+folder"]);
+fn show(snapshots: &[(Manifest, String)], context: &Context) -> anyhow::Result<()> {
+    let mut table = Table::new(&[
+        "snapshot",
+        "created",
+        ">memories",
+        ">size",
+        "digest",
+        "+cluster",
+        "+>workers",
+        "+>partitions",
+        "+folder",
+    ]);
     let mut items: Vec<Value> = Vec::new();
     for (manifest, folder) in snapshots {
         table.row([
@@ -206,7 +224,8 @@ fn show(snapshots: &[(Manifest, PathBuf)], context: &Context) -> anyhow::Result<
             manifest.digest.clone().unwrap_or_else(|| "-".into()),
             manifest.cluster_name.clone(),
             manifest.workers.to_string(),
-            folder.display().to_string(),
+            manifest.partitions.to_string(),
+            folder.clone(),
         ]);
         items.push(json!({
             "name": manifest.name, "created": rfc3339(manifest.created_ms), "memories": manifest.memories,
@@ -218,24 +237,36 @@ fn show(snapshots: &[(Manifest, PathBuf)], context: &Context) -> anyhow::Result<
     context.output.list(&items, &table)
 }
 
-fn restore(name: &str, workers: Option<u32>, yes: bool, context: &Context) -> anyhow::Result<()> {
+async fn restore(
+    name: &str,
+    from: Option<String>,
+    storage: Storage,
+    asked: Asked,
+    context: &Context,
+) -> anyhow::Result<()> {
     let state_dir = state_dir(context)?;
-    let folder = if name.contains('/') { PathBuf::from(name) } else { snapshot::folder(&state_dir).join(name) };
-    if !folder.is_dir() {
-        return Err(problem(
-            Code::SnapshotUnusable,
-            format!("there is no snapshot {name}: {} is not a folder", folder.display()),
-        ));
+    let path = Path::new(name);
+    let (place, name) = match (from, path.parent(), path.file_name().and_then(|name| name.to_str())) {
+        (None, Some(parent), Some(last)) if name.contains('/') => (Place::Folder(parent.to_owned()), last),
+        (from, ..) => (place(from, storage, &state_dir)?, name),
+    };
+    if name.contains('/') {
+        let message = format!("{name:?} is no name of a snapshot, which --from takes");
+        return Err(problem(Code::InvalidValue, message));
     }
-    let Some(manifest) = Manifest::read(&folder)? else {
-        let message = format!("snapshot {name} was never finished: {} has no manifest.json", folder.display());
-        return Err(problem(Code::SnapshotUnusable, message));
+    let whence = place.shown(name);
+    let Some(manifest) = place.manifest(name).await? else {
+        let what = match place.is_taken(name).await? {
+            true => format!("snapshot {name} was never finished: {whence} has no manifest.json"),
+            false => format!("there is no snapshot {name}: nothing is at {whence}"),
+        };
+        return Err(problem(Code::SnapshotUnusable, what));
     };
     // Held until the end: the cluster is down, and stays down.
     let mut held = StateDir::hold(&state_dir)?;
     let known = created(held.folder())?;
     if let Some(cluster) = &known
-        && !yes
+        && !asked.yes
     {
         let message = format!(
             "state directory {} holds cluster {}; restoring {name} replaces its memories",
@@ -246,33 +277,72 @@ fn restore(name: &str, workers: Option<u32>, yes: bool, context: &Context) -> an
     }
     let mut cluster = match known {
         Some(cluster) => cluster,
-        None => manifest.to_cluster(FORMAT)?,
+        None => snapshot::cluster_of(&manifest)?,
     };
-    let workers = workers.unwrap_or(cluster.spec.workers);
-    let mut progress = Progress::new(&context.output, "bytes", Some(2 * manifest.bytes));
-    let into = snapshot::Into {
-        state_dir: held.folder(),
-        cluster: cluster.id()?,
-        shape: snapshot::shape_of(&cluster.spec),
-        workers,
+    let workers = asked.workers.unwrap_or(cluster.spec.workers);
+    cluster.spec.partitions = asked.partitions.unwrap_or(cluster.spec.partitions);
+    let (id, shape) = (cluster.id()?, engram_snapshot::shape_of(&cluster.spec));
+    manifest.check_owner(&whence, id)?;
+    manifest.check_shape(&whence, shape)?;
+    let fetched = match &place {
+        Place::Folder(_) => None,
+        Place::Objects(bucket) => Some(fetch(&manifest, &bucket.below(name), held.folder(), context).await?),
     };
-    let restored = snapshot::restore(&folder, &manifest, into, |bytes| {
-        let done = progress.done() + bytes;
-        progress.set(done, if done > manifest.bytes { "copied" } else { "checked" });
-    })?;
-    drop(progress);
-    (cluster.spec.workers, cluster.memories) = (restored.workers, restored.memories);
-    held.keep(&cluster)?;
+    let folder = match (&place, &fetched) {
+        (Place::Folder(folder), _) => folder.join(name),
+        (_, Some(fetched)) => fetched.path().to_owned(),
+        (Place::Objects(_), None) => unreachable!("what lies in a storage was fetched"),
+    };
+    let (output, capacity) = (context.output, cluster.spec.capacity.memories);
+    // It reads and writes everything there is.
+    let restored = tokio::task::spawn_blocking(move || {
+        let into = snapshot::Into { state_dir: held.folder(), cluster: id, shape, capacity, workers };
+        let from = snapshot::From { folder: &folder, whence: &whence, manifest: &manifest };
+        let work = from.work(into);
+        let mut progress = Progress::new(&output, "bytes", Some(work));
+        let restored = snapshot::restore(from, into, |bytes| {
+            let done = progress.done() + bytes;
+            progress.set(done, if done > manifest.bytes { "copied" } else { "checked" });
+        })?;
+        drop(progress);
+        (cluster.spec.workers, cluster.memories) = (restored.workers, restored.memories);
+        held.keep(&cluster)?;
+        anyhow::Ok((restored, cluster.spec.partitions))
+    });
+    let (restored, partitions) = restored.await.context("the restore ended early")??;
+    drop(fetched);
     let digest = restored.digest.to_string();
-    let mut table = Table::new(&["snapshot", ">memories", ">workers", "digest"]);
-    table.row([name.to_owned(), count(restored.memories), restored.workers.to_string(), digest.clone()]);
+    let mut table = Table::new(&["snapshot", ">memories", ">workers", ">partitions", "digest"]);
+    let (kept, workers) = (count(restored.memories), restored.workers);
+    table.row([name.to_owned(), kept, workers.to_string(), partitions.to_string(), digest.clone()]);
     let object = json!({
-        "apiVersion": API_VERSION, "kind": "Restored", "snapshot": manifest.name, "memories": restored.memories,
-        "workers": restored.workers, "digest": digest, "stateDir": state_dir,
+        "apiVersion": API_VERSION, "kind": "Restored", "snapshot": name, "memories": restored.memories,
+        "workers": workers, "partitions": partitions, "digest": digest, "stateDir": state_dir,
     });
     context.output.object(&object, &table)?;
-    context.output.note(format!("start it: engram up FILE --state-dir {} (workers: {workers})", state_dir.display()));
+    let state_dir = state_dir.display();
+    context.output.note(format!(
+        "start it: engram up FILE --state-dir {state_dir} (workers: {workers}, partitions: {partitions})"
+    ));
     Ok(())
+}
+
+/// Fetches a snapshot into a folder beside the state that it is to replace.
+async fn fetch(
+    manifest: &Manifest,
+    bucket: &Bucket,
+    state_dir: &Path,
+    context: &Context,
+) -> anyhow::Result<tempfile::TempDir> {
+    let folder = tempfile::Builder::new().prefix("snapshot-").tempdir_in(state_dir);
+    let folder = folder.context("failed to make a folder for the snapshot")?;
+    let mut progress = Progress::new(&context.output, "bytes", Some(manifest.bytes));
+    let heard = |bytes| {
+        let done = progress.done() + bytes;
+        progress.set(done, "fetched");
+    };
+    engram_snapshot::download(manifest, bucket, folder.path(), heard).await?;
+    Ok(folder)
 }
 
 /// The state directory that is meant, whether its cluster runs or not.

@@ -1,8 +1,9 @@
 //! What a person wants of a cluster that runs: more workers are started, those too many are stopped once they hold nothing.
 
-use super::{Event, Kept, Role, Shared, Will, configure_worker};
+use super::{Event, Kept, Plan, Role, Shared, Will, configure_worker};
 use crate::local::endpoints::WorkerEndpoints;
 use crate::local::{admin, state};
+use crate::route::Door;
 use engram_proto::v1;
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,7 +19,8 @@ pub(super) async fn follow(shared: Rc<Shared>) {
             continue;
         }
         // Without a coordinator there is no goal, and everything goes on as it is.
-        let Ok(status) = admin::cluster(&shared.plan.ports.coordinator.into()).await else { continue };
+        let Plan { ports, cluster, route, .. } = &shared.plan;
+        let Ok(status) = admin::cluster(&Door::at(ports.coordinator, route), *cluster).await else { continue };
         if let Err(error) = pursue(&shared, &status).await {
             shared.tell(Event::Trouble(error));
         }

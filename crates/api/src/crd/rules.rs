@@ -5,7 +5,9 @@
 
 use serde_json::{Value, json};
 
+use crate::kubernetes::TlsMode;
 use crate::later::{self, Later};
+use crate::run::KUBERNETES_EVENTS;
 
 /// A rule at one object or value of a kind.
 pub(crate) struct Rule {
@@ -41,11 +43,8 @@ fn immutable(at: &'static str) -> Rule {
 }
 
 fn not_yet(later: &Later) -> Rule {
-    let Later { parent, field, unless, advice } = later;
-    let rule = match unless {
-        Some(value) => format!("!has(self.{field}) || self.{field} == '{value}'"),
-        None => format!("!has(self.{field})"),
-    };
+    let Later { parent, field, advice } = later;
+    let rule = format!("!has(self.{field})");
     let message = format!("{parent}.{field} is not supported yet: {advice}");
     Rule { at: parent, rule, message, reason: "FieldValueForbidden", field: Some(field) }
 }
@@ -87,6 +86,22 @@ pub(crate) fn cluster() -> Vec<Rule> {
             "version and image exclude each other: image is the whole reference",
         ),
         invalid(
+            "spec",
+            "access",
+            "!has(self.access) || size(self.access) == 0 || \
+             (has(self.tls) && has(self.tls.mode) && self.tls.mode != 'Disabled')",
+            "access needs tls.mode: Auto: a token that is sent in clear is anybody's",
+        ),
+        // A name and no path: it becomes a part of an address of the API server.
+        invalid(
+            "spec.tls",
+            "secretName",
+            "has(self.mode) && self.mode == 'Secret' ? \
+             has(self.secretName) && self.secretName.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$') : \
+             !has(self.secretName) || self.secretName == ''",
+            "tls.mode: Secret needs secretName, the name of a Secret; other modes have none",
+        ),
+        invalid(
             "spec.gpu",
             "resourceClaimTemplateName",
             "!has(self.resourceClaimTemplateName) || self.resourceClaimTemplateName == '' || \
@@ -102,19 +117,56 @@ pub(crate) fn cluster() -> Vec<Rule> {
         immutable("spec.partitions"),
         immutable("spec.learning.law"),
         immutable("spec.features"),
+        // Neither added, nor taken away, nor changed.
+        Rule {
+            at: "spec",
+            rule: "has(self.bootstrap) == has(oldSelf.bootstrap) && (!has(self.bootstrap) || self.bootstrap == oldSelf.bootstrap)"
+                .into(),
+            message: "spec.bootstrap cannot change; give the new object another metadata.name".into(),
+            reason: "FieldValueForbidden",
+            field: Some("bootstrap"),
+        },
+        invalid(
+            "spec.bootstrap.snapshot",
+            "url",
+            "!self.url.endsWith('{name}') && !self.url.endsWith('{name}/')",
+            "spec.bootstrap.snapshot.url must be that of one snapshot, without {name}",
+        ),
         immutable("spec.managedBy"),
+        tls_mode(),
     ]);
     rules.extend(later::CLUSTER.iter().map(not_yet));
     rules
+}
+
+/// Workers with certificates and workers without do not understand each other. An absent mode is one as well.
+fn tls_mode() -> Rule {
+    let mode = |of: &str| format!("(has({of}.tls) && has({of}.tls.mode) ? {of}.tls.mode : '{}')", TlsMode::default());
+    let rule = format!("{} == {}", mode("self"), mode("oldSelf"));
+    let message = "spec.tls.mode cannot change; give the new object another metadata.name";
+    Rule { at: "spec", rule, message: message.into(), reason: "FieldValueForbidden", field: Some("tls.mode") }
 }
 
 /// Rules of a `LearnerRun`.
 pub(crate) fn run() -> Vec<Rule> {
     const REPORT: &str = "spec.memory";
     const SYNTHETIC: &str = "has(self.source.synthetic)";
+    const EVENTS: &str = "spec.memory.source.events";
     let mut rules = names();
     rules.extend([
         invalid("spec", "memory", "self.kind != 'Memory' || has(self.memory)", "kind Memory needs the block memory"),
+        invalid(
+            "spec",
+            "snapshot",
+            "self.kind != 'Snapshot' || has(self.snapshot)",
+            "kind Snapshot needs the block snapshot",
+        ),
+        invalid(
+            "spec",
+            "",
+            "(self.kind != 'Snapshot' || !has(self.memory)) && (self.kind != 'Memory' || !has(self.snapshot))",
+            "kind is the name of the one block that may be there",
+        ),
         invalid(
             REPORT,
             "report",
@@ -136,9 +188,54 @@ pub(crate) fn run() -> Vec<Rule> {
         invalid(
             "spec",
             "until",
-            "!has(self.until) || !has(self.memory) || has(self.memory.source.synthetic)",
+            "!has(self.until) || (has(self.memory) && has(self.memory.source.synthetic))",
             "until needs a synthetic source; epochs says where others stop",
         ),
+        invalid(
+            EVENTS,
+            "",
+            "[has(self.path), has(self.configMap), has(self.s3)].filter(present, present).size() == 1",
+            "spec.memory.source.events must have exactly one of path, configMap and s3",
+        ),
+        invalid(
+            EVENTS,
+            "input",
+            "!has(self.input) || has(self.path)",
+            "spec.memory.source.events.input needs path, the file in that volume",
+        ),
+        invalid(
+            EVENTS,
+            "path",
+            "!has(self.input) || !has(self.path) || (!self.path.startsWith('/') && !self.path.matches('(^|/)[.][.](/|$)'))",
+            "spec.memory.source.events.path must stay inside of the volume that input names",
+        ),
+        invalid(
+            "spec.memory.source.events.s3",
+            "url",
+            "self.url.matches('^s3://[^/]+/(.*[^/}])$')",
+            "spec.memory.source.events.s3.url must be that of one file, s3://BUCKET/KEY, without {name}",
+        ),
+        invalid(
+            EVENTS,
+            "columns",
+            "has(self.columns.id) != has(self.columns.key)",
+            "spec.memory.source.events.columns must have exactly one of id and key",
+        ),
+        invalid(
+            EVENTS,
+            "columns",
+            "has(self.columns.epoch) != has(self.columns.time)",
+            "spec.memory.source.events.columns must have exactly one of epoch and time",
+        ),
+        Rule {
+            at: EVENTS,
+            rule: "!has(self.path) || has(self.input)".into(),
+            message: format!(
+                "spec.memory.source.events.path without input is not supported yet in Kubernetes: use {KUBERNETES_EVENTS}"
+            ),
+            reason: "FieldValueForbidden",
+            field: Some("path"),
+        },
         immutable("spec.managedBy"),
         started(),
     ]);
@@ -156,8 +253,9 @@ fn started() -> Rule {
     };
     let rule = format!(
         "!has(oldSelf.status) || !has(oldSelf.status.startTime) || \
-         (self.spec.clusterRef == oldSelf.spec.clusterRef && self.spec.kind == oldSelf.spec.kind && {} && {})",
+         (self.spec.clusterRef == oldSelf.spec.clusterRef && self.spec.kind == oldSelf.spec.kind && {} && {} && {})",
         same("memory"),
+        same("snapshot"),
         same("until")
     );
     let message =

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::rules::Rule;
 use crate::cluster::SMALLEST_SETTING;
+use crate::objects::PATTERN;
 
 /// The longest duration or size: 20 digits and a unit. Without a bound the API server expects megabytes of text, and
 /// refuses the rules over it as too expensive.
@@ -171,6 +172,15 @@ fn text(schema: &Value, path: &str, out: &mut Map<String, Value>, rules: &mut Ve
     }
     if matches!(schema["format"].as_str(), Some("engram-duration" | "engram-size" | "engram-rate")) {
         out.insert("maxLength".into(), LONGEST_QUANTITY.into());
+    }
+    match schema["format"].as_str() {
+        Some("engram-s3") => {
+            out.insert("pattern".into(), PATTERN.into());
+        }
+        Some("engram-endpoint") => {
+            out.insert("pattern".into(), "^https?://[^@ ?#]+$".into());
+        }
+        _ => {}
     }
     for (keyword, relation, sentence) in [("x-minimum", ">=", "at least"), ("x-maximum", "<=", "at most")] {
         if let Some(bound) = schema[keyword].as_str() {

@@ -12,6 +12,7 @@ use super::tree::{Entry, Node, Yaml, place};
 use crate::cluster::SMALLEST_SETTING;
 use crate::code::Code;
 use crate::object::{MAX_NAME_LENGTH, is_name};
+use crate::objects::{ALLOWED, is_address, is_endpoint};
 use crate::problem::{Place, Problem};
 use crate::quantity::{Duration, Rate, Size};
 
@@ -226,6 +227,10 @@ impl<'a> Check<'a> {
                 Err(message) => return self.report(Code::WrongType, path, place, format!("{path}: {message}"), []),
                 Ok(_) => return,
             },
+            Some("engram-s3") if !is_address(text) => ALLOWED.to_owned(),
+            Some("engram-endpoint") if !is_endpoint(text) => {
+                "http://HOST:PORT or https://HOST, and nobody's name".to_owned()
+            }
             _ if schema["minLength"] == 1 && text.is_empty() => "at least one character".into(),
             _ => return,
         };

@@ -22,6 +22,15 @@ const POD: [&str; 6] = [
 /// Prefixes of labels and annotations that the operator writes.
 const RESERVED: [&str; 2] = ["engram.dev/", "app.kubernetes.io/"];
 
+/// Whether a text is the name of an object of Kubernetes, and no path.
+fn is_object_name(text: &str) -> bool {
+    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let all = text.as_bytes();
+    all.first().is_some_and(is_alphanumeric)
+        && all.last().is_some_and(is_alphanumeric)
+        && all.iter().all(|byte| is_alphanumeric(byte) || b"-.".contains(byte))
+}
+
 impl Rules<'_> {
     /// Checks the settings of a `LearnerCluster`.
     pub(super) fn kubernetes(&mut self) {
@@ -32,19 +41,60 @@ impl Rules<'_> {
         self.exclusive("spec.image", &["spec.version"], "image is the whole reference");
         let devices = ["spec.gpu.count", "spec.gpu.resourceName"];
         self.exclusive("spec.gpu.resourceClaimTemplateName", &devices, "the template says which devices");
+        self.secret_name();
+        self.access();
         self.pod_template();
+    }
+
+    /// A Secret is named where certificates come from one, and nowhere else.
+    fn secret_name(&mut self) {
+        let (mode, path) = ("spec.tls.mode", "spec.tls.secretName");
+        let name = self.text(path).unwrap_or_default();
+        match self.text(mode) {
+            Some("Secret") if name.is_empty() => {
+                let message = format!("{path} is missing, but {mode} is Secret; allowed: the name of a Secret");
+                self.problem(Code::Missing, path, message, "add secretName: words-tls");
+            }
+            Some("Secret") if !is_object_name(name) => {
+                let message =
+                    format!("{path} is {}; allowed: the name of a Secret: a-z, 0-9, - and .", self.shown(path));
+                self.problem(Code::OutOfRange, path, message, "name a Secret of the cluster's namespace");
+            }
+            Some("Secret") => {}
+            _ if name.is_empty() => {}
+            other => {
+                let message = format!(
+                    "{path} is {}, but {mode} is {}; allowed: with mode Secret",
+                    self.shown(path),
+                    other.unwrap_or("absent")
+                );
+                self.problem(Code::Conflicting, path, message, "set mode: Secret, or remove the line");
+            }
+        }
+    }
+
+    /// Who may do what is told by tokens, and a token in clear is anybody's.
+    fn access(&mut self) {
+        let path = "spec.access";
+        let is_given = |entry: &Entry| matches!(&entry.value.value, Yaml::List(entries) if !entries.is_empty());
+        let is_clear = matches!(self.text("spec.tls.mode"), None | Some("Disabled"));
+        if is_clear && find(self.document, path).is_some_and(is_given) {
+            let message = format!("{path} gives rights, but there is no TLS; allowed: access with tls.mode: Auto");
+            self.problem(
+                Code::Conflicting,
+                path,
+                message,
+                "set tls: { mode: Auto }; a token that is sent in clear is anybody's",
+            );
+        }
     }
 
     /// Refuses a field whose feature comes later.
     pub(super) fn later(&mut self, later: &Later) {
         let path = later.path();
-        let Some(value) = find(self.document, &path).map(|entry| &entry.value.value) else { return };
-        let message = match later.unless {
-            Some(allowed) if value.text() == Some(allowed) => return,
-            Some(allowed) => format!("{path} is {value}, which is not supported yet; allowed: {allowed}"),
-            None => format!("{path} is not supported yet"),
-        };
-        self.problem(Code::NotSupported, &path, message, later.advice);
+        if find(self.document, &path).is_some() {
+            self.problem(Code::NotSupported, &path, format!("{path} is not supported yet"), later.advice);
+        }
     }
 
     fn ephemeral(&mut self) {

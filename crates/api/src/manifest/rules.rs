@@ -8,8 +8,9 @@ use super::tree::{Entry, Node, Yaml, place};
 use crate::cluster::Capacity;
 use crate::code::Code;
 use crate::later;
+use crate::objects::{is_address, is_object};
 use crate::problem::{Place, Problem};
-use crate::run::{EventFormat, Synthetic};
+use crate::run::{EventFormat, KUBERNETES_EVENTS, Synthetic};
 
 const EVENTS: &str = "spec.memory.source.events";
 const SYNTHETIC: &str = "spec.memory.source.synthetic";
@@ -25,6 +26,7 @@ pub(super) struct Rules<'a> {
 pub(super) fn cluster(source: &str, document: &Node) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
     rules.copies();
+    rules.bootstrap();
     rules.kubernetes();
     rules.problems
 }
@@ -44,6 +46,7 @@ pub(super) fn run(source: &str, document: &Node, capacity: Option<i128>) -> Vec<
 pub(super) fn run_in_kubernetes(source: &str, document: &Node) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
     later::RUN.iter().for_each(|later| rules.later(later));
+    rules.events_in_kubernetes();
     rules.problems
 }
 
@@ -76,19 +79,29 @@ impl Rules<'_> {
         self.problem(Code::Conflicting, path, message, &help);
     }
 
+    fn bootstrap(&mut self) {
+        let path = "spec.bootstrap.snapshot.url";
+        if let Some(url) = self.text(path).filter(|url| url.trim_end_matches('/').ends_with("{name}")) {
+            let message = format!("{path} is {url}; allowed: the address of one snapshot, without {{name}}");
+            self.problem(Code::OutOfRange, path, message, "engram snapshot list --from shows which there are");
+        }
+    }
+
     fn block_of_kind(&mut self) {
-        if self.text("spec.kind") != Some("Memory") {
-            return;
-        }
+        let (kind, own, help) = match self.text("spec.kind") {
+            Some("Memory") => ("Memory", "memory", "add memory: { source: { synthetic: {} } }"),
+            Some("Snapshot") => ("Snapshot", "snapshot", "add snapshot: { url: s3://backups/words/monday }"),
+            _ => return,
+        };
         let rule = "allowed: the block of that name, and no other";
-        if !self.has("spec.memory") {
-            let message = format!("spec.kind is Memory, but spec.memory is absent; {rule}");
-            self.problem(Code::Conflicting, "spec.kind", message, "add memory: { source: { synthetic: {} } }");
+        if !self.has(&format!("spec.{own}")) {
+            let message = format!("spec.kind is {kind}, but spec.{own} is absent; {rule}");
+            self.problem(Code::Conflicting, "spec.kind", message, help);
         }
-        for block in ["replay", "geodesic", "tropical", "fisher", "federated", "snapshot"] {
+        for block in ["memory", "replay", "geodesic", "tropical", "fisher", "federated", "snapshot"] {
             let path = format!("spec.{block}");
-            if self.has(&path) {
-                let message = format!("{path} is present, but spec.kind is Memory; {rule}");
+            if block != own && self.has(&path) {
+                let message = format!("{path} is present, but spec.kind is {kind}; {rule}");
                 self.problem(Code::Conflicting, &path, message, "remove the block");
             }
         }
@@ -98,9 +111,14 @@ impl Rules<'_> {
         if !self.has(EVENTS) {
             return;
         }
-        let path = format!("{EVENTS}.path");
+        let [path, key, url] = ["path", "configMap.key", "s3.url"].map(|name| format!("{EVENTS}.{name}"));
+        self.one_of(EVENTS, &["path", "configMap", "s3"].map(|name| format!("{EVENTS}.{name}")), true);
+        self.input(&path);
+        self.stored(&url);
+        let path = [path, key].into_iter().find(|path| self.has(path)).unwrap_or_else(|| url.clone());
         if let (None | Some("Auto"), Some(file)) = (self.text(&format!("{EVENTS}.format")), self.text(&path))
             && !file.is_empty()
+            && (path != url || is_object(file))
             && EventFormat::of_path(file).is_none()
         {
             let message = format!(
@@ -122,6 +140,40 @@ impl Rules<'_> {
             let value = self.shown(&span);
             let message = format!("{span} is {value}, but {time} is absent; allowed: epochSpan with columns.time");
             self.problem(Code::Conflicting, &span, message, "remove epochSpan: the file numbers its epochs itself");
+        }
+    }
+
+    /// A volume of the cluster has files of its own, and no others.
+    fn input(&mut self, path: &str) {
+        let input = format!("{EVENTS}.input");
+        if !self.has(&input) {
+            return;
+        }
+        let Some(file) = self.text(path) else {
+            let message = format!("{input} is {}, but {path} is absent; allowed: input with path", self.shown(&input));
+            return self.problem(Code::Conflicting, &input, message, "add path: the file in that volume");
+        };
+        if file.starts_with('/') || file.split('/').any(|part| part == "..") {
+            let message = format!("{path} is {file}, but {input} is present; allowed: a path inside of the volume");
+            self.problem(Code::Conflicting, path, message, "write it as it is seen from the top of the volume");
+        }
+    }
+
+    /// Events are one file of a storage.
+    fn stored(&mut self, path: &str) {
+        let Some(url) = self.text(path).filter(|url| is_address(url) && !is_object(url)) else { return };
+        let message = format!("{path} is {url}; allowed: the address of one file, s3://BUCKET/KEY, without {{name}}");
+        self.problem(Code::OutOfRange, path, message, "name the file: s3://events/2026/sales.csv");
+    }
+
+    /// Where files are that pods can read.
+    fn events_in_kubernetes(&mut self) {
+        let path = format!("{EVENTS}.path");
+        if self.has(&path) && !self.has(&format!("{EVENTS}.input")) {
+            let message = format!(
+                "{path} without input is a file of one machine, which pods do not have; allowed: {KUBERNETES_EVENTS}"
+            );
+            self.problem(Code::NotSupported, &path, message, "or learn from an example or a synthetic source");
         }
     }
 
@@ -167,6 +219,9 @@ impl Rules<'_> {
         if matches!(&entry.value.value, Yaml::Map(conditions) if conditions.is_empty()) {
             let message = format!("{path} is empty; allowed: separation, convergence, or both");
             self.problem(Code::Conflicting, path, message, "remove it to run all epochs");
+        } else if self.text("spec.kind") == Some("Snapshot") {
+            let message = format!("{path} is present, but spec.kind is Snapshot; allowed: until with synthetic");
+            self.problem(Code::Conflicting, path, message, "remove it");
         } else if self.is_synthetic() == Some(false) {
             let source = self.source_name();
             let message =

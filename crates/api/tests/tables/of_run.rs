@@ -14,6 +14,13 @@ fn run_fields_are_taken_in_their_range_and_refused_outside() {
             &["Replay", "Fisher"],
             &["Memory"],
         ),
+        (
+            run("kind: Snapshot, snapshot: { url: _ }"),
+            "ENG-0103",
+            "spec.snapshot.url".into(),
+            &["words", "s3://backups//words", "\"s3://backups/{name}/a\""],
+            &["s3://backups/words", "\"s3://backups/words/{name}\""],
+        ),
         (run("kind: _, memory: { source: { git: {} } }"), "ENG-0104", "spec.kind".into(), &["memory", "Dream"], &[]),
         (
             source("example: { name: _ }", ""),
@@ -172,15 +179,30 @@ fn run_fields_are_taken_in_their_range_and_refused_outside() {
     }
     for (text, path) in [
         (source("example: {}", ""), "spec.memory.source.example.name"),
-        (events(columns), "spec.memory.source.events.path"),
         (events("path: a.csv"), "spec.memory.source.events.columns"),
         (run("memory: { source: { git: {} } }"), "spec.kind"),
         (source("git: {}", "").replace("{ name: words }", "{}"), "spec.clusterRef.name"),
     ] {
         refused("ENG-0105", path, [text]);
     }
-    for later in ["s3: {}", "configMap: {}", "input: corpus"] {
-        let path = format!("{EVENTS}.{}", later.split(':').next().unwrap_or(later));
-        refused("ENG-0107", &path, [events(&format!("path: a.csv, {columns}, {later}"))]);
-    }
+    refused("ENG-0106", "spec.kind", [run("kind: Snapshot")]);
+    refused("ENG-0106", "spec.snapshot", [source("git: {}", ", snapshot: { url: s3://backups/words }")]);
+    let until = "kind: Snapshot, snapshot: { url: s3://backups/words }, until: { separation: 0.5 }";
+    refused("ENG-0106", "spec.until", [run(until)]);
+    let stored = |place: &str, more: &str| events(&format!("s3: {{ {place} }}, {columns}{more}"));
+    let url = format!("{EVENTS}.s3.url");
+    refused("ENG-0105", &url, [stored("region: r", "")]);
+    refused(
+        "ENG-0103",
+        &url,
+        ["a.csv", "gs://bbb/a.csv", "s3://bbb", "s3://bbb/a/", "\"s3://bbb/{name}\""]
+            .map(|url| stored(&format!("url: {url}"), "")),
+    );
+    refused("ENG-0106", &url, [stored("url: s3://bbb/a.txt", "")]);
+    refused("ENG-0106", &format!("{EVENTS}.s3"), [stored("url: s3://bbb/a.csv", ", path: a.csv")]);
+    refused("ENG-0106", &format!("{EVENTS}.input"), [stored("url: s3://bbb/a.csv", ", input: corpus")]);
+    taken([
+        stored("url: s3://bbb/a/b.csv.zst, endpoint: http://minio:9000, region: r, secretRef: { name: s3 }", ""),
+        stored("url: s3://bbb/a", ", format: Jsonl"),
+    ]);
 }

@@ -110,8 +110,8 @@ async fn who_waits_for_a_worker_asks_for_a_newer_map_and_is_answered_when_there_
     let changing = async {
         let question = questions.recv().await.unwrap();
         assert_eq!(question.newer_than, 3, "it says what it knows");
-        let patience = u32::try_from(MAP_PATIENCE.as_millis()).unwrap();
-        assert!((1..patience).contains(&question.wait_ms), "and waits at the worker: {question:?}");
+        let most = u32::try_from(MAP_DEADLINE.as_millis()).unwrap();
+        assert!((1..most).contains(&question.wait_ms), "and waits at the worker: {question:?}");
         // Of another kind of news, which takes nothing from the worker.
         news.send_replace(told(4, 1, &address));
         while questions.recv().await.unwrap().newer_than != 4 {}
@@ -183,4 +183,17 @@ async fn a_new_map_ends_the_wait_for_who_is_lost_and_not_for_who_is_busy() {
         waited.push(begun.elapsed() >= Duration::from_millis(asks_ms));
     }
     assert_eq!(waited, [true, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_comes_again_too_often_is_told_that_no_retry_is_left() {
+    let options = Options { retry_ratio: 0.0, retry_floor: 0.0, ..Options::new(Vec::<String>::new()) };
+    let client = Client::given(options);
+    client.set_map(map(5, 1));
+    while client.budget().spend(Instant::now()) {}
+    let busy = Problem::of(ProblemKind::Overloaded, "64 writes are under way").retry_after(50);
+    let error = client.write().after(&client, Failure::of(busy)).await.unwrap_err();
+    assert_eq!(error.kind(), ProblemKind::Overloaded);
+    let told = "64 writes are under way; no retry is left in the budget, of 0 for each request and 0 a second";
+    assert!(error.to_string().contains(told), "{error}");
 }

@@ -244,6 +244,18 @@ fn a_map_that_is_gone_is_not_formed_again_and_an_older_one_is_not_gone_on_with()
 }
 
 #[test]
+fn where_there_was_a_map_no_first_one_is_written_also_by_workers_that_have_kept_none() {
+    let mut state = State::new(None, Goal::default(), 0);
+    state.set_surroundings(Surroundings { had_map: true, ..Surroundings::default() });
+    state.greet(hello(0, 2, 100), 0);
+    state.greet(hello(1, 2, 101), 0);
+    assert!(state.wanted(&options(2), 0).is_none());
+    assert!(state.conditions()[0].contains("no worker that answers has kept one"), "{:?}", state.conditions());
+    state.set_surroundings(Surroundings::default());
+    assert!(state.wanted(&options(2), 0).is_some(), "they would form a new cluster");
+}
+
+#[test]
 fn more_workers_than_the_manifest_says_may_come_while_they_hold_copies() {
     let state = formed();
     assert_eq!(state.places(&options(1)), 2);

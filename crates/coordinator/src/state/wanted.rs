@@ -70,7 +70,11 @@ impl State {
         }
         let observed = self.observed(options, now_ms);
         let Some(current) = &self.map else {
-            let plan = decide(None, &observed);
+            if self.surroundings.had_map {
+                self.conditions = vec!["the partition map is gone, and no worker that answers has kept one".to_owned()];
+                return None;
+            }
+            let plan = if options.bootstraps { self.bootstrap(options) } else { decide(None, &observed) };
             let first = self.take_plan(plan).first?;
             return Some(Wanted { expected: None, map: first, proposals: Proposals::new(), is_urgent: true });
         };

@@ -57,6 +57,8 @@ pub enum Turn {
     Held {
         /// Its name.
         by: String,
+        /// Runs that wait and came before this one.
+        before: u32,
     },
 }
 
@@ -80,8 +82,13 @@ pub trait Cluster: Send + Sync {
     /// What does not change during a run.
     fn facts(&self) -> Facts;
 
-    /// Asks for the turn: one run at a time changes a cluster.
-    fn take_turn(&self, run: RunId, name: &str) -> impl Future<Output = Result<Turn, ClusterError>> + Send;
+    /// Asks for the turn: one run at a time changes a cluster. Of those that wait the one submitted first has the next.
+    fn take_turn(
+        &self,
+        run: RunId,
+        name: &str,
+        submitted_ms: u64,
+    ) -> impl Future<Output = Result<Turn, ClusterError>> + Send;
 
     /// Gives the turn back.
     fn return_turn(&self, run: RunId) -> impl Future<Output = Result<(), ClusterError>> + Send;

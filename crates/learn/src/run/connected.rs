@@ -34,9 +34,9 @@ impl Cluster for Connected {
         self.facts.clone()
     }
 
-    async fn take_turn(&self, run: RunId, name: &str) -> Result<Turn, ClusterError> {
-        let reply = self.client.take_turn(run, name).await?;
-        Ok(if reply.granted { Turn::Granted } else { Turn::Held { by: reply.holder } })
+    async fn take_turn(&self, run: RunId, name: &str, submitted_ms: u64) -> Result<Turn, ClusterError> {
+        let reply = self.client.take_turn(run, name, submitted_ms).await?;
+        Ok(if reply.granted { Turn::Granted } else { Turn::Held { by: reply.holder, before: reply.before } })
     }
 
     async fn return_turn(&self, run: RunId) -> Result<(), ClusterError> {
@@ -205,7 +205,7 @@ impl From<Error> for ClusterError {
             ProblemKind::DataCorruption => "ENG-0503",
             ProblemKind::Invalid => "ENG-0507",
             ProblemKind::WrongCluster => "ENG-0605",
-            ProblemKind::Denied => "ENG-0607",
+            ProblemKind::Denied | ProblemKind::Unauthenticated => "ENG-0607",
             _ => "ENG-0308",
         };
         Self::Permanent { code, message }

@@ -1,11 +1,12 @@
 //! The loop of a run.
 
 use super::cluster::{Cluster, ClusterError, Learned, LogError, RunLog, Turn};
+use super::fetch::{Fetch, Unfetched};
 use super::finish;
 use super::job::Job;
 use super::pin::pin;
 use super::state::{FirstSeparation, Input, Row, RunState};
-use super::status::{Phase, Status};
+use super::status::{Order, Phase, Status};
 use crate::prediction::{HitRate, Hits, Prediction};
 use crate::report::{EpochName, EpochRow, RankHistory, RankNote};
 use crate::source::{self, Content, Epoch, Limits, Population, Source, SourceError, SourceOptions};
@@ -25,10 +26,12 @@ const TURN: Duration = Duration::from_millis(200);
 pub struct Driver<C, L> {
     run: RunId,
     job: Job,
+    /// Who brings the input, where it is not here.
+    fetch: Option<Box<dyn Fetch>>,
     cluster: C,
     log: L,
     status: watch::Sender<Status>,
-    cancel: watch::Receiver<bool>,
+    orders: watch::Receiver<Order>,
     state: RunState,
     version: u64,
     rates: Vec<Vec<Hits>>,
@@ -60,6 +63,7 @@ impl KnownKeys {
 enum Stop {
     /// Another driver has the run.
     Superseded,
+    Suspended,
     Cancelled,
     Failed {
         code: &'static str,
@@ -82,17 +86,18 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         cluster: C,
         log: L,
         status: watch::Sender<Status>,
-        cancel: watch::Receiver<bool>,
+        orders: watch::Receiver<Order>,
     ) -> Self {
         let began = (Instant::now(), state.done, state.updates);
         let elapsed_before_ms = state.elapsed_ms;
         Self {
             run,
             job,
+            fetch: None,
             cluster,
             log,
             status,
-            cancel,
+            orders,
             state,
             version,
             rates: Vec::new(),
@@ -102,12 +107,22 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         }
     }
 
+    /// The same, with somebody who brings the input before it is opened.
+    #[must_use]
+    pub fn fetched_by(self, fetch: Box<dyn Fetch>) -> Self {
+        Self { fetch: Some(fetch), ..self }
+    }
+
     /// Drives the run to its end, however long the cluster takes; dropped at any await, another driver can go on.
     pub async fn run(mut self) {
         let ended = self.drive().await;
         let (phase, code, message) = match ended {
             Ok(()) => (Phase::Succeeded, "", String::new()),
             Err(Stop::Superseded) => return,
+            Err(Stop::Suspended) => {
+                self.state.suspended = true;
+                (self.state.phase, "", String::new())
+            }
             Err(Stop::Cancelled) => (Phase::Cancelled, "", "cancelled".to_owned()),
             Err(Stop::Failed { code, message }) => (Phase::Failed, code, message),
         };
@@ -122,6 +137,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
 
     async fn drive(&mut self) -> Result<(), Stop> {
         self.wait_for_turn().await?;
+        self.fetch().await?;
         let source = self.open().await?;
         let mut known = KnownKeys::default();
         let mut prediction = Prediction::new(&self.job.top_k, self.job.skip);
@@ -136,9 +152,14 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             let (rest, epoch) = next(source).await?;
             source = rest;
             let Some(epoch) = epoch else { break };
-            if *self.cancel.borrow() {
+            let stop = match *self.orders.borrow() {
+                Order::GoOn => None,
+                Order::Suspend => Some(Stop::Suspended),
+                Order::Cancel => Some(Stop::Cancelled),
+            };
+            if let Some(stop) = stop {
                 self.record(row.take()).await?;
-                return Err(Stop::Cancelled);
+                return Err(stop);
             }
             let hits = self.predict(&mut prediction, &epoch).await?;
             self.record(row.take()).await?;
@@ -153,17 +174,44 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
 
     async fn wait_for_turn(&mut self) -> Result<(), Stop> {
         loop {
-            match self.persist(|| self.cluster.take_turn(self.run, &self.state.name)).await? {
+            match self.persist(|| self.cluster.take_turn(self.run, &self.state.name, self.state.submitted_ms)).await? {
                 Turn::Granted => {
                     self.status.send_modify(|status| status.message.clear());
                     return Ok(());
                 }
-                Turn::Held { by } => {
-                    self.status.send_modify(|status| status.message = format!("waits for run {by} to end"));
+                Turn::Held { by, before } => {
+                    let others = if before > 0 { format!(", {before} before it") } else { String::new() };
+                    self.status.send_modify(|status| status.message = format!("waits for run {by} to end{others}"));
                     self.pause(TURN).await?;
+                    // Nothing is under way that would have to be finished first.
+                    if *self.orders.borrow() == Order::Suspend {
+                        return Err(Stop::Suspended);
+                    }
                 }
             }
         }
+    }
+
+    /// Has the input brought here. It takes as long as it takes, and nothing is torn when the run is stopped meanwhile.
+    async fn fetch(&mut self) -> Result<(), Stop> {
+        let Some(fetch) = self.fetch.take() else { return Ok(()) };
+        if self.state.phase != Phase::Running {
+            self.state.phase = Phase::Running;
+            self.record(None).await?;
+        }
+        self.tell(None);
+        let mut orders = self.orders.clone();
+        let fetched = tokio::select! {
+            fetched = fetch.fetch(&self.status) => fetched,
+            Ok(order) = orders.wait_for(|order| *order != Order::GoOn) => {
+                return Err(if *order == Order::Cancel { Stop::Cancelled } else { Stop::Suspended });
+            }
+        };
+        let origin = fetched.map_err(|Unfetched { code, message }| Stop::Failed { code, message })?;
+        if let SourceOptions::Events(events) = &mut self.job.source {
+            events.origin = origin;
+        }
+        Ok(())
     }
 
     /// Opens the source where the run stands, and makes sure that it is the one the run began with.
@@ -227,13 +275,18 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             status.message = format!("inserts {} memories", population.memories);
         });
         let counted = self.job.coverage;
-        self.persist(|| async {
+        let mut orders = self.orders.clone();
+        let populated = self.persist(|| async {
             self.cluster.populate(&population).await?;
             // Off and on again: every count starts at zero.
             self.cluster.count_updates(false).await?;
             if counted { self.cluster.count_updates(true).await } else { Ok(()) }
-        })
-        .await?;
+        });
+        // Millions of memories take a while, and no epoch is torn.
+        tokio::select! {
+            populated = populated => populated?,
+            Ok(_) = orders.wait_for(|order| *order == Order::Cancel) => return Err(Stop::Cancelled),
+        }
         self.state.populated = true;
         self.record(None).await
     }
@@ -372,7 +425,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         let (began, epochs_before, updates_before) = self.began;
         let seconds = began.elapsed().as_secs_f64().max(1e-9);
         self.status.send_modify(|status| {
-            status.phase = self.state.phase;
+            status.phase = self.state.told_phase();
             status.epoch = self.state.done;
             status.epochs = self.state.epochs;
             status.updates = self.state.updates;
@@ -382,6 +435,9 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
                 status.updates_per_s = (self.state.updates - updates_before) as f64 / seconds;
             }
             status.message.clone_from(&self.state.message);
+            if status.phase == Phase::Suspended {
+                status.message = "suspended".into();
+            }
             status.code.clone_from(&self.state.code);
             if let Some((row, separation)) = last {
                 status.label = row.epoch.label.clone().unwrap_or_default();
@@ -432,10 +488,10 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
 
     /// Waits, unless the run is cancelled meanwhile.
     async fn pause(&self, wait: Duration) -> Result<(), Stop> {
-        let mut cancel = self.cancel.clone();
+        let mut orders = self.orders.clone();
         tokio::select! {
             () = tokio::time::sleep(wait) => Ok(()),
-            Ok(_) = cancel.wait_for(|cancelled| *cancelled) => Err(Stop::Cancelled),
+            Ok(_) = orders.wait_for(|order| *order == Order::Cancel) => Err(Stop::Cancelled),
         }
     }
 }

@@ -15,6 +15,7 @@
 mod cluster;
 mod connected;
 mod driver;
+mod fetch;
 mod finish;
 mod job;
 mod pin;
@@ -26,7 +27,8 @@ mod tests;
 pub use cluster::{Cluster, ClusterError, Facts, Learned, LogError, RunLog, Turn};
 pub use connected::Connected;
 pub use driver::{Driver, KnownKeys};
+pub use fetch::{Fetch, Unfetched};
 pub use finish::report;
 pub use job::{Conditions, Job};
-pub use state::{Damaged, RunState};
-pub use status::{Phase, Status};
+pub use state::{Damaged, RunState, SnapshotResult, SnapshotState};
+pub use status::{Order, Phase, Status};

@@ -1,9 +1,7 @@
 //! Ties a run to the input it began with: a driver that goes on must read what the one before it read.
 
-use crate::source::{SourceError, SourceOptions};
-use std::fs::File;
+use crate::source::{EventsOptions, SourceError, SourceOptions};
 use std::io::{self, Read as _};
-use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Resolves what may move (a git revision becomes its commit) and names the content of what may change.
@@ -15,7 +13,7 @@ pub(super) fn pin(source: &SourceOptions) -> Result<(SourceOptions, String), Sou
         SourceOptions::Example(_) => Ok((source.clone(), "built in".to_owned())),
         SourceOptions::Synthetic(_) => Ok((source.clone(), "generated".to_owned())),
         SourceOptions::Events(events) => {
-            let content = fingerprint(&events.path)
+            let content = fingerprint(events)
                 .map_err(|error| SourceError::Unreadable { path: events.path.clone(), cause: error.to_string() })?;
             Ok((source.clone(), content))
         }
@@ -29,8 +27,8 @@ pub(super) fn pin(source: &SourceOptions) -> Result<(SourceOptions, String), Sou
 }
 
 /// Length and XXH3-128 of a file.
-fn fingerprint(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
+fn fingerprint(events: &EventsOptions) -> io::Result<String> {
+    let mut file = events.open()?;
     let mut hasher = Xxh3::new();
     let mut buffer = vec![0; 1 << 20];
     let mut length = 0_u64;

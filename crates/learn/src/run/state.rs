@@ -23,6 +23,12 @@ pub struct RunState {
     pub spec: serde_json::Value,
     /// Phase.
     pub phase: Phase,
+    /// Whether it waits for somebody to let it go on; its phase is the one to go on from.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspended: bool,
+    /// When it was submitted, in milliseconds since 1970: who came first has the first turn.
+    #[serde(default)]
+    pub submitted_ms: u64,
     /// What the input was when the run began; see `pin`.
     #[serde(default)]
     pub input: Option<Input>,
@@ -50,12 +56,45 @@ pub struct RunState {
     /// What was found at the end.
     #[serde(default)]
     pub result: Option<Findings>,
+    /// How far a snapshot is; nothing of other kinds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotState>,
     /// Why it ended, where it did not succeed.
     #[serde(default)]
     pub message: String,
     /// Number under which that is explained.
     #[serde(default)]
     pub code: String,
+}
+
+/// How far a snapshot is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotState {
+    /// Attempts so far: each has files of its own.
+    pub attempt: u32,
+    /// The manifest, once all files are there: whoever drives the run from then on writes this one and no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<String>,
+    /// What was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<SnapshotResult>,
+}
+
+/// A snapshot that was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotResult {
+    /// Where it is.
+    pub url: String,
+    /// Digest of all memories, 32 hexadecimal digits.
+    pub digest: String,
+    /// Memories in it.
+    pub memories: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Its partitions.
+    pub partitions: u32,
 }
 
 /// The input of a run.
@@ -142,6 +181,8 @@ impl RunState {
             name: name.into(),
             spec,
             phase: Phase::Queued,
+            suspended: false,
+            submitted_ms: 0,
             input: None,
             epochs: None,
             populated: false,
@@ -151,6 +192,7 @@ impl RunState {
             updates: 0,
             first: None,
             result: None,
+            snapshot: None,
             message: String::new(),
             code: String::new(),
         }
@@ -170,6 +212,11 @@ impl RunState {
     /// One of them is not a row of this version.
     pub(super) fn rows(entry: &Entry) -> Result<Vec<Row>, Damaged> {
         Ok(entry.rows.iter().map(|row| serde_json::from_slice(row)).collect::<Result<_, _>>()?)
+    }
+
+    /// Where the run stands, as people and monitors are told.
+    pub const fn told_phase(&self) -> Phase {
+        if self.suspended && !self.phase.is_final() { Phase::Suspended } else { self.phase }
     }
 
     /// The bytes that a record carries.

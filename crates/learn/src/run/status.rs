@@ -17,6 +17,20 @@ pub enum Phase {
     Failed,
     /// Stopped because somebody asked.
     Cancelled,
+    /// Stopped after an epoch, and can go on. A record holds the phase to go on from, and says apart that it is suspended.
+    Suspended,
+}
+
+/// What is asked of a driver.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Go on.
+    #[default]
+    GoOn,
+    /// Stop after the epoch in progress, in such a way that the run can go on.
+    Suspend,
+    /// Stop after the epoch in progress, for good.
+    Cancel,
 }
 
 impl Phase {
@@ -51,6 +65,10 @@ pub struct Status {
     pub code: String,
     /// Short named figures: separation, convergence, hit_rate_500, ...
     pub metrics: BTreeMap<String, f64>,
+    /// It waits for credentials that somebody has to hand over.
+    pub needs_credentials: bool,
+    /// The snapshot that was written, of a run of that kind.
+    pub snapshot: Option<super::SnapshotResult>,
 }
 
 impl Status {

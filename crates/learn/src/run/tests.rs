@@ -3,7 +3,7 @@
 use super::*;
 use crate::prediction::HitRate;
 use crate::report::Known;
-use crate::source::{Content, Event, ExampleName, Population, Signal, SourceOptions, SyntheticOptions};
+use crate::source::{Content, Event, ExampleName, Origin, Population, Signal, SourceOptions, SyntheticOptions};
 use engram_memory::reference::Partition;
 use engram_memory::run::Table;
 use engram_memory::{
@@ -11,9 +11,10 @@ use engram_memory::{
     Outcome, PartitionId, QualityVector, Record, RunId, Settings, Shape, Updates, Upsert, Weight, edge, law,
     partition_of, run::Entry,
 };
+use futures::future::BoxFuture;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 const PARTITIONS: u32 = 7;
 
@@ -27,6 +28,8 @@ struct World {
     dies_at: Option<u64>,
     /// Every so many calls fail, before or after they took effect in turn. More than one epoch needs, or none would end.
     fails_every: Option<u64>,
+    /// An order that is given as soon as every partition has learned this epoch.
+    order: Option<(LearningEpoch, Order, watch::Sender<Order>)>,
     settings: Settings,
 }
 
@@ -44,6 +47,7 @@ impl Handle {
             calls: 0,
             dies_at: None,
             fails_every: None,
+            order: None,
             settings,
         })))
     }
@@ -108,9 +112,9 @@ impl Cluster for Handle {
         Facts { name: "test".into(), workers: 1, partitions: PARTITIONS, rate: 0.05, initial_weight: 0.5 }
     }
 
-    async fn take_turn(&self, run: RunId, _name: &str) -> Result<Turn, ClusterError> {
+    async fn take_turn(&self, run: RunId, _name: &str, _submitted_ms: u64) -> Result<Turn, ClusterError> {
         self.call(|world| match world.turn {
-            Some(other) if other != run => Turn::Held { by: "other".into() },
+            Some(other) if other != run => Turn::Held { by: "other".into(), before: 0 },
             _ => {
                 world.turn = Some(run);
                 Turn::Granted
@@ -181,6 +185,9 @@ impl Cluster for Handle {
             let command = Command::Epoch { run, n, decay, updates: updates(partition) };
             let reply = self.call(|world| world.partitions[partition as usize].apply(&Record::bare(command))).await?;
             all.merge(&reply.into_result().expect("a driver sends what follows"));
+        }
+        if let Some((_, order, driver)) = self.0.lock().unwrap().order.take_if(|order| order.0 == n) {
+            driver.send(order).unwrap();
         }
         Ok(Learned {
             applied: all.applied,
@@ -302,9 +309,9 @@ async fn drive(world: &Handle, job: &Job, mut deaths: impl Iterator<Item = u64>)
             world.0.lock().unwrap().turn = None;
         }
         let (status, watched) = watch::channel(Status::default());
-        let (_cancel, cancelled) = watch::channel(false);
+        let (_orders, ordered) = watch::channel(Order::GoOn);
         let driver =
-            Driver::new(run, job.clone(), (state, entry.version), world.clone(), world.clone(), status, cancelled);
+            Driver::new(run, job.clone(), (state, entry.version), world.clone(), world.clone(), status, ordered);
         let mut task = tokio::spawn(driver.run());
         // Time is paused: it moves when everybody waits, so a driver that hangs on a planned death is cut off here.
         match tokio::time::timeout(std::time::Duration::from_secs(3_600), &mut task).await {
@@ -379,6 +386,52 @@ async fn a_run_ends_alike_however_often_its_driver_dies_and_calls_fail() {
     }
 }
 
+/// Drives a run until it ends or, ordered so during that epoch, is suspended; the record as it is then.
+async fn drive_on(world: &Handle, job: &Job, suspended_during: Option<u64>) -> Entry {
+    let run = run_id();
+    let (orders, ordered) = watch::channel(Order::GoOn);
+    let (status, _) = watch::channel(Status::default());
+    let state = {
+        let mut world = world.0.lock().unwrap();
+        let entry = world.records.get(run).cloned().unwrap();
+        let state = RunState { suspended: false, ..RunState::of(&entry).unwrap() };
+        world.records.record(run, entry.version, &state.encode(), None).unwrap();
+        world.order = suspended_during.map(|epoch| (LearningEpoch(epoch), Order::Suspend, orders));
+        (state, entry.version + 1)
+    };
+    Driver::new(run, job.clone(), state, world.clone(), world.clone(), status, ordered).run().await;
+    let world = world.0.lock().unwrap();
+    assert_eq!(world.turn, None, "the turn is free for others");
+    world.records.get(run).cloned().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_suspended_after_an_epoch_goes_on_with_the_next_one() {
+    let (calm, job) = sotu(&[100, 20], 24);
+    drive(&calm, &job, std::iter::empty()).await;
+    let undisturbed = finished(&calm, &job);
+
+    let (world, job) = sotu(&[100, 20], 24);
+    let submitted = RunState { suspended: true, ..RunState::new("test", serde_json::Value::Null) };
+    assert_eq!(submitted.told_phase(), Phase::Suspended, "it may be submitted so");
+    world.0.lock().unwrap().records.record(run_id(), 0, &submitted.encode(), None).unwrap();
+    for stop in [1, 2, 9, 17] {
+        let entry = drive_on(&world, &job, Some(stop)).await;
+        let state = RunState::of(&entry).unwrap();
+        assert_eq!((state.told_phase(), state.phase), (Phase::Suspended, Phase::Running));
+        assert_eq!((state.done, entry.rows.len() as u64), (stop, stop), "a row for every epoch that is done");
+        // Nothing of the next epoch was begun anywhere: repeated orders to go on find every partition at the same one.
+        let world = world.0.lock().unwrap();
+        assert!(
+            world.partitions.iter().all(|it| it.ledger().epochs.progress(run_id()).is_some_and(|it| it.done == stop))
+        );
+    }
+    let entry = drive_on(&world, &job, None).await;
+    assert_eq!(RunState::of(&entry).unwrap().told_phase(), Phase::Succeeded);
+    let report = finished(&world, &job);
+    assert_eq!((report.digest, report.epochs), (undisturbed.digest, undisturbed.epochs));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_experiment_reports_the_four_numbers_that_belong_together() {
     let (world, job) = experiment(1_000, 0.0);
@@ -407,4 +460,57 @@ async fn a_synthetic_run_refuses_groups_that_hold_other_memories() {
     assert_eq!((status.phase, status.code.as_str()), (Phase::Failed, "ENG-0306"), "{status:?}");
     assert_eq!(world.digest_now(), before, "nothing was changed");
     assert_eq!(world.0.lock().unwrap().turn, None, "the turn is free for others");
+}
+
+/// Gives what it was told to, or never comes back.
+struct Fetches(Option<Result<Origin, Unfetched>>, Arc<Notify>);
+
+impl Fetch for Fetches {
+    fn fetch<'a>(&'a self, _: &'a watch::Sender<Status>) -> BoxFuture<'a, Result<Origin, Unfetched>> {
+        self.1.notify_one();
+        match &self.0 {
+            Some(fetched) => Box::pin(std::future::ready(fetched.clone())),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_input_is_fetched_with_the_turn_and_the_run_fails_with_it_or_is_stopped_meanwhile() {
+    let options: engram_api::Source = serde_json::from_str(
+        r#"{"events":{"s3":{"url":"s3://events/a.csv"},"columns":{"key":"k","epoch":"e"},"quality":0.75}}"#,
+    )
+    .unwrap();
+    let mut source = SourceOptions::from_manifest(&options, std::path::Path::new("/"));
+    let SourceOptions::Events(events) = &mut source else { panic!("events") };
+    events.path = "s3://events/a.csv".into();
+    let content = |text: &str| Some(Ok(Origin::Content(text.as_bytes().into())));
+    let gone = Unfetched { code: "ENG-0302", message: "failed to read s3://events/a.csv: it is not there".into() };
+    for (fetched, order, phase, done) in [
+        (content("k,e\na,1\nb,1\na,2\n"), None, Phase::Succeeded, 2),
+        (content("k,e\na,1\nb,1\na,2\nc,never\n"), None, Phase::Failed, 1),
+        (Some(Err(gone.clone())), None, Phase::Failed, 0),
+        (None, Some(Order::Cancel), Phase::Cancelled, 0),
+        (None, Some(Order::Suspend), Phase::Suspended, 0),
+    ] {
+        let (world, job) = sotu(&[], 24);
+        let job = Job { source: source.clone(), epochs: None, ..job };
+        let submitted = RunState::new("test", serde_json::Value::Null);
+        world.0.lock().unwrap().records.record(run_id(), 0, &submitted.encode(), None).unwrap();
+        let (status, watched) = watch::channel(Status::default());
+        let (orders, ordered) = watch::channel(Order::GoOn);
+        let begun = Arc::new(Notify::new());
+        let failed = fetched.as_ref().is_some_and(Result::is_err);
+        let driver = Driver::new(run_id(), job, (submitted, 1), world.clone(), world.clone(), status, ordered)
+            .fetched_by(Box::new(Fetches(fetched, Arc::clone(&begun))));
+        let driver = tokio::spawn(driver.run());
+        begun.notified().await;
+        assert!(order.is_none() || world.0.lock().unwrap().turn.is_some(), "it has the turn");
+        order.into_iter().for_each(|order| orders.send(order).expect("the driver listens"));
+        driver.await.unwrap();
+        let status = watched.borrow().clone();
+        assert_eq!((status.phase, status.epoch), (phase, done), "{status:?}");
+        assert!(!failed || (&*status.code, &*status.message) == (gone.code, &*gone.message), "{status:?}");
+        assert_eq!(world.0.lock().unwrap().turn, None, "the turn is free for others");
+    }
 }

@@ -14,20 +14,84 @@ mod time;
 
 use super::{Content, Epoch, Event, Limits, Place, Source, SourceError, in_order};
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{self, BufReader, Read, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A file of events and how to read it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EventsOptions {
-    /// The file.
+    /// The file; of content that was handed over, the name that errors and reports give it.
     pub path: PathBuf,
+    /// Where its bytes are.
+    pub origin: Origin,
     /// How it is written.
     pub format: Format,
     /// Which columns say what.
     pub columns: Columns,
     /// How an event reinforces.
     pub signal: SignalSource,
+}
+
+/// Where the bytes of a file of events are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// On the disk, under its path.
+    #[default]
+    Disk,
+    /// In this folder, which somebody else fills: a path that leads out of it, as symbolic links do, is not followed.
+    Folder(PathBuf),
+    /// Here.
+    Content(Arc<[u8]>),
+    /// In a file that needs no name any more.
+    Fetched(Fetched),
+}
+
+/// A file of this machine that goes when nobody has it any more, by whatever end.
+#[derive(Debug, Clone)]
+pub struct Fetched(Arc<File>);
+
+impl Fetched {
+    /// Takes a file that is whole. All who open it have one position in it: one of them reads at a time.
+    pub fn new(file: File) -> Self {
+        Self(Arc::new(file))
+    }
+}
+
+impl PartialEq for Fetched {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Fetched {}
+
+impl EventsOptions {
+    /// Opens the file, at its beginning.
+    pub(crate) fn open(&self) -> io::Result<File> {
+        match &self.origin {
+            Origin::Disk => File::open(&self.path),
+            Origin::Folder(folder) => {
+                let (folder, path) = (folder.canonicalize()?, self.path.canonicalize()?);
+                if !path.starts_with(&folder) {
+                    return Err(io::Error::other(format!("it leads out of {}", folder.display())));
+                }
+                File::open(path)
+            }
+            // A file all the same: Parquet is read from its end.
+            Origin::Content(content) => {
+                let mut file = tempfile::tempfile()?;
+                file.write_all(content)?;
+                file.rewind()?;
+                Ok(file)
+            }
+            Origin::Fetched(Fetched(file)) => {
+                let mut file = file.try_clone()?;
+                file.rewind()?;
+                Ok(file)
+            }
+        }
+    }
 }
 
 /// How a file of events is written.
@@ -290,7 +354,7 @@ fn format_of(path: &Path, format: Format) -> Result<(Format, Packing), SourceErr
 
 fn open_rows(layout: &Layout) -> Result<Box<dyn Rows>, SourceError> {
     let (format, packing) = format_of(&layout.path, layout.options.format)?;
-    let file = File::open(&layout.path).map_err(|e| layout.unreadable(e))?;
+    let file = layout.options.open().map_err(|e| layout.unreadable(e))?;
     if file.metadata().is_ok_and(|about| about.is_dir()) {
         return Err(layout.unreadable("it is a folder"));
     }

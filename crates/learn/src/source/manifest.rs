@@ -1,14 +1,15 @@
 //! From a checked manifest to the options of a source.
 
 use super::{
-    Columns, EventsOptions, ExampleName, Format, GitOptions, MemoryColumn, SignalSource, SourceOptions,
+    Columns, EventsOptions, ExampleName, Format, GitOptions, MemoryColumn, Origin, SignalSource, SourceOptions,
     SyntheticOptions, TimeColumn,
 };
 use engram_api::{Clock, EventFormat, Events, Identity, Signal, Source};
 use std::path::Path;
 
 impl SourceOptions {
-    /// The source of a manifest that passed its checks; relative paths are relative to `folder`, where the manifest lies.
+    /// The source of a manifest that passed its checks; relative paths are relative to `folder`, where the manifest lies. Who reads events
+    /// from elsewhere than a path of the disk says so in `origin` and `path`.
     ///
     /// Numbers are narrowed to single precision, as everywhere at the edge: the store takes nothing wider.
     pub fn from_manifest(source: &Source, folder: &Path) -> Self {
@@ -56,7 +57,8 @@ fn events_options(events: &Events, folder: &Path) -> EventsOptions {
         EventFormat::Csv => Format::Csv,
         EventFormat::Parquet => Format::Parquet,
     };
-    EventsOptions { path: folder.join(&events.path), format, columns: Columns { memory, time }, signal }
+    let path = folder.join(events.path.as_deref().unwrap_or_default());
+    EventsOptions { path, origin: Origin::Disk, format, columns: Columns { memory, time }, signal }
 }
 
 #[cfg(test)]
@@ -74,6 +76,7 @@ mod tests {
         let events: Events = serde_json::from_str(r#"{"path":"b.csv","columns":{"key":"k","time":"t"}}"#).unwrap();
         let expected = EventsOptions {
             path: "/a/b.csv".into(),
+            origin: Origin::Disk,
             format: Format::Auto,
             columns: Columns {
                 memory: MemoryColumn::Key("k".to_owned()),

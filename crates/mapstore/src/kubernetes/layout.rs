@@ -156,7 +156,7 @@ fn entry_of(file: &EntryFile, stores: &BTreeMap<u32, Disk>) -> Result<Entry, Str
         Ok::<_, String>(Member { ordinal, store, incarnation: Incarnation(incarnation) })
     };
     let members = |list: &[String]| list.iter().map(member).collect::<Result<Vec<_>, _>>();
-    Ok(Entry {
+    let entry = Entry {
         term: Term(file.term),
         primary: disk(file.primary)?.0,
         isr: members(&file.isr)?,
@@ -164,7 +164,10 @@ fn entry_of(file: &EntryFile, stores: &BTreeMap<u32, Disk>) -> Result<Entry, Str
         activated: file.activated,
         prev: members(file.prev.as_deref().unwrap_or_default())?,
         learners: file.learners.iter().flatten().map(|&ordinal| Ordinal(ordinal)).collect(),
-    })
+    };
+    // The API server's rules say so too, where they are installed.
+    entry.check_alone().map_err(|illegal| illegal.to_string())?;
+    Ok(entry)
 }
 
 /// Gives numbers to the disks of `map` that have none.

@@ -5,8 +5,8 @@
 
 use super::Check;
 use super::faults::install::operator;
-use super::in_pod;
 use super::look::{WHILE, is_ready, uid};
+use super::{gpu, in_pod, orders, runs};
 use crate::cluster::Cluster;
 use crate::process::{self, Ended, until};
 use crate::requirements::Skip;
@@ -25,28 +25,32 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Where the cluster is, and its name.
-const NAMESPACE: &str = "outside";
-const NAME: &str = "words";
+pub(super) const NAMESPACE: &str = "outside";
+pub(super) const NAME: &str = "words";
 const WORKERS: usize = 3;
 const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/outside/learnerclusters";
-const PODS: &str = "/api/v1/namespaces/outside/pods";
+pub(super) const PODS: &str = "/api/v1/namespaces/outside/pods";
 /// A command that waits for a change of the cluster.
-const COMMAND: Duration = Duration::from_secs(180);
+pub(super) const COMMAND: Duration = Duration::from_secs(180);
 /// A user who may look at objects, and at nothing inside of pods.
 const LOOKER: &str = "looker";
 /// How `engram` ends: the table of its help.
 const USAGE: i32 = 2;
 const NOT_FOUND: i32 = 3;
 const NOT_READY: i32 = 4;
-const CONFLICT: i32 = 5;
-const DENIED: i32 = 7;
+pub(super) const CONFLICT: i32 = 5;
+pub(super) const DENIED: i32 = 7;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "two operators start from the chart", run: operator },
         Check { name: "a cluster is Ready", run: begins },
+        // While it holds nothing: what is learned is compared to the bit.
+        Check { name: "a run whose driver's node is killed learns what it would have", run: runs::moves },
+        Check { name: "a run learns from a ConfigMap, and stops when it is deleted", run: runs::stops },
         Check { name: "kubectl engram says of it what its object says", run: status },
         Check { name: "memories written through the API server are what a worker serves", run: memories },
+        Check { name: "what a worker's devices do is recorded from outside", run: profiled },
         Check { name: "inside a pod it finds them by the account of the pod", run: inside_a_pod },
         Check { name: "a run is followed to its end", run: follows },
         Check { name: "partitions are listed, and an order that is not needed is refused", run: partitions },
@@ -56,6 +60,9 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "what is not there is told with what is", run: absent },
         Check { name: "a right that is missing is named", run: forbidden },
         Check { name: "kubectl completes for the plug-in", run: completed },
+        Check { name: "a GPU that is given and cannot be used is told of", run: gpu::told },
+        Check { name: "a map that is deleted is made anew, and nothing is lost", run: orders::made_anew },
+        Check { name: "a copy that was left behind leads by order of somebody who may", run: orders::promoted },
         Check { name: "a cluster that is not Ready yet is told so, and one that is deleted", run: ends },
     ]
 }
@@ -74,14 +81,14 @@ fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
 }
 
 /// Runs it on this machine, with a kubeconfig for the API server and a home of its own.
-fn started(cluster: &Cluster, name: &str, kubeconfig: &Path, arguments: &[&str]) -> Result<Ended> {
+pub(super) fn started(cluster: &Cluster, name: &str, kubeconfig: &Path, arguments: &[&str]) -> Result<Ended> {
     let mut command = Command::new(program(cluster, name)?);
     command.env_clear().env("HOME", cluster.folder()).env("KUBECONFIG", kubeconfig).args(arguments);
     process::run(&mut command, b"", COMMAND)
 }
 
 /// What it prints as somebody with all rights.
-fn engram(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+pub(super) fn engram(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
     let ended = started(cluster, "engram", &admin(cluster)?, &[&["-n", NAMESPACE], arguments].concat())?;
     let said = String::from_utf8_lossy(&ended.stderr);
     ensure!(ended.status.success(), "engram {} ended with {}: {}", arguments.join(" "), ended.status, said.trim());
@@ -89,24 +96,24 @@ fn engram(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
 }
 
 /// What it says when it refuses, with this status.
-fn refused(cluster: &Cluster, kubeconfig: &Path, status: i32, arguments: &[&str]) -> Result<String> {
+pub(super) fn refused(cluster: &Cluster, kubeconfig: &Path, status: i32, arguments: &[&str]) -> Result<String> {
     let ended = started(cluster, "engram", kubeconfig, arguments)?;
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     ensure!(ended.status.code() == Some(status), "engram {} ended with {}: {said}", arguments.join(" "), ended.status);
     Ok(said)
 }
 
-fn read(text: &str) -> Result<Value> {
+pub(super) fn read(text: &str) -> Result<Value> {
     serde_json::from_str(text).with_context(|| format!("not JSON: {text}"))
 }
 
 /// The kubeconfig of an administrator, with the address at which the API server is reached from here.
-fn admin(cluster: &Cluster) -> Result<PathBuf> {
+pub(super) fn admin(cluster: &Cluster) -> Result<PathBuf> {
     let config = read(&fs::read_to_string(cluster.kubeconfig("admin"))?)?;
     kubeconfig(cluster, "outside", config["users"][0]["user"].clone())
 }
 
-fn kubeconfig(cluster: &Cluster, name: &str, user: Value) -> Result<PathBuf> {
+pub(super) fn kubeconfig(cluster: &Cluster, name: &str, user: Value) -> Result<PathBuf> {
     let mut config = read(&fs::read_to_string(cluster.kubeconfig("admin"))?)?;
     let inside =
         config["clusters"][0]["cluster"]["server"].as_str().context("the kubeconfig names no server")?.to_owned();
@@ -159,7 +166,7 @@ fn begins(cluster: &Cluster) -> Result<String> {
         "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": NAME, "namespace": NAMESPACE },
         "spec": {
             "workers": WORKERS, "replicationFactor": 2, "partitions": 16, "gpu": { "mode": "Disabled" },
-            "capacity": { "memories": 100_000 }, "storage": { "ephemeral": true },
+            "capacity": { "memories": 100_000 }, "learning": { "initialWeight": 0.0 }, "storage": { "ephemeral": true },
         },
     });
     cluster
@@ -168,7 +175,7 @@ fn begins(cluster: &Cluster) -> Result<String> {
     ready(cluster)
 }
 
-fn ready(cluster: &Cluster) -> Result<String> {
+pub(super) fn ready(cluster: &Cluster) -> Result<String> {
     let began = Instant::now();
     until("the cluster to be Ready", COMMAND, || {
         let status = &object(cluster)?["status"];
@@ -202,7 +209,7 @@ fn ends(cluster: &Cluster) -> Result<String> {
     Ok(String::new())
 }
 
-fn pod(cluster: &Cluster, name: &str) -> Result<Value> {
+pub(super) fn pod(cluster: &Cluster, name: &str) -> Result<Value> {
     cluster.api().get(&format!("{PODS}/{name}"))
 }
 
@@ -255,6 +262,26 @@ fn memories(cluster: &Cluster) -> Result<String> {
     Ok("300 written, 40 ranked".into())
 }
 
+fn profiled(cluster: &Cluster) -> Result<String> {
+    let file = cluster.path("profile.json");
+    let path = file.to_string_lossy();
+    let record = ["profile", "1", "--seconds", "3", "--trace", &path, "-o", "json"];
+    let told = thread::scope(|scope| {
+        let recording = scope.spawn(|| engram(cluster, &record));
+        while !recording.is_finished() {
+            engram(cluster, &["rank", "--limit", "10"])?;
+        }
+        recording.join().expect("it does not panic")
+    });
+    let told = read(&told?)?;
+    let spans: u64 = told["devices"].as_array().into_iter().flatten().filter_map(|it| it["spans"].as_u64()).sum();
+    let timeline = read(&fs::read_to_string(&file)?)?;
+    let drawn = timeline["traceEvents"].as_array().into_iter().flatten().filter(|it| it["ph"] == "X").count();
+    ensure!(spans > 0 && drawn as u64 == spans, "{spans} spans are told of, {drawn} are drawn: {told}");
+    let bottleneck = told["bottleneck"].as_str().with_context(|| format!("no bottleneck: {told}"))?;
+    Ok(format!("{spans} spans, bottleneck: {bottleneck}"))
+}
+
 fn inside_a_pod(cluster: &Cluster) -> Result<String> {
     let arguments = ["rank", "--limit", "40", "-o", "json"];
     let (told, meant) = (in_pod::asked(cluster, NAMESPACE, &arguments)?, inside(cluster, &arguments)?);
@@ -278,7 +305,7 @@ fn follows(cluster: &Cluster) -> Result<String> {
     )?;
     let said = refused(cluster, &admin(cluster)?, USAGE, &["-n", NAMESPACE, "run", &path])?;
     ensure!(said.contains("a path of this machine"), "{said}");
-    fs::write(&file, manifest(json!({ "synthetic": { "memories": 500 } })).to_string())?;
+    fs::write(&file, manifest(json!({ "example": { "name": "StateOfTheUnion" } })).to_string())?;
     engram(cluster, &["run", &path])?;
     // Others see it as any run that was applied.
     let object = format!("/apis/engram.dev/v1alpha1/namespaces/{NAMESPACE}/learnerruns/from-outside");
@@ -288,7 +315,7 @@ fn follows(cluster: &Cluster) -> Result<String> {
     ensure!(object["status"]["progress"]["epoch"] == 5, "{}", object["status"]);
     // The same once more is the same run; another of its name is none.
     engram(cluster, &["run", &path])?;
-    let mut other = manifest(json!({ "synthetic": { "memories": 500 } }));
+    let mut other = manifest(json!({ "example": { "name": "StateOfTheUnion" } }));
     other["spec"]["memory"]["epochs"] = 6.into();
     fs::write(&file, other.to_string())?;
     let said = refused(cluster, &admin(cluster)?, CONFLICT, &["-n", NAMESPACE, "run", &path])?;
@@ -316,8 +343,10 @@ fn partitions(cluster: &Cluster) -> Result<String> {
     let said = refused(cluster, &admin(cluster)?, CONFLICT, &order)?;
     ensure!(said.contains("needs no order"), "{said}");
     let order = ["-n", NAMESPACE, "partition", "force-promote", "3", "--accept-data-loss", "no reason"];
-    let said = refused(cluster, &admin(cluster)?, USAGE, &order)?;
-    ensure!(said.contains("does not write it"), "{said}");
+    let said = refused(cluster, &admin(cluster)?, CONFLICT, &order)?;
+    ensure!(said.contains("needs no order"), "{said}");
+    let said = refused(cluster, &admin(cluster)?, CONFLICT, &["-n", NAMESPACE, "partition", "rebuild-map", "--yes"])?;
+    ensure!(said.contains("the partition map is there"), "{said}");
     Ok(String::new())
 }
 
@@ -409,7 +438,6 @@ fn absent(cluster: &Cluster) -> Result<String> {
 }
 
 fn forbidden(cluster: &Cluster) -> Result<String> {
-    const ACCOUNTS: &str = "/api/v1/namespaces/outside/serviceaccounts";
     let rules = json!([
         { "apiGroups": ["engram.dev"], "resources": ["learnerclusters"], "verbs": ["get", "list"] },
         { "apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"] },
@@ -424,11 +452,7 @@ fn forbidden(cluster: &Cluster) -> Result<String> {
           "subjects": [{ "kind": "ServiceAccount", "name": LOOKER, "namespace": NAMESPACE }] },
     ] });
     cluster.apply(&objects.to_string())?;
-    let request =
-        json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": { "audiences": [] } });
-    let granted = cluster.api().create(&format!("{ACCOUNTS}/{LOOKER}/token"), &request)?;
-    let token = granted["status"]["token"].as_str().context("no token was granted")?;
-    let looker = kubeconfig(cluster, LOOKER, json!({ "token": token }))?;
+    let looker = kubeconfig(cluster, LOOKER, json!({ "token": token(cluster, LOOKER)? }))?;
     for (arguments, right) in [
         (&["-n", NAMESPACE, "rank"][..], "create pods/portforward in namespace outside"),
         (&["-n", NAMESPACE, "scale", NAME, "--workers", "5"], "patch learnerclusters/scale in namespace outside"),
@@ -442,6 +466,15 @@ fn forbidden(cluster: &Cluster) -> Result<String> {
     let said = refused(cluster, &nobody, DENIED, &["-n", NAMESPACE, "rank"])?;
     ensure!(said.contains("does not know who asks"), "{said}");
     Ok(String::new())
+}
+
+/// A token of an account of the namespace.
+pub(super) fn token(cluster: &Cluster, account: &str) -> Result<String> {
+    const ACCOUNTS: &str = "/api/v1/namespaces/outside/serviceaccounts";
+    let request =
+        json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": { "audiences": [] } });
+    let granted = cluster.api().create(&format!("{ACCOUNTS}/{account}/token"), &request)?;
+    Ok(granted["status"]["token"].as_str().context("no token was granted")?.to_owned())
 }
 
 fn completed(cluster: &Cluster) -> Result<String> {

@@ -3,14 +3,20 @@
 //! A check may rest on what those before it left; one that fails does not stop the others. To add a suite: a module with a
 //! function `checks`, and its line in `SUITES`. Suites for the same kind of cluster run on one, in that order.
 
+mod access;
+mod backup;
 mod chart;
 mod command;
 mod fake;
 mod faults;
+mod gpu;
+mod identity;
 mod in_pod;
 mod look;
 mod many;
 mod operator;
+mod orders;
+mod runs;
 mod smoke;
 
 use crate::cluster::{Cluster, Options};
@@ -34,9 +40,12 @@ struct Suite {
     checks: fn() -> Vec<Check>,
 }
 
-const SUITES: [Suite; 9] = [
+const SUITES: [Suite; 12] = [
     Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
     Suite { name: "command", fake: false, long: false, checks: command::checks },
+    Suite { name: "identity", fake: false, long: false, checks: identity::checks },
+    Suite { name: "access", fake: false, long: false, checks: access::checks },
+    Suite { name: "backup", fake: false, long: false, checks: backup::checks },
     // Last of the real nodes: after an outage of the API server kubelets take their time.
     Suite { name: "faults", fake: false, long: false, checks: faults::checks },
     Suite { name: CAMPAIGN, fake: false, long: true, checks: faults::campaign },

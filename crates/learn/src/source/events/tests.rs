@@ -4,7 +4,6 @@ use ::parquet::data_type::{ByteArrayType, DoubleType, Int64Type};
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
 use engram_memory::{MemoryId, key_id};
-use std::io::Write as _;
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -27,7 +26,7 @@ fn options(path: PathBuf, columns: &str, signal: &str) -> EventsOptions {
         ("quality", value) => SignalSource::Quality(value.parse().unwrap()),
         (_, value) => SignalSource::Delta(value.parse().unwrap()),
     };
-    EventsOptions { path, format: Format::Auto, columns: Columns { memory, time }, signal }
+    EventsOptions { path, origin: Origin::Disk, format: Format::Auto, columns: Columns { memory, time }, signal }
 }
 
 struct Folder(TempDir);
@@ -260,6 +259,43 @@ fn a_file_that_is_not_what_the_options_say_is_refused_when_it_is_opened() {
     refused(folder.write("b.parquet", CSV), "key=word,epoch=address", "ENG-0302", "failed to read");
     refused(folder.0.path().join("absent.csv"), "key=word,epoch=address", "ENG-0302", "No such file");
     refused(folder.write("c.csv.zst", CSV), "key=word,epoch=address", "ENG-0302", "failed to read");
+}
+
+#[test]
+fn content_that_is_handed_over_is_read_like_a_file_and_nothing_outside_of_a_folder_is() {
+    let folder = Folder::new();
+    let there = options(folder.write("a.csv", CSV), "key=word,epoch=address", "quality:0.9");
+    let handed = |name: &str, content: &[u8]| EventsOptions {
+        path: name.into(),
+        origin: Origin::Content(content.into()),
+        ..there.clone()
+    };
+    let expected = read(&there, Limits::default());
+    assert!(expected.1.is_none());
+    assert_eq!(read(&handed("ConfigMap words, key a.csv", CSV.as_bytes()), Limits::default()).0, expected.0);
+    let parquet = address_file(&[&[(1, Some("a"), 1.0)]]);
+    assert!(read(&handed("words.parquet", &parquet), Limits::default()).1.is_none());
+    for (name, content) in [("s3://words/a.csv", CSV.as_bytes()), ("s3://words/a.parquet", &parquet)] {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(content).unwrap();
+        let options = EventsOptions { origin: Origin::Fetched(Fetched::new(file)), ..handed(name, b"") };
+        let first = read(&options, Limits::default());
+        assert!(first.1.is_none() && first.0.len() == read(&handed(name, content), Limits::default()).0.len());
+        assert_eq!(read(&options, Limits::default()).0, first.0, "it is opened at its beginning, however often");
+    }
+    let damaged = read(&handed("ConfigMap words, key a.csv", b"address,word\nfirst,tax\n"), Limits::default()).1;
+    let damaged = damaged.expect("it is refused").to_string();
+    assert!(damaged.starts_with("ConfigMap words, key a.csv, line 2, address: "), "{damaged}");
+
+    let volume = Folder::new();
+    let in_volume =
+        |path: PathBuf| EventsOptions { path, origin: Origin::Folder(volume.0.path().to_owned()), ..there.clone() };
+    assert_eq!(read(&in_volume(volume.write("b.csv", CSV)), Limits::default()).0, expected.0);
+    std::os::unix::fs::symlink(&there.path, volume.0.path().join("c.csv")).unwrap();
+    for out in [volume.0.path().join("c.csv"), there.path.clone()] {
+        let error = read(&in_volume(out), Limits::default()).1.expect("it is refused");
+        assert!(error.to_string().contains("it leads out of"), "{error}");
+    }
 }
 
 #[test]

@@ -92,7 +92,13 @@ fn every_step_of_the_first_parents_is_an_epoch_of_the_paths_it_touches() {
         time: source::TimeColumn::Epoch("epoch".to_owned()),
     };
     let signal = source::SignalSource::Quality(0.9);
-    let events = source::EventsOptions { path: written, format: source::Format::Auto, columns, signal };
+    let events = source::EventsOptions {
+        path: written,
+        origin: source::Origin::Disk,
+        format: source::Format::Auto,
+        columns,
+        signal,
+    };
     let mut from_file = source::open(&SourceOptions::Events(events), Limits::default(), 0).unwrap();
     let mut from_git = source::open(&SourceOptions::Git(repository.options(&head, 0)), Limits::default(), 0).unwrap();
     assert_eq!(from_git.epochs(), Some(4));

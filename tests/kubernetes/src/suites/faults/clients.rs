@@ -76,14 +76,7 @@ pub(super) struct Working {
 impl Clients {
     /// Of the cluster that is there.
     pub(super) fn of(cluster: &Cluster) -> Result<Self> {
-        let network = Arc::new(cluster.network_namespace(1)?);
-        let enter = move || enter(&network);
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .on_thread_start(enter)
-            .build()
-            .context("failed to start threads")?;
+        let runtime = runtime(cluster)?;
         let status = watch::status(cluster)?;
         let id = status["clusterId"].as_str().and_then(|it| it.parse().ok()).context("the status has no clusterId")?;
         let endpoint = format!("{}:7443", service_address(cluster, TRIALS)?);
@@ -188,6 +181,18 @@ impl Clients {
     {
         Ok(self.runtime.block_on(self.runtime.spawn(work)).context("a client panicked")??)
     }
+}
+
+/// Threads in the network of node 1. What is spawned on them runs there, and what blocks on them does not.
+pub(in crate::suites) fn runtime(cluster: &Cluster) -> Result<Runtime> {
+    let network = Arc::new(cluster.network_namespace(1)?);
+    let enter = move || enter(&network);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .on_thread_start(enter)
+        .build()
+        .context("failed to start threads")
 }
 
 /// Moves the calling thread into a network.

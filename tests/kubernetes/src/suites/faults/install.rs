@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 const NAMESPACE: &str = "engram-system";
 /// Who runs the programs.
 pub(in crate::suites) const USER: &str = "65532:65532";
-/// What the images are called. The workers' second tag is the same image: what a rolling change needs.
+/// What the images are called. The workers' second tag is the same image: what a rolling change needs. So is the one for GPUs.
 pub(super) const WORKER: &str = "local.test/engram-worker";
 const OPERATOR: &str = "local.test/engram-operator:1";
 const VALUES: &str = "operator.image.registry=local.test,operator.image.repository=engram-operator,operator.image.tag=1,\
-    operator.image.pullPolicy=Never,worker.image.registry=local.test,worker.image.repository=engram-worker";
+    operator.image.pullPolicy=Never,worker.image.registry=local.test,worker.image.repository=engram-worker,\
+    worker.cudaImage.registry=local.test,worker.cudaImage.repository=engram-worker-cuda";
 /// Pods start, disks are made, a map is formed, on a machine that may be busy.
 const READY: Duration = Duration::from_secs(120);
 
@@ -45,7 +46,7 @@ pub(in crate::suites) fn operator(cluster: &Cluster) -> Result<String> {
 }
 
 /// Installs or upgrades the release, and waits for it.
-pub(super) fn helm(cluster: &Cluster, values: &str) -> Result<()> {
+pub(in crate::suites) fn helm(cluster: &Cluster, values: &str) -> Result<()> {
     let program = cluster.kubernetes_program("helm")?;
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/engram");
     let chart = chart.to_string_lossy();
@@ -105,7 +106,7 @@ fn load_images(cluster: &Cluster) -> Result<()> {
     let (operator, worker) = (program(cluster, "engram-operator")?, program(cluster, "engram-worker")?);
     let operator = Content::default().program("/engram-operator", &operator)?;
     let worker = Content::default().program("/engram-worker", &worker)?;
-    let tags = [1, 2].map(|tag| format!("{WORKER}:{tag}"));
+    let tags = [format!("{WORKER}:1"), format!("{WORKER}:2"), format!("{WORKER}-cuda:1")];
     let mut images = vec![Image { name: OPERATOR, content: &operator, entrypoint: &["/engram-operator"], user: USER }];
     images.extend(tags.iter().map(|name| Image {
         name,

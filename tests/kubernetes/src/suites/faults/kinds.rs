@@ -28,25 +28,32 @@ pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) promise: Promise,
     pub(super) times: u32,
+    /// Pods start, and no write may wait for it.
+    pub(super) quiet: bool,
     /// Brings about what the fault needs, before the cluster is at rest.
     pub(super) prepare: fn(&Cluster) -> Result<()>,
     pub(super) inflict: fn(&Cluster) -> Result<Over>,
 }
 
-/// How often each fault is done in CI. An upgrade of the operator is one fault of many pods.
+/// How often each fault is done in CI.
 const TIMES: u32 = 3;
 
 impl Kind {
     const fn failure(name: &'static str, inflict: fn(&Cluster) -> Result<Over>) -> Self {
-        Self { name, promise: Promise::Failure, times: TIMES, prepare: |_| Ok(()), inflict }
+        Self { name, promise: Promise::Failure, times: TIMES, quiet: false, prepare: |_| Ok(()), inflict }
     }
 
     const fn planned(name: &'static str, inflict: fn(&Cluster) -> Result<Over>) -> Self {
-        Self { promise: Promise::Planned, ..Self::failure(name, inflict) }
+        Self { promise: Promise::Planned, quiet: true, ..Self::failure(name, inflict) }
     }
 
     const fn once(self) -> Self {
         Self { times: 1, ..self }
+    }
+
+    /// No pod starts: what computes beside it may go on.
+    const fn among_others(self) -> Self {
+        Self { quiet: false, ..self }
     }
 }
 
@@ -60,11 +67,12 @@ pub(super) const OPERATOR_AND_NODE: Kind = Kind {
     ..Kind::failure("leading operator and a worker's node killed", operator_and_node)
 };
 /// In a row, without the minute in between that kubelets take to watch again.
-pub(super) const NO_API: Kind = Kind::planned("API server down for 30 s", |it| no_api(it, OUTAGE, TIMES)).once();
+pub(super) const NO_API: Kind =
+    Kind::planned("API server down for 30 s", |it| no_api(it, OUTAGE, TIMES)).once().among_others();
 pub(super) const NO_API_LONG: Kind =
-    Kind::planned("API server down for 2 min", |it| no_api(it, Duration::from_secs(120), 1)).once();
+    Kind::planned("API server down for 2 min", |it| no_api(it, Duration::from_secs(120), 1)).once().among_others();
 pub(super) const SCALE: Kind = Kind::planned("scaled from 3 to 5 and back", scaled);
-pub(super) const UPGRADE: Kind = Kind::planned("operator upgraded", upgraded).once();
+pub(super) const UPGRADE: Kind = Kind::planned("operator upgraded", upgraded);
 pub(super) const GROWTH: Kind = Kind::planned("disks grown", disks_grown);
 pub(super) const IMAGE: Kind = Kind::planned("image changed", image_changed);
 

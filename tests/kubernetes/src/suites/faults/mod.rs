@@ -1,20 +1,22 @@
 //! Faults on real nodes: the operator in pods, workers with disks, and clients whose every write is in a ledger.
 //!
 //! A write that is lost or applied twice, copies that do not come back and a partition that takes no writes afterwards fail the suite.
-//! How long writes were held up is held against its budget and told, `MISSED` where it was longer: programs of the development profile
-//! share two cores with a whole Kubernetes here, and stall for reasons of their own. Checks rest on one another, in order.
+//! How long writes were held up is held against its budget and told, `MISSED` where it was longer: a whole Kubernetes shares two cores
+//! with what is tried, and holds it up for reasons of its own. Checks rest on one another, in order.
 
 mod campaign;
-mod clients;
+pub(super) mod clients;
 pub(super) mod install;
 mod kinds;
 mod map;
 mod outcome;
+mod quiet;
 mod watch;
 
 use self::clients::{Clients, Working};
 use self::kinds::Kind;
 use self::outcome::{Event, Over};
+use self::quiet::Quiet;
 use super::Check;
 use crate::cluster::Cluster;
 use anyhow::{Context, Result, ensure};
@@ -75,6 +77,7 @@ fn trial(cluster: &Cluster, kind: &Kind) -> Result<String> {
 
 /// Does a fault so often to a cluster at rest while clients write, and waits each time until it is at rest again.
 fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<Event> {
+    let _quiet = kind.quiet.then(Quiet::begin).transpose()?;
     at_rest(cluster, kind).context("before the fault")?;
     let mut clients = clients(cluster)?;
     let clients = clients.as_mut().context("there are clients")?;

@@ -9,6 +9,7 @@ use crate::MERGE;
 use crate::cluster::Cluster;
 use crate::process::until;
 use crate::requirements::Skip;
+use crate::rights::{OPERATORS, kubeconfig_of, operators_rights};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -20,7 +21,7 @@ const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/learnerclus
 const MAPS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/partitionmaps";
 const SETS: &str = "/apis/apps/v1/namespaces/default/statefulsets";
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
-const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/default/leases/engram-operator";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/operators/leases/engram-operator";
 const WORKERS: u64 = 3;
 /// A lease of 15 s that nobody gave back has to run out.
 const HAND_OVER: Duration = Duration::from_secs(90);
@@ -53,6 +54,10 @@ pub(super) fn checks() -> Vec<Check> {
         },
         Check { name: "an edit is carried out, and one while paused only afterwards", run: edits },
         Check { name: "what others change or remove is put right", run: repairs },
+        Check {
+            name: "what another version left goes, and so does an order to replace a pod that is gone",
+            run: tidies,
+        },
         Check { name: "a cluster that is refused says why, and holds up no other", run: refuses },
         Check {
             name: "a cluster that is refused is coordinated as it was, also by operators that start afterwards",
@@ -63,6 +68,9 @@ pub(super) fn checks() -> Vec<Check> {
             name: "a run learns to its end, and one that is deleted makes room for it, while no operator is there",
             run: runs::learns,
         },
+        Check { name: "a run that is done goes when the time is over for which it was to be kept", run: expires },
+        Check { name: "runs wait for their turn in order, and go on where they were suspended", run: runs::waits },
+        Check { name: "runs learn from ConfigMaps and volumes, and say what is wrong with them", run: runs::reads },
         Check { name: "when the leader is killed the other leads, and workers notice nothing", run: leader_killed },
         Check { name: "a leader that is told to stop gives the lease back at once", run: leader_stops },
         Check { name: "a cluster that is deleted takes all along, with no operator at all", run: deleted },
@@ -87,6 +95,9 @@ fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
 pub(super) fn start_replica(cluster: &Cluster, (name, beats, pages): (&str, u16, u16)) -> Result<()> {
     let program = program(cluster, "engram-operator")?;
     let arguments = [
+        format!("KUBECONFIG={}", operators_rights(cluster)?.display()),
+        program.display().to_string(),
+        format!("--pod-namespace={OPERATORS}"),
         format!("--coordinator-listen=127.0.0.1:{beats}"),
         "--coordinator-address=127.0.0.1:7440".into(),
         format!("--http-listen=127.0.0.1:{pages}"),
@@ -94,7 +105,7 @@ pub(super) fn start_replica(cluster: &Cluster, (name, beats, pages): (&str, u16,
         "--worker-repository=local.test/engram-worker".into(),
         "--worker-version=1".into(),
     ];
-    cluster.start_daemon(1, name, &program, &arguments)?;
+    cluster.start_daemon(1, name, Path::new("/usr/bin/env"), &arguments)?;
     until(&format!("{name} to answer"), WHILE, || Ok(page(cluster, pages, "readyz").ok()))?;
     Ok(())
 }
@@ -171,6 +182,9 @@ fn words(spec: &Value) -> Value {
 }
 
 fn objects(cluster: &Cluster) -> Result<String> {
+    // The API server itself then refuses a worker's pod that asks for more.
+    let restricted = json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": "restricted" } } });
+    cluster.api().patch("/api/v1/namespaces/default", MERGE, &restricted)?;
     let made = cluster.api().create(CLUSTERS, &words(&Value::Null))?;
     let uid = &made["metadata"]["uid"];
     for path in OBJECTS {
@@ -206,6 +220,7 @@ fn start_worker(cluster: &Cluster, ordinal: u64) -> Result<()> {
         "listen": { "client": any, "peer": any, "admin": any, "http": any },
         "coordinators": REPLICAS.map(|(_, beats, _)| format!("127.0.0.1:{beats}")),
         "threads": 1, "mapPlace": { "object": { "namespace": "default", "name": "words" } },
+        "inputs": runs::inputs(cluster),
         "spec": {
             "workers": spec["workers"], "replicationFactor": spec["replicationFactor"], "partitions": spec["partitions"],
             "capacity": { "memories": 1000 }, "gpu": { "mode": "Disabled" },
@@ -213,22 +228,10 @@ fn start_worker(cluster: &Cluster, ordinal: u64) -> Result<()> {
     });
     let file = state.with_extension("json");
     fs::write(&file, serde_json::to_vec(&options)?)?;
-    let kubeconfig = format!("KUBECONFIG={}", workers_rights(cluster)?.display());
+    let kubeconfig = format!("KUBECONFIG={}", kubeconfig_of(cluster, OBJECTS[0], "words-worker.kubeconfig")?.display());
     let worker = program(cluster, "engram-worker")?.display().to_string();
     let arguments = [kubeconfig, worker, "serve".into(), format!("--config={}", file.display())];
     cluster.start_daemon(1, &format!("worker-{ordinal}"), Path::new("/usr/bin/env"), &arguments).map(drop)
-}
-
-/// The kubeconfig of whoever has a token of the workers' service account: what a pod has mounted.
-fn workers_rights(cluster: &Cluster) -> Result<PathBuf> {
-    let path = cluster.path("volumes").join("words-worker.kubeconfig");
-    let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
-    let granted = cluster.api().create(&format!("{}/token", OBJECTS[0]), &request)?;
-    let admin = fs::read(cluster.kubeconfig("admin"))?;
-    let mut config: Value = serde_json::from_slice(&admin)?;
-    config["users"] = json!([{ "name": "u", "user": { "token": granted["status"]["token"] } }]);
-    fs::write(&path, serde_json::to_vec(&config)?)?;
-    Ok(path)
 }
 
 fn map(cluster: &Cluster) -> Result<Value> {
@@ -405,6 +408,46 @@ fn repairs(cluster: &Cluster) -> Result<String> {
     Ok(String::new())
 }
 
+/// Objects of the cluster that this version does not make: one of each kind but the set, whose place is taken.
+fn tidies(cluster: &Cluster) -> Result<String> {
+    let mut left = Vec::new();
+    for path in OBJECTS.iter().filter(|path| !path.contains("/statefulsets/")) {
+        let (collection, _) = path.rsplit_once('/').context("a path has parts")?;
+        let made = cluster.api().get(path)?;
+        let metadata = json!({
+            "name": "words-former", "labels": made["metadata"]["labels"],
+            "ownerReferences": made["metadata"]["ownerReferences"],
+        });
+        let mut former = json!({ "apiVersion": made["apiVersion"], "kind": made["kind"], "metadata": metadata });
+        match made["kind"].as_str() {
+            Some("RoleBinding") => former["roleRef"] = made["roleRef"].clone(),
+            Some("Service") => former["spec"] = json!({ "ports": [{ "port": 80 }] }),
+            Some("NetworkPolicy") => former["spec"] = json!({ "podSelector": {} }),
+            Some("PodDisruptionBudget") => {
+                former["spec"] = json!({ "selector": { "matchLabels": { "former": "yes" } } });
+            }
+            _ => {}
+        }
+        let path = format!("{collection}/words-former");
+        // Two Services are made for a cluster.
+        if !left.contains(&path) {
+            cluster.api().create(collection, &former)?;
+            left.push(path);
+        }
+    }
+    for path in &left {
+        until(&format!("{path} to go"), WHILE, || Ok(cluster.api().find(path)?.is_none().then_some(())))?;
+    }
+    let words = format!("{CLUSTERS}/words");
+    let order = json!({ "metadata": { "annotations": { "engram.dev/replace": "of-a-pod-that-is-gone" } } });
+    cluster.api().patch(&words, MERGE, &order)?;
+    until("the order to be taken away", WHILE, || {
+        Ok(cluster.api().get(&words)?["metadata"]["annotations"]["engram.dev/replace"].is_null().then_some(()))
+    })?;
+    wait_for_status(cluster, "words", "Ready", is_ready_cluster)?;
+    Ok(format!("{} kinds", left.len()))
+}
+
 fn refuses(cluster: &Cluster) -> Result<String> {
     let mut bad =
         words(&json!({ "podTemplate": { "spec": { "containers": [{ "name": "worker", "command": ["sh"] }] } } }));
@@ -495,6 +538,18 @@ fn stalls(cluster: &Cluster) -> Result<String> {
     until("the set, with the claim gone", WHILE, || cluster.api().find(&format!("{SETS}/old-worker")))?;
     cluster.api().delete(&format!("{CLUSTERS}/old"), None)?;
     Ok(message)
+}
+
+fn expires(cluster: &Cluster) -> Result<String> {
+    const RUNS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/learnerruns";
+    let runs = cluster.api().get(RUNS)?;
+    let mut runs = runs["items"].as_array().into_iter().flatten();
+    let done = runs.find(|it| it["status"]["phase"] == "Complete").context("no run is done")?;
+    let name = done["metadata"]["name"].as_str().context("it has a name")?;
+    let path = format!("{RUNS}/{name}");
+    cluster.api().patch(&path, MERGE, &json!({ "spec": { "ttlSecondsAfterFinished": 1 } }))?;
+    until("the run to go", WHILE, || Ok(cluster.api().find(&path)?.is_none().then_some(())))?;
+    Ok(name.to_owned())
 }
 
 /// A map that did not change for so long is at rest: moves follow each other faster.

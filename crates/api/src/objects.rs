@@ -1,0 +1,119 @@
+//! Places in a storage for objects.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What an address of a place looks like; a run may have `{name}` as its last part.
+pub(crate) const PATTERN: &str =
+    "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_-][A-Za-z0-9._-]*)*(/[{]name[}])?/?$";
+/// The same in words.
+pub(crate) const ALLOWED: &str = "s3://BUCKET/PREFIX, with 3 to 63 of a-z, 0-9, - and . in the bucket, and A-Z, a-z, 0-9, -, _ and . between \
+     the slashes of the prefix";
+/// The part of an address that stands for the name of the run.
+const NAME: &str = "/{name}";
+
+/// A place in a storage that speaks the protocol of S3.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ObjectPlace {
+    /// The bucket, and where in it: of events one file, of a snapshot what its files begin with. Of a run of kind `Snapshot` the last part may be `{name}`, which stands for the name of the run.
+    #[schemars(length(min = 1, max = 1024), extend("format" = "engram-s3"), example = &"s3://backups/words/monday")]
+    pub url: String,
+
+    /// Where the storage listens, as `http://minio.storage:9000`; absent means as the environment of the workers says, else AWS. Over
+    /// `http://` what is sent can be read on the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024), extend("format" = "engram-endpoint"))]
+    pub endpoint: Option<String>,
+
+    /// Its region; absent means as the environment of the workers says, else `us-east-1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub region: Option<String>,
+
+    /// Who asks: a Secret of the same namespace with the keys `accessKeyId` and `secretAccessKey`, and `sessionToken` where there is one; absent
+    /// means as the environment of the workers says, as it always does in local mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-only" = true))]
+    pub secret_ref: Option<SecretRef>,
+}
+
+/// Names a Secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SecretRef {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253), example = &"s3")]
+    pub name: String,
+}
+
+impl ObjectPlace {
+    /// The address for the run called `name`.
+    pub fn url_of(&self, name: &str) -> String {
+        let url = self.url.trim_end_matches('/');
+        url.strip_suffix(NAME).map_or_else(|| url.to_owned(), |parent| format!("{parent}/{name}"))
+    }
+}
+
+/// Whether a text is an address of a place.
+pub(crate) fn is_address(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix("s3://") else { return false };
+    let rest = rest.strip_suffix('/').unwrap_or(rest);
+    let rest = rest.strip_suffix(NAME).unwrap_or(rest);
+    let mut parts = rest.split('/');
+    let bucket = parts.next().unwrap_or_default().as_bytes();
+    let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let ends = [bucket.first(), bucket.last()].iter().all(|end| end.is_some_and(plain));
+    let inside = bucket.iter().all(|byte| plain(byte) || matches!(byte, b'-' | b'.'));
+    (3..=63).contains(&bucket.len()) && ends && inside && parts.all(is_part)
+}
+
+/// Whether an address is that of one object: not a bucket, no folder, and the same for every run.
+pub(crate) fn is_object(text: &str) -> bool {
+    let (_, key) = text.strip_prefix("s3://").and_then(|rest| rest.split_once('/')).unwrap_or_default();
+    !key.is_empty() && !key.ends_with(['/', '}'])
+}
+
+fn is_part(part: &str) -> bool {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    !part.is_empty() && !part.starts_with('.') && part.bytes().all(word)
+}
+
+/// Whether a text says where a storage listens.
+pub(crate) fn is_endpoint(text: &str) -> bool {
+    let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    // Who asks is said elsewhere, and shown nowhere.
+    host.is_some_and(|host| !host.is_empty() && !host.contains(['@', ' ', '?', '#']) && host.is_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_names_a_bucket_and_a_prefix_and_may_end_with_the_name_of_the_run() {
+        for good in ["s3://backups", "s3://my.backups-1/a/B_2/2026-11-20", "s3://backups/words/", "s3://backups/{name}"]
+        {
+            assert!(is_address(good), "{good}");
+        }
+        for bad in [
+            "backups",
+            "s3://",
+            "s3://ab",
+            "s3://-ab",
+            "s3://Backups",
+            "s3://b-b//a",
+            "s3://bbb/../a",
+            "s3://bbb/{name}/a",
+        ] {
+            assert!(!is_address(bad), "{bad}");
+        }
+        assert!(is_object("s3://bbb/a/b.csv") && is_object("s3://bbb/b"));
+        assert!(!["s3://bbb", "s3://bbb/", "s3://bbb/a/", "s3://bbb/{name}"].into_iter().any(is_object));
+        let place = |url: &str| ObjectPlace { url: url.into(), endpoint: None, region: None, secret_ref: None };
+        assert_eq!(place("s3://bbb/nightly/{name}").url_of("n-1"), "s3://bbb/nightly/n-1");
+        assert_eq!(place("s3://bbb/monday/").url_of("n-1"), "s3://bbb/monday");
+        assert!(is_endpoint("http://minio.storage:9000") && is_endpoint("https://s3.example.com"));
+        assert!(!is_endpoint("minio:9000") && !is_endpoint("http://key:secret@minio:9000"));
+    }
+}

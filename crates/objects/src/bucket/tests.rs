@@ -1,0 +1,201 @@
+//! A place against a storage of a page, which fails to order. That signatures are right is checked against a real one, in
+//! `tests/tests/backup.rs`.
+
+use super::*;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use tokio::io::AsyncBufReadExt as _;
+use tokio::net::{TcpListener, TcpStream};
+
+/// What the storage holds, and how it is to fail.
+#[derive(Default)]
+struct State {
+    objects: BTreeMap<String, Vec<u8>>,
+    /// Parts of unfinished uploads, by number.
+    parts: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
+    requests: Vec<String>,
+    /// So many requests are answered with 503, or with nothing at all.
+    busy: usize,
+    hang_up: usize,
+    /// Parts from this number on are refused.
+    refuse_part: Option<u32>,
+    /// An answer with content ends after so many bytes.
+    cut: Option<usize>,
+}
+
+#[derive(Clone, Default)]
+struct Storage(Arc<Mutex<State>>);
+
+impl Storage {
+    async fn start() -> (Self, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let storage = Self::default();
+        let serving = storage.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let storage = serving.clone();
+                // A client that goes away ends its own connection alone.
+                tokio::spawn(async move { drop(storage.serve(stream).await) });
+            }
+        });
+        (storage, endpoint)
+    }
+
+    async fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
+        let mut stream = tokio::io::BufStream::new(stream);
+        loop {
+            let (mut head, mut length) = (String::new(), 0);
+            loop {
+                let mut line = String::new();
+                if stream.read_line(&mut line).await? == 0 {
+                    return Ok(());
+                }
+                if line == "\r\n" {
+                    break;
+                }
+                if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+                head.push_str(&line);
+            }
+            let mut body = vec![0; length];
+            stream.read_exact(&mut body).await?;
+            assert!(head.to_ascii_lowercase().contains("authorization: aws4-hmac-sha256"), "{head}");
+            let Some((status, answer)) = self.answer(head.lines().next().unwrap(), body) else { return Ok(()) };
+            let cut = self.0.lock().unwrap().cut.take_if(|cut| *cut < answer.len());
+            let head = format!(
+                "HTTP/1.1 {status}\r\ncontent-length: {}\r\netag: \"e\"\r\nlast-modified: Mon, 23 Nov 2026 00:00:00 GMT\r\n\r\n",
+                answer.len()
+            );
+            stream.write_all(head.as_bytes()).await?;
+            stream.write_all(&answer[..cut.unwrap_or(answer.len())]).await?;
+            stream.flush().await?;
+            if cut.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn answer(&self, line: &str, body: Vec<u8>) -> Option<(&'static str, Vec<u8>)> {
+        let mut state = self.0.lock().unwrap();
+        state.requests.push(line.to_owned());
+        if state.hang_up > 0 {
+            state.hang_up -= 1;
+            return None;
+        }
+        if state.busy > 0 {
+            state.busy -= 1;
+            return Some(("503 Slow Down", Vec::new()));
+        }
+        let mut words = line.split(' ');
+        let (method, path) = (words.next().unwrap(), words.next().unwrap());
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let value = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        let ok = |text: &str| Some(("200 OK", text.as_bytes().to_vec()));
+        match (method, value("uploadId")) {
+            ("POST", None) => {
+                state.parts.insert(path.to_owned(), BTreeMap::new());
+                ok("<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+            }
+            ("PUT", Some(_)) => {
+                let number = value("partNumber").unwrap().parse().unwrap();
+                if state.refuse_part.is_some_and(|first| number >= first) {
+                    return Some(("403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>".to_vec()));
+                }
+                match state.parts.get_mut(path) {
+                    Some(parts) => drop(parts.insert(number, body)),
+                    // It was on its way when the upload was called off.
+                    None => return Some(("404 Not Found", b"<Error><Code>NoSuchUpload</Code></Error>".to_vec())),
+                }
+                ok("")
+            }
+            ("POST", Some(_)) => {
+                let parts = state.parts.remove(path).unwrap();
+                state.objects.insert(path.to_owned(), parts.into_values().flatten().collect());
+                ok("<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>")
+            }
+            ("DELETE", Some(_)) => {
+                state.parts.remove(path);
+                Some(("204 No Content", Vec::new()))
+            }
+            ("PUT", None) => {
+                state.objects.insert(path.to_owned(), body);
+                ok("")
+            }
+            _ => state.objects.get(path).map_or(Some(("404 Not Found", Vec::new())), |it| Some(("200 OK", it.clone()))),
+        }
+    }
+}
+
+/// A place of the storage, whose tries are soon over.
+fn bucket(endpoint: String, folder: &Path) -> Bucket {
+    std::fs::write(folder.join("accessKeyId"), "key").unwrap();
+    std::fs::write(folder.join("secretAccessKey"), "secret").unwrap();
+    let options = Options {
+        endpoint: Some(endpoint),
+        region: None,
+        credentials: Some(crate::Credentials::Folder(folder.to_owned())),
+    };
+    let backoff =
+        BackoffConfig { init_backoff: Duration::from_millis(1), max_backoff: Duration::from_millis(2), base: 2.0 };
+    let retries = RetryConfig { backoff, max_retries: 3, retry_timeout: Duration::from_secs(60) };
+    Bucket::with(Place::parse("s3://backups/words").unwrap(), &options, retries).unwrap()
+}
+
+fn content(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| ((at * 31) >> 8) as u8).collect()
+}
+
+#[tokio::test]
+async fn a_storage_that_is_busy_or_hangs_up_is_asked_again_and_not_for_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let (storage, endpoint) = Storage::start().await;
+    let bucket = bucket(endpoint, folder.path()).below("nightly");
+    storage.0.lock().unwrap().busy = 3;
+    bucket.put("manifest.json", b"it".to_vec()).await.unwrap();
+    storage.0.lock().unwrap().hang_up = 2;
+    assert_eq!(bucket.get("manifest.json", 2).await.unwrap().unwrap(), b"it");
+    assert_eq!(storage.0.lock().unwrap().requests.len(), 4 + 3);
+    assert_eq!(bucket.get("another", 2).await.unwrap(), None);
+    assert!(matches!(bucket.get("manifest.json", 1).await, Err(Error::TooLong { limit: 1, .. })));
+    storage.0.lock().unwrap().busy = 4;
+    let refused = bucket.put("manifest.json", Vec::new()).await.unwrap_err();
+    assert!(refused.to_string().contains("s3://backups/words/nightly/manifest.json"), "{refused}");
+    assert_eq!(storage.0.lock().unwrap().objects["/backups/words/nightly/manifest.json"], b"it");
+}
+
+#[tokio::test]
+async fn a_large_file_goes_up_in_parts_and_one_that_fails_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (storage, endpoint) = Storage::start().await;
+    let bucket = bucket(endpoint, folder.path());
+    let path = folder.path().join("file");
+    for bytes in [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 5] {
+        std::fs::write(&path, content(bytes)).unwrap();
+        assert_eq!(bucket.put_file("file", &path).await.unwrap(), bytes as u64);
+        assert!(storage.0.lock().unwrap().objects["/backups/words/file"] == content(bytes), "{bytes} bytes");
+        let back = folder.path().join("back");
+        assert_eq!(bucket.get_file("file", &back, bytes as u64).await.unwrap(), bytes as u64);
+        assert!(std::fs::read(&back).unwrap() == content(bytes), "{bytes} bytes came back");
+    }
+    storage.0.lock().unwrap().refuse_part = Some(2);
+    let refused = bucket.put_file("other", &path).await.unwrap_err();
+    assert!(matches!(refused, Error::Storage { operation: "write", .. }), "{refused}");
+    let state = storage.0.lock().unwrap();
+    assert!(!state.objects.contains_key("/backups/words/other"));
+    assert!(state.parts.is_empty(), "the upload was aborted");
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_gone_on_with_or_told_and_never_taken_for_the_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (storage, endpoint) = Storage::start().await;
+    let bucket = bucket(endpoint, folder.path());
+    bucket.put("file", content(10_000)).await.unwrap();
+    storage.0.lock().unwrap().cut = Some(700);
+    match bucket.get("file", 10_000).await {
+        Ok(whole) => assert!(whole.unwrap() == content(10_000)),
+        Err(error) => assert!(matches!(error, Error::Storage { operation: "read", .. }), "{error}"),
+    }
+}

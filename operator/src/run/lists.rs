@@ -1,0 +1,116 @@
+//! What was listed, for as long as no watch has said that it changed.
+//!
+//! A cluster that changes is looked at several times a second, and a look rests on ten kinds of objects of which one or two changed. Listing
+//! all of them each time took the API server, on two cores, more than all that it did else.
+//!
+//! Not kube's reflector, which would be planned by while it lags behind what this operator has just written itself: here that is listed again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::Key;
+use super::kinds::Kind;
+
+/// How long a list is believed in at most: a watch that breaks misses what is deleted until it is there again.
+const BELIEVED: Duration = Duration::from_secs(10);
+
+/// The lists of all clusters, by kind.
+#[derive(Default)]
+pub(super) struct Lists(Mutex<BTreeMap<Key, BTreeMap<&'static str, List>>>);
+
+#[derive(Default)]
+struct List {
+    /// Times that it is known to have changed.
+    changes: u64,
+    found: Option<(Instant, Arc<Vec<Value>>)>,
+}
+
+/// What is known of a list.
+pub(super) enum Known {
+    /// What is in it.
+    Found(Arc<Vec<Value>>),
+    /// It is to be listed; what is found then holds unless it has changed since these changes.
+    Unknown(u64),
+}
+
+impl Lists {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, BTreeMap<&'static str, List>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is in a list of a cluster.
+    pub(super) fn known(&self, key: &Key, kind: Kind, now: Instant) -> Known {
+        let mut all = self.all();
+        let list = all.entry(key.clone()).or_default().entry(kind.name).or_default();
+        match &list.found {
+            Some((at, found)) if now.saturating_duration_since(*at) < BELIEVED => Known::Found(Arc::clone(found)),
+            _ => Known::Unknown(list.changes),
+        }
+    }
+
+    /// Keeps what was found by a look that began at `now`, after so many changes; not if there were more meanwhile.
+    pub(super) fn keep(&self, key: &Key, kind: Kind, changes: u64, now: Instant, found: &Arc<Vec<Value>>) {
+        let mut all = self.all();
+        let list = all.entry(key.clone()).or_default().entry(kind.name).or_default();
+        if list.changes == changes {
+            list.found = Some((now, Arc::clone(found)));
+        }
+    }
+
+    /// A watch has news of an object of the cluster.
+    pub(super) fn changed(&self, key: &Key, kind: Kind) {
+        let mut all = self.all();
+        let list = all.entry(key.clone()).or_default().entry(kind.name).or_default();
+        *list = List { changes: list.changes + 1, found: None };
+    }
+
+    /// This operator has written something itself, and looks at everything before it goes on: watches tell a little later.
+    pub(super) fn wrote(&self, key: &Key) {
+        let mut all = self.all();
+        let lists = all.get_mut(key).into_iter().flat_map(BTreeMap::values_mut);
+        lists.for_each(|list| *list = List { changes: list.changes + 1, found: None });
+    }
+
+    /// Forgets the clusters of a namespace, or of all, that are gone.
+    pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
+        self.all().retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kinds::{CLAIM, POD};
+    use super::*;
+
+    #[test]
+    fn a_list_holds_until_a_watch_or_a_write_says_otherwise_and_not_for_long() {
+        let lists = Lists::default();
+        let key = Key { namespace: "research".into(), name: "words".into() };
+        let found = Arc::new(vec![Value::Null]);
+        let now = Instant::now();
+        let unknown = |kind: Kind, at: Instant| match lists.known(&key, kind, at) {
+            Known::Found(_) => None,
+            Known::Unknown(changes) => Some(changes),
+        };
+
+        let changes = unknown(POD, now).expect("nothing was listed");
+        lists.keep(&key, POD, changes, now, &found);
+        assert_eq!((unknown(POD, now), unknown(CLAIM, now)), (None, Some(0)));
+        assert_eq!(unknown(POD, now + BELIEVED), Some(changes), "it is too old");
+
+        lists.changed(&key, POD);
+        lists.keep(&key, POD, changes, now, &found);
+        let changes = unknown(POD, now).expect("what was under way when it changed says nothing");
+        lists.keep(&key, POD, changes, now, &found);
+        lists.wrote(&key);
+        assert!(unknown(POD, now).is_some());
+
+        lists.keep_only(Some("elsewhere"), |_| false);
+        assert_eq!(lists.all().len(), 1);
+        lists.keep_only(None, |_| false);
+        assert_eq!(lists.all().len(), 0);
+    }
+}

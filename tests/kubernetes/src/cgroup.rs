@@ -1,0 +1,87 @@
+//! The cgroups of nodes: in each, kubelet makes one for all pods, beside one for the node's own programs.
+//!
+//! So it is on a machine: pods share `kubepods`, what starts them is in `system.slice`. In no group, each busy thread of containerd,
+//! kubelet or runc would weigh half as much as all pods of its node together, and pods that start would hold up those that run.
+
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
+
+const ROOT: &str = "/sys/fs/cgroup";
+/// What a processor weighs, and what the node's own programs do: what kubelet gives pods for each processor that they ask for.
+const SHARES: u64 = 1024;
+
+/// The roots of the hierarchies: one under version 2, one for each controller under version 1.
+pub(crate) fn hierarchies() -> Vec<PathBuf> {
+    if is_unified() {
+        return vec![ROOT.into()];
+    }
+    let entries = fs::read_dir(ROOT).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries.map(|it| it.path()).filter(|it| it.is_dir() && !it.is_symlink()).collect();
+    found.sort();
+    found
+}
+
+fn is_unified() -> bool {
+    Path::new(ROOT).join("cgroup.controllers").is_file()
+}
+
+/// Makes a group for a node in every hierarchy, which weighs as many processors as the node says it has.
+pub(crate) fn make(node: &str) -> Result<()> {
+    if is_unified() {
+        hand_down(Path::new(ROOT))?;
+    }
+    for hierarchy in hierarchies() {
+        let folder = group(&hierarchy, node);
+        fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
+        if hierarchy.ends_with("cpuset") && !is_unified() {
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                fs::copy(hierarchy.join(file), folder.join(file)).with_context(|| format!("failed to set {file}"))?;
+            }
+        }
+    }
+    let Some(folder) = of_processor(node) else { return Ok(()) };
+    weigh(&folder, available_parallelism()?.get() as u64 * SHARES)?;
+    if is_unified() {
+        hand_down(&folder)?;
+    }
+    let system = folder.join("system");
+    fs::create_dir_all(&system).with_context(|| format!("failed to make {}", system.display()))?;
+    weigh(&system, SHARES)
+}
+
+/// Puts a process, and what it will start, among the node's own programs. Fake nodes have no group.
+pub(crate) fn join_system(node: &str, process: i32) -> Result<()> {
+    let Some(folder) = of_processor(node).map(|it| it.join("system")).filter(|it| it.is_dir()) else { return Ok(()) };
+    fs::write(folder.join("cgroup.procs"), process.to_string())
+        .with_context(|| format!("failed to put process {process} into {}", folder.display()))
+}
+
+fn group(hierarchy: &Path, node: &str) -> PathBuf {
+    hierarchy.join(format!("engram-{node}"))
+}
+
+/// The node's group in the hierarchy that shares out processors.
+fn of_processor(node: &str) -> Option<PathBuf> {
+    let shares_processors = |it: &PathBuf| is_unified() || it.join("cpu.shares").is_file();
+    hierarchies().into_iter().find(shares_processors).map(|it| group(&it, node))
+}
+
+fn weigh(folder: &Path, shares: u64) -> Result<()> {
+    // The range of version 1, 2 to 262,144, onto that of version 2, 1 to 10,000, as kubelet does it.
+    let (file, value) =
+        if is_unified() { ("cpu.weight", 1 + (shares - 2) * 9_999 / 262_142) } else { ("cpu.shares", shares) };
+    fs::write(folder.join(file), value.to_string())
+        .with_context(|| format!("failed to set {file} of {}", folder.display()))
+}
+
+/// Lets the groups below use what this one may use.
+fn hand_down(folder: &Path) -> Result<()> {
+    let controllers = fs::read_to_string(folder.join("cgroup.controllers"))?;
+    for controller in controllers.split_whitespace() {
+        // Some cannot be handed down; kubelet says which it misses.
+        drop(fs::write(folder.join("cgroup.subtree_control"), format!("+{controller}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! Quiet while a planned change is judged: on two cores, whoever computes beside a pod that starts holds up a write for longer than the
+//! change does.
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+/// Names a process group that may be stopped for minutes, by whoever has something run beside these tests.
+const GROUP: &str = "ENGRAM_BESIDE_GROUP";
+
+/// Keeps that group stopped, if there is one.
+pub(super) struct Quiet(Option<Pid>);
+
+impl Quiet {
+    /// # Errors
+    /// The variable names no process group that may be stopped.
+    pub(super) fn begin() -> Result<Self> {
+        let Ok(group) = std::env::var(GROUP) else { return Ok(Self(None)) };
+        let named = || format!("{GROUP} is {group:?}; allowed: a process group of this user");
+        // 0 and 1 would mean this program's own, and everybody.
+        let number = group.parse().ok().filter(|&it: &i32| it > 1).with_context(named)?;
+        match killpg(Pid::from_raw(number), Signal::SIGSTOP) {
+            Ok(()) => Ok(Self(Some(Pid::from_raw(number)))),
+            // It is done with all that it had to do.
+            Err(Errno::ESRCH) => Ok(Self(None)),
+            Err(error) => Err(error).with_context(named),
+        }
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // Gone is as good.
+            let _ = killpg(group, Signal::SIGCONT);
+        }
+    }
+}

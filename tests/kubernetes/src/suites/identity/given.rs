@@ -1,0 +1,137 @@
+//! A cluster whose workers share a certificate that somebody else signs: what its status asks for until it is there, and a new one under load.
+
+use super::{CLUSTERS, Clients, READY, RENEWED, WORKERS, figure, id, whole, worker_of};
+use crate::cluster::Cluster;
+use crate::process::until;
+use crate::suites::Check;
+use crate::suites::look::{PODS, WHILE};
+use anyhow::{Context, Result, ensure};
+use engram_identity::{Authority, Name, Realm, Role};
+use serde_json::{Value, json};
+use std::fs;
+use std::time::{Duration, Instant, SystemTime};
+
+const NAME: &str = "given";
+const SECRET: &str = "given-tls";
+const SECRETS: &str = "/api/v1/namespaces/default/secrets";
+const HOUR: Duration = Duration::from_secs(3_600);
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check { name: "a cluster says which certificate it waits for, and is Ready with it", run: begins },
+        Check { name: "a given certificate is replaced under load, and no write fails", run: replaced },
+        Check { name: "a Secret that goes is told of, and changes nothing that runs", run: lost },
+    ]
+}
+
+/// The authority of whoever gives certificates here: no operator knows its key.
+fn authority(cluster: &Cluster) -> Result<Authority> {
+    let [key, certificate] = ["given-ca.key", "given-ca.pem"].map(|name| cluster.path(name));
+    if !key.exists() {
+        let made = Authority::create(Realm::Operator, SystemTime::now())?;
+        fs::write(&certificate, made.certificate())?;
+        fs::write(&key, made.key())?;
+    }
+    Ok(Authority::open(Realm::Operator, &fs::read_to_string(key)?, &fs::read_to_string(certificate)?)?)
+}
+
+/// What is put into the Secret: a certificate with this name, good for so long.
+fn filled(authority: &Authority, name: &Name, lifetime: Duration) -> Result<Value> {
+    let issued = authority.issue(name, SystemTime::now(), lifetime)?;
+    let at = issued.pem.find("-----BEGIN CERTIFICATE").context("there is a certificate")?;
+    let (key, certificate) = issued.pem.split_at(at);
+    Ok(json!({ "tls.key": key, "tls.crt": certificate, "ca.crt": authority.certificate() }))
+}
+
+fn fill(cluster: &Cluster, data: &Value) -> Result<()> {
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+        "metadata": { "name": SECRET, "namespace": "default" }, "stringData": data });
+    cluster.apply(&secret.to_string())
+}
+
+/// Waits until the condition says so; what it says then.
+fn certified(cluster: &Cluster, truth: &str, reason: &str) -> Result<String> {
+    until(reason, READY, || {
+        let status = cluster.api().get(&format!("{CLUSTERS}/{NAME}"))?["status"].take();
+        let found = status["conditions"].as_array().into_iter().flatten().find(|it| it["type"] == "Certified");
+        let found = found.with_context(|| format!("no such condition: {status}"))?;
+        ensure!(found["status"] == truth && found["reason"] == reason, "{found}");
+        Ok(Some(found["message"].as_str().unwrap_or_default().to_owned()))
+    })
+}
+
+fn begins(cluster: &Cluster) -> Result<String> {
+    let object = json!({
+        "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": NAME },
+        "spec": {
+            "workers": WORKERS, "replicationFactor": 2, "partitions": 16, "capacity": { "memories": 20_000_000 },
+            "gpu": { "mode": "Disabled" }, "storage": { "size": "1Gi" },
+            "tls": { "mode": "Secret", "secretName": SECRET },
+        },
+    });
+    until("the kind", WHILE, || cluster.api().create(CLUSTERS, &object).map(Some))?;
+    certified(cluster, "False", "SecretForbidden")?;
+    let metadata = json!({ "name": "given-tls-reader", "namespace": "default" });
+    let group = "rbac.authorization.k8s.io";
+    let role = json!({ "apiVersion": format!("{group}/v1"), "kind": "Role", "metadata": metadata,
+        "rules": [{ "apiGroups": [""], "resources": ["secrets"], "resourceNames": [SECRET], "verbs": ["get"] }] });
+    let binding = json!({ "apiVersion": format!("{group}/v1"), "kind": "RoleBinding", "metadata": metadata,
+        "roleRef": { "apiGroup": group, "kind": "Role", "name": "given-tls-reader" },
+        "subjects": [{ "kind": "ServiceAccount", "name": "engram-operator", "namespace": "engram-system" }] });
+    cluster.apply(&format!("{role}\n---\n{binding}"))?;
+    let said = certified(cluster, "False", "SecretNotFound")?;
+    let (authority, id) = (authority(cluster)?, id(cluster, NAME)?);
+    let needed = Name::shared_by_workers("default", NAME, id);
+    ensure!(said.contains(&needed.to_string()), "the name that is needed is not told: {said}");
+    fill(cluster, &filled(&authority, &Name::on_kubernetes("default", NAME, id, Role::Worker, 0), HOUR)?)?;
+    let said = certified(cluster, "False", "SecretUnusable")?;
+    ensure!(said.contains("/worker/0"), "the name that was found is not told: {said}");
+    let pods = cluster.api().get(&format!("{PODS}?labelSelector=engram.dev%2Fcluster%3D{NAME}"))?;
+    ensure!(pods["items"].as_array().is_none_or(Vec::is_empty), "pods start without a certificate");
+    let began = Instant::now();
+    fill(cluster, &filled(&authority, &needed, HOUR)?)?;
+    certified(cluster, "True", "Given")?;
+    whole(cluster, NAME, READY)?;
+    Ok(format!("Ready {:.1} s after the Secret was filled", began.elapsed().as_secs_f64()))
+}
+
+fn replaced(cluster: &Cluster) -> Result<String> {
+    let (authority, id) = (authority(cluster)?, id(cluster, NAME)?);
+    let clients = Clients::signed_by(&authority, cluster, NAME, 1)?;
+    let (since, began) = (tokio::time::Instant::now(), Instant::now());
+    fill(cluster, &filled(&authority, &Name::shared_by_workers("default", NAME, id), 3 * HOUR)?)?;
+    until("every worker to show the new certificate", RENEWED, || {
+        for ordinal in 0..WORKERS {
+            let left = figure(cluster, &worker_of(cluster, NAME, ordinal)?, "engram_certificate_expiry_seconds", "")?;
+            ensure!(left > 2 * HOUR.as_secs(), "that of worker {ordinal} is good for {left} s");
+        }
+        Ok(Some(()))
+    })?;
+    let took = began.elapsed();
+    // Connections of clients live for ten minutes: new ones now show the new certificate.
+    let after = Clients::signed_by(&authority, cluster, NAME, 2)?;
+    for clients in [clients, after] {
+        let (tally, _) = clients.close(since)?;
+        ensure!(tally.acked == tally.operations && tally.acked > 0, "writes failed: {tally:?}");
+    }
+    for ordinal in 0..WORKERS {
+        let restarts = &worker_of(cluster, NAME, ordinal)?["status"]["containerStatuses"][0]["restartCount"];
+        ensure!(*restarts == 0, "worker {ordinal} was restarted {restarts} times");
+    }
+    whole(cluster, NAME, READY)?;
+    Ok(format!("in use everywhere after {:.0} s", took.as_secs_f64()))
+}
+
+fn lost(cluster: &Cluster) -> Result<String> {
+    cluster.api().delete(&format!("{SECRETS}/{SECRET}"), None)?;
+    certified(cluster, "False", "SecretNotFound")?;
+    whole(cluster, NAME, READY)?;
+    let clients = Clients::signed_by(&authority(cluster)?, cluster, NAME, 3)?;
+    let (tally, _) = clients.close(tokio::time::Instant::now())?;
+    ensure!(tally.acked == tally.operations, "writes failed: {tally:?}");
+    cluster.api().delete(&format!("{CLUSTERS}/{NAME}"), None)?;
+    let left = || -> Result<bool> { Ok(cluster.api().find(&format!("{PODS}/{NAME}-worker-0"))?.is_some()) };
+    until("the pods to go", READY, || Ok((!left()?).then_some(())))?;
+    cluster.kubectl(["delete", "pvc", "-l", &format!("engram.dev/cluster={NAME}"), "--wait=false"])?;
+    Ok(String::new())
+}

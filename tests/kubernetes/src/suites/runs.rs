@@ -1,0 +1,89 @@
+//! Runs on real nodes: one whose driver's node is killed, and one that is deleted.
+
+use super::command::{NAME, NAMESPACE, PODS, engram, read, ready};
+use super::look::WHILE;
+use crate::cluster::Cluster;
+use crate::process::until;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const RUNS: &str = "/apis/engram.dev/v1alpha1/namespaces/outside/learnerruns";
+/// What the words of all addresses weigh in the end, wherever they are learned with these settings.
+const DIGEST: &str = "82de3b4850164e2866d319c3c0dab744";
+/// A run of seconds, and a node that is killed under it.
+const RUN: Duration = Duration::from_secs(120);
+
+fn begin(cluster: &Cluster, name: &str, memory: &Value) -> Result<()> {
+    let object = json!({
+        "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerRun", "metadata": { "name": name, "namespace": NAMESPACE },
+        "spec": { "clusterRef": { "name": NAME }, "kind": "Memory", "memory": memory },
+    });
+    cluster.api().create(RUNS, &object).map(drop)
+}
+
+/// A run as its workers tell of it.
+fn told(cluster: &Cluster, name: &str) -> Result<Value> {
+    read(&engram(cluster, &["describe", "run", name, "-o", "json"])?)
+}
+
+/// Check, on a cluster that holds nothing yet.
+pub(super) fn moves(cluster: &Cluster) -> Result<String> {
+    let source = json!({ "example": { "name": "StateOfTheUnion" } });
+    begin(cluster, "addresses", &json!({ "source": source, "decay": 0.02 }))?;
+    let driver = until("the run to learn", WHILE, || {
+        let status = cluster.api().get(&format!("{RUNS}/addresses"))?["status"].take();
+        ensure!(status["phase"] != "Complete", "it was done before its driver was found");
+        let learns = status["progress"]["epoch"].as_u64() > Some(5);
+        Ok(status["driver"].as_str().filter(|_| learns).map(str::to_owned))
+    })?;
+    let pod = cluster.api().get(&format!("{PODS}/{driver}"))?;
+    let node = pod["spec"]["nodeName"].as_str().and_then(|name| name.strip_prefix('n')?.parse().ok());
+    let node: u8 = node.context("the driver is on no node")?;
+    let before = told(cluster, "addresses")?["status"]["epoch"].as_u64();
+    cluster.kill_node(node)?;
+    let began = Instant::now();
+    // Longer where the operator that leads was on that node too.
+    let mut last = Value::Null;
+    let ended = until("the run to end", RUN, || {
+        last = cluster.api().get(&format!("{RUNS}/addresses"))?["status"].take();
+        Ok((last["phase"] == "Complete").then_some(()))
+    });
+    let took = began.elapsed().as_secs_f64();
+    cluster.add_node(node)?;
+    ended.with_context(|| format!("its status is {last:#}"))?;
+    let ended = until("somebody to tell of it", RUN, || Ok(told(cluster, "addresses").ok()))?;
+    ensure!(ended["report"]["digest"] == DIGEST, "digest {}", ended["report"]["digest"]);
+    ensure!(ended["report"]["epochs"].as_array().map(Vec::len) == Some(233), "not every epoch has its row");
+    // Its object may say so before anybody has noticed that a node was away.
+    ready(cluster)?;
+    until("the worker to be back", RUN, || Ok(engram(cluster, &["status", NAME, "-o", "json"]).ok()))?;
+    Ok(format!("n{node} killed after {} epochs, all done {took:.1} s later", before.unwrap_or(0)))
+}
+
+/// Check: a run learns from a ConfigMap, and stops when it is deleted.
+pub(super) fn stops(cluster: &Cluster) -> Result<String> {
+    let lines: String = (0..20_000).map(|day| format!("{day},run-{}\n", day % 50)).collect();
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "days", "namespace": NAMESPACE },
+        "data": { "days.csv": format!("day,word\n{lines}") },
+    });
+    cluster.api().create(&format!("/api/v1/namespaces/{NAMESPACE}/configmaps"), &map)?;
+    let file = json!({ "name": "days", "key": "days.csv" });
+    let events = json!({ "configMap": file, "columns": { "key": "word", "epoch": "day" } });
+    begin(cluster, "days", &json!({ "source": { "events": events } }))?;
+    until("the run to learn", WHILE, || {
+        let status = cluster.api().get(&format!("{RUNS}/days"))?["status"].take();
+        ensure!(status["phase"] != "Failed", "{status:#}");
+        Ok((status["progress"]["epoch"].as_u64() > Some(0)).then_some(()))
+    })?;
+    let began = Instant::now();
+    cluster.api().delete(&format!("{RUNS}/days"), None)?;
+    let stopped = until("the run to stop", WHILE, || {
+        Ok(Some(told(cluster, "days")?).filter(|told| told["status"]["phase"] == "Cancelled"))
+    })?;
+    let took = began.elapsed().as_secs_f64();
+    let learned = stopped["status"]["epoch"].as_u64().context("no epoch")?;
+    ensure!(learned < 20_000, "it ended by itself");
+    Ok(format!("stopped after {learned} epochs, seen {took:.1} s after its deletion"))
+}

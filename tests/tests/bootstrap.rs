@@ -1,0 +1,168 @@
+//! Snapshots made by runs, and clusters that begin from one, by way of a storage for objects.
+
+use engram_tests::{Cluster, DEADLINE, Storage, Up, cluster_manifest, wait_for};
+use serde_json::Value;
+
+const PARTITIONS: u32 = 16;
+
+fn spec(partitions: u32, more: &str) -> String {
+    format!("  partitions: {partitions}\n  features: {{ dimension: 2, dtype: F16 }}\n{more}")
+}
+
+fn bootstrap(url: &str) -> String {
+    format!("  bootstrap: {{ snapshot: {{ url: \"{url}\" }} }}\n")
+}
+
+fn snapshot_run(name: &str, url: &str) -> String {
+    format!(
+        "apiVersion: engram.dev/v1alpha1\nkind: LearnerRun\nmetadata: {{ name: {name} }}\nspec:\n  clusterRef: {{ name: kept }}\n  \
+         kind: Snapshot\n  snapshot: {{ url: \"{url}\" }}\n"
+    )
+}
+
+fn rows(count: u32) -> String {
+    let row = |id: u32| format!("{{\"id\":{id},\"weight\":0.{id},\"features\":[{id},0.5],\"payload\":\"p{id}\"}}\n");
+    (1..=count).map(row).collect()
+}
+
+/// The first line of a status of a run.
+fn run_of(cluster: &Cluster, name: &str) -> Option<Value> {
+    let listed = cluster.engram(&["list", "runs", "-o", "json"]);
+    let items = (listed.code == Some(0)).then(|| listed.json()["items"].as_array().cloned())??;
+    items.into_iter().find(|run| run["name"] == name)
+}
+
+fn within<'a>(environment: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a str)> {
+    environment.iter().map(|(name, value)| (*name, value.as_str())).collect()
+}
+
+#[test]
+fn a_run_makes_a_snapshot_from_which_a_cluster_of_other_workers_and_partitions_begins() {
+    let Some(storage) = Storage::start() else { return };
+    let environment = storage.environment();
+    let environment = within(&environment);
+    let cluster = Up::of(&cluster_manifest("kept", 2, &spec(PARTITIONS, ""))).within(&environment).start();
+    cluster.engram_with(&["insert", "--file", "-"], &rows(300)).ended(0);
+    cluster.engram(&["decay", "0.125"]).ended(0);
+    let (digest, _) = cluster.digest();
+    let run = |name: &str, url: &str| {
+        let file = cluster.file(&format!("{name}.yaml"), snapshot_run(name, url));
+        cluster.engram(&["run", &file, "-o", "json"])
+    };
+    let url = "s3://backups/begin/nightly-1";
+    let result = run("nightly-1", "s3://backups/begin/{name}").ended(0).json();
+    assert_eq!((&result["digest"], &result["memories"]), (&digest.clone().into(), &300.into()), "{result}");
+    assert_eq!((&result["snapshot"], &result["partitions"]), (&url.into(), &PARTITIONS.into()));
+    run("again", url).refused(2, &["ENG-0106", url, "a place of its own"]);
+    run("nowhere", "s3://nowhere/words").refused(1, &["ENG-0510", "NoSuchBucket"]);
+    cluster.engram(&["describe", "run", "nightly-1"]).refused(2, &["is a snapshot, which has no report"]);
+
+    // Drivers that die one after the other, while the storage does not answer: another goes on.
+    storage.pause(true);
+    let file = cluster.file("late.yaml", snapshot_run("late", "s3://backups/begin/{name}"));
+    cluster.engram(&["run", &file, "--no-wait"]).ended(0);
+    let mut cluster = cluster;
+    for ordinal in 0..2 {
+        let worker = cluster.worker(ordinal).expect("it runs");
+        cluster.kill(worker);
+        cluster.wait_for_restart(ordinal, worker);
+        cluster.wait_until_ready();
+    }
+    storage.pause(false);
+    let ended = wait_for("the run to end", DEADLINE * 3, || {
+        run_of(&cluster, "late").filter(|run| run["phase"] == "Succeeded" || run["phase"] == "Failed")
+    });
+    assert_eq!(ended["phase"], "Succeeded", "{ended}");
+    // Without a snapshot that was not finished, or a file that no manifest names.
+    let listed = cluster.engram(&[
+        "snapshot",
+        "list",
+        "--from",
+        "s3://backups/begin",
+        "--s3-endpoint",
+        &storage.text("endpoint"),
+        "--s3-credentials",
+        &storage.credentials(&cluster.folder().join("secret"), &storage.text("secretAccessKey")),
+        "-o",
+        "json",
+    ]);
+    let listed = listed.ended(0).json();
+    let items: Vec<(&str, &str)> = listed["items"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|it| (it["name"].as_str().unwrap_or_default(), it["digest"].as_str().unwrap_or_default()))
+        .collect();
+    assert_eq!(items, [("nightly-1", &*digest), ("late", &*digest)]);
+    let (old, _) = cluster.stop();
+    drop(old);
+
+    for (workers, partitions) in [(3, 7), (1, PARTITIONS)] {
+        let manifest = cluster_manifest("fresh", workers, &spec(partitions, &bootstrap(url)));
+        let cluster = Up::of(&manifest).within(&environment).start();
+        assert_eq!(cluster.digest(), (digest.clone(), 300), "{workers} workers, {partitions} partitions");
+        assert_eq!(cluster.engram(&["list", "runs", "-o", "json"]).ended(0).json()["items"], Value::Array(Vec::new()));
+        // It learns on, and what it has learned since is not lost to the snapshot when it starts again.
+        cluster.engram(&["decay", "0.01"]).ended(0);
+        let (later, _) = cluster.digest();
+        assert_ne!(later, digest);
+        let cluster = cluster.stop().0.start();
+        assert_eq!(cluster.digest(), (later, 300));
+        cluster.stop();
+    }
+}
+
+#[test]
+fn a_cluster_does_not_begin_from_what_is_damaged_unfinished_or_of_another_kind_and_says_what_it_is() {
+    let Some(storage) = Storage::start() else { return };
+    let environment = storage.environment();
+    let environment = within(&environment);
+    let cluster = Up::of(&cluster_manifest("kept", 1, &spec(3, ""))).within(&environment).start();
+    cluster.engram_with(&["insert", "--file", "-"], &rows(90)).ended(0);
+    let file = cluster.file("run.yaml", snapshot_run("good", "s3://backups/bad/good"));
+    cluster.engram(&["run", &file]).ended(0);
+    let credentials = storage.credentials(&cluster.folder().join("secret"), &storage.text("secretAccessKey"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+    let damaged = runtime.block_on(async {
+        let good = storage.bucket("s3://backups/bad/good", &credentials);
+        let (manifest, folders) = good.list().await.expect("it is listed");
+        assert_eq!((manifest.len(), folders.len()), (1, 1), "a manifest, and a folder of the attempt");
+        let files = good.below(&folders[0]).list().await.expect("it is listed").0;
+        assert_eq!(files.len(), 3);
+        for what in ["flipped", "cut", "long", "missing", "unfinished"] {
+            let copy = storage.bucket(&format!("s3://backups/bad/{what}"), &credentials);
+            let names = files.iter().map(|file| format!("{}/{}", folders[0], file.name));
+            for (number, name) in names.chain(["manifest.json".to_owned()]).enumerate() {
+                let mut bytes = good.get(&name, 1 << 20).await.expect("it is read").expect("it is there");
+                let middle = bytes.len() / 2;
+                match (what, number) {
+                    ("flipped", 0) => bytes[middle] ^= 4,
+                    ("cut", 0) => bytes.truncate(middle),
+                    ("long", 0) => bytes.push(0),
+                    ("missing", 0) | ("unfinished", 3) => continue,
+                    _ => {}
+                }
+                copy.put(&name, bytes).await.expect("it is put");
+            }
+        }
+        format!("{}/{}", folders[0], files[0].name)
+    });
+    cluster.stop();
+    let begin = |spec: &str| {
+        let up = Up::of(&cluster_manifest("fresh", 2, spec)).within(&environment);
+        let ran = up.run();
+        assert!(!up.state_dir().join("map.json").exists(), "there is no cluster");
+        ran
+    };
+    for what in ["flipped", "cut", "long", "missing"] {
+        let url = format!("s3://backups/bad/{what}");
+        begin(&spec(5, &bootstrap(&url))).refused(1, &["ENG-0509", &format!("{url}/{damaged}")]);
+    }
+    begin(&spec(5, &bootstrap("s3://backups/bad/unfinished"))).refused(1, &["ENG-0509", "no manifest.json"]);
+    begin(&spec(5, &bootstrap("s3://nowhere/words"))).refused(1, &["ENG-0509", "there is no snapshot"]);
+    let good = bootstrap("s3://backups/bad/good");
+    let somebody = Up::of(&cluster_manifest("fresh", 1, &spec(5, &good))).within(&environment);
+    somebody.within(&[("AWS_SECRET_ACCESS_KEY", "another")]).run().refused(1, &["ENG-0510", "SignatureDoesNotMatch"]);
+    begin(&format!("  partitions: 5\n{good}")).refused(1, &["ENG-0509", "feature dimension 2, the cluster has 0"]);
+    begin(&spec(5, &format!("  capacity: {{ memories: 89 }}\n{good}"))).refused(1, &["ENG-0504", "90 memories"]);
+}

@@ -1,0 +1,26 @@
+//! The way to the worker of this machine: its socket, which is its user's own and needs no certificate.
+
+use engram_proto::v1::admin_service_client::AdminServiceClient;
+use hyper_util::rt::TokioIo;
+use std::path::Path;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Error};
+use tower::service_fn;
+
+/// Name of the socket in the state directory.
+pub(super) const NAME: &str = "admin.sock";
+
+/// Connects to the worker behind `socket`.
+///
+/// # Errors
+/// Nobody listens there.
+pub(super) async fn connect(socket: &Path) -> Result<AdminServiceClient<Channel>, Error> {
+    let path = socket.to_owned();
+    let connect = service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The name is of no use to a socket, and of none to whoever answers.
+    let channel = Endpoint::from_static("http://worker").connect_with_connector(connect).await?;
+    Ok(AdminServiceClient::new(channel).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES))
+}

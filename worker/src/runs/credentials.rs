@@ -1,0 +1,59 @@
+//! Credentials of storages that runs name by a Secret: handed over with the run, kept in memory while it goes on, and nowhere else.
+//!
+//! A driver that has none says so in the status of its run, and whoever looks after the run hands them over again.
+
+use crate::shared::Shared;
+use engram_api::ObjectPlace;
+use engram_learn::run::Status;
+use engram_memory::RunId;
+use engram_objects::Keys;
+use engram_proto::v1;
+use tokio::sync::watch;
+
+/// Whether somebody hands credentials over: in a pod, where a Secret is named.
+fn are_handed_over(shared: &Shared, place: &ObjectPlace) -> bool {
+    shared.options.inputs.is_some() && place.secret_ref.is_some()
+}
+
+/// Takes those of a run.
+pub(super) fn keep(shared: &Shared, run: RunId, credentials: v1::ObjectCredentials) {
+    shared.runs.credentials.send_modify(|kept| drop(kept.insert(run, keys(credentials))));
+}
+
+/// Forgets those of a run that has ended.
+pub(super) fn forget(shared: &Shared, run: RunId) {
+    shared.runs.credentials.send_modify(|kept| drop(kept.remove(&run)));
+}
+
+/// Who asks the storage of a run, where its specification names a Secret: waited for until somebody hands it over, which the status
+/// asks for.
+pub(super) async fn wait(
+    shared: &Shared,
+    run: RunId,
+    place: &ObjectPlace,
+    status: &watch::Sender<Status>,
+) -> Option<Keys> {
+    if !are_handed_over(shared, place) {
+        return None;
+    }
+    let mut handed = shared.runs.credentials.subscribe();
+    if !handed.borrow().contains_key(&run) {
+        status.send_modify(|status| {
+            status.needs_credentials = true;
+            status.message = "waits for the credentials of its storage".into();
+        });
+    }
+    let found = handed.wait_for(|handed| handed.contains_key(&run)).await;
+    let keys = found.expect("who keeps them is borrowed").get(&run).cloned();
+    status.send_modify(|status| {
+        status.needs_credentials = false;
+        status.message.clear();
+    });
+    keys
+}
+
+pub(super) fn keys(credentials: v1::ObjectCredentials) -> Keys {
+    let v1::ObjectCredentials { access_key_id, secret_access_key, session_token } = credentials;
+    let token = Some(session_token).filter(|token| !token.is_empty());
+    Keys { id: access_key_id, secret: secret_access_key, token }
+}
