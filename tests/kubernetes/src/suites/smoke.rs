@@ -56,7 +56,9 @@ fn all_pairs(cluster: &Cluster) -> Result<String> {
     for from in 0..3 {
         for to in 0..3 {
             let url = format!("http://sp-{to}.sp.default.svc.cluster.local:8080/");
-            let answer = tool_in(cluster, &format!("sp-{from}"), &["get", &url])?;
+            // Nodes learn of one another's pods a moment after these are Ready.
+            let answer =
+                until("an answer", WHILE, || tool_in(cluster, &format!("sp-{from}"), &["get", &url]).map(Some))?;
             ensure!(answer == format!("sp-{to}"), "sp-{from} asked for sp-{to} and heard {answer:?}");
         }
     }
