@@ -9,7 +9,7 @@
 # RUST_BASE      has the toolchain of rust-toolchain.toml; its C library must be no newer than the one of RUNTIME_BASE
 # RUNTIME_BASE   has glibc, libgcc and the certificates of public authorities
 # BINARIES       the stage that the programs come from: build, or prebuilt = the folder target/images of this checkout
-ARG RUST_BASE=docker.io/library/rust:1.95-bookworm
+ARG RUST_BASE=rust:1.95-bookworm
 ARG RUNTIME_BASE=gcr.io/distroless/cc-debian12:nonroot
 ARG BINARIES=build
 

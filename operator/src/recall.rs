@@ -21,6 +21,8 @@ pub fn recall(object: &Value, config: &Value, set: &Value) -> Option<ValidatedCl
     let spread = set.pointer("/spec/template/spec/topologySpreadConstraints/0/topologyKey");
     let spread = if spread.is_some_and(|key| key == ZONE_KEY) { "Zone" } else { "Node" };
     spec.insert("scheduling".into(), json!({ "topologySpread": spread }));
+    // Workers in clear are told nothing of certificates.
+    spec.entry("tls").or_insert_with(|| json!({ "mode": "Disabled" }));
     let mut known = object.clone();
     known["spec"] = Value::Object(without_nothing(spec));
     validate(&known).ok()

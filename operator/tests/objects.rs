@@ -104,6 +104,7 @@ fn objects_are_what_was_reviewed_and_what_the_api_server_knows() {
         "workers": 3,
         "gpu": { "mode": "Required", "count": 2, "runtimeClassName": "nvidia" },
         "storage": { "ephemeral": true },
+        "tls": { "mode": "Disabled" },
         "service": { "type": "LoadBalancer", "annotations": { "team": "ml" } },
         "networkPolicy": { "clients": [{ "namespaceSelector": { "matchLabels": { "team": "ml" } } }] },
         "scheduling": {

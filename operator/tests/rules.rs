@@ -41,9 +41,9 @@ const ROWS: &[Row] = &[
         r#"{"workers":3,"gpu":{"resourceClaimTemplateName":"g"}}"#,
     ),
     cluster(
-        "access needs tls.mode: Auto",
-        r#"{"workers":3,"access":[{"serviceAccount":"a","rights":["Read"]}]}"#,
-        r#"{"workers":3,"access":[{"serviceAccount":"a","rights":["Read"]}],"tls":{"mode":"Auto"}}"#,
+        "access excludes tls.mode: Disabled",
+        r#"{"workers":3,"access":[{"serviceAccount":"a","rights":["Read"]}],"tls":{"mode":"Disabled"}}"#,
+        r#"{"workers":3,"access":[{"serviceAccount":"a","rights":["Read"]}],"tls":{"certificateLifetime":"1h"}}"#,
     ),
     cluster("spec.telemetry is not", r#"{"workers":3,"telemetry":{}}"#, r#"{"workers":3}"#),
     cluster("spec.gpu.selector is not", r#"{"workers":3,"gpu":{"selector":{}}}"#, r#"{"workers":3,"gpu":{}}"#),
@@ -262,8 +262,8 @@ const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
         "learnerclusters",
         "spec.tls.mode cannot",
         r#"{"workers":3}"#,
-        r#"{"workers":3,"tls":{"mode":"Auto"}}"#,
-        r#"{"workers":3,"tls":{"mode":"Disabled","certificateLifetime":"1h"}}"#,
+        r#"{"workers":3,"tls":{"mode":"Disabled"}}"#,
+        r#"{"workers":3,"tls":{"mode":"Auto","certificateLifetime":"1h"}}"#,
     ),
     (
         "learnerclusters",

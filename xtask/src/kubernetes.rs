@@ -3,7 +3,9 @@
 //! All of it is the program `engram-test-cluster`; this command builds it and hands the arguments on. A machine that cannot run
 //! it says why, and ends with the program's status for "skipped" (77), which `.ci/run` tells apart from a failure.
 
-use std::process::ExitCode;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
@@ -19,6 +21,9 @@ pub(crate) struct Options {
     /// Build what runs as users run it: slower to build, and what is measured counts. The campaign always does
     #[arg(long)]
     release: bool,
+    /// Also build the worker of an earlier commit, for suite `versions`: workers go back to it, and on again, under load
+    #[arg(long, value_name = "REVISION")]
+    earlier: Option<String>,
     /// up | down | kubectl ... | load-image ARCHIVE | run [SUITE]; without any, all suites run on a cluster of their own
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
@@ -29,11 +34,18 @@ pub(crate) struct Options {
 /// # Errors
 /// When it cannot be built or started.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let release = options.release || options.arguments.iter().any(|it| it == "--campaign");
+    let release = options.release || options.earlier.is_some() || options.arguments.iter().any(|it| it == "--campaign");
     build(release)?;
     let program = workspace::target().join(if release { "release" } else { "debug" }).join(PROGRAMS[0]);
-    let status = std::process::Command::new(&program)
-        .args(&options.arguments)
+    let mut arguments = options.arguments.clone();
+    if let Some(revision) = &options.earlier {
+        build_earlier(revision, &program.with_file_name("engram-worker-earlier"))?;
+        if arguments.is_empty() {
+            arguments = ["run", "versions"].map(str::to_owned).into();
+        }
+    }
+    let status = Command::new(&program)
+        .args(&arguments)
         .status()
         .with_context(|| format!("failed to start {}", program.display()))?;
     Ok(ExitCode::from(status.code().and_then(|it| u8::try_from(it).ok()).unwrap_or(1)))
@@ -49,4 +61,23 @@ pub(crate) fn build(release: bool) -> Result<()> {
         workspace::cargo(["build", "-q", "--workspace", "--test", "worker"])
     };
     process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))
+}
+
+/// Builds the worker of another commit, in folders of its own, which stay for the next time.
+fn build_earlier(revision: &str, program: &Path) -> Result<()> {
+    let folder = workspace::target().join("earlier");
+    let (source, target) = (folder.join("source"), folder.join("target"));
+    // A checkout of its own, since a worktree would be told of in this one's repository.
+    if source.exists() {
+        fs::remove_dir_all(&source).with_context(|| format!("failed to remove {}", source.display()))?;
+    }
+    let clone = ["clone", "--quiet", "--shared", "--no-checkout"];
+    process::run(Command::new("git").args(clone).arg(workspace::root()).arg(&source))?;
+    process::run(Command::new("git").arg("-C").arg(&source).args(["checkout", "--quiet", "--detach", revision]))?;
+    let mut build =
+        workspace::cargo(["build", "-q", "--release", "--locked", "-p", "engram-worker", "--bin", "engram-worker"]);
+    process::run(build.current_dir(&source).env("CARGO_TARGET_DIR", &target))?;
+    let built = target.join("release/engram-worker");
+    fs::copy(&built, program).with_context(|| format!("failed to copy {}", built.display()))?;
+    Ok(())
 }

@@ -4,7 +4,7 @@
 //! The cluster is one of processes, as `engram up` starts them, so that their memory is theirs. Requests come on a schedule whether those
 //! before them are answered or not, as from many users: a cluster that takes on more than it does only makes all of them wait. No request
 //! is repeated, and who is not answered within [`PATIENCE`] gives up. Each is one message to the worker that leads its partition, without
-//! the client library: whoever makes the load shares the processors with the cluster.
+//! the client library. Users are elsewhere: the cluster has half of the processors for itself, and whoever makes the load has the others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,6 +18,8 @@ use engram_client::{Client, Options, Placement, Rows};
 use engram_memory::{mix64, partition_of};
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
 use engram_proto::v1::{self, ProblemKind};
+use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -34,8 +36,8 @@ use crate::population::{self, QUALITY};
 use crate::row::{Budget, Figure, Row};
 
 const WORKERS: usize = 3;
-/// Updates of a request, of one partition: so many that the work is the store's. Of small ones whoever makes the load, and reads and
-/// answers calls, does most of it, and shares the processors with the cluster.
+/// Updates of a request, of one partition: so many that the work is the store's. Of small ones reading and answering calls is most of it,
+/// for those who make the load as well, who would have to be more than the cluster.
 const UPDATES: usize = 4_096;
 /// Connections to each worker, which has room for so many calls on each.
 const CONNECTIONS: usize = 8;
@@ -52,13 +54,16 @@ const READY: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(1);
 const ROWS: u32 = 1 << 15;
+/// The calling thread.
+const THIS: Pid = Pid::from_raw(0);
 /// Names of the figures at the highest rate that is answered, and at half of it.
 const FULL_NAME: &str = "at capacity";
 const HALF_NAME: &str = "at half load";
 
 pub(super) fn rows(runtime: &Runtime, memories: u32, lasts: Duration, scratch: &Path) -> Result<Vec<Row>> {
     eprintln!("overload: {memories} memories on {WORKERS} workers, for {} s", lasts.as_secs());
-    let cluster = Cluster::start(scratch)?;
+    let shared = Shared::among(sched_getaffinity(THIS)?);
+    let cluster = Cluster::start(scratch, &shared)?;
     runtime.block_on(async {
         let load = Arc::new(Load::new(&cluster, memories).await?);
         let full = at_capacity(&load).await?;
@@ -70,6 +75,59 @@ pub(super) fn rows(runtime: &Runtime, memories: u32, lasts: Duration, scratch: &
         let over = offered(&cluster, &load, capacity * TIMES, lasts).await?;
         Ok(table(memories, capacity, &half, &over))
     })
+}
+
+/// Which processors are whose, until it goes.
+struct Shared {
+    all: CpuSet,
+    cluster: CpuSet,
+    load: CpuSet,
+}
+
+impl Shared {
+    /// Shares `all` out; one alone is everybody's.
+    fn among(all: CpuSet) -> Self {
+        let numbers: Vec<usize> = (0..CpuSet::count()).filter(|&it| all.is_set(it) == Ok(true)).collect();
+        let of = |numbers: &[usize]| {
+            let mut set = CpuSet::new();
+            numbers.iter().for_each(|&it| set.set(it).expect("it is in a set of the same size"));
+            set
+        };
+        let (load, cluster) = numbers.split_at(numbers.len() / 2);
+        if load.is_empty() {
+            eprintln!("overload: one processor, which load and cluster share");
+            return Self { cluster: all, load: all, all };
+        }
+        Self { cluster: of(cluster), load: of(load), all }
+    }
+
+    /// Starts a process on the processors of the cluster, where its own will be as well.
+    fn spawn(&self, command: &mut Command) -> Result<Child> {
+        sched_setaffinity(THIS, &self.cluster)?;
+        let spawned = command.spawn();
+        restrict(&self.load)?;
+        Ok(spawned?)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // What is measured after this is measured by a process of its own.
+        let _ = restrict(&self.all);
+    }
+}
+
+/// Restricts every thread of this process.
+fn restrict(to: &CpuSet) -> Result<()> {
+    for thread in fs::read_dir("/proc/self/task").context("failed to list the threads of this process")? {
+        let number = thread?.file_name().to_string_lossy().parse().context("a thread has no number")?;
+        // One that has ended meanwhile needs no processor.
+        match sched_setaffinity(Pid::from_raw(number), to) {
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(error) => return Err(error).context("failed to restrict a thread"),
+        }
+    }
+    Ok(())
 }
 
 /// What became of requests that came on a schedule.
@@ -275,7 +333,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn start(scratch: &Path) -> Result<Self> {
+    fn start(scratch: &Path, shared: &Shared) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("engram-bench-").tempdir_in(scratch)?;
         let manifest = folder.path().join("cluster.yaml");
         let spec = serde_json::json!({
@@ -287,7 +345,7 @@ impl Cluster {
         let mut command = Command::new(&engram);
         command.arg("up").arg(&manifest).args(["--port-base", "0", "--state-dir"]).arg(folder.path().join("state"));
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let up = command.spawn().with_context(|| format!("failed to start {}", engram.display()))?;
+        let up = shared.spawn(command).with_context(|| format!("failed to start {}", engram.display()))?;
         let mut cluster = Self { up, endpoints: Vec::new(), workers: Vec::new(), folder };
         cluster.wait_until_ready()?;
         Ok(cluster)

@@ -73,7 +73,7 @@ pub(super) async fn network(
 }
 
 fn wants_tls(object: &Value) -> bool {
-    object["spec"]["tls"]["mode"].as_str().is_some_and(|mode| mode != "Disabled")
+    object["spec"]["tls"]["mode"] != "Disabled"
 }
 
 /// A token of a cluster's ServiceAccount for people.

@@ -129,7 +129,7 @@ pub struct LearnerClusterSpec {
     ))]
     pub inputs: Option<Vec<Input>>,
 
-    /// Who may do what with a token instead of a certificate; nobody by default, but for people by `engram -n`. Needs `tls`. A change is
+    /// Who may do what with a token instead of a certificate; nobody by default, but for people by `engram -n`. Refused where `tls.mode` is `Disabled`. A change is
     /// taken without a restart, within about a minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]

@@ -195,7 +195,7 @@ optional! {
         "trustDomain": "remove trustDomain; who is believed follows from the authority and the cluster's id",
     }))]
     pub struct Tls {
-        /// Where they come from; absent means `Disabled`; fixed at creation.
+        /// Where they come from; absent means `Auto`; fixed at creation.
         pub mode: TlsMode,
         /// How long one is valid, at least 10m; absent means 24h. It is replaced after two thirds of that. Shorter ends a stolen one sooner;
         /// longer survives an operator that is away for longer.
@@ -216,11 +216,11 @@ words! {
     }))]
     pub enum TlsMode {
         /// The operator's own authority: every connection shows a certificate.
+        #[default]
         Auto,
         /// The Secret `secretName`, which somebody else fills: every connection shows a certificate.
         Secret,
-        /// Nowhere: no TLS. For tests and networks that are trusted.
-        #[default]
+        /// Nowhere: no TLS. For tests, and for networks that encrypt by themselves, as service meshes do.
         Disabled,
     }
 }

@@ -1,5 +1,6 @@
 //! The settings of the workers: the part of the spec that a worker reads.
 
+use engram_api::kubernetes_only::Tls;
 use serde_json::{Value, json};
 
 use super::access::access_list;
@@ -33,7 +34,7 @@ pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     });
     // Left out by clusters without: settings that say the same as before restart nobody.
     if cluster.certificates().is_some() {
-        settings["tls"] = json!(spec.tls);
+        settings["tls"] = json!(Tls { mode: Some(spec.tls_mode()), ..spec.tls.clone().unwrap_or_default() });
     }
     // Workers of a version before refuse a word that they do not know: it is there only where somebody wants it.
     if let Some(partitioner) = spec.gpu.partitioner {

@@ -18,6 +18,7 @@ use engram_identity::token::{Claims, Issuer, Refused, audience};
 use engram_memory::ClusterId;
 use kube::Client;
 use serde_json::Value;
+use tokio::sync::watch;
 
 /// Keys are changed by hand, and the new one is published long before it signs.
 const PERIOD: Duration = Duration::from_secs(60 * 60);
@@ -39,11 +40,20 @@ struct Published {
 #[derive(Default)]
 pub(super) struct Issuers {
     known: RwLock<Option<Arc<Published>>>,
+    /// Whether it was asked for at all.
+    asked: watch::Sender<bool>,
 }
 
 impl Issuers {
     fn known(&self) -> Option<Arc<Published>> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until it was read, or could not be. What an operator publishes takes the place of what another one did: one that has
+    /// only just started would take the keys away, and workers of a new cluster would know no token for the minute that a kubelet takes.
+    pub(super) async fn asked(&self) {
+        // Who asks lives as long as whoever waits here.
+        let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
     }
 
     /// What workers are told of it, by the name of its file; nothing until it was read.
@@ -73,6 +83,7 @@ impl Issuers {
                     }
                     Err(_) => RETRY,
                 };
+                self.asked.send_replace(true);
                 tokio::time::sleep(wait).await;
             }
         };

@@ -171,6 +171,7 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
                 }
             }
         }
+        context.issuers.asked().await;
         offer.published = context.issuers.files();
         offer.published.insert(ROOTS.to_owned(), roots);
     }

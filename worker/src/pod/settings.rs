@@ -67,8 +67,8 @@ struct Own {
     tls: Option<OwnTls>,
 }
 
-/// Where certificates come from: the operator knows how long they are good.
-#[derive(Default, Deserialize)]
+/// Where certificates come from, which a cluster in clear says nothing of: the operator knows how long they are good.
+#[derive(Deserialize)]
 struct OwnTls {
     mode: Option<TlsMode>,
 }
@@ -102,7 +102,7 @@ impl Settings {
         let Value::Object(fields) = value else { bail!("not an object") };
         let spec = spec(fields)?;
         let Own { coordinators, listen, threads, bootstrap_workers, tls, .. } = own;
-        let mode = tls.unwrap_or_default().mode.unwrap_or_default();
+        let mode = tls.and_then(|tls| tls.mode).unwrap_or(TlsMode::Disabled);
         let (has_certificates, is_given_certificates) = (mode != TlsMode::Disabled, mode == TlsMode::Secret);
         Ok(Self {
             cluster,

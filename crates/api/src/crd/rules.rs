@@ -89,8 +89,8 @@ pub(crate) fn cluster() -> Vec<Rule> {
             "spec",
             "access",
             "!has(self.access) || size(self.access) == 0 || \
-             (has(self.tls) && has(self.tls.mode) && self.tls.mode != 'Disabled')",
-            "access needs tls.mode: Auto: a token that is sent in clear is anybody's",
+             !(has(self.tls) && has(self.tls.mode) && self.tls.mode == 'Disabled')",
+            "access excludes tls.mode: Disabled: a token that is sent in clear is anybody's",
         ),
         // A name and no path: it becomes a part of an address of the API server.
         invalid(

@@ -77,14 +77,13 @@ impl Rules<'_> {
     fn access(&mut self) {
         let path = "spec.access";
         let is_given = |entry: &Entry| matches!(&entry.value.value, Yaml::List(entries) if !entries.is_empty());
-        let is_clear = matches!(self.text("spec.tls.mode"), None | Some("Disabled"));
-        if is_clear && find(self.document, path).is_some_and(is_given) {
-            let message = format!("{path} gives rights, but there is no TLS; allowed: access with tls.mode: Auto");
+        if self.text("spec.tls.mode") == Some("Disabled") && find(self.document, path).is_some_and(is_given) {
+            let message = format!("{path} gives rights, but spec.tls.mode is Disabled; allowed: access with TLS");
             self.problem(
                 Code::Conflicting,
                 path,
                 message,
-                "set tls: { mode: Auto }; a token that is sent in clear is anybody's",
+                "remove tls, or set mode: Auto; a token that is sent in clear is anybody's",
             );
         }
     }

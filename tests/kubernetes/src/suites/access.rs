@@ -83,10 +83,7 @@ fn engram(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
 }
 
 fn people(cluster: &Cluster) -> Result<String> {
-    // Workers read the issuer's keys from a mount, which may be a minute late.
-    until("a token to be taken", MOUNTED, || {
-        engram(cluster, &["insert", "green", "blue", "--weight", "0.5"]).map(Some)
-    })?;
+    engram(cluster, &["insert", "green", "blue", "--weight", "0.5"])?;
     let ranked = read(&engram(cluster, &["rank", "-o", "json"])?)?;
     ensure!(ranked["items"].as_array().is_some_and(|items| items.len() == 2), "{ranked}");
     let status = read(&engram(cluster, &["status", "-o", "json"])?)?;

@@ -4,9 +4,10 @@
 
 use super::Check;
 use super::command::{COMMAND, admin, started};
-use super::faults::install::operator;
+use super::faults::install::{USER as NOBODY, operator};
 use super::look::{WHILE, service_address};
 use crate::cluster::Cluster;
+use crate::image::{Content, Image, write_archive};
 use crate::process::until;
 use crate::requirements::{Skip, find};
 use anyhow::{Context, Result, ensure};
@@ -30,6 +31,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "a cluster of other workers and partitions begins from it with its digest", run: restored },
         Check { name: "a cluster does not begin from what is damaged, unfinished or foreign", run: refused },
         Check { name: "a run learns from a file in the storage, and fails where it cannot", run: learned },
+        Check { name: "the CronJob of the example makes a snapshot", run: scheduled },
         Check { name: "the clusters of backups go", run: ends },
     ]
 }
@@ -268,6 +270,43 @@ fn learned(cluster: &Cluster) -> Result<String> {
     ensure!(found["items"].as_array().map(Vec::len) == Some(2), "{found}");
     ready(cluster, "second", (2, 7))?;
     Ok("20 epochs".into())
+}
+
+/// `examples/kubernetes/backups.yaml` as it is, but for what is everybody's own.
+fn scheduled(cluster: &Cluster) -> Result<String> {
+    const IMAGE: &str = "local.test/kubectl:1";
+    const NODE: u8 = 2;
+    let kubectl = Content::default().file("/bin/kubectl", &cluster.kubernetes_program("kubectl")?);
+    let archive = cluster.path("kubectl.tar");
+    write_archive(&archive, &[Image { name: IMAGE, content: &kubectl, entrypoint: &[], user: NOBODY }])?;
+    cluster.load_image_on(NODE, &archive)?;
+    let own = [
+        (r#"accessKeyId: "", secretAccessKey: """#, "accessKeyId: engram, secretAccessKey: engram-secret".to_owned()),
+        ("clusterRef: { name: words }", "clusterRef: { name: second }".to_owned()),
+        ("http://minio.storage:9000", endpoint(cluster)?),
+        ("rancher/kubectl:v1.36.0", IMAGE.to_owned()),
+        ("restartPolicy: Never", format!("restartPolicy: Never\n          nodeName: n{NODE}")),
+    ];
+    let mut manifest = include_str!("../../../../examples/kubernetes/backups.yaml").to_owned();
+    for (of_the_example, here) in own {
+        ensure!(manifest.contains(of_the_example), "the example has no {of_the_example}");
+        manifest = manifest.replace(of_the_example, &here);
+    }
+    let file = cluster.path("backups.yaml");
+    fs::write(&file, manifest)?;
+    cluster.kubectl(["-n", NAMESPACE, "apply", "-f", &file.to_string_lossy()])?;
+    cluster.kubectl(["-n", NAMESPACE, "create", "job", "tonight", "--from=cronjob/nightly-snapshot"])?;
+    let status = until("a run of the night to end", COMMAND, || {
+        let mut runs = cluster.api().get(RUNS)?;
+        let runs = runs["items"].as_array_mut().context("no list of runs")?;
+        let nightly = |run: &&mut Value| run["metadata"]["generateName"] == "nightly-";
+        let status = runs.iter_mut().find(nightly).context("the job has made no run yet")?["status"].take();
+        Ok(["Complete", "Failed"].iter().any(|phase| status["phase"] == *phase).then_some(status))
+    })?;
+    let url = status["snapshot"]["url"].as_str().unwrap_or_default();
+    ensure!(status["phase"] == "Complete" && url.starts_with("s3://backups/words/nightly-"), "{status:#}");
+    cluster.kubectl(["-n", NAMESPACE, "delete", "cronjob", "nightly-snapshot"])?;
+    Ok(url.to_owned())
 }
 
 fn ends(cluster: &Cluster) -> Result<String> {

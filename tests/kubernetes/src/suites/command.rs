@@ -167,6 +167,8 @@ fn begins(cluster: &Cluster) -> Result<String> {
         "spec": {
             "workers": WORKERS, "replicationFactor": 2, "partitions": 16, "gpu": { "mode": "Disabled" },
             "capacity": { "memories": 100_000 }, "learning": { "initialWeight": 0.0 }, "storage": { "ephemeral": true },
+            // What workers say themselves is asked for without a certificate; suite `access` has a cluster with TLS.
+            "tls": { "mode": "Disabled" },
         },
     });
     cluster

@@ -97,6 +97,8 @@ fn forms(cluster: &Cluster, size: &Size) -> Result<String> {
                 "workers": WORKERS, "replicationFactor": 2, "partitions": 16, "capacity": { "memories": 1000 },
                 "gpu": { "mode": "Disabled" }, "storage": { "ephemeral": true },
                 "resources": { "requests": { "cpu": "0", "memory": "0" } },
+                // Who beats here are no pods, and get no certificate.
+                "tls": { "mode": "Disabled" },
             },
         });
         cluster.api().create(CLUSTERS, &object)?;

@@ -40,7 +40,7 @@ struct Suite {
     checks: fn() -> Vec<Check>,
 }
 
-const SUITES: [Suite; 12] = [
+const SUITES: [Suite; 13] = [
     Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
     Suite { name: "command", fake: false, long: false, checks: command::checks },
     Suite { name: "identity", fake: false, long: false, checks: identity::checks },
@@ -49,6 +49,8 @@ const SUITES: [Suite; 12] = [
     // Last of the real nodes: after an outage of the API server kubelets take their time.
     Suite { name: "faults", fake: false, long: false, checks: faults::checks },
     Suite { name: CAMPAIGN, fake: false, long: true, checks: faults::campaign },
+    // It needs a program that is not of this checkout.
+    Suite { name: VERSIONS, fake: false, long: true, checks: faults::versions },
     Suite { name: "fake", fake: true, long: false, checks: fake::checks },
     Suite { name: "operator", fake: true, long: false, checks: operator::checks },
     Suite { name: "many", fake: true, long: false, checks: many::checks },
@@ -58,6 +60,9 @@ const SUITES: [Suite; 12] = [
 
 /// Name of the suite that takes an hour.
 pub const CAMPAIGN: &str = "campaign";
+
+/// Name of the suite that needs the workers of an earlier build.
+pub const VERSIONS: &str = "versions";
 
 /// Names of all suites.
 pub fn names() -> Vec<&'static str> {

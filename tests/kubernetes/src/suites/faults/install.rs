@@ -19,6 +19,9 @@ const NAMESPACE: &str = "engram-system";
 pub(in crate::suites) const USER: &str = "65532:65532";
 /// What the images are called. The workers' second tag is the same image: what a rolling change needs. So is the one for GPUs.
 pub(super) const WORKER: &str = "local.test/engram-worker";
+/// The tag of an earlier build, and its program beside this one.
+pub(super) const EARLIER: &str = "earlier";
+const EARLIER_PROGRAM: &str = "engram-worker-earlier";
 const OPERATOR: &str = "local.test/engram-operator:1";
 const VALUES: &str = "operator.image.registry=local.test,operator.image.repository=engram-operator,operator.image.tag=1,\
     operator.image.pullPolicy=Never,worker.image.registry=local.test,worker.image.repository=engram-worker,\
@@ -73,6 +76,8 @@ pub(super) fn trials(cluster: &Cluster) -> Result<String> {
         "spec": {
             "workers": WORKERS, "replicationFactor": watch::COPIES, "partitions": 16,
             "capacity": { "memories": 20_000_000 }, "gpu": { "mode": "Disabled" }, "storage": { "size": "1Gi" },
+            // The writers of the load are no pods; suite `identity` has a cluster under load with certificates.
+            "tls": { "mode": "Disabled" },
         },
     });
     let began = Instant::now();
@@ -119,9 +124,27 @@ fn load_images(cluster: &Cluster) -> Result<()> {
     cluster.load_image(&archive)
 }
 
+/// Check: nodes have the workers of an earlier build.
+pub(super) fn earlier(cluster: &Cluster) -> Result<String> {
+    if !beside(EARLIER_PROGRAM)?.is_file() {
+        let how = "`cargo xtask kubernetes --earlier REVISION` builds it";
+        return Err(Skip(format!("there is no {EARLIER_PROGRAM} beside this program: {how}")).into());
+    }
+    let worker = Content::default().program("/engram-worker", &program(cluster, EARLIER_PROGRAM)?)?;
+    let name = format!("{WORKER}:{EARLIER}");
+    let archive = cluster.path("earlier.tar");
+    write_archive(&archive, &[Image { name: &name, content: &worker, entrypoint: &["/engram-worker"], user: USER }])?;
+    cluster.load_image(&archive)?;
+    Ok(String::new())
+}
+
+fn beside(name: &str) -> Result<PathBuf> {
+    Ok(std::env::current_exe()?.with_file_name(name))
+}
+
 /// A program of the project that lies beside this one, without what only a debugger reads: every node gets a copy.
 pub(in crate::suites) fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
-    let built = std::env::current_exe()?.with_file_name(name);
+    let built = beside(name)?;
     if !built.is_file() {
         return Err(Skip(format!("there is no {}: `cargo xtask kubernetes` builds it", built.display())).into());
     }

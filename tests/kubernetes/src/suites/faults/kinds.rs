@@ -75,6 +75,7 @@ pub(super) const SCALE: Kind = Kind::planned("scaled from 3 to 5 and back", scal
 pub(super) const UPGRADE: Kind = Kind::planned("operator upgraded", upgraded);
 pub(super) const GROWTH: Kind = Kind::planned("disks grown", disks_grown);
 pub(super) const IMAGE: Kind = Kind::planned("image changed", image_changed);
+pub(super) const VERSIONS: Kind = Kind::planned("workers of an earlier build, and back", versions_changed);
 
 /// Whom a fault hits.
 struct Victim {
@@ -342,7 +343,20 @@ fn upgraded(cluster: &Cluster) -> Result<Over> {
 fn image_changed(cluster: &Cluster) -> Result<Over> {
     let before = watch::pods(cluster)?;
     let now = &before.first().context("there is no worker")?["spec"]["containers"][0]["image"];
-    let tag = if *now == format!("{}:2", install::WORKER) { 1 } else { 2 };
+    let tag = if *now == format!("{}:2", install::WORKER) { "1" } else { "2" };
+    let whole = changed_to(cluster, tag)?;
+    Ok(Over { whole, note: format!("{WORKERS} workers, one after the other") })
+}
+
+/// Every worker in between speaks with one of the other build, and opens what that has written.
+fn versions_changed(cluster: &Cluster) -> Result<Over> {
+    let (back, on) = (changed_to(cluster, install::EARLIER)?, changed_to(cluster, "1")?);
+    let seconds = (back.as_secs_f64(), on.as_secs_f64());
+    Ok(Over { whole: back.max(on), note: format!("downgraded in {:.1} s, upgraded in {:.1} s", seconds.0, seconds.1) })
+}
+
+/// Gives all workers the image of this tag, one after the other, and waits until the cluster is at rest.
+fn changed_to(cluster: &Cluster, tag: &str) -> Result<Duration> {
     let image = format!("{}:{tag}", install::WORKER);
     let began = Instant::now();
     edit(cluster, &json!({ "image": image }))?;
@@ -353,5 +367,5 @@ fn image_changed(cluster: &Cluster) -> Result<Over> {
         Ok(Some(()))
     })?;
     watch::settled(cluster, WORKERS)?;
-    Ok(Over { whole: began.elapsed(), note: format!("{WORKERS} workers, one after the other") })
+    Ok(began.elapsed())
 }

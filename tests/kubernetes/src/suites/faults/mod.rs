@@ -61,6 +61,17 @@ pub(super) fn campaign() -> Vec<Check> {
     ]
 }
 
+/// Workers of two builds under load.
+pub(super) fn versions() -> Vec<Check> {
+    vec![
+        Check { name: "two operators start from the chart", run: install::operator },
+        Check { name: "nodes have the workers of an earlier build", run: install::earlier },
+        Check { name: "a cluster with disks is Ready", run: install::trials },
+        Check { name: "workers of an earlier build, and back", run: |it| trial(it, &kinds::VERSIONS) },
+        Check { name: "what was acknowledged at any time is there in the end", run: audit },
+    ]
+}
+
 fn clients(cluster: &Cluster) -> Result<MutexGuard<'static, Option<Clients>>> {
     let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
     if clients.is_none() {

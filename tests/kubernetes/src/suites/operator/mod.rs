@@ -172,6 +172,8 @@ fn words(spec: &Value) -> Value {
     let mut whole = json!({
         "workers": WORKERS, "replicationFactor": 2, "partitions": 16, "capacity": { "memories": 1000 },
         "gpu": { "mode": "Disabled" }, "storage": { "ephemeral": true },
+        // Workers are no pods here, and get no certificate.
+        "tls": { "mode": "Disabled" },
     });
     for (field, value) in spec.as_object().into_iter().flatten() {
         whole[field] = value.clone();
