@@ -11,6 +11,9 @@ use std::thread::available_parallelism;
 const ROOT: &str = "/sys/fs/cgroup";
 /// What a processor weighs, and what the node's own programs do: what kubelet gives pods for each processor that they ask for.
 const SHARES: u64 = 1024;
+/// How many times as much a node weighs as what is in no group or holds the control plane: on machines of their own, neither an API server
+/// nor who asks it, nor a compiler, takes a processor away from pods that run elsewhere.
+const OWN: u64 = 16;
 
 /// The roots of the hierarchies: one under version 2, one for each controller under version 1.
 pub(crate) fn hierarchies() -> Vec<PathBuf> {
@@ -27,8 +30,9 @@ fn is_unified() -> bool {
     Path::new(ROOT).join("cgroup.controllers").is_file()
 }
 
-/// Makes a group for a node in every hierarchy, which weighs as many processors as the node says it has.
-pub(crate) fn make(node: &str) -> Result<()> {
+/// Makes a group for a node in every hierarchy, which weighs as many processors as the node says it has; more where it `is_apart` from the
+/// control plane.
+pub(crate) fn make(node: &str, is_apart: bool) -> Result<()> {
     if is_unified() {
         hand_down(Path::new(ROOT))?;
     }
@@ -42,7 +46,8 @@ pub(crate) fn make(node: &str) -> Result<()> {
         }
     }
     let Some(folder) = of_processor(node) else { return Ok(()) };
-    weigh(&folder, available_parallelism()?.get() as u64 * SHARES)?;
+    let own = if is_apart { OWN } else { 1 };
+    weigh(&folder, available_parallelism()?.get() as u64 * SHARES * own)?;
     if is_unified() {
         hand_down(&folder)?;
     }

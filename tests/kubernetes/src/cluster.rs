@@ -250,7 +250,7 @@ impl Cluster {
         });
         started?.save(&self.record(node, "holder"))?;
         if !self.is_fake() {
-            cgroup::make(&name)?;
+            cgroup::make(&name, node > 1)?;
         }
         self.connect(node)
     }

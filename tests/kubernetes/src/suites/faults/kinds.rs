@@ -321,7 +321,7 @@ fn claims(cluster: &Cluster) -> Result<Vec<Value>> {
 
 /// Another template of the operator's pods, and another image that it would give to new workers.
 fn upgraded(cluster: &Cluster) -> Result<Over> {
-    let pods = watch::identities(cluster)?;
+    let (pods, terms) = (watch::identities(cluster)?, watch::map(cluster)?.terms());
     let before: Vec<String> = watch::operators(cluster)?.iter().map(uid).collect();
     // Each of several upgrades of one release is one.
     let build = format!("worker.image.tag=2,podAnnotations.build={}", before.concat());
@@ -337,7 +337,9 @@ fn upgraded(cluster: &Cluster) -> Result<Over> {
     let whole = watch::whole(cluster, began, &[])?;
     watch::settled(cluster, WORKERS)?;
     ensure!(watch::identities(cluster)? == pods, "a worker was replaced or restarted");
-    Ok(Over { whole, note: "no worker was restarted".into() })
+    let now = watch::map(cluster)?.terms();
+    let moved = terms.iter().zip(&now).filter(|(before, now)| before != now).count();
+    Ok(Over { whole, note: format!("no worker was restarted, {moved} partitions changed hands") })
 }
 
 fn image_changed(cluster: &Cluster) -> Result<Over> {
