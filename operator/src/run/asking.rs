@@ -51,6 +51,12 @@ impl Error {
             Self::Coordinator(_) => "coordinator",
         }
     }
+
+    /// Whether the API server does not know the owner's kind yet. Where it checks who may own what (`OwnerReferencesPermissionEnforcement`)
+    /// it learns of a new definition within half a minute, and refuses all that is made for an object of it until then.
+    pub(super) fn is_early(&self) -> bool {
+        matches!(self, Self::Api { source: kube::Error::Api(status), .. } if status.message.contains("cannot find RESTMapping"))
+    }
 }
 
 /// Waits for an answer, but not for ever.
@@ -62,5 +68,25 @@ pub(super) async fn ask<T>(
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(source)) => Err(Error::Api { action: action(), source }),
         Err(_) => Err(Error::Slow { action: action() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    #[test]
+    fn a_kind_that_the_api_server_does_not_know_yet_is_told_from_a_right_that_is_missing() {
+        let refused = |why: &str| Error::Api {
+            action: "apply ServiceAccount words-worker".into(),
+            source: kube::Error::Api(Box::new(Status::failure(why, "Forbidden").with_code(403))),
+        };
+        let early = "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion \
+            engram.dev/v1alpha1 Kind LearnerCluster";
+        assert!(refused(early).is_early());
+        let forbidden =
+            "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on";
+        assert!(!refused(forbidden).is_early());
     }
 }

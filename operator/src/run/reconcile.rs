@@ -62,7 +62,8 @@ pub(super) async fn run(
     controller = controller.watches_with(maps, MAP.resource(), watched(), of_name);
 
     let sweeping = sweep(Arc::clone(&context), scope.clone(), controller.store());
-    let after = |object: Arc<DynamicObject>, _: &Error, context: Arc<Context>| after_failure(&object, &context);
+    let after =
+        |object: Arc<DynamicObject>, error: &Error, context: Arc<Context>| after_failure(&object, error, &context);
     let looking = controller.run(look, after, Arc::clone(&context)).for_each(async |result| {
         match result {
             // What was made for a cluster that is gone goes after it.
@@ -262,12 +263,15 @@ async fn tell(
     Ok(())
 }
 
-/// Each failure of a cluster doubles the wait for the next look.
-fn after_failure(object: &DynamicObject, context: &Context) -> Action {
+/// Each failure of a cluster doubles the wait for the next look, but for one that is over soon.
+fn after_failure(object: &DynamicObject, error: &Error, context: &Context) -> Action {
+    let (first, longest) = LOOK_AGAIN;
+    if error.is_early() {
+        return Action::requeue(first);
+    }
     let mut failures = context.failures();
     let failed = failures.entry(key_of(object)).or_default();
     *failed += 1;
-    let (first, longest) = LOOK_AGAIN;
     Action::requeue(first.saturating_mul(1 << (*failed - 1).min(10)).min(longest))
 }
 
