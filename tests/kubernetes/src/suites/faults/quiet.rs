@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, sync};
 
 /// Names a process group that may be stopped for minutes, by whoever has something run beside these tests.
 const GROUP: &str = "ENGRAM_BESIDE_GROUP";
@@ -21,7 +21,11 @@ impl Quiet {
         // 0 and 1 would mean this program's own, and everybody.
         let number = group.parse().ok().filter(|&it: &i32| it > 1).with_context(named)?;
         match killpg(Pid::from_raw(number), Signal::SIGSTOP) {
-            Ok(()) => Ok(Self(Some(Pid::from_raw(number)))),
+            Ok(()) => {
+                // What it wrote last would go to the disk meanwhile, before what workers write.
+                sync();
+                Ok(Self(Some(Pid::from_raw(number))))
+            }
             // It is done with all that it had to do.
             Err(Errno::ESRCH) => Ok(Self(None)),
             Err(error) => Err(error).with_context(named),
