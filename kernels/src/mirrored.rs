@@ -95,7 +95,7 @@ enum By<'a, M> {
 }
 
 /// A part of a pass, and what came of it.
-type Job<'a, M, T> = (Option<By<'a, M>>, Option<(Result<T, Error>, Duration)>);
+type Job<'a, M, T> = (By<'a, M>, Option<(Result<T, Error>, Duration)>);
 
 impl<M: Mirror> Mirrored<M> {
     /// Over two devices without tiles. The GPU does passes over `threshold` memories and more, none without one.
@@ -218,13 +218,12 @@ impl<M: Mirror> Mirrored<M> {
         let of_devices = beside.iter_mut().enumerate().filter(|(device, _)| up.contains(device));
         let of_devices = of_devices.filter_map(|(index, beside)| Some(By::Device(index, beside.device.as_mut()?)));
         let of_host = left.map(|tiles| By::Host(host, tiles));
-        let mut jobs: Vec<Job<'_, M, T>> = of_devices.chain(of_host).map(|by| (Some(by), None)).collect();
+        let mut jobs: Vec<Job<'_, M, T>> = of_devices.chain(of_host).map(|by| (by, None)).collect();
         at_once(threads, jobs.iter_mut().collect(), |(by, done)| {
             let begin = Instant::now();
             let found = match by {
-                Some(By::Device(_, device)) => pass(*device),
-                Some(By::Host(host, tiles)) => host.over(std::mem::take(tiles), |host| pass(host)),
-                None => return,
+                By::Device(_, device) => pass(*device),
+                By::Host(host, tiles) => host.over(std::mem::take(tiles), |host| pass(host)),
             };
             *done = Some((found, begin.elapsed()));
         });
@@ -233,8 +232,8 @@ impl<M: Mirror> Mirrored<M> {
         for (by, done) in jobs {
             let (found, took) = done.expect("every job was done");
             match (by, found) {
-                (Some(By::Device(device, _)), Ok(found)) => parts.push(Part { device: Some(device), found, took }),
-                (Some(By::Device(device, _)), Err(error)) => {
+                (By::Device(device, _), Ok(found)) => parts.push(Part { device: Some(device), found, took }),
+                (By::Device(device, _), Err(error)) => {
                     redo.push(device);
                     failed.push((device, error));
                 }

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use engram_api::status::{Truth, condition};
-
 use crate::evidence;
 use crate::names::REPLACE;
 use crate::observed::Observed;
@@ -29,13 +27,12 @@ pub struct Steering {
 /// is silent there has not failed. Where the map of this very cluster is missing the coordinator changes nothing, and judges a person's
 /// order to make it anew.
 pub fn steer(cluster: &ValidatedCluster, observed: &Observed, plan: &Plan) -> Option<Steering> {
-    let is_stalled =
-        |known: &engram_api::status::Condition| known.kind == condition::STALLED && known.status == Truth::True;
     let is_away = cluster.is_suspended() && observed.map.as_ref().is_some_and(|map| map.suspended);
     if is_away {
         return None;
     }
-    if plan.status.conditions.iter().any(is_stalled) {
+    // By what is observed: the condition is also that of a cluster that cannot begin from its snapshot yet, whose coordinator tries again.
+    if evidence::stalled(cluster, observed).is_some() {
         return evidence::is_orphaned(cluster, observed)
             .then(|| Steering { had_map: true, ..carried_on(cluster, observed) });
     }

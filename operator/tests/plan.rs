@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 
 use engram_api::status::{ClusterPhase, Truth, condition};
-use engram_coordinator::GpuTrouble;
+use engram_coordinator::{Bootstrapping, GpuTrouble};
+use engram_memory::Ordinal;
 use engram_operator::{
     Action, Claim, MapView, Observed, Offer, PartitionView, Plan, PodView, SetView, Steering, ValidatedCluster, plan,
     steer, validate,
@@ -383,6 +384,20 @@ fn a_lost_node_costs_a_claim_only_when_all_its_copies_are_elsewhere() {
     world.observed.pods[2].node_lost_for_ms = None;
     world.spec("storage", json!({ "size": "50Gi", "onNodeLoss": { "action": "Wait" } }));
     assert!(!world.plan().actions.iter().any(|action| matches!(action, Action::DeleteClaim { .. })));
+}
+
+#[test]
+fn a_cluster_that_cannot_begin_from_its_snapshot_yet_is_coordinated_on() {
+    let mut world = World::settled(3, 2);
+    world.observed.map = None;
+    world.observed.claims.clear();
+    let problem = Some((Ordinal(1), "ENG-0510".to_owned(), "the storage does not answer".to_owned()));
+    world.observed.bootstrapping =
+        Some(Bootstrapping { loaded: 0, workers: 3, done_bytes: 0, total_bytes: 0, problem });
+    let plan = world.plan();
+    let stalled = plan.status.conditions.iter().find(|known| known.kind == condition::STALLED).expect("Stalled");
+    assert_eq!(stalled.status, Truth::True, "people are told");
+    assert!(steer(&world.cluster(), &world.observed, &plan).is_some(), "and it is tried again");
 }
 
 #[test]

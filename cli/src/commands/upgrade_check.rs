@@ -138,7 +138,14 @@ async fn components(target: &Target, context: &Context) -> anyhow::Result<Vec<Co
         }
     };
     let mut found = vec![Component { name: "coordinator".into(), versions }];
-    for (ordinal, door) in target.administration() {
+    let doors = target.administration();
+    if let Target::Kubernetes(cluster) = target {
+        // Pods without an address: nobody can be asked there.
+        let absent =
+            cluster.workers.iter().filter(|worker| doors.iter().all(|(ordinal, _)| *ordinal != worker.ordinal));
+        found.extend(absent.map(|worker| Component { name: format!("worker-{}", worker.ordinal), versions: None }));
+    }
+    for (ordinal, door) in doors {
         let versions = admin::status(&door).await.ok().as_ref().map(Versions::from);
         found.push(Component { name: format!("worker-{ordinal}"), versions });
     }

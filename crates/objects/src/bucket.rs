@@ -30,8 +30,6 @@ const RETRIES: RetryConfig = RetryConfig {
 const KEYS: [&str; 2] = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
 const ROLES: [&str; 3] =
     ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
-/// Most names that a listing gives: a prefix with more is not one that we wrote.
-const MAX_LISTED: usize = 100_000;
 
 /// A place in a storage.
 #[derive(Debug)]
@@ -240,9 +238,9 @@ impl Bucket {
         let failed = |error| self.failed("list", "", error);
         let found = self.store.list_with_delimiter(prefix.as_ref()).await.map_err(failed)?;
         let last = |key: &Key| key.filename().map(str::to_owned);
-        let objects = found.objects.iter().take(MAX_LISTED);
+        let objects = found.objects.iter();
         let objects = objects.filter_map(|it| Some(Object { name: last(&it.location)?, bytes: it.size })).collect();
-        Ok((objects, found.common_prefixes.iter().take(MAX_LISTED).filter_map(last).collect()))
+        Ok((objects, found.common_prefixes.iter().filter_map(last).collect()))
     }
 
     /// Removes an object; one that is not there is removed already.

@@ -264,7 +264,12 @@ impl Store {
             return Ok(Some(write));
         }
         if self.background.held.is_none() && self.may_copy() {
-            self.background.held = self.working_for_copies(Self::copy_next)?;
+            // What goes elsewhere gives way to calls as copies do; the store's own rounds, and turns with nothing to copy, are no such work.
+            self.background.held = if self.background.writes_elsewhere() {
+                self.working_for_copies(Self::copy_next)?
+            } else {
+                self.copy_next()?
+            };
         }
         Ok(self.background.held.take_if(|write| self.wal.durable(write.needs)))
     }

@@ -209,7 +209,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Nothing is served any more, for this reason; what is answered therefore.
+    /// The partitions that the map gives to this worker, and nobody leads.
     pub(crate) fn set_unled(&self, partitions: Vec<PartitionId>) {
         // There is hardly ever one.
         if !partitions.is_empty() || !self.unled.read().expect(UNPOISONED).is_empty() {
@@ -217,6 +217,7 @@ impl Shared {
         }
     }
 
+    /// Nothing is served any more, for this reason; what is answered therefore.
     pub(crate) fn end(&self, fault: &Error) -> WriteError {
         self.fault.write().expect(UNPOISONED).insert(WriteError::of_failure(fault)).clone()
     }

@@ -42,7 +42,10 @@ impl Share {
     /// It worked for a copy until now, and has served so many calls since the start.
     pub(crate) const fn worked(&mut self, from_ms: u64, now_ms: u64, served: u64) {
         let rest_ms = if served == self.served { 0 } else { now_ms.saturating_sub(from_ms).saturating_mul(REST) };
-        *self = Self { rests_until_ms: now_ms.saturating_add(rest_ms), served };
+        let until_ms = now_ms.saturating_add(rest_ms);
+        // A rest that was begun is not cut short by what took no time.
+        let rests_until_ms = if until_ms > self.rests_until_ms { until_ms } else { self.rests_until_ms };
+        *self = Self { rests_until_ms, served };
     }
 }
 
@@ -169,6 +172,14 @@ mod tests {
         assert_eq!(worked_ms(1), 1_000);
         assert!(worked_ms(0) > 7_800, "where nobody calls, nobody waits");
         assert_eq!(worked_ms(1), 1_000);
+    }
+
+    #[test]
+    fn a_rest_is_not_cut_short_by_what_takes_no_time() {
+        let mut share = Share::default();
+        share.worked(0, 10, 1);
+        share.worked(20, 20, 2);
+        assert!(!share.may_work(79) && share.may_work(80));
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(super) struct Placement {
     watch: Option<Watch>,
     /// By partition: whether no device has room for it. Such a partition counts nothing in the assignment.
     on_host: Vec<bool>,
-    /// All devices that hold something have a new throughput.
+    /// A device has a new throughput.
     observed: bool,
     /// Passes since partitions moved last: as many are expected to come.
     passes: u64,
@@ -46,7 +46,8 @@ impl Placement {
     /// The device that holds a partition; `None` = the host.
     pub(super) fn owner(&self, partition: usize) -> Option<usize> {
         let watch = self.watch.as_ref()?;
-        (!self.on_host[partition]).then(|| watch.assignment().devices[partition])
+        // A partition that came since is nobody's yet.
+        if self.on_host[partition] { None } else { watch.assignment().devices.get(partition).copied() }
     }
 
     /// A device is not to hold anything any more.

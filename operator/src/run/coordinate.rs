@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
 use engram_api::{DurabilityMode, Law};
-use engram_coordinator::{Bootstrapping, Coordinator, GpuTrouble, Handle, Host, Options, Report, Surroundings};
+use engram_coordinator::{Coordinator, Handle, Host, Options, Report, Surroundings};
 use engram_identity::{Keys, LOOK};
 use engram_mapstore::{Goal, KubernetesStore, Place, Scale, with_causes};
 use engram_memory::{ClusterId, Ordinal};
@@ -184,17 +184,6 @@ impl Coordinators {
             () = stop => Ok(()),
             () = renewing => Ok(()),
         }
-    }
-
-    /// The workers of a cluster that do without a GPU that they would use.
-    pub(super) fn gpu_troubles(&self, key: &Key) -> BTreeMap<u32, GpuTrouble> {
-        let troubles = self.report(key).map(|(_, report)| report.gpu_troubles).unwrap_or_default();
-        troubles.into_iter().map(|(ordinal, trouble)| (ordinal.0, trouble)).collect()
-    }
-
-    /// How far the workers of a cluster are that begins from a snapshot.
-    pub(super) fn bootstrapping(&self, key: &Key) -> Option<Bootstrapping> {
-        self.report(key).and_then(|(_, report)| report.bootstrapping)
     }
 
     /// The clusters of a scope that are coordinated.

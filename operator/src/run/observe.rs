@@ -50,14 +50,16 @@ pub(super) async fn observe(
     let nodes = pods.iter().filter_map(|pod| pod.pointer("/spec/nodeName")?.as_str());
     let lost = context.nodes.lost(nodes);
     let resource = cluster.spec.gpu.resource_name.as_deref();
+    let told = context.coordinators.report(&key).map(|(_, report)| (report.gpu_troubles, report.bootstrapping));
+    let (gpu_troubles, bootstrapping) = told.unwrap_or_default();
     Ok(Observed {
         set,
         pods: pods.iter().map(|pod| PodView::read(pod, &lost)).collect::<Result<_, _>>()?,
         claims: claims.iter().map(Claim::read).collect::<Result<_, _>>()?,
         map: map.map(|map| MapView::read(&MAP.value(&map))).transpose()?,
         gpu_offered: context.nodes.offer(resource.unwrap_or(GPU_RESOURCE)),
-        gpu_troubles: context.coordinators.gpu_troubles(&key),
-        bootstrapping: context.coordinators.bootstrapping(&key),
+        gpu_troubles: gpu_troubles.into_iter().map(|(ordinal, trouble)| (ordinal.0, trouble)).collect(),
+        bootstrapping,
         objects,
         status,
     })

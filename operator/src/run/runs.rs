@@ -125,11 +125,13 @@ async fn stand(
         return Ok((Told::Queued(wait), Some(QUEUED)));
     }
     let (told, again) = hand_over(context, key, object, spec, has_started).await?;
-    let has_turn = matches!(&told, Told::Seen(seen) if seen.phase != v1::RunPhase::Suspended);
-    if has_turn {
-        context.handed().insert(key.clone(), cluster);
-    } else {
-        context.handed().remove(key);
+    match &told {
+        Told::Seen(seen) if seen.phase != v1::RunPhase::Suspended => {
+            drop(context.handed().insert(key.clone(), cluster));
+        }
+        // The workers have it, though nobody reaches them now: it keeps its turn, and is called off if its object goes.
+        Told::Waiting { .. } if has_started => {}
+        _ => drop(context.handed().remove(key)),
     }
     Ok((told, again))
 }
@@ -152,15 +154,18 @@ fn claim(looking: &Looking, key: &Key, object: &Value, cluster: &Key) -> Option<
     if handed.get(key).is_some_and(|of| of == cluster) {
         return None;
     }
+    // One that learns has the turn already: an operator that was started anew finds it so.
+    if object.pointer("/status/phase").is_some_and(|phase| phase == "Running") {
+        handed.insert(key.clone(), cluster.clone());
+        return None;
+    }
     let known = looking.runs.state();
     let of_namespace = known.iter().filter(|run| run.metadata.namespace.as_ref() == Some(&key.namespace));
     let runs: Vec<queue::Run> = of_namespace
         .filter(|run| run.data.pointer("/spec/clusterRef/name").is_some_and(|name| *name == *cluster.name))
         .filter_map(|run| queue::Run::of(&RUN.value(run), handed.contains_key(&key_of(run))))
         .collect();
-    // One that learns has the turn already: an operator that was started anew finds it so.
-    let learns = object.pointer("/status/phase").is_some_and(|phase| phase == "Running");
-    let wait = if learns { None } else { queue::wait(&runs, &cluster.name, &queue::Place::of(object)) };
+    let wait = queue::wait(&runs, &cluster.name, &queue::Place::of(object));
     if wait.is_none() {
         handed.insert(key.clone(), cluster.clone());
     }

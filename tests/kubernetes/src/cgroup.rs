@@ -11,6 +11,7 @@ use std::thread::available_parallelism;
 const ROOT: &str = "/sys/fs/cgroup";
 /// What a processor weighs, and what the node's own programs do: what kubelet gives pods for each processor that they ask for.
 const SHARES: u64 = 1024;
+const MOST_SHARES: u64 = 262_144;
 /// How many times as much a node weighs as what is in no group or holds the control plane: on machines of their own, neither an API server
 /// nor who asks it, nor a compiler, takes a processor away from pods that run elsewhere.
 const OWN: u64 = 16;
@@ -74,6 +75,8 @@ fn of_processor(node: &str) -> Option<PathBuf> {
 }
 
 fn weigh(folder: &Path, shares: u64) -> Result<()> {
+    // A machine with more processors than the range has room for weighs as much as it can.
+    let shares = shares.min(MOST_SHARES);
     // The range of version 1, 2 to 262,144, onto that of version 2, 1 to 10,000, as kubelet does it.
     let (file, value) =
         if is_unified() { ("cpu.weight", 1 + (shares - 2) * 9_999 / 262_142) } else { ("cpu.shares", shares) };

@@ -156,6 +156,8 @@ impl Identity {
                 Ok(()) => {
                     keys.look();
                     wait = first;
+                    // By a clock that is ahead the new one is due already.
+                    sleep(LOOK).await;
                 }
                 Err(error) => {
                     let left = keys.until().duration_since(SystemTime::now()).unwrap_or_default();

@@ -37,6 +37,8 @@ pub(super) async fn wait(
         return None;
     }
     let mut handed = shared.runs.credentials.subscribe();
+    // Also where an order ends the wait: a run that is suspended asks for nothing.
+    let _asked = Asked(status);
     if !handed.borrow().contains_key(&run) {
         status.send_modify(|status| {
             status.needs_credentials = true;
@@ -44,12 +46,19 @@ pub(super) async fn wait(
         });
     }
     let found = handed.wait_for(|handed| handed.contains_key(&run)).await;
-    let keys = found.expect("who keeps them is borrowed").get(&run).cloned();
-    status.send_modify(|status| {
-        status.needs_credentials = false;
-        status.message.clear();
-    });
-    keys
+    found.expect("who keeps them is borrowed").get(&run).cloned()
+}
+
+/// Takes the question back when it goes.
+struct Asked<'a>(&'a watch::Sender<Status>);
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|status| {
+            status.needs_credentials = false;
+            status.message.clear();
+        });
+    }
 }
 
 pub(super) fn keys(credentials: v1::ObjectCredentials) -> Keys {

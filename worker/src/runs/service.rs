@@ -204,11 +204,14 @@ impl Service {
         let Some(accounts) = self.shared.accounts.as_ref().filter(|_| self.plane == Plane::Client) else {
             return Ok(());
         };
+        if Caller::of(request.extensions()) != Caller::Anonymous {
+            return Ok(());
+        }
         let spec: serde_json::Value = serde_json::from_str(&request.get_ref().spec_json).unwrap_or_default();
         let is_stored = spec["kind"] == "Snapshot"
             || !spec["memory"]["source"]["events"]["s3"].is_null()
             || request.get_ref().credentials.is_some();
-        if !is_stored || Caller::of(request.extensions()) != Caller::Anonymous {
+        if !is_stored {
             return Ok(());
         }
         let admitted = accounts.admit(request.metadata().as_ref(), STORED, SystemTime::now());

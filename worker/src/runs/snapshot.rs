@@ -88,7 +88,6 @@ impl Driver {
         self.status.send_modify(|status| {
             status.phase = state.told_phase();
             (status.code, status.message) = (state.code.clone(), state.message.clone());
-            status.needs_credentials = false;
             status.snapshot = state.snapshot.as_ref().and_then(|snapshot| snapshot.written.clone());
         });
     }
