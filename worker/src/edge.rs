@@ -99,16 +99,10 @@ impl Edge {
             Ok(Some(account)) => Ok(Principal { name: account.to_string() }),
             Ok(None) => Ok(Principal::anonymous()),
             Err(refused) => {
-                self.count(refused.reason);
+                self.shared.count_refusal(refused.reason);
                 tracing::debug!(reason = refused.reason.word(), method, "refused a call");
                 Err(rights::problem(refused))
             }
-        }
-    }
-
-    fn count(&self, reason: Reason) {
-        if let Some(keys) = &self.shared.keys {
-            keys.refusals().count(reason);
         }
     }
 
@@ -119,7 +113,7 @@ impl Edge {
         if caller.is_any(callers) {
             return Ok(());
         }
-        self.count(Reason::Role);
+        self.shared.count_refusal(Reason::Role);
         let role =
             caller.name().map_or_else(|| "caller without a certificate".to_owned(), |name| name.role.to_string());
         let allowed: Vec<String> = callers.iter().map(ToString::to_string).collect();

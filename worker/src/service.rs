@@ -151,7 +151,11 @@ impl MemoryService for Memories {
         let checked = engram_proto::answers::run_id(&told.run).map(drop);
         let checked = checked.and_then(|()| engram_proto::answers::quality_from_wire(&told.quality).map(drop));
         checked.map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()).into_status())?;
-        *self.shared.broadcast.write().unwrap_or_else(PoisonError::into_inner) = Some(told);
+        let mut broadcast = self.shared.broadcast.write().unwrap_or_else(PoisonError::into_inner);
+        // Broadcasts are waited for by nobody, and one may overtake another.
+        if broadcast.as_ref().is_none_or(|known| known.run != told.run || known.n <= told.n) {
+            *broadcast = Some(told);
+        }
         Ok(Response::new(v1::BroadcastQualityReply {}))
     }
 

@@ -14,7 +14,7 @@ use crate::runs::Runs;
 use crate::view::View;
 use engram_client::{Client, Network};
 use engram_cluster::PartitionMap;
-use engram_identity::{Expected, Keys, Role};
+use engram_identity::{Expected, Keys, Reason, Role};
 use engram_memory::{Incarnation, Member, Ordinal, PartitionId, Shape};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::Clock;
@@ -252,6 +252,13 @@ impl Shared {
         let mut served =
             mine.map(|(partition, entry)| entry.served_by(&self.member) && self.engine.position(partition).is_some());
         served.all(|served| served)
+    }
+
+    /// Counts somebody who was turned away for who they are or what they may.
+    pub(crate) fn count_refusal(&self, reason: Reason) {
+        if let Some(keys) = &self.keys {
+            keys.refusals().count(reason);
+        }
     }
 
     /// What keeps the store from serving, if something does.

@@ -99,7 +99,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     let target = Target::find(&context.of(&arguments.named)).await?;
     let components = components(&target, context).await?;
     let kubernetes = match &target {
-        Target::Kubernetes(cluster) => Some(cluster.upgrade().await),
+        Target::Kubernetes(cluster) => Some(cluster.upgrade().await?),
         Target::Local(_) | Target::Remote(..) => None,
     };
     let findings = judge(&Versions::own(), &components, kubernetes.as_ref());

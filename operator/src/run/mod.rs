@@ -134,8 +134,17 @@ struct Context {
     metrics: Arc<Metrics>,
     /// Failures of each cluster, one after the other: the next look waits the longer.
     failures: Mutex<BTreeMap<Key, u32>>,
-    /// Runs that were handed over, and the cluster that has them: whose object goes is called off.
-    handed: Mutex<BTreeMap<Key, Key>>,
+    /// Runs that were handed over: whose object goes is called off.
+    handed: Mutex<BTreeMap<Key, Handed>>,
+}
+
+/// A run that its workers know.
+#[derive(Clone, Debug)]
+struct Handed {
+    /// The cluster that has it.
+    cluster: Key,
+    /// Whether it has the turn, or was handed over to take it: not while it is suspended.
+    has_turn: bool,
 }
 
 impl Context {
@@ -143,7 +152,7 @@ impl Context {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn handed(&self) -> MutexGuard<'_, BTreeMap<Key, Key>> {
+    fn handed(&self) -> MutexGuard<'_, BTreeMap<Key, Handed>> {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

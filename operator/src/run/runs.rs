@@ -26,7 +26,7 @@ use super::hand_over::hand_over;
 use super::kinds::RUN;
 use super::reconcile::{SWEEP, is_ours, key_of, now};
 use super::watching::controller;
-use super::{Context, Key, apply};
+use super::{Context, Handed, Key, apply};
 use crate::learner_run::{Told, is_over, run_status, validate_run};
 use crate::queue::{self, Wait};
 
@@ -93,9 +93,9 @@ async fn look_at(object: &DynamicObject, key: &Key, looking: &Looking) -> Result
     };
     let status = run_status(&old, (generation, suspend), &told, &now());
     if is_over(&status)
-        && let Some(cluster) = context.handed().get(key)
+        && let Some(handed) = context.handed().get(key)
     {
-        context.epochs.forget(cluster);
+        context.epochs.forget(&handed.cluster);
     }
     if status != old {
         apply::write_status(context, RUN, key, &status).await?;
@@ -114,7 +114,7 @@ async fn stand(
     let context = &looking.context;
     let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
     let has_started = old.start_time.is_some();
-    if spec.suspend && !has_started && !context.handed().contains_key(key) {
+    if spec.suspend && !has_started && !context.handed().get(key).is_some_and(|handed| handed.has_turn) {
         return hold(context, key, &cluster).await;
     }
     // One that is to be suspended asks for nothing.
@@ -126,8 +126,9 @@ async fn stand(
     }
     let (told, again) = hand_over(context, key, object, spec, has_started).await?;
     match &told {
-        Told::Seen(seen) if seen.phase != v1::RunPhase::Suspended => {
-            drop(context.handed().insert(key.clone(), cluster));
+        Told::Seen(seen) => {
+            let has_turn = seen.phase != v1::RunPhase::Suspended;
+            context.handed().insert(key.clone(), Handed { cluster, has_turn });
         }
         // The workers have it, though nobody reaches them now: it keeps its turn, and is called off if its object goes.
         Told::Waiting { .. } if has_started => {}
@@ -151,23 +152,25 @@ async fn hold(context: &Context, key: &Key, cluster: &Key) -> Result<(Told, Opti
 /// Why a run is not to be handed over now; else it counts as handed over, so that no other is at the same time.
 fn claim(looking: &Looking, key: &Key, object: &Value, cluster: &Key) -> Option<Wait> {
     let mut handed = looking.context.handed();
-    if handed.get(key).is_some_and(|of| of == cluster) {
+    if handed.get(key).is_some_and(|of| of.has_turn && of.cluster == *cluster) {
         return None;
     }
+    let taken = Handed { cluster: cluster.clone(), has_turn: true };
     // One that learns has the turn already: an operator that was started anew finds it so.
     if object.pointer("/status/phase").is_some_and(|phase| phase == "Running") {
-        handed.insert(key.clone(), cluster.clone());
+        handed.insert(key.clone(), taken);
         return None;
     }
+    let has_turn = |run: &Key| handed.get(run).is_some_and(|handed| handed.has_turn);
     let known = looking.runs.state();
     let of_namespace = known.iter().filter(|run| run.metadata.namespace.as_ref() == Some(&key.namespace));
     let runs: Vec<queue::Run> = of_namespace
         .filter(|run| run.data.pointer("/spec/clusterRef/name").is_some_and(|name| *name == *cluster.name))
-        .filter_map(|run| queue::Run::of(&RUN.value(run), handed.contains_key(&key_of(run))))
+        .filter_map(|run| queue::Run::of(&RUN.value(run), has_turn(&key_of(run))))
         .collect();
     let wait = queue::wait(&runs, &cluster.name, &queue::Place::of(object));
     if wait.is_none() {
-        handed.insert(key.clone(), cluster.clone());
+        handed.insert(key.clone(), taken);
     }
     wait
 }
@@ -232,7 +235,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
             .handed()
             .iter()
             .filter(|(key, _)| is_gone(key))
-            .map(|(key, of)| (key.clone(), of.clone()))
+            .map(|(key, handed)| (key.clone(), handed.cluster.clone()))
             .collect();
         for (key, cluster) in handed {
             match call_off(&context, &key, &cluster).await {
@@ -275,11 +278,15 @@ async fn take_stock(context: Arc<Context>, scope: Option<String>) {
 /// Looks after the runs of a cluster that have an object, or had one.
 async fn adopt(context: &Context, cluster: &Key) -> Option<()> {
     let runs = client(context, cluster).await.ok()??.list_runs().await.ok()?;
-    let goes_on = |run: &v1::RunStatus| matches!(run.phase(), v1::RunPhase::Queued | v1::RunPhase::Running);
     let mut handed = context.handed();
-    for run in runs.into_iter().filter(|run| run.managed_by == MANAGED_BY && goes_on(run)) {
+    for run in runs.into_iter().filter(|run| run.managed_by == MANAGED_BY) {
+        let has_turn = match run.phase() {
+            v1::RunPhase::Queued | v1::RunPhase::Running => true,
+            v1::RunPhase::Suspended => false,
+            _ => continue,
+        };
         let key = Key { namespace: cluster.namespace.clone(), name: run.name };
-        handed.entry(key).or_insert_with(|| cluster.clone());
+        handed.entry(key).or_insert_with(|| Handed { cluster: cluster.clone(), has_turn });
     }
     Some(())
 }

@@ -58,9 +58,7 @@ fn check_sender(shared: &Shared, extensions: &Extensions, says: Ordinal) -> Resu
     if caller.is_worker(says.0) {
         return Ok(());
     }
-    if let Some(keys) = &shared.keys {
-        keys.refusals().count(Reason::Sender);
-    }
+    shared.count_refusal(Reason::Sender);
     Err(Status::permission_denied(format!("the hello is of worker {says}, the certificate of {caller}")))
 }
 

@@ -25,6 +25,15 @@ pub(super) fn forget(shared: &Shared, run: RunId) {
     shared.runs.credentials.send_modify(|kept| drop(kept.remove(&run)));
 }
 
+/// Forgets those of runs that went elsewhere: whoever drives one there asks for them.
+pub(super) fn forget_elsewhere(shared: &Shared) {
+    shared.runs.credentials.send_if_modified(|kept| {
+        let before = kept.len();
+        kept.retain(|run, _| shared.engine.position(super::partition(shared, *run)).is_some());
+        kept.len() < before
+    });
+}
+
 /// Who asks the storage of a run, where its specification names a Secret: waited for until somebody hands it over, which the status
 /// asks for.
 pub(super) async fn wait(

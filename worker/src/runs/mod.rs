@@ -79,6 +79,7 @@ impl Runs {
             }
             stays
         });
+        credentials::forget_elsewhere(shared);
         let Ok((recorded, complete)) = record::all(shared).await else { return false };
         let here: BTreeMap<RunId, Entry> = recorded.into_iter().collect();
         for (run, entry) in here {

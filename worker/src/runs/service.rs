@@ -215,7 +215,10 @@ impl Service {
             return Ok(());
         }
         let admitted = accounts.admit(request.metadata().as_ref(), STORED, SystemTime::now());
-        admitted.map(drop).map_err(rights::problem)
+        admitted.map(drop).map_err(|refused| {
+            self.shared.count_refusal(refused.reason);
+            rights::problem(refused)
+        })
     }
 
     /// Whether this worker keeps the record of a run; on the peers' listener an error where it does not.

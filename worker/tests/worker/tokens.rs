@@ -283,6 +283,7 @@ async fn a_snapshot_is_for_administrators_whatever_else_an_account_may_submit() 
     let stored = learns.replace(r#"{"synthetic":{"memories":4}}"#, r#"{"events":{"s3":{"url":"s3://events/a.csv"}}}"#);
     assert_ne!(stored, learns);
     assert_eq!(submit("stored", &stored).await.unwrap_err().kind(), ProblemKind::Denied, "workers would ask for it");
+    assert_eq!(office.refused("token_right").await, 5, "each refusal is counted");
     assert!(submit("lesson", &learns).await.unwrap().created, "other runs take the right that it has");
 
     std::fs::write(office.path("access.json"), trainer(&["Admin"]).to_string()).unwrap();

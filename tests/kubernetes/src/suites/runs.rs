@@ -2,6 +2,7 @@
 
 use super::command::{NAME, NAMESPACE, PODS, engram, read, ready};
 use super::look::WHILE;
+use crate::MERGE;
 use crate::cluster::Cluster;
 use crate::process::until;
 use anyhow::{Context, Result, ensure};
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 const RUNS: &str = "/apis/engram.dev/v1alpha1/namespaces/outside/learnerruns";
 /// What the words of all addresses weigh in the end, wherever they are learned with these settings.
 const DIGEST: &str = "82de3b4850164e2866d319c3c0dab744";
+/// Of a run that is to be stopped.
+const EPOCHS: u64 = 20_000;
 /// A run of seconds, and a node that is killed under it.
 const RUN: Duration = Duration::from_secs(120);
 
@@ -61,29 +64,49 @@ pub(super) fn moves(cluster: &Cluster) -> Result<String> {
     Ok(format!("n{node} killed after {} epochs, all done {took:.1} s later", before.unwrap_or(0)))
 }
 
-/// Check: a run learns from a ConfigMap, and stops when it is deleted.
+/// Begins a run of more epochs than anybody waits for, and waits until it learns.
+fn begin_long(cluster: &Cluster, name: &str) -> Result<()> {
+    let file = json!({ "name": "days", "key": "days.csv" });
+    let events = json!({ "configMap": file, "columns": { "key": "word", "epoch": "day" } });
+    begin(cluster, name, &json!({ "source": { "events": events } }))?;
+    until("the run to learn", WHILE, || {
+        let status = cluster.api().get(&format!("{RUNS}/{name}"))?["status"].take();
+        ensure!(status["phase"] != "Failed", "{status:#}");
+        Ok((status["progress"]["epoch"].as_u64() > Some(0)).then_some(()))
+    })
+}
+
+/// Deletes a run; how long it took until its workers say that it is called off, and after how many epochs.
+fn delete(cluster: &Cluster, name: &str) -> Result<(f64, u64)> {
+    let began = Instant::now();
+    cluster.api().delete(&format!("{RUNS}/{name}"), None)?;
+    let stopped = until("the run to stop", WHILE, || {
+        Ok(Some(told(cluster, name)?).filter(|told| told["status"]["phase"] == "Cancelled"))
+    })?;
+    let learned = stopped["status"]["epoch"].as_u64().context("no epoch")?;
+    ensure!(learned < EPOCHS, "it ended by itself");
+    Ok((began.elapsed().as_secs_f64(), learned))
+}
+
+/// Check: a run learns from a ConfigMap, and stops when it is deleted, also where it stood still.
 pub(super) fn stops(cluster: &Cluster) -> Result<String> {
-    let lines: String = (0..20_000).map(|day| format!("{day},run-{}\n", day % 50)).collect();
+    let lines: String = (0..EPOCHS).map(|day| format!("{day},run-{}\n", day % 50)).collect();
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "days", "namespace": NAMESPACE },
         "data": { "days.csv": format!("day,word\n{lines}") },
     });
     cluster.api().create(&format!("/api/v1/namespaces/{NAMESPACE}/configmaps"), &map)?;
-    let file = json!({ "name": "days", "key": "days.csv" });
-    let events = json!({ "configMap": file, "columns": { "key": "word", "epoch": "day" } });
-    begin(cluster, "days", &json!({ "source": { "events": events } }))?;
-    until("the run to learn", WHILE, || {
-        let status = cluster.api().get(&format!("{RUNS}/days"))?["status"].take();
-        ensure!(status["phase"] != "Failed", "{status:#}");
-        Ok((status["progress"]["epoch"].as_u64() > Some(0)).then_some(()))
+    begin_long(cluster, "days")?;
+    let (took, learned) = delete(cluster, "days")?;
+
+    begin_long(cluster, "paused")?;
+    cluster.api().patch(&format!("{RUNS}/paused"), MERGE, &json!({ "spec": { "suspend": true } }))?;
+    until("the run to stand still", WHILE, || {
+        let status = cluster.api().get(&format!("{RUNS}/paused"))?["status"].take();
+        Ok((status["phase"] == "Suspended").then_some(()))
     })?;
-    let began = Instant::now();
-    cluster.api().delete(&format!("{RUNS}/days"), None)?;
-    let stopped = until("the run to stop", WHILE, || {
-        Ok(Some(told(cluster, "days")?).filter(|told| told["status"]["phase"] == "Cancelled"))
-    })?;
-    let took = began.elapsed().as_secs_f64();
-    let learned = stopped["status"]["epoch"].as_u64().context("no epoch")?;
-    ensure!(learned < 20_000, "it ended by itself");
-    Ok(format!("stopped after {learned} epochs, seen {took:.1} s after its deletion"))
+    let (took_paused, _) = delete(cluster, "paused")?;
+    Ok(format!(
+        "stopped after {learned} epochs, seen {took:.1} s after its deletion; one that stood still {took_paused:.1} s"
+    ))
 }
