@@ -1,11 +1,12 @@
 //! Who may do what with a cluster that has TLS: people by `engram -n`, programs by tokens of their accounts.
 //!
 //! Tokens are the API server's own. What is wrong with one is tried on a worker alone in `worker/tests/worker/tokens.rs`; here it is that
-//! keys, rights and accounts come together in a real Kubernetes, and go on without its API server.
+//! keys, rights and accounts come together in a real Kubernetes, and go on without its API server. The operators look after the namespace of
+//! this suite alone.
 
 use super::Check;
 use super::command::{DENIED, PODS, kubeconfig, read, refused, started};
-use super::faults::install::operator;
+use super::faults::install::{helm, operator};
 use super::look::WHILE;
 use crate::cluster::Cluster;
 use crate::process::until;
@@ -26,6 +27,7 @@ const MOUNTED: Duration = Duration::from_secs(150);
 pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "two operators start from the chart", run: operator },
+        Check { name: "they may look after one namespace alone", run: narrows },
         Check { name: "a cluster with TLS and rights is Ready", run: begins },
         Check { name: "engram -n works with it by a token that the API server gives", run: people },
         Check { name: "an account does what its rights say, and nothing with what is of elsewhere", run: programs },
@@ -45,9 +47,19 @@ fn object(access: &Value) -> Value {
     })
 }
 
-fn begins(cluster: &Cluster) -> Result<String> {
+/// Operators of one namespace ask for no TokenReview: they verify the tokens of pods by the API server's keys.
+fn narrows(cluster: &Cluster) -> Result<String> {
     let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } });
     cluster.apply(&namespace.to_string())?;
+    let values = format!("worker.image.tag=1,watchNamespaces[0]={NAMESPACE}");
+    until("operators of one namespace", READY, || helm(cluster, &values).map(Some))?;
+    let roles = "/apis/rbac.authorization.k8s.io/v1";
+    let everywhere = cluster.api().find(&format!("{roles}/clusterrolebindings/engram-operator-engram-system"))?;
+    ensure!(everywhere.is_none(), "they may do everywhere what they may do here: {everywhere:?}");
+    Ok(String::new())
+}
+
+fn begins(cluster: &Cluster) -> Result<String> {
     for account in ["reader", "stranger"] {
         let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
             "metadata": { "name": account, "namespace": NAMESPACE } });
