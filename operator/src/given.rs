@@ -34,9 +34,12 @@ pub(crate) struct Unfit {
 }
 
 impl Unfit {
+    /// The word for a Secret that is not there.
+    pub(crate) const MISSING: &str = "SecretNotFound";
+
     /// There is no such Secret.
     pub(crate) fn missing(secret: &str, needed: &Name) -> Self {
-        Self { reason: "SecretNotFound", message: format!("there is no Secret {secret}; {}", wanted(needed)) }
+        Self { reason: Self::MISSING, message: format!("there is no Secret {secret}; {}", wanted(needed)) }
     }
 
     /// This operator may not read it.

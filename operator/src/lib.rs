@@ -6,7 +6,8 @@
 //!
 //! The pure part decides: [`validate`] turns an object into a [`ValidatedCluster`] or says what is wrong with it, [`plan`]
 //! compares it with what is [`Observed`] and answers with a [`Plan`], [`steer`] says what the cluster's coordinator is told.
-//! [`sign`] says which pod gets a certificate, `given` whether one that somebody else signed is of use, and [`run`](run::run) is the rest: it talks to the API server and to workers, and decides nothing.
+//! [`sign`] says which pod gets a certificate, `given` whether one that somebody else signed is of use,
+//! `cert_manager` why there is none yet, and [`run`](run::run) is the rest: it talks to the API server and to workers, and decides nothing.
 //!
 //! Invariants:
 //! - A plan takes a pod away only while every partition that it holds is in sync on all its other copies.
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod build;
+mod cert_manager;
 mod evidence;
 mod given;
 pub mod learner_run;

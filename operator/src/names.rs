@@ -62,6 +62,12 @@ impl Names {
         format!("{}-ca", self.cluster)
     }
 
+    /// Returns the name of the Certificate that cert-manager is asked for, and of the Secret that it fills. Nobody may choose it: whoever makes
+    /// clusters and no Certificates would have other Secrets overwritten.
+    pub fn certificate(&self) -> String {
+        format!("{}-worker-tls", self.cluster)
+    }
+
     /// Returns the name of the pod with that ordinal.
     pub fn pod(&self, ordinal: u32) -> String {
         format!("{}-worker-{ordinal}", self.cluster)

@@ -336,7 +336,7 @@ fn covers_field(found: &Value, desired: &Value, path: &str) -> bool {
 }
 
 /// Whether `found` has everything that `desired` says; it may have more, which others or defaults wrote.
-fn covers(found: &Value, desired: &Value) -> bool {
+pub(crate) fn covers(found: &Value, desired: &Value) -> bool {
     match (found, desired) {
         (Value::Object(found), Value::Object(desired)) => desired.iter().all(|(name, value)| {
             let empty = matches!(value, Value::Object(fields) if fields.is_empty())

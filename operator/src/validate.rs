@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use engram_api::kubernetes_only::TlsMode;
+use engram_api::kubernetes_only::{IssuerRef, TlsMode};
 use engram_api::{LearnerClusterSpec, crd, parse_object};
 use engram_identity::LIFETIME;
 use serde_json::Value;
@@ -61,9 +61,17 @@ impl ValidatedCluster {
     }
 
     /// The Secret with the certificate of its workers, where somebody else gives them one.
-    pub fn given_secret(&self) -> Option<&str> {
-        let tls = self.spec.tls.as_ref().filter(|tls| tls.mode == Some(TlsMode::Secret))?;
-        tls.secret_name.as_deref()
+    pub fn given_secret(&self) -> Option<String> {
+        match self.spec.tls_mode() {
+            TlsMode::Secret => self.spec.tls.as_ref()?.secret_name.clone(),
+            TlsMode::CertManager => Some(self.names.certificate()),
+            TlsMode::Auto | TlsMode::Disabled => None,
+        }
+    }
+
+    /// The issuer of cert-manager that signs for its workers, where it is asked for their certificate.
+    pub fn issuer(&self) -> Option<&IssuerRef> {
+        self.spec.tls.as_ref().filter(|tls| tls.mode == Some(TlsMode::CertManager))?.issuer_ref.as_ref()
     }
 
     /// Whether reconciliation is paused.

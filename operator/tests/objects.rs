@@ -3,18 +3,21 @@
 //! Write the files anew with `UPDATE_GOLDEN=1 cargo test -p engram-operator`, then read what changed: a change of a pod
 //! template under an old revision restarts everybody's workers.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use engram_api::status::WorkerRevision;
-use engram_operator::build::{Inputs, objects};
+use engram_identity::Name;
+use engram_operator::build::{Inputs, certificate, objects};
 use engram_operator::{ValidatedCluster, validate};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use serde::Serialize;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 fn cluster(spec: &Value) -> ValidatedCluster {
@@ -62,12 +65,53 @@ fn without_empty(value: &Value) -> Value {
     }
 }
 
+/// What the definition of cert-manager 1.21 knows of the fields that are used; nothing in this tree has its types.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Certificate {
+    api_version: String,
+    kind: String,
+    metadata: ObjectMeta,
+    spec: CertificateSpec,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CertificateSpec {
+    secret_name: String,
+    issuer_ref: BTreeMap<IssuerField, String>,
+    uris: Vec<String>,
+    usages: Vec<String>,
+    private_key: PrivateKey,
+    duration: String,
+    renew_before: String,
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "camelCase")]
+enum IssuerField {
+    Name,
+    Kind,
+    Group,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PrivateKey {
+    algorithm: String,
+    size: u32,
+    encoding: String,
+    rotation_policy: String,
+}
+
 fn check(case: &str, cluster: &ValidatedCluster, inputs: &Inputs) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case);
     let update = std::env::var_os("UPDATE_GOLDEN").is_some();
     std::fs::create_dir_all(&folder).expect("a folder");
     let mut names = Vec::new();
-    for object in objects(cluster, inputs) {
+    let id = inputs.cluster_id.parse().expect("a cluster id");
+    let asked = certificate(cluster, &Name::shared_by_workers(&cluster.namespace, &cluster.names.cluster, id));
+    for object in objects(cluster, inputs).into_iter().chain(asked) {
         let read = match object["kind"].as_str().expect("a kind") {
             "StatefulSet" => through::<StatefulSet>(&object),
             "Service" => through::<Service>(&object),
@@ -77,6 +121,7 @@ fn check(case: &str, cluster: &ValidatedCluster, inputs: &Inputs) {
             "ServiceAccount" => through::<ServiceAccount>(&object),
             "Role" => through::<Role>(&object),
             "RoleBinding" => through::<RoleBinding>(&object),
+            "Certificate" => through::<Certificate>(&object),
             kind => panic!("{kind} is not checked"),
         };
         assert_eq!(without_empty(&read), without_empty(&object), "a field is misspelt or null");
@@ -133,6 +178,11 @@ fn objects_are_what_was_reviewed_and_what_the_api_server_knows() {
     check("with-certificates", &cluster(&secured), &inputs(0));
     let given = json!({ "workers": 3, "tls": { "mode": "Secret", "secretName": "words-tls" } });
     check("with-given-certificates", &cluster(&given), &inputs(0));
+    let asked = json!({
+        "workers": 3,
+        "tls": { "mode": "CertManager", "issuerRef": { "name": "our-authority" }, "certificateLifetime": "90d" },
+    });
+    check("with-certificates-of-cert-manager", &cluster(&asked), &inputs(0));
     check("deleted-with-cluster", &cluster(&kept), &inputs(0));
 }
 

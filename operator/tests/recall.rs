@@ -47,6 +47,7 @@ fn what_a_coordinator_needs_of_a_refused_cluster_is_in_what_was_made_for_it() {
         json!({ "workers": 1, "replicationFactor": 1, "storage": { "size": "50Gi" } }),
         json!({ "workers": 2, "tls": { "mode": "Auto", "certificateLifetime": "1h" } }),
         json!({ "workers": 2, "tls": { "mode": "Secret", "secretName": "words-tls" } }),
+        json!({ "workers": 2, "tls": { "mode": "CertManager", "issuerRef": { "name": "ours" } } }),
         json!({ "workers": 2, "tls": { "mode": "Disabled" } }),
     ];
     for spec in sound {
@@ -63,7 +64,6 @@ fn what_a_coordinator_needs_of_a_refused_cluster_is_in_what_was_made_for_it() {
                 spec.partitions,
                 spec.restart_grace,
                 spec.durability,
-                spec.tls_mode(),
                 cluster.certificates().map(|lifetime| lifetime.as_secs()),
                 cluster.given_secret(),
                 spec.learning,

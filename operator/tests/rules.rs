@@ -69,11 +69,40 @@ const ROWS: &[Row] = &[
         r#"{"workers":3,"tls":{"mode":"Auto","secretName":""}}"#,
     ),
     cluster(
-        "spec.tls.mode: CertManager is not",
-        r#"{"workers":3,"tls":{"mode":"CertManager"}}"#,
-        r#"{"workers":3,"tls":{"mode":"Auto"}}"#,
+        "tls.mode: Secret needs secretName",
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours"},"secretName":"a"}}"#,
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours"},"secretName":""}}"#,
     ),
-    cluster("spec.tls.issuerRef is not", r#"{"workers":3,"tls":{"issuerRef":{}}}"#, r#"{"workers":3,"tls":{}}"#),
+    cluster(
+        "tls.mode: CertManager needs issuerRef.name",
+        r#"{"workers":3,"tls":{"mode":"CertManager"}}"#,
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours"}}}"#,
+    ),
+    cluster(
+        "tls.mode: CertManager needs issuerRef.name",
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"a/b"}}}"#,
+        r#"{"workers":3,"tls":{"mode":"Auto","issuerRef":{"name":""}}}"#,
+    ),
+    cluster(
+        "tls.mode: CertManager needs issuerRef.name",
+        r#"{"workers":3,"tls":{"mode":"Secret","secretName":"a","issuerRef":{"name":"ours"}}}"#,
+        r#"{"workers":3,"tls":{"mode":"Secret","secretName":"a","issuerRef":{}}}"#,
+    ),
+    cluster(
+        "tls.mode: CertManager needs a certificateLifetime",
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours"},"certificateLifetime":"59m"}}"#,
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours"},"certificateLifetime":"60m"}}"#,
+    ),
+    cluster(
+        "tls.issuerRef.kind is",
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours","kind":"OurIssuer"}}}"#,
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours","kind":"OurIssuer","group":"example.com"}}}"#,
+    ),
+    cluster(
+        "tls.issuerRef.group must",
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours","group":"a/b"}}}"#,
+        r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours","kind":"ClusterIssuer","group":"cert-manager.io"}}}"#,
+    ),
     cluster("spec.tls.trustDomain is not", r#"{"workers":3,"tls":{"trustDomain":"a"}}"#, r#"{"workers":3,"tls":{}}"#),
     cluster(
         "spec.tls.certificateLifetime must",

@@ -45,6 +45,12 @@ What the operator may do in the namespaces that it looks after. It makes Roles f
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]
+{{- if .Values.certManager.enabled }}
+# What cert-manager is asked for, where a cluster says tls.mode: CertManager. The Secret that it fills is not in it.
+- apiGroups: [cert-manager.io]
+  resources: [certificates]
+  verbs: [get, create, patch]
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

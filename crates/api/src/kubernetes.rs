@@ -191,7 +191,6 @@ optional! {
 optional! {
     /// Certificates.
     #[schemars(extend("x-later" = {
-        "issuerRef": "make a Certificate of cert-manager, and name its Secret: mode: Secret, secretName",
         "trustDomain": "remove trustDomain; who is believed follows from the authority and the cluster's id",
     }))]
     pub struct Tls {
@@ -205,19 +204,35 @@ optional! {
         /// certificate must say, condition `Certified` tells. It is read again when it changes.
         #[schemars(length(max = 253))]
         pub secret_name: String,
+        /// With mode `CertManager`: who signs.
+        pub issuer_ref: IssuerRef,
+    }
+}
+
+optional! {
+    /// An issuer of cert-manager. It has to say who it is (`ca.crt` of the Secret), as those of kinds CA and Vault do.
+    pub struct IssuerRef {
+        /// Its name.
+        #[schemars(length(max = 253))]
+        pub name: String,
+        /// Its kind: `Issuer`, of the cluster's namespace, which is meant where none is named, or `ClusterIssuer`; other groups have their own.
+        #[schemars(length(max = 63))]
+        pub kind: String,
+        /// Its API group; absent means cert-manager's own.
+        #[schemars(length(max = 253))]
+        pub group: String,
     }
 }
 
 words! {
     /// Where certificates come from.
     #[derive(Default)]
-    #[schemars(extend("x-later" = {
-        "CertManager": "make a Certificate of cert-manager, and name its Secret: mode: Secret, secretName",
-    }))]
     pub enum TlsMode {
         /// The operator's own authority: every connection shows a certificate.
         #[default]
         Auto,
+        /// The issuer `issuerRef` of cert-manager, which the operator has fill Secret `<cluster>-worker-tls`: every connection shows a certificate.
+        CertManager,
         /// The Secret `secretName`, which somebody else fills: every connection shows a certificate.
         Secret,
         /// Nowhere: no TLS. For tests, and for networks that encrypt by themselves, as service meshes do.

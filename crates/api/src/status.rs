@@ -22,7 +22,7 @@ pub mod condition {
     pub const ACCEPTED: &str = "Accepted";
     /// Every partition has its full number of copies in sync.
     pub const REPLICATED: &str = "Replicated";
-    /// The certificate that was given to the workers is good: of clusters with `tls.mode: Secret`.
+    /// The certificate that was given to the workers is good: of clusters with `tls.mode: Secret` or `CertManager`.
     pub const CERTIFIED: &str = "Certified";
     /// Devices were asked for and some node offers them.
     pub const GPU_AVAILABLE: &str = "GpuAvailable";

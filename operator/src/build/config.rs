@@ -1,6 +1,6 @@
 //! The settings of the workers: the part of the spec that a worker reads.
 
-use engram_api::kubernetes_only::Tls;
+use engram_api::kubernetes_only::{Tls, TlsMode};
 use serde_json::{Value, json};
 
 use super::access::access_list;
@@ -34,7 +34,12 @@ pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     });
     // Left out by clusters without: settings that say the same as before restart nobody.
     if cluster.certificates().is_some() {
-        settings["tls"] = json!(Tls { mode: Some(spec.tls_mode()), ..spec.tls.clone().unwrap_or_default() });
+        let asked = Tls { mode: Some(spec.tls_mode()), ..spec.tls.clone().unwrap_or_default() };
+        // To a worker it is one, whoever fills the Secret: those of a version before cert-manager was asked understand it too.
+        settings["tls"] = json!(match cluster.given_secret() {
+            Some(secret) => Tls { mode: Some(TlsMode::Secret), secret_name: Some(secret), issuer_ref: None, ..asked },
+            None => asked,
+        });
     }
     // Workers of a version before refuse a word that they do not know: it is there only where somebody wants it.
     if let Some(partitioner) = spec.gpu.partitioner {

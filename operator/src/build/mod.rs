@@ -5,11 +5,13 @@
 
 mod access;
 mod authority;
+mod certificate;
 mod config;
 mod network;
 mod stateful_set;
 
 pub(crate) use access::access_list;
+pub use certificate::certificate;
 pub(crate) use config::{BOOTSTRAP_WORKERS, FILE as CONFIG_FILE};
 pub(crate) use stateful_set::{GPU_RESOURCE, ZONE_KEY};
 

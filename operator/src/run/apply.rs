@@ -43,12 +43,24 @@ async fn apply_object(context: &Context, cluster: &ValidatedCluster, object: &Va
     if there.is_some_and(|there| !is_owned(&kind.value(&there), &cluster.uid)) {
         return Err(Error::Foreign { kind: kind.name.to_owned(), name: name.to_owned() });
     }
+    write_object(context, cluster, kind, name, object).await.map(drop)
+}
+
+/// Writes what is said of an object; it is made where there is none.
+pub(super) async fn write_object(
+    context: &Context,
+    cluster: &ValidatedCluster,
+    kind: Kind,
+    name: &str,
+    object: &Value,
+) -> Result<DynamicObject, Error> {
     check_lead(context)?;
+    let api = kind.of(&context.client, &cluster.namespace);
     let parameters = PatchParams::apply(MANAGER).force();
     let patch = Patch::Apply(object);
-    ask(|| format!("apply {} {name}", kind.name), api.patch(name, &parameters, &patch)).await?;
+    let written = ask(|| format!("apply {} {name}", kind.name), api.patch(name, &parameters, &patch)).await?;
     tracing::info!(cluster = %cluster.names.cluster, namespace = %cluster.namespace, kind = kind.name, name, "applied");
-    Ok(())
+    Ok(written)
 }
 
 async fn carry_out(context: &Context, cluster: &ValidatedCluster, action: &Action) -> Result<(), Error> {

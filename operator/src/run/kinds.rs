@@ -23,8 +23,10 @@ pub(super) const MAP: Kind = kind("engram.dev", "v1alpha1", "PartitionMap", "par
 pub(super) const POD: Kind = kind("", "v1", "Pod", "pods");
 pub(super) const CLAIM: Kind = kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims");
 pub(super) const SET: Kind = kind("apps", "v1", "StatefulSet", "statefulsets");
+/// Of cert-manager: not every API server knows it.
+pub(super) const CERTIFICATE: Kind = kind("cert-manager.io", "v1", "Certificate", "certificates");
 
-/// What [`crate::build`] makes.
+/// What [`crate::build::objects`] makes.
 pub(super) const BUILT: [Kind; 8] = [
     kind("", "v1", "ServiceAccount", "serviceaccounts"),
     kind("rbac.authorization.k8s.io", "v1", "Role", "roles"),

@@ -11,6 +11,7 @@
 
 mod apply;
 mod asking;
+mod cert_manager;
 mod certificates;
 mod coordinate;
 mod epochs;

@@ -18,7 +18,7 @@ use super::asking::{Error, ask};
 use super::kinds::{BUILT, CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
 use super::observe::is_owned;
 use super::watching::{controller, watched};
-use super::{Context, Key, apply, given, observe};
+use super::{Context, Key, apply, cert_manager, given, observe};
 use crate::evidence::cluster_id;
 use crate::given::{awaited, believed, published, tell as tell_certified};
 use crate::names::{CLUSTER_LABEL, Names, ROOTS};
@@ -159,7 +159,9 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
         };
         if let Some(secret) = cluster.given_secret() {
             let id = cluster_id(&cluster, &observed);
-            let found = given::look(context, &cluster, &id, secret).await?;
+            let needed = given::needed(&cluster, &id)?;
+            let asked = cert_manager::keep(context, &cluster, &needed).await?;
+            let found = asked.beside(given::look(context, &cluster, &needed, &secret).await?);
             match (believed(&roots, &found, published(&cluster.names, &observed)), found) {
                 (None, Err(unfit)) => {
                     let status = awaited(&old, &id, unfit, cluster.generation, &now);

@@ -102,6 +102,34 @@ pub(crate) fn cluster() -> Vec<Rule> {
             "tls.mode: Secret needs secretName, the name of a Secret; other modes have none",
         ),
         invalid(
+            "spec.tls",
+            "issuerRef",
+            "has(self.mode) && self.mode == 'CertManager' ? has(self.issuerRef) && has(self.issuerRef.name) && \
+             self.issuerRef.name.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$') : \
+             !has(self.issuerRef) || !has(self.issuerRef.name) || self.issuerRef.name == ''",
+            "tls.mode: CertManager needs issuerRef.name, the name of an issuer; other modes have none",
+        ),
+        invalid(
+            "spec.tls.issuerRef",
+            "kind",
+            "!has(self.kind) || self.kind in ['', 'Issuer', 'ClusterIssuer'] || \
+             has(self.group) && !(self.group in ['', 'cert-manager.io']) && self.kind.matches('^[A-Z][A-Za-z0-9]*$')",
+            "tls.issuerRef.kind is Issuer or ClusterIssuer; only beside another group it is one of that group",
+        ),
+        invalid(
+            "spec.tls.issuerRef",
+            "group",
+            "!has(self.group) || self.group == '' || self.group.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",
+            "tls.issuerRef.group must be an API group: a-z, 0-9, - and .",
+        ),
+        invalid(
+            "spec.tls",
+            "certificateLifetime",
+            "!(has(self.mode) && self.mode == 'CertManager') || !has(self.certificateLifetime) || \
+             self.certificateLifetime.endsWith('d') || duration(self.certificateLifetime) >= duration('1h')",
+            "tls.mode: CertManager needs a certificateLifetime of at least 1h: cert-manager takes no shorter one",
+        ),
+        invalid(
             "spec.gpu",
             "resourceClaimTemplateName",
             "!has(self.resourceClaimTemplateName) || self.resourceClaimTemplateName == '' || \

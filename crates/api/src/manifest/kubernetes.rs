@@ -6,6 +6,7 @@ use super::tree::{Entry, Yaml};
 use crate::code::Code;
 use crate::later::{self, Later};
 use crate::problem::Problem;
+use crate::quantity::Duration;
 
 /// Fields of a container that the operator writes: probes, ports and the end of a worker hang together.
 const CONTAINER: [&str; 8] =
@@ -19,6 +20,11 @@ const POD: [&str; 6] = [
     "terminationGracePeriodSeconds",
     "restartPolicy",
 ];
+/// The API group of cert-manager's own issuers, and their kinds.
+const CERT_MANAGER: &str = "cert-manager.io";
+const ISSUERS: [&str; 2] = ["Issuer", "ClusterIssuer"];
+/// The shortest lifetime that cert-manager takes, in milliseconds: an hour.
+const CERT_MANAGER_LEAST_MS: u64 = 3_600_000;
 /// Prefixes of labels and annotations that the operator writes.
 const RESERVED: [&str; 2] = ["engram.dev/", "app.kubernetes.io/"];
 
@@ -42,6 +48,7 @@ impl Rules<'_> {
         let devices = ["spec.gpu.count", "spec.gpu.resourceName"];
         self.exclusive("spec.gpu.resourceClaimTemplateName", &devices, "the template says which devices");
         self.secret_name();
+        self.issuer();
         self.access();
         self.pod_template();
     }
@@ -70,6 +77,64 @@ impl Rules<'_> {
                 );
                 self.problem(Code::Conflicting, path, message, "set mode: Secret, or remove the line");
             }
+        }
+    }
+
+    /// An issuer of cert-manager is named where it is asked for certificates, and nowhere else.
+    fn issuer(&mut self) {
+        let (mode, path) = ("spec.tls.mode", "spec.tls.issuerRef.name");
+        let name = self.text(path).unwrap_or_default();
+        match self.text(mode) {
+            Some("CertManager") if name.is_empty() => {
+                let message = format!(
+                    "{path} is missing, but {mode} is CertManager; allowed: the name of an issuer of cert-manager"
+                );
+                self.problem(Code::Missing, path, message, "add issuerRef: { name: our-authority, kind: Issuer }");
+            }
+            Some("CertManager") if !is_object_name(name) => {
+                let message =
+                    format!("{path} is {}; allowed: the name of an issuer: a-z, 0-9, - and .", self.shown(path));
+                self.problem(Code::OutOfRange, path, message, "name an issuer of cert-manager");
+            }
+            Some("CertManager") => {}
+            _ if name.is_empty() => {}
+            other => {
+                let message = format!(
+                    "{path} is {}, but {mode} is {}; allowed: with mode CertManager",
+                    self.shown(path),
+                    other.unwrap_or("absent")
+                );
+                self.problem(Code::Conflicting, path, message, "set mode: CertManager, or remove the line");
+            }
+        }
+        self.certificate_lifetime();
+        let path = "spec.tls.issuerRef.group";
+        let group = self.text(path).filter(|group| !group.is_empty()).unwrap_or(CERT_MANAGER);
+        let is_own = group == CERT_MANAGER;
+        if !is_object_name(group) {
+            let message = format!("{path} is {}; allowed: an API group: a-z, 0-9, - and .", self.shown(path));
+            self.problem(Code::OutOfRange, path, message, "remove the line for cert-manager's own issuers");
+        }
+        let path = "spec.tls.issuerRef.kind";
+        let kind = self.text(path).unwrap_or_default();
+        let is_kind = kind.starts_with(|letter: char| letter.is_ascii_uppercase())
+            && kind.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        if !kind.is_empty() && !ISSUERS.contains(&kind) && (is_own || !is_kind) {
+            let allowed = if is_own { "Issuer, ClusterIssuer" } else { "a kind of its group" };
+            let message = format!("{path} is {}; allowed: {allowed}", self.shown(path));
+            self.problem(Code::OutOfRange, path, message, "name the group of another kind too");
+        }
+    }
+
+    /// cert-manager takes no lifetimes as short as the operator's own authority does.
+    fn certificate_lifetime(&mut self) {
+        let path = "spec.tls.certificateLifetime";
+        let lifetime = self.text(path).and_then(|text| text.parse::<Duration>().ok());
+        let is_short = lifetime.is_some_and(|lifetime| lifetime.as_millis() < CERT_MANAGER_LEAST_MS);
+        if is_short && self.text("spec.tls.mode") == Some("CertManager") {
+            let message =
+                format!("{path} is {}, but spec.tls.mode is CertManager; allowed: at least 1h", self.shown(path));
+            self.problem(Code::OutOfRange, path, message, "cert-manager takes no shorter one");
         }
     }
 
