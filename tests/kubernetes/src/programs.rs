@@ -4,6 +4,8 @@
 //! `~/.cache/engram/kubernetes`); packed in `shared/kubernetes` beside the checkout; built from their Go modules into the cache,
 //! with the sources and locked sums that lie in `programs/`. What was packed has to have the committed sums of the programs;
 //! what was built here is believed because its modules were checked.
+//!
+//! cert-manager is apart: one suite alone wants it, and it is in no pack.
 
 use crate::requirements::{Skip, find as find_command};
 use anyhow::{Context, Result, ensure};
@@ -19,6 +21,11 @@ const SUMS: &str = include_str!("../programs/SHA256SUMS");
 /// The one program `kubernetes` is each of these, by the name that it is called by.
 const COMPONENTS: [&str; 7] =
     ["etcd", "kubectl", "kubelet", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler"];
+/// The program of cert-manager, and the folder of its kinds beside it.
+pub(crate) const CERT_MANAGER: &str = "cert-manager";
+pub(crate) const DEFINITIONS: &str = "definitions";
+/// What it is built from; another lock is another program.
+const CERT_MANAGER_LOCK: &str = include_str!("../programs/source/cert-manager/go.sum");
 /// Named last, when everything before it is whole.
 const COMPLETE: &str = "complete";
 
@@ -34,23 +41,22 @@ pub fn find() -> Result<PathBuf> {
         }
         return Ok(fs::canonicalize(folder)?);
     }
-    let cache = cache()?;
+    let cache = cache(SUMS)?;
     if cache.join(COMPLETE).is_file() {
         return Ok(cache);
     }
-    // Made beside its final name: what carries the name is whole.
-    let making = cache.with_extension("making");
-    if making.exists() {
-        fs::remove_dir_all(&making)?;
-    }
-    fs::create_dir_all(&making).with_context(|| format!("failed to make {}", making.display()))?;
+    let making = making(&cache)?;
     let packed = checkout().join("../shared/kubernetes");
     if packed.join("kubernetes.zst").is_file() {
         eprintln!("unpacking the Kubernetes programs into {}", cache.display());
         unpack(&packed, &making)?;
         check(&making)?;
     } else {
-        build(&making)?;
+        build(
+            "build",
+            &making,
+            "the Kubernetes programs from their Go modules, once; this takes a quarter of an hour",
+        )?;
         // The modules were checked against their own sums. These here say only whether it is the same compiler's work.
         if let Err(error) = check(&making) {
             eprintln!("{error:#}; built here from the same sources, so they are used");
@@ -63,15 +69,43 @@ pub fn find() -> Result<PathBuf> {
         }
     }
     fs::write(making.join(COMPLETE), SUMS)?;
+    finish(&making, cache)
+}
+
+/// The folder with cert-manager, [`CERT_MANAGER`] and its [`DEFINITIONS`]; built where it is not there.
+///
+/// # Errors
+/// [`Skip`] where there is no Go to build it with; a failed build.
+pub(crate) fn cert_manager() -> Result<PathBuf> {
+    let cache = cache(CERT_MANAGER_LOCK)?;
+    if !cache.join(CERT_MANAGER).is_file() {
+        let making = making(&cache)?;
+        build("build-cert-manager", &making, "cert-manager from its Go modules, once; this takes minutes")?;
+        return finish(&making, cache);
+    }
+    Ok(cache)
+}
+
+/// An empty folder beside the final name: what carries the name is whole.
+fn making(cache: &Path) -> Result<PathBuf> {
+    let making = cache.with_extension("making");
+    if making.exists() {
+        fs::remove_dir_all(&making)?;
+    }
+    fs::create_dir_all(&making).with_context(|| format!("failed to make {}", making.display()))?;
+    Ok(making)
+}
+
+fn finish(making: &Path, cache: PathBuf) -> Result<PathBuf> {
     if cache.exists() {
         fs::remove_dir_all(&cache)?;
     }
-    fs::rename(&making, &cache)?;
+    fs::rename(making, &cache)?;
     Ok(cache)
 }
 
 /// One folder for each set of sums.
-fn cache() -> Result<PathBuf> {
+fn cache(sums: &str) -> Result<PathBuf> {
     let root = match std::env::var_os("ENGRAM_KUBERNETES_CACHE") {
         Some(folder) => PathBuf::from(folder),
         None => match std::env::var_os("HOME") {
@@ -79,7 +113,7 @@ fn cache() -> Result<PathBuf> {
             None => return Err(Skip("neither KUBE_BIN, ENGRAM_KUBERNETES_CACHE nor HOME is set".into()).into()),
         },
     };
-    Ok(std::path::absolute(root)?.join(&hexadecimal(&Sha256::digest(SUMS))[..16]))
+    Ok(std::path::absolute(root)?.join(&hexadecimal(&Sha256::digest(sums))[..16]))
 }
 
 fn unpack(packed: &Path, folder: &Path) -> Result<()> {
@@ -96,17 +130,17 @@ fn unpack(packed: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn build(folder: &Path) -> Result<()> {
+/// Runs a script of `programs/` that builds `what` into a folder.
+fn build(script: &str, folder: &Path, what: &str) -> Result<()> {
     let go = std::env::var_os("PATH").is_some_and(|it| std::env::split_paths(&it).any(|it| it.join("go").is_file()));
     if !go && find_command("go").is_none() {
-        let why = "no Kubernetes programs: KUBE_BIN is not set, and there is no Go (1.26 or later) to build them with";
+        let why = "some programs of the test cluster are neither here nor packed (KUBE_BIN names a folder of the Kubernetes \
+            programs), and there is no Go (1.26 or later) to build them with";
         return Err(Skip(why.into()).into());
     }
-    eprintln!(
-        "building the Kubernetes programs from their Go modules, once; this takes a quarter of an hour on two cores"
-    );
-    let status = Command::new(checkout().join("tests/kubernetes/programs/build")).arg(folder).status()?;
-    ensure!(status.success(), "the build of the Kubernetes programs failed ({status})");
+    eprintln!("building {what} on two cores");
+    let status = Command::new(checkout().join("tests/kubernetes/programs").join(script)).arg(folder).status()?;
+    ensure!(status.success(), "programs/{script} failed ({status})");
     Ok(())
 }
 

@@ -20,6 +20,8 @@ pub(crate) const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomit
     - level: None\n";
 /// Suites in which, together, everything happens that operator and workers do.
 const EVERYTHING: [&str; 3] = ["operator", "faults", "identity"];
+/// What an operator may be refused to get, by what people granted or did not.
+const MAY_BE_MISSING: [&str; 2] = ["secrets", "certificates.cert-manager.io"];
 /// How the API server says that it does not know the kind of an owner.
 const UNKNOWN_KIND: &str = "cannot find RESTMapping";
 
@@ -84,6 +86,12 @@ const EVERYWHERE: [Rule; 2] = [
     rule("nodes", "list", "run/nodes.rs: GPUs, zones, and which nodes are lost"),
     rule("tokenreviews.authentication.k8s.io", "create", "run/signing.rs: whose token a pod asks with"),
 ];
+/// What `certManager.enabled` of the chart adds, wherever the operator looks after clusters.
+const CERT_MANAGER: Rule = rule(
+    "certificates.cert-manager.io",
+    "get create patch",
+    "run/cert_manager.rs: clusters with tls.mode: CertManager",
+);
 /// What a worker may do, with the map of its own cluster.
 const WORKER: Rule = rule("partitionmaps.engram.dev", "get watch patch", "taking over while no operator answers");
 
@@ -180,15 +188,15 @@ impl Asked {
             return true;
         }
         let granted = match who {
-            Who::Operator => rights(who, operators()).contains(&asked),
+            Who::Operator => rights(who, operators().chain([&CERT_MANAGER])).contains(&asked),
             Who::Worker => text("/objectRef/name") == cluster && rights(who, [&WORKER]).contains(&asked),
         };
         let message = text("/responseStatus/message");
         // A definition that has just come is not known to every part of the API server at once.
         let is_early =
             text("/annotations/authorization.k8s.io~1decision") == "forbid" || message.contains(UNKNOWN_KIND);
-        // It may read the Secrets that somebody lets it read, and a run that names another one says so.
-        if asked == (Right { who: Who::Operator, verb: "get".into(), resource: "secrets".into() }) {
+        // It may read the Secrets that somebody lets it read, and Certificates where the chart is told so; a status says what is missing.
+        if who == Who::Operator && asked.verb == "get" && MAY_BE_MISSING.contains(&&*asked.resource) {
             return true;
         }
         if granted && is_early {
@@ -207,7 +215,7 @@ impl Asked {
         if self.used.is_empty() {
             return Err(Skip("neither operator nor workers were there".into()).into());
         }
-        let asked_for = operators().filter(|rule| !rule.by_admission);
+        let asked_for = operators().chain([&CERT_MANAGER]).filter(|rule| !rule.by_admission);
         let granted: BTreeSet<Right> =
             rights(Who::Operator, asked_for).into_iter().chain(rights(Who::Worker, [&WORKER])).collect();
         let unused: Vec<String> = granted.difference(&self.used).map(ToString::to_string).collect();
@@ -326,6 +334,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_the_chart_adds_for_cert_manager_is_in_the_table() {
+        let rules = include_str!("../../../charts/engram/templates/_rules.tpl");
+        let (_, added) = rules.split_once("{{- if .Values.certManager.enabled }}").unwrap();
+        let (added, _) = added.split_once("{{- end }}").unwrap();
+        let role = format!("kind: Role\nmetadata: {{ name: engram-operator }}\nrules:\n{added}");
+        let added = shipped(Who::Operator, &role, "engram-operator");
+        assert_eq!(added, rights(Who::Operator, [&CERT_MANAGER]));
+    }
+
     fn event(user: &str, verb: &str, object: &Value, code: u64, decision: &str) -> Value {
         json!({
             "user": { "username": format!("system:serviceaccount:{user}") }, "verb": verb, "objectRef": object,
@@ -345,6 +363,8 @@ mod tests {
         assert_eq!((asked.early, asked.refused.len(), asked.used.len()), (2, 0, 0));
 
         asked.take(&event(operator, "list", &json!({ "resource": "secrets" }), 403, "forbid"));
+        let certificate = json!({ "resource": "certificates", "apiGroup": "cert-manager.io" });
+        asked.take(&event(operator, "get", &certificate, 403, "forbid"));
         asked.take(&event(worker, "patch", &map("others"), 403, "forbid"));
         // Granted, and refused for another reason: a right that another request needs is missing.
         let service = json!({ "resource": "services" });

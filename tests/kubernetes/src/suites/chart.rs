@@ -22,9 +22,10 @@ const TIMEOUT: &str = "--timeout=50s";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Values that people install with; each is taken by the API server as a whole.
-const INSTALLS: [(&str, &[&str]); 4] = [
+const INSTALLS: [(&str, &[&str]); 5] = [
     ("as it comes", &[]),
     ("for two namespaces", &["watchNamespaces={research,ml}", "crds.enabled=false"]),
+    ("beside cert-manager", &["certManager.enabled=true"]),
     ("one operator on OpenShift", &["replicaCount=1", "leaderElection.enabled=false", "openshift=true"]),
     (
         "with everything named",
@@ -50,25 +51,27 @@ const INSTALLS: [(&str, &[&str]); 4] = [
 ];
 
 /// Values that nobody can mean, and what must be told of them.
-const REFUSED: [(&str, &str); 8] = [
+const REFUSED: [(&str, &str); 9] = [
     ("replicaCout=3", "replicaCout"),
     ("replicaCount=-1", "replicaCount"),
     ("logging.format=xml", "format"),
     ("operator.image.digest=latest", "digest"),
     ("watchNamespaces={Research}", "watchNamespaces"),
+    ("certManager.enabled=maybe", "certManager"),
     ("leaderElection.enabled=false", "leaderElection.enabled: false; allowed with replicaCount: 1"),
     ("serviceAccount.create=false", "serviceAccount.name: empty"),
     ("metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true", "count everything twice"),
 ];
 
 /// Whether the operator may do a thing, as its one ServiceAccount.
-const RIGHTS: [(&str, &str, &str, bool); 10] = [
+const RIGHTS: [(&str, &str, &str, bool); 11] = [
     ("create", "statefulsets.apps", "research", true),
     ("patch", "partitionmaps.engram.dev", "research", true),
     ("patch", "learnerclusters.engram.dev/status", "research", true),
     ("list", "nodes", "", true),
     ("update", "leases.coordination.k8s.io/engram-operator", NAMESPACE, true),
     ("get", "secrets", NAMESPACE, false),
+    ("get", "certificates.cert-manager.io", "research", false),
     ("create", "pods", "research", false),
     ("update", "leases.coordination.k8s.io", "research", false),
     ("patch", "customresourcedefinitions.apiextensions.k8s.io", "", false),
@@ -79,6 +82,7 @@ pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "the chart passes Helm's own lint, and refuses values that nobody can mean", run: refuses },
         Check { name: "the API server takes what it makes of values that people install with", run: is_taken },
+        Check { name: "rights for cert-manager are given where they are asked for, and only there", run: cert_manager },
         Check { name: "monitors and alerts are made where they are asked for, and only there", run: monitors },
         Check { name: "Prometheus takes the alerts, and each fires where it should and not beside it", run: alerts },
         Check { name: "the manifests for people without Helm are what the chart makes", run: without_helm },
@@ -139,6 +143,19 @@ fn without_definitions(rendered: &str) -> String {
     let kinds = ["kind: CustomResourceDefinition", "kind: ValidatingAdmissionPolicy"];
     let others = rendered.split("\n---\n").filter(|it| !kinds.iter().any(|kind| it.contains(kind)));
     others.collect::<Vec<_>>().join("\n---\n")
+}
+
+fn cert_manager(cluster: &Cluster) -> Result<String> {
+    let asked = "certManager.enabled=true";
+    let of_two = [asked, "watchNamespaces={research,ml}", "crds.enabled=false"];
+    for (values, roles) in [(&[][..], 0), (&[asked], 1), (&of_two, 2)] {
+        let rendered = template(cluster, values)?;
+        let rule = "apiGroups: [cert-manager.io]\n    resources: [certificates]\n    verbs: [get, create, patch]\n";
+        let found = rendered.matches(rule).count();
+        ensure!(found == roles, "{found} roles, not {roles}, with {values:?}");
+        ensure!(rendered.matches("apiGroups: [cert-manager.io]").count() == roles, "other rights with {values:?}");
+    }
+    Ok(String::new())
 }
 
 fn monitors(cluster: &Cluster) -> Result<String> {

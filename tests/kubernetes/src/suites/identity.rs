@@ -1,8 +1,9 @@
 //! Certificates: pods get theirs from the operator and nobody else does, they are renewed under load, and failover goes on with them.
 //!
 //! Certificates live for half a minute here. The clients are threads of the suite with a certificate that the suite signs itself, with the
-//! authority that only operators may read. At the end a cluster whose certificate somebody else gives.
+//! authority that only operators may read. At the end clusters whose certificate somebody else gives.
 
+mod cert_manager;
 mod given;
 
 use super::Check;
@@ -56,7 +57,13 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "with the cluster goes what was published of it", run: ends },
     ];
     checks.extend(given::checks());
+    checks.extend(cert_manager::checks());
     checks
+}
+
+/// Suite `cert-manager`.
+pub(super) fn cert_manager() -> Vec<Check> {
+    cert_manager::real()
 }
 
 fn begins(cluster: &Cluster) -> Result<String> {

@@ -40,10 +40,12 @@ struct Suite {
     checks: fn() -> Vec<Check>,
 }
 
-const SUITES: [Suite; 13] = [
+const SUITES: [Suite; 14] = [
     Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
     Suite { name: "command", fake: false, long: false, checks: command::checks },
     Suite { name: "identity", fake: false, long: false, checks: identity::checks },
+    // It needs a program that takes a while to build.
+    Suite { name: "cert-manager", fake: false, long: true, checks: identity::cert_manager },
     Suite { name: "access", fake: false, long: false, checks: access::checks },
     Suite { name: "backup", fake: false, long: false, checks: backup::checks },
     // Last of the real nodes: after an outage of the API server kubelets take their time.

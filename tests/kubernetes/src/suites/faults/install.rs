@@ -50,6 +50,11 @@ pub(in crate::suites) fn operator(cluster: &Cluster) -> Result<String> {
 
 /// Installs or upgrades the release, and waits for it.
 pub(in crate::suites) fn helm(cluster: &Cluster, values: &str) -> Result<()> {
+    helm_set(cluster, values, &[])
+}
+
+/// The same, with `others` that are no texts.
+pub(in crate::suites) fn helm_set(cluster: &Cluster, values: &str, others: &[&str]) -> Result<()> {
     let program = cluster.kubernetes_program("helm")?;
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/engram");
     let chart = chart.to_string_lossy();
@@ -66,7 +71,8 @@ pub(in crate::suites) fn helm(cluster: &Cluster, values: &str) -> Result<()> {
         values,
     ];
     let how = ["--take-ownership", "--wait", "--timeout=55s"];
-    cluster.in_network(1, program, [&chosen[..], &how].concat()).map(drop)
+    let others: Vec<&str> = others.iter().flat_map(|value| ["--set", value]).collect();
+    cluster.in_network(1, program, [&chosen[..], &others, &how].concat()).map(drop)
 }
 
 /// Check: a cluster is Ready soon after it was applied.

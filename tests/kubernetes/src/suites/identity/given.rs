@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 const NAME: &str = "given";
 const SECRET: &str = "given-tls";
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
-const HOUR: Duration = Duration::from_secs(3_600);
+pub(super) const HOUR: Duration = Duration::from_secs(3_600);
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
@@ -25,7 +25,7 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 /// The authority of whoever gives certificates here: no operator knows its key.
-fn authority(cluster: &Cluster) -> Result<Authority> {
+pub(super) fn authority(cluster: &Cluster) -> Result<Authority> {
     let [key, certificate] = ["given-ca.key", "given-ca.pem"].map(|name| cluster.path(name));
     if !key.exists() {
         let made = Authority::create(Realm::Operator, SystemTime::now())?;
@@ -36,23 +36,35 @@ fn authority(cluster: &Cluster) -> Result<Authority> {
 }
 
 /// What is put into the Secret: a certificate with this name, good for so long.
-fn filled(authority: &Authority, name: &Name, lifetime: Duration) -> Result<Value> {
+pub(super) fn filled(authority: &Authority, name: &Name, lifetime: Duration) -> Result<Value> {
     let issued = authority.issue(name, SystemTime::now(), lifetime)?;
     let at = issued.pem.find("-----BEGIN CERTIFICATE").context("there is a certificate")?;
     let (key, certificate) = issued.pem.split_at(at);
     Ok(json!({ "tls.key": key, "tls.crt": certificate, "ca.crt": authority.certificate() }))
 }
 
-fn fill(cluster: &Cluster, data: &Value) -> Result<()> {
+pub(super) fn fill(cluster: &Cluster, secret: &str, data: &Value) -> Result<()> {
     let secret = json!({ "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
-        "metadata": { "name": SECRET, "namespace": "default" }, "stringData": data });
+        "metadata": { "name": secret, "namespace": "default" }, "stringData": data });
     cluster.apply(&secret.to_string())
 }
 
-/// Waits until the condition says so; what it says then.
-fn certified(cluster: &Cluster, truth: &str, reason: &str) -> Result<String> {
+/// Lets operators read one Secret.
+pub(super) fn let_read(cluster: &Cluster, secret: &str) -> Result<()> {
+    let metadata = json!({ "name": format!("{secret}-reader"), "namespace": "default" });
+    let group = "rbac.authorization.k8s.io";
+    let role = json!({ "apiVersion": format!("{group}/v1"), "kind": "Role", "metadata": metadata,
+        "rules": [{ "apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret], "verbs": ["get"] }] });
+    let binding = json!({ "apiVersion": format!("{group}/v1"), "kind": "RoleBinding", "metadata": metadata,
+        "roleRef": { "apiGroup": group, "kind": "Role", "name": format!("{secret}-reader") },
+        "subjects": [{ "kind": "ServiceAccount", "name": "engram-operator", "namespace": "engram-system" }] });
+    cluster.apply(&format!("{role}\n---\n{binding}"))
+}
+
+/// Waits until the condition of a cluster says so; what it says then.
+pub(super) fn certified(cluster: &Cluster, name: &str, truth: &str, reason: &str) -> Result<String> {
     until(reason, READY, || {
-        let status = cluster.api().get(&format!("{CLUSTERS}/{NAME}"))?["status"].take();
+        let status = cluster.api().get(&format!("{CLUSTERS}/{name}"))?["status"].take();
         let found = status["conditions"].as_array().into_iter().flatten().find(|it| it["type"] == "Certified");
         let found = found.with_context(|| format!("no such condition: {status}"))?;
         ensure!(found["status"] == truth && found["reason"] == reason, "{found}");
@@ -70,27 +82,20 @@ fn begins(cluster: &Cluster) -> Result<String> {
         },
     });
     until("the kind", WHILE, || cluster.api().create(CLUSTERS, &object).map(Some))?;
-    certified(cluster, "False", "SecretForbidden")?;
-    let metadata = json!({ "name": "given-tls-reader", "namespace": "default" });
-    let group = "rbac.authorization.k8s.io";
-    let role = json!({ "apiVersion": format!("{group}/v1"), "kind": "Role", "metadata": metadata,
-        "rules": [{ "apiGroups": [""], "resources": ["secrets"], "resourceNames": [SECRET], "verbs": ["get"] }] });
-    let binding = json!({ "apiVersion": format!("{group}/v1"), "kind": "RoleBinding", "metadata": metadata,
-        "roleRef": { "apiGroup": group, "kind": "Role", "name": "given-tls-reader" },
-        "subjects": [{ "kind": "ServiceAccount", "name": "engram-operator", "namespace": "engram-system" }] });
-    cluster.apply(&format!("{role}\n---\n{binding}"))?;
-    let said = certified(cluster, "False", "SecretNotFound")?;
+    certified(cluster, NAME, "False", "SecretForbidden")?;
+    let_read(cluster, SECRET)?;
+    let said = certified(cluster, NAME, "False", "SecretNotFound")?;
     let (authority, id) = (authority(cluster)?, id(cluster, NAME)?);
     let needed = Name::shared_by_workers("default", NAME, id);
     ensure!(said.contains(&needed.to_string()), "the name that is needed is not told: {said}");
-    fill(cluster, &filled(&authority, &Name::on_kubernetes("default", NAME, id, Role::Worker, 0), HOUR)?)?;
-    let said = certified(cluster, "False", "SecretUnusable")?;
+    fill(cluster, SECRET, &filled(&authority, &Name::on_kubernetes("default", NAME, id, Role::Worker, 0), HOUR)?)?;
+    let said = certified(cluster, NAME, "False", "SecretUnusable")?;
     ensure!(said.contains("/worker/0"), "the name that was found is not told: {said}");
     let pods = cluster.api().get(&format!("{PODS}?labelSelector=engram.dev%2Fcluster%3D{NAME}"))?;
     ensure!(pods["items"].as_array().is_none_or(Vec::is_empty), "pods start without a certificate");
     let began = Instant::now();
-    fill(cluster, &filled(&authority, &needed, HOUR)?)?;
-    certified(cluster, "True", "Given")?;
+    fill(cluster, SECRET, &filled(&authority, &needed, HOUR)?)?;
+    certified(cluster, NAME, "True", "Given")?;
     whole(cluster, NAME, READY)?;
     Ok(format!("Ready {:.1} s after the Secret was filled", began.elapsed().as_secs_f64()))
 }
@@ -99,7 +104,7 @@ fn replaced(cluster: &Cluster) -> Result<String> {
     let (authority, id) = (authority(cluster)?, id(cluster, NAME)?);
     let clients = Clients::signed_by(&authority, cluster, NAME, 1)?;
     let (since, began) = (tokio::time::Instant::now(), Instant::now());
-    fill(cluster, &filled(&authority, &Name::shared_by_workers("default", NAME, id), 3 * HOUR)?)?;
+    fill(cluster, SECRET, &filled(&authority, &Name::shared_by_workers("default", NAME, id), 3 * HOUR)?)?;
     until("every worker to show the new certificate", RENEWED, || {
         for ordinal in 0..WORKERS {
             let left = figure(cluster, &worker_of(cluster, NAME, ordinal)?, "engram_certificate_expiry_seconds", "")?;
@@ -124,7 +129,7 @@ fn replaced(cluster: &Cluster) -> Result<String> {
 
 fn lost(cluster: &Cluster) -> Result<String> {
     cluster.api().delete(&format!("{SECRETS}/{SECRET}"), None)?;
-    certified(cluster, "False", "SecretNotFound")?;
+    certified(cluster, NAME, "False", "SecretNotFound")?;
     whole(cluster, NAME, READY)?;
     let clients = Clients::signed_by(&authority(cluster)?, cluster, NAME, 3)?;
     let (tally, _) = clients.close(tokio::time::Instant::now())?;
