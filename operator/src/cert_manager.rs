@@ -62,7 +62,8 @@ pub(crate) fn judge(name: &str, found: &Value) -> Asked {
 
 /// Says why the API server does not let Certificate `name` be read or written; `reason` and `message` are its own.
 pub(crate) fn refused(name: &str, code: u16, reason: &str, message: &str) -> Unfit {
-    let of_webhook = message.contains("admission webhook");
+    // What admission refuses may have the same code. These are the API server's own words for a missing right.
+    let is_right = message.contains("cannot") && message.contains("resource \"certificates\"");
     let (reason, message) = match code {
         // Of an object that is not there it says so in this word; of a kind, in others.
         404 if reason != "NotFound" || message.contains("could not find the requested resource") => (
@@ -71,7 +72,7 @@ pub(crate) fn refused(name: &str, code: u16, reason: &str, message: &str) -> Unf
              tls.mode: Auto, in which the operator signs"
                 .to_owned(),
         ),
-        403 if !of_webhook => (
+        403 if is_right => (
             "CertManagerForbidden",
             format!(
                 "the operator may not keep Certificate {name}: install its chart with certManager.enabled=true, which lets it get, create \
@@ -131,11 +132,13 @@ mod tests {
         assert!(reason == "CertManagerMissing" && message.contains("install cert-manager"), "{message}");
         let (reason, _) = why(404, "NotFound", "the server could not find the requested resource");
         assert_eq!(reason, "CertManagerMissing");
-        let text = "certificates.cert-manager.io \"words-tls\" is forbidden: User \"u\" cannot get resource";
+        let text = "certificates.cert-manager.io \"words-tls\" is forbidden: User \"u\" cannot get resource \"certificates\" in API group";
         let (reason, message) = why(403, "Forbidden", text);
         assert!(reason == "CertManagerForbidden" && message.contains("certManager.enabled=true"), "{message}");
         let text = "admission webhook \"webhook.cert-manager.io\" denied the request: spec.issuerRef: wrong";
-        for (code, text) in [(403, text), (422, "spec.duration: wrong"), (500, "failed calling webhook")] {
+        let policy = "\"words-tls\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no";
+        for (code, text) in [(403, text), (403, policy), (422, "spec.duration: wrong"), (500, "failed calling webhook")]
+        {
             let (reason, message) = why(code, "Forbidden", text);
             assert!(reason == "CertManagerFailed" && message.contains(text), "{message}");
         }
