@@ -159,6 +159,7 @@ fn objects_are_what_was_reviewed_and_what_the_api_server_knows() {
         },
         "resources": { "requests": { "cpu": "2", "memory": "4Gi" } },
         "inputs": [{ "name": "corpus", "persistentVolumeClaim": { "claimName": "corpus-2026" } }],
+        "snapshotVolumes": [{ "name": "backups", "persistentVolumeClaim": { "claimName": "backups-nfs" } }],
         "podTemplate": {
             "metadata": { "annotations": { "a": "b" } },
             "spec": { "containers": [

@@ -115,6 +115,26 @@ const ROWS: &[Row] = &[
         r#"{"workers":3,"bootstrap":{"snapshot":{"url":"s3://backups/words/monday"}}}"#,
     ),
     cluster(
+        "spec.bootstrap.snapshot.path must be that of one snapshot",
+        r#"{"workers":3,"bootstrap":{"snapshot":{"volume":"backups","path":"words/{name}"}}}"#,
+        r#"{"workers":3,"bootstrap":{"snapshot":{"volume":"backups","path":"words/monday"}}}"#,
+    ),
+    cluster(
+        "spec.bootstrap.snapshot must have exactly one",
+        r#"{"workers":3,"bootstrap":{"snapshot":{"url":"s3://backups/words","volume":"backups","path":"words"}}}"#,
+        r#"{"workers":3,"bootstrap":{"snapshot":{"volume":"backups","path":"words"}}}"#,
+    ),
+    cluster(
+        "spec.bootstrap.snapshot.path, the folder in a volume",
+        r#"{"workers":3,"bootstrap":{"snapshot":{"volume":"backups"}}}"#,
+        r#"{"workers":3,"bootstrap":{"snapshot":{"volume":"backups","path":"words"}}}"#,
+    ),
+    cluster(
+        "spec.bootstrap.snapshot.volume excludes",
+        r#"{"workers":3,"bootstrap":{"snapshot":{"volume":"backups","path":"words","secretRef":{"name":"s3"}}}}"#,
+        r#"{"workers":3,"bootstrap":{"snapshot":{"url":"s3://backups/words","secretRef":{"name":"s3"}}}}"#,
+    ),
+    cluster(
         "spec.learning.law: Exponential is not",
         r#"{"workers":3,"learning":{"law":"Exponential"}}"#,
         r#"{"workers":3,"learning":{"law":"Linear"}}"#,
@@ -159,6 +179,21 @@ const ROWS: &[Row] = &[
         "kind Snapshot needs",
         r#"{"clusterRef":{"name":"w"},"kind":"Snapshot"}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Snapshot","snapshot":{"url":"s3://backups/words/{name}","secretRef":{"name":"s3"}}}"#,
+    ),
+    run(
+        "spec.snapshot must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Snapshot","snapshot":{}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Snapshot","snapshot":{"volume":"backups","path":"words/{name}"}}"#,
+    ),
+    run(
+        "spec.snapshot.path, the folder in a volume",
+        r#"{"clusterRef":{"name":"w"},"kind":"Snapshot","snapshot":{"url":"s3://backups/words","path":"words"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Snapshot","snapshot":{"url":"s3://backups/words"}}"#,
+    ),
+    run(
+        "spec.snapshot.volume excludes",
+        r#"{"clusterRef":{"name":"w"},"kind":"Snapshot","snapshot":{"volume":"backups","path":"words","endpoint":"http://s3:9000"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Snapshot","snapshot":{"volume":"backups","path":"words"}}"#,
     ),
     run(
         "kind is the name of the one block",

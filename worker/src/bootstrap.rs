@@ -15,9 +15,9 @@ use anyhow::{Context as _, Result};
 use engram_api::{Bootstrap as Spec, Code, Problem};
 use engram_cluster::loaders;
 use engram_memory::{Lsn, PartitionId, Settings, Term};
-use engram_objects::{Bucket, Credentials, Options};
+use engram_objects::{Credentials, Options};
 use engram_proto::v1;
-use engram_snapshot::{Manifest, unusable};
+use engram_snapshot::{Manifest, Place, unusable};
 use engram_store::{FileDisk, FileHead, Repartition};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -149,9 +149,11 @@ async fn load(shared: &Arc<Shared>, spec: &Spec) -> Result<()> {
     let told = shared.options.bootstrap.clone().unwrap_or_default();
     let credentials = told.credentials.filter(|_| place.secret_ref.is_some()).map(Credentials::Folder);
     let options = Options { endpoint: place.endpoint.clone(), region: place.region.clone(), credentials };
-    let bucket = engram_snapshot::bucket(&place.url, &options)?;
-    let whence = bucket.place().to_string();
-    let Some(manifest) = engram_snapshot::fetch_manifest(&bucket).await? else {
+    // The address of one snapshot, whatever the name.
+    let (address, volumes) = (place.address_of(""), shared.options.snapshots.as_deref());
+    let from = Place::named(&address, &options, volumes).await?;
+    let whence = from.to_string();
+    let Some(manifest) = from.manifest().await? else {
         return Err(unusable(&whence, "has no manifest.json: there is no snapshot, or it was never finished").into());
     };
     check(&manifest, &whence, shared)?;
@@ -179,7 +181,7 @@ async fn load(shared: &Arc<Shared>, spec: &Spec) -> Result<()> {
         let tell = |done| v1::Bootstrap { done_bytes: done, total_bytes: total, ..v1::Bootstrap::default() };
         shared.bootstrap.tell(Some(tell(done)));
         done += entry.bytes;
-        dealt = take(dealt, &manifest, &bucket, (entry, &files)).await?;
+        dealt = take(dealt, &manifest, &from, (entry, &files)).await?;
     }
     let limit = Settings::limit_of(shared.options.spec.capacity.memories, shared.partitions());
     if let Some((partition, memories)) = dealt.memories().find(|(_, memories)| *memories > limit) {
@@ -212,11 +214,11 @@ async fn load(shared: &Arc<Shared>, spec: &Spec) -> Result<()> {
 async fn take(
     mut dealt: Repartition,
     manifest: &Manifest,
-    bucket: &Bucket,
+    from: &Place,
     (entry, folder): (engram_snapshot::Entry, &PathBuf),
 ) -> Result<Repartition> {
-    engram_snapshot::fetch_file(&entry, bucket, folder).await?;
-    let (manifest, folder, whence) = (manifest.clone(), folder.clone(), bucket.place().to_string());
+    from.fetch(&entry, folder).await?;
+    let (manifest, folder, whence) = (manifest.clone(), folder.clone(), from.to_string());
     tokio::task::spawn_blocking(move || {
         let wrong = |error: engram_store::Error| unusable(format!("{whence}/{}", entry.file), error);
         dealt.take(&manifest.verify_file(&entry, &folder, &whence)?).map_err(wrong)?;

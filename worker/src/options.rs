@@ -54,6 +54,9 @@ pub struct Options {
     /// Where the volumes are that runs may name, a folder each; absent = runs read the disk of this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<PathBuf>,
+    /// Where the volumes are that snapshots go to and come from, a folder each; absent = there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<PathBuf>,
     /// Certificates; absent = all listeners but that of metrics are in clear.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<Tls>,
@@ -299,6 +302,7 @@ mod tests {
                 connection_grace_ms: Some(5),
             }),
             inputs: None,
+            snapshots: None,
             bootstrap: None,
             spec: LearnerClusterSpec::with_workers(5),
         }

@@ -124,6 +124,7 @@ impl Cluster {
                 gpu_deadline_ms: None,
                 tls: None,
                 inputs: None,
+                snapshots: None,
                 bootstrap: None,
                 spec: spec.clone(),
             };

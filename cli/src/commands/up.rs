@@ -194,6 +194,13 @@ fn check(arguments: &Arguments, manifest: &Manifest, spec: &LearnerClusterSpec) 
 fn prepare(state: &StateDir, manifest: &Manifest, spec: &LearnerClusterSpec) -> anyhow::Result<Cluster> {
     let name = manifest.cluster.as_ref().map(|cluster| cluster.metadata.name.clone()).unwrap_or_default();
     let Some(old) = state.cluster()? else {
+        if let Some(volume) = spec.bootstrap.as_ref().and_then(|bootstrap| bootstrap.snapshot.volume.as_ref()) {
+            let message = format!(
+                "spec.bootstrap.snapshot.volume is {volume}; allowed in clusters in Kubernetes only: here set url"
+            );
+            let help = "or bring it here from its folder: engram snapshot restore NAME --from FOLDER --state-dir DIR";
+            return Err(Problem::new(Code::NotSupported, message).help(help).into());
+        }
         let cluster = ClusterId(rand::random()).to_string();
         return Ok(Cluster { format_version: FORMAT, cluster, name, memories: 0, spec: spec.clone() });
     };

@@ -496,6 +496,7 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
         machine_workers: Some(plan.spec.workers),
         gpu_deadline_ms: None,
         inputs: None,
+        snapshots: None,
         bootstrap: None,
         tls: plan.tls.as_ref().map(|certificates| certificates.tls(identity::Role::Worker, ordinal)),
         spec: plan.spec.clone(),

@@ -7,12 +7,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::kubernetes::{
-    Access, FreeForm, GpuSelector, Input, NetworkPolicy, Scheduling, Service, Storage, Telemetry, Tls, TlsMode,
-    UpdateStrategy, Upgrade,
+    Access, FreeForm, GpuSelector, NetworkPolicy, Scheduling, Service, Storage, Telemetry, Tls, TlsMode,
+    UpdateStrategy, Upgrade, Volume,
 };
 use crate::object::{Kind, Object};
-use crate::objects::ObjectPlace;
 use crate::quantity::{Duration, Rate};
+use crate::snapshot::SnapshotPlace;
 use crate::word::words;
 
 /// A fleet of workers that holds one set of memories.
@@ -127,7 +127,14 @@ pub struct LearnerClusterSpec {
     #[schemars(extend(
         "x-kubernetes-only" = true, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]
     ))]
-    pub inputs: Option<Vec<Input>>,
+    pub inputs: Option<Vec<Volume>>,
+
+    /// Claims that workers mount, to read and to write, and snapshots name as `volume`. A change replaces the pods one by one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend(
+        "x-kubernetes-only" = true, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]
+    ))]
+    pub snapshot_volumes: Option<Vec<Volume>>,
 
     /// Who may do what with a token instead of a certificate; nobody by default, but for people by `engram -n`. Refused where `tls.mode` is `Disabled`. A change is
     /// taken without a restart, within about a minute.
@@ -212,6 +219,7 @@ impl LearnerClusterSpec {
             resources: None,
             storage: None,
             inputs: None,
+            snapshot_volumes: None,
             access: None,
             service: None,
             network_policy: None,
@@ -246,7 +254,7 @@ const fn default_partitions() -> u32 {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Bootstrap {
     /// A snapshot, of whatever cluster: law and features must be those of this one; workers and partitions need not.
-    pub snapshot: ObjectPlace,
+    pub snapshot: SnapshotPlace,
 }
 
 /// How much is kept.

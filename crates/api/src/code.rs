@@ -229,9 +229,11 @@ the index and the value. Nothing of the request was applied; values are never cl
     SnapshotUnusable = "ENG-0509", Failed, "snapshot cannot be restored",
     "The snapshot is incomplete, damaged, of another cluster, or of one with another law or other features. The cluster is as it was.";
 
-    StorageUnusable = "ENG-0510", Failed, "object storage not usable",
+    StorageUnusable = "ENG-0510", Failed, "storage not usable",
     "The address of a place in a storage is wrong, nobody said who asks, or the storage refused, failed or did not answer after \
 several tries; the message has what it said. What was half written there is removed, and nothing here was changed.
+
+Of a volume: the cluster has none of that name (`spec.snapshotVolumes`), its file system refused, or a symbolic link leads out of it.
 
 A place is `s3://BUCKET/PREFIX`. Credentials come from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or from a folder \
 (`--s3-credentials`); another storage than AWS is named by `--s3-endpoint` or `AWS_ENDPOINT_URL`.";

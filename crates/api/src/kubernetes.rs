@@ -105,14 +105,14 @@ words! {
     }
 }
 
-/// A read-only claim that runs may name.
+/// A claim that every worker mounts, so that it must let several nodes do so: `ReadOnlyMany` or `ReadWriteMany` to read, `ReadWriteMany` to write.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Input {
-    /// Name, for runs.
+pub struct Volume {
+    /// Name, by which it is meant elsewhere.
     #[schemars(extend("format" = "engram-name"), example = &"corpus")]
     pub name: String,
-    /// The claim. Every worker mounts it, so that it must let several nodes read.
+    /// The claim.
     #[schemars(example = serde_json::json!({ "claimName": "corpus" }))]
     pub persistent_volume_claim: Claim,
 }

@@ -42,6 +42,7 @@ mod problem;
 mod quantity;
 mod run;
 mod schema;
+mod snapshot;
 pub mod status;
 mod word;
 
@@ -63,6 +64,7 @@ pub use run::{
     SYNTHETIC_EPOCHS, Signal, Source, Synthetic, TOP_K, Until,
 };
 pub use schema::schema;
+pub use snapshot::SnapshotPlace;
 pub use word::Word;
 
 /// Settings that mean something in Kubernetes only.

@@ -9,15 +9,12 @@ pub(crate) const PATTERN: &str =
 /// The same in words.
 pub(crate) const ALLOWED: &str = "s3://BUCKET/PREFIX, with 3 to 63 of a-z, 0-9, - and . in the bucket, and A-Z, a-z, 0-9, -, _ and . between \
      the slashes of the prefix";
-/// The part of an address that stands for the name of the run.
-const NAME: &str = "/{name}";
-
-/// A place in a storage that speaks the protocol of S3.
+/// A file in a storage that speaks the protocol of S3.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ObjectPlace {
-    /// The bucket, and where in it: of events one file, of a snapshot what its files begin with. Of a run of kind `Snapshot` the last part may be `{name}`, which stands for the name of the run.
-    #[schemars(length(min = 1, max = 1024), extend("format" = "engram-s3"), example = &"s3://backups/words/monday")]
+    /// The bucket, and the file in it.
+    #[schemars(length(min = 1, max = 1024), extend("format" = "engram-s3"), example = &"s3://events/2026/sales.csv")]
     pub url: String,
 
     /// Where the storage listens, as `http://minio.storage:9000`; absent means as the environment of the workers says, else AWS. Over
@@ -47,19 +44,11 @@ pub struct SecretRef {
     pub name: String,
 }
 
-impl ObjectPlace {
-    /// The address for the run called `name`.
-    pub fn url_of(&self, name: &str) -> String {
-        let url = self.url.trim_end_matches('/');
-        url.strip_suffix(NAME).map_or_else(|| url.to_owned(), |parent| format!("{parent}/{name}"))
-    }
-}
-
 /// Whether a text is an address of a place.
 pub(crate) fn is_address(text: &str) -> bool {
     let Some(rest) = text.strip_prefix("s3://") else { return false };
     let rest = rest.strip_suffix('/').unwrap_or(rest);
-    let rest = rest.strip_suffix(NAME).unwrap_or(rest);
+    let rest = rest.strip_suffix("/{name}").unwrap_or(rest);
     let mut parts = rest.split('/');
     let bucket = parts.next().unwrap_or_default().as_bytes();
     let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -74,7 +63,8 @@ pub(crate) fn is_object(text: &str) -> bool {
     !key.is_empty() && !key.ends_with(['/', '}'])
 }
 
-fn is_part(part: &str) -> bool {
+/// Whether a text may stand between two slashes: neither `..` nor anything hidden.
+pub(crate) fn is_part(part: &str) -> bool {
     let word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !part.is_empty() && !part.starts_with('.') && part.bytes().all(word)
 }
@@ -110,9 +100,6 @@ mod tests {
         }
         assert!(is_object("s3://bbb/a/b.csv") && is_object("s3://bbb/b"));
         assert!(!["s3://bbb", "s3://bbb/", "s3://bbb/a/", "s3://bbb/{name}"].into_iter().any(is_object));
-        let place = |url: &str| ObjectPlace { url: url.into(), endpoint: None, region: None, secret_ref: None };
-        assert_eq!(place("s3://bbb/nightly/{name}").url_of("n-1"), "s3://bbb/nightly/n-1");
-        assert_eq!(place("s3://bbb/monday/").url_of("n-1"), "s3://bbb/monday");
         assert!(is_endpoint("http://minio.storage:9000") && is_endpoint("https://s3.example.com"));
         assert!(!is_endpoint("minio:9000") && !is_endpoint("http://key:secret@minio:9000"));
     }

@@ -10,6 +10,7 @@ use crate::cluster::{LearnerClusterSpec, setting};
 use crate::object::{Kind, Object};
 use crate::objects::ObjectPlace;
 use crate::quantity::Duration;
+use crate::snapshot::SnapshotPlace;
 use crate::word::words;
 
 /// A learning job on a cluster.
@@ -51,7 +52,7 @@ pub struct LearnerRunSpec {
 
     /// Settings of `kind: Snapshot`: where it goes. Nothing may be there yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshot: Option<ObjectPlace>,
+    pub snapshot: Option<SnapshotPlace>,
 
     /// With a synthetic source: ends the run at the first condition that holds; absent means all epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,7 +142,7 @@ words! {
     pub enum RunKind {
         /// Learning epochs over a source: decay, then reinforcement, then aggregation.
         Memory,
-        /// A snapshot of the whole cluster, into a storage for objects. It changes nothing, and waits for no other run.
+        /// A snapshot of the whole cluster, into a storage for objects or a volume. It changes nothing, and waits for no other run.
         Snapshot,
     }
 }

@@ -246,7 +246,7 @@ pub struct LearnerRunStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SnapshotResult {
-    /// Where it is.
+    /// Where it is: `s3://BUCKET/PREFIX`, or `volume://VOLUME/PATH`.
     pub url: String,
     /// Digest of all memories.
     pub digest: String,

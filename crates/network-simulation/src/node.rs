@@ -175,6 +175,7 @@ impl State {
             gpu_deadline_ms: None,
             tls: None,
             inputs: None,
+            snapshots: None,
             bootstrap: None,
             spec: self.spec.clone(),
         }

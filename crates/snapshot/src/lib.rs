@@ -4,8 +4,10 @@
 //! byte of it is under a checksum; whatever is wrong is told by the name of the file.
 #![forbid(unsafe_code)]
 
+mod folder;
 mod manifest;
 mod place;
 
+pub use folder::Folder;
 pub use manifest::{Entry, FILE_NAME, Manifest, Of, open, shape_of, unusable};
-pub use place::{Place, bucket, download, failed, fetch_file, fetch_manifest, upload};
+pub use place::{Place, bucket, download, failed, upload};

@@ -10,7 +10,7 @@ use engram_memory::{ClusterId, Digest, FeatureShape, Law, Shape};
 use engram_store::{FileDisk, SnapshotReader, snapshot_file};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, Value};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -208,19 +208,6 @@ impl Manifest {
         file.persist(folder.join(FILE_NAME))?;
         File::open(folder)?.sync_all()?;
         Ok(())
-    }
-
-    /// Reads the manifest of a folder; `None` where there is none: the snapshot was never finished.
-    ///
-    /// # Errors
-    /// It is damaged or of another format ([`Code::SnapshotUnusable`]), or cannot be read.
-    pub fn read(folder: &Path) -> Result<Option<Self>> {
-        let path = folder.join(FILE_NAME);
-        match fs::read(&path) {
-            Ok(bytes) => Ok(Some(Self::parse(&bytes, path.display())?)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
-        }
     }
 
     /// Reads what [`Self::text`] gave, from the place `whence`.

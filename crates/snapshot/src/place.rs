@@ -1,92 +1,221 @@
-//! Where snapshots lie, one below another by name: in a folder, or in a storage for objects.
+//! Where snapshots lie, one below another by name, and the files of one: in a folder, or in a storage for objects.
 
+use super::folder::Folder;
 use super::manifest::{Entry, FILE_NAME, MAX_BYTES, Manifest, unusable};
 use anyhow::{Context as _, Result};
-use engram_api::{Code, Problem};
+use engram_api::{Code, Problem, is_name};
 use engram_objects::{Bucket, Error, Options};
 use futures::{StreamExt as _, TryStreamExt as _};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Files that go up or come down at once.
 const FILES_AT_ONCE: usize = 4;
+/// What the address of a place in a volume begins with.
+const VOLUME: &str = "volume://";
 
-/// Where snapshots lie.
+/// Where snapshots lie, or one of them.
 #[derive(Debug)]
 pub enum Place {
-    /// In a folder of this machine.
-    Folder(PathBuf),
+    /// In a folder of this machine, or of a volume that is mounted in it.
+    Folder(Folder),
     /// In a storage for objects.
     Objects(Bucket),
 }
 
 impl Place {
-    /// The place of an address: `s3://bucket/prefix`, or the path of a folder.
+    /// The place that somebody at this machine names: `s3://BUCKET/PREFIX`, or the path of a folder.
     ///
     /// # Errors
     /// ENG-0510: no address of a storage, or nobody says who asks it.
     pub fn open(address: &str, options: &Options) -> Result<Self> {
         if !engram_objects::Place::is_meant(address) {
             let folder = std::path::absolute(address).with_context(|| format!("{address:?} is no path"))?;
-            return Ok(Self::Folder(folder));
+            return Ok(Self::Folder(Folder::of_machine(folder)));
         }
         Ok(Self::Objects(bucket(address, options)?))
     }
 
-    /// How messages name a snapshot here.
-    pub fn shown(&self, name: &str) -> String {
+    /// The place that a run or a new cluster names: `s3://BUCKET/PREFIX`, or `volume://VOLUME/PATH`, where `volumes` has a folder for each
+    /// volume of the cluster; `None` of one that has no volumes.
+    ///
+    /// # Errors
+    /// ENG-0510: no such address, no such volume, or nobody says who asks the storage.
+    pub async fn named(address: &str, options: &Options, volumes: Option<&Path>) -> Result<Self> {
+        let Some(place) = address.strip_prefix(VOLUME) else { return Ok(Self::Objects(bucket(address, options)?)) };
+        let wrong = |what: String| Problem::new(Code::StorageUnusable, format!("{address}: {what}"));
+        let volumes = volumes.ok_or_else(|| wrong("only clusters in Kubernetes have volumes".into()))?;
+        let (name, path) = place.split_once('/').unwrap_or((place, ""));
+        let all = Folder::of_machine(volumes.to_owned());
+        let root = all.below(name);
+        let is_there = is_name(name) && apart(&root, |root| Ok(root.path().is_dir())).await.map_err(failed)?;
+        if !is_there {
+            let mut there = apart(&all, Folder::list).await.map_err(failed)?;
+            there.sort();
+            let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+            let what = format!("this worker has no volume {name:?}; allowed: those of spec.snapshotVolumes ({there})");
+            return Err(wrong(what).into());
+        }
+        let folder = Folder::of_volume(root.path().to_owned(), path, address);
+        Ok(Self::Folder(folder.ok_or_else(|| wrong(format!("{path:?} is no path below the volume")))?))
+    }
+
+    /// The place `name` below this one.
+    #[must_use]
+    pub fn below(&self, name: &str) -> Self {
         match self {
-            Self::Folder(folder) => folder.join(name).display().to_string(),
-            Self::Objects(bucket) => bucket.place().join(name).to_string(),
+            Self::Folder(folder) => Self::Folder(folder.below(name)),
+            Self::Objects(bucket) => Self::Objects(bucket.below(name)),
         }
     }
 
-    /// The manifest of a snapshot, `None` where there is none or it was never finished.
+    /// The manifest of the snapshot that is here, `None` where there is none or it was never finished.
     ///
     /// # Errors
-    /// It is damaged or of another format; the storage does not answer.
-    pub async fn manifest(&self, name: &str) -> Result<Option<Manifest>> {
-        let bucket = match self {
-            Self::Folder(folder) => return Manifest::read(&folder.join(name)),
-            Self::Objects(bucket) => bucket.below(name),
-        };
-        fetch_manifest(&bucket).await
+    /// It is damaged or of another format; ENG-0510.
+    pub async fn manifest(&self) -> Result<Option<Manifest>> {
+        let parse = |bytes: Vec<u8>| Manifest::parse(&bytes, self.below(FILE_NAME));
+        Ok(self.manifest_bytes().await?.map(parse).transpose()?)
     }
 
-    /// Names of what is here: snapshots, finished or not.
+    /// Whether a snapshot is here that was finished, whatever it is worth.
     ///
     /// # Errors
-    /// It cannot be listed. A folder that is not there has none.
+    /// ENG-0510.
+    pub async fn has_manifest(&self) -> Result<bool> {
+        self.manifest_bytes().await.map(|bytes| bytes.is_some())
+    }
+
+    async fn manifest_bytes(&self) -> Result<Option<Vec<u8>>> {
+        let bytes = match self {
+            Self::Folder(folder) => apart(folder, |folder| folder.get(FILE_NAME, MAX_BYTES)).await,
+            Self::Objects(bucket) => bucket.get(FILE_NAME, MAX_BYTES).await,
+        };
+        bytes.map_err(failed)
+    }
+
+    /// Names of the snapshots that are below, finished or not.
+    ///
+    /// # Errors
+    /// ENG-0510. A folder that is not there has none.
     pub async fn names(&self) -> Result<Vec<String>> {
-        let folder = match self {
-            Self::Folder(folder) => folder,
-            Self::Objects(bucket) => return Ok(bucket.list().await.map_err(failed)?.1),
+        let names = match self {
+            Self::Folder(folder) => apart(folder, Folder::list).await,
+            Self::Objects(bucket) => bucket.list().await.map(|(_, below)| below),
         };
-        let entries = match fs::read_dir(folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error).with_context(|| format!("failed to list {}", folder.display())),
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            names.extend(entry?.file_name().into_string().ok());
-        }
-        Ok(names)
+        names.map_err(failed)
     }
 
-    /// Whether anything is here under a name.
+    /// Whether anything is here.
     ///
     /// # Errors
-    /// The storage does not answer.
-    pub async fn is_taken(&self, name: &str) -> Result<bool> {
-        match self {
-            Self::Folder(folder) => Ok(folder.join(name).exists()),
+    /// ENG-0510.
+    pub async fn is_taken(&self) -> Result<bool> {
+        let taken = match self {
+            Self::Folder(folder) => apart(folder, Folder::list).await.map(|names| !names.is_empty()),
             Self::Objects(bucket) => {
-                let (objects, below) = bucket.below(name).list().await.map_err(failed)?;
-                Ok(!objects.is_empty() || !below.is_empty())
+                bucket.list().await.map(|(objects, below)| !objects.is_empty() || !below.is_empty())
+            }
+        };
+        taken.map_err(failed)
+    }
+
+    /// Makes room for files: a folder is made, a storage needs nothing.
+    ///
+    /// # Errors
+    /// ENG-0510.
+    pub async fn make(&self) -> Result<()> {
+        match self {
+            Self::Folder(folder) => apart(folder, Folder::make).await.map_err(failed),
+            Self::Objects(_) => Ok(()),
+        }
+    }
+
+    /// Writes the text of a manifest: after this, and not before, the snapshot is here.
+    ///
+    /// # Errors
+    /// ENG-0510.
+    pub async fn put_manifest(&self, text: &str) -> Result<()> {
+        let bytes = text.as_bytes().to_vec();
+        let put = match self {
+            Self::Folder(folder) => apart(folder, move |folder| folder.put(FILE_NAME, &bytes)).await,
+            Self::Objects(bucket) => bucket.put(FILE_NAME, bytes).await,
+        };
+        put.map_err(failed)
+    }
+
+    /// Puts a file here: it appears whole or not at all. The place was made. Returns its size.
+    ///
+    /// # Errors
+    /// ENG-0510; nothing of it is kept then, unless the storage cannot be reached to be told so.
+    pub async fn put_file(&self, name: &str, path: &Path) -> Result<u64> {
+        let put = match self {
+            Self::Folder(folder) => {
+                let (name, path) = (name.to_owned(), path.to_owned());
+                apart(folder, move |folder| folder.put_file(&name, &path)).await
+            }
+            Self::Objects(bucket) => bucket.put_file(name, path).await,
+        };
+        put.map_err(failed)
+    }
+
+    /// Fetches one file of the snapshot that is here into a folder. Whether it is right is for [`Manifest::verify_file`].
+    ///
+    /// # Errors
+    /// ENG-0509 for a file that is not there or longer than it should be; ENG-0510.
+    pub async fn fetch(&self, entry: &Entry, to: &Path) -> Result<u64> {
+        // It becomes a path of this machine.
+        let Some((below, _)) = entry.place() else {
+            let what = format!("names a file {:?}, which is no snapshot file", entry.file);
+            return Err(unusable(self, what).into());
+        };
+        if let Some(below) = below {
+            fs::create_dir_all(to.join(below)).with_context(|| format!("failed to make {}", to.display()))?;
+        }
+        let (name, path, bytes) = (entry.file.clone(), to.join(&entry.file), entry.bytes);
+        let got = match self {
+            Self::Folder(folder) => apart(folder, move |folder| folder.get_file(&name, &path, bytes)).await,
+            Self::Objects(bucket) => bucket.get_file(&name, &path, bytes).await,
+        };
+        let wrong = |what: &str| unusable(self.below(&entry.file), what);
+        got.map_err(|error| match error {
+            Error::NotFound { .. } => wrong("is not there").into(),
+            Error::TooLong { .. } => wrong("is damaged: it is longer than its manifest says").into(),
+            error => failed(error),
+        })
+    }
+
+    /// Removes the files that are here, as far as the storage lets it; what stays is named by no manifest.
+    pub async fn remove_files(&self) {
+        match self {
+            Self::Folder(folder) => drop(apart(folder, Folder::remove).await),
+            Self::Objects(bucket) => {
+                let Ok((objects, _)) = bucket.list().await else { return };
+                for object in objects {
+                    let _ = bucket.remove(&object.name).await;
+                }
             }
         }
     }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Folder(folder) => f.write_str(folder.shown()),
+            Self::Objects(bucket) => bucket.place().fmt(f),
+        }
+    }
+}
+
+/// Has a folder asked by a thread that may wait: that of a volume may take its time.
+async fn apart<T: Send + 'static>(
+    folder: &Folder,
+    ask: impl FnOnce(&Folder) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let (asked, object) = (folder.clone(), folder.shown().to_owned());
+    let answer = tokio::task::spawn_blocking(move || ask(&asked)).await;
+    answer.unwrap_or_else(|error| Err(Error::Storage { operation: "ask", object, source: Box::new(error) }))
 }
 
 /// Opens a place in a storage.
@@ -96,38 +225,6 @@ impl Place {
 pub fn bucket(address: &str, options: &Options) -> Result<Bucket> {
     let place = engram_objects::Place::parse(address).map_err(failed)?;
     Bucket::open(place, options).map_err(failed)
-}
-
-/// The manifest of the snapshot at a place of a storage, `None` where there is none or it was never finished.
-///
-/// # Errors
-/// It is damaged or of another format; the storage does not answer.
-pub async fn fetch_manifest(from: &Bucket) -> Result<Option<Manifest>> {
-    let bytes = from.get(FILE_NAME, MAX_BYTES).await.map_err(failed)?;
-    let parse = |bytes: Vec<u8>| Manifest::parse(&bytes, from.place().join(FILE_NAME));
-    Ok(bytes.map(parse).transpose()?)
-}
-
-/// Fetches one file of a snapshot into a folder. Whether it is right is for [`Manifest::verify_file`].
-///
-/// # Errors
-/// ENG-0509 for a file that is not there or longer than it should be; ENG-0510.
-pub async fn fetch_file(entry: &Entry, from: &Bucket, folder: &Path) -> Result<u64> {
-    let wrong = |what: &str| unusable(from.place().join(&entry.file), what);
-    // It becomes a path of this machine.
-    let Some((below, _)) = entry.place() else {
-        let what = format!("names a file {:?}, which is no snapshot file", entry.file);
-        return Err(unusable(from.place(), what).into());
-    };
-    if let Some(below) = below {
-        fs::create_dir_all(folder.join(below)).with_context(|| format!("failed to make {}", folder.display()))?;
-    }
-    let got = from.get_file(&entry.file, &folder.join(&entry.file), entry.bytes).await;
-    got.map_err(|error| match error {
-        Error::NotFound { .. } => wrong("is not there").into(),
-        Error::TooLong { .. } => wrong("is damaged: it is longer than its manifest says").into(),
-        error => failed(error),
-    })
 }
 
 /// Puts a snapshot whose files lie in `folder` into a storage, its manifest last. `progress` hears of the bytes that are there.
@@ -158,8 +255,8 @@ pub async fn upload(manifest: &mut Manifest, folder: &Path, to: &Bucket, mut pro
 ///
 /// # Errors
 /// ENG-0509 for a file that is not there or longer than it should be; ENG-0510.
-pub async fn download(manifest: &Manifest, from: &Bucket, folder: &Path, mut progress: impl FnMut(u64)) -> Result<()> {
-    let gets = manifest.files.iter().map(|entry| fetch_file(entry, from, folder));
+pub async fn download(manifest: &Manifest, from: &Place, folder: &Path, mut progress: impl FnMut(u64)) -> Result<()> {
+    let gets = manifest.files.iter().map(|entry| from.fetch(entry, folder));
     let mut gets = futures::stream::iter(gets).buffer_unordered(FILES_AT_ONCE);
     while let Some(bytes) = gets.try_next().await? {
         progress(bytes);

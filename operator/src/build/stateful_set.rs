@@ -144,6 +144,8 @@ fn container(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
 
 /// Where a worker finds the volumes that runs may name: a folder each.
 const RUN_INPUTS: &str = "/inputs";
+/// Where it finds those that snapshots go to.
+const SNAPSHOTS: &str = "/snapshots";
 
 fn mounts(cluster: &ValidatedCluster) -> Vec<Value> {
     let mut mounts = vec![
@@ -163,6 +165,10 @@ fn mounts(cluster: &ValidatedCluster) -> Vec<Value> {
         json!({ "name": format!("input-{}", input.name), "mountPath": path, "readOnly": true })
     });
     mounts.extend(runs);
+    mounts.extend(cluster.spec.snapshot_volumes.iter().flatten().map(|volume| {
+        let path = format!("{SNAPSHOTS}/{}", volume.name);
+        json!({ "name": format!("snapshots-{}", volume.name), "mountPath": path })
+    }));
     if bootstrap_secret(cluster).is_some() {
         mounts.push(json!({ "name": "bootstrap", "mountPath": "/bootstrap", "readOnly": true }));
     }
@@ -233,6 +239,10 @@ fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
     volumes.extend(cluster.spec.inputs.iter().flatten().map(|input| {
         let claim = json!({ "claimName": input.persistent_volume_claim.claim_name, "readOnly": true });
         json!({ "name": format!("input-{}", input.name), "persistentVolumeClaim": claim })
+    }));
+    volumes.extend(cluster.spec.snapshot_volumes.iter().flatten().map(|volume| {
+        let claim = json!({ "claimName": volume.persistent_volume_claim.claim_name });
+        json!({ "name": format!("snapshots-{}", volume.name), "persistentVolumeClaim": claim })
     }));
     if let Some(secret) = bootstrap_secret(cluster) {
         // Pods start without it too: one that has loaded needs it no more, and one that has not says what it lacks.

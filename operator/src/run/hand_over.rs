@@ -177,8 +177,9 @@ fn secret_of(spec: &LearnerRunSpec) -> Option<&str> {
         Some(Source::Events(events)) => events.s3.as_ref(),
         _ => None,
     };
-    let place = spec.snapshot.as_ref().or(events)?;
-    place.secret_ref.as_ref().map(|secret| secret.name.as_str())
+    let snapshot = spec.snapshot.as_ref().and_then(|place| place.secret_ref.as_ref());
+    let secret = snapshot.or_else(|| events?.secret_ref.as_ref());
+    secret.map(|secret| secret.name.as_str())
 }
 
 /// Reads who asks a storage. This operator may read a Secret where somebody has allowed it, and no other.

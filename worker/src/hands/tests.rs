@@ -55,6 +55,7 @@ impl Lone {
             gpu_deadline_ms: None,
             tls: None,
             inputs: None,
+            snapshots: None,
             bootstrap: None,
             spec,
         };

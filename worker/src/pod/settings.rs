@@ -23,6 +23,8 @@ const MAX_WORKERS: u32 = 100;
 const MAX_COPIES: u32 = 3;
 /// Where the volumes are mounted that runs may name.
 const INPUTS: &str = "/inputs";
+/// Where those are that snapshots go to and come from.
+const SNAPSHOTS: &str = "/snapshots";
 /// Where the Secret is mounted of the storage that a new cluster begins from.
 const BOOTSTRAP: &str = "/bootstrap";
 /// The part of a cluster's specification that a worker is told of.
@@ -142,6 +144,7 @@ impl Settings {
             gpu_deadline_ms: None,
             tls: None,
             inputs: Some(INPUTS.into()),
+            snapshots: Some(SNAPSHOTS.into()),
             bootstrap: Some(Bootstrap { workers: self.bootstrap_workers, credentials: Some(BOOTSTRAP.into()) }),
             spec: self.spec,
         }

@@ -3,7 +3,7 @@
 //! A driver that has none says so in the status of its run, and whoever looks after the run hands them over again.
 
 use crate::shared::Shared;
-use engram_api::ObjectPlace;
+use engram_api::SecretRef;
 use engram_learn::run::Status;
 use engram_memory::RunId;
 use engram_objects::Keys;
@@ -11,8 +11,8 @@ use engram_proto::v1;
 use tokio::sync::watch;
 
 /// Whether somebody hands credentials over: in a pod, where a Secret is named.
-fn are_handed_over(shared: &Shared, place: &ObjectPlace) -> bool {
-    shared.options.inputs.is_some() && place.secret_ref.is_some()
+fn are_handed_over(shared: &Shared, secret: Option<&SecretRef>) -> bool {
+    shared.options.inputs.is_some() && secret.is_some()
 }
 
 /// Takes those of a run.
@@ -39,10 +39,10 @@ pub(super) fn forget_elsewhere(shared: &Shared) {
 pub(super) async fn wait(
     shared: &Shared,
     run: RunId,
-    place: &ObjectPlace,
+    secret: Option<&SecretRef>,
     status: &watch::Sender<Status>,
 ) -> Option<Keys> {
-    if !are_handed_over(shared, place) {
+    if !are_handed_over(shared, secret) {
         return None;
     }
     let mut handed = shared.runs.credentials.subscribe();

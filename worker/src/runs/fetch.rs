@@ -39,8 +39,8 @@ impl Fetch for Storage {
 
 impl Storage {
     async fn get(&self, status: &watch::Sender<Status>) -> Result<(File, u64), Unfetched> {
-        let ObjectPlace { url, endpoint, region, .. } = &self.place;
-        let keys = credentials::wait(&self.shared, self.run, &self.place, status).await;
+        let ObjectPlace { url, endpoint, region, secret_ref } = &self.place;
+        let keys = credentials::wait(&self.shared, self.run, secret_ref.as_ref(), status).await;
         let credentials = keys.map(Credentials::Keys);
         let options = Options { endpoint: endpoint.clone(), region: region.clone(), credentials };
         // A checked manifest names a file.

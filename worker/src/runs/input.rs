@@ -26,6 +26,9 @@ pub(super) fn is_content(state: &[u8]) -> bool {
 /// Why the specification of a run asks for what this worker does not have; `None` where it does not.
 pub(super) fn refusal(shared: &Shared, spec: &LearnerRunSpec) -> Option<String> {
     let in_pod = shared.options.inputs.is_some();
+    if let Some(volume) = spec.snapshot.as_ref().and_then(|place| place.volume.as_ref()).filter(|_| !in_pod) {
+        return Some(format!("spec.snapshot.volume is {volume}; allowed in clusters in Kubernetes only: here set url"));
+    }
     match &spec.memory.as_ref()?.source {
         Source::Events(Events { input: None, config_map: None, s3: None, .. }) if in_pod => Some(
             "spec.memory.source.events.path without input is a file of one machine, which pods do not have; allowed: \

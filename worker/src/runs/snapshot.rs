@@ -1,4 +1,4 @@
-//! Runs of kind `Snapshot`: every partition is put into a storage by whoever leads it, and the manifest is written last.
+//! Runs of kind `Snapshot`: every partition is put into a storage or a volume by whoever leads it, and the manifest is written last.
 //!
 //! The driver may die at any await, and another goes on from the record. Each attempt has a folder of its own beside the manifest, so
 //! that what an earlier one still sends overwrites nothing. Once all files of an attempt are there, the text of the manifest is recorded
@@ -8,12 +8,12 @@
 use super::record::Recorder;
 use crate::runs::credentials;
 use crate::shared::Shared;
-use engram_api::{Code, ObjectPlace, Problem};
+use engram_api::{Code, Problem, SnapshotPlace};
 use engram_learn::run::{LogError, Order, Phase, RunLog as _, RunState, SnapshotResult, SnapshotState, Status};
 use engram_memory::RunId;
-use engram_objects::{Bucket, Credentials, Keys, Options};
+use engram_objects::{Credentials, Keys, Options};
 use engram_proto::v1;
-use engram_snapshot::{Entry, FILE_NAME, Manifest, Of};
+use engram_snapshot::{Entry, Manifest, Of, Place};
 use futures::StreamExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -32,7 +32,7 @@ pub(super) struct Driver {
     pub(super) run: RunId,
     pub(super) state: RunState,
     pub(super) version: u64,
-    pub(super) place: ObjectPlace,
+    pub(super) place: SnapshotPlace,
     pub(super) status: watch::Sender<Status>,
     pub(super) orders: watch::Receiver<Order>,
 }
@@ -93,22 +93,22 @@ impl Driver {
     }
 
     async fn drive(&mut self) -> Result<(), Stop> {
-        let url = self.place.url_of(&self.state.name);
+        let url = self.place.address_of(&self.state.name);
         let keys = self.keys().await?;
         let credentials = keys.clone().map(Credentials::Keys);
         let options = Options { endpoint: self.place.endpoint.clone(), region: self.place.region.clone(), credentials };
-        let bucket = engram_snapshot::bucket(&url, &options)?;
+        let place = Place::named(&url, &options, self.shared.options.snapshots.as_deref()).await?;
         let sealed = match self.state.snapshot.as_mut().and_then(|snapshot| snapshot.manifest.clone()) {
             Some(sealed) => sealed,
-            None => self.gather(&bucket, &url, keys).await?,
+            None => self.gather(&place, &url, keys).await?,
         };
         self.tell("writes the manifest");
-        bucket.put(FILE_NAME, sealed.clone().into_bytes()).await.map_err(engram_snapshot::failed)?;
+        place.put_manifest(&sealed).await?;
         let manifest = Manifest::parse(sealed.as_bytes(), &url)?;
         let attempt = self.state.snapshot.as_ref().map_or(0, |snapshot| snapshot.attempt);
         for earlier in 1..attempt {
             // What stays takes room and is named by no manifest.
-            remove_all(bucket.below(&self.folder(earlier))).await;
+            place.below(&self.folder(earlier)).remove_files().await;
         }
         let written = SnapshotResult {
             url,
@@ -123,14 +123,13 @@ impl Driver {
 
     /// Has all partitions put into a folder of this attempt, and records the manifest, which nobody has written yet. Removes what it has
     /// put where that fails.
-    async fn gather(&mut self, bucket: &Bucket, url: &str, keys: Option<Keys>) -> Result<String, Stop> {
+    async fn gather(&mut self, place: &Place, url: &str, keys: Option<Keys>) -> Result<String, Stop> {
         let begins = self.state.snapshot.is_none();
         if begins {
-            let (objects, below) = bucket.list().await.map_err(engram_snapshot::failed)?;
-            if !objects.is_empty() || !below.is_empty() {
+            if place.is_taken().await? {
                 return Err(taken(url));
             }
-        } else if bucket.get(FILE_NAME, u64::MAX).await.map_err(engram_snapshot::failed)?.is_some() {
+        } else if place.has_manifest().await? {
             // Not of this run, which has not come so far.
             return Err(taken(url));
         }
@@ -140,9 +139,11 @@ impl Driver {
         self.state.epochs = Some(self.shared.partitions().into());
         self.record().await?;
         let folder = self.folder(attempt);
+        let attempted = place.below(&folder);
+        attempted.make().await?;
         let gathered = self.put_all(url, &folder, keys).await;
         if gathered.is_err() {
-            remove_all(bucket.below(&folder)).await;
+            attempted.remove_files().await;
         }
         let mut manifest = gathered?;
         let sealed = manifest.text()?;
@@ -207,7 +208,7 @@ impl Driver {
     async fn keys(&mut self) -> Result<Option<Keys>, Stop> {
         let mut orders = self.orders.clone();
         tokio::select! {
-            keys = credentials::wait(&self.shared, self.run, &self.place, &self.status) => Ok(keys),
+            keys = credentials::wait(&self.shared, self.run, self.place.secret_ref.as_ref(), &self.status) => Ok(keys),
             Ok(order) = orders.wait_for(|order| *order != Order::GoOn) => Err(Stop::Ordered(*order)),
         }
     }
@@ -252,25 +253,17 @@ fn taken(url: &str) -> Stop {
     Problem::new(Code::Conflicting, message).into()
 }
 
-/// Removes the objects of a folder, as far as the storage lets it.
-async fn remove_all(folder: Bucket) {
-    let Ok((objects, _)) = folder.list().await else { return };
-    for object in objects {
-        let _ = folder.remove(&object.name).await;
-    }
-}
-
-/// Puts one partition that is led here into a storage; `None` where it is not led here.
+/// Puts one partition that is led here into a storage or a volume; `None` where it is not led here.
 ///
 /// # Errors
-/// The store or the storage fails.
+/// The store, the storage or the volume fails.
 pub(super) async fn put(shared: &Shared, message: v1::PutPartitionRequest) -> anyhow::Result<Option<Entry>> {
     use anyhow::Context as _;
     let place = message.place.unwrap_or_default();
     let said = |text: String| Some(text).filter(|text| !text.is_empty());
     let credentials = place.credentials.map(|it| Credentials::Keys(credentials::keys(it)));
     let options = Options { endpoint: said(place.endpoint), region: said(place.region), credentials };
-    let bucket = engram_snapshot::bucket(&place.url, &options)?;
+    let place = Place::named(&place.url, &options, shared.options.snapshots.as_deref()).await?;
     let outgoing = outgoing(&shared.options.state_dir);
     std::fs::create_dir_all(&outgoing).with_context(|| format!("failed to make {}", outgoing.display()))?;
     let folder = tempfile::Builder::new().prefix("partition-").tempdir_in(&outgoing);
@@ -280,11 +273,11 @@ pub(super) async fn put(shared: &Shared, message: v1::PutPartitionRequest) -> an
     let file = engram_store::snapshot_file::name(info.partition, info.lsn);
     let (path, name) = (folder.path().to_owned(), file.clone());
     let entry = tokio::task::spawn_blocking(move || Entry::of(&path, &name)).await??;
-    bucket.put_file(&file, &folder.path().join(&file)).await.map_err(engram_snapshot::failed)?;
+    place.put_file(&file, &folder.path().join(&file)).await?;
     Ok(Some(entry))
 }
 
-/// Where partitions lie that are on their way to a storage; what a killed process left there goes at the next start.
+/// Where partitions lie that are on their way out; what a killed process left there goes at the next start.
 pub(crate) fn outgoing(state_dir: &std::path::Path) -> std::path::PathBuf {
     state_dir.join("outgoing")
 }

@@ -13,6 +13,7 @@ use engram_proto::v1::memory_service_client::MemoryServiceClient;
 use engram_worker::{Addresses, Error, Handle, Listen, MapPlace, Options, Worker};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -26,6 +27,8 @@ pub(crate) const CLUSTER: ClusterId = ClusterId(0x00e0_0001);
 pub(crate) struct Cluster {
     folder: TempDir,
     spec: LearnerClusterSpec,
+    /// Where volumes are mounted, of a cluster that has some as in Kubernetes.
+    volumes: Option<PathBuf>,
     coordinator: String,
     workers: Vec<Option<Running>>,
     /// Where each worker finds the listeners of others, by ordinals.
@@ -53,10 +56,20 @@ pub(crate) fn spec(workers: u32, partitions: u32) -> LearnerClusterSpec {
 
 impl Cluster {
     pub(crate) async fn start(spec: LearnerClusterSpec) -> Self {
+        Self::begin(spec, None).await
+    }
+
+    /// A cluster whose workers have the volumes in a folder, as in Kubernetes.
+    pub(crate) async fn start_with(spec: LearnerClusterSpec, volumes: &Path) -> Self {
+        Self::begin(spec, Some(volumes.to_owned())).await
+    }
+
+    async fn begin(spec: LearnerClusterSpec, volumes: Option<PathBuf>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = FileStore::open(folder.path(), CLUSTER).unwrap();
         let options = CoordinatorOptions {
             replication_factor: spec.replication_factor,
+            bootstraps: spec.bootstrap.is_some(),
             ..CoordinatorOptions::new(CLUSTER, "test", spec.partitions, spec.workers)
         };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -64,8 +77,16 @@ impl Cluster {
         let built = Coordinator::build(options, Arc::new(store)).unwrap();
         tokio::spawn(built.run(listener, std::future::pending()));
         let workers = (0..spec.workers).map(|_| None).collect();
-        let mut cluster = Self { folder, spec, coordinator, workers, detours: BTreeMap::new(), links: BTreeMap::new() };
+        let (detours, links) = (BTreeMap::new(), BTreeMap::new());
+        let mut cluster = Self { folder, spec, volumes, coordinator, workers, detours, links };
         for ordinal in 0..cluster.spec.workers {
+            cluster.start_worker(ordinal).await;
+        }
+        // One that has loaded its share of a snapshot begins again with it.
+        let begin_again = if cluster.spec.bootstrap.is_some() { cluster.spec.workers } else { 0 };
+        for ordinal in 0..begin_again {
+            let running = cluster.workers[ordinal as usize].take().expect("it runs");
+            running.task.await.unwrap().unwrap();
             cluster.start_worker(ordinal).await;
         }
         cluster.ready().await;
@@ -81,6 +102,7 @@ impl Cluster {
         let mut cluster = Self {
             folder,
             spec,
+            volumes: None,
             coordinator: unused.to_string(),
             workers,
             detours: BTreeMap::new(),
@@ -157,7 +179,8 @@ impl Cluster {
             // The stand-in for one runs on a busy CPU.
             machine_workers: None,
             gpu_deadline_ms: Some(600_000),
-            inputs: None,
+            inputs: self.volumes.clone(),
+            snapshots: self.volumes.clone(),
             bootstrap: None,
             tls: None,
             spec: self.spec.clone(),

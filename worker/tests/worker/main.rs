@@ -10,6 +10,7 @@ mod harness;
 mod operations;
 mod reading;
 mod replication;
+mod snapshots;
 #[path = "../../../kernels/tests/host/stand_in.rs"]
 mod stand_in;
 mod tls;

@@ -7,7 +7,7 @@ use crate::output::{Format, Output, Table, bytes, count};
 use crate::progress::Progress;
 use crate::target::{Local, Target};
 use anyhow::Context as _;
-use engram_api::{Code, Events, ExitCode, LearnerRun, LearnerRunSpec, Manifest, Needs, Source};
+use engram_api::{Code, Events, ExitCode, LearnerRun, LearnerRunSpec, Manifest, Needs, Problem, Source};
 use engram_client::{Client, Watch};
 use engram_learn::report::{self, RunReport};
 use engram_learn::source::{self, Limits, SourceOptions};
@@ -146,6 +146,13 @@ pub(crate) fn absolute(manifest: &Manifest, spec: &LearnerRunSpec) -> anyhow::Re
             problem(Code::SourceUnreadable, format!("the path {} is not UTF-8", Path::new(&path).display()))
         })
     };
+    if let Some(volume) = spec.snapshot.as_ref().and_then(|place| place.volume.as_ref()) {
+        let message = format!(
+            "spec.snapshot.volume is {volume}; allowed in clusters in Kubernetes only: here set url: to a storage for objects"
+        );
+        let help = "or write into a folder: engram snapshot create --to FOLDER";
+        return Err(Problem::new(Code::NotSupported, message).help(help).into());
+    }
     if let Some(memory) = &mut spec.memory {
         match &mut memory.source {
             Source::Events(Events { path: Some(path), input: None, .. }) => *path = place(path)?,

@@ -11,8 +11,7 @@ use crate::target::{Local, Target};
 use anyhow::Context as _;
 use engram_api::{API_VERSION, Code, ExitCode, Problem, is_name};
 use engram_memory::MAX_PARTITIONS;
-use engram_objects::Bucket;
-use engram_snapshot::{Entry, Manifest, Of, Place};
+use engram_snapshot::{Entry, Folder, Manifest, Of, Place};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -103,8 +102,12 @@ impl Snapshot {
 fn place(address: Option<String>, storage: Storage, state_dir: &Path) -> anyhow::Result<Place> {
     match address {
         Some(address) => Place::open(&address, &storage.options()),
-        None => Ok(Place::Folder(snapshot::folder(state_dir))),
+        None => Ok(folder(snapshot::folder(state_dir))),
     }
+}
+
+fn folder(path: PathBuf) -> Place {
+    Place::Folder(Folder::of_machine(path))
 }
 
 async fn create(name: Option<String>, to: Option<String>, storage: Storage, context: &Context) -> anyhow::Result<()> {
@@ -119,25 +122,25 @@ async fn create(name: Option<String>, to: Option<String>, storage: Storage, cont
         return Err(problem(Code::NoLocalCluster, format!("{} has no cluster.json", state_dir.display())));
     };
     let from = to.as_ref().map(|to| format!(" --from {to}")).unwrap_or_default();
-    let place = place(to, storage, &state_dir)?;
-    let shown = place.shown(&name);
-    if place.is_taken(&name).await? {
+    let place = place(to, storage, &state_dir)?.below(&name);
+    let shown = place.to_string();
+    if place.is_taken().await? {
         let message = format!("snapshot {name} is there already: {shown}");
         return Err(Problem::new(Code::Conflicting, message).help("give another name").into());
     }
     let manifest = match &place {
         Place::Folder(folder) => {
-            let folder = folder.join(&name);
-            fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
+            let folder = folder.path();
+            fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
             let written = async {
-                let mut manifest = write(&local, &cluster, &name, &folder, context).await?;
-                manifest.write(&folder)?;
+                let mut manifest = write(&local, &cluster, &name, folder, context).await?;
+                manifest.write(folder)?;
                 anyhow::Ok(manifest)
             };
             let written = written.await;
             if written.is_err() {
                 // Without a manifest it is no snapshot; what stays is listed as unfinished.
-                let _ = fs::remove_dir_all(&folder);
+                let _ = fs::remove_dir_all(folder);
             }
             written?
         }
@@ -151,7 +154,7 @@ async fn create(name: Option<String>, to: Option<String>, storage: Storage, cont
                 let done = progress.done() + bytes;
                 progress.set(done, "sent");
             };
-            engram_snapshot::upload(&mut manifest, folder.path(), &bucket.below(&name), heard).await?;
+            engram_snapshot::upload(&mut manifest, folder.path(), bucket, heard).await?;
             manifest
         }
     };
@@ -191,8 +194,9 @@ async fn list(from: Option<String>, storage: Storage, context: &Context) -> anyh
     };
     let mut found = Vec::new();
     for name in place.names().await? {
-        let shown = place.shown(&name);
-        match place.manifest(&name).await {
+        let place = place.below(&name);
+        let shown = place.to_string();
+        match place.manifest().await {
             Ok(Some(manifest)) => found.push((manifest, shown)),
             Ok(None) => context.output.note(format!("{shown} is unfinished: it has no manifest")),
             Err(error) => context.output.note(format!("{error:#}")),
@@ -247,16 +251,17 @@ async fn restore(
     let state_dir = state_dir(context)?;
     let path = Path::new(name);
     let (place, name) = match (from, path.parent(), path.file_name().and_then(|name| name.to_str())) {
-        (None, Some(parent), Some(last)) if name.contains('/') => (Place::Folder(parent.to_owned()), last),
+        (None, Some(parent), Some(last)) if name.contains('/') => (folder(parent.to_owned()), last),
         (from, ..) => (place(from, storage, &state_dir)?, name),
     };
     if name.contains('/') {
         let message = format!("{name:?} is no name of a snapshot, which --from takes");
         return Err(problem(Code::InvalidValue, message));
     }
-    let whence = place.shown(name);
-    let Some(manifest) = place.manifest(name).await? else {
-        let what = match place.is_taken(name).await? {
+    let place = place.below(name);
+    let whence = place.to_string();
+    let Some(manifest) = place.manifest().await? else {
+        let what = match place.is_taken().await? {
             true => format!("snapshot {name} was never finished: {whence} has no manifest.json"),
             false => format!("there is no snapshot {name}: nothing is at {whence}"),
         };
@@ -286,10 +291,10 @@ async fn restore(
     manifest.check_shape(&whence, shape)?;
     let fetched = match &place {
         Place::Folder(_) => None,
-        Place::Objects(bucket) => Some(fetch(&manifest, &bucket.below(name), held.folder(), context).await?),
+        Place::Objects(_) => Some(fetch(&manifest, &place, held.folder(), context).await?),
     };
     let folder = match (&place, &fetched) {
-        (Place::Folder(folder), _) => folder.join(name),
+        (Place::Folder(folder), _) => folder.path().to_owned(),
         (_, Some(fetched)) => fetched.path().to_owned(),
         (Place::Objects(_), None) => unreachable!("what lies in a storage was fetched"),
     };
@@ -330,7 +335,7 @@ async fn restore(
 /// Fetches a snapshot into a folder beside the state that it is to replace.
 async fn fetch(
     manifest: &Manifest,
-    bucket: &Bucket,
+    place: &Place,
     state_dir: &Path,
     context: &Context,
 ) -> anyhow::Result<tempfile::TempDir> {
@@ -341,7 +346,7 @@ async fn fetch(
         let done = progress.done() + bytes;
         progress.set(done, "fetched");
     };
-    engram_snapshot::download(manifest, bucket, folder.path(), heard).await?;
+    engram_snapshot::download(manifest, place, folder.path(), heard).await?;
     Ok(folder)
 }
 

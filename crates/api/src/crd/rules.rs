@@ -157,14 +157,40 @@ pub(crate) fn cluster() -> Vec<Rule> {
         invalid(
             "spec.bootstrap.snapshot",
             "url",
-            "!self.url.endsWith('{name}') && !self.url.endsWith('{name}/')",
+            "!has(self.url) || (!self.url.endsWith('{name}') && !self.url.endsWith('{name}/'))",
             "spec.bootstrap.snapshot.url must be that of one snapshot, without {name}",
+        ),
+        invalid(
+            "spec.bootstrap.snapshot",
+            "path",
+            "!has(self.path) || !self.path.endsWith('{name}')",
+            "spec.bootstrap.snapshot.path must be that of one snapshot, without {name}",
         ),
         immutable("spec.managedBy"),
         tls_mode(),
     ]);
+    rules.extend(one_place("spec.bootstrap.snapshot"));
     rules.extend(later::CLUSTER.iter().map(not_yet));
     rules
+}
+
+/// A snapshot is in a storage for objects, or in a volume.
+fn one_place(at: &'static str) -> [Rule; 3] {
+    [
+        invalid(at, "", "has(self.url) != has(self.volume)", &format!("{at} must have exactly one of url and volume")),
+        invalid(
+            at,
+            "path",
+            "has(self.volume) == has(self.path)",
+            &format!("{at}.path, the folder in a volume, must come with volume, and volume with path"),
+        ),
+        invalid(
+            at,
+            "volume",
+            "!has(self.volume) || (!has(self.endpoint) && !has(self.region) && !has(self.secretRef))",
+            &format!("{at}.volume excludes endpoint, region and secretRef, which are of a storage for objects"),
+        ),
+    ]
 }
 
 /// Workers with certificates and workers without do not understand each other. An absent mode is one as well.
@@ -267,6 +293,7 @@ pub(crate) fn run() -> Vec<Rule> {
         immutable("spec.managedBy"),
         started(),
     ]);
+    rules.extend(one_place("spec.snapshot"));
     rules.extend(later::RUN.iter().map(not_yet));
     rules
 }

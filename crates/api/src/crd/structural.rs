@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::rules::Rule;
 use crate::cluster::SMALLEST_SETTING;
-use crate::objects::PATTERN;
+use crate::{objects, snapshot};
 
 /// The longest duration or size: 20 digits and a unit. Without a bound the API server expects megabytes of text, and
 /// refuses the rules over it as too expensive.
@@ -175,7 +175,10 @@ fn text(schema: &Value, path: &str, out: &mut Map<String, Value>, rules: &mut Ve
     }
     match schema["format"].as_str() {
         Some("engram-s3") => {
-            out.insert("pattern".into(), PATTERN.into());
+            out.insert("pattern".into(), objects::PATTERN.into());
+        }
+        Some("engram-folder") => {
+            out.insert("pattern".into(), snapshot::PATTERN.into());
         }
         Some("engram-endpoint") => {
             out.insert("pattern".into(), "^https?://[^@ ?#]+$".into());

@@ -12,9 +12,10 @@ use super::tree::{Entry, Node, Yaml, place};
 use crate::cluster::SMALLEST_SETTING;
 use crate::code::Code;
 use crate::object::{MAX_NAME_LENGTH, is_name};
-use crate::objects::{ALLOWED, is_address, is_endpoint};
+use crate::objects::{self, is_address, is_endpoint};
 use crate::problem::{Place, Problem};
 use crate::quantity::{Duration, Rate, Size};
+use crate::snapshot::{self, is_folder};
 
 /// One walk over one document.
 pub(crate) struct Check<'a> {
@@ -227,7 +228,8 @@ impl<'a> Check<'a> {
                 Err(message) => return self.report(Code::WrongType, path, place, format!("{path}: {message}"), []),
                 Ok(_) => return,
             },
-            Some("engram-s3") if !is_address(text) => ALLOWED.to_owned(),
+            Some("engram-s3") if !is_address(text) => objects::ALLOWED.to_owned(),
+            Some("engram-folder") if !is_folder(text) => snapshot::ALLOWED.to_owned(),
             Some("engram-endpoint") if !is_endpoint(text) => {
                 "http://HOST:PORT or https://HOST, and nobody's name".to_owned()
             }

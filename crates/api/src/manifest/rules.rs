@@ -11,6 +11,7 @@ use crate::later;
 use crate::objects::{is_address, is_object};
 use crate::problem::{Place, Problem};
 use crate::run::{EventFormat, KUBERNETES_EVENTS, Synthetic};
+use crate::snapshot::NAME;
 
 const EVENTS: &str = "spec.memory.source.events";
 const SYNTHETIC: &str = "spec.memory.source.synthetic";
@@ -35,6 +36,7 @@ pub(super) fn cluster(source: &str, document: &Node) -> Vec<Problem> {
 pub(super) fn run(source: &str, document: &Node, capacity: Option<i128>) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
     rules.block_of_kind();
+    rules.snapshot("spec.snapshot");
     rules.events();
     rules.measures();
     rules.until();
@@ -80,10 +82,42 @@ impl Rules<'_> {
     }
 
     fn bootstrap(&mut self) {
-        let path = "spec.bootstrap.snapshot.url";
-        if let Some(url) = self.text(path).filter(|url| url.trim_end_matches('/').ends_with("{name}")) {
-            let message = format!("{path} is {url}; allowed: the address of one snapshot, without {{name}}");
-            self.problem(Code::OutOfRange, path, message, "engram snapshot list --from shows which there are");
+        let snapshot = "spec.bootstrap.snapshot";
+        for path in ["url", "path"].map(|name| format!("{snapshot}.{name}")) {
+            if let Some(place) = self.text(&path).filter(|place| place.trim_end_matches('/').ends_with(NAME)) {
+                let message = format!("{path} is {place}; allowed: the place of one snapshot, without {NAME}");
+                self.problem(Code::OutOfRange, &path, message, "engram snapshot list --from shows which there are");
+            }
+        }
+        self.snapshot(snapshot);
+    }
+
+    /// A snapshot is in a storage for objects, or in a volume.
+    fn snapshot(&mut self, at: &str) {
+        if !self.has(at) {
+            return;
+        }
+        let [url, volume, path] = ["url", "volume", "path"].map(|name| format!("{at}.{name}"));
+        self.one_of(at, &[url, volume.clone()], true);
+        match (self.has(&volume), self.has(&path)) {
+            (true, false) => {
+                let (value, help) = (self.shown(&volume), "add path: the folder in that volume");
+                let message = format!("{volume} is {value}, but {path} is absent; allowed: volume with path");
+                self.problem(Code::Conflicting, &volume, message, help);
+            }
+            (false, true) => {
+                let (value, help) = (self.shown(&path), "add volume: an entry of spec.snapshotVolumes of the cluster");
+                let message = format!("{path} is {value}, but {volume} is absent; allowed: path with volume");
+                self.problem(Code::Conflicting, &path, message, help);
+            }
+            _ => {}
+        }
+        for field in ["endpoint", "region", "secretRef"].map(|name| format!("{at}.{name}")) {
+            if self.has(&volume) && self.has(&field) {
+                let value = self.shown(&volume);
+                let message = format!("{field} is present, but {volume} is {value}; allowed: {field} with url");
+                self.problem(Code::Conflicting, &field, message, "remove it: it is of a storage for objects");
+            }
         }
     }
 

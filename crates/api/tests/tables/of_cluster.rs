@@ -113,6 +113,27 @@ fn cluster_fields_are_taken_in_their_range_and_refused_outside() {
         ),
         ("{ workers: 5, bootstrap: _ }", "ENG-0105", "spec.bootstrap.snapshot", &["{}"], &[]),
         (
+            "{ workers: 5, bootstrap: { snapshot: _ } }",
+            "ENG-0106",
+            "spec.bootstrap.snapshot",
+            &["{}", "{ region: r }"],
+            &["{ url: s3://backups/words }", "{ volume: backups, path: words/monday }"],
+        ),
+        (
+            "{ workers: 5, bootstrap: { snapshot: { volume: backups, path: _ } } }",
+            "ENG-0103",
+            "spec.bootstrap.snapshot.path",
+            &["../words", "/words", "a/../../words", "words/", ".words", "\"words/{name}\"", "''"],
+            &["words", "words/2026-11-20"],
+        ),
+        (
+            "{ workers: 5, snapshotVolumes: [{ name: _, persistentVolumeClaim: { claimName: backups-nfs } }] }",
+            "ENG-0103",
+            "spec.snapshotVolumes[0].name",
+            &["../backups", "Backups", "b/c"],
+            &["backups"],
+        ),
+        (
             "{ workers: 5, bootstrap: { snapshot: { url: _ } } }",
             "ENG-0103",
             "spec.bootstrap.snapshot.url",

@@ -21,6 +21,13 @@ fn run_fields_are_taken_in_their_range_and_refused_outside() {
             &["words", "s3://backups//words", "\"s3://backups/{name}/a\""],
             &["s3://backups/words", "\"s3://backups/words/{name}\""],
         ),
+        (
+            run("kind: Snapshot, snapshot: { volume: backups, path: _ }"),
+            "ENG-0103",
+            "spec.snapshot.path".into(),
+            &["/words", "..", "words/../../a", "words//a", "\"{name}/a\"", "words/.a"],
+            &["words", "\"{name}\"", "\"words/{name}\"", "words/a..b"],
+        ),
         (run("kind: _, memory: { source: { git: {} } }"), "ENG-0104", "spec.kind".into(), &["memory", "Dream"], &[]),
         (
             source("example: { name: _ }", ""),
@@ -187,6 +194,18 @@ fn run_fields_are_taken_in_their_range_and_refused_outside() {
     }
     refused("ENG-0106", "spec.kind", [run("kind: Snapshot")]);
     refused("ENG-0106", "spec.snapshot", [source("git: {}", ", snapshot: { url: s3://backups/words }")]);
+    for (place, field) in [
+        ("{}", ""),
+        ("{ url: s3://backups/words, volume: backups, path: words }", ".volume"),
+        ("{ volume: backups }", ".volume"),
+        ("{ url: s3://backups/words, path: words }", ".path"),
+        ("{ volume: backups, path: words, endpoint: http://minio:9000 }", ".endpoint"),
+        ("{ volume: backups, path: words, region: r }", ".region"),
+        ("{ volume: backups, path: words, secretRef: { name: s3 } }", ".secretRef"),
+    ] {
+        let text = run(&format!("kind: Snapshot, snapshot: {place}"));
+        refused("ENG-0106", &format!("spec.snapshot{field}"), [text]);
+    }
     let until = "kind: Snapshot, snapshot: { url: s3://backups/words }, until: { separation: 0.5 }";
     refused("ENG-0106", "spec.until", [run(until)]);
     let stored = |place: &str, more: &str| events(&format!("s3: {{ {place} }}, {columns}{more}"));
