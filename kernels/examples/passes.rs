@@ -52,8 +52,8 @@ fn main() {
     }
     let mut out = Vec::new();
     for (weights, potential) in [("random", None), ("all tied", Some(CLOCK + ONE / 2))] {
-        fill(&mut device, memories, |slot| potential.unwrap_or_else(|| CLOCK + weight(slot)));
         for (order_of_ids, ids) in [("ids ascend", &ascending), ("ids random", &hashed)] {
+            fill(&mut device, memories, |slot| potential.unwrap_or_else(|| CLOCK + weight(slot)));
             let mut rank = |name: &str, times, limit| {
                 time(&format!("{name}, {weights}, {order_of_ids}"), times, || {
                     device.rank(&segments, Scope::All, Order::HeaviestFirst, limit, ids, &mut out).expect("a pass");

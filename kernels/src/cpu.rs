@@ -12,6 +12,7 @@ mod rank;
 mod recall;
 mod scatter;
 mod sort;
+mod spans;
 mod top;
 mod update;
 
@@ -22,6 +23,7 @@ use crate::tiles::TilesMut;
 use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 use quality::{Present, Total};
+use spans::Spans;
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
@@ -64,6 +66,8 @@ pub struct Cpu {
     groups: Tiles<u8>,
     /// No memory has a higher group: how wide tables by group must be. Never falls.
     highest_group: u8,
+    /// What selections know of ids.
+    spans: Spans,
     /// Room for the updates of each thread, kept because paging it in anew costs more than the updates.
     own_updates: Vec<Vec<Update>>,
 }
@@ -88,6 +92,7 @@ impl Cpu {
             potentials: Tiles::new(),
             groups: Tiles::new(),
             highest_group: 0,
+            spans: Spans::default(),
             own_updates: vec![Vec::new(); threads],
         }
     }
@@ -101,7 +106,12 @@ impl Cpu {
         result
     }
 
-    /// Replaces potentials and groups from the first slot of `tile` on.
+    /// A slot of `tile` may have another memory than before, though no row was written here.
+    pub(crate) fn touch(&mut self, tile: TileId) {
+        self.spans.forget_tile(tile as usize);
+    }
+
+    /// Replaces potentials and groups from the first slot of `tile` on. The memories stay those that they were.
     pub(crate) fn replace(&mut self, tile: TileId, potentials: &[u32], groups: &[u8]) {
         let pieces = potentials.chunks(TILE).zip(groups.chunks(TILE));
         for (tile, (potentials, groups)) in (tile as usize..).zip(pieces) {
@@ -205,12 +215,14 @@ impl Device for Cpu {
     fn map_tile(&mut self, tile: TileId, entry: Tile) {
         assert!(entry.count as usize <= TILE, "a tile has {TILE} slots, {} are too many", entry.count);
         self.tiles[tile as usize] = entry;
+        self.touch(tile);
     }
 
     fn write(&mut self, rows: &[(Slot, u32, Group)]) -> Result<(), Error> {
         for &(slot, potential, group) in rows {
             self.potentials.set(slot, potential);
             self.groups.set(slot, group.0);
+            self.spans.forget(slot);
             self.highest_group = self.highest_group.max(group.0);
         }
         Ok(())
@@ -346,7 +358,7 @@ impl Device for Cpu {
             Some(0) => out.clear(),
             // Far from all: the few are selected, and sorted alone.
             Some(limit) if limit <= view.at_most() / 16 => {
-                top::first(&mut self.pool, self.level, view, order, limit, out);
+                top::first(&mut self.pool, self.level, view, &mut self.spans, order, limit, out);
             }
             _ => {
                 rank::all(&mut self.pool, view, order, out);

@@ -208,7 +208,8 @@ pub trait Device: Send {
 
     /// The first `limit` slots of `scope` in `order`, all when `limit` is `None`, with their weights in units.
     ///
-    /// `ids` is the host's id column by slot: ties are broken by id, which no two memories share. `out` is replaced.
+    /// `ids` is the host's id column by slot: ties are broken by id, which no two memories share. A device may remember ids: since the
+    /// last call they may have changed only where a row was written or a tile mapped. `out` is replaced.
     ///
     /// # Errors
     /// [`Error::Failed`].

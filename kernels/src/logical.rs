@@ -89,6 +89,7 @@ impl Mirror for Logical {
 
     fn touch(&mut self, tile: TileId) {
         self.stale_ids[tile as usize] = true;
+        self.cpu.touch(tile);
     }
 
     fn refresh(&mut self, slots: &[Slot], rows: &[(u32, Group)]) -> Result<(), Error> {

@@ -7,6 +7,7 @@ mod twins;
 
 use engram_kernels::{Cpu, Device, Instructions, Order, Scope, Segment, TILE, Tile, Tiles};
 use engram_memory::{DecayClock, Group, MemoryId, ONE};
+use numbers::Numbers;
 use proptest::prelude::*;
 use twins::Twins;
 
@@ -90,6 +91,46 @@ fn ids_that_ascend_only_here_and_there_still_break_ties() {
     let mut out = Vec::new();
     device.rank(&[Segment::default()], Scope::All, Order::HeaviestFirst, None, &ids, &mut out).unwrap();
     assert!(out.into_iter().eq(slots.map(|slot| (slot ^ (1 << 16), ONE / 2))));
+}
+
+/// What a plain sort gives of slots that all have weight one half.
+fn tied(slots: std::ops::Range<u32>, ids: &Tiles<MemoryId>, order: Order, limit: usize) -> Vec<(u32, u32)> {
+    let mut slots: Vec<u32> = slots.collect();
+    slots.sort_by_key(|&slot| ids.get(slot));
+    if order == Order::LightestFirst {
+        slots.reverse();
+    }
+    slots.into_iter().take(limit).map(|slot| (slot, ONE / 2)).collect()
+}
+
+#[test]
+fn a_selection_among_ties_meets_the_ids_that_came_since_the_last() {
+    for (mut device, limit) in devices().into_iter().zip([1, 3, 300, 1_000, 64, 7]) {
+        let mut numbers = Numbers(limit as u64);
+        let (tiles, last) = (12, 65);
+        let slots = 0..(tiles - 1) * TILE as u32 + last;
+        device.reserve(tiles).unwrap();
+        let mut ids = Tiles::new();
+        ids.reserve(tiles as usize);
+        slots.clone().for_each(|slot| ids.set(slot, MemoryId(numbers.next())));
+        let rows: Vec<_> = slots.clone().map(|slot| (slot, ONE / 2, Group(0))).collect();
+        device.write(&rows).unwrap();
+        let entry = |tile: u32| Tile { segment: 0, count: if tile + 1 == tiles { last } else { TILE as u32 } };
+        (0..tiles).for_each(|tile| device.map_tile(tile, entry(tile)));
+        let mut out = Vec::new();
+        for turn in 0..20 {
+            for order in [Order::HeaviestFirst, Order::LightestFirst] {
+                device.rank(&[Segment::default()], Scope::All, order, Some(limit), &ids, &mut out).unwrap();
+                assert_eq!(out, tied(slots.clone(), &ids, order, limit), "turn {turn}, {:?}", device.info());
+            }
+            // Others, among them the first and the last of all, take the places of some; those at the ends, too.
+            for (nth, slot) in [0, slots.end - 1, 1 + numbers.below(40_000) as u32].into_iter().enumerate() {
+                let new = 3 * turn + nth as u64;
+                ids.set(slot, MemoryId(numbers.one_of(&[new, u64::MAX - new])));
+                device.write(&[(slot, ONE / 2, Group(0))]).unwrap();
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! The first few of a ranking: one read of the potentials.
 //!
 //! Each thread keeps the best it has met, and the worst of these as a bound; what does not beat the bound is passed over
-//! 64 at a time. A memory that ties with the bound's weight is decided by its id, which is read only then.
+//! 64 at a time. A memory that ties with the bound's weight is decided by its id, which is read only then, and only where the
+//! ids around it may come before the bound's.
 
 use super::rank::View;
+use super::spans::{SPAN, Span, Spans, SpansOfTile};
 use crate::instructions::{Level, dispatch};
 use crate::pool::Pool;
 use crate::{Order, Slot, TILE};
@@ -70,15 +72,16 @@ pub(super) fn first(
     pool: &mut Pool,
     level: Level,
     view: View<'_>,
+    spans: &mut Spans,
     order: Order,
     limit: usize,
     out: &mut Vec<(Slot, u32)>,
 ) {
     let best: Vec<_> = (0..pool.threads()).map(|_| Mutex::new(Best::new(limit))).collect();
-    let tiles = view.tiles_in_scope();
-    pool.each(tiles.chunks(TASK).collect(), |thread, tiles: &[usize]| {
+    let mut tiles = spans.of_tiles(&view.tiles_in_scope());
+    pool.each(tiles.chunks_mut(TASK).collect(), |thread, tiles: &mut [(usize, &mut SpansOfTile)]| {
         let mut best = best[thread].lock().expect("a panic ends the pass");
-        tiles.iter().for_each(|&tile| scan(level, view, order, tile, &mut best));
+        tiles.iter_mut().for_each(|(tile, spans)| scan(level, view, order, *tile, &mut spans[..], &mut best));
     });
     let all = Best::of_all(limit, best.into_iter().map(|best| best.into_inner().expect("a panic ends the pass")));
     let weight = |key| if order == Order::HeaviestFirst { ONE - key } else { key };
@@ -95,13 +98,13 @@ struct Filter {
     bound: Candidate,
 }
 
-fn scan(level: Level, view: View<'_>, order: Order, tile: usize, best: &mut Best) {
+fn scan(level: Level, view: View<'_>, order: Order, tile: usize, spans: &mut [Span], best: &mut Best) {
     let (potentials, groups, ids, clock) = view.columns(tile);
     let group = view.scope.group();
     let mut at = 0;
     loop {
         let filter = Filter { clock, order, group, bound: best.bound };
-        at = next_chunk(level, potentials, groups, ids, at, filter);
+        at = next_chunk(level, potentials, groups, ids, spans, at, filter);
         if at >= potentials.len() {
             return;
         }
@@ -122,31 +125,46 @@ fn keys(order: Order, clock: u32, potential: u32, id: MemoryId) -> (u32, u64) {
     if order == Order::HeaviestFirst { (ONE - weight, id.0) } else { (weight, !id.0) }
 }
 
-/// Memories that are passed over together.
+/// The range of potentials whose key can be at or before `last`, so that most are judged by one comparison.
+#[inline(always)]
+fn range(order: Order, clock: u32, last: u32) -> (u32, u32) {
+    match order {
+        Order::HeaviestFirst if last >= ONE => (0, u32::MAX),
+        Order::HeaviestFirst => (clock + (ONE - last), u32::MAX),
+        Order::LightestFirst => (0, clock.saturating_add(last)),
+    }
+}
+
+/// Memories that are passed over together; all in one span.
 const CHUNK: usize = 64;
 
 dispatch! {
-    /// Where the next chunk from `at` on begins that holds something before the bound; the length when there is none.
+    /// Where the next chunk from `at` on begins that holds something before the bound; the length when there is none. Learns
+    /// the spans of the ids that it reads.
     fn next_chunk(
         potentials: &[u32],
         groups: &[u8],
         ids: &[MemoryId],
+        spans: &mut [Span],
         at: usize,
         filter: Filter,
     ) -> usize {
         let Filter { clock, order, group, bound } = filter;
-        // The range of potentials that can be at or before the bound, so that most are judged by one comparison.
-        let (least, most) = match order {
-            Order::HeaviestFirst if bound.key >= ONE => (0, u32::MAX),
-            Order::HeaviestFirst => (clock + (ONE - bound.key), u32::MAX),
-            Order::LightestFirst => (0, clock.saturating_add(bound.key)),
-        };
+        let with_ties = range(order, clock, bound.key);
+        // Nothing has a key below 0: an empty range.
+        let without = bound.key.checked_sub(1).map_or((1, 0), |last| range(order, clock, last));
         let mut start = at;
         while start < potentials.len() {
             let end = (start + CHUNK).min(potentials.len());
             let chunk = &potentials[start..end];
+            let span = &mut spans[start / SPAN];
+            let (least, most) = if span.first_tie(order) < bound.tie { with_ties } else { without };
             let may = chunk.iter().fold(false, |any, &potential| any | ((potential >= least) & (potential <= most)));
             if may {
+                if *span == Span::UNKNOWN {
+                    let first = start / SPAN * SPAN;
+                    *span = Span::of(&ids[first..(first + SPAN).min(ids.len())]);
+                }
                 let (groups, ids) = (&groups[start..end], &ids[start..end]);
                 let mut any = false;
                 for ((&potential, &other), &id) in chunk.iter().zip(groups).zip(ids) {
