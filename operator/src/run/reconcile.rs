@@ -114,7 +114,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
 
 async fn look(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
     let (key, began) = (key_of(&object), Instant::now());
-    let result = look_at(&object, &key, &context).await;
+    let result = Box::pin(look_at(&object, &key, &context)).await;
     context.metrics.looked(began.elapsed(), result.as_ref().err().map(Error::category));
     match &result {
         Ok(_) => drop(context.failures().remove(&key)),
