@@ -62,6 +62,19 @@ impl<T: Copy + Default> Tiles<T> {
         self.tiles[slot as usize / TILE].0[slot as usize % TILE]
     }
 
+    /// Has the processor fetch the value at `slot`, which will be asked for soon.
+    #[allow(unsafe_code)] // A hint.
+    pub(crate) fn prefetch(&self, slot: u32) {
+        let value = &self.tiles[slot as usize / TILE].0[slot as usize % TILE];
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: SSE is in every x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) };
+        }
+        let _ = value;
+    }
+
     /// Replaces the value at `slot`.
     pub fn set(&mut self, slot: u32, value: T) {
         self.tiles[slot as usize / TILE].0[slot as usize % TILE] = value;

@@ -5,9 +5,11 @@
 #![allow(unsafe_code)] // Promises of blocks.
 
 use super::sort::{Block, Entry, block_length, sort};
+use crate::pages::ask_for_huge;
 use crate::pool::Pool;
 use crate::{Order, Scope, Segment, Slot, TILE, Tile, Tiles};
 use engram_memory::{MemoryId, ONE};
+use std::ops::Range;
 
 /// What a ranking looks at.
 #[derive(Clone, Copy)]
@@ -70,7 +72,7 @@ pub(super) fn all(pool: &mut Pool, view: View<'_>, order: Order, out: &mut Vec<E
 
     let tied = sort(pool, &blocks, out, |part| {
         if !ascending {
-            part.chunk_by_mut(|a, b| a.1 == b.1).for_each(|run| sort_run(view.ids, run));
+            sort_runs(view.ids, part);
         }
         part.iter_mut().for_each(|entry| entry.1 = ONE - entry.1);
     });
@@ -94,6 +96,7 @@ fn resize(out: &mut Vec<Entry>, length: usize) {
     if out.capacity() < length {
         // Zeroed memory that the system gives is paged in by the threads that fill it.
         *out = vec![(0, 0); length];
+        ask_for_huge(out);
     } else {
         out.resize(length, (0, 0));
     }
@@ -153,6 +156,38 @@ unsafe impl Block for Gathered<'_> {
     }
 }
 
+/// How many runs before it is sorted the ids of a run are asked for: a few dozen of them may be on the way at once.
+const AHEAD: usize = 16;
+
+/// Sorts every run of one key by id, on one thread.
+fn sort_runs(ids: &Tiles<MemoryId>, part: &mut [Entry]) {
+    let runs = runs(part);
+    // Most runs are short and their ids lie anywhere: to wait for each alone costs more than all the rest.
+    let ask = |run: &Range<usize>, part: &[Entry]| {
+        part[run.clone()].iter().take(AHEAD).for_each(|entry| ids.prefetch(entry.0));
+    };
+    runs.iter().take(AHEAD).for_each(|run| ask(run, part));
+    for (index, run) in runs.iter().enumerate() {
+        if let Some(run) = runs.get(index + AHEAD) {
+            ask(run, part);
+        }
+        sort_run(ids, &mut part[run.clone()]);
+    }
+}
+
+/// Where entries of one key follow each other.
+fn runs(part: &[Entry]) -> Vec<Range<usize>> {
+    let mut runs = Vec::new();
+    let mut at = 0;
+    while let Some(alone) = part[at..].windows(2).position(|pair| pair[0].1 == pair[1].1) {
+        let start = at + alone;
+        let length = part[start..].iter().take_while(|entry| entry.1 == part[start].1).count();
+        at = start + length;
+        runs.push(start..at);
+    }
+    runs
+}
+
 /// Sorts a run of one weight by id, on one thread.
 fn sort_run(ids: &Tiles<MemoryId>, run: &mut [Entry]) {
     match run.len() {
@@ -187,7 +222,7 @@ fn sort_tied(pool: &mut Pool, ids: &Tiles<MemoryId>, run: &mut [Entry]) {
     let blocks: Vec<_> = slots.chunks(length).map(|slots| ById { ids, slots, shift }).collect();
     let tied = sort(pool, &blocks, run, |part| {
         if shift > 0 {
-            part.chunk_by_mut(|a, b| a.1 == b.1).for_each(|run| sort_run(ids, run));
+            sort_runs(ids, part);
         }
     });
     for range in tied {

@@ -14,11 +14,8 @@ const LINE: usize = 8;
 /// past the cache when it is full: half the time of plain stores, which read each line before they change it.
 pub(super) fn split<B: Block>(pool: &mut Pool, blocks: &[B], to: &mut [Entry], shift: u32, bits: u32) -> Vec<usize> {
     let digits = 1_usize << bits;
-    let digit = |entry: Entry| (entry.1 >> shift) as usize & (digits - 1);
     let mut counts = vec![0_u32; blocks.len() * digits];
-    pool.each(blocks.iter().zip(counts.chunks_mut(digits)).collect(), |_, (block, counts)| {
-        block.each(|entry| counts[digit(entry)] += 1);
-    });
+    pool.each(blocks.iter().zip(counts.chunks_mut(digits)).collect(), |_, (block, counts)| count(block, counts, shift));
     // Counts become places: digit by digit, and in each the blocks in order, which is what keeps the sort stable.
     let mut bounds = Vec::with_capacity(digits + 1);
     let mut place = 0;
@@ -32,31 +29,46 @@ pub(super) fn split<B: Block>(pool: &mut Pool, blocks: &[B], to: &mut [Entry], s
     assert_eq!(place as usize, to.len(), "every entry was counted once");
     let target = Target::new(to);
     pool.each(blocks.iter().zip(counts.chunks_mut(digits)).collect(), |_, (block, places)| {
-        let starts = places.to_vec();
-        let mut lines = vec![Line([(0, 0); LINE]); digits];
-        block.each(|entry| {
-            let digit = digit(entry);
-            let (place, line) = (places[digit], &mut lines[digit]);
-            let within = target.within_line(place);
-            line.0[within] = entry;
-            places[digit] += 1;
-            if within == LINE - 1 {
-                // SAFETY: for every digit and block the places from its start on were reserved, as many as the block gave
-                // entries of that digit, all below the length of `to`; a block gives the same entries again, and only it
-                // writes them.
-                // The line's last place is `place`, those of it from the start on are filled.
-                unsafe { target.write_line(starts[digit], place, line) };
-            }
-        });
-        for ((&start, &place), line) in starts.iter().zip(&*places).zip(&lines) {
-            if place > start && target.within_line(place) > 0 {
-                // SAFETY: as above; the last entry went to the place before.
-                unsafe { target.write_line(start, place - 1, line) };
-            }
-        }
-        fence();
+        // SAFETY: for every digit and block the places from its start on were reserved, as many as the block gave entries of
+        // that digit, all below the length of `to`; a block gives the same entries again, and only it writes them.
+        unsafe { move_block(block, places, target, shift) };
     });
     bounds
+}
+
+/// Counts the entries of each digit; there are as many digits as counts, a power of two.
+fn count<B: Block>(block: &B, counts: &mut [u32], shift: u32) {
+    let mask = counts.len() - 1;
+    block.each(|entry| counts[(entry.1 >> shift) as usize & mask] += 1);
+}
+
+/// Moves the entries of a block to the places from `places` on, by digit; these are ends of what was written afterwards.
+///
+/// # Safety
+/// As many places as the block has entries of a digit lie in the slice that `target` was made of, and nobody else writes or reads
+/// them meanwhile.
+unsafe fn move_block<B: Block>(block: &B, places: &mut [u32], target: Target, shift: u32) {
+    let mask = places.len() - 1;
+    let starts = places.to_vec();
+    let mut lines = vec![Line([(0, 0); LINE]); places.len()];
+    block.each(|entry| {
+        let digit = (entry.1 >> shift) as usize & mask;
+        let (place, line) = (places[digit], &mut lines[digit]);
+        let within = target.within_line(place);
+        line.0[within] = entry;
+        places[digit] = place + 1;
+        if within == LINE - 1 {
+            // SAFETY: as the caller promises. The line's last place is `place`, those of it from the start on are filled.
+            unsafe { target.write_line(starts[digit], place, line) };
+        }
+    });
+    for ((&start, &place), line) in starts.iter().zip(&*places).zip(&lines) {
+        if place > start && target.within_line(place) > 0 {
+            // SAFETY: as above; the last entry went to the place before.
+            unsafe { target.write_line(start, place - 1, line) };
+        }
+    }
+    fence();
 }
 
 #[derive(Clone, Copy)]

@@ -8,6 +8,7 @@
 
 use super::scatter::split;
 use crate::Slot;
+use crate::pages::ask_for_huge;
 use crate::pool::Pool;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -41,10 +42,15 @@ unsafe impl Block for &[Entry] {
 
 /// Parts up to this length are sorted by one thread: they and their scratch fit in the second-level cache.
 const SMALL: usize = 1 << 15;
+/// The length of parts that a split aims at, at most: chance makes none of them too long.
+const AIM: usize = 20_000;
 /// Small neighbours are sorted together up to this length, so that many tiny parts do not cost a call each.
 const TOGETHER: usize = 1 << 12;
-/// Bits of one digit, at most.
-const DIGIT_BITS: u32 = 11;
+/// Bits of the digit of a split, at most.
+const SPLIT_BITS: u32 = 11;
+/// Bits of a digit inside of a part, at most: the places where its entries go to then lie in the nearest cache, which is worth more
+/// than a pass less.
+const DIGIT_BITS: u32 = 8;
 /// Entries of one block, at least: it has a histogram, and a line of entries for each digit.
 const BLOCK: usize = 1 << 16;
 
@@ -99,6 +105,7 @@ pub(super) fn sort<B: Block>(
         }
         if scratch.is_empty() {
             scratch = vec![(0, 0); to.len()];
+            ask_for_huge(&mut scratch);
         }
         let (here, there) = (&mut to[part.range.clone()], &mut scratch[part.range.clone()]);
         let (here, there) = if part.arrived { (here, there) } else { (there, here) };
@@ -120,7 +127,7 @@ pub(super) fn sort<B: Block>(
 
 /// The digit by which to split `length` entries whose keys differ in bit `highest` and lower ones: (shift, bits).
 fn digit(length: usize, highest: u32) -> (u32, u32) {
-    let bits = (length / TOGETHER).ilog2().clamp(1, DIGIT_BITS).min(highest + 1);
+    let bits = length.div_ceil(AIM).next_power_of_two().ilog2().clamp(1, SPLIT_BITS).min(highest + 1);
     (highest + 1 - bits, bits)
 }
 
@@ -216,41 +223,50 @@ fn common_bits(block: &impl Block) -> (u32, u32) {
 
 /// Sorts one part into `to`, where it is already if it has `arrived`.
 fn sort_small(from: &mut [Entry], to: &mut [Entry], arrived: bool) {
-    let (mut here, mut there, mut arrived) = if arrived { (to, from, true) } else { (from, to, false) };
+    let (here, there) = if arrived { (&mut *to, &mut *from) } else { (&mut *from, &mut *to) };
     let (all, any) = common_bits(&&*here);
     let difference = any & !all;
+    let mut moves = 0;
     if difference > 0 && here.len() <= 64 {
         here.sort_by_key(|entry| entry.1);
     } else if difference > 0 {
         let (low, high) = (difference.trailing_zeros(), 32 - difference.leading_zeros());
-        // Wide digits pay where there are many entries to share the cost of their histogram.
-        let widest = if here.len() >= 2_048 { DIGIT_BITS } else { 8 };
-        let bits = (high - low).div_ceil((high - low).div_ceil(widest));
-        for shift in (low..high).step_by(bits as usize) {
-            scatter(here, there, shift, bits);
-            std::mem::swap(&mut here, &mut there);
-            arrived = !arrived;
+        moves = (high - low).div_ceil(DIGIT_BITS);
+        let bits = (high - low).div_ceil(moves);
+        match moves {
+            1 => sort_digits::<1>(here, there, low, bits),
+            2 => sort_digits::<2>(here, there, low, bits),
+            3 => sort_digits::<3>(here, there, low, bits),
+            _ => sort_digits::<4>(here, there, low, bits),
         }
     }
-    if !arrived {
-        there.copy_from_slice(here);
+    if arrived != moves.is_multiple_of(2) {
+        to.copy_from_slice(from);
     }
 }
 
-fn scatter(from: &[Entry], to: &mut [Entry], shift: u32, bits: u32) {
-    let mut places = [0_u32; 1 << DIGIT_BITS];
-    let places = &mut places[..1 << bits];
-    let mask = places.len() - 1;
-    let digit = |entry: &Entry| (entry.1 >> shift) as usize & mask;
-    from.iter().for_each(|entry| places[digit(entry)] += 1);
-    let mut place = 0;
-    for count in places.iter_mut() {
-        place += std::mem::replace(count, place);
+/// Sorts by `N` digits of `bits` bits each from `low` on, moving all entries from one room to the other for each.
+fn sort_digits<'a, const N: usize>(mut here: &'a mut [Entry], mut there: &'a mut [Entry], low: u32, bits: u32) {
+    let mask = (1_usize << bits) - 1;
+    let digit = |entry: &Entry, place: usize| (entry.1 >> (low + place as u32 * bits)) as usize & mask;
+    let mut places = [[0_u32; 1 << DIGIT_BITS]; N];
+    // One read for all digits, since the order of entries does not show in a count.
+    for entry in &*here {
+        for (place, counts) in places.iter_mut().enumerate() {
+            counts[digit(entry, place)] += 1;
+        }
     }
-    for entry in from {
-        let place = &mut places[digit(entry)];
-        to[*place as usize] = *entry;
-        *place += 1;
+    for (place, places) in places.iter_mut().enumerate() {
+        let mut next = 0;
+        for count in &mut *places {
+            next += std::mem::replace(count, next);
+        }
+        for entry in &*here {
+            let next = &mut places[digit(entry, place)];
+            there[*next as usize] = *entry;
+            *next += 1;
+        }
+        std::mem::swap(&mut here, &mut there);
     }
 }
 
@@ -285,9 +301,12 @@ mod tests {
         let random = |n: u32| n.wrapping_mul(2_654_435_761);
         for threads in [1, 2, 3] {
             let mut pool = Pool::new(threads);
-            for n in [0, 1, 2, 64, 65, 5_000, SMALL as u32 + 1, 300_000] {
+            for n in [0, 1, 2, 64, 65, 5_000, SMALL as u32, SMALL as u32 + 1, BLOCK as u32 + 1, 300_000] {
                 check(&mut pool, (0..n).map(random));
-                check(&mut pool, (0..n).map(|n| random(n) >> 2));
+                // Of every number of digits.
+                for shift in [2, 10, 18, 25] {
+                    check(&mut pool, (0..n).map(|n| random(n) >> shift));
+                }
                 check(&mut pool, (0..n).rev());
                 check(&mut pool, (0..n).map(|_| 7));
                 check(&mut pool, (0..n).map(|n| if n % 3 == 0 { random(n) } else { u32::MAX }));
