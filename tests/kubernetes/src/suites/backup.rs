@@ -1,4 +1,5 @@
-//! Backups on real nodes: a snapshot of a cluster that is being written to, in an S3 server in a pod, and clusters that begin from it.
+//! Backups on real nodes: a snapshot of a cluster that is being written to, in an S3 server in a pod and in a volume that all nodes have, and
+//! clusters that begin from it.
 //!
 //! Checks rest on one another, in order.
 
@@ -13,6 +14,8 @@ use crate::requirements::{Skip, find};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const NAMESPACE: &str = "kept";
@@ -32,6 +35,11 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "a cluster does not begin from what is damaged, unfinished or foreign", run: refused },
         Check { name: "a run learns from a file in the storage, and fails where it cannot", run: learned },
         Check { name: "the CronJob of the example makes a snapshot", run: scheduled },
+        Check { name: "a snapshot goes to a volume of all workers, and none leads out of it", run: kept },
+        Check {
+            name: "a cluster begins from the volume with its digest, and says which volume it lacks",
+            run: restored_from_volume,
+        },
         Check { name: "the clusters of backups go", run: ends },
     ]
 }
@@ -116,13 +124,44 @@ fn begins(cluster: &Cluster) -> Result<String> {
     let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } });
     let items = [namespace, secret("s3", "engram-secret"), secret("wrong", "another")];
     cluster.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())?;
-    create(cluster, &object("first", 3, 16, &json!({})))?;
+    fs::create_dir_all(shared(cluster))?;
+    cluster.apply(&volume(cluster).to_string())?;
+    create(cluster, &object("first", 3, 16, &volumes()))?;
     ready(cluster, "first", (3, 16))?;
     let keys: Vec<String> = (0..400).map(|number| format!("kept-{number}")).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     engram(cluster, &[&["insert", "--cluster", "first", "--weight", "0.75"], &keys[..]].concat())?;
     engram(cluster, &["decay", "0.125", "--cluster", "first"])?;
     Ok("400 memories".into())
+}
+
+/// The folder of a volume that every node has: all nodes are of one machine.
+fn shared(cluster: &Cluster) -> PathBuf {
+    cluster.path("volumes").join("shared")
+}
+
+/// That volume, and a claim to it. Of another class than what is provisioned.
+fn volume(cluster: &Cluster) -> Value {
+    let name = "backups";
+    let (size, modes, class) = (json!({ "storage": "1Gi" }), json!(["ReadWriteMany"]), "shared");
+    let anywhere = json!([{ "matchExpressions": [{ "key": "kubernetes.io/hostname", "operator": "Exists" }] }]);
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
+        "spec": {
+            "capacity": size, "accessModes": modes, "storageClassName": class, "persistentVolumeReclaimPolicy": "Retain",
+            "local": { "path": shared(cluster) }, "nodeAffinity": { "required": { "nodeSelectorTerms": anywhere } },
+            "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": NAMESPACE, "name": name },
+        },
+    });
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name, "namespace": NAMESPACE },
+        "spec": { "accessModes": modes, "storageClassName": class, "volumeName": name, "resources": { "requests": size } },
+    });
+    json!({ "apiVersion": "v1", "kind": "List", "items": [volume, claim] })
+}
+
+fn volumes() -> Value {
+    json!({ "snapshotVolumes": [{ "name": "nightly", "persistentVolumeClaim": { "claimName": "backups" } }] })
 }
 
 fn forbidden(cluster: &Cluster) -> Result<String> {
@@ -309,8 +348,62 @@ fn scheduled(cluster: &Cluster) -> Result<String> {
     Ok(url.to_owned())
 }
 
+/// Makes a snapshot of the first cluster in a volume, and waits for the end of the run.
+fn snapshot_in(cluster: &Cluster, name: &str, volume: &str, path: &str) -> Result<Value> {
+    let run = json!({
+        "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerRun", "metadata": { "name": name, "namespace": NAMESPACE },
+        "spec": { "clusterRef": { "name": "first" }, "kind": "Snapshot", "snapshot": { "volume": volume, "path": path } },
+    });
+    ended(cluster, &run)
+}
+
+fn kept(cluster: &Cluster) -> Result<String> {
+    let status = snapshot_in(cluster, "volume", "nightly", "words/{name}")?;
+    let told = &status["snapshot"];
+    ensure!(status["phase"] == "Complete" && told["url"] == "volume://nightly/words/volume", "{status:#}");
+    let folder = shared(cluster).join("words/volume");
+    ensure!(folder.join("manifest.json").is_file(), "there is no manifest in {}", folder.display());
+    symlink("/var/lib/engram", shared(cluster).join("out"))?;
+    for (name, volume, path, said) in [
+        ("twice", "nightly", "words/volume", ["ENG-0106", "volume://nightly/words/volume"]),
+        ("tapes", "tapes", "words/{name}", ["ENG-0510", "spec.snapshotVolumes (nightly)"]),
+        ("escape", "nightly", "out/{name}", ["ENG-0510", "a symbolic link leads out of the volume"]),
+    ] {
+        let status = snapshot_in(cluster, name, volume, path)?;
+        let failed = condition(&status, "Failed");
+        let text = failed["message"].as_str().unwrap_or_default();
+        ensure!(failed["reason"] == "RunFailed" && said.iter().all(|word| text.contains(word)), "{status:#}");
+    }
+    let dots = snapshot_in(cluster, "dots", "nightly", "../words").err().context("a path with .. was taken")?;
+    ensure!(format!("{dots:#}").contains("spec.snapshot.path"), "{dots:#}");
+    Ok(format!("{} memories", told["memories"]))
+}
+
+fn restored_from_volume(cluster: &Cluster) -> Result<String> {
+    let made = cluster.api().get(&format!("{RUNS}/volume"))?["status"]["snapshot"].take();
+    let mut spec = volumes();
+    spec["bootstrap"] = json!({ "snapshot": { "volume": "nightly", "path": "words/volume" } });
+    create(cluster, &object("third", 2, 5, &spec))?;
+    ready(cluster, "third", (2, 5))?;
+    let again = snapshot(cluster, "third", "third")?;
+    let told = &again["snapshot"];
+    ensure!((&told["digest"], &told["memories"]) == (&made["digest"], &made["memories"]), "{told}, and {made}");
+    // Without the volume it says what it lacks.
+    spec["snapshotVolumes"] = json!([]);
+    create(cluster, &object("lacking", 1, 5, &spec))?;
+    until("lacking to say so", COMMAND, || {
+        let status = cluster.api().get(&format!("{CLUSTERS}/lacking"))?["status"].take();
+        let stalled = condition(&status, "Stalled");
+        let text = stalled["message"].as_str().unwrap_or_default();
+        ensure!(stalled["reason"] == "StorageUnusable" && text.contains("spec.snapshotVolumes (none)"), "{status}");
+        Ok(Some(()))
+    })?;
+    cluster.api().delete(&format!("{CLUSTERS}/lacking"), None)?;
+    Ok(format!("digest {}", made["digest"]))
+}
+
 fn ends(cluster: &Cluster) -> Result<String> {
-    for name in ["first", "second"] {
+    for name in ["first", "second", "third"] {
         cluster.api().delete(&format!("{CLUSTERS}/{name}"), None)?;
     }
     let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
