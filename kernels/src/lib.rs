@@ -12,7 +12,6 @@ mod instructions;
 mod logical;
 mod mirror;
 mod mirrored;
-mod pages;
 pub mod partitioner;
 mod pool;
 pub mod priority;

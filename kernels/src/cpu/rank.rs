@@ -5,7 +5,6 @@
 #![allow(unsafe_code)] // Promises of blocks.
 
 use super::sort::{Block, Entry, block_length, sort};
-use crate::pages::ask_for_huge;
 use crate::pool::Pool;
 use crate::{Order, Scope, Segment, Slot, TILE, Tile, Tiles};
 use engram_memory::{MemoryId, ONE};
@@ -96,7 +95,6 @@ fn resize(out: &mut Vec<Entry>, length: usize) {
     if out.capacity() < length {
         // Zeroed memory that the system gives is paged in by the threads that fill it.
         *out = vec![(0, 0); length];
-        ask_for_huge(out);
     } else {
         out.resize(length, (0, 0));
     }

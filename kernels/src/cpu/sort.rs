@@ -8,7 +8,6 @@
 
 use super::scatter::split;
 use crate::Slot;
-use crate::pages::ask_for_huge;
 use crate::pool::Pool;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -105,7 +104,6 @@ pub(super) fn sort<B: Block>(
         }
         if scratch.is_empty() {
             scratch = vec![(0, 0); to.len()];
-            ask_for_huge(&mut scratch);
         }
         let (here, there) = (&mut to[part.range.clone()], &mut scratch[part.range.clone()]);
         let (here, there) = if part.arrived { (here, there) } else { (there, here) };
