@@ -112,7 +112,7 @@ pub fn get(url: &str, limit: Duration) -> Result<String> {
 }
 
 /// What a client saw.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Gap {
     /// Requests that were answered.
     pub answers: u64,
@@ -120,12 +120,18 @@ pub struct Gap {
     pub errors: u64,
     /// Longest interval without an answer.
     pub longest: Duration,
+    /// Why the first was not answered, and how long after the begin.
+    pub first_error: Option<(Duration, String)>,
 }
 
 impl std::fmt::Display for Gap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { answers, errors, longest } = self;
-        write!(f, "answers {answers} errors {errors} longest_gap_ms {}", longest.as_millis())
+        let Self { answers, errors, longest, first_error } = self;
+        write!(f, "answers {answers} errors {errors} longest_gap_ms {}", longest.as_millis())?;
+        match first_error {
+            Some((after, why)) => write!(f, ", the first after {:.2} s: {why}", after.as_secs_f64()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -134,12 +140,16 @@ fn gap(url: &str, duration: Duration) -> Gap {
     let mut last = began;
     let mut seen = Gap::default();
     while began.elapsed() < duration {
-        if get(url, Duration::from_secs(1)).is_ok() {
-            seen.answers += 1;
-            seen.longest = seen.longest.max(last.elapsed());
-            last = Instant::now();
-        } else {
-            seen.errors += 1;
+        match get(url, Duration::from_secs(1)) {
+            Ok(_) => {
+                seen.answers += 1;
+                seen.longest = seen.longest.max(last.elapsed());
+                last = Instant::now();
+            }
+            Err(error) => {
+                seen.errors += 1;
+                seen.first_error.get_or_insert_with(|| (began.elapsed(), format!("{error:#}")));
+            }
         }
         // At most 200 requests a second: this measures the cluster, not the machine.
         std::thread::sleep(Duration::from_millis(5));

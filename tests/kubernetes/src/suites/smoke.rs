@@ -210,7 +210,7 @@ fn rolling(cluster: &Cluster) -> Result<String> {
     // The same client once more in a pod, by name: the first one began before there was anybody to answer.
     cluster.kubectl(["delete", "job", "client", "--wait", "--timeout=50s"])?;
     cluster.apply(include_str!("../../manifests/web.yaml"))?;
-    let figures = client(cluster, 15)?;
+    let figures = client(cluster, 20)?;
     let image =
         json!({"spec": {"template": {"spec": {"containers": [{"name": "web", "image": "local.test/tools:2"}]}}}});
     let set = "/apis/apps/v1/namespaces/default/statefulsets/web";
