@@ -11,13 +11,16 @@
 //! ```
 //!
 //! A bound by count alone lets a queue grow until everybody waits as long as the longest that a client has patience for, and then
-//! nobody is served. So the limit follows the latency: where most calls of a moment are slow beside those that came while little was
-//! under way, it falls; otherwise it rises. It never falls below [`FLOOR`], under which nothing queues that a group commit would
-//! not take along. Each method has its own usual, so that a ranking beside reads of one memory is not taken for a queue.
+//! nobody is served. So the limit follows the latency: where most calls of a moment are slow beside what is usual for their method, it
+//! falls; otherwise it rises. What is usual is learnt while nobody is turned away, so that a ranking beside reads of one memory is not
+//! taken for a queue.
 //!
-//! A machine that has become slow is not one with a queue: fewer calls under way do not make it faster. It is known by this, that calls
-//! are slow at the floor too; then that much is put up with ([`Limit::patience`]), and the limit rises as far as it gets no worse.
+//! Slow calls alone do not make a queue. A queue is what can be shortened without less being done; where a log is synced slowly, fewer
+//! calls at once are fewer for each sync. So the work done is noted by how many were under way, and where half as many did much less,
+//! that latency is put up with ([`Limit::patience`]) and the limit rises again. One thing looks the same from inside: a processor that
+//! others want as well, of which more calls at once get a larger share, until all wait longer. Threads that wait for processors tell it.
 
+use crate::processors::Waits;
 use engram_proto::v1::{Problem, ProblemKind};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,13 +28,14 @@ use std::time::Duration;
 // The runtime's clock: on a simulated machine a seed decides it.
 use tokio::time::Instant;
 
-/// Calls of a kind under way that are never too many. Higher, and small machines queue; lower, and a log that is synced slowly has too
-/// little to sync at a time.
-pub(crate) const FLOOR: usize = 64;
+/// Calls of a kind under way that are never too many: one is worked on, and the next one is there.
+const FLOOR: usize = 2;
+/// The same where nothing shows that what is slow is a queue.
+const UNPROVEN: usize = 64;
 /// Calls of a kind under way that are always too many: each holds a message.
 pub(crate) const CEILING: usize = 1_024;
-/// While at most so many are under way, latency is taken for the usual.
-const QUIET: usize = FLOOR * 3 / 4;
+/// Powers of two up to that.
+const LEVELS: usize = CEILING.ilog2() as usize + 1;
 /// So many times the usual is slow. The median of those admitted settles near it.
 const TOLERANCE: f64 = 2.0;
 /// What is faster than this is never slow: below it latency says more about the scheduler than about a queue.
@@ -41,28 +45,35 @@ const WINDOW: Duration = Duration::from_millis(100);
 const WINDOW_CALLS: u32 = 32;
 /// What is left of the limit when calls are slow. Less would throw away more than the queue.
 const FALL: f64 = 0.85;
-/// How fast a usual follows: so much of itself at each call that is above or below, which leads to the median, whatever the outliers.
-const FOLLOW: f64 = 0.02;
-/// How patience grows where calls are slow at the floor, up to which, and what is left of its surplus after a window that is not.
+/// How the limit rises where fewer calls at once were fewer done.
+const RISE: f64 = 1.5;
+/// Half as many calls at once that do less than this share of the work were no queue.
+const QUEUE_DOES: f64 = 0.75;
+/// What a window adds to what is known of a level, and what is left of that where it was the reason to be patient: it may be long ago.
+const NOTED: f64 = 0.2;
+const BELIEVED: f64 = 0.9;
+/// How patience grows, up to which, and what is left of it after a window that is not slow.
 const PATIENCE_GROWS: f64 = 1.25;
 const PATIENCE_MOST: f64 = 16.0;
 const PATIENCE_LEFT: f64 = 0.995;
 /// When to come again, in milliseconds.
 const RETRY_MS: u64 = 50;
 
-/// The limit of calls of one kind; time and calls come from outside.
+/// The limit of calls of one kind; time, calls and what processors are short of come from outside.
 #[derive(Debug)]
 pub(crate) struct Limit {
     limit: f64,
     under_way: usize,
     refused: u64,
-    /// How many times slower than usual everything is, however little is under way.
+    /// How many times slower than usual everything is, although it is no queue.
     patience: f64,
-    /// Median seconds of each method while little is under way.
-    usual: BTreeMap<&'static str, f64>,
+    usual: BTreeMap<&'static str, Usual>,
     window: Window,
-    /// Most that were under way in the window before.
-    most_before: usize,
+    /// Somebody was turned away in the window before.
+    refused_before: bool,
+    /// Work a second while so many were under way, by their logarithm; 0 = not known.
+    done: [f64; LEVELS],
+    processors: Waits,
 }
 
 /// Calls that ended since the last verdict.
@@ -71,18 +82,61 @@ struct Window {
     since: Instant,
     calls: u32,
     slow: u32,
+    /// Seconds that they usually take.
+    work: f64,
     /// Most that were under way.
     most: usize,
+    refused: bool,
 }
 
 impl Window {
     const fn new(since: Instant) -> Self {
-        Self { since, calls: 0, slow: 0, most: 0 }
+        Self { since, calls: 0, slow: 0, work: 0.0, most: 0, refused: false }
+    }
+}
+
+/// How long a method takes: the median, whatever the outliers, of times when nobody is turned away.
+#[derive(Debug)]
+struct Usual {
+    seconds: f64,
+    /// Calls so far, up to [`Usual::FIRST`].
+    calls: u32,
+    /// Calls of this window that took longer, less those that did not.
+    longer: i32,
+}
+
+impl Usual {
+    /// How fast it follows: at first so much at each call, then at each window. It rises slowly, since load that rises slowly makes
+    /// everything slower as well, and falls as fast as it can be believed.
+    const FIRST: u32 = 64;
+    const AT_FIRST: f64 = 0.02;
+    const RISES: f64 = 0.005;
+    const FALLS: f64 = 0.03;
+
+    const fn new(seconds: f64) -> Self {
+        Self { seconds, calls: 0, longer: 0 }
+    }
+
+    fn heard(&mut self, seconds: f64) {
+        let longer = seconds > self.seconds;
+        self.longer += if longer { 1 } else { -1 };
+        if self.calls < Self::FIRST {
+            self.calls += 1;
+            self.seconds *= if longer { 1.0 + Self::AT_FIRST } else { 1.0 - Self::AT_FIRST };
+        }
+    }
+
+    fn follow(&mut self, may_rise: bool) {
+        match std::mem::take(&mut self.longer) {
+            longer if longer < 0 => self.seconds *= 1.0 - Self::FALLS,
+            longer if longer > 0 && may_rise => self.seconds *= 1.0 + Self::RISES,
+            _ => {}
+        }
     }
 }
 
 impl Limit {
-    pub(crate) const fn new(now: Instant) -> Self {
+    pub(crate) const fn new(now: Instant, processors: Waits) -> Self {
         Self {
             limit: CEILING as f64,
             under_way: 0,
@@ -90,7 +144,9 @@ impl Limit {
             patience: 1.0,
             usual: BTreeMap::new(),
             window: Window::new(now),
-            most_before: 0,
+            refused_before: false,
+            done: [0.0; LEVELS],
+            processors,
         }
     }
 
@@ -108,15 +164,25 @@ impl Limit {
         self.refused
     }
 
+    /// Whether there is room for one more.
+    ///
+    /// # Errors
+    /// The limit, which is reached. Somebody was turned away for it.
+    pub(crate) const fn room(&mut self) -> Result<(), usize> {
+        if self.under_way < self.limit() {
+            return Ok(());
+        }
+        self.refused += 1;
+        self.window.refused = true;
+        Err(self.limit())
+    }
+
     /// Takes one more; [`Limit::end`] follows.
     ///
     /// # Errors
-    /// The limit, which is reached.
+    /// As of [`Limit::room`].
     pub(crate) fn begin(&mut self) -> Result<(), usize> {
-        if self.under_way >= self.limit() {
-            self.refused += 1;
-            return Err(self.limit());
-        }
+        self.room()?;
         self.under_way += 1;
         self.window.most = self.window.most.max(self.under_way);
         Ok(())
@@ -127,34 +193,68 @@ impl Limit {
         self.under_way -= 1;
         let Some(took) = took else { return };
         let seconds = took.as_secs_f64();
-        let usual = self.usual.entry(method).or_insert(seconds);
-        let slow = (*usual * TOLERANCE * self.patience).max(NEVER_SLOW.as_secs_f64());
+        let usual = self.usual.entry(method).or_insert_with(|| Usual::new(seconds));
+        let slow = (usual.seconds * TOLERANCE * self.patience).max(NEVER_SLOW.as_secs_f64());
         self.window.calls += 1;
         self.window.slow += u32::from(seconds > slow);
-        if self.window.most.max(self.most_before) <= QUIET {
-            *usual *= if seconds > *usual { 1.0 + FOLLOW } else { 1.0 - FOLLOW };
-        }
-        if self.window.calls >= WINDOW_CALLS && now.saturating_duration_since(self.window.since) >= WINDOW {
-            self.judge();
-            self.most_before = self.window.most;
+        self.window.work += usual.seconds;
+        usual.heard(seconds);
+        let lasted = now.saturating_duration_since(self.window.since);
+        if self.window.calls >= WINDOW_CALLS && lasted >= WINDOW {
+            self.judge(lasted, now);
+            self.refused_before = self.window.refused;
             self.window = Window { most: self.under_way, ..Window::new(now) };
         }
     }
 
-    fn judge(&mut self) {
-        let Window { calls, slow, most, .. } = self.window;
-        // What is slow although little is under way is not so for a queue.
-        if slow * 2 > calls && most >= FLOOR {
-            if self.limit <= FLOOR as f64 {
-                self.patience = (self.patience * PATIENCE_GROWS).min(PATIENCE_MOST);
-            }
-            self.limit = (self.limit.min(most as f64) * FALL).max(FLOOR as f64);
+    fn judge(&mut self, lasted: Duration, now: Instant) {
+        let Window { calls, slow, most, work, refused, .. } = self.window;
+        // What is slow although nothing else is under way is not so for a queue.
+        let is_slow = slow * 2 > calls && most >= FLOOR;
+        let is_reached = refused || self.refused_before;
+        self.usual.values_mut().for_each(|usual| usual.follow(!is_slow && !is_reached));
+        if is_slow || is_reached {
+            // Otherwise as much is done as is asked for.
+            let (done, now) = (&mut self.done[level(most)], work / lasted.as_secs_f64());
+            *done = if *done == 0.0 { now } else { *done * (1.0 - NOTED) + now * NOTED };
+        }
+        if is_slow {
+            self.lower(most, now);
             return;
         }
         self.patience = (self.patience * PATIENCE_LEFT).max(1.0);
         // What is far from being reached need not be low: the next burst is taken in.
         let rise = if (most as f64) < self.limit / 2.0 { self.limit } else { self.limit.sqrt() / 2.0 };
         self.limit = (self.limit + rise).min(CEILING as f64);
+        if self.limit() == CEILING {
+            // It is over; what is done next time may be something else.
+            self.done = [0.0; LEVELS];
+        }
+    }
+
+    /// Calls are slow with so many under way at most.
+    fn lower(&mut self, most: usize, now: Instant) {
+        let here = level(most);
+        let of_more = self.done.get(here + 1).copied().unwrap_or_default();
+        let is_short = self.processors.are_short(now);
+        if !is_short && self.done[here] < of_more * QUEUE_DOES {
+            self.patience = (self.patience * PATIENCE_GROWS).min(PATIENCE_MOST);
+            self.limit = (self.limit * RISE).min(CEILING as f64);
+            self.done[here + 1] *= BELIEVED;
+            return;
+        }
+        let floor = if is_short || of_more > 0.0 { FLOOR } else { UNPROVEN };
+        let fallen = self.limit.min(most as f64) * FALL;
+        self.limit = fallen.max(self.limit.min(floor as f64));
+    }
+}
+
+/// Of how many calls what is done is noted together.
+const fn level(under_way: usize) -> usize {
+    match under_way.checked_ilog2() {
+        Some(level) if (level as usize) < LEVELS => level as usize,
+        Some(_) => LEVELS - 1,
+        None => 0,
     }
 }
 
@@ -167,6 +267,15 @@ pub(crate) enum Kind {
 
 impl Kind {
     pub(crate) const ALL: [Self; 2] = [Self::Read, Self::Write];
+
+    /// Of a method of the service for memories; `None`: it is neither, or may begin whatever is under way.
+    pub(crate) fn of(method: &str) -> Option<Self> {
+        match method {
+            "ApplyDecay" | "ApplyReinforcement" | "Remove" | "Upsert" => Some(Self::Write),
+            "GetDigest" | "GetMemories" | "GetQuality" | "Rank" | "Recall" | "ScanMemories" => Some(Self::Read),
+            _ => None,
+        }
+    }
 
     pub(crate) const fn word(self) -> &'static str {
         match self {
@@ -181,9 +290,17 @@ impl Kind {
 pub(crate) struct Admission(Arc<[Mutex<Limit>; 2]>);
 
 impl Admission {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(processors: Waits) -> Self {
         let now = Instant::now();
-        Self(Arc::new(Kind::ALL.map(|_| Mutex::new(Limit::new(now)))))
+        Self(Arc::new(Kind::ALL.map(|_| Mutex::new(Limit::new(now, processors)))))
+    }
+
+    /// Whether a call may come in whose message is not here yet: what is turned away costs least before it is read.
+    ///
+    /// # Errors
+    /// Too much of its kind is under way.
+    pub(crate) fn room(&self, method: &str) -> Result<(), Problem> {
+        Kind::of(method).map_or(Ok(()), |kind| self.with(kind, Limit::room).map_err(|limit| too_many(kind, limit)))
     }
 
     /// Does what a call asks for whose message is here: who sends slowly keeps nobody out.
@@ -192,10 +309,10 @@ impl Admission {
     /// Its own, or that too much of its kind is under way.
     pub(crate) async fn within<T>(
         &self,
-        kind: Kind,
         method: &'static str,
         work: impl Future<Output = Result<T, Problem>>,
     ) -> Result<T, Problem> {
+        let Some(kind) = Kind::of(method) else { return work.await };
         let place = self.begin(kind, method)?;
         let done = work.await;
         // One that was turned away further in took no time, and says nothing of how long it would have taken.
@@ -206,16 +323,18 @@ impl Admission {
     }
 
     fn begin(&self, kind: Kind, method: &'static str) -> Result<Place, Problem> {
-        self.with(kind, Limit::begin).map_err(|limit| {
-            let text = format!("{limit} {}s are under way, as many as this worker answers in time", kind.word());
-            Problem::of(ProblemKind::Overloaded, text).retry_after(RETRY_MS)
-        })?;
+        self.with(kind, Limit::begin).map_err(|limit| too_many(kind, limit))?;
         Ok(Place { admission: self.clone(), kind, method, begun: Instant::now(), is_answered: false })
     }
 
     pub(crate) fn with<T>(&self, kind: Kind, look: impl FnOnce(&mut Limit) -> T) -> T {
         look(&mut self.0[kind as usize].lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+fn too_many(kind: Kind, limit: usize) -> Problem {
+    let text = format!("{limit} {}s are under way, as many as this worker answers in time", kind.word());
+    Problem::of(ProblemKind::Overloaded, text).retry_after(RETRY_MS)
 }
 
 /// A call under way, until it is dropped.

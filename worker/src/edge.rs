@@ -185,7 +185,8 @@ where
             let response = status.into_http();
             async move { Ok(response) }.boxed()
         };
-        if let Err(problem) = self.edge.admit(&mut request) {
+        let room = || self.edge.shared.admission.room(metrics.name(method));
+        if let Err(problem) = self.edge.admit(&mut request).and_then(|()| room()) {
             return refuse(problem.into_status());
         }
         let Ok(permit) = Arc::clone(&self.edge.calls).try_acquire_owned() else {

@@ -38,6 +38,7 @@ mod page;
 mod part;
 mod peers;
 pub mod pod;
+mod processors;
 mod profile;
 mod read;
 mod recall;

@@ -1,6 +1,5 @@
 //! `MemoryService`, the same on the client's and on the peers' listener: on the latter nothing is passed on.
 
-use crate::admission::Kind;
 use crate::part::Body;
 use crate::shared::Shared;
 use crate::write::Asked;
@@ -48,7 +47,7 @@ impl Memories {
         session: Option<v1::Session>,
         asked: Vec<Asked>,
     ) -> Result<v1::WriteReply, Problem> {
-        self.shared.admission.within(Kind::Write, method, self.write(session, asked)).await
+        self.shared.admission.within(method, self.write(session, asked)).await
     }
 
     /// A read, once there is room for it.
@@ -57,7 +56,7 @@ impl Memories {
         method: &'static str,
         read: impl Future<Output = Result<T, Problem>>,
     ) -> Result<T, Problem> {
-        self.shared.admission.within(Kind::Read, method, read).await
+        self.shared.admission.within(method, read).await
     }
 }
 

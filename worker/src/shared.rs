@@ -8,6 +8,7 @@ use crate::hands;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::peers::{Greeter, Links, MapKeeper, OPINION_MS, Proposals, Witness};
+use crate::processors::Waits;
 use crate::rights::Accounts;
 use crate::roster::Roster;
 use crate::runs::Runs;
@@ -166,7 +167,7 @@ impl Shared {
         Self {
             shape: options.shape(),
             metrics: Metrics::new(&options.cluster_name, options.ordinal, &links.traffic, keys.is_some()),
-            admission: Admission::new(),
+            admission: Admission::new(if network.is_simulated() { Waits::unknown() } else { Waits::here() }),
             roster: Roster::new(&options.coordinators, !network.is_simulated()),
             map_keeper: MapKeeper::of(&options),
             options,
