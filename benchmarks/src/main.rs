@@ -66,6 +66,8 @@ enum Suite {
     Replication,
     /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
     Healing,
+    /// Backups under writes: how long they take, and what writers feel meanwhile
+    Backup,
     /// Twice as many requests as are answered: what is refused and how, what the others feel, what memory it costs
     Overload,
     /// Not a suite: what is resident when this process has filled a store, in bytes
@@ -97,6 +99,7 @@ fn main() -> anyhow::Result<()> {
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
         Suite::Replication => wire::copies(sizes, threads, scratch)?,
         Suite::Healing => wire::healing(sizes, threads, scratch)?,
+        Suite::Backup => wire::backup(sizes, threads, scratch)?,
         Suite::Overload => wire::overload(sizes, threads, Duration::from_secs(arguments.seconds), scratch)?,
         Suite::Footprint => {
             let memories = *sizes.first().context("no size was given")?;

@@ -91,6 +91,14 @@ pub(crate) fn lowest(mut values: Vec<f64>) -> Figure {
     Figure { best: values[0], median: values[values.len() / 2], repeats: values.len() as u32 }
 }
 
+/// The value below which `share` of the `values` lie; not a number without one.
+pub(crate) fn quantile(values: &[f64], share: f64) -> Figure {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let place = ((values.len() as f64 * share) as usize).min(values.len().saturating_sub(1));
+    Figure { repeats: values.len() as u32, ..once(values.get(place).copied().unwrap_or(f64::NAN)) }
+}
+
 /// One figure, measured once.
 pub(crate) const fn once(value: f64) -> Figure {
     Figure { best: value, median: value, repeats: 1 }

@@ -3,13 +3,16 @@
 //! Workers are whole: listeners, heartbeats, logs that are synced before an answer (one copy, mode sync, where nothing else
 //! is said).
 
+mod backup;
 mod cluster;
 mod copies;
 mod echo;
 mod fleet;
 mod healing;
 mod overload;
+mod processes;
 mod single;
+mod writers;
 
 use std::path::Path;
 use std::time::Duration;
@@ -36,6 +39,16 @@ pub(crate) fn copies(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Ve
 pub(crate) fn healing(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
     let rows = sizes.iter().map(|&memories| healing::rows(&runtime, memories, scratch));
+    Ok(rows.collect::<Result<Vec<_>>>()?.concat())
+}
+
+/// Measures what writers feel while backups are made.
+///
+/// # Errors
+/// As [`rows`].
+pub(crate) fn backup(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
+    let runtime = runtime(threads)?;
+    let rows = sizes.iter().map(|&memories| backup::rows(&runtime, memories, scratch));
     Ok(rows.collect::<Result<Vec<_>>>()?.concat())
 }
 

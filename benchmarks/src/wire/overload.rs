@@ -9,21 +9,19 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use engram_client::{Client, Options, Placement, Rows};
+use engram_client::Placement;
 use engram_memory::{mix64, partition_of};
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
 use engram_proto::v1::{self, ProblemKind};
 use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
-use tempfile::TempDir;
+use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio::time::interval;
@@ -31,6 +29,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::echo::connected;
+use super::processes::Cluster;
 use crate::measure;
 use crate::population::{self, QUALITY};
 use crate::row::{Budget, Figure, Row};
@@ -50,10 +49,7 @@ const HALF_LASTS: Duration = Duration::from_secs(15);
 const TIMES: f64 = 2.0;
 /// How long somebody waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-const READY: Duration = Duration::from_secs(60);
-const POLL: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(1);
-const ROWS: u32 = 1 << 15;
 /// The calling thread.
 const THIS: Pid = Pid::from_raw(0);
 /// Names of the figures at the highest rate that is answered, and at half of it.
@@ -63,7 +59,8 @@ const HALF_NAME: &str = "at half load";
 pub(super) fn rows(runtime: &Runtime, memories: u32, lasts: Duration, scratch: &Path) -> Result<Vec<Row>> {
     eprintln!("overload: {memories} memories on {WORKERS} workers, for {} s", lasts.as_secs());
     let shared = Shared::among(sched_getaffinity(THIS)?);
-    let cluster = Cluster::start(scratch, &shared)?;
+    let spec = json!({ "workers": WORKERS, "replicationFactor": 2 });
+    let cluster = Cluster::start(scratch, &spec, |command| shared.spawn(command))?;
     runtime.block_on(async {
         let load = Arc::new(Load::new(&cluster, memories).await?);
         let full = at_capacity(&load).await?;
@@ -173,7 +170,7 @@ fn table(memories: u32, capacity: f64, half: &Phase, over: &Phase) -> Vec<Row> {
 /// What became of requests.
 #[derive(Debug, Default)]
 struct Tally {
-    /// How long those took that were done, in ascending milliseconds.
+    /// How long those took that were done, in milliseconds.
     accepted_ms: Vec<f64>,
     /// The cluster said no, and why.
     refused: usize,
@@ -202,10 +199,7 @@ impl Tally {
     }
 
     fn quantile(&self, share: f64) -> Figure {
-        let mut sorted = self.accepted_ms.clone();
-        sorted.sort_by(f64::total_cmp);
-        let place = ((sorted.len() as f64 * share) as usize).min(sorted.len().saturating_sub(1));
-        Figure { repeats: sorted.len() as u32, ..measure::once(sorted.get(place).copied().unwrap_or(f64::NAN)) }
+        measure::quantile(&self.accepted_ms, share)
     }
 }
 
@@ -217,14 +211,7 @@ struct Load {
 
 impl Load {
     async fn new(cluster: &Cluster, memories: u32) -> Result<Self> {
-        let client = Client::connect(Options::new(cluster.endpoints.iter().cloned())).await?;
-        let session = client.session();
-        for start in (0..memories).step_by(ROWS as usize) {
-            let ids: Vec<_> = (start..memories.min(start + ROWS)).map(population::id).collect();
-            let weights = ids.iter().map(|id| population::uniform(*id).to_f64() as f32).collect();
-            session.upsert(Rows { ids, weights, ..Rows::default() }).await?;
-        }
-        let map = client.map()?;
+        let map = cluster.filled(memories).await?.map()?;
         let mut ways = BTreeMap::new();
         for (ordinal, worker) in &map.workers {
             let address = worker.client_address.parse().context("a worker's address is none")?;
@@ -322,73 +309,4 @@ async fn offered(cluster: &Cluster, load: &Arc<Load>, rate: f64, lasts: Duration
         tally.note(took, &done);
     }
     Ok(Phase { tally, lasted: lasts, most_mib })
-}
-
-/// Processes under `engram up`; ended when it goes.
-struct Cluster {
-    up: Child,
-    endpoints: Vec<String>,
-    workers: Vec<u64>,
-    folder: TempDir,
-}
-
-impl Cluster {
-    fn start(scratch: &Path, shared: &Shared) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("engram-bench-").tempdir_in(scratch)?;
-        let manifest = folder.path().join("cluster.yaml");
-        let spec = serde_json::json!({
-            "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": "bench" },
-            "spec": { "workers": WORKERS, "replicationFactor": 2 },
-        });
-        fs::write(&manifest, spec.to_string())?;
-        let engram = std::env::current_exe()?.with_file_name("engram");
-        let mut command = Command::new(&engram);
-        command.arg("up").arg(&manifest).args(["--port-base", "0", "--state-dir"]).arg(folder.path().join("state"));
-        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let up = shared.spawn(command).with_context(|| format!("failed to start {}", engram.display()))?;
-        let mut cluster = Self { up, endpoints: Vec::new(), workers: Vec::new(), folder };
-        cluster.wait_until_ready()?;
-        Ok(cluster)
-    }
-
-    fn wait_until_ready(&mut self) -> Result<()> {
-        let begun = Instant::now();
-        let file = self.folder.path().join("state/endpoints.json");
-        loop {
-            ensure!(begun.elapsed() < READY, "engram up is not ready within {} s", READY.as_secs());
-            ensure!(self.up.try_wait()?.is_none(), "engram up has ended");
-            std::thread::sleep(POLL);
-            // Before the first is written there is none.
-            let Ok(text) = fs::read_to_string(&file) else { continue };
-            let known: Value = serde_json::from_str(&text).context("endpoints.json is not JSON")?;
-            if known["ready"] == true {
-                let workers = known["workers"].as_array().context("endpoints.json names no workers")?;
-                let addresses = workers.iter().filter_map(|it| it["client"].as_str().map(str::to_owned));
-                self.endpoints = addresses.collect();
-                self.workers = workers.iter().filter_map(|it| it["process"]["pid"].as_u64()).collect();
-                return Ok(());
-            }
-        }
-    }
-
-    /// What is resident of all workers.
-    fn resident_mib(&self) -> Result<f64> {
-        let mut kib = 0.0;
-        for worker in &self.workers {
-            let status = fs::read_to_string(format!("/proc/{worker}/status")).context("a worker has ended")?;
-            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-            kib += line.trim().trim_end_matches(" kB").parse::<f64>().context("VmRSS is no number")?;
-        }
-        Ok(kib / 1024.0)
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let up = Pid::from_raw(self.up.id().cast_signed());
-        if kill(up, Signal::SIGTERM).is_ok() {
-            // It ends its workers; nothing better can be done about one that does not end.
-            let _ = self.up.wait();
-        }
-    }
 }

@@ -2,14 +2,15 @@
 //!
 //! A *round* snapshots partitions one after another: each is copied between two turns, in memory, and written by another thread
 //! (in single-thread mode by this one). Two generations are kept; the log is deleted below the older. What is written elsewhere, a
-//! backup, gives way to writes as copies do: by [`Throttle`] on the disk, by [`crate::throttle::Share`] in the engine.
+//! backup, gives way to writes as copies do: by [`Throttle`] in bytes, by a [`Share`] in the time of the engine and another in that of the
+//! disk, whose syncs the log's wait for.
 
 use crate::content::Content;
 use crate::scrub::{Look, Looked, Scrub};
 use crate::snapshot_file::{self, SnapshotHead, SnapshotWriter};
 use crate::stats;
 use crate::store::Store;
-use crate::throttle::Throttle;
+use crate::throttle::{Share, Throttle};
 use crate::wal::Position;
 use crate::{Disk, Error, FileHead};
 use engram_memory::{Command, Digest, Lsn, Ordinal, PartitionId, Record, Term};
@@ -60,6 +61,9 @@ pub(crate) struct Background {
     /// Bytes that go elsewhere, and whether somebody wrote here when it was judged last.
     throttle: Throttle,
     is_written_to: bool,
+    /// The disk's time for them, and since when it works for the one in flight.
+    disk: Share,
+    begun_ms: u64,
     round_at_ms: u64,
     round_at_bytes: u64,
     expire_at_ms: u64,
@@ -116,6 +120,8 @@ impl Background {
         Self {
             throttle: Throttle::new(elsewhere_bytes_per_s),
             is_written_to: false,
+            disk: Share::default(),
+            begun_ms: elapsed_ms,
             rounds: VecDeque::new(),
             in_flight: false,
             held: None,
@@ -254,6 +260,7 @@ impl Store {
             None => self.next_look(),
         };
         self.background.in_flight = job.is_some();
+        self.background.begun_ms = self.clock.elapsed_ms();
         Ok(job)
     }
 
@@ -277,12 +284,12 @@ impl Store {
     /// Whether the next partition of a round may be copied: one that goes elsewhere waits while writes need disk and engine.
     fn may_copy(&mut self) -> bool {
         let (now_ms, elsewhere) = (self.clock.elapsed_ms(), self.background.writes_elsewhere());
-        let Background { throttle, is_written_to, .. } = &mut self.background;
+        let Background { throttle, is_written_to, disk, .. } = &mut self.background;
         if throttle.is_due(now_ms) {
             *is_written_to = throttle.judge(now_ms, self.shared.write_us.totals(), elsewhere) > 0;
         }
         let waits = elsewhere && *is_written_to;
-        !waits || (throttle.may_send(now_ms) && self.replication.copies.share.may_work(now_ms))
+        !waits || (throttle.may_send(now_ms) && disk.may_work(now_ms) && self.replication.copies.share.may_work(now_ms))
     }
 
     /// A job is over.
@@ -320,9 +327,10 @@ impl Store {
                 stats::add(&self.shared.snapshots, 1);
                 stats::add(&self.shared.snapshot_bytes, info.bytes);
                 if !write.own {
+                    let (now_ms, served) = (self.clock.elapsed_ms(), self.shared.served());
                     self.background.throttle.sent(info.bytes as usize);
-                }
-                if write.own {
+                    self.background.disk.worked(self.background.begun_ms, now_ms, served);
+                } else {
                     let place = &mut self.places[info.partition.0 as usize];
                     place.snapshots = [Some(info.lsn), older];
                     place.damaged.retain(|damaged| !write.damaged.contains(damaged));

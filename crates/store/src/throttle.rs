@@ -25,12 +25,13 @@ const SLOWED: f64 = 2.0;
 /// So many times as long as it worked for a copy, the engine is there for others only.
 const REST: u64 = 7;
 
-/// The engine's time for copies: while it exports one, or takes one over, it does nothing else, and calls wait. Where somebody
-/// calls it rests from copies after each, so that they take an eighth of it at most; a follower that rests holds up who sends.
+/// Somebody's time for copies. The engine's: while it exports one, or takes one over, it does nothing else, and calls wait. Where somebody
+/// calls it rests from copies after each, so that they take an eighth of it at most; a follower that rests holds up who sends. And the
+/// disk's, for what is written of them beside the log.
 #[derive(Debug, Default)]
 pub(crate) struct Share {
     rests_until_ms: u64,
-    /// Calls served when it last worked for a copy.
+    /// Calls served when work for a copy was last over.
     served: u64,
 }
 

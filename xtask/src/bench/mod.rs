@@ -64,6 +64,8 @@ enum Suite {
     Replication,
     /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
     Healing,
+    /// Backups under writes: how long they take, and what writers feel meanwhile
+    Backup,
     /// Twice as many requests as are answered: what is refused and how, what the others feel, what memory it costs
     Overload,
 }
@@ -79,6 +81,7 @@ impl Suite {
             Self::Device => "device",
             Self::Replication => "replication",
             Self::Healing => "healing",
+            Self::Backup => "backup",
             Self::Overload => "overload",
         }
     }

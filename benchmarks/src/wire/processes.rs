@@ -1,0 +1,125 @@
+//! A cluster of processes, as `engram up` starts them.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use engram_client::{Client, Options, Rows};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::population;
+
+const READY: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+/// Memories given to it at once.
+const ROWS: u32 = 1 << 15;
+/// Where in its folder its state is.
+const STATE: &str = "state";
+
+/// Processes under `engram up`; ended when it goes.
+pub(super) struct Cluster {
+    up: Child,
+    endpoints: Vec<String>,
+    workers: Vec<u64>,
+    folder: TempDir,
+}
+
+impl Cluster {
+    /// One of this `spec`, started by `spawn`.
+    pub(super) fn start(
+        scratch: &Path,
+        spec: &Value,
+        spawn: impl FnOnce(&mut Command) -> Result<Child>,
+    ) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("engram-bench-").tempdir_in(scratch)?;
+        let manifest = folder.path().join("cluster.yaml");
+        let whole = json!({
+            "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": "bench" }, "spec": spec,
+        });
+        fs::write(&manifest, whole.to_string())?;
+        let mut command = engram()?;
+        command.arg("up").arg(&manifest).args(["--port-base", "0", "--state-dir"]).arg(folder.path().join(STATE));
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let up = spawn(command).context("failed to start engram up")?;
+        let mut cluster = Self { up, endpoints: Vec::new(), workers: Vec::new(), folder };
+        cluster.wait_until_ready()?;
+        Ok(cluster)
+    }
+
+    /// What is written here is gone with the cluster.
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Runs `engram` with these arguments on this cluster, and answers what it wrote.
+    pub(super) fn engram<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Result<Vec<u8>> {
+        let mut command = engram()?;
+        command.args(arguments).arg("--state-dir").arg(self.folder.path().join(STATE));
+        let ended = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("failed to run engram")?;
+        ensure!(ended.status.success(), "engram ended with {}", ended.status);
+        Ok(ended.stdout)
+    }
+
+    /// A client of it, which has given it `memories` memories.
+    pub(super) async fn filled(&self, memories: u32) -> Result<Client> {
+        let client = Client::connect(Options::new(self.endpoints.iter().cloned())).await?;
+        let session = client.session();
+        for start in (0..memories).step_by(ROWS as usize) {
+            let ids: Vec<_> = (start..memories.min(start + ROWS)).map(population::id).collect();
+            let weights = ids.iter().map(|id| population::uniform(*id).to_f64() as f32).collect();
+            session.upsert(Rows { ids, weights, ..Rows::default() }).await?;
+        }
+        Ok(client)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        let file = self.folder.path().join(STATE).join("endpoints.json");
+        loop {
+            ensure!(begun.elapsed() < READY, "engram up is not ready within {} s", READY.as_secs());
+            ensure!(self.up.try_wait()?.is_none(), "engram up has ended");
+            std::thread::sleep(POLL);
+            // Before the first is written there is none.
+            let Ok(text) = fs::read_to_string(&file) else { continue };
+            let known: Value = serde_json::from_str(&text).context("endpoints.json is not JSON")?;
+            if known["ready"] == true {
+                let workers = known["workers"].as_array().context("endpoints.json names no workers")?;
+                let addresses = workers.iter().filter_map(|it| it["client"].as_str().map(str::to_owned));
+                self.endpoints = addresses.collect();
+                self.workers = workers.iter().filter_map(|it| it["process"]["pid"].as_u64()).collect();
+                return Ok(());
+            }
+        }
+    }
+
+    /// What is resident of all workers.
+    pub(super) fn resident_mib(&self) -> Result<f64> {
+        let mut kib = 0.0;
+        for worker in &self.workers {
+            let status = fs::read_to_string(format!("/proc/{worker}/status")).context("a worker has ended")?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+            kib += line.trim().trim_end_matches(" kB").parse::<f64>().context("VmRSS is no number")?;
+        }
+        Ok(kib / 1024.0)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let up = Pid::from_raw(self.up.id().cast_signed());
+        if kill(up, Signal::SIGTERM).is_ok() {
+            // It ends its workers; nothing better can be done about one that does not end.
+            let _ = self.up.wait();
+        }
+    }
+}
+
+/// The command that was built with this program.
+fn engram() -> Result<Command> {
+    Ok(Command::new(std::env::current_exe()?.with_file_name("engram")))
+}
