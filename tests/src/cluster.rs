@@ -308,6 +308,19 @@ impl Cluster {
         wait_for("the worker to be started again", DEADLINE, || self.worker(ordinal).filter(|pid| *pid != before))
     }
 
+    /// Kills these workers one after another, each when all serve again.
+    ///
+    /// # Panics
+    /// That takes too long.
+    pub fn kill_in_turn(&mut self, ordinals: std::ops::Range<usize>) {
+        for ordinal in ordinals {
+            let worker = self.worker(ordinal).expect("it runs");
+            self.kill(worker);
+            self.wait_for_restart(ordinal, worker);
+            self.wait_until_ready();
+        }
+    }
+
     /// Stops it in order, as Ctrl-C does, and waits until nothing of it runs. What it needs for another start stays.
     ///
     /// # Panics

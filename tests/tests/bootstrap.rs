@@ -62,12 +62,7 @@ fn a_run_makes_a_snapshot_from_which_a_cluster_of_other_workers_and_partitions_b
     let file = cluster.file("late.yaml", snapshot_run("late", "s3://backups/begin/{name}"));
     cluster.engram(&["run", &file, "--no-wait"]).ended(0);
     let mut cluster = cluster;
-    for ordinal in 0..2 {
-        let worker = cluster.worker(ordinal).expect("it runs");
-        cluster.kill(worker);
-        cluster.wait_for_restart(ordinal, worker);
-        cluster.wait_until_ready();
-    }
+    cluster.kill_in_turn(0..2);
     storage.pause(false);
     let ended = wait_for("the run to end", DEADLINE * 3, || {
         run_of(&cluster, "late").filter(|run| run["phase"] == "Succeeded" || run["phase"] == "Failed")

@@ -105,12 +105,7 @@ fn a_run_learns_from_a_storage_what_it_learns_from_a_disk_and_fails_alone_where_
     });
     assert_eq!(fetching["phase"], "Running", "{fetching}");
     let mut cluster = cluster;
-    for ordinal in 0..2 {
-        let worker = cluster.worker(ordinal).expect("it runs");
-        cluster.kill(worker);
-        cluster.wait_for_restart(ordinal, worker);
-        cluster.wait_until_ready();
-    }
+    cluster.kill_in_turn(0..2);
     storage.pause(false);
     let ended = wait_for("the run to end", DEADLINE * 3, || {
         status(&cluster, "days").filter(|run| run["phase"] == "Succeeded" || run["phase"] == "Failed")

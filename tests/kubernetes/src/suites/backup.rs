@@ -3,6 +3,8 @@
 //!
 //! Checks rest on one another, in order.
 
+mod million;
+
 use super::Check;
 use super::command::{COMMAND, admin, started};
 use super::faults::install::{USER as NOBODY, operator};
@@ -43,6 +45,8 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "the clusters of backups go", run: ends },
     ]
 }
+
+pub(super) use million::checks as million;
 
 /// Asks the S3 server, signed.
 fn ask(cluster: &Cluster, path: &str, arguments: &[&str]) -> Result<String> {
@@ -112,7 +116,8 @@ fn ended(cluster: &Cluster, run: &Value) -> Result<Value> {
     })
 }
 
-fn begins(cluster: &Cluster) -> Result<String> {
+/// A server with a bucket, and the Secrets for it.
+fn storage(cluster: &Cluster) -> Result<()> {
     cluster.kubernetes_program("versitygw")?;
     cluster.apply(include_str!("../../manifests/s3.yaml"))?;
     cluster.kubectl(["rollout", "status", "deployment/s3", "--timeout=50s"])?;
@@ -123,7 +128,11 @@ fn begins(cluster: &Cluster) -> Result<String> {
     };
     let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } });
     let items = [namespace, secret("s3", "engram-secret"), secret("wrong", "another")];
-    cluster.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())?;
+    cluster.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
+}
+
+fn begins(cluster: &Cluster) -> Result<String> {
+    storage(cluster)?;
     fs::create_dir_all(shared(cluster))?;
     cluster.apply(&volume(cluster).to_string())?;
     create(cluster, &object("first", 3, 16, &volumes()))?;
@@ -168,6 +177,12 @@ fn forbidden(cluster: &Cluster) -> Result<String> {
     let status = snapshot(cluster, "forbidden", "first")?;
     let failed = condition(&status, "Failed");
     ensure!(failed["reason"] == "SecretForbidden", "{status:#}");
+    allow(cluster)?;
+    Ok(String::new())
+}
+
+/// Lets the operator read the Secrets.
+fn allow(cluster: &Cluster) -> Result<()> {
     let rules =
         json!([{ "apiGroups": [""], "resources": ["secrets"], "resourceNames": ["s3", "wrong"], "verbs": ["get"] }]);
     let metadata = json!({ "name": "engram-reads-s3", "namespace": NAMESPACE });
@@ -177,8 +192,7 @@ fn forbidden(cluster: &Cluster) -> Result<String> {
         { "apiVersion": format!("{ROLES}/v1"), "kind": "RoleBinding", "metadata": metadata, "subjects": [account],
           "roleRef": { "apiGroup": ROLES, "kind": "Role", "name": "engram-reads-s3" } },
     ] });
-    cluster.apply(&objects.to_string())?;
-    Ok(String::new())
+    cluster.apply(&objects.to_string())
 }
 
 fn made(cluster: &Cluster) -> Result<String> {
@@ -403,15 +417,20 @@ fn restored_from_volume(cluster: &Cluster) -> Result<String> {
 }
 
 fn ends(cluster: &Cluster) -> Result<String> {
-    for name in ["first", "second", "third"] {
+    go(cluster, &["first", "second", "third"])?;
+    Ok(String::new())
+}
+
+/// Deletes these clusters and the server, and waits for their pods to go.
+fn go(cluster: &Cluster, names: &[&str]) -> Result<()> {
+    for name in names {
         cluster.api().delete(&format!("{CLUSTERS}/{name}"), None)?;
     }
     let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
     until("their pods to go", COMMAND, || {
         Ok(cluster.api().get(&pods)?["items"].as_array().is_some_and(Vec::is_empty).then_some(()))
     })?;
-    cluster.api().delete("/apis/apps/v1/namespaces/default/deployments/s3", None)?;
-    Ok(String::new())
+    cluster.api().delete("/apis/apps/v1/namespaces/default/deployments/s3", None).map(drop)
 }
 
 fn condition(status: &Value, kind: &str) -> Value {

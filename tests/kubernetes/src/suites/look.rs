@@ -39,7 +39,11 @@ pub(super) fn wait_for_pod(cluster: &Cluster, name: &str, what: &str, holds: imp
 }
 
 pub(super) fn service_address(cluster: &Cluster, name: &str) -> Result<String> {
-    let service = cluster.api().get(&format!("/api/v1/namespaces/default/services/{name}"))?;
+    service_in(cluster, "default", name)
+}
+
+pub(super) fn service_in(cluster: &Cluster, namespace: &str, name: &str) -> Result<String> {
+    let service = cluster.api().get(&format!("/api/v1/namespaces/{namespace}/services/{name}"))?;
     Ok(service["spec"]["clusterIP"].as_str().context("the Service has no address")?.to_owned())
 }
 

@@ -40,7 +40,7 @@ struct Suite {
     checks: fn() -> Vec<Check>,
 }
 
-const SUITES: [Suite; 14] = [
+const SUITES: [Suite; 15] = [
     Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
     Suite { name: "command", fake: false, long: false, checks: command::checks },
     Suite { name: "identity", fake: false, long: false, checks: identity::checks },
@@ -48,6 +48,7 @@ const SUITES: [Suite; 14] = [
     Suite { name: "cert-manager", fake: false, long: true, checks: identity::cert_manager },
     Suite { name: "access", fake: false, long: false, checks: access::checks },
     Suite { name: "backup", fake: false, long: false, checks: backup::checks },
+    Suite { name: "million", fake: false, long: true, checks: backup::million },
     // Last of the real nodes: after an outage of the API server kubelets take their time.
     Suite { name: "faults", fake: false, long: false, checks: faults::checks },
     Suite { name: CAMPAIGN, fake: false, long: true, checks: faults::campaign },

@@ -2,8 +2,8 @@
 //!
 //! In suite `identity` the kind is there and nobody signs: the suite fills the Secret itself. In suite `cert-manager` cert-manager does, under load.
 
-use super::given::{HOUR, authority, certified, fill, filled, let_read};
-use super::{CLUSTERS, Clients, LIFETIME, READY, RENEWED, WORKERS, figure, id, operator, whole, worker_of};
+use super::given::{HOUR, authority, certified, fill, filled, let_read, shown_under_load};
+use super::{CLUSTERS, LIFETIME, READY, WORKERS, id, operator, whole};
 use crate::cluster::Cluster;
 use crate::process::{Record, until};
 use crate::programs;
@@ -197,30 +197,10 @@ fn given(cluster: &Cluster) -> Result<String> {
 /// Another lifetime is another certificate: cert-manager makes one for what is asked now.
 fn replaced(cluster: &Cluster) -> Result<String> {
     runs(cluster)?;
-    let authority = authority(cluster)?;
-    let clients = Clients::signed_by(&authority, cluster, NAME, 1)?;
-    let (since, began) = (tokio::time::Instant::now(), Instant::now());
     let longer = json!({ "spec": { "tls": { "certificateLifetime": "48h" } } });
-    cluster.api().patch(&format!("{CLUSTERS}/{NAME}"), MERGE, &longer)?;
-    until("every worker to show the new certificate", RENEWED, || {
-        for ordinal in 0..WORKERS {
-            let left = figure(cluster, &worker_of(cluster, NAME, ordinal)?, "engram_certificate_expiry_seconds", "")?;
-            ensure!(left > 36 * HOUR.as_secs(), "that of worker {ordinal} is good for {left} s");
-        }
-        Ok(Some(()))
-    })?;
-    let took = began.elapsed();
-    let after = Clients::signed_by(&authority, cluster, NAME, 2)?;
-    for clients in [clients, after] {
-        let (tally, _) = clients.close(since)?;
-        ensure!(tally.acked == tally.operations && tally.acked > 0, "writes failed: {tally:?}");
-    }
-    for ordinal in 0..WORKERS {
-        let restarts = &worker_of(cluster, NAME, ordinal)?["status"]["containerStatuses"][0]["restartCount"];
-        ensure!(*restarts == 0, "worker {ordinal} was restarted {restarts} times");
-    }
-    whole(cluster, NAME, READY)?;
-    Ok(format!("in use everywhere after {:.0} s", took.as_secs_f64()))
+    shown_under_load(cluster, NAME, 36 * HOUR, || {
+        cluster.api().patch(&format!("{CLUSTERS}/{NAME}"), MERGE, &longer).map(drop)
+    })
 }
 
 fn stops(cluster: &Cluster) -> Result<String> {

@@ -102,28 +102,42 @@ fn begins(cluster: &Cluster) -> Result<String> {
 
 fn replaced(cluster: &Cluster) -> Result<String> {
     let (authority, id) = (authority(cluster)?, id(cluster, NAME)?);
-    let clients = Clients::signed_by(&authority, cluster, NAME, 1)?;
+    shown_under_load(cluster, NAME, 2 * HOUR, || {
+        fill(cluster, SECRET, &filled(&authority, &Name::shared_by_workers("default", NAME, id), 3 * HOUR)?)
+    })
+}
+
+/// Makes a new certificate while clients write, and waits until every worker shows it, which is good for so long at least. No write may
+/// fail, and no worker be started again.
+pub(super) fn shown_under_load(
+    cluster: &Cluster,
+    name: &str,
+    good_for: Duration,
+    renew: impl FnOnce() -> Result<()>,
+) -> Result<String> {
+    let authority = authority(cluster)?;
+    let clients = Clients::signed_by(&authority, cluster, name, 1)?;
     let (since, began) = (tokio::time::Instant::now(), Instant::now());
-    fill(cluster, SECRET, &filled(&authority, &Name::shared_by_workers("default", NAME, id), 3 * HOUR)?)?;
+    renew()?;
     until("every worker to show the new certificate", RENEWED, || {
         for ordinal in 0..WORKERS {
-            let left = figure(cluster, &worker_of(cluster, NAME, ordinal)?, "engram_certificate_expiry_seconds", "")?;
-            ensure!(left > 2 * HOUR.as_secs(), "that of worker {ordinal} is good for {left} s");
+            let left = figure(cluster, &worker_of(cluster, name, ordinal)?, "engram_certificate_expiry_seconds", "")?;
+            ensure!(left > good_for.as_secs(), "that of worker {ordinal} is good for {left} s");
         }
         Ok(Some(()))
     })?;
     let took = began.elapsed();
     // Connections of clients live for ten minutes: new ones now show the new certificate.
-    let after = Clients::signed_by(&authority, cluster, NAME, 2)?;
+    let after = Clients::signed_by(&authority, cluster, name, 2)?;
     for clients in [clients, after] {
         let (tally, _) = clients.close(since)?;
         ensure!(tally.acked == tally.operations && tally.acked > 0, "writes failed: {tally:?}");
     }
     for ordinal in 0..WORKERS {
-        let restarts = &worker_of(cluster, NAME, ordinal)?["status"]["containerStatuses"][0]["restartCount"];
+        let restarts = &worker_of(cluster, name, ordinal)?["status"]["containerStatuses"][0]["restartCount"];
         ensure!(*restarts == 0, "worker {ordinal} was restarted {restarts} times");
     }
-    whole(cluster, NAME, READY)?;
+    whole(cluster, name, READY)?;
     Ok(format!("in use everywhere after {:.0} s", took.as_secs_f64()))
 }
 
