@@ -235,6 +235,86 @@ struct Mirrors {
     healing: Gauge<u64, AtomicU64>,
 }
 
+impl Mirrors {
+    fn registered(registry: &mut Registry) -> Self {
+        let gpu_threshold = Gauge::<i64>::default();
+        let help = "Memories of a pass from which GPUs do it; -1 = never, or there is none";
+        registry.register("gpu_threshold_memories", help, gpu_threshold.clone());
+        let gpus = Gpus::registered(registry);
+        Self {
+            applied_records: counter(registry, "applied_records", "Records applied"),
+            created: counter(registry, "created_memories", "Memories created"),
+            evicted: counter(registry, "evicted_memories", "Memories evicted or removed"),
+            refused: counter(registry, "refused_records", "Records refused before the log"),
+            failed: counter(registry, "failed_records", "Records whose log batch could not be written"),
+            overloaded: counter(
+                registry,
+                "overloaded_calls",
+                "Calls turned away because as much was under way as is taken",
+            ),
+            logged_bytes: counter(registry, "logged_bytes", "Bytes of records logged"),
+            snapshots: counter(registry, "snapshots", "Snapshots written"),
+            failed_snapshots: counter(registry, "failed_snapshots", "Snapshots that failed"),
+            scrubbed_snapshots: counter(registry, "scrubbed_snapshots", "Snapshots that were read again, and right"),
+            damaged_snapshots: counter(
+                registry,
+                "damaged_snapshots",
+                "Snapshots that were found damaged when they were read again",
+            ),
+            reads: counter(registry, "store_reads", "Reads that the store ran"),
+            shipped_records: counter(registry, "shipped_records", "Records sent to other copies, each time"),
+            copies_sent: counter(registry, "copies_sent", "Copies of a partition's state sent to a worker"),
+            copied_bytes: counter(registry, "copied_bytes", "Bytes of such copies that were sent"),
+            copies_installed: counter(
+                registry,
+                "copies_installed",
+                "Copies of a partition's state that were taken over here",
+            ),
+            gpu_threshold,
+            gpus,
+            memories: gauge(registry, "memories", "Memories on this worker"),
+            memory_bytes: gauge(registry, "memory_bytes", "Bytes of device, columns and indices"),
+            log_bytes: gauge(registry, "log_bytes", "Bytes that the write-ahead log holds"),
+            waiting: gauge(registry, "waiting_records", "Records proposed and not yet answered"),
+            partitions: gauge(registry, "partitions", "Partitions served"),
+            map_version: gauge(registry, "map_version", "Version of the partition map that this worker has"),
+            ready: gauge(registry, "ready", "1 when all partitions given to this worker are served"),
+            resident: gauge(registry, "resident_memory_bytes", "Resident memory of the process"),
+            uptime: gauge(registry, "uptime_seconds", "Seconds since the worker started"),
+            replication_lag: gauge(
+                registry,
+                "replication_lag_records",
+                "Records that the copy in sync which is furthest behind lacks, of the partitions served here",
+            ),
+            healing_lag: gauge(
+                registry,
+                "healing_lag_records",
+                "Records that the copy being made which is furthest behind lacks, of the partitions served here",
+            ),
+            short_of_copies: gauge(
+                registry,
+                "partitions_short_of_copies",
+                "Partitions served here with fewer copies in sync than the cluster shall have",
+            ),
+            healing: gauge(registry, "partitions_healing", "Partitions served here of which copies are being made"),
+            links: gauge(registry, "peer_links", "Open streams to other workers"),
+            lag_ms: gauge(registry, "loop_lag_milliseconds", "Lateness of timers on the threads of the services"),
+        }
+    }
+}
+
+fn counter(registry: &mut Registry, name: &str, help: &str) -> Counter {
+    let counter = Counter::default();
+    registry.register(name, help, counter.clone());
+    counter
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str) -> Gauge<u64, AtomicU64> {
+    let gauge = Gauge::default();
+    registry.register(name, help, gauge.clone());
+    gauge
+}
+
 /// What is counted of each GPU.
 struct Gpus {
     passes: Family<GpuLabels, Counter>,
@@ -324,104 +404,12 @@ impl Metrics {
         for (name, help, counter) in of_links {
             registry.register(name, help, counter.clone());
         }
-        let mut counter = |name: &str, help: &str| {
-            let counter = Counter::default();
-            registry.register(name, help, counter.clone());
-            counter
-        };
-        let updates = counter("updates", "Updates and rows applied for callers of this worker");
-        let epoch_parts = counter("partition_epochs", "Learning epochs completed, counted per partition");
-        let taken_over = counter("partitions_taken_over", "Partitions that this worker began to serve");
-        let forwarded = counter("forwarded_parts", "Parts of requests passed on to their owner");
-        let counters = [
-            counter("applied_records", "Records applied"),
-            counter("created_memories", "Memories created"),
-            counter("evicted_memories", "Memories evicted or removed"),
-            counter("refused_records", "Records refused before the log"),
-            counter("failed_records", "Records whose log batch could not be written"),
-            counter("overloaded_calls", "Calls turned away because as much was under way as is taken"),
-            counter("logged_bytes", "Bytes of records logged"),
-            counter("snapshots", "Snapshots written"),
-            counter("failed_snapshots", "Snapshots that failed"),
-            counter("scrubbed_snapshots", "Snapshots that were read again, and right"),
-            counter("damaged_snapshots", "Snapshots that were found damaged when they were read again"),
-            counter("store_reads", "Reads that the store ran"),
-            counter("shipped_records", "Records sent to other copies, each time"),
-            counter("copies_sent", "Copies of a partition's state sent to a worker"),
-            counter("copied_bytes", "Bytes of such copies that were sent"),
-            counter("copies_installed", "Copies of a partition's state that were taken over here"),
-        ];
-        let gpu_threshold = Gauge::<i64>::default();
-        let help = "Memories of a pass from which GPUs do it; -1 = never, or there is none";
-        registry.register("gpu_threshold_memories", help, gpu_threshold.clone());
-        let gpus = Gpus::registered(&mut registry);
-        let mut gauge = |name: &str, help: &str| {
-            let gauge = Gauge::<u64, AtomicU64>::default();
-            registry.register(name, help, gauge.clone());
-            gauge
-        };
-        let [
-            applied_records,
-            created,
-            evicted,
-            refused,
-            failed,
-            overloaded,
-            logged_bytes,
-            snapshots,
-            failed_snapshots,
-            scrubbed_snapshots,
-            damaged_snapshots,
-            reads,
-            shipped_records,
-            copies_sent,
-            copied_bytes,
-            copies_installed,
-        ] = counters;
-        let mirrors = Mirrors {
-            applied_records,
-            created,
-            evicted,
-            refused,
-            failed,
-            overloaded,
-            logged_bytes,
-            snapshots,
-            failed_snapshots,
-            scrubbed_snapshots,
-            damaged_snapshots,
-            reads,
-            shipped_records,
-            copies_sent,
-            copied_bytes,
-            copies_installed,
-            gpu_threshold,
-            gpus,
-            memories: gauge("memories", "Memories on this worker"),
-            memory_bytes: gauge("memory_bytes", "Bytes of device, columns and indices"),
-            log_bytes: gauge("log_bytes", "Bytes that the write-ahead log holds"),
-            waiting: gauge("waiting_records", "Records proposed and not yet answered"),
-            partitions: gauge("partitions", "Partitions served"),
-            map_version: gauge("map_version", "Version of the partition map that this worker has"),
-            ready: gauge("ready", "1 when all partitions given to this worker are served"),
-            resident: gauge("resident_memory_bytes", "Resident memory of the process"),
-            uptime: gauge("uptime_seconds", "Seconds since the worker started"),
-            replication_lag: gauge(
-                "replication_lag_records",
-                "Records that the copy in sync which is furthest behind lacks, of the partitions served here",
-            ),
-            healing_lag: gauge(
-                "healing_lag_records",
-                "Records that the copy being made which is furthest behind lacks, of the partitions served here",
-            ),
-            short_of_copies: gauge(
-                "partitions_short_of_copies",
-                "Partitions served here with fewer copies in sync than the cluster shall have",
-            ),
-            healing: gauge("partitions_healing", "Partitions served here of which copies are being made"),
-            links: gauge("peer_links", "Open streams to other workers"),
-            lag_ms: gauge("loop_lag_milliseconds", "Lateness of timers on the threads of the services"),
-        };
+        let updates = counter(&mut registry, "updates", "Updates and rows applied for callers of this worker");
+        let epoch_parts =
+            counter(&mut registry, "partition_epochs", "Learning epochs completed, counted per partition");
+        let taken_over = counter(&mut registry, "partitions_taken_over", "Partitions that this worker began to serve");
+        let forwarded = counter(&mut registry, "forwarded_parts", "Parts of requests passed on to their owner");
+        let mirrors = Mirrors::registered(&mut registry);
         let build = Family::<BuildLabels, Gauge>::default();
         registry.register("build_info", "Always 1; what runs here", build.clone());
         let admitted = Admitted::registered(&mut registry);
