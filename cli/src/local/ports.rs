@@ -3,7 +3,8 @@
 use crate::error::problem;
 use engram_api::{Code, Problem};
 use engram_worker::Listen;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// First port of worker 0: client, peer and administration follow each other.
 pub(crate) const BASE: u16 = 7_443;
@@ -17,8 +18,13 @@ const FREE: std::ops::Range<u16> = 10_240..32_000;
 /// Looks at that many before it gives up.
 const ATTEMPTS: u32 = 10_000;
 
+/// Ports that were free and are this process's as long as it lives: the UDP port of the same number is held, which nobody here talks to.
+/// What listens on a port is another process, which comes later and may be started again: meanwhile the port looks free to any other
+/// cluster of this machine that takes free ones.
+type Claims = Arc<Mutex<Vec<UdpSocket>>>;
+
 /// Where everybody listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Ports {
     /// The coordinator.
     pub(crate) coordinator: SocketAddr,
@@ -26,11 +32,12 @@ pub(crate) struct Ports {
     pub(crate) workers: Vec<Listen>,
     /// The first port of worker 0, from which the others follow; 0 = free ones.
     base: u16,
+    claims: Claims,
 }
 
 impl Ports {
     /// Chooses ports for `workers` workers from `base` on, or free ones where it is 0; the coordinator gets a free one.
-    /// All of them could be had a moment ago.
+    /// All of them could be had a moment ago, and no other cluster takes the free ones while this value or a clone of it lives.
     ///
     /// # Errors
     /// ENG-0402 names a port that is in use; ENG-0103 where the last port would lie above 65535.
@@ -38,10 +45,11 @@ impl Ports {
         // Held until all are chosen, so that none is chosen twice.
         let mut held = Vec::new();
         let mut listens = Vec::new();
+        let claims = Claims::default();
         for worker in 0..workers {
-            listens.push(one(&mut held, worker, workers, base)?);
+            listens.push(one(&mut held, &claims, worker, workers, base)?);
         }
-        Ok(Self { coordinator: free(&mut held)?, workers: listens, base })
+        Ok(Self { coordinator: free(&claims)?, workers: listens, base, claims })
     }
 
     /// Chooses ports for one more worker.
@@ -49,13 +57,13 @@ impl Ports {
     /// # Errors
     /// As [`Ports::choose`].
     pub(crate) fn more(&self, worker: u32) -> anyhow::Result<Listen> {
-        one(&mut Vec::new(), worker, worker + 1, self.base)
+        one(&mut Vec::new(), &self.claims, worker, worker + 1, self.base)
     }
 }
 
-fn one(held: &mut Vec<TcpListener>, worker: u32, workers: u32, base: u16) -> anyhow::Result<Listen> {
+fn one(held: &mut Vec<TcpListener>, claims: &Claims, worker: u32, workers: u32, base: u16) -> anyhow::Result<Listen> {
     if base == 0 {
-        let mut next = || free(held);
+        let next = || free(claims);
         return Ok(Listen { client: next()?, peer: next()?, admin: next()?, http: next()? });
     }
     let first = u32::from(base) + STRIDE * worker;
@@ -89,11 +97,14 @@ fn fixed(held: &mut Vec<TcpListener>, worker: u32, port: u32, workers: u32, base
     }
 }
 
-fn free(held: &mut Vec<TcpListener>) -> anyhow::Result<SocketAddr> {
+fn free(claims: &Claims) -> anyhow::Result<SocketAddr> {
     for _ in 0..ATTEMPTS {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, rand::random_range(FREE)));
-        if let Ok(listener) = TcpListener::bind(address) {
-            held.push(listener);
+        // The claim first: only who has it looks whether anybody listens there.
+        if let Ok(claim) = UdpSocket::bind(address)
+            && TcpListener::bind(address).is_ok()
+        {
+            claims.lock().unwrap_or_else(PoisonError::into_inner).push(claim);
             return Ok(address);
         }
     }
@@ -115,6 +126,18 @@ mod tests {
         let ports = Ports::choose(5, 0).unwrap();
         assert_eq!(all(&ports).len(), 21);
         assert!(all(&ports).iter().all(|address| address.ip().is_loopback()));
+    }
+
+    /// Two of 60 workers each, of which nobody listens anywhere yet: chosen without claims, they would share ports.
+    #[test]
+    fn free_ports_of_two_clusters_are_distinct_before_anybody_listens() {
+        let (one, other) = (Ports::choose(60, 0).unwrap(), Ports::choose(60, 0).unwrap());
+        assert!(all(&one).is_disjoint(&all(&other)));
+        assert!(one.workers.iter().all(|it| it.client != one.more(60).unwrap().client));
+        let of_one = one.workers[0].client;
+        assert!(UdpSocket::bind(of_one).is_err());
+        drop(one);
+        assert!(UdpSocket::bind(of_one).is_ok(), "a claim ends with who made it");
     }
 
     #[test]
