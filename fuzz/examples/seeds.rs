@@ -366,6 +366,7 @@ fn beats() -> Vec<Vec<u8>> {
         map_version: 3,
         suspects: vec![2],
         gpu_trouble: Some(trouble),
+        certified: Some(v1::Certified { believed: vec![7, 8], root: 8 }),
         ..Default::default()
     };
     let reply = v1::BeatReply {

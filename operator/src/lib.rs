@@ -6,7 +6,7 @@
 //!
 //! The pure part decides: [`validate`] turns an object into a [`ValidatedCluster`] or says what is wrong with it, [`plan`]
 //! compares it with what is [`Observed`] and answers with a [`Plan`], [`steer`] says what the cluster's coordinator is told.
-//! [`sign`] says which pod gets a certificate, `given` whether one that somebody else signed is of use,
+//! [`sign`] says which pod gets a certificate, `succession` how one authority follows another, `given` whether one that somebody else signed is of use,
 //! `cert_manager` why there is none yet, and [`run`](run::run) is the rest: it talks to the API server and to workers, and decides nothing.
 //!
 //! Invariants:
@@ -34,6 +34,7 @@ mod revision;
 pub mod run;
 pub mod sign;
 mod steer;
+mod succession;
 mod validate;
 
 pub use observed::{Claim, MapView, Observed, PartitionView, PodView, SetView};

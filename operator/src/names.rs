@@ -26,6 +26,12 @@ pub const ROOTS: &str = "ca.pem";
 pub const GIVEN: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
 /// Annotation of a `LearnerCluster`: UID of a pod that shall be replaced.
 pub const REPLACE: &str = "engram.dev/replace";
+/// Annotation of the authority's Secret: another authority shall follow it.
+pub const RENEW: &str = "engram.dev/renew";
+/// Annotation of the authority's Secret: how far that is.
+pub const RENEWAL: &str = "engram.dev/renewal";
+/// Annotation of the authority's Secret: since when it is so far, RFC 3339.
+pub const RENEWAL_SINCE: &str = "engram.dev/renewal-since";
 /// Annotation of a `LearnerCluster`: the template revision that may be taken.
 pub const UPGRADE: &str = "engram.dev/upgrade";
 

@@ -6,8 +6,9 @@ use crate::peers;
 use crate::roster;
 use crate::shared::Shared;
 use crate::trouble;
+use engram_identity::Keys;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
-use engram_proto::v1::{Beat, Hello};
+use engram_proto::v1::{Beat, Certified, Hello};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -146,6 +147,11 @@ async fn stream(shared: &Shared, address: &str) -> Result<(), String> {
     }
 }
 
+/// Whom this process believes, and who signed for it.
+fn certified(keys: &Keys) -> Certified {
+    Certified { believed: keys.believed().iter().map(|root| root.0).collect(), root: keys.root().0 }
+}
+
 /// Whether the store gets on with its work: a process that beats while its disk or its engine hangs serves nobody.
 struct Progress {
     /// Rises whenever something moved, or nothing waits.
@@ -190,6 +196,7 @@ impl Progress {
             leaving: shared.is_leaving(),
             unled: stats.unled.iter().map(|partition| partition.0).collect(),
             bootstrap: shared.bootstrap.told(),
+            certified: shared.keys.as_deref().map(certified),
             gpu_trouble: trouble::of_gpu(shared.options.spec.gpu.mode, shared.device.without(), stats.gpu.as_ref()),
         }
     }

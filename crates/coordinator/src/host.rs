@@ -4,7 +4,7 @@
 use crate::guard::{Accounts, Guarded};
 use crate::relief::Surroundings;
 use crate::service::{Service, Views, first_beat};
-use crate::state::{Bootstrapping, GpuTrouble};
+use crate::state::{Bootstrapping, Certified, GpuTrouble};
 use crate::{Coordinator, Error, Shared, watch_for_silence, wire, writer};
 use engram_cluster::PartitionMap;
 use engram_identity::{Keys, Refusals, accept_of};
@@ -68,6 +68,8 @@ pub struct Report {
     pub conditions: Vec<String>,
     /// Workers that are heard and do without a GPU that they would use.
     pub gpu_troubles: BTreeMap<Ordinal, GpuTrouble>,
+    /// Workers that are heard and have certificates.
+    pub certified: BTreeMap<Ordinal, Certified>,
     /// How far the workers are of a cluster that begins from a snapshot, as long as it has no map.
     pub bootstrapping: Option<Bootstrapping>,
 }
@@ -113,6 +115,11 @@ impl Handle {
                 .members()
                 .filter(|heard| heard.alive)
                 .filter_map(|heard| Some((heard.member.ordinal, heard.gpu_trouble.clone()?)))
+                .collect(),
+            certified: state
+                .members()
+                .filter(|heard| heard.alive)
+                .filter_map(|heard| Some((heard.member.ordinal, heard.certified.clone()?)))
                 .collect(),
             bootstrapping: state.bootstrapping(&self.shared.options),
         }

@@ -25,7 +25,7 @@ mod writer;
 pub use guard::{Accounts, Asks};
 pub use host::{Handle, Host, Report};
 pub use relief::Surroundings;
-pub use state::{Bootstrapping, GpuTrouble};
+pub use state::{Bootstrapping, Certified, GpuTrouble};
 
 use engram_cluster::detector::Timing;
 use engram_identity::{Callers, Keys};

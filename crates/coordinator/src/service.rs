@@ -1,8 +1,9 @@
 //! The gRPC side: streams of beats, reports of deaths, proposals, orders of people, status.
 
-use crate::state::{GpuTrouble, Greeting, Introduction, Proposal, Pulse};
+use crate::state::{Certified, GpuTrouble, Greeting, Introduction, Proposal, Pulse};
 use crate::{Shared, wire};
 use engram_cluster::Expected;
+use engram_identity::RootId;
 use engram_mapstore::{Goal, Scale};
 use engram_memory::{Incarnation, Member, Ordinal, PartitionId, Term};
 use engram_proto::v1::coordinator_service_server::CoordinatorService;
@@ -315,6 +316,9 @@ async fn listen(shared: Arc<Shared>, member: Member, mut beats: Streaming<v1::Be
             map_version: beat.map_version,
             unled: beat.unled.into_iter().map(PartitionId).collect(),
             bootstrap: beat.bootstrap,
+            certified: beat
+                .certified
+                .map(|it| Certified { believed: it.believed.into_iter().map(RootId).collect(), root: RootId(it.root) }),
             gpu_trouble: beat.gpu_trouble.map(|it| GpuTrouble { given_up: it.given_up, why: it.why }),
         };
         if shared.state().beat(&member, pulse, shared.now_ms()) {

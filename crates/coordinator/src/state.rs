@@ -11,6 +11,7 @@ use crate::relief::Surroundings;
 use crate::{Options, wire};
 use engram_cluster::detector::{Action, Event, Standing, Timing};
 use engram_cluster::{Detector, HandOver, PartitionMap};
+use engram_identity::RootId;
 use engram_mapstore::{Goal, Order};
 use engram_memory::{Incarnation, Member, Ordinal, PartitionId, StoreId};
 use engram_proto::v1;
@@ -47,6 +48,17 @@ pub(crate) struct Heard {
     pub(crate) unled: BTreeSet<PartitionId>,
     /// How its disk stands, of a cluster that begins from a snapshot.
     pub(crate) bootstrap: Option<v1::Bootstrap>,
+    /// Whom it believes, and who signed for it.
+    pub(crate) certified: Option<Certified>,
+}
+
+/// Whom a worker believes, and who signed for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certified {
+    /// In the order in which they were published.
+    pub believed: Vec<RootId>,
+    /// The root that its certificate leads to.
+    pub root: RootId,
 }
 
 /// Why a worker does without a GPU that it would use.
@@ -98,6 +110,7 @@ pub(crate) struct Pulse {
     pub(crate) gpu_trouble: Option<GpuTrouble>,
     pub(crate) unled: BTreeSet<PartitionId>,
     pub(crate) bootstrap: Option<v1::Bootstrap>,
+    pub(crate) certified: Option<Certified>,
 }
 
 /// What came of a hello.
@@ -290,6 +303,7 @@ impl State {
             gpu_trouble,
             unled: BTreeSet::new(),
             bootstrap: None,
+            certified: None,
         };
         self.members.insert(member.ordinal, heard);
         let domain = self.domain(member.ordinal);
@@ -307,6 +321,7 @@ impl State {
         heard.leaving_since_ms = pulse.leaving.then(|| heard.leaving_since_ms.unwrap_or(now_ms));
         (heard.memories, heard.suspects, heard.gpu_trouble) = (pulse.memories, pulse.suspects, pulse.gpu_trouble);
         heard.unled = pulse.unled;
+        heard.certified = pulse.certified;
         let overtakes = self.is_overtaken_by(pulse.map_version);
         self.step(Event::Beat { member: *member, turns: pulse.turns, queued: pulse.queued }, now_ms)
             || changed

@@ -1,8 +1,10 @@
 //! Several clusters behind one listener.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
-use engram_coordinator::{Coordinator, GpuTrouble, Host, Options, Surroundings};
-use engram_identity::{Authority, Expected, Keys, Name, Realm, Reason, Role, Roots, connect, connect_anonymously};
+use engram_coordinator::{Certified, Coordinator, GpuTrouble, Host, Options, Surroundings};
+use engram_identity::{
+    Authority, Expected, Keys, Name, Realm, Reason, Role, RootId, Roots, connect, connect_anonymously,
+};
 use engram_mapstore::Goal;
 use engram_mapstore::testing::Memory;
 use engram_memory::ClusterId;
@@ -74,7 +76,8 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     assert_eq!(map.cluster, 2u128.to_be_bytes().to_vec());
     assert_eq!(other.report().map.unwrap().cluster, ClusterId(2));
     let trouble = Some(v1::GpuTrouble { given_up: true, why: "H100 was given up".into() });
-    beats.send(v1::Beat { gpu_trouble: trouble, ..v1::Beat::default() }).await.unwrap();
+    let certified = Some(v1::Certified { believed: vec![7, 8], root: 8 });
+    beats.send(v1::Beat { gpu_trouble: trouble, certified, ..v1::Beat::default() }).await.unwrap();
     let heard = async {
         while other.report().gpu_troubles.is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -83,6 +86,8 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     timeout(DEADLINE, heard).await.unwrap();
     let told = GpuTrouble { given_up: true, why: "H100 was given up".into() };
     assert_eq!(other.report().gpu_troubles, [(engram_memory::Ordinal(0), told)].into());
+    let told = Certified { believed: vec![RootId(7), RootId(8)], root: RootId(8) };
+    assert_eq!(other.report().certified, [(engram_memory::Ordinal(0), told)].into());
     beats.send(v1::Beat::default()).await.unwrap();
     let quiet = async {
         while !other.report().gpu_troubles.is_empty() {

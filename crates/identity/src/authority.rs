@@ -1,13 +1,11 @@
 //! The authority of a cluster: signs certificates for its processes.
 
-use crate::{Error, Name, SigningRequest};
+use crate::{Error, Name, RootId, Roots, SigningRequest, validity};
 use engram_memory::ClusterId;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType, SerialNumber,
 };
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 use time::OffsetDateTime;
@@ -70,7 +68,10 @@ impl fmt::Display for Realm {
 /// Who signs for a cluster, or for several.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    certificate: String,
+    /// Its own, and those of authorities before and after it, where it is about to follow one or to be followed.
+    certificates: String,
+    root: RootId,
+    until: SystemTime,
 }
 
 impl fmt::Debug for Authority {
@@ -86,33 +87,42 @@ impl Authority {
     /// The machine has no randomness to give.
     pub fn create(realm: impl Into<Realm>, now: SystemTime) -> Result<Self, Error> {
         let (realm, key) = (realm.into(), KeyPair::generate()?);
-        let certificate = parameters(realm, now).self_signed(&key)?.pem();
-        Ok(Self { issuer: Issuer::new(parameters(realm, now), key), certificate })
+        let parameters = parameters(realm, now);
+        let certificate = parameters.self_signed(&key)?.pem();
+        let root = root_of(&certificate)?;
+        let until = SystemTime::from(parameters.not_after);
+        Ok(Self { issuer: Issuer::new(parameters, key), certificates: certificate, root, until })
     }
 
-    /// One that was made before, from its key and its certificate.
+    /// One that was made before, from its key and its certificate, which others may stand beside.
     ///
     /// # Errors
     /// They are damaged, or not of one another.
-    pub fn open(realm: impl Into<Realm>, key: &str, certificate: &str) -> Result<Self, Error> {
+    pub fn open(realm: impl Into<Realm>, key: &str, certificates: &str) -> Result<Self, Error> {
         let key = KeyPair::from_pem(key).map_err(|_| Error::unusable("the key of the authority is damaged"))?;
-        let mut roots = rustls::RootCertStore::empty();
-        for der in CertificateDer::pem_slice_iter(certificate.as_bytes()) {
-            roots.add(der.map_err(damaged)?).map_err(damaged)?;
-        }
-        let fits = |root: &rustls::pki_types::TrustAnchor<'_>| {
-            root.subject_public_key_info.as_ref().ends_with(key.public_key_raw())
-        };
-        if !roots.roots.iter().any(fits) {
-            return Err(Error::unusable("the certificate of the authority is not of its key"));
-        }
+        // All of them are published, so all of them must be good.
+        let roots = Roots::parse(certificates.as_bytes())?;
+        let own = roots.with_key(key.public_key_raw());
+        let (root, der) = own.ok_or_else(|| Error::unusable("the certificate of the authority is not of its key"))?;
+        let until = validity::period(der).map(|(_, until)| until);
+        let until = until.ok_or_else(|| Error::unusable("the certificate of the authority has no end"))?;
         let issuer = Issuer::new(parameters(realm.into(), SystemTime::now()), key);
-        Ok(Self { issuer, certificate: certificate.to_owned() })
+        Ok(Self { issuer, certificates: certificates.to_owned(), root, until })
     }
 
-    /// Its certificate as PEM: what everybody believes.
+    /// Its certificate as PEM, and those beside it: what everybody believes.
     pub fn certificate(&self) -> &str {
-        &self.certificate
+        &self.certificates
+    }
+
+    /// The one of [its certificates](Self::certificate) that is its own.
+    pub fn root(&self) -> RootId {
+        self.root
+    }
+
+    /// Until when its own certificate is valid.
+    pub fn until(&self) -> SystemTime {
+        self.until
     }
 
     /// Its key as PEM, for a file that nobody else reads.
@@ -191,8 +201,8 @@ fn date(time: SystemTime) -> OffsetDateTime {
     OffsetDateTime::from(time).replace_nanosecond(0).expect("0 is a nanosecond")
 }
 
-fn damaged(error: impl fmt::Display) -> Error {
-    Error::unusable(format!("the certificate of the authority is damaged: {error}"))
+fn root_of(certificate: &str) -> Result<RootId, Error> {
+    Roots::parse(certificate.as_bytes())?.ids().next().ok_or_else(|| Error::unusable("the authority is empty"))
 }
 
 #[cfg(test)]
@@ -214,5 +224,10 @@ mod tests {
         assert!(Authority::open(cluster, &one.key(), other.certificate()).is_err());
         assert!(Authority::open(cluster, &one.key(), "").is_err());
         assert!(Authority::open(cluster, &one.key()[..40], one.certificate()).is_err());
+        let both = format!("{}{}", other.certificate(), one.certificate());
+        let among_others = Authority::open(cluster, &one.key(), &both).unwrap();
+        assert_eq!((among_others.root(), among_others.until()), (one.root(), one.until()));
+        assert_eq!(among_others.certificate(), both);
+        assert_ne!(one.root(), other.root());
     }
 }

@@ -32,13 +32,18 @@ const END: &str = "-----END CERTIFICATE-----";
 /// once stays the same when it is put together again.
 pub fn bundle(own: &str, others: &str) -> String {
     let mut all: Vec<&str> = Vec::new();
-    for text in [own, others] {
-        for block in text.split_inclusive(END) {
-            let block = block.find(BEGIN).map(|at| &block[at..]).filter(|block| block.ends_with(END));
-            all.extend(block.filter(|block| !all.contains(block)));
+    for block in [own, others].into_iter().flat_map(each) {
+        if !all.contains(&block) {
+            all.push(block);
         }
     }
     all.into_iter().flat_map(|block| [block, "\n"]).collect()
+}
+
+/// The certificates of a text in PEM, each as it stands there and without what is between them.
+pub fn each(pem: &str) -> impl Iterator<Item = &str> {
+    let block = |text| str::find(text, BEGIN).map(|at| &text[at..]).filter(|block| block.ends_with(END));
+    pem.split_inclusive(END).filter_map(block)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::authority::{SKEW, renewal};
 use crate::followed::{Followed, read};
 use crate::material::{Callers, Material};
-use crate::{Error, Expected, Name, Refusals};
+use crate::{Error, Expected, Name, Refusals, RootId};
 use engram_memory::ClusterId;
 use rustls::{ClientConfig, ServerConfig};
 use serde::{Deserialize, Serialize};
@@ -146,6 +146,16 @@ impl Keys {
     /// When the certificate in use is due to be replaced.
     pub fn renew_at(&self) -> SystemTime {
         renewal(self.until() - self.lifetime(), self.lifetime())
+    }
+
+    /// The roots that are believed, in their order.
+    pub fn believed(&self) -> Vec<RootId> {
+        self.current().believed()
+    }
+
+    /// The root that the certificate in use leads to.
+    pub fn root(&self) -> RootId {
+        self.current().root
     }
 
     /// How often a look found files of no use.

@@ -2,6 +2,7 @@
 
 use crate::verify::{ClientVerifier, ServerVerifier, name};
 use crate::{Error, Expected, Name, validity};
+use ::ring::digest::{SHA256, digest};
 use engram_memory::ClusterId;
 use rustls::client::{Resumption, WantsClientCert, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, ring};
@@ -11,6 +12,7 @@ use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVeri
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
@@ -26,6 +28,8 @@ pub(crate) struct Material {
     pub(crate) name: Name,
     pub(crate) from: SystemTime,
     pub(crate) until: SystemTime,
+    /// The root that the certificate leads to.
+    pub(crate) root: RootId,
     key: Arc<CertifiedKey>,
     roots: Roots,
     certified: Arc<ServerConfig>,
@@ -41,9 +45,32 @@ pub enum Callers {
     Anyone,
 }
 
+/// Tells a root from others, by a part of the SHA-256 of its certificate. For people and for comparing who believes whom: nobody is let in
+/// by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RootId(pub u64);
+
+impl RootId {
+    fn of(certificate: &CertificateDer<'_>) -> Self {
+        let digest = digest(&SHA256, certificate);
+        let first = digest.as_ref().first_chunk().expect("the digest has 32 bytes");
+        Self(u64::from_be_bytes(*first))
+    }
+}
+
+impl fmt::Display for RootId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
 /// Certificates of authorities that are believed.
 #[derive(Debug, Clone)]
-pub struct Roots(Arc<RootCertStore>);
+pub struct Roots {
+    store: Arc<RootCertStore>,
+    /// The same, one by one, in their order.
+    each: Arc<[(RootId, CertificateDer<'static>)]>,
+}
 
 impl Roots {
     /// Reads them from PEM.
@@ -51,11 +78,33 @@ impl Roots {
     /// # Errors
     /// There is none, or one is damaged.
     pub fn parse(pem: &[u8]) -> Result<Self, Error> {
-        let mut roots = RootCertStore::empty();
-        for root in certificates(pem, "authority")? {
-            roots.add(root).map_err(|error| Error::unusable(format!("the authority is damaged: {error}")))?;
-        }
-        Ok(Self(Arc::new(roots)))
+        let each = certificates(pem, "authority")?;
+        let store = Arc::new(store(&each)?);
+        Ok(Self { store, each: each.into_iter().map(|root| (RootId::of(&root), root)).collect() })
+    }
+
+    /// Who they are, in their order. The first is who signs now, where an operator published them.
+    pub fn ids(&self) -> impl Iterator<Item = RootId> {
+        self.each.iter().map(|(id, _)| *id)
+    }
+
+    /// The one of this public key, as rcgen has it: what its structure in the certificate ends with.
+    pub(crate) fn with_key(&self, raw: &[u8]) -> Option<(RootId, &CertificateDer<'static>)> {
+        let is_of = |root: &CertificateDer<'static>| {
+            let anchor = webpki::anchor_from_trusted_cert(root).ok();
+            anchor.is_some_and(|anchor| anchor.subject_public_key_info.as_ref().ends_with(raw))
+        };
+        self.each.iter().find(|(_, root)| is_of(root)).map(|(id, root)| (*id, root))
+    }
+
+    /// Which of them a certificate leads to.
+    fn root_of(&self, leaf: &ParsedCertificate<'_>, chain: &[CertificateDer<'_>], now: UnixTime) -> Option<RootId> {
+        let algorithms = PROVIDER.signature_verification_algorithms.all;
+        let leads = |root: &CertificateDer<'static>| {
+            let alone = store(std::slice::from_ref(root)).ok()?;
+            verify_server_cert_signed_by_trust_anchor(leaf, &alone, chain, now, algorithms).ok()
+        };
+        self.each.iter().find(|(_, root)| leads(root).is_some()).map(|(id, _)| *id)
     }
 
     /// Reads them from a file.
@@ -74,7 +123,7 @@ impl Roots {
 
     fn builder(&self, cluster: ClusterId, expected: Expected) -> ConfigBuilder<ClientConfig, WantsClientCert> {
         let provider = Arc::clone(&PROVIDER);
-        let verifier = ServerVerifier { roots: Arc::clone(&self.0), cluster, expected, provider };
+        let verifier = ServerVerifier { roots: Arc::clone(&self.store), cluster, expected, provider };
         ClientConfig::builder_with_provider(Arc::clone(&PROVIDER))
             .with_protocol_versions(&[&TLS13])
             .expect("the algorithms are those of TLS 1.3")
@@ -109,10 +158,13 @@ impl Material {
         let now = UnixTime::since_unix_epoch(since_1970);
         let algorithms = PROVIDER.signature_verification_algorithms.all;
         let parsed = ParsedCertificate::try_from(leaf).map_err(refused)?;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &roots.0, intermediates, now, algorithms)
+        verify_server_cert_signed_by_trust_anchor(&parsed, &roots.store, intermediates, now, algorithms)
             .map_err(refused)?;
+        let root = roots.root_of(&parsed, intermediates, now);
+        let root = root.ok_or_else(|| Error::unusable("the certificate leads to none of the roots alone"))?;
         // Every process listens and calls: its certificate must be good for both.
-        let calls = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots.0), Arc::clone(&PROVIDER)).build();
+        let calls =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots.store), Arc::clone(&PROVIDER)).build();
         let calls = calls.map_err(|error| Error::unusable(format!("the authority is of no use: {error}")))?;
         calls.verify_client_cert(leaf, intermediates, now).map_err(refused)?;
         let name = name(leaf)?;
@@ -121,7 +173,7 @@ impl Material {
         let [certified, anyone] =
             [Callers::Certified, Callers::Anyone].map(|callers| server(&name, &key, &roots, callers));
         let (certified, anyone) = (Arc::new(certified?), Arc::new(anyone?));
-        Ok(Self { name, from, until, key, roots, certified, anyone })
+        Ok(Self { name, from, until, root, key, roots, certified, anyone })
     }
 
     /// For connections that are accepted.
@@ -132,6 +184,11 @@ impl Material {
         })
     }
 
+    /// Whom it believes.
+    pub(crate) fn believed(&self) -> Vec<RootId> {
+        self.roots.ids().collect()
+    }
+
     /// For a connection to whom is `expected`.
     pub(crate) fn client(&self, expected: Expected) -> Arc<ClientConfig> {
         let resolver = Arc::new(SingleCertAndKey::from(Arc::clone(&self.key)));
@@ -140,7 +197,7 @@ impl Material {
 }
 
 fn server(name: &Name, key: &Arc<CertifiedKey>, roots: &Roots, callers: Callers) -> Result<ServerConfig, Error> {
-    let chain = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots.0), Arc::clone(&PROVIDER));
+    let chain = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots.store), Arc::clone(&PROVIDER));
     let chain = match callers {
         Callers::Certified => chain.build(),
         Callers::Anyone => chain.allow_unauthenticated().build(),
@@ -156,6 +213,14 @@ fn server(name: &Name, key: &Arc<CertifiedKey>, roots: &Roots, callers: Callers)
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
+}
+
+fn store(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, Error> {
+    let mut store = RootCertStore::empty();
+    for root in roots {
+        store.add(root.clone()).map_err(|error| Error::unusable(format!("the authority is damaged: {error}")))?;
+    }
+    Ok(store)
 }
 
 /// At least one.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
 use engram_api::{DurabilityMode, Law};
-use engram_coordinator::{Coordinator, Handle, Host, Options, Report, Surroundings};
+use engram_coordinator::{Certified, Coordinator, Handle, Host, Options, Report, Surroundings};
 use engram_identity::{Keys, LOOK};
 use engram_mapstore::{Goal, KubernetesStore, Place, Scale, with_causes};
 use engram_memory::{ClusterId, Ordinal};
@@ -184,6 +184,17 @@ impl Coordinators {
             () = stop => Ok(()),
             () = renewing => Ok(()),
         }
+    }
+
+    /// Whom the workers of a cluster say that they believe, and who signed for them; `None` where it is not coordinated here.
+    pub(super) fn certificates(&self, key: &Key) -> Option<BTreeMap<u32, Certified>> {
+        let (_, report) = self.report(key)?;
+        Some(report.certified.into_iter().map(|(ordinal, said)| (ordinal.0, said)).collect())
+    }
+
+    /// Whether somebody else signs for the workers of a cluster.
+    pub(super) fn certified_by_others(&self, key: &Key) -> bool {
+        self.kept().get(key).and_then(|kept| kept.own.as_ref()).is_some_and(|own| own.given.is_some())
     }
 
     /// The clusters of a scope that are coordinated.

@@ -29,6 +29,7 @@ mod page;
 mod reconcile;
 mod runs;
 mod signing;
+mod told;
 mod watching;
 
 use std::collections::BTreeMap;
@@ -216,6 +217,16 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
     parts.spawn(part("coordinators", async move { Ok(serving.await?) }));
     let (renewing, ended) = (Arc::clone(&context), until(stopped.clone()));
     parts.spawn(part("certificates", async move { renewing.coordinators.renew(&metrics, ended).await }));
+    let (following, ended) = (Arc::clone(&context), until(stopped.clone()));
+    let scopes: Vec<Option<String>> = match options.watch_namespace.as_slice() {
+        [] => vec![None],
+        named => named.iter().cloned().map(Some).collect(),
+    };
+    let looked_after = scopes.clone();
+    parts.spawn(part("the authority", async move {
+        let leads = || following.leadership.leads();
+        following.certificates.follow(leads, || told::of(&following, &looked_after), ended).await
+    }));
     let (follower, ended) = (client.clone(), until(stopped.clone()));
     parts.spawn(part("the issuer of tokens", async move { issuers.follow(follower, ended).await }));
     parts.spawn(part("nodes", nodes::follow(client.clone(), nodes, until(stopped.clone()))));
@@ -223,10 +234,6 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         let place = Key { namespace: options.pod_namespace.clone(), name: options.lease_name.clone() };
         parts.spawn(part("lease", leader::take_part(config, place, leadership, stopped.clone())));
     }
-    let scopes = match options.watch_namespace.as_slice() {
-        [] => vec![None],
-        named => named.iter().cloned().map(Some).collect(),
-    };
     for scope in scopes {
         let clusters = reconcile::run(Arc::clone(&context), scope.clone(), options.concurrency, stopped.clone());
         parts.spawn(part("the controller of clusters", clusters));

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use super::asking::{Error, ask};
 use super::kinds::{BUILT, CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
 use super::observe::is_owned;
-use super::watching::{controller, watched};
+use super::watching::{changed, controller, watched};
 use super::{Context, Key, apply, cert_manager, given, observe};
 use crate::evidence::cluster_id;
 use crate::given::{awaited, believed, published, tell as tell_certified};
@@ -45,18 +45,20 @@ pub(super) async fn run(
     stopped: watch::Receiver<bool>,
 ) -> Result<()> {
     let client = &context.client;
-    let mut controller = controller(&context, CLUSTER, scope.as_deref(), concurrency, stopped);
+    let mut controller = controller(&context, CLUSTER, scope.as_deref(), concurrency, stopped)
+        // All of them are told of others to believe.
+        .reconcile_all_on(changed(context.certificates.changes()));
     let labelled = watched().labels(CLUSTER_LABEL);
     for kind in BUILT.into_iter().chain([POD, CLAIM]) {
         let api = kind.within(client, scope.as_deref());
         let watching = Arc::clone(&context);
-        let changed = move |object: DynamicObject| {
+        let mapped = move |object: DynamicObject| {
             let cluster = of_label(object)?;
             let namespace = cluster.namespace.clone().unwrap_or_default();
             watching.lists.changed(&Key { namespace, name: cluster.name.clone() }, kind);
             Some(cluster)
         };
-        controller = controller.watches_with(api, kind.resource(), labelled.clone(), changed);
+        controller = controller.watches_with(api, kind.resource(), labelled.clone(), mapped);
     }
     let maps = MAP.within(client, scope.as_deref());
     controller = controller.watches_with(maps, MAP.resource(), watched(), of_name);

@@ -52,6 +52,15 @@ fn leads(changes: watch::Receiver<bool>) -> impl futures::Stream<Item = ()> + Se
     })
 }
 
+/// Every time that something else was written into it.
+pub(super) fn changed(mut changes: watch::Receiver<()>) -> impl futures::Stream<Item = ()> + Send + 'static {
+    changes.mark_unchanged();
+    futures::stream::unfold(changes, |mut changes| async move {
+        changes.changed().await.ok()?;
+        Some(((), changes))
+    })
+}
+
 /// Waits between attempts to watch.
 struct Again {
     next: Duration,

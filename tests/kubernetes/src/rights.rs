@@ -77,7 +77,11 @@ const OPERATOR: [Rule; 16] = [
     ),
     rule("events.events.k8s.io", "create patch", "run/events.rs: repeats of six minutes are one event"),
     rule("leases.coordination.k8s.io", "create get update", "run/leader.rs"),
-    rule("secrets", "create get", "run/certificates.rs: the authority, which is the one Secret that may be read"),
+    rule(
+        "secrets",
+        "create get update",
+        "run/certificates.rs: the authority, which is the one Secret that may be read, and replaced",
+    ),
 ];
 // Beside resources: `get` of `/openid/v1/jwks` and `/.well-known/openid-configuration`, run/issuer.rs: workers verify tokens by these keys. Not
 // granted by our roles: Kubernetes binds `system:service-account-issuer-discovery` to every ServiceAccount.

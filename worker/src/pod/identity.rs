@@ -148,8 +148,10 @@ impl Identity {
                 keys.look();
                 continue;
             }
-            if keys.renew_at() > SystemTime::now() {
+            if keys.renew_at() > SystemTime::now() && is_of_who_signs_now(&keys) {
                 sleep(LOOK).await;
+                // For others that are believed.
+                keys.look();
                 continue;
             }
             match self.renew().await {
@@ -228,6 +230,12 @@ async fn sign(roots: &Roots, cluster: ClusterId, address: &str, token: &str, req
     Ok(signed.into_inner().certificate)
 }
 
+/// Whether who signed is who signs now: the first of those that are published. An operator whose authority is followed by another goes on when
+/// all workers have certificates of that one.
+fn is_of_who_signs_now(keys: &Keys) -> bool {
+    keys.believed().first().is_none_or(|first| *first == keys.root())
+}
+
 /// Pods that were started together do not come back together.
 fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(rand::random_range(0.5..1.0))
@@ -286,6 +294,22 @@ mod tests {
         file["tls"] = json!({ "mode": "Secret", "secretName": "words-tls" });
         let place = Place { namespace: Some("research".into()), ..nowhere };
         assert!(settings(&file).identity(&place, places).unwrap().unwrap().is_given);
+    }
+
+    #[test]
+    fn a_certificate_is_replaced_when_another_authority_signs() {
+        let name = Name::on_kubernetes("research", "words", ClusterId(7), Role::Worker, 1);
+        let now = SystemTime::now();
+        let [old, new] = [0; 2].map(|_| Authority::create(Realm::Operator, now).unwrap());
+        let is_current = |roots: [&Authority; 2]| {
+            let pair = old.issue(&name, now, Duration::from_secs(3_600)).unwrap().pem;
+            let keys = Keys::given(&roots.map(Authority::certificate).concat(), &pair, Arc::default()).unwrap();
+            assert_eq!(keys.believed(), roots.map(Authority::root));
+            assert_eq!(keys.root(), old.root());
+            is_of_who_signs_now(&keys)
+        };
+        assert!(is_current([&old, &new]), "the next one does not sign yet");
+        assert!(!is_current([&new, &old]));
     }
 
     #[tokio::test]

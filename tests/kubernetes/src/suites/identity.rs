@@ -5,6 +5,7 @@
 
 mod cert_manager;
 mod given;
+mod succession;
 
 use super::Check;
 use super::faults::clients::runtime;
@@ -54,6 +55,10 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "a worker that is killed is taken over for", run: killed },
         Check { name: "whoever is not that pod gets no certificate", run: strangers },
         Check { name: "a certificate of another cluster is refused, and counted", run: other_cluster },
+        Check {
+            name: "another authority takes the place of the first under load, and no write fails",
+            run: succession::follows,
+        },
         Check { name: "with the cluster goes what was published of it", run: ends },
     ];
     checks.extend(given::checks());
@@ -126,6 +131,7 @@ fn id(cluster: &Cluster, name: &str) -> Result<ClusterId> {
 struct Clients {
     runtime: Runtime,
     load: Load,
+    keys: Arc<Keys>,
 }
 
 impl Clients {
@@ -140,18 +146,26 @@ impl Clients {
         let name = Name::on_kubernetes("default", of, id, Role::Client, 0);
         let issued = authority.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
         let keys = Keys::given(&roots(cluster, of)?, &issued.pem, Arc::default())?;
-        let network = Network::secured(keys, Expected::any(Role::Worker));
+        let network = Network::secured(Arc::clone(&keys), Expected::any(Role::Worker));
         let endpoints = vec![format!("{}:7443", service_address(cluster, of)?)];
         let runtime = runtime(cluster)?;
         let start = async move { Load::start_over(network, &endpoints, id, SLOW, MemoryId(first << 32)).await };
         let load = runtime.block_on(runtime.spawn(start))??;
         load.set_rate(Some(OPERATIONS_PER_SECOND));
-        Ok(Self { runtime, load })
+        Ok(Self { runtime, load, keys })
+    }
+
+    /// Takes a certificate of whoever signs now, and believes whom the cluster believes now: as a program does that follows its files.
+    fn follow(&self, cluster: &Cluster) -> Result<()> {
+        let (authority, name) = (authority(cluster)?, self.keys.name());
+        let issued = authority.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
+        self.keys.replace(&roots(cluster, &name.cluster_name)?, &issued.pem);
+        Ok(())
     }
 
     /// Waits until every partition takes writes, ends, and compares every weight with the ledger; also the longest that one took none.
     fn close(self, since: tokio::time::Instant) -> Result<(Tally, Duration)> {
-        let Self { runtime, load } = self;
+        let Self { runtime, load, .. } = self;
         let ending = async move {
             let unserved = load.served(SERVED).await.err().map_or(0, |behind| behind.len());
             let gap = load.outages(since, |_| true).into_iter().max().unwrap_or_default();
@@ -311,27 +325,29 @@ async fn asked(
     Ok(answer.map(|reply| reply.into_inner().certificate))
 }
 
+/// How often a worker counts `reason` while somebody shows a certificate at one of its ports.
+fn shown(cluster: &Cluster, pod: &Value, port: u16, pem: &str, reason: &str) -> Result<u64> {
+    let file = cluster.path("stranger.pem");
+    std::fs::write(&file, pem)?;
+    let file = file.to_string_lossy();
+    let address = pod["status"]["podIP"].as_str().context("the pod has no address")?;
+    let refused = || figure(cluster, pod, "engram_tls_refused_total", &format!("reason=\"{reason}\""));
+    let before = refused()?;
+    let at = format!("{address}:{port}");
+    // It ends as it likes: what counts is what the worker says of it.
+    let show = ["s_client", "-connect", &at, "-alpn", "h2", "-cert", &file, "-key", &file];
+    let _ = cluster.in_network(1, "openssl", show);
+    Ok(refused()? - before)
+}
+
 fn other_cluster(cluster: &Cluster) -> Result<String> {
     // Of the same authority, and of the same name: only the identity is another.
     let name = Name::on_kubernetes("default", NAME, ClusterId(1), Role::Worker, 1);
     let issued = authority(cluster)?.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
-    let file = cluster.path("stranger.pem");
-    std::fs::write(&file, &issued.pem)?;
-    let file = file.to_string_lossy();
     let pod = worker(cluster, 0)?;
-    let address = pod["status"]["podIP"].as_str().context("the pod has no address")?;
-    let refused = || figure(cluster, &pod, "engram_tls_refused_total", "reason=\"other_cluster\"");
     for port in [7443, 7444, 7445] {
-        let before = refused()?;
-        let at = format!("{address}:{port}");
-        // It ends as it likes: what counts is what the worker says of it.
-        let _ = cluster.in_network(
-            1,
-            "openssl",
-            ["s_client", "-connect", &at, "-alpn", "h2", "-cert", &file, "-key", &file],
-        );
-        let after = refused()?;
-        ensure!(after == before + 1, "port {port}: {} refusals of another cluster", after - before);
+        let refused = shown(cluster, &pod, port, &issued.pem, "other_cluster")?;
+        ensure!(refused == 1, "port {port}: {refused} refusals of another cluster");
     }
     Ok(String::new())
 }

@@ -1,0 +1,57 @@
+//! Another authority takes the place of the operator's, and nobody notices.
+
+use super::{Clients, NAME, READY, SECRET, WORKERS, authority, figure, id, shown, whole, worker};
+use crate::cluster::Cluster;
+use crate::process::until;
+use anyhow::{Result, ensure};
+use engram_identity::{Name, Role};
+use serde_json::json;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Two steps of twenty seconds at least, each with what kubelets take to bring a ConfigMap to their pods, on a machine that may be busy.
+const DONE: Duration = Duration::from_secs(300);
+
+pub(super) fn follows(cluster: &Cluster) -> Result<String> {
+    let old = authority(cluster)?;
+    let clients = Clients::start(cluster, 3)?;
+    let (began, since) = (Instant::now(), tokio::time::Instant::now());
+    let order = json!({ "metadata": { "annotations": { "engram.dev/renew": "now" } } });
+    cluster.api().patch(SECRET, "application/merge-patch+json", &order)?;
+    let mut signs = old.root();
+    until("another authority, and nobody beside it", DONE, || {
+        let now = authority(cluster)?;
+        if now.root() != signs {
+            clients.follow(cluster)?;
+            signs = now.root();
+        }
+        let secret = cluster.api().get(SECRET)?;
+        let how_far = &secret["metadata"]["annotations"]["engram.dev/renewal"];
+        let is_done = how_far.as_str().is_some_and(|text| text.starts_with("done"));
+        ensure!(is_done && signs != old.root(), "it is as far as {how_far}");
+        let left = now.certificate().matches("BEGIN CERTIFICATE").count();
+        ensure!(left == 1 && secret["data"]["next.key"].is_null(), "{left} authorities are believed");
+        Ok(Some(()))
+    })?;
+    let took = began.elapsed();
+    let name = Name::on_kubernetes("default", NAME, id(cluster, NAME)?, Role::Client, 0);
+    let of_old = old.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
+    for ordinal in 0..WORKERS {
+        let pod = worker(cluster, ordinal)?;
+        until("the old authority to be believed no more", READY, || {
+            let refused = shown(cluster, &pod, 7443, &of_old.pem, "unknown_authority")?;
+            Ok((refused == 1).then_some(()))
+        })?;
+    }
+    let (tally, gap) = clients.close(since)?;
+    ensure!(tally.acked == tally.operations, "writes failed: {tally:?}");
+    for ordinal in 0..WORKERS {
+        let pod = worker(cluster, ordinal)?;
+        let failures = figure(cluster, &pod, "engram_certificate_reload_failures_total", "")?;
+        ensure!(failures == 0, "worker {ordinal} found {failures} times certificates of no use");
+        let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+        // Worker 0 was killed before.
+        ensure!(*restarts == u64::from(ordinal == 0), "worker {ordinal} was restarted {restarts} times");
+    }
+    whole(cluster, NAME, READY)?;
+    Ok(format!("{:.0} s, {} writes, longest wait {} ms", took.as_secs_f64(), tally.acked, gap.as_millis()))
+}
