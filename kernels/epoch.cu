@@ -7,10 +7,11 @@
 constexpr u32 BUCKET = 128;
 struct Update { u32 slot, order; int delta; };
 
-// Puts update i into the bucket of its tile, with its place in the record. `count` is zero before.
-KERNEL bucket_updates(const u32* __restrict__ slot, const int* __restrict__ delta, u32 n, u32* count, Update* __restrict__ bucket, u32* overflow) {
+// Puts update i of `n` into the bucket of its tile, with its place in the record. `count` is zero before. How many there are is read, so that the
+// same launch serves other batches.
+KERNEL bucket_updates(const u32* __restrict__ slot, const int* __restrict__ delta, const u32* __restrict__ n, u32* count, Update* __restrict__ bucket, u32* overflow) {
   u32 i = blockIdx.x * THREADS + threadIdx.x;
-  if (i >= n) return;
+  if (i >= *n) return;
   u32 tile = slot[i] >> TILE_BITS, place = atomicAdd(&count[tile], 1u);
   if (place < BUCKET) bucket[(size_t)tile * BUCKET + place] = {slot[i], i, delta[i]};
   else atomicExch(overflow, 1u);

@@ -2,7 +2,8 @@
 // itself once more with this library on its path.
 //
 // Streams are LAZY on purpose: work runs when somebody waits for it or asks how far it is, so that a host that forgets to wait reads stale
-// data. Copies are checked for bounds, images for what a driver would say of them, fresh memory holds a pattern.
+// data. Copies are checked for bounds, images for what a driver would say of them, fresh memory holds a pattern. While a stream captures,
+// what is asked of it goes into the graph and runs with that alone; whoever asks how far it is spoils the capture.
 //
 //   CUDA_HOST_DEVICES=1  CUDA_HOST_CAPABILITY=90  CUDA_HOST_DRIVER=13000
 //   CUDA_HOST_MEMORY_MIB=4096     of every device, or of each: 4096,16
@@ -37,15 +38,22 @@ enum : int {
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
   NOT_READY = 600,
+  CAPTURE_UNSUPPORTED = 900,
+  CAPTURE_INVALIDATED = 901,
 };
 constexpr unsigned BLOCK_LIMIT = 1024;
 
 using Address = uint64_t;
 using Work = std::function<int()>;
 struct Context;
+struct Graph {
+  std::vector<Work> works;
+  bool spoiled = false;
+};
 struct Stream {
   Context* context;
   std::deque<Work> queue;
+  Graph* capturing = nullptr;
 };
 // What an event was recorded for last.
 struct Record {
@@ -141,8 +149,16 @@ int run_all(Stream* stream) {
   return stream->context->error;
 }
 int push(void* stream, Work work) {
-  ((Stream*)stream)->queue.push_back(std::move(work));
+  auto* own = (Stream*)stream;
+  if (own->capturing) own->capturing->works.push_back(std::move(work));
+  else own->queue.push_back(std::move(work));
   return 0;
+}
+// What cannot be part of a graph, or waits for what has not been asked for.
+bool spoils(void* stream) {
+  auto* own = (Stream*)stream;
+  if (own->capturing) own->capturing->spoiled = true;
+  return own->capturing != nullptr;
 }
 
 template <class Map, class Size> bool is_inside(const Map& map, Address at, size_t length, Size size) {
@@ -253,6 +269,7 @@ API cuMemGetInfo_v2(size_t* free, size_t* all) { CONTEXT; *all = memory(bound->d
 API cuMemAllocAsync(Address* out, size_t size, void* stream) {
   CONTEXT;
   if (size == 0) return INVALID_VALUE;
+  if (spoils(stream)) return CAPTURE_UNSUPPORTED;
   const size_t own = memory(bound->device);
   if (used[bound->device] + size > own) run_all((Stream*)stream);  // what is given back before
   if (used[bound->device] + size > own) return OUT_OF_MEMORY;
@@ -292,12 +309,14 @@ API cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t size, void* stream
   CONTEXT;
   if (!on_device(to, size)) return outside(__func__);
   if (is_pinned(from, size)) return push(stream, [=] { memcpy((void*)to, from, size); return 0; });
+  if (spoils(stream)) return CAPTURE_UNSUPPORTED;
   std::string staged((const char*)from, size);  // as a driver does with memory that is not pinned
   return push(stream, [to, staged] { memcpy((void*)to, staged.data(), staged.size()); return 0; });
 }
 API cuMemcpyDtoHAsync_v2(void* to, Address from, size_t size, void* stream) {
   CONTEXT;
   if (!on_device(from, size)) return outside(__func__);
+  if (!is_pinned(to, size) && spoils(stream)) return CAPTURE_UNSUPPORTED;
   push(stream, [=] { memcpy(to, (void*)from, size); return 0; });
   return is_pinned(to, size) ? 0 : run_all((Stream*)stream);
 }
@@ -314,7 +333,7 @@ API cuMemsetD8Async(Address to, unsigned char byte, size_t size, void* stream) {
 
 API cuStreamCreate(void** out, unsigned) {
   CONTEXT;
-  auto* stream = new Stream{bound, {}};
+  auto* stream = new Stream{bound, {}, nullptr};
   bound->streams.insert(stream);
   *out = stream;
   return 0;
@@ -329,15 +348,42 @@ API cuStreamDestroy_v2(void* stream) {
   }
   return INVALID_HANDLE;
 }
-API cuStreamSynchronize(void* stream) { CONTEXT; return run_all((Stream*)stream); }
+API cuStreamSynchronize(void* stream) { CONTEXT; return spoils(stream) ? CAPTURE_UNSUPPORTED : run_all((Stream*)stream); }
 // Asking makes progress: one piece of work a call.
 API cuStreamQuery(void* stream) {
   CONTEXT;
+  if (spoils(stream)) return CAPTURE_UNSUPPORTED;
   auto* own = (Stream*)stream;
   if (!own->queue.empty())
     if (int code = run_one(own)) return code;
   return own->queue.empty() ? 0 : NOT_READY;
 }
+
+API cuStreamBeginCapture_v2(void* stream, int) {
+  CONTEXT;
+  auto* own = (Stream*)stream;
+  if (own->capturing) return INVALID_VALUE;
+  own->capturing = new Graph;
+  return 0;
+}
+API cuStreamEndCapture(void* stream, void** out) {
+  CONTEXT;
+  auto* own = (Stream*)stream;
+  if (!own->capturing) return INVALID_VALUE;
+  std::unique_ptr<Graph> graph(own->capturing);
+  own->capturing = nullptr;
+  if (graph->spoiled) return CAPTURE_INVALIDATED;
+  *out = graph.release();
+  return 0;
+}
+API cuGraphInstantiateWithFlags(void** out, void* graph, unsigned long long) { CONTEXT; *out = new Graph(*(Graph*)graph); return 0; }
+API cuGraphLaunch(void* executable, void* stream) {
+  CONTEXT;
+  for (const Work& work : ((Graph*)executable)->works) push(stream, work);
+  return 0;
+}
+API cuGraphDestroy(void* graph) { LOCK; delete (Graph*)graph; return 0; }
+API cuGraphExecDestroy(void* executable) { LOCK; delete (Graph*)executable; return 0; }
 
 API cuEventCreate(void** out, unsigned) { CONTEXT; *out = new Event{bound, nullptr}; return 0; }
 API cuEventDestroy_v2(void* event) { LOCK; delete (Event*)event; return 0; }

@@ -17,6 +17,7 @@ mod images;
 mod mirror;
 mod passes;
 mod plain;
+mod prepared;
 mod rank;
 mod recall;
 mod sample;
@@ -24,13 +25,14 @@ mod select;
 mod sort;
 mod update;
 
-pub use driver::{Argument, Driver, THREADS};
+pub use driver::{Argument, Driver, Step, THREADS, in_turn};
 pub use sample::{PrioritySums, Share};
 
 use crate::{Error, Info, Segment, Slot, TILE, Tile, TileId, Tiles};
 use engram_memory::MemoryId;
 use find::Index;
 use plain::{Plain, bytes, bytes_mut};
+use prepared::Sequences;
 use rank::Listed;
 use recall::Features;
 
@@ -59,6 +61,8 @@ pub struct Gpu<D: Driver> {
     listed: Listed<D::Buffer>,
     index: Option<Index<D::Buffer>>,
     features: Option<Features<D::Buffer>>,
+    /// Of these columns.
+    sequences: Sequences<D>,
 }
 
 /// The columns, by slot, and the tile table as the device has it.
@@ -98,6 +102,7 @@ impl<D: Driver> Gpu<D> {
             listed: Listed::default(),
             index: None,
             features: None,
+            sequences: Sequences::default(),
         }
     }
 
@@ -120,9 +125,11 @@ impl<D: Driver> Gpu<D> {
             return Err(Error::Full { missing_bytes: u64::from(tiles - MAX_TILES) * TILE as u64 * BYTES_PER_SLOT });
         }
         let slots = wanted * TILE;
+        // They are of columns that are about to go, and give room for those that come.
+        self.sequences = Sequences::default();
         let memory = &mut self.memory;
         // All of it before anything is given up: an error leaves the device as it was.
-        let mut columns = Columns {
+        let columns = Columns {
             potentials: memory.undefined::<u32>(slots)?,
             groups: memory.undefined::<u8>(slots)?,
             ids: memory.undefined::<u64>(slots)?,
@@ -131,9 +138,9 @@ impl<D: Driver> Gpu<D> {
         };
         let features = self.features.as_ref().map(|features| features.grown(memory, own, wanted)).transpose()?;
         if let Some(former) = &self.columns {
-            memory.0.copy(&former.potentials, &mut columns.potentials, own * TILE * size_of::<u32>())?;
-            memory.0.copy(&former.groups, &mut columns.groups, own * TILE)?;
-            memory.0.copy(&former.ids, &mut columns.ids, own * TILE * size_of::<u64>())?;
+            memory.0.copy(&former.potentials, &columns.potentials, own * TILE * size_of::<u32>())?;
+            memory.0.copy(&former.groups, &columns.groups, own * TILE)?;
+            memory.0.copy(&former.ids, &columns.ids, own * TILE * size_of::<u64>())?;
         }
         self.columns = Some(columns);
         self.features = features;
@@ -163,17 +170,25 @@ impl<D: Driver> Gpu<D> {
         used.for_each(|tile| assert!((tile.segment as usize) < segments, "segment {} is not given", tile.segment));
     }
 
-    /// Columns and segments on the device, as of now; `None` when there is no memory to pass over.
-    fn view(&mut self, segments: &[Segment]) -> Result<Option<View<'_, D>>, Error> {
+    /// Whether there is a memory to pass over; if so, the device has the tiles as they are now, and all are of so many segments.
+    fn has_memories(&mut self, segments: usize) -> Result<bool, Error> {
         let Some(columns) = self.columns.as_mut().filter(|_| self.tiles.iter().any(|tile| tile.count > 0)) else {
-            return Ok(None);
+            return Ok(false);
         };
         if columns.tiles_stale {
             let rows: Vec<_> = self.tiles.iter().map(|tile| [tile.segment, tile.count]).collect();
-            self.memory.0.upload(&mut columns.tiles, 0, bytes(&rows))?;
+            self.memory.0.upload(&columns.tiles, 0, bytes(&rows))?;
             columns.tiles_stale = false;
         }
-        self.check_segments(segments.len());
+        self.check_segments(segments);
+        Ok(true)
+    }
+
+    /// Columns and segments on the device, as of now; `None` when there is no memory to pass over.
+    fn view(&mut self, segments: &[Segment]) -> Result<Option<View<'_, D>>, Error> {
+        if !self.has_memories(segments.len())? {
+            return Ok(None);
+        }
         let rows: Vec<_> = segments.iter().map(|it| [it.clock.units(), it.fold, u32::from(it.hidden)]).collect();
         let segments = self.memory.uploaded(&rows)?;
         Ok(Some(View {
@@ -192,7 +207,7 @@ impl<D: Driver> Gpu<D> {
             if count > 0 {
                 let origin = self.origins[tile] as usize;
                 let own: Vec<u64> = ids.tile(origin)[..count].iter().map(|id| id.0).collect();
-                self.memory.0.upload(&mut columns.ids, tile * TILE * size_of::<u64>(), bytes(&own))?;
+                self.memory.0.upload(&columns.ids, tile * TILE * size_of::<u64>(), bytes(&own))?;
             }
             *stale = false;
         }
@@ -224,14 +239,14 @@ impl<D: Driver> Memory<D> {
     }
 
     fn zeroed<T: Plain>(&mut self, count: usize) -> Result<D::Buffer, Error> {
-        let mut buffer = self.undefined::<T>(count)?;
-        self.0.fill(&mut buffer, 0..count * size_of::<T>(), 0)?;
+        let buffer = self.undefined::<T>(count)?;
+        self.0.fill(&buffer, 0..count * size_of::<T>(), 0)?;
         Ok(buffer)
     }
 
     fn uploaded<T: Plain>(&mut self, values: &[T]) -> Result<D::Buffer, Error> {
-        let mut buffer = self.undefined::<T>(values.len())?;
-        self.0.upload(&mut buffer, 0, bytes(values))?;
+        let buffer = self.undefined::<T>(values.len())?;
+        self.0.upload(&buffer, 0, bytes(values))?;
         Ok(buffer)
     }
 

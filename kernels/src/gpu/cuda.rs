@@ -6,12 +6,14 @@
 //! counts as lost, and every later call gives that error again.
 #![allow(unsafe_code)] // Calls of the driver.
 
+mod graph;
 mod staging;
 mod timing;
 
+pub use graph::Graph;
 pub use timing::Timed;
 
-use super::driver::{Argument, Driver, THREADS};
+use super::driver::{Argument, Driver, Step, THREADS};
 use super::images::IMAGES;
 use crate::Error;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUmemPool_attribute, CUresult};
@@ -304,6 +306,7 @@ fn keep_memory(device: sys::CUdevice) -> Result<(), OpenError> {
 
 impl Driver for Cuda {
     type Buffer = Buffer;
+    type Graph = Graph;
 
     fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
         let stream = self.enter("allocate")?;
@@ -315,7 +318,7 @@ impl Driver for Cuda {
         }
     }
 
-    fn upload(&mut self, buffer: &mut Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+    fn upload(&mut self, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         self.send(buffer.address + offset as u64, bytes)
     }
 
@@ -323,7 +326,7 @@ impl Driver for Cuda {
         self.fetch(buffer.address + offset as u64, out)
     }
 
-    fn copy(&mut self, from: &Buffer, to: &mut Buffer, bytes: usize) -> Result<(), Error> {
+    fn copy(&mut self, from: &Buffer, to: &Buffer, bytes: usize) -> Result<(), Error> {
         if bytes == 0 {
             return Ok(());
         }
@@ -333,7 +336,7 @@ impl Driver for Cuda {
         self.on_stream("copy", stream, || unsafe { result::memcpy_dtod_async(to, from, bytes, stream) })
     }
 
-    fn fill(&mut self, buffer: &mut Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
+    fn fill(&mut self, buffer: &Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
         if range.is_empty() {
             return Ok(());
         }
@@ -369,5 +372,9 @@ impl Driver for Cuda {
     fn wait(&mut self) -> Result<(), Error> {
         let stream = self.enter("wait")?;
         self.wait_for("wait", stream)
+    }
+
+    fn sequence(&mut self, kept: &mut Option<Graph>, steps: &mut [Step<'_, Buffer>]) -> Result<(), Error> {
+        self.run(kept, steps)
     }
 }

@@ -39,8 +39,8 @@ impl<D: Driver> Gpu<D> {
         let taken = self.used();
         // Room for as many again before it is made anew.
         let capacity = (taken * 4).next_power_of_two().max(1_024);
-        let mut entries = self.memory.undefined::<u32>(capacity)?;
-        self.memory.0.fill(&mut entries, 0..capacity * size_of::<u32>(), u8::MAX)?;
+        let entries = self.memory.undefined::<u32>(capacity)?;
+        self.memory.0.fill(&entries, 0..capacity * size_of::<u32>(), u8::MAX)?;
         let index = Index { entries, mask: capacity as u32 - 1, seed, taken };
         if taken > 0 {
             let segments = self.tiles.iter().map(|tile| tile.segment).max().map_or(0, |highest| highest as usize + 1);
@@ -95,9 +95,9 @@ impl<D: Driver> Gpu<D> {
     fn look_up(&mut self, ids: &[MemoryId]) -> Result<D::Buffer, Error> {
         let index = self.index.as_ref().expect("an index was built");
         let wanted = self.memory.uploaded(&ids.iter().map(|id| id.0).collect::<Vec<_>>())?;
-        let mut slots = self.memory.undefined::<u32>(ids.len())?;
+        let slots = self.memory.undefined::<u32>(ids.len())?;
         let Some(columns) = &self.columns else {
-            self.memory.0.fill(&mut slots, 0..size_of_val(ids) / 2, u8::MAX)?;
+            self.memory.0.fill(&slots, 0..size_of_val(ids) / 2, u8::MAX)?;
             return Ok(slots);
         };
         let found = [Argument::Buffer(&slots)];

@@ -1,5 +1,6 @@
 //! A GPU as the holder of some tiles of a host.
 
+use super::prepared::Sequences;
 use super::rank::Listed;
 use super::{Driver, Gpu};
 use crate::mirror::Mirror;
@@ -38,6 +39,7 @@ impl<D: Driver> Mirror for Gpu<D> {
         self.origins.clear();
         self.stale_ids.clear();
         self.columns = None;
+        self.sequences = Sequences::default();
         self.listed = Listed::default();
         self.index = None;
         self.features = None;

@@ -44,8 +44,8 @@ impl<D: Driver> Gpu<D> {
         assert!(first + potentials.len() <= self.tiles.len() * TILE, "tile {tile} and what follows are in the arena");
         assert_eq!(potentials.len(), groups.len(), "a memory has a potential and a group");
         if let Some(columns) = &mut self.columns {
-            self.memory.0.upload(&mut columns.potentials, first * size_of::<u32>(), bytes(potentials))?;
-            self.memory.0.upload(&mut columns.groups, first, groups)?;
+            self.memory.0.upload(&columns.potentials, first * size_of::<u32>(), bytes(potentials))?;
+            self.memory.0.upload(&columns.groups, first, groups)?;
         }
         self.highest_group = groups.iter().copied().fold(self.highest_group, u8::max);
         Ok(())

@@ -30,8 +30,8 @@ impl<B: Send> Features<B> {
     ) -> Result<Self, Error> {
         let mut grown = Self::new(memory, self.dimension, wanted)?;
         grown.mirrored[..self.mirrored.len()].copy_from_slice(&self.mirrored);
-        memory.0.copy(&self.bits, &mut grown.bits, tiles * TILE * self.dimension * size_of::<u16>())?;
-        memory.0.copy(&self.inverse_norms, &mut grown.inverse_norms, tiles * TILE * size_of::<f32>())?;
+        memory.0.copy(&self.bits, &grown.bits, tiles * TILE * self.dimension * size_of::<u16>())?;
+        memory.0.copy(&self.inverse_norms, &grown.inverse_norms, tiles * TILE * size_of::<f32>())?;
         Ok(grown)
     }
 
@@ -95,9 +95,9 @@ impl<D: Driver> Gpu<D> {
             }
             let (first, count) = (tile * TILE, entry.count as usize);
             let width = column.dimension * size_of::<u16>();
-            self.memory.0.upload(&mut features.bits, first * width, &column.bits[origin][..count * width])?;
+            self.memory.0.upload(&features.bits, first * width, &column.bits[origin][..count * width])?;
             let norms = &column.inverse_norms.tile(origin)[..count];
-            self.memory.0.upload(&mut features.inverse_norms, first * size_of::<f32>(), bytes(norms))?;
+            self.memory.0.upload(&features.inverse_norms, first * size_of::<f32>(), bytes(norms))?;
             features.mirrored[tile] = Some(changes);
         }
         Ok(())

@@ -8,9 +8,6 @@ use engram_memory::quality::GroupQuality;
 use engram_memory::{Group, ONE, QualityVector};
 use std::collections::HashMap;
 
-/// Most updates that a bucket takes (`BUCKET` of epoch.cu), and the bytes of each.
-const BUCKET: usize = 128;
-const BUCKET_ENTRY_BYTES: usize = 12;
 /// Updates of a block of the sorted path.
 const SORTED_UPDATES: usize = THREADS * 4;
 /// Bytes of a run of the sorted path (`Run` of update.cu).
@@ -74,34 +71,8 @@ impl<D: Driver> View<'_, D> {
         self.memory.launch("apply_updates", count, SORTED_UPDATES, &arguments)
     }
 
-    /// Updates, folds and sums by tile; `false`, with nothing changed, when the updates of a tile are too many.
-    fn epoch_by_buckets(
-        &mut self,
-        staged: &Staged<D::Buffer>,
-        groups: usize,
-        totals: &D::Buffer,
-    ) -> Result<bool, Error> {
-        let tiles = self.slots / TILE;
-        let counts = self.memory.zeroed::<u32>(tiles)?;
-        let buckets = self.memory.undefined::<u8>(tiles * BUCKET * BUCKET_ENTRY_BYTES)?;
-        let overflow = self.memory.zeroed::<u32>(1)?;
-        let arguments = [
-            Argument::Buffer(&staged.slots),
-            Argument::Buffer(&staged.deltas),
-            Argument::U32(staged.count as u32),
-            Argument::Buffer(&counts),
-            Argument::Buffer(&buckets),
-            Argument::Buffer(&overflow),
-        ];
-        self.memory.launch("bucket_updates", staged.count, THREADS, &arguments)?;
-        let own = [&counts, &buckets, &overflow].map(Argument::Buffer);
-        let arguments = [&quality_arguments(self.columns, &self.segments, groups, totals)[..], &own].concat();
-        self.memory.launch("epoch", self.slots, TILE, &arguments)?;
-        Ok(self.memory.downloaded::<u32>(&overflow, 1)?[0] == 0)
-    }
-
     fn fold_quality(&mut self, groups: usize, totals: &D::Buffer) -> Result<(), Error> {
-        let arguments = quality_arguments(self.columns, &self.segments, groups, totals);
+        let arguments = quality_arguments(self.columns, &self.segments, groups, Argument::Buffer(totals));
         self.memory.launch("fold_quality", self.slots, TILE, &arguments)
     }
 }
@@ -125,24 +96,22 @@ impl<D: Driver> Gpu<D> {
         let groups = usize::from(self.highest_group) + 1;
         out.clear();
         out.resize(segments.len(), QualityVector::default());
+        if !self.has_memories(segments.len())? {
+            return Ok(());
+        }
+        if let Some(totals) = self.epoch_by_tile(segments, updates, groups)? {
+            assign(totals, groups, out);
+            return Ok(());
+        }
         let Some(mut view) = self.view(segments)? else { return Ok(()) };
         let totals = view.memory.zeroed::<[u32; 6]>(segments.len() * groups)?;
-        if updates.is_empty() {
-            view.fold_quality(groups, &totals)?;
-        } else {
-            let staged = view.stage(updates)?;
-            if !view.epoch_by_buckets(&staged, groups, &totals)? {
-                let folded: Vec<_> = segments.iter().map(|it| [it.clock.units(), 0, u32::from(it.hidden)]).collect();
-                let folded = view.memory.uploaded(&folded)?;
-                view.apply(staged.slots, &staged.deltas, staged.count, any_folds(segments))?;
-                view.segments = folded;
-                view.fold_quality(groups, &totals)?;
-            }
-        }
-        let totals = view.memory.downloaded::<[u32; 6]>(&totals, segments.len() * groups)?;
-        for (vector, totals) in out.iter_mut().zip(totals.chunks(groups)) {
-            vector.assign(totals.iter().enumerate().map(|(group, total)| (Group(group as u8), quality(*total))));
-        }
+        let staged = view.stage(updates)?;
+        let folded: Vec<_> = segments.iter().map(|it| [it.clock.units(), 0, u32::from(it.hidden)]).collect();
+        let folded = view.memory.uploaded(&folded)?;
+        view.apply(staged.slots, &staged.deltas, staged.count, any_folds(segments))?;
+        view.segments = folded;
+        view.fold_quality(groups, &totals)?;
+        assign(&view.memory.downloaded::<[u32; 6]>(&totals, segments.len() * groups)?, groups, out);
         Ok(())
     }
 
@@ -190,19 +159,26 @@ impl<D: Driver> Gpu<D> {
 }
 
 /// What both passes take that sum by segment and group.
-fn quality_arguments<'a, B>(
+pub(super) fn quality_arguments<'a, B>(
     columns: &'a Columns<B>,
     segments: &'a B,
     groups: usize,
-    totals: &'a B,
+    totals: Argument<'a, B>,
 ) -> [Argument<'a, B>; 6] {
     let [potentials, of_memories, segments, tiles] = columns.weights_and_groups(segments);
-    [potentials, of_memories, segments, tiles, Argument::U32(groups as u32), Argument::Buffer(totals)]
+    [potentials, of_memories, segments, tiles, Argument::U32(groups as u32), totals]
 }
 
 /// Whether a fold is to come before the updates.
 pub(super) fn any_folds(segments: &[Segment]) -> bool {
     segments.iter().any(|segment| segment.fold > 0)
+}
+
+/// Gives each segment the totals of its groups.
+fn assign(totals: &[[u32; 6]], groups: usize, out: &mut [QualityVector]) {
+    for (vector, totals) in out.iter_mut().zip(totals.chunks(groups)) {
+        vector.assign(totals.iter().enumerate().map(|(group, total)| (Group(group as u8), quality(*total))));
+    }
 }
 
 /// From sum (low, high), count, largest weight, largest distance from ONE.

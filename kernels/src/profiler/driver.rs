@@ -2,7 +2,7 @@
 
 use super::{Kind, Recorder};
 use crate::Error;
-use crate::gpu::{Argument, Driver};
+use crate::gpu::{Argument, Driver, Step, in_turn};
 use std::ops::Range;
 
 /// A driver, each of whose kernels and copies is a span.
@@ -43,12 +43,13 @@ impl<D: Driver> ProfiledDriver<D> {
 
 impl<D: Driver> Driver for ProfiledDriver<D> {
     type Buffer = D::Buffer;
+    type Graph = D::Graph;
 
     fn allocate(&mut self, bytes: usize) -> Result<D::Buffer, Error> {
         self.driver.allocate(bytes)
     }
 
-    fn upload(&mut self, buffer: &mut D::Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+    fn upload(&mut self, buffer: &D::Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         self.waited(Kind::Copy, "upload", |driver| driver.upload(buffer, offset, bytes))
     }
 
@@ -56,11 +57,11 @@ impl<D: Driver> Driver for ProfiledDriver<D> {
         self.waited(Kind::Copy, "download", |driver| driver.download(buffer, offset, out))
     }
 
-    fn copy(&mut self, from: &D::Buffer, to: &mut D::Buffer, bytes: usize) -> Result<(), Error> {
+    fn copy(&mut self, from: &D::Buffer, to: &D::Buffer, bytes: usize) -> Result<(), Error> {
         self.waited(Kind::Copy, "copy", |driver| driver.copy(from, to, bytes))
     }
 
-    fn fill(&mut self, buffer: &mut D::Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
+    fn fill(&mut self, buffer: &D::Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
         self.waited(Kind::Kernel, "fill", |driver| driver.fill(buffer, range, byte))
     }
 
@@ -75,5 +76,13 @@ impl<D: Driver> Driver for ProfiledDriver<D> {
 
     fn wait(&mut self) -> Result<(), Error> {
         self.recorder.span(Kind::Wait, "wait", || self.driver.wait())
+    }
+
+    fn sequence(&mut self, kept: &mut Option<D::Graph>, steps: &mut [Step<'_, D::Buffer>]) -> Result<(), Error> {
+        if !self.recorder.is_on() {
+            return self.driver.sequence(kept, steps);
+        }
+        // Each is to be seen.
+        in_turn(self, steps)
     }
 }

@@ -102,6 +102,7 @@ impl Drop for Buffer {
 
 impl Driver for Host {
     type Buffer = Buffer;
+    type Graph = ();
 
     fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
         self.say(b'A', &[bytes as u64], &[]);
@@ -111,7 +112,7 @@ impl Driver for Host {
         Ok(Buffer { process: Arc::clone(&self.0), number })
     }
 
-    fn upload(&mut self, buffer: &mut Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+    fn upload(&mut self, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         self.say(b'U', &[buffer.number, offset as u64, bytes.len() as u64], bytes);
         Ok(())
     }
@@ -122,12 +123,12 @@ impl Driver for Host {
         Ok(())
     }
 
-    fn copy(&mut self, from: &Buffer, to: &mut Buffer, bytes: usize) -> Result<(), Error> {
+    fn copy(&mut self, from: &Buffer, to: &Buffer, bytes: usize) -> Result<(), Error> {
         self.say(b'C', &[from.number, to.number, bytes as u64], &[]);
         Ok(())
     }
 
-    fn fill(&mut self, buffer: &mut Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
+    fn fill(&mut self, buffer: &Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
         self.say(b'S', &[buffer.number, range.start as u64, range.len() as u64, u64::from(byte)], &[]);
         Ok(())
     }

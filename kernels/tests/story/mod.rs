@@ -16,7 +16,7 @@ use std::collections::HashMap;
 pub(crate) enum Part {
     /// An epoch whose updates fit into buckets, with folds.
     Epoch,
-    /// An epoch with more updates of one memory than a bucket takes.
+    /// Epochs with more updates of one memory than a bucket takes.
     HotEpoch,
     /// An epoch without updates, that folds.
     Quality,
@@ -188,8 +188,13 @@ impl<D: Driver> Story<D> {
                 self.epoch("an epoch", &updates);
             }
             Part::HotEpoch => {
-                let updates = self.updates(1_100, 230);
+                // No more than buckets may take, but most of one memory of the last tile; then more than they may take.
+                let (one, tiles) = (((self.tiles.len() - 1) * TILE) as Slot, self.tiles.len());
+                let mut updates = self.updates(60 * tiles, 0);
+                updates.iter_mut().skip(15 * tiles).for_each(|update| update.slot = one);
                 self.epoch("an epoch with a hot memory", &updates);
+                let updates = self.updates(1_100, 230);
+                self.epoch("an epoch with a hot memory and many updates", &updates);
             }
             Part::Quality => self.epoch("an epoch without updates", &[]),
             Part::Update => {

@@ -152,12 +152,13 @@ struct Faulty<D> {
 
 impl<D: Driver> Driver for Faulty<D> {
     type Buffer = D::Buffer;
+    type Graph = D::Graph;
 
     fn allocate(&mut self, bytes: usize) -> Result<D::Buffer, Error> {
         self.driver.allocate(bytes)
     }
 
-    fn upload(&mut self, buffer: &mut D::Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+    fn upload(&mut self, buffer: &D::Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         self.driver.upload(buffer, offset, bytes)
     }
 
@@ -165,11 +166,11 @@ impl<D: Driver> Driver for Faulty<D> {
         self.driver.download(buffer, offset, out)
     }
 
-    fn copy(&mut self, from: &D::Buffer, to: &mut D::Buffer, bytes: usize) -> Result<(), Error> {
+    fn copy(&mut self, from: &D::Buffer, to: &D::Buffer, bytes: usize) -> Result<(), Error> {
         self.driver.copy(from, to, bytes)
     }
 
-    fn fill(&mut self, buffer: &mut D::Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
+    fn fill(&mut self, buffer: &D::Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
         self.driver.fill(buffer, range, byte)
     }
 
