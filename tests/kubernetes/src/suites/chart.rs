@@ -12,6 +12,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+/// What the chart gives to Grafana.
+pub(super) const DASHBOARD: &str = include_str!("../../../../charts/engram/files/dashboard.json");
 const NAMESPACE: &str = "engram-system";
 const OPERATOR: &str = "system:serviceaccount:engram-system:engram-operator";
 const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/engram-system/learnerclusters";
@@ -83,8 +85,14 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "the chart passes Helm's own lint, and refuses values that nobody can mean", run: refuses },
         Check { name: "the API server takes what it makes of values that people install with", run: is_taken },
         Check { name: "rights for cert-manager are given where they are asked for, and only there", run: cert_manager },
-        Check { name: "monitors and alerts are made where they are asked for, and only there", run: monitors },
-        Check { name: "Prometheus takes the alerts, and each fires where it should and not beside it", run: alerts },
+        Check {
+            name: "monitors, alerts and dashboards are made where they are asked for, and only there",
+            run: monitors,
+        },
+        Check {
+            name: "Prometheus takes alerts and dashboards, and each alert fires where it should and not beside it",
+            run: alerts,
+        },
         Check { name: "the manifests for people without Helm are what the chart makes", run: without_helm },
         Check { name: "a release is Ready in a namespace that enforces restricted pods", run: installs },
         Check { name: "the operator may do what it does, and nothing else", run: rights },
@@ -159,7 +167,7 @@ fn cert_manager(cluster: &Cluster) -> Result<String> {
 }
 
 fn monitors(cluster: &Cluster) -> Result<String> {
-    let kinds = ["kind: ServiceMonitor", "kind: PodMonitor", "kind: PrometheusRule"];
+    let kinds = ["kind: ServiceMonitor", "kind: PodMonitor", "kind: PrometheusRule", "grafana_dashboard: \"1\""];
     let plain = template(cluster, &[])?;
     ensure!(!kinds.iter().any(|kind| plain.contains(kind)), "a monitor nobody asked for");
     let values = [
@@ -168,6 +176,7 @@ fn monitors(cluster: &Cluster) -> Result<String> {
         "metrics.prometheusRule.enabled=true",
         "metrics.prometheusRule.disabled.EngramWorkerNotReady=true",
         "metrics.prometheusRule.additionalRuleLabels.team=ml",
+        "metrics.dashboards.enabled=true",
     ];
     let asked = template(cluster, &values)?;
     ensure!(kinds.iter().all(|kind| asked.contains(kind)), "a monitor that was asked for is missing");
@@ -176,7 +185,27 @@ fn monitors(cluster: &Cluster) -> Result<String> {
         "the alerts are not all there"
     );
     ensure!(!asked.contains("EngramWorkerNotReady"), "an alert that is not wanted is there");
-    Ok(String::new())
+    let dashboard = asked.split("\n---\n").find(|it| it.contains("grafana_folder: Engram"));
+    let (_, text) = dashboard.and_then(|it| it.split_once("json: |-\n")).context("no dashboard in its folder")?;
+    let panels = expressions(&serde_json::from_str(text).context("the dashboard is no JSON")?).len();
+    ensure!(panels > 10, "the dashboard asks for {panels} things only");
+    Ok(format!("{panels} expressions in the dashboard"))
+}
+
+/// What the panels of a dashboard ask Prometheus for.
+fn expressions(dashboard: &Value) -> Vec<&str> {
+    let targets = dashboard["panels"].as_array().into_iter().flatten().filter_map(|panel| panel["targets"].as_array());
+    targets.flatten().filter_map(|target| target["expr"].as_str()).collect()
+}
+
+/// The dashboard's expressions as rules, with what Grafana puts in for its variables: Prometheus checks no others.
+fn as_rules(dashboard: &Value) -> Value {
+    let rule = |(number, expression): (usize, &str)| {
+        let expression = expression.replace("$__rate_interval", "2m");
+        json!({ "record": format!("dashboard:{number}"), "expr": expression })
+    };
+    let rules: Vec<Value> = expressions(dashboard).into_iter().enumerate().map(rule).collect();
+    json!({ "groups": [{ "name": "dashboard", "rules": rules }] })
 }
 
 /// The rules as a release has them, and the chart's own tests of them beside.
@@ -201,6 +230,9 @@ fn alerts(cluster: &Cluster) -> Result<String> {
     };
     run("check", &rules)?;
     run("test", &tests)?;
+    let dashboard = scratch.path().join("dashboard.json");
+    std::fs::write(&dashboard, as_rules(&serde_json::from_str(DASHBOARD)?).to_string())?;
+    run("check", &dashboard)?;
     // An alert that never fires in a test may never fire at all.
     let names: Vec<&str> =
         groups.lines().filter_map(|line| line.trim_start_matches([' ', '-']).strip_prefix("alert: ")).collect();

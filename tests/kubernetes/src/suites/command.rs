@@ -4,6 +4,7 @@
 //! What it prints is compared with what a worker says inside the network of the pods. Checks rest on one another, in order.
 
 use super::Check;
+use super::chart::DASHBOARD;
 use super::faults::install::operator;
 use super::look::{WHILE, is_ready, uid};
 use super::{gpu, in_pod, orders, runs};
@@ -55,7 +56,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "a run is followed to its end", run: follows },
         Check { name: "partitions are listed, and an order that is not needed is refused", run: partitions },
         Check { name: "a worker that comes back elsewhere is found again", run: replaced },
-        Check { name: "every figure that an alert names is told by workers or operators", run: figures },
+        Check { name: "every figure that an alert or a dashboard names is told by workers or operators", run: figures },
         Check { name: "scaled to 4 workers and back", run: scaled },
         Check { name: "what is not there is told with what is", run: absent },
         Check { name: "a right that is missing is named", run: forbidden },
@@ -366,9 +367,10 @@ fn replaced(cluster: &Cluster) -> Result<String> {
     Ok(format!("from {} to {}", before["status"]["podIP"], after["status"]["podIP"]))
 }
 
-/// What an alert waits for under a wrong name never comes.
+/// What an alert waits for under a wrong name never comes, and a panel stays empty.
 fn figures(cluster: &Cluster) -> Result<String> {
-    let named = named(include_str!("../../../../charts/engram/files/alerts.yaml"));
+    let mut named = named(include_str!("../../../../charts/engram/files/alerts.yaml"));
+    named.extend(self::named(DASHBOARD));
     let pages = pages(cluster)?;
     let untold = untold(&named, &pages);
     ensure!(untold.is_empty(), "nobody tells {untold:?}");
@@ -378,7 +380,7 @@ fn figures(cluster: &Cluster) -> Result<String> {
 
 /// Figures that rules name. No other word of an expression begins as they do.
 fn named(rules: &str) -> BTreeSet<&str> {
-    let lines = rules.lines().filter(|line| !line.contains("description:") && !line.trim_start().starts_with('#'));
+    let lines = rules.lines().filter(|line| !line.contains("description") && !line.trim_start().starts_with('#'));
     let words = lines.flat_map(|line| line.split(|it: char| !it.is_ascii_alphanumeric() && it != '_'));
     words.filter(|word| word.starts_with("engram_")).collect()
 }
