@@ -190,9 +190,6 @@ optional! {
 
 optional! {
     /// Certificates.
-    #[schemars(extend("x-later" = {
-        "trustDomain": "remove trustDomain; who is believed follows from the authority and the cluster's id",
-    }))]
     pub struct Tls {
         /// Where they come from; absent means `Auto`; fixed at creation.
         pub mode: TlsMode,
@@ -206,6 +203,8 @@ optional! {
         pub secret_name: String,
         /// With mode `CertManager`: who signs.
         pub issuer_ref: IssuerRef,
+        /// Trust domain of the names in certificates.
+        pub trust_domain: String,
     }
 }
 

@@ -22,6 +22,11 @@ pub(crate) const CLUSTER: &[Later] = &[
     later("spec", "telemetry", "remove telemetry; the workers' metrics are at port 9090, path /metrics"),
     later("spec.gpu", "selector", "remove selector; scheduling.affinity can name the labels of nodes"),
     later("spec.gpu", "memoryLimit", "remove memoryLimit; a worker uses the memory of its whole device"),
+    later(
+        "spec.tls",
+        "trustDomain",
+        "remove trustDomain; who is believed follows from the authority and the cluster's id",
+    ),
     later("spec.scheduling", "queueName", "remove queueName; schedulerName names another scheduler"),
 ];
 

@@ -218,7 +218,7 @@ impl Certificates {
         let clusters = if known.stage() == Stage::Settled { Vec::new() } else { clusters().await? };
         let (held, told) = match known.step(asked, since, &clusters, now).map_err(|error| unusable(&error))? {
             Step::Rest => return Ok(()),
-            Step::Wait(why) if note(RENEWAL) == Some(&why) => return Ok(()),
+            Step::Wait(why) if note(RENEWAL) == Some(&why) && note(RENEWAL_SINCE).is_some() => return Ok(()),
             Step::Wait(why) => (known.held().clone(), why),
             Step::Become(held) => (held, String::new()),
         };
@@ -230,8 +230,8 @@ impl Certificates {
         let opened = held.open().map_err(|error| unusable(&error))?;
         let mut secret = filled(secret.clone(), opened.held());
         let notes = secret.metadata.annotations.get_or_insert_default();
+        let since = Timestamp::now().to_string();
         if told.is_empty() {
-            let since = Timestamp::now().to_string();
             match opened.stage() {
                 Stage::Settled => {
                     notes.remove(RENEWAL_SINCE);
@@ -249,6 +249,8 @@ impl Certificates {
             tracing::info!(secret = %self.place, stage = ?opened.stage(), signs = %opened.signing.root(), "the authority changes");
         } else {
             notes.insert(RENEWAL.to_owned(), told.to_owned());
+            // Somebody may have taken it away.
+            notes.entry(RENEWAL_SINCE.to_owned()).or_insert(since);
         }
         let name = &self.place.name;
         // With the resource version that was read: of two that write it one is refused.

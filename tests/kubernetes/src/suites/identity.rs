@@ -221,15 +221,20 @@ fn renewals(cluster: &Cluster) -> Result<String> {
     let took = began.elapsed();
     let (tally, gap) = clients.close(since)?;
     ensure!(tally.acked == tally.operations, "writes failed: {tally:?}");
+    undisturbed(cluster, |_| 0)?;
+    Ok(format!("{:.0} s, {} writes, longest wait {} ms", took.as_secs_f64(), tally.acked, gap.as_millis()))
+}
+
+/// No worker has found a certificate of no use, each was restarted so many times, and all of them serve.
+fn undisturbed(cluster: &Cluster, restarted: impl Fn(u32) -> u64) -> Result<()> {
     for ordinal in 0..WORKERS {
         let pod = worker(cluster, ordinal)?;
         let failures = figure(cluster, &pod, "engram_certificate_reload_failures_total", "")?;
         ensure!(failures == 0, "worker {ordinal} found {failures} times certificates of no use");
         let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
-        ensure!(*restarts == 0, "worker {ordinal} was restarted {restarts} times");
+        ensure!(*restarts == restarted(ordinal), "worker {ordinal} was restarted {restarts} times");
     }
-    whole(cluster, NAME, READY)?;
-    Ok(format!("{:.0} s, {} writes, longest wait {} ms", took.as_secs_f64(), tally.acked, gap.as_millis()))
+    whole(cluster, NAME, READY)
 }
 
 fn killed(cluster: &Cluster) -> Result<String> {

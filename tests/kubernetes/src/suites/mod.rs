@@ -16,6 +16,7 @@ mod look;
 mod many;
 mod operator;
 mod orders;
+mod rules;
 mod runs;
 mod smoke;
 
@@ -40,7 +41,7 @@ struct Suite {
     checks: fn() -> Vec<Check>,
 }
 
-const SUITES: [Suite; 15] = [
+const SUITES: [Suite; 16] = [
     Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
     Suite { name: "command", fake: false, long: false, checks: command::checks },
     Suite { name: "identity", fake: false, long: false, checks: identity::checks },
@@ -55,6 +56,7 @@ const SUITES: [Suite; 15] = [
     // It needs a program that is not of this checkout.
     Suite { name: VERSIONS, fake: false, long: true, checks: faults::versions },
     Suite { name: "fake", fake: true, long: false, checks: fake::checks },
+    Suite { name: "rules", fake: true, long: false, checks: rules::checks },
     Suite { name: "operator", fake: true, long: false, checks: operator::checks },
     Suite { name: "many", fake: true, long: false, checks: many::checks },
     Suite { name: "hundreds", fake: true, long: true, checks: many::hundreds },
