@@ -2,20 +2,23 @@
 
 use crate::part::Body;
 use crate::shared::Shared;
+use crate::view::View;
 use crate::write::Asked;
 use engram_memory::session::WINDOW;
 use engram_proto::v1::memory_service_server::MemoryService;
 use engram_proto::v1::{self, MemoryBatch, Problem, ProblemKind};
 use futures::stream::BoxStream;
+use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Sessions live a day by the partitions' watermarks; renewing four times in it leaves room for clocks and pauses.
 const RENEW_AFTER: Duration = Duration::from_secs(6 * 60 * 60);
 /// How long whoever asks for a newer map is kept waiting at most.
-pub(crate) const NEWS_MOST: Duration = Duration::from_secs(1);
+pub(crate) const NEWS_MOST: Duration = Duration::from_secs(30);
 
 /// Which listener a request came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +43,13 @@ fn reply<T>(answer: Result<T, Problem>) -> Result<Response<T>, Status> {
 }
 
 impl Memories {
+    /// What is known of the cluster at this moment.
+    fn told(&self, view: &mut watch::Receiver<View>) -> Result<v1::PartitionMapReply, Problem> {
+        let (name, dimension) = (&self.shared.options.cluster_name, self.shared.shape.features.dimension);
+        let unknown = || Problem::of(ProblemKind::Unavailable, "the partition map is not known yet").retry_after(100);
+        view.borrow_and_update().map_reply(name, dimension).ok_or_else(unknown)
+    }
+
     /// A write, once there is room for it.
     async fn changes(
         &self,
@@ -192,20 +202,26 @@ impl MemoryService for Memories {
         &self,
         request: Request<v1::PartitionMapRequest>,
     ) -> Result<Response<v1::PartitionMapReply>, Status> {
-        let v1::PartitionMapRequest { newer_than, wait_ms } = request.into_inner();
+        let v1::PartitionMapRequest { newer_than, wait_ms, known } = request.into_inner();
         let mut view = self.shared.view.subscribe();
-        if wait_ms > 0 && view.borrow_and_update().version() <= newer_than {
-            let mut stopping = self.shared.stopping.subscribe();
+        let mut stopping = self.shared.stopping.subscribe();
+        let mut time_is_up = pin!(sleep(NEWS_MOST.min(Duration::from_millis(wait_ms.into()))));
+        let mut asked_now = true;
+        loop {
+            let told = self.told(&mut view);
+            let is_known = match &told {
+                Ok(map) if known == 0 => map.version <= newer_than && asked_now,
+                Ok(map) => map.stamp == known,
+                Err(_) => true,
+            };
+            if wait_ms == 0 || !is_known {
+                return reply(told);
+            }
             tokio::select! {
-                _ = view.changed() => {}
-                () = sleep(NEWS_MOST.min(Duration::from_millis(wait_ms.into()))) => {}
-                _ = stopping.wait_for(|stopping| *stopping) => {}
+                _ = view.changed() => asked_now = false,
+                () = &mut time_is_up => return reply(told),
+                _ = stopping.wait_for(|stopping| *stopping) => return reply(told),
             }
         }
-        let options = &self.shared.options;
-        let view = self.shared.view.borrow();
-        let map = view.map_reply(&options.cluster_name, self.shared.shape.features.dimension);
-        let unknown = || Problem::of(ProblemKind::Unavailable, "the partition map is not known yet").retry_after(100);
-        reply(map.ok_or_else(unknown))
     }
 }

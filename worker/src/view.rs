@@ -5,7 +5,9 @@ use engram_cluster::PartitionMap;
 use engram_coordinator::wire;
 use engram_memory::{ClusterId, Incarnation, Ordinal, PartitionId};
 use engram_proto::v1;
+use prost::Message as _;
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::Arc;
 
 /// The map and the members.
@@ -105,15 +107,24 @@ impl View {
             primary: entry.primary.0,
             in_sync: in_sync(entry).into_iter().map(|ordinal| ordinal.0).collect(),
         };
-        Some(v1::PartitionMapReply {
+        let reply = v1::PartitionMapReply {
             cluster: engram_proto::answers::identity(map.cluster.0),
             version: map.version,
             cluster_name: cluster_name.to_owned(),
             partitions: map.partitions.iter().map(entry).collect(),
             members: self.members.clone(),
             feature_dimension,
-        })
+            stamp: 0,
+        };
+        Some(v1::PartitionMapReply { stamp: stamp(&reply), ..reply })
     }
+}
+
+/// Stands for what an answer says; never 0.
+fn stamp(reply: &v1::PartitionMapReply) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(&reply.encode_to_vec());
+    hasher.finish().max(1)
 }
 
 /// Who has a copy in sync.

@@ -12,11 +12,14 @@ use engram_proto::v1::{self, Problem, ProblemKind};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::Request;
+
+mod follow;
 
 /// How long one worker may take to tell its map.
 const MAP_DEADLINE: Duration = Duration::from_secs(2);
@@ -46,10 +49,21 @@ struct Core {
     asked: Mutex<Option<Instant>>,
     /// Held by the one caller that waits at a worker for a newer map.
     listening: Mutex<()>,
+    /// What follows the map while nobody calls.
+    follower: OnceLock<AbortHandle>,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if let Some(follower) = self.follower.get() {
+            follower.abort();
+        }
+    }
 }
 
 impl Client {
-    /// Connects: asks the endpoints for the map until one answers.
+    /// Connects: asks the endpoints for the map until one answers. From then on it hears of every change of the map, on a task of the
+    /// runtime that this is called on; the task ends with the last clone.
     ///
     /// # Errors
     /// None answers before the read deadline, or they are of another cluster.
@@ -59,7 +73,10 @@ impl Client {
         let mut wait = Duration::from_millis(10);
         loop {
             match client.ask(deadline, Duration::ZERO).await {
-                Ok(()) => return Ok(client),
+                Ok(()) => {
+                    client.0.follow();
+                    return Ok(client);
+                }
                 Err(error @ Error::Refused(_)) => return Err(error),
                 Err(error) if Instant::now() + wait >= deadline => return Err(error),
                 Err(_) => sleep(wait).await,
@@ -84,6 +101,7 @@ impl Client {
             asks,
             asked: Mutex::default(),
             listening: Mutex::default(),
+            follower: OnceLock::new(),
         };
         Self(Arc::new(core), ReadMode::default())
     }
@@ -127,17 +145,7 @@ impl Client {
 
     /// Takes a map, unless a newer one is known already.
     pub fn set_map(&self, map: Map) {
-        self.0.map.send_if_modified(|known| {
-            if known.as_ref().is_some_and(|known| known.version > map.version || **known == map) {
-                return false;
-            }
-            let addresses: Vec<&str> = map.workers.values().map(|it| it.address(self.options().plane)).collect();
-            self.0.pool.retain(|address| {
-                addresses.contains(&address) || self.options().endpoints.iter().any(|endpoint| endpoint == address)
-            });
-            *known = Some(Arc::new(map));
-            true
-        });
+        self.0.set_map(map);
     }
 
     /// A session: whoever writes needs one.
@@ -195,11 +203,11 @@ impl Client {
 
     /// The cluster asked for, or else the first that answered.
     pub(crate) fn cluster(&self) -> Option<ClusterId> {
-        self.options().cluster.or_else(|| self.0.map.borrow().as_ref().map(|map| map.cluster))
+        self.0.cluster()
     }
 
     pub(crate) fn version(&self) -> u64 {
-        self.0.map.borrow().as_ref().map_or(0, |map| map.version)
+        self.0.version()
     }
 
     /// Looks for a map newer than `seen`; returns when there is one, or when asking again brought none.
@@ -326,12 +334,44 @@ impl Client {
     }
 
     async fn ask_one(&self, address: &str, news: Duration, until: Instant) -> Result<Map, Failure> {
-        let channel = self.0.pool.channel(address).map_err(Failure::unavailable)?;
-        let mut service = call::service(channel, self.options().plane);
-        let asked = v1::PartitionMapRequest { newer_than: self.version(), wait_ms: news.as_millis() as u32 };
-        let answer = timeout_at(until, service.get_partition_map(self.request(asked, MAP_DEADLINE))).await;
+        let question = v1::PartitionMapRequest {
+            newer_than: self.version(),
+            wait_ms: news.as_millis() as u32,
+            ..v1::PartitionMapRequest::default()
+        };
+        let asked = self.0.question(address, question, MAP_DEADLINE)?;
+        let answer = timeout_at(until, asked).await;
         let reply = answer.map_err(|_| Failure::unavailable(format!("{address} did not answer in time")))??;
-        let map = Map::try_from(reply.into_inner()).map_err(|error| Failure::unavailable(error.to_string()))?;
+        self.0.map_of(address, reply)
+    }
+}
+
+impl Core {
+    fn version(&self) -> u64 {
+        self.map.borrow().as_ref().map_or(0, |map| map.version)
+    }
+
+    /// The cluster asked for, or else the first that answered.
+    fn cluster(&self) -> Option<ClusterId> {
+        self.options.cluster.or_else(|| self.map.borrow().as_ref().map(|map| map.cluster))
+    }
+
+    /// A question for the map that is on its way to a worker, and holds on to nothing of this client but its connection.
+    fn question(
+        &self,
+        address: &str,
+        question: v1::PartitionMapRequest,
+        deadline: Duration,
+    ) -> Result<impl Future<Output = Result<v1::PartitionMapReply, Failure>> + Send + use<>, Failure> {
+        let channel = self.pool.channel(address).map_err(Failure::unavailable)?;
+        let mut service = call::service(channel, self.options.plane);
+        let request = call::request(question, self.cluster(), &self.options.network, deadline);
+        Ok(async move { Ok(service.get_partition_map(request).await?.into_inner()) })
+    }
+
+    /// The map that a worker told, if it is of this cluster.
+    fn map_of(&self, address: &str, reply: v1::PartitionMapReply) -> Result<Map, Failure> {
+        let map = Map::try_from(reply).map_err(|error| Failure::unavailable(error.to_string()))?;
         match self.cluster() {
             Some(expected) if expected != map.cluster => Err(Failure::of(Problem::of(
                 ProblemKind::WrongCluster,
@@ -339,6 +379,21 @@ impl Client {
             ))),
             _ => Ok(map),
         }
+    }
+
+    /// Takes a map, unless a newer one is known already.
+    fn set_map(&self, map: Map) {
+        self.map.send_if_modified(|known| {
+            if known.as_ref().is_some_and(|known| known.version > map.version || **known == map) {
+                return false;
+            }
+            let addresses: Vec<&str> = map.workers.values().map(|it| it.address(self.options.plane)).collect();
+            self.pool.retain(|address| {
+                addresses.contains(&address) || self.options.endpoints.iter().any(|endpoint| endpoint == address)
+            });
+            *known = Some(Arc::new(map));
+            true
+        });
     }
 }
 

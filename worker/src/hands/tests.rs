@@ -103,7 +103,7 @@ impl Lone {
     }
 
     async fn version(&self, newer_than: u64, wait_ms: u32) -> u64 {
-        let asked = Request::new(PartitionMapRequest { newer_than, wait_ms });
+        let asked = Request::new(PartitionMapRequest { newer_than, wait_ms, known: 0 });
         self.memories.get_partition_map(asked).await.unwrap().into_inner().version
     }
 }
@@ -213,6 +213,19 @@ async fn who_asks_for_a_newer_map_is_answered_when_there_is_one_and_not_before()
         let waited = begun.elapsed();
         assert!(waited >= most && waited < most * 2, "{waited:?} of a clock that stands still");
     }
+    let ask = |known| {
+        let asked = Request::new(PartitionMapRequest { newer_than: 0, wait_ms: 60_000, known });
+        async { lone.memories.get_partition_map(asked).await.unwrap().into_inner() }
+    };
+    let told = ask(0).now_or_never().expect("it knows less");
+    let mut waits = pin!(ask(told.stamp));
+    assert_eq!(waits.as_mut().now_or_never(), None);
+    lone.shared().view.send_modify(|_| {});
+    assert_eq!(waits.as_mut().now_or_never(), None, "what is said again is no news");
+    lone.shared().view.send_modify(|view| view.members[0].alive ^= true);
+    let other = waits.as_mut().now_or_never().expect("another member is news");
+    assert!(other.stamp != told.stamp && other.version == told.version);
+
     let mut waits = pin!(lone.version(2, 60_000));
     assert_eq!(waits.as_mut().now_or_never(), None);
     lone.shared().stopping.send_replace(true);

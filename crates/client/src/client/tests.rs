@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::task::{Context, Poll};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::codegen::{Service as HttpService, http};
 use tonic::{Response, Status};
@@ -49,11 +50,16 @@ fn given(heard: Map) -> Client {
     client
 }
 
-/// A worker that tells the map, and says what it was asked. Who waits for news hears of it when there is some.
+/// A worker that tells the map, and says what calls asked it. Who waits for news hears of it when there is some.
 #[derive(Clone)]
 struct Teller {
     asked: mpsc::UnboundedSender<v1::PartitionMapRequest>,
     map: watch::Receiver<v1::PartitionMapReply>,
+}
+
+/// What somebody asks who waits for longer than any call.
+fn is_followers(request: &v1::PartitionMapRequest) -> bool {
+    Duration::from_millis(request.wait_ms.into()) > MAP_DEADLINE
 }
 
 impl tonic::server::NamedService for Teller {
@@ -66,9 +72,15 @@ impl tonic::server::UnaryService<v1::PartitionMapRequest> for Teller {
 
     fn call(&mut self, request: Request<v1::PartitionMapRequest>) -> Self::Future {
         let (Self { asked, mut map }, request) = (self.clone(), request.into_inner());
-        let _ = asked.send(request);
+        if !is_followers(&request) {
+            let _ = asked.send(request);
+        }
         Box::pin(async move {
-            let told = map.wait_for(|map| request.wait_ms == 0 || map.version > request.newer_than).await;
+            let is_news = |map: &v1::PartitionMapReply| match request.known {
+                0 => request.wait_ms == 0 || map.version > request.newer_than,
+                known => map.stamp != known,
+            };
+            let told = map.wait_for(is_news).await;
             told.map(|map| Response::new(map.clone())).map_err(|_| Status::unavailable("the test is over"))
         })
     }
@@ -93,17 +105,70 @@ impl HttpService<http::Request<tonic::body::Body>> for Teller {
     }
 }
 
-#[tokio::test]
-async fn who_waits_for_a_worker_asks_for_a_newer_map_and_is_answered_when_there_is_one() {
+/// Tells this map, and what is said instead later, at an address of its own; until the task ends.
+async fn teller()
+-> (watch::Sender<v1::PartitionMapReply>, String, mpsc::UnboundedReceiver<v1::PartitionMapRequest>, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let (asked, mut questions) = mpsc::unbounded_channel();
+    let (asked, questions) = mpsc::unbounded_channel();
     let (news, known) = watch::channel(told(3, 1, &address));
     let server = tonic::transport::Server::builder().add_service(Teller { asked, map: known });
-    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let serving =
+        tokio::spawn(async move { server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap() });
+    (news, address, questions, serving)
+}
+
+/// Returns when the client knows a map for which this holds.
+async fn hears(client: &Client, of: impl Fn(&Map) -> bool) {
+    let mut known = client.0.map.subscribe();
+    let heard = known.wait_for(|map| map.as_ref().is_some_and(|map| of(map)));
+    tokio::time::timeout(Duration::from_secs(60), heard).await.expect("it is not told").unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_nobody_uses_hears_of_another_map_and_of_other_addresses_until_it_is_dropped() {
+    let (news, address, ..) = teller().await;
+    let client = Client::connect(Options::new([address.clone()])).await.unwrap();
+    news.send_replace(v1::PartitionMapReply { stamp: 4, ..told(4, 2, &address) });
+    hears(&client, |map| map.version == 4).await;
+    let mut moved = v1::PartitionMapReply { stamp: 5, ..told(4, 2, &address) };
+    moved.members[2].client_address = "127.0.0.1:3".into();
+    news.send_replace(moved);
+    hears(&client, |map| map.workers[&Ordinal(3)].client_address == "127.0.0.1:3").await;
+
+    drop(client);
+    let gone = async {
+        // That of whoever serves is left.
+        while news.receiver_count() > 1 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), gone).await.expect("somebody waits still");
+}
+
+#[tokio::test]
+async fn a_client_follows_another_worker_when_the_one_that_it_followed_is_gone() {
+    let ((one, first, _, serving), (other, second, ..)) = (teller().await, teller().await);
+    let both = |version, stamp| {
+        let mut map = v1::PartitionMapReply { stamp, ..told(version, 1, &second) };
+        map.members[0].client_address.clone_from(&first);
+        map
+    };
+    one.send_replace(both(3, 3));
+    other.send_replace(both(3, 3));
+    let client = Client::connect(Options::new([first.clone()])).await.unwrap();
+    serving.abort();
+    drop(one);
+    other.send_replace(both(4, 4));
+    hears(&client, |map| map.version == 4).await;
+}
+
+#[tokio::test]
+async fn who_waits_for_a_worker_asks_for_a_newer_map_and_is_answered_when_there_is_one() {
+    let (news, address, mut questions, _) = teller().await;
 
     let client = Client::connect(Options::new([address.clone()])).await.unwrap();
-    assert_eq!(questions.recv().await.unwrap(), v1::PartitionMapRequest { newer_than: 0, wait_ms: 0 });
+    assert_eq!(questions.recv().await.unwrap(), v1::PartitionMapRequest::default());
     let seen = client.map().unwrap();
     let hangs = pending::<Result<(), Failure>>();
     let given_up = client.while_owner(&seen, Ordinal(1), hangs);
