@@ -27,11 +27,23 @@ impl View {
                 Err(error) => tracing::error!(%error, "refused a malformed partition map"),
             }
         }
-        if !reply.members.is_empty() && reply.members != self.members {
-            self.members.clone_from(&reply.members);
-            news = true;
+        if !reply.members.is_empty() {
+            let members = self.with_unheard(&reply.members);
+            news |= members != self.members;
+            self.members = members;
         }
         news
+    }
+
+    /// What a coordinator says of the members. Whom it has not heard since its own start is where it was, as long as the map names it.
+    fn with_unheard(&self, told: &[v1::MemberEntry]) -> Vec<v1::MemberEntry> {
+        let entries = self.map.iter().flat_map(|map| &map.partitions);
+        let named: BTreeSet<u32> = entries.flat_map(|entry| entry.candidates().map(|it| it.ordinal.0)).collect();
+        let heard = |member: &v1::MemberEntry| told.iter().any(|it| it.ordinal == member.ordinal);
+        let unheard = self.members.iter().filter(|it| named.contains(&it.ordinal) && !heard(it));
+        let mut members: Vec<_> = told.iter().chain(unheard).cloned().collect();
+        members.sort_by_key(|member| member.ordinal);
+        members
     }
 
     /// Takes a map, if it is newer than the one known and of this cluster and size; whether it is.
@@ -130,4 +142,33 @@ fn stamp(reply: &v1::PartitionMapReply) -> u64 {
 /// Who has a copy in sync.
 fn in_sync(entry: &engram_cluster::Entry) -> Vec<Ordinal> {
     entry.isr.iter().map(|member| member.ordinal).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engram_cluster::Entry;
+    use engram_memory::{Member, StoreId};
+
+    #[test]
+    fn whom_another_coordinator_has_not_heard_yet_keeps_its_address_as_long_as_the_map_names_it() {
+        let member = |ordinal| Member { ordinal: Ordinal(ordinal), store: StoreId(1), incarnation: Incarnation(1) };
+        let map = PartitionMap {
+            cluster: ClusterId(7),
+            version: 1,
+            partitions: vec![Entry::first(vec![member(0), member(1)])],
+        };
+        let at = |ordinal, address: &str| v1::MemberEntry {
+            ordinal,
+            client_address: address.to_owned(),
+            ..v1::MemberEntry::default()
+        };
+        let says = |members| v1::BeatReply { members, ..v1::BeatReply::default() };
+        let mut view = View::default();
+        view.take_map(map, ClusterId(7), 1);
+        view.take(&says(vec![at(0, "a:1"), at(1, "b:1"), at(2, "c:1")]), ClusterId(7), 1);
+        assert!(view.take(&says(vec![at(1, "b:2")]), ClusterId(7), 1));
+        assert_eq!(view.members, [at(0, "a:1"), at(1, "b:2")], "nothing is on the third");
+        assert!(!view.take(&says(vec![at(0, "a:1")]), ClusterId(7), 1), "no news");
+    }
 }

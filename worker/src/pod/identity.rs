@@ -31,7 +31,7 @@ use tower::service_fn;
 
 /// How long one coordinator may take.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// First and longest wait after nobody signed. The longest is a small part of what is left of the shortest life at its renewal.
+/// First and longest wait after nobody signed, or who signed is not who signs now. The longest is a small part of what is left of the shortest life at its renewal.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Between looks at a certificate that is given: as a worker looks.
 const GIVEN_LOOK: Duration = engram_identity::LOOK;
@@ -148,26 +148,23 @@ impl Identity {
                 keys.look();
                 continue;
             }
-            if keys.renew_at() > SystemTime::now() && is_of_who_signs_now(&keys) {
+            if !is_due(&keys) {
+                wait = first;
                 sleep(LOOK).await;
                 // For others that are believed.
                 keys.look();
                 continue;
             }
-            match self.renew().await {
-                Ok(()) => {
-                    keys.look();
-                    wait = first;
-                    // By a clock that is ahead the new one is due already.
-                    sleep(LOOK).await;
-                }
-                Err(error) => {
-                    let left = keys.until().duration_since(SystemTime::now()).unwrap_or_default();
-                    let error = format!("{error:#}");
-                    tracing::warn!(error, left_s = left.as_secs(), "the certificate was not renewed; asking again");
-                    sleep(jittered(wait)).await;
-                    wait = (wait * 2).min(longest);
-                }
+            if let Err(error) = self.renew().await {
+                let left = keys.until().duration_since(SystemTime::now()).unwrap_or_default();
+                let error = format!("{error:#}");
+                tracing::warn!(error, left_s = left.as_secs(), "the certificate was not renewed; asking again");
+            }
+            keys.look();
+            // Whoever signed may not have read of the next authority yet; and by a clock that is ahead the new one is due already.
+            if is_due(&keys) {
+                sleep(jittered(wait)).await;
+                wait = (wait * 2).min(longest);
             }
         }
     }
@@ -228,6 +225,11 @@ async fn sign(roots: &Roots, cluster: ClusterId, address: &str, token: &str, req
     let signed = CertificateServiceClient::new(channel).sign(call).await;
     let signed = signed.map_err(|status| anyhow!("{address} does not sign: {}", status.message()))?;
     Ok(signed.into_inner().certificate)
+}
+
+/// Whether another certificate is to be asked for.
+fn is_due(keys: &Keys) -> bool {
+    keys.renew_at() <= SystemTime::now() || !is_of_who_signs_now(keys)
 }
 
 /// Whether who signed is who signs now: the first of those that are published. An operator whose authority is followed by another goes on when
