@@ -41,6 +41,7 @@ const INSTALLS: [(&str, &[&str]); 5] = [
             "serviceAccount.annotations.role=learn",
             "rbac.aggregateClusterRoles=false",
             "priorityClassName=system-cluster-critical",
+            "hostUsers=false",
             "logging.format=json",
             "extraArgs={--concurrency=4}",
             "extraEnv[0].name=ENGRAM_LOG",
