@@ -162,7 +162,7 @@ impl Cpu {
 
     /// Applies updates by slot, before or after the fold (see [`update::apply`]).
     fn apply(&mut self, segments: &[Segment], updates: &[Update]) {
-        let tiles = &self.tiles[..];
+        let (tiles, level) = (&self.tiles[..], self.level);
         let threads = self.pool.threads();
         if threads == 1 || updates.len() < MANY_UPDATES {
             let all = self.potentials.parts_mut(tiles.len().max(1)).next();
@@ -174,7 +174,7 @@ impl Cpu {
         self.pool.each(parts, |_, (part, (mut potentials, own))| {
             let first = part * share;
             let slots = (first * TILE) as u64..((first + share) * TILE) as u64;
-            let own = update::select(updates, slots, own);
+            let own = update::select(level, updates, slots, own);
             update::apply(tiles, segments, first, &mut potentials, own);
         });
     }

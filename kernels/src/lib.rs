@@ -62,6 +62,7 @@ pub struct Tile {
 
 /// One update, resolved to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub struct Update {
     /// Slot, in a used part of a tile.
     pub slot: Slot,

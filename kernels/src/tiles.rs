@@ -63,16 +63,8 @@ impl<T: Copy + Default> Tiles<T> {
     }
 
     /// Has the processor fetch the value at `slot`, which will be asked for soon.
-    #[allow(unsafe_code)] // A hint.
     pub(crate) fn prefetch(&self, slot: u32) {
-        let value = &self.tiles[slot as usize / TILE].0[slot as usize % TILE];
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: SSE is in every x86-64.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) };
-        }
-        let _ = value;
+        prefetch(&self.tiles[slot as usize / TILE].0[slot as usize % TILE]);
     }
 
     /// Replaces the value at `slot`.
@@ -84,6 +76,19 @@ impl<T: Copy + Default> Tiles<T> {
     pub(crate) fn parts_mut(&mut self, tiles: usize) -> impl ExactSizeIterator<Item = TilesMut<'_, T>> {
         self.tiles.chunks_mut(tiles).map(TilesMut)
     }
+}
+
+/// Has the processor fetch a value.
+#[inline(always)]
+#[allow(unsafe_code)] // A hint.
+pub(crate) fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE is in every x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) };
+    }
+    let _ = value;
 }
 
 /// Some consecutive tiles of a column.

@@ -83,7 +83,12 @@ impl QualityVector {
     pub fn assign(&mut self, groups: impl IntoIterator<Item = (Group, GroupQuality)>) {
         self.groups.clear();
         for (group, quality) in groups {
-            self.merge_group(group, &quality);
+            // Mostly they come in their order.
+            match self.groups.last() {
+                Some(last) if last.0 >= group => self.merge_group(group, &quality),
+                _ if quality.count == 0 => {}
+                _ => self.groups.push((group, quality)),
+            }
         }
     }
 
@@ -117,8 +122,12 @@ impl QualityVector {
 
     /// Adds what another part counted.
     pub fn merge(&mut self, other: &Self) {
-        for (group, quality) in &other.groups {
-            self.merge_group(*group, quality);
+        for (at, (group, quality)) in other.groups.iter().enumerate() {
+            // Parts of one whole mostly have the same groups.
+            match self.groups.get_mut(at) {
+                Some(known) if known.0 == *group => known.1.merge(quality),
+                _ => self.merge_group(*group, quality),
+            }
         }
     }
 

@@ -130,29 +130,24 @@ fn totals_of(level: Level, potentials: &[u32], groups: &[u8], clock: u32, wanted
 }
 
 dispatch! {
+    /// The total of one group of at most a tile.
     fn total_of(potentials: &[u32], groups: &[u8], clock: u32, group: u8) -> Total {
-        total_of_plain(potentials, groups, clock, group)
+        debug_assert!(potentials.len() <= TILE, "the sums of halves must fit");
+        // 2^12 memories of at most 2^30 units: sums of the two halves of their 32 bits fit in 32 bits each, so that all lanes
+        // have one width.
+        let (mut count, mut low, mut high, mut min, mut max) = (0_u32, 0_u32, 0_u32, u32::MAX, 0_u32);
+        for (&potential, &other) in potentials.iter().zip(groups) {
+            let weight = potential.max(clock) - clock;
+            let mask = if other == group { u32::MAX } else { 0 };
+            let counted = weight & mask;
+            count += mask & 1;
+            low += counted & 0xFFFF;
+            high += counted >> 16;
+            min = min.min(weight | !mask);
+            max = max.max(counted);
+        }
+        Total { count: u64::from(count), sum: (u64::from(high) << 16) + u64::from(low), min, max }
     }
-}
-
-/// The total of one group of at most a tile.
-#[inline(always)]
-pub(super) fn total_of_plain(potentials: &[u32], groups: &[u8], clock: u32, group: u8) -> Total {
-    debug_assert!(potentials.len() <= TILE, "the sums of halves must fit");
-    // 2^12 memories of at most 2^30 units: sums of the two halves of their 32 bits fit in 32 bits each, so that all lanes
-    // have one width.
-    let (mut count, mut low, mut high, mut min, mut max) = (0_u32, 0_u32, 0_u32, u32::MAX, 0_u32);
-    for (&potential, &other) in potentials.iter().zip(groups) {
-        let weight = potential.max(clock) - clock;
-        let mask = if other == group { u32::MAX } else { 0 };
-        let counted = weight & mask;
-        count += mask & 1;
-        low += counted & 0xFFFF;
-        high += counted >> 16;
-        min = min.min(weight | !mask);
-        max = max.max(counted);
-    }
-    Total { count: u64::from(count), sum: (u64::from(high) << 16) + u64::from(low), min, max }
 }
 
 fn add_each(potentials: &[u32], groups: &[u8], clock: u32, totals: &mut [Total]) {

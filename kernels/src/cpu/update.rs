@@ -1,10 +1,13 @@
 //! Changes of potentials: fold, updates by slot, updates of a group.
 
-use crate::instructions::dispatch;
-use crate::tiles::TilesMut;
+use crate::instructions::{Level, Set, dispatch};
+use crate::tiles::{TilesMut, prefetch};
 use crate::{Segment, TILE, Tile, Update};
 use engram_memory::ONE;
 use std::ops::Range;
+
+/// How many updates ahead potentials are asked for.
+const AHEAD: usize = 24;
 
 /// The law of [`engram_memory::DecayClock::updated`] without a branch.
 #[inline(always)]
@@ -47,7 +50,11 @@ pub(super) fn apply(
     potentials: &mut TilesMut<'_, u32>,
     updates: &[Update],
 ) {
-    for update in updates {
+    for (index, update) in updates.iter().enumerate() {
+        if let Some(later) = updates.get(index + AHEAD) {
+            // The processor by itself waits for a few at a time.
+            prefetch(&potentials.tile_mut(later.slot as usize / TILE - first)[later.slot as usize % TILE]);
+        }
         let tile = update.slot as usize / TILE;
         let Segment { clock, fold, .. } = segments[tiles[tile].segment as usize];
         let potential = &mut potentials.tile_mut(tile - first)[update.slot as usize % TILE];
@@ -56,18 +63,38 @@ pub(super) fn apply(
 }
 
 /// The updates of `slots`, in order. `room` is grown as needed.
-pub(super) fn select<'a>(updates: &[Update], slots: Range<u64>, room: &'a mut Vec<Update>) -> &'a [Update] {
+#[cfg_attr(target_arch = "x86_64", allow(unsafe_code))]
+pub(super) fn select<'a>(
+    level: Level,
+    updates: &[Update],
+    slots: Range<u64>,
+    room: &'a mut Vec<Update>,
+) -> &'a [Update] {
     if room.len() < updates.len() {
         room.resize(updates.len(), Update { slot: 0, delta: 0 });
     }
     let room = &mut room[..updates.len()];
+    #[cfg(target_arch = "x86_64")]
+    if level.set() == Set::Avx512 {
+        // SAFETY: the level says that the processor has AVX-512.
+        let count = unsafe { super::avx512::select(updates, slots, room) };
+        return &room[..count];
+    }
+    let _ = level;
+    let count = select_plain(updates, slots, room);
+    &room[..count]
+}
+
+/// Puts the updates of `slots` at the front of `room`, which has room for all, and says how many they are.
+#[inline(always)]
+pub(super) fn select_plain(updates: &[Update], slots: Range<u64>, room: &mut [Update]) -> usize {
     let mut count = 0;
     for update in updates {
         // Written always and kept if it is one of them: no branch, which nobody could predict.
         room[count] = *update;
         count += usize::from(slots.contains(&u64::from(update.slot)));
     }
-    &room[..count]
+    count
 }
 
 /// Whether [`apply`] may run before the fold: what it writes must fit. So it does whenever the clock is 0 after a fold.
@@ -78,12 +105,28 @@ pub(super) fn fold_may_follow(segments: &[Segment]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instructions::{Instructions, Level};
+    use crate::instructions::Instructions;
     use engram_memory::DecayClock;
     use engram_memory::clock::FOLD_AT;
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn what_falls_in_some_slots_is_selected_in_its_order(
+            updates in prop::collection::vec((prop_oneof![0..300_u32, Just(u32::MAX)], any::<i32>()), 0..200),
+            start in prop_oneof![0..300_u64, Just(u64::from(u32::MAX))],
+            count in prop_oneof![0..300_u64, Just(1 << 32)],
+        ) {
+            let updates: Vec<_> = updates.into_iter().map(|(slot, delta)| Update { slot, delta }).collect();
+            let slots = start..start + count;
+            let expected: Vec<_> =
+                updates.iter().copied().filter(|update| slots.contains(&u64::from(update.slot))).collect();
+            for most in [Instructions::Widest, Instructions::Portable] {
+                let mut room = Vec::new();
+                prop_assert_eq!(select(Level::of(most), &updates, slots.clone(), &mut room), &expected[..]);
+            }
+        }
+
         #[test]
         fn an_update_is_that_of_the_law(clock in 0..FOLD_AT, above in 0..=ONE, forgotten: bool, delta: i32) {
             let law = DecayClock::from_units(clock).unwrap();
