@@ -25,6 +25,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 /// How long the cluster may take to get ready.
@@ -230,6 +231,7 @@ async fn troubled(
                     let all = u64::from(plan.kills + plan.pauses + plan.cuts);
                     let mut progress = Progress::new(&context.output, "faults", Some(all));
                     let mut campaign = std::pin::pin!(campaign);
+                    let mut interrupted = signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?;
                     loop {
                         tokio::select! {
                             outcome = &mut campaign => break outcome,
@@ -241,7 +243,7 @@ async fn troubled(
                             }
                             // The end of a process is one that was asked for, or the campaign finds out.
                             Some(_) = events.recv() => {}
-                            _ = tokio::signal::ctrl_c() => return Err(Ended(ExitCode::Interrupted).into()),
+                            Some(()) = interrupted.recv() => return Err(Ended(ExitCode::Interrupted).into()),
                         }
                     }
                     .context("the campaign panicked")?

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Between looks at files that may have grown.
 const LOOK: Duration = Duration::from_millis(200);
@@ -63,14 +64,12 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     if !arguments.follow {
         return Ok(ExitCode::Ok);
     }
+    let mut interrupted = signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?;
     loop {
         out.flush()?;
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted.context("failed to listen for Ctrl-C")?;
-                return Ok(ExitCode::Ok);
-            }
+            Some(()) = interrupted.recv() => return Ok(ExitCode::Ok),
         }
         for log in &mut logs {
             for line in log.grown()? {

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Between looks at the rows of a run that goes on, for `-o json`: the report is read whole.
 const ROWS_EVERY: Duration = Duration::from_secs(1);
@@ -202,12 +203,13 @@ pub(crate) async fn suspend(client: &Client, name: &str, suspend: bool) -> anyho
 pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyhow::Result<Option<RunReport>> {
     let mut follower = Follower::new(client, name, output);
     let mut watch = client.watch_run(name);
+    // One listener for all: what comes while a status is shown would reach nobody who listens anew each time.
+    let mut interrupted = signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?;
     let mut interrupts = 0;
     loop {
         let status = tokio::select! {
             status = next(&mut watch) => status?,
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted.context("failed to listen for Ctrl-C")?;
+            Some(()) = interrupted.recv() => {
                 interrupts += 1;
                 if interrupts > 1 {
                     follower.note(&format!("run {name} goes on in the cluster: engram describe run {name}"));
