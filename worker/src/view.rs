@@ -27,7 +27,7 @@ impl View {
                 Err(error) => tracing::error!(%error, "refused a malformed partition map"),
             }
         }
-        if !reply.members.is_empty() {
+        if !reply.members.is_empty() && reply.members != self.members {
             let members = self.with_unheard(&reply.members);
             news |= members != self.members;
             self.members = members;

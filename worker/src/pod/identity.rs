@@ -31,7 +31,8 @@ use tower::service_fn;
 
 /// How long one coordinator may take.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// First and longest wait after nobody signed, or who signed is not who signs now. The longest is a small part of what is left of the shortest life at its renewal.
+/// First and longest wait after nobody signed, or who signed is not who signs now. The longest is a small part of what is left of the
+/// shortest life at its renewal.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Between looks at a certificate that is given: as a worker looks.
 const GIVEN_LOOK: Duration = engram_identity::LOOK;
