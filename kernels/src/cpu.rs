@@ -5,6 +5,8 @@
 //! the cut nor the number of threads shows in a result.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dot;
 mod quality;

@@ -5,12 +5,15 @@
 use super::quality::Total;
 use super::update::select_plain;
 use crate::Update;
+use engram_memory::ONE;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::ops::Range;
 
 /// How far ahead potentials are asked for, in bytes: the processor itself does not look beyond a page of 4 KiB.
 const AHEAD: usize = 4_096;
+/// Times 64 weights that are added before it is looked whether extremes are still to be looked for; then twice as many, and so on.
+const FIRST_PIECE: usize = 2;
 
 /// What is summed of some groups, in registers.
 struct Sums<const G: usize> {
@@ -31,16 +34,20 @@ impl<const G: usize> Sums<G> {
         Self { counts: [0; G], min: [_mm512_set1_epi32(-1); G], max: zero, both: zero, odd: zero }
     }
 
-    /// Adds those of 64 weights whose mask for a group says so.
+    /// Adds those of 64 weights whose mask for a group says so; `MIN`, `MAX`: whether their extremes may be new ones.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    fn add(&mut self, weights: [__m512i; 4], masks: [__mmask64; G]) {
+    fn add<const MIN: bool, const MAX: bool>(&mut self, weights: [__m512i; 4], masks: [__mmask64; G]) {
         for (g, mask) in masks.into_iter().enumerate() {
             self.counts[g] += mask.count_ones();
             let quarters: [__mmask16; 4] = from_fn(|quarter| (mask >> (16 * quarter)) as __mmask16);
             for quarter in 0..4 {
-                self.min[g] = _mm512_mask_min_epu32(self.min[g], quarters[quarter], self.min[g], weights[quarter]);
-                self.max[g] = _mm512_mask_max_epu32(self.max[g], quarters[quarter], self.max[g], weights[quarter]);
+                if MIN {
+                    self.min[g] = _mm512_mask_min_epu32(self.min[g], quarters[quarter], self.min[g], weights[quarter]);
+                }
+                if MAX {
+                    self.max[g] = _mm512_mask_max_epu32(self.max[g], quarters[quarter], self.max[g], weights[quarter]);
+                }
             }
             // Two weights of at most 2^30 fit in a lane.
             for half in [0, 2] {
@@ -50,6 +57,14 @@ impl<const G: usize> Sums<G> {
                 self.odd[g] = _mm512_add_epi64(self.odd[g], _mm512_srli_epi64::<32>(pair));
             }
         }
+    }
+
+    /// Whether each group has `weight` among its extremes of one kind.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn all_have(extremes: &[__m512i; G], weight: u32) -> bool {
+        let weight = _mm512_set1_epi32(weight.cast_signed());
+        extremes.iter().all(|it| _mm512_cmpeq_epi32_mask(*it, weight) != 0)
     }
 
     #[inline]
@@ -72,19 +87,21 @@ pub(super) fn totals<const G: usize>(potentials: &[u32], groups: &[u8], clock: u
     let clocks = _mm512_set1_epi32(clock.cast_signed());
     let bytes = wanted.map(|group| _mm512_set1_epi8(group.cast_signed()));
     let mut sums = Sums::<G>::zero();
-    let (chunks, rest) = potentials.as_chunks::<64>();
-    let (chunks_of_groups, rest_of_groups) = groups.as_chunks::<64>();
-    for (chunk, groups) in chunks.iter().zip(chunks_of_groups) {
-        // SAFETY: 64 bytes.
-        let groups = unsafe { _mm512_loadu_si512(groups.as_ptr().cast()) };
-        let weights = from_fn(|quarter| {
-            let at = chunk[quarter * 16..].as_ptr();
-            _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(AHEAD));
-            // SAFETY: 16 numbers of 32 bits follow, the last 16 of 64 at the least.
-            let potentials = unsafe { _mm512_loadu_si512(at.cast()) };
-            _mm512_sub_epi32(_mm512_max_epu32(potentials, clocks), clocks)
-        });
-        sums.add(weights, bytes.map(|byte| _mm512_cmpeq_epi8_mask(groups, byte)));
+    let (mut chunks, rest) = potentials.as_chunks::<64>();
+    let (mut chunks_of_groups, rest_of_groups) = groups.as_chunks::<64>();
+    let mut piece = FIRST_PIECE;
+    while !chunks.is_empty() {
+        let (now, groups_now);
+        (now, chunks) = chunks.split_at(piece.min(chunks.len()));
+        (groups_now, chunks_of_groups) = chunks_of_groups.split_at(now.len());
+        piece *= 2;
+        // No weight is below 0 or above one: once each group has shown it, no other is looked for.
+        match (Sums::all_have(&sums.min, 0), Sums::all_have(&sums.max, ONE)) {
+            (false, false) => add_chunks::<G, true, true>(&mut sums, now, groups_now, clocks, bytes),
+            (false, true) => add_chunks::<G, true, false>(&mut sums, now, groups_now, clocks, bytes),
+            (true, false) => add_chunks::<G, false, true>(&mut sums, now, groups_now, clocks, bytes),
+            (true, true) => add_chunks::<G, false, false>(&mut sums, now, groups_now, clocks, bytes),
+        }
     }
     let left = rest.len().min(rest_of_groups.len());
     if left > 0 {
@@ -97,9 +114,32 @@ pub(super) fn totals<const G: usize>(potentials: &[u32], groups: &[u8], clock: u
             let potentials = unsafe { _mm512_maskz_loadu_epi32((used >> (16 * quarter)) as __mmask16, at.cast()) };
             _mm512_sub_epi32(_mm512_max_epu32(potentials, clocks), clocks)
         });
-        sums.add(weights, bytes.map(|byte| _mm512_mask_cmpeq_epi8_mask(used, groups, byte)));
+        sums.add::<true, true>(weights, bytes.map(|byte| _mm512_mask_cmpeq_epi8_mask(used, groups, byte)));
     }
     from_fn(|g| sums.total(g))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+fn add_chunks<const G: usize, const MIN: bool, const MAX: bool>(
+    sums: &mut Sums<G>,
+    chunks: &[[u32; 64]],
+    groups: &[[u8; 64]],
+    clocks: __m512i,
+    bytes: [__m512i; G],
+) {
+    for (chunk, groups) in chunks.iter().zip(groups) {
+        // SAFETY: 64 bytes.
+        let groups = unsafe { _mm512_loadu_si512(groups.as_ptr().cast()) };
+        let weights = from_fn(|quarter| {
+            let at = chunk[quarter * 16..].as_ptr();
+            _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(AHEAD));
+            // SAFETY: 16 numbers of 32 bits follow, the last 16 of 64 at the least.
+            let potentials = unsafe { _mm512_loadu_si512(at.cast()) };
+            _mm512_sub_epi32(_mm512_max_epu32(potentials, clocks), clocks)
+        });
+        sums.add::<MIN, MAX>(weights, bytes.map(|byte| _mm512_cmpeq_epi8_mask(groups, byte)));
+    }
 }
 
 /// Updates in a register. Each is one number of 64 bits here, whose lower half is its slot.

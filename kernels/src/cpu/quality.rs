@@ -1,5 +1,7 @@
 //! Quality and histogram of one tile.
 
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use crate::TILE;
 use crate::instructions::{Level, Set, dispatch};
 use engram_memory::quality::GroupQuality;
@@ -23,6 +25,11 @@ impl Total {
         self.sum += other.sum;
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
+    }
+
+    #[inline(always)]
+    pub(super) fn add(&mut self, weight: u32) {
+        self.merge(&Self { count: 1, sum: weight.into(), min: weight, max: weight });
     }
 
     pub(super) fn quality(&self) -> GroupQuality {
@@ -106,20 +113,35 @@ dispatch! {
     }
 }
 
-/// One total for each of `wanted`, at most [`FEW`].
+#[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
+fn totals_in_vectors<const G: usize>(
+    level: Level,
+    potentials: &[u32],
+    groups: &[u8],
+    clock: u32,
+    wanted: [u8; G],
+) -> [Total; G] {
+    match level.set() {
+        // SAFETY: the level says that the processor has these instructions.
+        Set::Avx512 => unsafe { avx512::totals(potentials, groups, clock, wanted) },
+        // SAFETY: as above.
+        Set::Avx2 => unsafe { avx2::totals(potentials, groups, clock, wanted) },
+        Set::Portable => wanted.map(|group| total_of(level, potentials, groups, clock, group)),
+    }
+}
+
+/// One total for each of `wanted`, at most [`FEW`].
 fn totals_of(level: Level, potentials: &[u32], groups: &[u8], clock: u32, wanted: &[u8]) -> [Total; FEW] {
     let mut totals = [Total::EMPTY; FEW];
     #[cfg(target_arch = "x86_64")]
-    if level.set() == Set::Avx512 {
+    if level.set() != Set::Portable {
         let (chunks, rest) = wanted.as_chunks::<2>();
         for (two, totals) in chunks.iter().zip(totals.chunks_exact_mut(2)) {
-            // SAFETY: the level says that the processor has AVX-512.
-            totals.copy_from_slice(&unsafe { super::avx512::totals(potentials, groups, clock, *two) });
+            totals.copy_from_slice(&totals_in_vectors(level, potentials, groups, clock, *two));
         }
         if let [one] = rest {
-            // SAFETY: as above.
-            [totals[wanted.len() - 1]] = unsafe { super::avx512::totals(potentials, groups, clock, [*one]) };
+            [totals[wanted.len() - 1]] = totals_in_vectors(level, potentials, groups, clock, [*one]);
         }
         return totals;
     }
@@ -152,12 +174,7 @@ dispatch! {
 
 fn add_each(potentials: &[u32], groups: &[u8], clock: u32, totals: &mut [Total]) {
     for (&potential, &group) in potentials.iter().zip(groups) {
-        let weight = potential.max(clock) - clock;
-        let total = &mut totals[usize::from(group)];
-        total.count += 1;
-        total.sum += u64::from(weight);
-        total.min = total.min.min(weight);
-        total.max = total.max.max(weight);
+        totals[usize::from(group)].add(potential.max(clock) - clock);
     }
 }
 
@@ -165,5 +182,46 @@ fn add_each(potentials: &[u32], groups: &[u8], clock: u32, totals: &mut [Total])
 pub(super) fn count_tile(potentials: &[u32], groups: &[u8], clock: DecayClock, bits: u32, bins: &mut [u32]) {
     for (&potential, &group) in potentials.iter().zip(groups) {
         bins[(usize::from(group) << bits) + Histogram::bin(bits, clock.weight(potential))] += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instructions::Instructions;
+    use engram_memory::ONE;
+    use proptest::prelude::*;
+
+    /// Weights of a tile: all alike for a while, then drawn anew, so that extremes show early, late, or never.
+    fn weights() -> impl Strategy<Value = Vec<u32>> {
+        let weight = prop_oneof![Just(0), Just(ONE), 1..=100_u32, 0..=ONE];
+        let runs = prop::collection::vec((weight, 1..600_usize), 0..30);
+        runs.prop_map(|runs| {
+            let all = runs.into_iter().flat_map(|(weight, times)| std::iter::repeat_n(weight, times));
+            all.take(TILE).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn totals_are_what_adding_one_by_one_gives(
+            weights in weights(),
+            clock in prop_oneof![Just(0), 1..=ONE],
+            (count, seed) in (1..=10_u64, any::<u64>()),
+        ) {
+            let potentials: Vec<u32> = weights.iter().map(|weight| clock + weight).collect();
+            let random = |at: usize| engram_memory::hash::mix64(seed ^ at as u64);
+            let groups: Vec<u8> = (0..weights.len()).map(|at| (random(at / 70) % 2 * random(at) % count) as u8).collect();
+            let mut expected = [Total::EMPTY; 10];
+            add_each(&potentials, &groups, clock, &mut expected);
+            for most in [Instructions::Widest, Instructions::Avx2, Instructions::Portable] {
+                let (mut guess, mut totals) = (Present::NONE, [Total::EMPTY; 10]);
+                for _ in 0..2 {
+                    add_tile(Level::of(most), &potentials, &groups, clock, &mut guess, &mut totals);
+                }
+                let twice = expected.map(|it| Total { count: 2 * it.count, sum: 2 * it.sum, ..it });
+                prop_assert_eq!(totals, twice, "{}", Level::of(most));
+            }
+        }
     }
 }

@@ -74,14 +74,15 @@ pub(super) fn select<'a>(
         room.resize(updates.len(), Update { slot: 0, delta: 0 });
     }
     let room = &mut room[..updates.len()];
-    #[cfg(target_arch = "x86_64")]
-    if level.set() == Set::Avx512 {
-        // SAFETY: the level says that the processor has AVX-512.
-        let count = unsafe { super::avx512::select(updates, slots, room) };
-        return &room[..count];
-    }
-    let _ = level;
-    let count = select_plain(updates, slots, room);
+    let count = match level.set() {
+        // SAFETY: the level says that the processor has these instructions.
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512 => unsafe { super::avx512::select(updates, slots, room) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx2 => unsafe { super::avx2::select(updates, slots, room) },
+        Set::Portable => select_plain(updates, slots, room),
+    };
     &room[..count]
 }
 
@@ -121,7 +122,7 @@ mod tests {
             let slots = start..start + count;
             let expected: Vec<_> =
                 updates.iter().copied().filter(|update| slots.contains(&u64::from(update.slot))).collect();
-            for most in [Instructions::Widest, Instructions::Portable] {
+            for most in [Instructions::Widest, Instructions::Avx2, Instructions::Portable] {
                 let mut room = Vec::new();
                 prop_assert_eq!(select(Level::of(most), &updates, slots.clone(), &mut room), &expected[..]);
             }

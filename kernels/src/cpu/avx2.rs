@@ -1,0 +1,221 @@
+//! What plain loops do not become by AVX2, or only by some wordings and not by others: the quality of a tile, and the selection of updates.
+#![allow(unsafe_code)] // Loads and stores by pointer; every one lies in a chunk of the right length.
+
+use super::quality::Total;
+use super::update::select_plain;
+use crate::Update;
+use engram_memory::ONE;
+use std::arch::x86_64::*;
+use std::array::from_fn;
+use std::ops::Range;
+
+/// How far ahead potentials are asked for, in bytes: the processor itself does not look beyond a page of 4 KiB.
+const AHEAD: usize = 4_096;
+/// Memories that are added at a time.
+const ROW: usize = 32;
+/// Rows before it is looked whether extremes are still to be looked for; then twice as many, and so on, to the last: bytes count them.
+const FIRST_PIECE: usize = 4;
+const LAST_PIECE: usize = 64;
+
+/// What is summed of some groups, in registers.
+struct Sums<const G: usize> {
+    /// In numbers of 64 bits.
+    counts: [__m256i; G],
+    min: [__m256i; G],
+    max: [__m256i; G],
+    /// Sums of weights modulo 2^32.
+    sum: [__m256i; G],
+    /// Sums of the upper 16 bits of pairs of weights. What they lack is less than 2^32 in a tile, so that `sum` tells it.
+    upper: [__m256i; G],
+}
+
+impl<const G: usize> Sums<G> {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn zero() -> Self {
+        let zero = [_mm256_setzero_si256(); G];
+        Self { counts: zero, min: [_mm256_set1_epi32(-1); G], max: zero, sum: zero, upper: zero }
+    }
+
+    /// Adds those of 16 weights whose mask for a group is all ones, not zero; `MIN`, `MAX`: whether their extremes may be new ones.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn add<const MIN: bool, const MAX: bool>(&mut self, g: usize, weights: [__m256i; 2], masks: [__m256i; 2]) {
+        let [first, second] = from_fn(|at| _mm256_and_si256(weights[at], masks[at]));
+        if MAX {
+            self.max[g] = _mm256_max_epu32(self.max[g], _mm256_max_epu32(first, second));
+        }
+        if MIN {
+            // The complement of a mask that is zero is more than any weight.
+            let [first, second] = from_fn(|at| _mm256_or_si256(weights[at], not(masks[at])));
+            self.min[g] = _mm256_min_epu32(self.min[g], _mm256_min_epu32(first, second));
+        }
+        // Two weights of at most 2^30 fit in a lane.
+        let pair = _mm256_add_epi32(first, second);
+        self.sum[g] = _mm256_add_epi32(self.sum[g], pair);
+        self.upper[g] = _mm256_add_epi32(self.upper[g], _mm256_srli_epi32::<16>(pair));
+    }
+
+    /// Whether each group has `weight` among its extremes of one kind.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn all_have(extremes: &[__m256i; G], weight: u32) -> bool {
+        let weight = _mm256_set1_epi32(weight.cast_signed());
+        extremes.iter().all(|it| _mm256_movemask_epi8(_mm256_cmpeq_epi32(*it, weight)) != 0)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn total(&self, g: usize) -> Total {
+        let sums = lanes(self.sum[g]).into_iter().zip(lanes(self.upper[g])).map(|(sum, upper)| {
+            let upper = u64::from(upper) << 16;
+            upper + u64::from(sum.wrapping_sub(upper as u32))
+        });
+        Total {
+            count: lanes(self.counts[g]).into_iter().map(u64::from).sum(),
+            sum: sums.sum(),
+            min: lanes(self.min[g]).into_iter().fold(u32::MAX, u32::min),
+            max: lanes(self.max[g]).into_iter().fold(0, u32::max),
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn not(it: __m256i) -> __m256i {
+    _mm256_xor_si256(it, _mm256_set1_epi32(-1))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn lanes(it: __m256i) -> [u32; 8] {
+    let mut lanes = [0; 8];
+    // SAFETY: 8 numbers of 32 bits.
+    unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), it) };
+    lanes
+}
+
+/// The totals of some groups in a tile.
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+pub(super) fn totals<const G: usize>(potentials: &[u32], groups: &[u8], clock: u32, wanted: [u8; G]) -> [Total; G] {
+    let clocks = _mm256_set1_epi32(clock.cast_signed());
+    let mut sums = Sums::<G>::zero();
+    let (mut rows, rest) = potentials.as_chunks::<ROW>();
+    let (mut rows_of_groups, rest_of_groups) = groups.as_chunks::<ROW>();
+    if !rest.is_empty() {
+        // Filled up with memories of a group that is not wanted.
+        let other = (0..=u8::MAX).find(|group| !wanted.contains(group)).expect("few are wanted");
+        let (mut row, mut groups) = ([0; ROW], [other; ROW]);
+        row[..rest.len()].copy_from_slice(rest);
+        groups[..rest.len()].copy_from_slice(rest_of_groups);
+        add_rows::<G, true, true>(&mut sums, &[row], &[groups], clocks, wanted);
+    }
+    let mut piece = FIRST_PIECE;
+    while !rows.is_empty() {
+        let (now, groups_now);
+        (now, rows) = rows.split_at(piece.min(rows.len()));
+        (groups_now, rows_of_groups) = rows_of_groups.split_at(now.len());
+        piece = (2 * piece).min(LAST_PIECE);
+        // No weight is below 0 or above one: once each group has shown it, no other is looked for.
+        match (Sums::all_have(&sums.min, 0), Sums::all_have(&sums.max, ONE)) {
+            (false, false) => add_rows::<G, true, true>(&mut sums, now, groups_now, clocks, wanted),
+            (false, true) => add_rows::<G, true, false>(&mut sums, now, groups_now, clocks, wanted),
+            (true, false) => add_rows::<G, false, true>(&mut sums, now, groups_now, clocks, wanted),
+            (true, true) => add_rows::<G, false, false>(&mut sums, now, groups_now, clocks, wanted),
+        }
+    }
+    from_fn(|g| sums.total(g))
+}
+
+/// Not inlined, so that each of its kinds has all registers for what it needs.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+fn add_rows<const G: usize, const MIN: bool, const MAX: bool>(
+    sums: &mut Sums<G>,
+    rows: &[[u32; ROW]],
+    groups: &[[u8; ROW]],
+    clocks: __m256i,
+    wanted: [u8; G],
+) {
+    let mut own = Sums { ..*sums };
+    let bytes = wanted.map(|group| _mm256_set1_epi8(group.cast_signed()));
+    let mut counts = [_mm256_setzero_si256(); G];
+    let numbers = wanted.map(|group| _mm256_set1_epi32(group.into()));
+    for (row, groups) in rows.iter().zip(groups) {
+        // SAFETY: 32 bytes.
+        let all = unsafe { _mm256_loadu_si256(groups.as_ptr().cast()) };
+        for (count, byte) in counts.iter_mut().zip(bytes) {
+            // All ones is -1, and a byte counts all rows of a piece.
+            *count = _mm256_sub_epi8(*count, _mm256_cmpeq_epi8(all, byte));
+        }
+        for (potentials, groups) in row.as_chunks::<16>().0.iter().zip(groups.as_chunks::<16>().0) {
+            _mm_prefetch::<_MM_HINT_T0>(potentials.as_ptr().cast::<i8>().wrapping_add(AHEAD));
+            let weights = from_fn(|half| {
+                // SAFETY: 8 numbers of 32 bits.
+                let potentials = unsafe { _mm256_loadu_si256(potentials[half * 8..].as_ptr().cast()) };
+                _mm256_sub_epi32(_mm256_max_epu32(potentials, clocks), clocks)
+            });
+            let groups: [__m256i; 2] = from_fn(|half| {
+                // SAFETY: 8 bytes.
+                _mm256_cvtepu8_epi32(unsafe { _mm_loadl_epi64(groups[half * 8..].as_ptr().cast()) })
+            });
+            for (g, number) in numbers.into_iter().enumerate() {
+                own.add::<MIN, MAX>(g, weights, groups.map(|groups| _mm256_cmpeq_epi32(groups, number)));
+            }
+        }
+    }
+    for (count, bytes) in own.counts.iter_mut().zip(counts) {
+        *count = _mm256_add_epi64(*count, _mm256_sad_epu8(bytes, _mm256_setzero_si256()));
+    }
+    *sums = own;
+}
+
+/// Updates in a register. Each is one number of 64 bits here, whose lower half is its slot.
+const LANES: usize = 4;
+const _: () = assert!(size_of::<Update>() == 8 && std::mem::offset_of!(Update, slot) == 0);
+/// Which halves of updates go where, so that those in the bits of the index come first.
+const TOGETHER: [[u32; 2 * LANES]; 1 << LANES] = together();
+
+const fn together() -> [[u32; 2 * LANES]; 1 << LANES] {
+    let mut all = [[0; 2 * LANES]; 1 << LANES];
+    let mut kept = 0;
+    while kept < all.len() {
+        let (mut from, mut to) = (0, 0);
+        while from < LANES as u32 {
+            if kept >> from & 1 == 1 {
+                all[kept][to] = 2 * from;
+                all[kept][to + 1] = 2 * from + 1;
+                to += 2;
+            }
+            from += 1;
+        }
+        kept += 1;
+    }
+    all
+}
+
+/// [`select_plain`], with room for as many updates as there are.
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+pub(super) fn select(updates: &[Update], slots: Range<u64>, room: &mut [Update]) -> usize {
+    assert!(room.len() >= updates.len(), "all of them may be kept");
+    let length = _mm256_set1_epi64x((slots.end - slots.start).cast_signed());
+    let start = _mm256_set1_epi64x(slots.start.cast_signed());
+    let slot_bits = _mm256_set1_epi64x(u32::MAX.into());
+    let (chunks, rest) = updates.as_chunks::<LANES>();
+    let mut count = 0;
+    for chunk in chunks {
+        // SAFETY: 4 numbers of 64 bits.
+        let four = unsafe { _mm256_loadu_si256(chunk.as_ptr().cast()) };
+        let after_start = _mm256_sub_epi64(_mm256_and_si256(four, slot_bits), start);
+        let before_start = _mm256_cmpgt_epi64(_mm256_setzero_si256(), after_start);
+        let kept = _mm256_andnot_si256(before_start, _mm256_cmpgt_epi64(length, after_start));
+        let kept = _mm256_movemask_pd(_mm256_castsi256_pd(kept)).cast_unsigned() as usize;
+        // SAFETY: 8 numbers of 32 bits.
+        let order = unsafe { _mm256_loadu_si256(TOGETHER[kept].as_ptr().cast()) };
+        let together = _mm256_permutevar8x32_epi32(four, order);
+        // SAFETY: no more were kept than came before these 4, and there is room for all that came.
+        unsafe { _mm256_storeu_si256(room.as_mut_ptr().add(count).cast(), together) };
+        count += kept.count_ones() as usize;
+    }
+    count + select_plain(rest, slots, &mut room[count..])
+}
