@@ -2,10 +2,14 @@
 //!
 //! So it is on a machine: pods share `kubepods`, what starts them is in `system.slice`. In no group, each busy thread of containerd,
 //! kubelet or runc would weigh half as much as all pods of its node together, and pods that start would hold up those that run.
+//!
+//! Who tests is a machine of its own as well: its clients measure how long writes are held up, and in the group of its terminal they waited
+//! for Helm, and for nodes that start pods, up to 0.2 s at a time.
 
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::thread::available_parallelism;
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -15,6 +19,10 @@ const MOST_SHARES: u64 = 262_144;
 /// How many times as much a node weighs as what is in no group or holds the control plane: on machines of their own, neither an API server
 /// nor who asks it, nor a compiler, takes a processor away from pods that run elsewhere.
 const OWN: u64 = 16;
+/// The file of a group with the numbers of its processes.
+const PROCESSES: &str = "cgroup.procs";
+/// The group that this process was in before it joined that of the clients.
+static CAME_FROM: OnceLock<PathBuf> = OnceLock::new();
 
 /// The roots of the hierarchies: one under version 2, one for each controller under version 1.
 pub(crate) fn hierarchies() -> Vec<PathBuf> {
@@ -57,11 +65,40 @@ pub(crate) fn make(node: &str, is_apart: bool) -> Result<()> {
     weigh(&system, SHARES)
 }
 
-/// Puts a process, and what it will start, among the node's own programs. Fake nodes have no group.
-pub(crate) fn join_system(node: &str, process: i32) -> Result<()> {
-    let Some(folder) = of_processor(node).map(|it| it.join("system")).filter(|it| it.is_dir()) else { return Ok(()) };
-    fs::write(folder.join("cgroup.procs"), process.to_string())
-        .with_context(|| format!("failed to put process {process} into {}", folder.display()))
+/// The file that takes the numbers of the node's own programs, 0 for whoever writes it. Fake nodes have no group.
+pub(crate) fn of_system(node: &str) -> Option<PathBuf> {
+    of_processor(node).map(|it| it.join("system").join(PROCESSES)).filter(|it| it.is_file())
+}
+
+/// Puts this process, and what it will start, into a group that weighs as much as a node that is apart from the control plane.
+pub(crate) fn join_clients() -> Result<()> {
+    let Some(folder) = of_processor("clients") else { return Ok(()) };
+    fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
+    weigh(&folder, available_parallelism()?.get() as u64 * SHARES * OWN)?;
+    let from = own_group().context("this process is in no group")?;
+    fs::write(folder.join(PROCESSES), "0").with_context(|| format!("failed to join {}", folder.display()))?;
+    CAME_FROM.get_or_init(|| from);
+    Ok(())
+}
+
+/// Puts this process back where it came from: a group with processes cannot be removed.
+pub(crate) fn leave_clients() -> Result<()> {
+    let Some(folder) = CAME_FROM.get() else { return Ok(()) };
+    fs::write(folder.join(PROCESSES), "0").with_context(|| format!("failed to go back to {}", folder.display()))
+}
+
+/// The group of this process in the hierarchy that shares out processors.
+fn own_group() -> Option<PathBuf> {
+    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mut lines = text.lines().filter_map(|line| {
+        let (_, line) = line.split_once(':')?;
+        line.split_once(':')
+    });
+    let (_, path) = lines.find(|(controllers, _)| match is_unified() {
+        true => controllers.is_empty(),
+        false => controllers.split(',').any(|it| it == "cpu"),
+    })?;
+    Some(processors()?.join(path.trim_start_matches('/')))
 }
 
 fn group(hierarchy: &Path, node: &str) -> PathBuf {
@@ -70,8 +107,12 @@ fn group(hierarchy: &Path, node: &str) -> PathBuf {
 
 /// The node's group in the hierarchy that shares out processors.
 fn of_processor(node: &str) -> Option<PathBuf> {
-    let shares_processors = |it: &PathBuf| is_unified() || it.join("cpu.shares").is_file();
-    hierarchies().into_iter().find(shares_processors).map(|it| group(&it, node))
+    processors().map(|it| group(&it, node))
+}
+
+/// The hierarchy that shares out processors.
+fn processors() -> Option<PathBuf> {
+    hierarchies().into_iter().find(|it| is_unified() || it.join("cpu.shares").is_file())
 }
 
 fn weigh(folder: &Path, shares: u64) -> Result<()> {

@@ -4,7 +4,7 @@ use crate::http::Api;
 use crate::network::MOST_NODES;
 use crate::process::{self, Record, until};
 use crate::requirements::{self, PATH, find};
-use crate::{PROGRAM, Skip, cgroup, host, programs};
+use crate::{PROGRAM, Skip, cgroup, host, image_store, programs};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
@@ -78,6 +78,9 @@ impl Cluster {
         for part in ["bin", "certificates", "images", "log", "volumes"] {
             fs::create_dir_all(cluster.path(part))?;
         }
+        if !options.fake {
+            image_store::mount_at(&cluster.image_stores())?;
+        }
         // A copy: a build while the cluster is up must not take the program away.
         fs::copy(std::env::current_exe()?, cluster.program())?;
         match cluster.start_parts() {
@@ -150,12 +153,14 @@ impl Cluster {
     /// # Errors
     /// Something does not end or cannot be removed.
     pub fn stop(&self, keep: bool) -> Result<()> {
+        cgroup::leave_clients()?;
         for node in (1..=MOST_NODES).rev() {
             if let Ok(holder) = self.holder(node) {
                 holder.end(Signal::SIGTERM)?;
             }
         }
         self.about.restore.restore()?;
+        image_store::unmount(&self.image_stores())?;
         if keep {
             // The next start is told by this file that something was here; a dead holder is no obstacle to it.
             return Ok(());
@@ -163,6 +168,14 @@ impl Cluster {
         // With the last holder went the last mount below it. Not at once: a mount namespace outlives its processes a moment.
         until("the removal of the folder", Duration::from_secs(10), || Ok(Some(fs::remove_dir_all(&self.folder)?)))
             .with_context(|| format!("failed to remove {}", self.folder.display()))
+    }
+
+    /// Has the clients that this process is, or will start, weigh as much as nodes of real clusters: they measure.
+    ///
+    /// # Errors
+    /// Its cgroup cannot be changed.
+    pub fn join_clients(&self) -> Result<()> {
+        if self.is_fake() { Ok(()) } else { cgroup::join_clients() }
     }
 
     /// Whether its nodes are stand-ins.
@@ -173,6 +186,11 @@ impl Cluster {
     /// The cluster's folder: logs are in `log/NODE-NAME.log`.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// What the containerds of all nodes keep.
+    pub(crate) fn image_stores(&self) -> PathBuf {
+        self.path("containerd")
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -274,7 +292,6 @@ impl Cluster {
             Ok(Record::of_child(parent))
         })?;
         record.save(&self.record(node, name))?;
-        cgroup::join_system(&node_name(node), record.pid)?;
         Ok(record)
     }
 
@@ -304,10 +321,18 @@ impl Cluster {
         Ok(pid)
     }
 
-    /// A command in some of a node's namespaces, with nothing of this process's environment.
+    /// A command in some of a node's namespaces and among its own programs, with nothing of this process's environment.
     fn enter(&self, node: u8, namespaces: &[&str]) -> Result<Command> {
         let holder = self.holder(node)?.pid.to_string();
-        let mut command = Command::new(find("nsenter").context("there is no nsenter")?);
+        let nsenter = find("nsenter").context("there is no nsenter")?;
+        let mut command = match cgroup::of_system(&node_name(node)) {
+            Some(group) => {
+                let mut command = Command::new("/bin/sh");
+                command.args(["-c", "echo 0 > \"$0\" && exec \"$@\""]).arg(group).arg(nsenter);
+                command
+            }
+            None => Command::new(nsenter),
+        };
         command.args(["-t", &holder]).args(namespaces).arg("--");
         command.env_clear().env("PATH", PATH).env("HOME", &self.folder);
         command.env("KUBECONFIG", self.kubeconfig("admin"));

@@ -20,8 +20,8 @@ const SETTINGS: [&str; 6] = [
     "vm/panic_on_oom",
 ];
 
-/// Prefix of the cgroups of nodes.
-const GROUP: &str = "engram-n";
+/// Prefix of the cgroups of nodes and of clients.
+const GROUP: &str = "engram-";
 
 /// What is to be put back when a cluster ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -19,6 +19,7 @@ pub mod holder;
 pub mod host;
 mod http;
 mod image;
+mod image_store;
 mod network;
 mod node;
 mod process;

@@ -162,7 +162,9 @@ fn kubectl(arguments: &[String]) -> Result<ExitCode> {
 fn test(names: &[String], keep: bool, only: Option<&str>) -> Result<ExitCode> {
     let mut summary = suites::Summary::default();
     if keep {
-        suites::run(&Cluster::attach()?, names, only, &mut summary);
+        let cluster = Cluster::attach()?;
+        cluster.join_clients()?;
+        suites::run(&cluster, names, only, &mut summary);
     } else {
         end_when_interrupted()?;
         let mut asked = rights::Asked::default();
@@ -170,6 +172,7 @@ fn test(names: &[String], keep: bool, only: Option<&str>) -> Result<ExitCode> {
             let before = host::State::read()?;
             let cluster = Cluster::start(options)?;
             let failed = summary.failed;
+            cluster.join_clients()?;
             suites::run(&cluster, names, only, &mut summary);
             summary.record("nobody asked the API server for more than is granted", || asked.read(&cluster));
             let keep = summary.failed > failed;

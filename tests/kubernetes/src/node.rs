@@ -75,6 +75,7 @@ impl Cluster {
         let taint = "[{key: node-role.kubernetes.io/control-plane, effect: NoSchedule}]";
         let values = [
             ("@NODE_FOLDER@", folder.to_string_lossy().into_owned()),
+            ("@IMAGE_STORE@", self.image_stores().join(node_name(node)).to_string_lossy().into_owned()),
             ("@CERTIFICATES@", self.path("certificates").to_string_lossy().into_owned()),
             ("@CNI_PROGRAMS@", cni_programs().context("there are no CNI programs")?.to_string_lossy().into_owned()),
             ("@NODE@", node_name(node)),
