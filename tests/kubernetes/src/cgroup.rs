@@ -21,6 +21,8 @@ const MOST_SHARES: u64 = 262_144;
 const OWN: u64 = 16;
 /// The file of a group with the numbers of its processes.
 const PROCESSES: &str = "cgroup.procs";
+/// What stands for a node's name in the group of clients.
+pub(crate) const CLIENTS: &str = "clients";
 /// The group that this process was in before it joined that of the clients.
 static CAME_FROM: OnceLock<PathBuf> = OnceLock::new();
 
@@ -55,8 +57,7 @@ pub(crate) fn make(node: &str, is_apart: bool) -> Result<()> {
         }
     }
     let Some(folder) = of_processor(node) else { return Ok(()) };
-    let own = if is_apart { OWN } else { 1 };
-    weigh(&folder, available_parallelism()?.get() as u64 * SHARES * own)?;
+    weigh(&folder, machine(is_apart)?)?;
     if is_unified() {
         hand_down(&folder)?;
     }
@@ -72,9 +73,9 @@ pub(crate) fn of_system(node: &str) -> Option<PathBuf> {
 
 /// Puts this process, and what it will start, into a group that weighs as much as a node that is apart from the control plane.
 pub(crate) fn join_clients() -> Result<()> {
-    let Some(folder) = of_processor("clients") else { return Ok(()) };
+    let Some(folder) = of_processor(CLIENTS) else { return Ok(()) };
     fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
-    weigh(&folder, available_parallelism()?.get() as u64 * SHARES * OWN)?;
+    weigh(&folder, machine(true)?)?;
     let from = own_group().context("this process is in no group")?;
     fs::write(folder.join(PROCESSES), "0").with_context(|| format!("failed to join {}", folder.display()))?;
     CAME_FROM.get_or_init(|| from);
@@ -113,6 +114,12 @@ fn of_processor(node: &str) -> Option<PathBuf> {
 /// The hierarchy that shares out processors.
 fn processors() -> Option<PathBuf> {
     hierarchies().into_iter().find(|it| is_unified() || it.join("cpu.shares").is_file())
+}
+
+/// What a machine weighs: its processors, and more of it where it `is_apart` from the control plane.
+fn machine(is_apart: bool) -> Result<u64> {
+    let own = if is_apart { OWN } else { 1 };
+    Ok(available_parallelism()?.get() as u64 * SHARES * own)
 }
 
 fn weigh(folder: &Path, shares: u64) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What a cluster could leave behind on the machine: read before and after, and compared.
 
-use crate::cgroup::hierarchies;
+use crate::cgroup::{CLIENTS, hierarchies};
 use crate::holder::PRIVATE;
 use crate::process::until;
 use anyhow::Result;
@@ -22,6 +22,8 @@ const SETTINGS: [&str; 6] = [
 
 /// Prefix of the cgroups of nodes and of clients.
 const GROUP: &str = "engram-";
+/// Prefix of a node's name.
+const NODE: &str = "n";
 
 /// What is to be put back when a cluster ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -76,7 +78,10 @@ fn settings() -> BTreeMap<String, String> {
 }
 
 fn groups() -> Vec<PathBuf> {
-    let is_ours = |it: &PathBuf| it.file_name().is_some_and(|name| name.to_string_lossy().starts_with(GROUP));
+    let is_ours = |it: &PathBuf| {
+        let name = it.file_name().map(|name| name.to_string_lossy().into_owned());
+        name.as_deref().and_then(|it| it.strip_prefix(GROUP)).is_some_and(|it| it == CLIENTS || it.starts_with(NODE))
+    };
     let entries = hierarchies().into_iter().flat_map(|it| fs::read_dir(it).into_iter().flatten().flatten());
     entries.map(|it| it.path()).filter(is_ours).collect()
 }
