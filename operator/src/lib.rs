@@ -7,7 +7,8 @@
 //! The pure part decides: [`validate`] turns an object into a [`ValidatedCluster`] or says what is wrong with it, [`plan`]
 //! compares it with what is [`Observed`] and answers with a [`Plan`], [`steer`] says what the cluster's coordinator is told.
 //! [`sign`] says which pod gets a certificate, `succession` how one authority follows another, `given` whether one that somebody else signed is of use,
-//! `cert_manager` why there is none yet, and [`run`](run::run) is the rest: it talks to the API server and to workers, and decides nothing.
+//! `cert_manager` why there is none yet, [`options`] how flags and a file go together,
+//! and [`run`](run::run) is the rest: it talks to the API server and to workers, and decides nothing.
 //!
 //! Invariants:
 //! - A plan takes a pod away only while every partition that it holds is in sync on all its other copies.
@@ -25,6 +26,7 @@ pub mod learner_run;
 pub mod lease;
 pub mod names;
 mod observed;
+pub mod options;
 mod plan;
 pub mod queue;
 mod read;

@@ -92,7 +92,9 @@ import them there.";
     NotAManifest = "ENG-0109", Usage, "not a manifest",
     "The file is not YAML, or a document in it is not one of the two kinds (`LearnerCluster`, `LearnerRun`) of \
 `apiVersion: engram.dev/v1alpha1`, or the documents do not make a whole: `up` wants exactly one `LearnerCluster`, \
-`run` at least one `LearnerRun`, and a name may be used once per kind.";
+`run` at least one `LearnerRun`, and a name may be used once per kind.
+
+The file of an operator (`--config`) is one document of `apiVersion: operator.engram.dev/v1alpha1` and `kind: OperatorConfiguration`.";
 
     GpuRequired = "ENG-0201", Conflict, "required GPU missing",
     "`gpu.mode: Required` was asked for and no usable device was found. Nothing was started.

@@ -29,6 +29,7 @@ macro_rules! optional {
         }
     };
 }
+pub(crate) use optional;
 
 words! {
     /// Whether a new version is taken by itself.

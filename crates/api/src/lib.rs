@@ -1,4 +1,4 @@
-//! What a user writes: the kinds `LearnerCluster` and `LearnerRun`, and every error that a user can read.
+//! What a user writes: the kinds `LearnerCluster` and `LearnerRun`, the file of the operator, and every error that a user can read.
 //!
 //! The crate decides what a manifest may say: fields, defaults, ranges, rules between fields, and the sentences that
 //! explain what is wrong. It talks to nobody and reads no file. The same types serve a laptop and, later, Kubernetes.
@@ -38,6 +38,7 @@ mod later;
 mod manifest;
 mod object;
 mod objects;
+pub mod operator;
 mod problem;
 mod quantity;
 mod run;
@@ -53,7 +54,7 @@ pub use cluster::{
 };
 pub use code::{Code, explain};
 pub use exit::ExitCode;
-pub use manifest::{Manifest, Needs, check_immutable, parse, parse_object};
+pub use manifest::{Manifest, Needs, check_immutable, parse, parse_object, parse_operator_configuration};
 pub use object::{API_VERSION, Kind, MANAGED_BY, MAX_NAME_LENGTH, Metadata, Object, is_name};
 pub use objects::{ObjectPlace, SecretRef};
 pub use problem::{Place, Problem, Problems};
@@ -63,7 +64,7 @@ pub use run::{
     Git, Identity, Inversion, LearnerRun, LearnerRunSpec, MemoryRun, OnMissing, Report, RunKind, SKIP,
     SYNTHETIC_EPOCHS, Signal, Source, Synthetic, TOP_K, Until,
 };
-pub use schema::schema;
+pub use schema::{operator_schema, schema};
 pub use snapshot::SnapshotPlace;
 pub use word::Word;
 

@@ -12,24 +12,38 @@ use serde_json::{Map, Value};
 
 use crate::cluster::LearnerClusterSpec;
 use crate::object::{Kind, Object};
+use crate::operator::Configuration;
 use crate::run::LearnerRunSpec;
 
 /// Schemas with the checker's keywords, one per kind, in the order of the documentation.
 pub(crate) static KINDS: LazyLock<[(&str, Value); 2]> =
     LazyLock::new(|| [generate::<LearnerClusterSpec>(), generate::<LearnerRunSpec>()]);
 
+/// Schema of the operator's file, with the checker's keywords.
+pub(crate) static OPERATOR: LazyLock<Value> = LazyLock::new(inline::<Configuration>);
+
+/// Returns the JSON Schema (2020-12) of the operator's file. Unknown fields are refused at every level.
+pub fn operator_schema() -> Value {
+    published(OPERATOR.clone())
+}
+
 /// Returns the JSON Schema (2020-12) of `kind`, or of a document of either kind where `kind` is `None`; `None` for a
 /// word that is no kind. Unknown fields are refused at every level.
 pub fn schema(kind: Option<&str>) -> Option<Value> {
-    let mut schema = match kind {
+    let schema = match kind {
         Some(kind) => KINDS.iter().find(|(name, _)| *name == kind)?.1.clone(),
         None => serde_json::json!({ "oneOf": KINDS.iter().map(|(_, schema)| schema).collect::<Vec<_>>() }),
     };
+    Some(published(schema))
+}
+
+/// What editors get of a schema with the checker's keywords.
+fn published(mut schema: Value) -> Value {
     publish(&mut schema);
     if let Value::Object(root) = &mut schema {
         root.insert("$schema".into(), "https://json-schema.org/draft/2020-12/schema".into());
     }
-    Some(schema)
+    schema
 }
 
 /// Makes the schema of one kind with nothing referred to: a walk needs no second lookup.

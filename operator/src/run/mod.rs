@@ -58,55 +58,10 @@ use self::nodes::Nodes;
 use self::signing::Signing;
 use crate::revision::Offer;
 
+pub use crate::options::Options;
+
 /// How long an orderly stop may take: less than a pod's usual grace of 30 s.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Settings of an operator.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Options {
-    /// Where workers' beats are listened for
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:7440")]
-    coordinator_listen: SocketAddr,
-    /// Where workers find every replica of this operator: a name that stands for all of them
-    #[arg(long, env = "ENGRAM_COORDINATOR_ADDRESS", value_name = "HOST:PORT", required = true)]
-    coordinator_address: Vec<String>,
-    /// Where /startupz, /livez, /readyz and /metrics are, plain HTTP
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9090")]
-    http_listen: SocketAddr,
-    /// Repository of the image that workers run, where a cluster names none
-    #[arg(long, env = "ENGRAM_WORKER_REPOSITORY", value_name = "REPOSITORY", default_value = "engram/worker")]
-    worker_repository: String,
-    /// The same for workers whose pods are given GPUs; the tag is that of the other [default: one image for all]
-    #[arg(long, env = "ENGRAM_WORKER_CUDA_REPOSITORY", value_name = "REPOSITORY")]
-    worker_cuda_repository: Option<String>,
-    /// Its tag
-    #[arg(long, env = "ENGRAM_WORKER_VERSION", value_name = "TAG", default_value = env!("CARGO_PKG_VERSION"))]
-    worker_version: String,
-    /// Secret with which nodes pull it; more than one may be named
-    #[arg(long, value_name = "NAME")]
-    worker_pull_secret: Vec<String>,
-    /// Namespace to look after; more than one may be named, none means all
-    #[arg(long, env = "ENGRAM_WATCH_NAMESPACE", value_name = "NAMESPACE", value_delimiter = ',')]
-    watch_namespace: Vec<String>,
-    /// Whether a Lease decides who of several replicas writes
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
-    leader_election: bool,
-    /// Name of that Lease
-    #[arg(long, value_name = "NAME", default_value = "engram-operator")]
-    lease_name: String,
-    /// Name of this pod: who holds the Lease
-    #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "engram-operator")]
-    pod_name: String,
-    /// Namespace of this pod and of the Lease
-    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = "default")]
-    pod_namespace: String,
-    /// Clusters that are looked at at the same time: more finish a restart sooner and load the API server more
-    #[arg(long, value_name = "NUMBER", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
-    concurrency: u16,
-    /// How long certificates are good instead of what clusters say, in seconds: tests cannot wait for days
-    #[arg(long, value_name = "SECONDS", hide = true, value_parser = clap::value_parser!(u32).range(6..))]
-    certificate_seconds: Option<u32>,
-}
 
 /// Namespace and name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -181,8 +136,8 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         ..Offer::new(&options.worker_repository, &options.worker_version)
     };
     let place = Key { namespace: options.pod_namespace.clone(), name: format!("{}-ca", options.lease_name) };
-    let lifetime = options.certificate_seconds.map(|seconds| Duration::from_secs(seconds.into()));
-    let certificates = Certificates::new(client.clone(), place, lifetime, Arc::clone(host.refusals()));
+    let certificates =
+        Certificates::new(client.clone(), place, options.certificate_lifetime, Arc::clone(host.refusals()));
     let certificates = Arc::new(certificates);
     let issuers = Arc::new(Issuers::default());
     let context = Arc::new(Context {

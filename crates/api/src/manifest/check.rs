@@ -13,6 +13,7 @@ use crate::cluster::SMALLEST_SETTING;
 use crate::code::Code;
 use crate::object::{MAX_NAME_LENGTH, is_name};
 use crate::objects::{self, is_address, is_endpoint};
+use crate::operator;
 use crate::problem::{Place, Problem};
 use crate::quantity::{Duration, Rate, Size};
 use crate::snapshot::{self, is_folder};
@@ -232,6 +233,14 @@ impl<'a> Check<'a> {
             Some("engram-folder") if !is_folder(text) => snapshot::ALLOWED.to_owned(),
             Some("engram-endpoint") if !is_endpoint(text) => {
                 "http://HOST:PORT or https://HOST, and nobody's name".to_owned()
+            }
+            Some(format)
+                if let Some((_, is_of_it, allowed)) = operator::FORMATS.iter().find(|(name, ..)| *name == format) =>
+            {
+                if is_of_it(text) {
+                    return;
+                }
+                (*allowed).to_owned()
             }
             _ if schema["minLength"] == 1 && text.is_empty() => "at least one character".into(),
             _ => return,

@@ -5,6 +5,7 @@ use super::rules::{Rules, find};
 use super::tree::{Entry, Yaml};
 use crate::code::Code;
 use crate::later::{self, Later};
+use crate::operator::is_object_name;
 use crate::problem::Problem;
 use crate::quantity::Duration;
 
@@ -27,15 +28,6 @@ const ISSUERS: [&str; 2] = ["Issuer", "ClusterIssuer"];
 const CERT_MANAGER_LEAST_MS: u64 = 3_600_000;
 /// Prefixes of labels and annotations that the operator writes.
 const RESERVED: [&str; 2] = ["engram.dev/", "app.kubernetes.io/"];
-
-/// Whether a text is the name of an object of Kubernetes, and no path.
-fn is_object_name(text: &str) -> bool {
-    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let all = text.as_bytes();
-    all.first().is_some_and(is_alphanumeric)
-        && all.last().is_some_and(is_alphanumeric)
-        && all.iter().all(|byte| is_alphanumeric(byte) || b"-.".contains(byte))
-}
 
 impl Rules<'_> {
     /// Checks the settings of a `LearnerCluster`.

@@ -10,6 +10,7 @@ mod check;
 mod existing;
 mod kubernetes;
 mod nearest;
+mod operator;
 mod rules;
 mod tree;
 
@@ -30,6 +31,7 @@ use crate::run::LearnerRun;
 use crate::schema::KINDS;
 
 pub use self::existing::check_immutable;
+pub use self::operator::parse_operator_configuration;
 
 /// What a command needs of a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
