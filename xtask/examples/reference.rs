@@ -2,8 +2,8 @@
 //!
 //! An example and not a part of xtask: only this needs the library, and every `cargo xtask` waits for xtask to build.
 //!
-//! `reference schema` is the JSON Schema of manifests, for editors; `reference errors` the page of error and exit codes,
-//! and the plural of a kind its CustomResourceDefinition.
+//! `reference schema` is the JSON Schema of manifests, for editors, `reference operator-schema` that of the operator's file;
+//! `reference errors` the page of error and exit codes, and the plural of a kind its CustomResourceDefinition.
 
 use engram_api::{Code, ExitCode};
 
@@ -13,12 +13,13 @@ fn main() -> std::process::ExitCode {
             let schema = engram_api::schema(None).expect("there is a schema of any kind");
             println!("{schema:#}");
         }
+        Some("operator-schema") => println!("{:#}", engram_api::operator_schema()),
         Some("errors") => print!("{}", errors()),
         Some(plural) if engram_api::crd::PLURALS.contains(&plural) => {
             print!("{}", engram_api::crd::to_yaml(plural).expect("every kind has a definition"));
         }
         _ => {
-            eprintln!("usage: reference schema|errors|{}", engram_api::crd::PLURALS.join("|"));
+            eprintln!("usage: reference schema|operator-schema|errors|{}", engram_api::crd::PLURALS.join("|"));
             return ExitCode::Usage.into();
         }
     }

@@ -14,6 +14,10 @@ struct Generated {
     cargo: &'static [&'static str],
 }
 
+/// The schema of the operator's file, and that of the chart's values, one of which is such a file.
+const OPERATOR_SCHEMA: &str = "docs/reference/operator-configuration.schema.json";
+const VALUES_SCHEMA: &str = "charts/engram/values.schema.json";
+
 /// Everything that is generated.
 const FILES: &[Generated] = &[
     Generated {
@@ -23,6 +27,10 @@ const FILES: &[Generated] = &[
     Generated {
         path: "docs/reference/manifest.schema.json",
         cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "schema"],
+    },
+    Generated {
+        path: OPERATOR_SCHEMA,
+        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "operator-schema"],
     },
     Generated {
         path: "crds/learnerclusters.yaml",
@@ -64,6 +72,22 @@ fn template(definition: &str) -> Result<String> {
     Ok(format!("{HEAD}{head}\n{METADATA}spec:\n{tail}{{{{- end }}}}\n"))
 }
 
+/// The schema of the chart's values `values` with that of `config` in it as `file` has it: its version and kind are the template's.
+///
+/// # Errors
+/// When there is no `config` in it, written as all values are.
+fn with_config(values: &str, file: &str) -> Result<String> {
+    const START: &str = "\n    \"config\": ";
+    const END: &str = "\n    }";
+    let mut schema: serde_json::Value = serde_json::from_str(file)?;
+    let root = schema.as_object_mut().context("a schema is an object")?;
+    root.retain(|keyword, _| keyword != "$schema" && keyword != "required");
+    let indented = format!("{schema:#}").replace('\n', "\n    ");
+    let (before, rest) = values.split_once(START).context("the chart's schema has no config")?;
+    let (_, after) = rest.split_once(END).context("the chart's config has no end")?;
+    Ok(format!("{before}{START}{indented}{after}"))
+}
+
 /// Writes the files, or with `check` compares them.
 ///
 /// # Errors
@@ -73,7 +97,11 @@ pub(crate) fn run(check: bool) -> Result<()> {
     for file in FILES {
         let fresh = process::read(&mut workspace::cargo(file.cargo))?;
         let copy = DEFINITIONS.iter().find(|(definition, _)| *definition == file.path);
-        let copy = copy.map(|(_, path)| anyhow::Ok((*path, template(&fresh)?))).transpose()?;
+        let mut copy = copy.map(|(_, path)| anyhow::Ok((*path, template(&fresh)?))).transpose()?;
+        if file.path == OPERATOR_SCHEMA {
+            let values = fs::read_to_string(workspace::root().join(VALUES_SCHEMA))?;
+            copy = Some((VALUES_SCHEMA, with_config(&values, &fresh)?));
+        }
         for (name, fresh) in [(file.path, fresh)].into_iter().chain(copy) {
             let path = workspace::root().join(name);
             let committed = fs::read_to_string(&path).ok();

@@ -24,10 +24,11 @@ const TIMEOUT: &str = "--timeout=50s";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Values that people install with; each is taken by the API server as a whole.
-const INSTALLS: [(&str, &[&str]); 5] = [
+const INSTALLS: [(&str, &[&str]); 6] = [
     ("as it comes", &[]),
     ("for two namespaces", &["watchNamespaces={research,ml}", "crds.enabled=false"]),
     ("beside cert-manager", &["certManager.enabled=true"]),
+    ("with a file of settings", &["config.concurrency=16"]),
     ("one operator on OpenShift", &["replicaCount=1", "leaderElection.enabled=false", "openshift=true"]),
     (
         "with everything named",
@@ -54,13 +55,19 @@ const INSTALLS: [(&str, &[&str]); 5] = [
 ];
 
 /// Values that nobody can mean, and what must be told of them.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 15] = [
     ("replicaCout=3", "replicaCout"),
     ("replicaCount=-1", "replicaCount"),
     ("logging.format=xml", "format"),
     ("operator.image.digest=latest", "digest"),
     ("watchNamespaces={Research}", "watchNamespaces"),
     ("certManager.enabled=maybe", "certManager"),
+    ("config.concurency=4", "concurency"),
+    ("config.concurrency=0", "concurrency"),
+    ("config.apiVersion=operator.engram.dev/v9", "apiVersion"),
+    ("config.http.listen=0.0.0.0:80", "config.http: the chart sets it by itself"),
+    ("config.watchNamespaces={ml}", "config.watchNamespaces: set watchNamespaces instead"),
+    ("config.logging.level=debug", "config.logging: set logging instead"),
     ("leaderElection.enabled=false", "leaderElection.enabled: false; allowed with replicaCount: 1"),
     ("serviceAccount.create=false", "serviceAccount.name: empty"),
     ("metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true", "count everything twice"),
@@ -85,6 +92,7 @@ pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "the chart passes Helm's own lint, and refuses values that nobody can mean", run: refuses },
         Check { name: "the API server takes what it makes of values that people install with", run: is_taken },
+        Check { name: "settings become a file, which only those have who ask for it", run: config },
         Check { name: "rights for cert-manager are given where they are asked for, and only there", run: cert_manager },
         Check {
             name: "monitors, alerts and dashboards are made where they are asked for, and only there",
@@ -152,6 +160,26 @@ fn without_definitions(rendered: &str) -> String {
     let kinds = ["kind: CustomResourceDefinition", "kind: ValidatingAdmissionPolicy"];
     let others = rendered.split("\n---\n").filter(|it| !kinds.iter().any(|kind| it.contains(kind)));
     others.collect::<Vec<_>>().join("\n---\n")
+}
+
+/// A file is mounted where it is named, and another content replaces the pods.
+fn config(cluster: &Cluster) -> Result<String> {
+    let parts = [
+        "--config=/etc/engram/config.yaml",
+        "mountPath: /etc/engram,",
+        "name: engram-operator-config",
+        "checksum/config: ",
+    ];
+    let plain = template(cluster, &[])?;
+    ensure!(!parts.iter().any(|part| plain.contains(part)), "a file nobody asked for");
+    let of = |concurrency: &str| template(cluster, &[&format!("config.concurrency={concurrency}")]);
+    let (four, five) = (of("4")?, of("5")?);
+    ensure!(parts.iter().all(|part| four.contains(part)), "a part of the file is missing");
+    let text = "  config.yaml: |\n    apiVersion: operator.engram.dev/v1alpha1\n    concurrency: 4\n    kind: OperatorConfiguration\n";
+    ensure!(four.contains(text), "the file is another");
+    let checksum = |rendered: &str| rendered.lines().find(|line| line.contains("checksum/config: ")).map(str::to_owned);
+    ensure!(checksum(&four) != checksum(&five), "pods with another file are not replaced");
+    Ok(String::new())
 }
 
 fn cert_manager(cluster: &Cluster) -> Result<String> {
