@@ -450,6 +450,7 @@ fn manifests() -> Vec<Vec<u8>> {
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
     paths.sort();
     paths.push(root.join("crates/api/tests/golden/many-errors.yaml"));
+    paths.push(root.join("operator/tests/golden/configuration.yaml"));
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use crate::beats::accepted;
 use crate::input::folder;
-use engram_api::Needs;
+use engram_api::{Needs, parse_operator_configuration};
 use engram_mapstore::{FileStore, MapStore as _};
 use engram_memory::ClusterId;
 use serde_json::Value;
@@ -39,12 +39,19 @@ fn sealed(text: &str) -> Option<String> {
     Some(value.to_string())
 }
 
-/// Text as a manifest.
+/// Text as a manifest, and as the file of an operator.
 pub(crate) fn manifest(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match engram_api::parse(text, "fuzz.yaml", Needs::Anything) {
         Ok(manifest) => assert!(manifest.cluster.is_some() || !manifest.runs.is_empty(), "something was asked for"),
         // What is wrong is told beside the line that it is in, whatever that line holds.
+        Err(problems) => assert!(!problems.render(true).is_empty()),
+    }
+    match parse_operator_configuration(text, "fuzz.yaml") {
+        Ok(file) => {
+            let again = parse_operator_configuration(&file.to_yaml(), "again.yaml");
+            assert_eq!(again.expect("what is written can be read"), file);
+        }
         Err(problems) => assert!(!problems.render(true).is_empty()),
     }
 }
