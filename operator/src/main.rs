@@ -7,9 +7,11 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser};
 use engram_api::operator;
 use engram_operator::options;
 use engram_operator::run::{self, Options};
+use engram_telemetry::{Log, Program};
 use std::io::Write as _;
+use std::time::Duration;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 /// Keeps what LearnerClusters ask for, and coordinates their workers.
 ///
@@ -63,21 +65,37 @@ enum LogFormat {
     Json,
 }
 
+impl From<LogFormat> for engram_telemetry::LogFormat {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
+}
+
+/// How long threads that wait for something are waited for when all else has ended.
+const THREADS_END: Duration = Duration::from_secs(5);
+
 fn main() -> Result<()> {
     let arguments = Arguments::read(&Arguments::command().get_matches())?;
     if arguments.print_config {
         return Ok(std::io::stdout().write_all(arguments.effective().to_yaml().as_bytes())?);
     }
-    let filter = EnvFilter::try_new(&arguments.log).with_context(|| format!("--log {}", arguments.log))?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr);
-    // Telling that stderr cannot be written to would be a write to stderr, and a panic.
-    let subscriber = subscriber.log_internal_errors(false);
-    match arguments.log_format {
-        LogFormat::Text => subscriber.init(),
-        LogFormat::Json => subscriber.json().init(),
-    }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start threads")?;
+    let result = work(arguments, &runtime);
+    // A name server that is away may hold a thread that looks for the collector.
+    runtime.shutdown_timeout(THREADS_END);
+    result
+}
+
+fn work(arguments: Arguments, runtime: &Runtime) -> Result<()> {
+    let program = Program { name: "engram-operator", version: env!("CARGO_PKG_VERSION") };
+    let log = Log { filter: &arguments.log, format: arguments.log_format.into() };
+    let entered = runtime.enter();
+    let _telling = engram_telemetry::start(program, log)?;
+    drop(entered);
     runtime.block_on(async {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         run::run(arguments.options, async move {

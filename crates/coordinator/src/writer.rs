@@ -6,6 +6,7 @@ use engram_mapstore::{Error, MapStore, with_causes};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{Instrument as _, Span};
 
 /// What arrives within this time goes into one write.
 const MERGE: Duration = Duration::from_millis(5);
@@ -48,7 +49,16 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 continue;
             }
             bucket.take(Instant::now());
-            write(&shared, wanted).await;
+            let (cluster, name) = (shared.options.cluster, &shared.options.cluster_name);
+            let span = tracing::debug_span!(
+                "change map",
+                engram.cluster.id = %cluster,
+                engram.cluster.name = name,
+                engram.map.version = tracing::field::Empty,
+                outcome = tracing::field::Empty,
+                otel.status_code = tracing::field::Empty,
+            );
+            write(&shared, wanted).instrument(span).await;
             drop(writing);
         }
         shared.publish();
@@ -103,19 +113,25 @@ async fn write(shared: &Shared, wanted: Wanted) {
     let Wanted { expected, map, proposals, .. } = wanted;
     let began = Instant::now();
     let result = with_store(shared, move |store| store.compare_and_swap(expected, map)).await;
+    let span = Span::current();
     match result {
         Some(Ok(map)) => {
+            span.record("outcome", "written");
+            span.record("engram.map.version", map.version);
             tracing::info!(version = map.version, ms = began.elapsed().as_millis() as u64, "partition map written");
             shared.state().set_map(Some(map), shared.now_ms());
             shared.publish();
         }
         // Somebody else wrote: decide again on what is there.
         Some(Err(Error::Conflict { found, .. })) => {
+            span.record("outcome", "conflict");
             let mut state = shared.state();
             state.found(found.map(|map| *map), shared.now_ms());
             state.propose_again(proposals);
         }
         failed => {
+            span.record("outcome", "failed");
+            span.record("otel.status_code", "ERROR");
             if let Some(Err(error)) = failed {
                 tracing::error!(error = with_causes(&error), "the partition map is not written");
             }

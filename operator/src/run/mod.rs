@@ -30,6 +30,7 @@ mod reconcile;
 mod runs;
 mod signing;
 mod told;
+mod traced;
 mod watching;
 
 use std::collections::BTreeMap;

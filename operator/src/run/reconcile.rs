@@ -13,12 +13,13 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
 use serde_json::Value;
 use tokio::sync::watch;
+use tracing::{Instrument as _, debug_span};
 
 use super::asking::{Error, ask};
 use super::kinds::{BUILT, CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
 use super::observe::is_owned;
 use super::watching::{changed, controller, watched};
-use super::{Context, Key, apply, cert_manager, given, observe};
+use super::{Context, Key, apply, cert_manager, given, observe, traced};
 use crate::evidence::cluster_id;
 use crate::given::{awaited, believed, published, tell as tell_certified};
 use crate::names::{CLUSTER_LABEL, Names, ROOTS};
@@ -115,14 +116,21 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
 }
 
 async fn look(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
-    let (key, began) = (key_of(&object), Instant::now());
-    let result = Box::pin(look_at(&object, &key, &context)).await;
+    let key = key_of(&object);
+    let span = traced::look(CLUSTER, &key, object.metadata.uid.as_deref());
+    look_once(&object, &key, &context).instrument(span).await
+}
+
+async fn look_once(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
+    let began = Instant::now();
+    let result = Box::pin(look_at(object, key, context)).await;
+    traced::ended(&result);
     context.metrics.looked(began.elapsed(), result.as_ref().err().map(Error::category));
     match &result {
-        Ok(_) => drop(context.failures().remove(&key)),
+        Ok(_) => drop(context.failures().remove(key)),
         Err(error) => {
             tracing::warn!(cluster = %key, %error, "a look at a cluster failed");
-            context.events.failed(&key, object.metadata.uid.as_deref().unwrap_or_default(), error).await;
+            context.events.failed(key, object.metadata.uid.as_deref().unwrap_or_default(), error).await;
         }
     }
     result
@@ -136,7 +144,7 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
     }
     let old: LearnerClusterStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
     let now = now();
-    let cluster = match validate(&object) {
+    let cluster = match debug_span!("validate").in_scope(|| validate(&object)) {
         Ok(cluster) => cluster,
         Err(problems) => {
             let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
@@ -145,7 +153,7 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
             return Box::pin(carry_on(context, key, &object, old)).await;
         }
     };
-    let observed = observe::observe(context, &cluster, old.clone()).await?;
+    let observed = observe::observe(context, &cluster, old.clone()).instrument(debug_span!("observe")).await?;
     let mut offer = context.offer.clone();
     let mut certified = None;
     if cluster.certificates().is_some() {
@@ -181,17 +189,18 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
         offer.published.insert(ROOTS.to_owned(), roots);
     }
     let trusted = certified.as_ref().and(offer.published.get(ROOTS)).map(String::as_str);
-    let mut plan = plan(&cluster, &observed, &offer, &now);
+    let mut plan = debug_span!("plan").in_scope(|| plan(&cluster, &observed, &offer, &now));
     if let Some(found) = &certified {
         tell_certified(&mut plan.status, found, cluster.generation, &now);
         plan.requeue = if found.is_err() { plan.requeue.min(AWAITED) } else { plan.requeue };
     }
     let steering = steer(&cluster, &observed, &plan);
     let nodes = &context.nodes;
-    let tended = context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), nodes, trusted).await;
+    let tended = context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), nodes, trusted);
+    let tended = tended.instrument(debug_span!("steer")).await;
     if context.leadership.leads() {
         let done = match tended {
-            Ok(()) => apply::apply(context, &cluster, &plan).await,
+            Ok(()) => apply::apply(context, &cluster, &plan).instrument(debug_span!("apply")).await,
             failed => failed,
         };
         if plan.writes() {
@@ -228,7 +237,7 @@ async fn carry_on(context: &Context, key: &Key, object: &Value, status: LearnerC
     // Nothing has been made yet, and nobody runs.
     let (Some(config), Some(set)) = (config, set) else { return Ok(Action::await_change()) };
     let Some(cluster) = recall(object, &config, &set) else { return Ok(Action::await_change()) };
-    let observed = observe::observe(context, &cluster, status).await?;
+    let observed = observe::observe(context, &cluster, status).instrument(debug_span!("observe")).await?;
     let steering = steer_on(&cluster, &observed);
     let trusted = cluster.given_secret().and_then(|_| published(&cluster.names, &observed));
     context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), &context.nodes, trusted).await?;
@@ -253,7 +262,7 @@ async fn tell(
     if status == old || !context.leadership.leads() {
         return Ok(());
     }
-    apply::write_status(context, CLUSTER, key, status).await?;
+    apply::write_status(context, CLUSTER, key, status).instrument(debug_span!("status")).await?;
     let find = |status: &LearnerClusterStatus, kind: &str| {
         status.conditions.iter().find(|known| known.kind == kind).map(|known| (known.status, known.reason.clone()))
     };

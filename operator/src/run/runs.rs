@@ -20,13 +20,14 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
 use serde_json::Value;
 use tokio::sync::watch;
+use tracing::{Instrument as _, debug_span};
 
 use super::asking::{Error, ask};
 use super::hand_over::hand_over;
 use super::kinds::RUN;
 use super::reconcile::{SWEEP, is_ours, key_of, now};
 use super::watching::controller;
-use super::{Context, Handed, Key, apply};
+use super::{Context, Handed, Key, apply, traced};
 use crate::learner_run::{Told, is_over, run_status, validate_run};
 use crate::queue::{self, Wait};
 
@@ -68,11 +69,16 @@ pub(super) async fn run(
 
 async fn look(object: Arc<DynamicObject>, looking: Arc<Looking>) -> Result<Action, Error> {
     let key = key_of(&object);
-    let result = look_at(&object, &key, &looking).await;
-    if let Err(error) = &result {
-        tracing::warn!(run = %key, %error, "a look at a run failed");
-    }
-    result
+    let span = traced::look(RUN, &key, object.metadata.uid.as_deref());
+    let looking = async {
+        let result = look_at(&object, &key, &looking).await;
+        traced::ended(&result);
+        if let Err(error) = &result {
+            tracing::warn!(run = %key, %error, "a look at a run failed");
+        }
+        result
+    };
+    looking.instrument(span).await
 }
 
 async fn look_at(object: &DynamicObject, key: &Key, looking: &Looking) -> Result<Action, Error> {
@@ -87,8 +93,10 @@ async fn look_at(object: &DynamicObject, key: &Key, looking: &Looking) -> Result
         return end(context, key, &object, &old).await;
     }
     let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
-    let ((told, again), suspend) = match validate_run(&object) {
-        Ok(spec) => (stand(looking, key, &object, &old, &spec).await?, spec.suspend),
+    let ((told, again), suspend) = match debug_span!("validate").in_scope(|| validate_run(&object)) {
+        Ok(spec) => {
+            (stand(looking, key, &object, &old, &spec).instrument(debug_span!("hand over")).await?, spec.suspend)
+        }
         Err(refused) => ((Told::Refused(refused.message), None), false),
     };
     let status = run_status(&old, (generation, suspend), &told, &now());
@@ -98,7 +106,7 @@ async fn look_at(object: &DynamicObject, key: &Key, looking: &Looking) -> Result
         context.epochs.forget(&handed.cluster);
     }
     if status != old {
-        apply::write_status(context, RUN, key, &status).await?;
+        apply::write_status(context, RUN, key, &status).instrument(debug_span!("status")).await?;
     }
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }

@@ -1,0 +1,301 @@
+//! What the standard `OTEL_*` variables ask for. All of it is checked before anything starts: the SDK would pass over what it does not
+//! understand, and people would look for traces that nobody sends.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use opentelemetry_sdk::trace::Sampler;
+use percent_encoding::percent_decode_str;
+use tonic::transport::Uri;
+
+/// The specification's own: how long one export may take.
+const EXPORT: Duration = Duration::from_secs(10);
+const BOOLEAN: &str = "true, false";
+/// Numbers of the queue of spans; the SDK reads them itself.
+const QUEUE: [&str; 3] = ["OTEL_BSP_SCHEDULE_DELAY", "OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"];
+
+/// A variable that nobody can mean.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}: {value:?} is not allowed; allowed: {allowed}")]
+pub struct Invalid {
+    variable: String,
+    value: String,
+    allowed: &'static str,
+}
+
+/// Where traces go, how many of them, and what they say of this process.
+#[derive(Debug, Clone)]
+pub(crate) struct Traces {
+    /// With a scheme.
+    pub(crate) endpoint: Uri,
+    pub(crate) timeout: Duration,
+    pub(crate) sampler: Sampler,
+    pub(crate) trust: Trust,
+    pub(crate) resource: BTreeMap<String, String>,
+}
+
+/// Files of an encrypted connection.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Trust {
+    /// Whom to believe instead of whom the machine does.
+    pub(crate) roots: Option<PathBuf>,
+    /// Certificate and key to show.
+    pub(crate) own: Option<(PathBuf, PathBuf)>,
+}
+
+/// Reads variables by `get`; `None`: no traces are wanted. `program` is its name and version.
+pub(crate) fn read(program: (&str, &str), get: impl Fn(&str) -> Option<String>) -> Result<Option<Traces>, Invalid> {
+    // The specification's: an empty variable is one that is not set.
+    let get = |name: &str| get(name).filter(|value| !value.is_empty());
+    if boolean(get, "OTEL_SDK_DISABLED")? {
+        return Ok(None);
+    }
+    let read = Variables { get };
+    let Some((variable, endpoint)) = read.of_export("ENDPOINT") else { return Ok(None) };
+    match get("OTEL_TRACES_EXPORTER").as_deref() {
+        None | Some("otlp") => {}
+        Some("none") => return Ok(None),
+        Some(other) => return Err(invalid("OTEL_TRACES_EXPORTER", other, "otlp, none")),
+    }
+    if let Some((variable, protocol)) = read.of_export("PROTOCOL").filter(|(_, protocol)| protocol != "grpc") {
+        return Err(invalid(&variable, &protocol, "grpc (OTLP over HTTP is not built in)"));
+    }
+    if let Some((variable, how)) = read.of_export("COMPRESSION").filter(|(_, how)| how != "none") {
+        return Err(invalid(&variable, &how, "none"));
+    }
+    for name in QUEUE {
+        if let Some(value) = get(name)
+            && !value.parse::<u32>().is_ok_and(|number| number > 0)
+        {
+            return Err(invalid(name, &value, "whole numbers from 1"));
+        }
+    }
+    Ok(Some(Traces {
+        endpoint: uri(&variable, &endpoint, read.insecure()?)?,
+        timeout: read.timeout()?,
+        sampler: sampler(get)?,
+        trust: read.trust()?,
+        resource: resource(program, get)?,
+    }))
+}
+
+/// Variables of the exporter: those of traces go before those of everything.
+struct Variables<G> {
+    get: G,
+}
+
+impl<G: Fn(&str) -> Option<String>> Variables<G> {
+    /// The variable that says it, and what it says.
+    fn of_export(&self, what: &str) -> Option<(String, String)> {
+        let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
+        names.into_iter().find_map(|name| (self.get)(&name).map(|value| (name, value)))
+    }
+
+    fn insecure(&self) -> Result<bool, Invalid> {
+        match self.of_export("INSECURE") {
+            None => Ok(false),
+            Some((name, _)) => boolean(&self.get, &name),
+        }
+    }
+
+    fn timeout(&self) -> Result<Duration, Invalid> {
+        let Some((name, value)) = self.of_export("TIMEOUT") else { return Ok(EXPORT) };
+        let millis = value.parse::<u32>().ok().filter(|millis| *millis > 0);
+        let millis = millis.ok_or_else(|| invalid(&name, &value, "milliseconds from 1"))?;
+        Ok(Duration::from_millis(millis.into()))
+    }
+
+    fn trust(&self) -> Result<Trust, Invalid> {
+        let path = |what: &str| self.of_export(what).map(|(name, path)| (name, PathBuf::from(path)));
+        let own = match (path("CLIENT_CERTIFICATE"), path("CLIENT_KEY")) {
+            (Some((_, certificate)), Some((_, key))) => Some((certificate, key)),
+            (None, None) => None,
+            (Some((name, path)), None) | (None, Some((name, path))) => {
+                return Err(invalid(&name, &path.to_string_lossy(), "a client's certificate and key, both"));
+            }
+        };
+        Ok(Trust { roots: path("CERTIFICATE").map(|(_, path)| path), own })
+    }
+}
+
+fn invalid(variable: &str, value: &str, allowed: &'static str) -> Invalid {
+    Invalid { variable: variable.to_owned(), value: value.to_owned(), allowed }
+}
+
+fn boolean(get: impl Fn(&str) -> Option<String>, variable: &str) -> Result<bool, Invalid> {
+    match get(variable) {
+        None => Ok(false),
+        Some(value) if value.eq_ignore_ascii_case("true") => Ok(true),
+        Some(value) if value.eq_ignore_ascii_case("false") => Ok(false),
+        Some(value) => Err(invalid(variable, &value, BOOLEAN)),
+    }
+}
+
+/// An endpoint without a scheme is one of an encrypted connection, unless `insecure`: so it is in the specification.
+fn uri(variable: &str, value: &str, insecure: bool) -> Result<Uri, Invalid> {
+    let allowed = "http://HOST:PORT, https://HOST:PORT, or HOST:PORT with OTEL_EXPORTER_OTLP_INSECURE; no path";
+    let scheme = if insecure { "http" } else { "https" };
+    let full = if value.contains("://") { value.to_owned() } else { format!("{scheme}://{value}") };
+    let parsed = full.parse::<Uri>().ok().filter(|uri| {
+        let is_host = uri.authority().is_some_and(|host| !host.host().is_empty() && !host.as_str().contains('@'));
+        // A port that is no number is no port to the parser.
+        let has_port =
+            uri.authority().is_some_and(|host| host.as_str().ends_with(host.host()) || host.port_u16().is_some());
+        let is_bare = uri.path().trim_matches('/').is_empty() && uri.query().is_none();
+        is_host && has_port && is_bare && matches!(uri.scheme_str(), Some("http" | "https"))
+    });
+    // Who writes a password there does not want to read it in a log.
+    let shown = if value.contains('@') { "(with a user)" } else { value };
+    parsed.ok_or_else(|| invalid(variable, shown, allowed))
+}
+
+fn sampler(get: impl Fn(&str) -> Option<String>) -> Result<Sampler, Invalid> {
+    const NAME: &str = "OTEL_TRACES_SAMPLER";
+    const ARGUMENT: &str = "OTEL_TRACES_SAMPLER_ARG";
+    let name = get(NAME).unwrap_or_else(|| "parentbased_always_on".into());
+    let (kind, is_by_parent) = name.strip_prefix("parentbased_").map_or((name.as_str(), false), |kind| (kind, true));
+    let sampler = match kind {
+        "always_on" => Sampler::AlwaysOn,
+        "always_off" => Sampler::AlwaysOff,
+        "traceidratio" => {
+            let value = get(ARGUMENT).unwrap_or_else(|| "1".into());
+            let ratio = value.parse::<f64>().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+            Sampler::TraceIdRatioBased(ratio.ok_or_else(|| invalid(ARGUMENT, &value, "0 to 1"))?)
+        }
+        _ => {
+            let allowed = "always_on, always_off, traceidratio, and each after parentbased_";
+            return Err(invalid(NAME, &name, allowed));
+        }
+    };
+    Ok(if is_by_parent { Sampler::ParentBased(Box::new(sampler)) } else { sampler })
+}
+
+/// What is known of this process, then what people say of it, then the name that they give it.
+fn resource(
+    (name, version): (&str, &str),
+    get: impl Fn(&str) -> Option<String>,
+) -> Result<BTreeMap<String, String>, Invalid> {
+    const ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
+    let known = [("service.name", name), ("service.version", version)];
+    let mut resource: BTreeMap<String, String> =
+        known.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let of_pod = [
+        ("service.instance.id", "POD_NAME"),
+        ("k8s.pod.name", "POD_NAME"),
+        ("k8s.namespace.name", "POD_NAMESPACE"),
+        ("k8s.node.name", "NODE_NAME"),
+    ];
+    resource.extend(of_pod.into_iter().filter_map(|(key, variable)| Some((key.to_owned(), get(variable)?))));
+    let said = get(ATTRIBUTES).unwrap_or_default();
+    for pair in said.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+        let decoded = pair.split_once('=').and_then(|(key, value)| {
+            let decoded = |text: &str| percent_decode_str(text.trim()).decode_utf8().ok().map(String::from);
+            Some((decoded(key).filter(|key| !key.is_empty())?, decoded(value)?))
+        });
+        resource.extend([decoded.ok_or_else(|| invalid(ATTRIBUTES, &said, "key=value, ..., percent-encoded"))?]);
+    }
+    resource.extend(get("OTEL_SERVICE_NAME").map(|name| ("service.name".to_owned(), name)));
+    Ok(resource)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
+
+    fn of(variables: &[(&str, &str)]) -> Result<Option<Traces>, Invalid> {
+        let variables: BTreeMap<&str, &str> = variables.iter().copied().collect();
+        read(("engram-operator", "1.2.3"), |name| variables.get(name).map(|&value| value.to_owned()))
+    }
+
+    #[test]
+    fn nothing_is_sent_unless_an_endpoint_is_named() {
+        for none in [
+            &[][..],
+            &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
+            &[("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://collector:4317")],
+            &[AT, ("OTEL_SDK_DISABLED", "True")],
+            &[AT, ("OTEL_TRACES_EXPORTER", "none")],
+            // What nobody uses is not looked at.
+            &[("OTEL_TRACES_SAMPLER", "sometimes")],
+        ] {
+            assert!(of(none).unwrap().is_none(), "{none:?}");
+        }
+        let traces = of(&[AT]).unwrap().unwrap();
+        assert_eq!((traces.endpoint.to_string().as_str(), traces.timeout), ("http://collector:4317/", EXPORT));
+        assert_eq!(format!("{:?}", traces.sampler), "ParentBased(AlwaysOn)");
+    }
+
+    #[test]
+    fn variables_of_traces_go_before_those_of_everything_and_a_missing_scheme_is_an_encrypted_one() {
+        let endpoint = |variables: &[(&str, &str)]| of(variables).unwrap().unwrap().endpoint.to_string();
+        let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "traces:4317");
+        assert_eq!(endpoint(&[AT, own]), "https://traces:4317/");
+        assert_eq!(endpoint(&[own, ("OTEL_EXPORTER_OTLP_INSECURE", "true")]), "http://traces:4317/");
+        let both = [("OTEL_EXPORTER_OTLP_INSECURE", "true"), ("OTEL_EXPORTER_OTLP_TRACES_INSECURE", "false")];
+        assert_eq!(endpoint(&[own, both[0], both[1]]), "https://traces:4317/");
+        assert_eq!(endpoint(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1]:4317/")]), "http://[::1]:4317/");
+        let timeout = [("OTEL_EXPORTER_OTLP_TIMEOUT", "7"), ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "250")];
+        assert_eq!(of(&[AT, timeout[0], timeout[1]]).unwrap().unwrap().timeout, Duration::from_millis(250));
+    }
+
+    #[test]
+    fn samplers_are_those_of_the_specification() {
+        let sampler = |name, argument| {
+            let variables = [AT, ("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", argument)];
+            format!("{:?}", of(&variables).unwrap().unwrap().sampler)
+        };
+        assert_eq!(sampler("parentbased_traceidratio", "0.25"), "ParentBased(TraceIdRatioBased(0.25))");
+        assert_eq!(sampler("traceidratio", ""), "TraceIdRatioBased(1.0)");
+        assert_eq!(sampler("always_off", "not asked"), "AlwaysOff");
+        assert_eq!(sampler("parentbased_always_on", ""), "ParentBased(AlwaysOn)");
+    }
+
+    #[test]
+    fn an_error_names_the_variable_the_value_and_what_is_allowed() {
+        for (variable, value, allowed) in [
+            ("OTEL_SDK_DISABLED", "maybe", "true, false"),
+            ("OTEL_TRACES_EXPORTER", "jaeger", "otlp, none"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "collector:port", "http://HOST:PORT"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://", "http://HOST:PORT"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://collector:4318/v1/traces", "no path"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "unix:///run/collector.sock", "http://HOST:PORT"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc (OTLP over HTTP is not built in)"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip", "none"),
+            ("OTEL_EXPORTER_OTLP_INSECURE", "1", "true, false"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "milliseconds from 1"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/keys/tls.key", "both"),
+            ("OTEL_TRACES_SAMPLER", "xray", "parentbased_"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "whole numbers from 1"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "team", "key=value"),
+        ] {
+            let error = of(&[AT, (variable, value)]).unwrap_err().to_string();
+            assert!([variable, value, allowed].iter().all(|part| error.contains(part)), "{error}");
+        }
+        for ratio in ["1.5", "-0.1", "NaN", "half"] {
+            let sampler = ("OTEL_TRACES_SAMPLER", "traceidratio");
+            let error = of(&[AT, sampler, ("OTEL_TRACES_SAMPLER_ARG", ratio)]).unwrap_err().to_string();
+            assert_eq!(error, format!("OTEL_TRACES_SAMPLER_ARG: {ratio:?} is not allowed; allowed: 0 to 1"));
+        }
+        let error = of(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:secret@collector:4317")]).unwrap_err().to_string();
+        assert!(!error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn a_resource_is_what_the_pod_is_but_people_have_the_last_word() {
+        let resource = |variables: &[(&str, &str)]| of(variables).unwrap().unwrap().resource;
+        let alone = resource(&[AT]);
+        assert_eq!((alone["service.name"].as_str(), alone["service.version"].as_str()), ("engram-operator", "1.2.3"));
+        assert!(!alone.contains_key("k8s.pod.name"));
+        let pod = [AT, ("POD_NAME", "engram-operator-0"), ("POD_NAMESPACE", "engram-system"), ("NODE_NAME", "node-7")];
+        let said = ("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine,k8s.node.name=n,team=a%2Cb, empty=");
+        let told = resource(&[pod[0], pod[1], pod[2], pod[3], said]);
+        assert_eq!((told["service.name"].as_str(), told["k8s.node.name"].as_str()), ("mine", "n"));
+        assert_eq!((told["team"].as_str(), told["empty"].as_str()), ("a,b", ""));
+        assert_eq!(told["k8s.pod.name"], told["service.instance.id"]);
+        let named = resource(&[AT, said, ("OTEL_SERVICE_NAME", "operator")]);
+        assert_eq!(named["service.name"], "operator");
+    }
+}
