@@ -88,3 +88,26 @@ metricRelabelings:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{/* Variables of traces, as YAML of a map; empty where no endpoint is named. */}}
+{{- define "engram.otel" -}}
+{{- with .Values.otel }}
+{{- if .endpoint }}
+OTEL_EXPORTER_OTLP_ENDPOINT: {{ .endpoint | quote }}
+OTEL_EXPORTER_OTLP_PROTOCOL: {{ .protocol | quote }}
+{{- if kindIs "bool" .insecure }}
+OTEL_EXPORTER_OTLP_INSECURE: {{ .insecure | quote }}
+{{- end }}
+OTEL_TRACES_SAMPLER: parentbased_traceidratio
+OTEL_TRACES_SAMPLER_ARG: {{ .samplerRatio | quote }}
+{{- with .resourceAttributes }}
+{{- $pairs := list }}
+{{- range $key, $value := . }}
+{{- /* Commas and signs of equality are between pairs. */}}
+{{- $pairs = append $pairs (printf "%s=%s" (urlquery $key) (urlquery $value) | replace "+" "%20") }}
+{{- end }}
+OTEL_RESOURCE_ATTRIBUTES: {{ join "," $pairs | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -44,6 +44,8 @@ const INSTALLS: [(&str, &[&str]); 6] = [
             "priorityClassName=system-cluster-critical",
             "hostUsers=false",
             "logging.format=json",
+            "otel.endpoint=http://collector.observability:4317",
+            "otel.resourceAttributes.team=machine learning",
             "extraArgs={--concurrency=4}",
             "extraEnv[0].name=ENGRAM_LOG",
             "extraEnv[0].value=debug",
@@ -55,10 +57,15 @@ const INSTALLS: [(&str, &[&str]); 6] = [
 ];
 
 /// Values that nobody can mean, and what must be told of them.
-const REFUSED: [(&str, &str); 15] = [
+const REFUSED: [(&str, &str); 20] = [
     ("replicaCout=3", "replicaCout"),
     ("replicaCount=-1", "replicaCount"),
     ("logging.format=xml", "format"),
+    ("otel.endpoint=collector", "endpoint"),
+    ("otel.endpoint=http://collector:4318/v1/traces", "endpoint"),
+    ("otel.protocol=http/protobuf", "protocol"),
+    ("otel.samplerRatio=1.5", "samplerRatio"),
+    ("otel.headers=none", "headers"),
     ("operator.image.digest=latest", "digest"),
     ("watchNamespaces={Research}", "watchNamespaces"),
     ("certManager.enabled=maybe", "certManager"),
@@ -94,6 +101,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "the API server takes what it makes of values that people install with", run: is_taken },
         Check { name: "settings become a file, which only those have who ask for it", run: config },
         Check { name: "rights for cert-manager are given where they are asked for, and only there", run: cert_manager },
+        Check { name: "traces go where an endpoint is named, and nowhere else", run: traces },
         Check {
             name: "monitors, alerts and dashboards are made where they are asked for, and only there",
             run: monitors,
@@ -219,6 +227,34 @@ fn monitors(cluster: &Cluster) -> Result<String> {
     let panels = expressions(&serde_json::from_str(text).context("the dashboard is no JSON")?).len();
     ensure!(panels > 10, "the dashboard asks for {panels} things only");
     Ok(format!("{panels} expressions in the dashboard"))
+}
+
+fn traces(cluster: &Cluster) -> Result<String> {
+    ensure!(!template(cluster, &[])?.contains("OTEL_"), "a chart without an endpoint has variables of traces");
+    let named = "otel.endpoint=http://collector.observability:4317";
+    let values = [named, "otel.samplerRatio=0.25", "otel.resourceAttributes.team=machine learning\\, a=b"];
+    let rendered = template(cluster, &values)?;
+    for (name, value) in [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.observability:4317"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "team=machine%20learning%2C%20a%3Db"),
+    ] {
+        let variable = format!("- {{ name: {name}, value: \"{value}\" }}");
+        ensure!(rendered.contains(&variable), "no variable {variable}");
+    }
+    ensure!(!rendered.contains("OTEL_EXPORTER_OTLP_INSECURE"), "it says what was left to the endpoint");
+    ensure!(rendered.contains("- { port: 4317, protocol: TCP }"), "the operator's NetworkPolicy keeps traces in");
+    let own = ["extraEnv[0].name=OTEL_TRACES_SAMPLER", "extraEnv[0].value=always_on"];
+    let rendered = template(cluster, &[named, "otel.insecure=false", own[0], own[1]])?;
+    ensure!(
+        rendered.matches("name: OTEL_TRACES_SAMPLER\n").count() == 1,
+        "a variable of the user's is not the only one"
+    );
+    ensure!(!rendered.contains("parentbased_traceidratio"), "a variable of the user's is not the only one");
+    ensure!(rendered.contains("name: OTEL_EXPORTER_OTLP_INSECURE, value: \"false\""), "false is taken for nothing");
+    Ok(String::new())
 }
 
 /// What the panels of a dashboard ask Prometheus for.
