@@ -1,5 +1,8 @@
 """Engram's benchmarks done by NumPy: eager decay, indexed updates, reductions by group, sorting."""
 
+import os
+import sys
+
 import numpy as np
 
 import peer
@@ -49,11 +52,29 @@ def rank(memories):
 
         yield f"top-{kind}", best
 
+        def best_by_id(d=descending):
+            last = np.partition(d, top - 1)[top - 1]
+            before, ties = np.flatnonzero(d < last), np.flatnonzero(d == last)
+            wanted = top - before.size
+            if ties.size > wanted:
+                ties = ties[np.argpartition(ids[ties], wanted - 1)[:wanted]]
+            chosen = np.concatenate((before, ties))
+            return chosen[np.lexsort((ids[chosen], d[chosen]))]
+
+        yield f"top-{kind}-by-id", best_by_id
+
 
 def recall(memories):
     rng = np.random.default_rng(peer.SEED)
-    features = rng.standard_normal((memories, peer.DIMENSION), dtype=np.float32)
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    needed = memories * peer.DIMENSION * 4
+    if needed > 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        print(f"numpy: recall {memories}: not measured, it needs {needed / 1e9:.1f} GB", file=sys.stderr)
+        return
+    # In place and in parts: a copy of the largest would not fit beside it.
+    features = np.empty((memories, peer.DIMENSION), dtype=np.float32)
+    for part in np.array_split(features, max(1, memories // 100_000)):
+        rng.standard_normal(dtype=np.float32, out=part)
+        part /= np.linalg.norm(part, axis=1, keepdims=True)
     query = rng.standard_normal(peer.DIMENSION, dtype=np.float32)
     query /= np.linalg.norm(query)
     weights = rng.random(memories, dtype=np.float32)

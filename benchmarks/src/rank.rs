@@ -43,11 +43,15 @@ fn row(arena: &mut Arena, kind: &str, words: &str, limit: Option<usize>) -> Resu
             format!("full rank, ties by id, {words}"),
             vec![workload(format!("rank-{kind}"), ""), workload(format!("rank-{kind}-by-id"), ", ties by id")],
         ),
-        Some(limit) => (format!("top {limit}, ties by id, {words}"), vec![workload(format!("top-{kind}"), "")]),
+        Some(limit) => (
+            format!("top {limit}, ties by id, {words}"),
+            vec![workload(format!("top-{kind}"), ""), workload(format!("top-{kind}-by-id"), ", ties by id")],
+        ),
     };
     let budgets = match (memories, limit, kind) {
-        // Equal weights in any order are no work at all for a stable sort: the peer that orders them by id is meant.
+        // Equal weights in any order are no work at all: the peer that orders them by id is meant.
         (10_000_000, None, "tied") => vec![ratio("numpy, ties by id", 6.0)],
+        (10_000_000, Some(_), "tied") => vec![ratio("numpy, ties by id", 10.0)],
         (10_000_000, None, _) => vec![ratio("numpy", 6.0)],
         (10_000_000, Some(_), _) => vec![ratio("numpy", 10.0)],
         _ => Vec::new(),

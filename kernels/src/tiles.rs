@@ -80,15 +80,21 @@ impl<T: Copy + Default> Tiles<T> {
 
 /// Has the processor fetch a value.
 #[inline(always)]
-#[allow(unsafe_code)] // A hint.
 pub(crate) fn prefetch<T>(value: &T) {
+    prefetch_behind(value, 0);
+}
+
+/// Has the processor fetch what lies so many values behind this one, whatever that is.
+#[inline(always)]
+#[allow(unsafe_code)] // A hint.
+pub(crate) fn prefetch_behind<T>(value: &T, by: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: SSE is in every x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) };
+        // SAFETY: SSE is in every x86-64, and any address may be asked for.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).wrapping_add(by).cast()) };
     }
-    let _ = value;
+    let _ = (value, by);
 }
 
 /// Some consecutive tiles of a column.

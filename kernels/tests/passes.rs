@@ -134,6 +134,55 @@ fn a_selection_among_ties_meets_the_ids_that_came_since_the_last() {
 }
 
 #[test]
+fn a_selection_from_many_tiles_is_the_beginning_of_the_ranking_wherever_its_first_memories_are() {
+    const TILES: usize = 300;
+    const EACH: u32 = 100;
+    // Alike everywhere, few weights and so many ties, and all of the first in one tile, which a sample has or has not.
+    let weights: [fn(u64, usize) -> u32; 4] = [
+        |number, _| (number % u64::from(ONE)) as u32,
+        |number, _| (number % 3) as u32,
+        |number, tile| (number % 1_000) as u32 + if tile == 0 { ONE / 2 } else { 0 },
+        |number, tile| (number % 1_000) as u32 + if tile == 5 { ONE / 2 } else { 0 },
+    ];
+    for weight in weights {
+        let mut numbers = Numbers(11);
+        let mut ids = Tiles::new();
+        ids.reserve(TILES);
+        let mut device = Cpu::new(2);
+        device.reserve(TILES as u32).unwrap();
+        let mut rows = Vec::new();
+        for tile in 0..TILES {
+            device.map_tile(tile as u32, Tile { segment: 0, count: EACH });
+            for slot in (tile * TILE) as u32..(tile * TILE) as u32 + EACH {
+                ids.set(slot, MemoryId(numbers.next()));
+                rows.push((slot, weight(numbers.next(), tile), Group((numbers.next() % 40) as u8)));
+            }
+        }
+        device.write(&rows).unwrap();
+        for order in [Order::HeaviestFirst, Order::LightestFirst] {
+            for (scope, limit) in
+                [(Scope::All, 1), (Scope::All, 100), (Scope::All, 1_500), (Scope::Group(Group(3)), 90)]
+            {
+                let mut expected: Vec<_> = rows
+                    .iter()
+                    .filter(|row| scope == Scope::All || row.2 == Group(3))
+                    .map(|&(slot, weight, _)| match order {
+                        Order::HeaviestFirst => (ONE - weight, ids.get(slot).0, slot, weight),
+                        Order::LightestFirst => (weight, !ids.get(slot).0, slot, weight),
+                    })
+                    .collect();
+                expected.sort_unstable();
+                let expected: Vec<_> =
+                    expected.iter().take(limit).map(|&(_, _, slot, weight)| (slot, weight)).collect();
+                let mut out = Vec::new();
+                device.rank(&[Segment::default()], scope, order, Some(limit), &ids, &mut out).unwrap();
+                assert_eq!(out, expected, "{limit} of {scope:?}, {order:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn an_arena_beyond_the_slots_is_refused_and_nothing_changed() {
     let mut device = Cpu::new(1);
     device.reserve(1).unwrap();
