@@ -245,13 +245,13 @@ mod tests {
 
         // The default, given by hand, is given; of the rest the file counts, and a list is replaced as a whole.
         let flags = ["--concurrency=8", "--watch-namespace=c"];
-        // The variable stands for POD_NAMESPACE, which a test must not set.
-        let command = command().mut_arg("pod_namespace", |argument| argument.env("CARGO_PKG_NAME"));
-        assert_eq!(std::env::var("CARGO_PKG_NAME").as_deref(), Ok("engram-operator"), "run by cargo");
+        // A variable that is always there stands for POD_NAMESPACE, which a test must not set.
+        let command = command().mut_arg("pod_namespace", |argument| argument.env("PATH"));
+        let path = std::env::var("PATH").expect("a path of programs");
         let given = options(command, &flags, text);
         assert_eq!(given.concurrency, Some(8));
         assert_eq!(given.leader_election.unwrap().enabled, Some(false));
-        assert_eq!(given.pod.unwrap().namespace.unwrap(), "engram-operator");
+        assert_eq!(given.pod.unwrap().namespace.unwrap(), path);
         assert_eq!(given.watch_namespaces.unwrap(), ["c"]);
     }
 
