@@ -40,32 +40,19 @@ pub(super) fn ended(result: &Result<Action, Error>) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use engram_telemetry::{Log, LogFormat, Program, build};
 
     use super::super::kinds::RUN;
     use super::*;
 
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
     #[test]
     fn a_look_says_whom_it_is_about_and_how_it_ended_and_its_name_says_neither() {
-        let (lines, program) = (Lines::default(), Program { name: "engram-operator", version: "1.2.3" });
-        let (log, writer) = (Log { filter: "debug", format: LogFormat::Json }, lines.clone());
-        let (dispatch, _telling) = build(program, log, |_| None, move || writer.clone()).unwrap();
+        let (lines, writer) = std::io::pipe().unwrap();
+        let (program, log) =
+            (Program { name: "engram-operator", version: "1.2.3" }, Log { filter: "debug", format: LogFormat::Json });
+        let (dispatch, _telling) = build(program, log, |_| None, Arc::new(writer)).unwrap();
         tracing::dispatcher::with_default(&dispatch, || {
             let key = Key { namespace: "research".into(), name: "sales".into() };
             look(RUN, &key, Some("7b1e")).in_scope(|| {
@@ -73,7 +60,8 @@ mod tests {
                 tracing::info!("looked");
             });
         });
-        let line: serde_json::Value = serde_json::from_slice(&lines.0.lock().unwrap()).unwrap();
+        drop(dispatch);
+        let line: serde_json::Value = serde_json::from_reader(lines).unwrap();
         let expected = serde_json::json!({
             "name": "reconcile", "k8s.namespace.name": "research", "k8s.object.kind": "LearnerRun", "k8s.object.name": "sales",
             "k8s.object.uid": "7b1e", "outcome": "error", "error.type": "deposed", "otel.status_code": "ERROR",

@@ -24,8 +24,9 @@ const TIMEOUT: &str = "--timeout=50s";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Values that people install with; each is taken by the API server as a whole.
-const INSTALLS: [(&str, &[&str]); 6] = [
+const INSTALLS: [(&str, &[&str]); 7] = [
     ("as it comes", &[]),
+    ("with values kept from a release that had fewer", &["config=null", "otel=null"]),
     ("for two namespaces", &["watchNamespaces={research,ml}", "crds.enabled=false"]),
     ("beside cert-manager", &["certManager.enabled=true"]),
     ("with a file of settings", &["config.concurrency=16"]),
