@@ -289,10 +289,10 @@ impl Device for Cpu {
         let level = self.level;
         let width = usize::from(self.highest_group) + 1;
         let totals = self.tables(segments.len() * width, Total::EMPTY);
+        let guesses = self.tables(1, Present::NONE);
         let groups = &self.groups;
         Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
-            let mut totals = table(&totals, thread);
-            let mut guess = Present::NONE;
+            let (mut totals, mut guess) = (table(&totals, thread), table(&guesses, thread));
             for (index, tile) in tiles.iter().enumerate().filter(|(_, tile)| tile.count > 0) {
                 let Segment { clock, fold, .. } = segments[tile.segment as usize];
                 let used = ..tile.count as usize;
@@ -301,7 +301,7 @@ impl Device for Cpu {
                     update::fold_tile(level, potentials, fold);
                 }
                 let totals = &mut totals[tile.segment as usize * width..][..width];
-                quality::add_tile(level, potentials, groups, clock.units(), &mut guess, totals);
+                quality::add_tile(level, potentials, groups, clock.units(), &mut guess[0], totals);
             }
         });
         let mut totals = totals.into_iter().map(|totals| totals.into_inner().unwrap_or_else(PoisonError::into_inner));

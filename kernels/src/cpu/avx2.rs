@@ -17,8 +17,9 @@ const ROW: usize = 32;
 const FIRST_PIECE: usize = 4;
 const LAST_PIECE: usize = 64;
 
-/// What is summed of some groups, in registers.
-struct Sums<const G: usize> {
+/// What is summed of some groups, in registers; `REST`: the last of them holds whatever the others do not, and what is summed in its
+/// place is the sum of all, which needs no masks.
+struct Sums<const G: usize, const REST: bool> {
     /// In numbers of 64 bits.
     counts: [__m256i; G],
     min: [__m256i; G],
@@ -29,7 +30,7 @@ struct Sums<const G: usize> {
     upper: [__m256i; G],
 }
 
-impl<const G: usize> Sums<G> {
+impl<const G: usize, const REST: bool> Sums<G, REST> {
     #[inline]
     #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     fn zero() -> Self {
@@ -41,9 +42,9 @@ impl<const G: usize> Sums<G> {
     #[inline]
     #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     fn add<const MIN: bool, const MAX: bool>(&mut self, g: usize, weights: [__m256i; 2], masks: [__m256i; 2]) {
-        let [first, second] = from_fn(|at| _mm256_and_si256(weights[at], masks[at]));
+        let masked: [__m256i; 2] = from_fn(|at| _mm256_and_si256(weights[at], masks[at]));
         if MAX {
-            self.max[g] = _mm256_max_epu32(self.max[g], _mm256_max_epu32(first, second));
+            self.max[g] = _mm256_max_epu32(self.max[g], _mm256_max_epu32(masked[0], masked[1]));
         }
         if MIN {
             // The complement of a mask that is zero is more than any weight.
@@ -51,33 +52,39 @@ impl<const G: usize> Sums<G> {
             self.min[g] = _mm256_min_epu32(self.min[g], _mm256_min_epu32(first, second));
         }
         // Two weights of at most 2^30 fit in a lane.
+        let [first, second] = if REST && g == G - 1 { weights } else { masked };
         let pair = _mm256_add_epi32(first, second);
         self.sum[g] = _mm256_add_epi32(self.sum[g], pair);
         self.upper[g] = _mm256_add_epi32(self.upper[g], _mm256_srli_epi32::<16>(pair));
     }
 
-    /// Whether each group has `weight` among its extremes of one kind.
     #[inline]
     #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    fn all_have(extremes: &[__m256i; G], weight: u32) -> bool {
-        let weight = _mm256_set1_epi32(weight.cast_signed());
-        extremes.iter().all(|it| _mm256_movemask_epi8(_mm256_cmpeq_epi32(*it, weight)) != 0)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    fn total(&self, g: usize) -> Total {
-        let sums = lanes(self.sum[g]).into_iter().zip(lanes(self.upper[g])).map(|(sum, upper)| {
-            let upper = u64::from(upper) << 16;
-            upper + u64::from(sum.wrapping_sub(upper as u32))
-        });
-        Total {
-            count: lanes(self.counts[g]).into_iter().map(u64::from).sum(),
-            sum: sums.sum(),
-            min: lanes(self.min[g]).into_iter().fold(u32::MAX, u32::min),
-            max: lanes(self.max[g]).into_iter().fold(0, u32::max),
+    fn write(&self, totals: &mut [Total]) {
+        for (g, total) in totals.iter_mut().enumerate() {
+            let sums = lanes(self.sum[g]).into_iter().zip(lanes(self.upper[g])).map(|(sum, upper)| {
+                let upper = u64::from(upper) << 16;
+                upper + u64::from(sum.wrapping_sub(upper as u32))
+            });
+            *total = Total {
+                count: lanes(self.counts[g]).into_iter().map(u64::from).sum(),
+                sum: sums.sum(),
+                min: lanes(self.min[g]).into_iter().fold(u32::MAX, u32::min),
+                max: lanes(self.max[g]).into_iter().fold(0, u32::max),
+            };
+        }
+        if REST && let [others @ .., last] = totals {
+            last.sum -= others.iter().map(|total| total.sum).sum::<u64>();
         }
     }
+}
+
+/// Whether each group has `weight` among its extremes of one kind.
+#[inline]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+fn all_have<const G: usize>(extremes: &[__m256i; G], weight: u32) -> bool {
+    let weight = _mm256_set1_epi32(weight.cast_signed());
+    extremes.iter().all(|it| _mm256_movemask_epi8(_mm256_cmpeq_epi32(*it, weight)) != 0)
 }
 
 #[inline]
@@ -95,11 +102,19 @@ fn lanes(it: __m256i) -> [u32; 8] {
     lanes
 }
 
-/// The totals of some groups in a tile.
+/// The totals of some groups in a tile. `REST`: no memory of it is in any other group, or the counts of the totals say so, and nothing else
+/// of them is of use.
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-pub(super) fn totals<const G: usize>(potentials: &[u32], groups: &[u8], clock: u32, wanted: [u8; G]) -> [Total; G] {
+pub(super) fn totals<const G: usize, const REST: bool>(
+    potentials: &[u32],
+    groups: &[u8],
+    clock: u32,
+    wanted: [u8; G],
+    totals: &mut [Total],
+) {
+    assert_eq!(totals.len(), G, "a total for each group");
     let clocks = _mm256_set1_epi32(clock.cast_signed());
-    let mut sums = Sums::<G>::zero();
+    let mut sums = Sums::<G, REST>::zero();
     let (mut rows, rest) = potentials.as_chunks::<ROW>();
     let (mut rows_of_groups, rest_of_groups) = groups.as_chunks::<ROW>();
     if !rest.is_empty() {
@@ -108,7 +123,7 @@ pub(super) fn totals<const G: usize>(potentials: &[u32], groups: &[u8], clock: u
         let (mut row, mut groups) = ([0; ROW], [other; ROW]);
         row[..rest.len()].copy_from_slice(rest);
         groups[..rest.len()].copy_from_slice(rest_of_groups);
-        add_rows::<G, true, true>(&mut sums, &[row], &[groups], clocks, wanted);
+        add_rows::<G, REST, true, true>(&mut sums, &[row], &[groups], clocks, wanted);
     }
     let mut piece = FIRST_PIECE;
     while !rows.is_empty() {
@@ -117,21 +132,21 @@ pub(super) fn totals<const G: usize>(potentials: &[u32], groups: &[u8], clock: u
         (groups_now, rows_of_groups) = rows_of_groups.split_at(now.len());
         piece = (2 * piece).min(LAST_PIECE);
         // No weight is below 0 or above one: once each group has shown it, no other is looked for.
-        match (Sums::all_have(&sums.min, 0), Sums::all_have(&sums.max, ONE)) {
-            (false, false) => add_rows::<G, true, true>(&mut sums, now, groups_now, clocks, wanted),
-            (false, true) => add_rows::<G, true, false>(&mut sums, now, groups_now, clocks, wanted),
-            (true, false) => add_rows::<G, false, true>(&mut sums, now, groups_now, clocks, wanted),
-            (true, true) => add_rows::<G, false, false>(&mut sums, now, groups_now, clocks, wanted),
+        match (all_have(&sums.min, 0), all_have(&sums.max, ONE)) {
+            (false, false) => add_rows::<G, REST, true, true>(&mut sums, now, groups_now, clocks, wanted),
+            (false, true) => add_rows::<G, REST, true, false>(&mut sums, now, groups_now, clocks, wanted),
+            (true, false) => add_rows::<G, REST, false, true>(&mut sums, now, groups_now, clocks, wanted),
+            (true, true) => add_rows::<G, REST, false, false>(&mut sums, now, groups_now, clocks, wanted),
         }
     }
-    from_fn(|g| sums.total(g))
+    sums.write(totals);
 }
 
 /// Not inlined, so that each of its kinds has all registers for what it needs.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn add_rows<const G: usize, const MIN: bool, const MAX: bool>(
-    sums: &mut Sums<G>,
+fn add_rows<const G: usize, const REST: bool, const MIN: bool, const MAX: bool>(
+    sums: &mut Sums<G, REST>,
     rows: &[[u32; ROW]],
     groups: &[[u8; ROW]],
     clocks: __m256i,

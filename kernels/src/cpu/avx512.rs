@@ -15,23 +15,24 @@ const AHEAD: usize = 4_096;
 /// Times 64 weights that are added before it is looked whether extremes are still to be looked for; then twice as many, and so on.
 const FIRST_PIECE: usize = 2;
 
-/// What is summed of some groups, in registers.
-struct Sums<const G: usize> {
+/// What is summed of some groups, in registers; `REST`: the last of them holds whatever the others do not, and what is summed in its
+/// place is the sum of all, which needs no masks.
+struct Sums<const G: usize, const REST: bool> {
     counts: [u32; G],
     min: [__m512i; G],
     max: [__m512i; G],
-    /// Sums of pairs of lanes as numbers of 64 bits, modulo 2^64: of both lanes, the odd one shifted up by 32 bits, and of the odd one
-    /// alone. Their difference is the even one.
-    both: [__m512i; G],
-    odd: [__m512i; G],
+    /// Sums of weights modulo 2^32.
+    sum: [__m512i; G],
+    /// About 2^-17 of those sums, see [`Sums::whole`].
+    upper: [__m512i; G],
 }
 
-impl<const G: usize> Sums<G> {
+impl<const G: usize, const REST: bool> Sums<G, REST> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     fn zero() -> Self {
         let zero = [_mm512_setzero_si512(); G];
-        Self { counts: [0; G], min: [_mm512_set1_epi32(-1); G], max: zero, both: zero, odd: zero }
+        Self { counts: [0; G], min: [_mm512_set1_epi32(-1); G], max: zero, sum: zero, upper: zero }
     }
 
     /// Adds those of 64 weights whose mask for a group says so; `MIN`, `MAX`: whether their extremes may be new ones.
@@ -50,43 +51,71 @@ impl<const G: usize> Sums<G> {
                 }
             }
             // Two weights of at most 2^30 fit in a lane.
-            for half in [0, 2] {
-                let one = _mm512_maskz_mov_epi32(quarters[half], weights[half]);
-                let pair = _mm512_mask_add_epi32(one, quarters[half + 1], one, weights[half + 1]);
-                self.both[g] = _mm512_add_epi64(self.both[g], pair);
-                self.odd[g] = _mm512_add_epi64(self.odd[g], _mm512_srli_epi64::<32>(pair));
-            }
+            let pairs: [__m512i; 2] = if REST && g == G - 1 {
+                from_fn(|half| _mm512_add_epi32(weights[2 * half], weights[2 * half + 1]))
+            } else {
+                from_fn(|half| {
+                    let one = _mm512_maskz_mov_epi32(quarters[2 * half], weights[2 * half]);
+                    _mm512_mask_add_epi32(one, quarters[2 * half + 1], one, weights[2 * half + 1])
+                })
+            };
+            self.sum[g] = _mm512_add_epi32(self.sum[g], _mm512_add_epi32(pairs[0], pairs[1]));
+            // The lower half of a lane is something else, and is shifted away.
+            let upper = _mm512_srli_epi32::<16>(_mm512_avg_epu16(pairs[0], pairs[1]));
+            self.upper[g] = _mm512_add_epi32(self.upper[g], upper);
         }
     }
 
-    /// Whether each group has `weight` among its extremes of one kind.
+    /// A sum that is known modulo 2^32 and about. Four weights whose pairs are p and q give `upper` one of
+    /// (p / 2^16 + q / 2^16 + 1) / 2, each quotient rounded down: 2^17 times that is at most 2^17 less than p + q, and at most 2^16 more. In
+    /// a tile that adds up to less than 2^28.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    fn all_have(extremes: &[__m512i; G], weight: u32) -> bool {
-        let weight = _mm512_set1_epi32(weight.cast_signed());
-        extremes.iter().all(|it| _mm512_cmpeq_epi32_mask(*it, weight) != 0)
+    fn whole(&self, g: usize) -> u64 {
+        let about = u64::from(_mm512_reduce_add_epi32(self.upper[g]).cast_unsigned()) << 17;
+        let missing = _mm512_reduce_add_epi32(self.sum[g]).wrapping_sub((about as u32).cast_signed());
+        about.wrapping_add_signed(missing.into())
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    fn total(&self, g: usize) -> Total {
-        let both = _mm512_reduce_add_epi64(self.both[g]).cast_unsigned();
-        let odd = _mm512_reduce_add_epi64(self.odd[g]).cast_unsigned();
-        Total {
-            count: u64::from(self.counts[g]),
-            sum: both.wrapping_sub(odd << 32).wrapping_add(odd),
-            min: _mm512_reduce_min_epu32(self.min[g]),
-            max: _mm512_reduce_max_epu32(self.max[g]),
+    fn write(&self, totals: &mut [Total]) {
+        for (g, total) in totals.iter_mut().enumerate() {
+            *total = Total {
+                count: u64::from(self.counts[g]),
+                sum: self.whole(g),
+                min: _mm512_reduce_min_epu32(self.min[g]),
+                max: _mm512_reduce_max_epu32(self.max[g]),
+            };
+        }
+        if REST && let [others @ .., last] = totals {
+            last.sum -= others.iter().map(|total| total.sum).sum::<u64>();
         }
     }
 }
 
-/// The totals of some groups in a tile.
+/// Whether each group has `weight` among its extremes of one kind.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-pub(super) fn totals<const G: usize>(potentials: &[u32], groups: &[u8], clock: u32, wanted: [u8; G]) -> [Total; G] {
+fn all_have<const G: usize>(extremes: &[__m512i; G], weight: u32) -> bool {
+    let weight = _mm512_set1_epi32(weight.cast_signed());
+    extremes.iter().all(|it| _mm512_cmpeq_epi32_mask(*it, weight) != 0)
+}
+
+/// The totals of some groups in a tile. `REST`: no memory of it is in any other group, or the counts of the totals say so, and nothing else
+/// of them is of use.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+pub(super) fn totals<const G: usize, const REST: bool>(
+    potentials: &[u32],
+    groups: &[u8],
+    clock: u32,
+    wanted: [u8; G],
+    totals: &mut [Total],
+) {
+    assert_eq!(totals.len(), G, "a total for each group");
     let clocks = _mm512_set1_epi32(clock.cast_signed());
     let bytes = wanted.map(|group| _mm512_set1_epi8(group.cast_signed()));
-    let mut sums = Sums::<G>::zero();
+    let mut sums = Sums::<G, REST>::zero();
     let (mut chunks, rest) = potentials.as_chunks::<64>();
     let (mut chunks_of_groups, rest_of_groups) = groups.as_chunks::<64>();
     let mut piece = FIRST_PIECE;
@@ -96,11 +125,11 @@ pub(super) fn totals<const G: usize>(potentials: &[u32], groups: &[u8], clock: u
         (groups_now, chunks_of_groups) = chunks_of_groups.split_at(now.len());
         piece *= 2;
         // No weight is below 0 or above one: once each group has shown it, no other is looked for.
-        match (Sums::all_have(&sums.min, 0), Sums::all_have(&sums.max, ONE)) {
-            (false, false) => add_chunks::<G, true, true>(&mut sums, now, groups_now, clocks, bytes),
-            (false, true) => add_chunks::<G, true, false>(&mut sums, now, groups_now, clocks, bytes),
-            (true, false) => add_chunks::<G, false, true>(&mut sums, now, groups_now, clocks, bytes),
-            (true, true) => add_chunks::<G, false, false>(&mut sums, now, groups_now, clocks, bytes),
+        match (all_have(&sums.min, 0), all_have(&sums.max, ONE)) {
+            (false, false) => add_chunks::<G, REST, true, true>(&mut sums, now, groups_now, clocks, bytes),
+            (false, true) => add_chunks::<G, REST, true, false>(&mut sums, now, groups_now, clocks, bytes),
+            (true, false) => add_chunks::<G, REST, false, true>(&mut sums, now, groups_now, clocks, bytes),
+            (true, true) => add_chunks::<G, REST, false, false>(&mut sums, now, groups_now, clocks, bytes),
         }
     }
     let left = rest.len().min(rest_of_groups.len());
@@ -116,13 +145,13 @@ pub(super) fn totals<const G: usize>(potentials: &[u32], groups: &[u8], clock: u
         });
         sums.add::<true, true>(weights, bytes.map(|byte| _mm512_mask_cmpeq_epi8_mask(used, groups, byte)));
     }
-    from_fn(|g| sums.total(g))
+    sums.write(totals);
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn add_chunks<const G: usize, const MIN: bool, const MAX: bool>(
-    sums: &mut Sums<G>,
+fn add_chunks<const G: usize, const REST: bool, const MIN: bool, const MAX: bool>(
+    sums: &mut Sums<G, REST>,
     chunks: &[[u32; 64]],
     groups: &[[u8; 64]],
     clocks: __m512i,

@@ -85,25 +85,57 @@ pub(super) fn add_tile(
     guess: &mut Present,
     totals: &mut [Total],
 ) {
-    let mut found = totals_of(level, potentials, groups, clock, guess.groups());
-    if found.iter().map(|total| total.count as usize).sum::<usize>() < potentials.len() {
-        match Present::of(level, groups) {
-            Some(present) => {
-                found = totals_of(level, potentials, groups, clock, present.groups());
-                *guess = present;
-            }
-            None => {
-                *guess = Present::NONE;
-                return add_each(potentials, groups, clock, totals);
+    if add_groups(level, potentials, groups, clock, guess.groups(), totals) {
+        return;
+    }
+    match Present::of(level, groups) {
+        Some(present) => {
+            *guess = present;
+            let all = add_groups(level, potentials, groups, clock, present.groups(), totals);
+            debug_assert!(all, "a tile has no group beside those that it has");
+        }
+        None => {
+            *guess = Present::NONE;
+            add_each(potentials, groups, clock, totals);
+        }
+    }
+}
+
+/// Adds a tile whose groups are `wanted`, at most [`FEW`], or some of these; says whether they are, and adds nothing where not.
+#[inline]
+fn add_groups(
+    level: Level,
+    potentials: &[u32],
+    groups: &[u8],
+    clock: u32,
+    wanted: &[u8],
+    totals: &mut [Total],
+) -> bool {
+    let mut room = [Total::EMPTY; FEW];
+    let found = &mut room[..wanted.len()];
+    match *wanted {
+        [one] => totals_of::<1, true>(level, potentials, groups, clock, [one], found),
+        [one, other] => totals_of::<2, true>(level, potentials, groups, clock, [one, other], found),
+        _ => {
+            for (wanted, found) in wanted.chunks(2).zip(found.chunks_mut(2)) {
+                match *wanted {
+                    [one, other] => totals_of::<2, false>(level, potentials, groups, clock, [one, other], found),
+                    [one] => totals_of::<1, false>(level, potentials, groups, clock, [one], found),
+                    _ => unreachable!("chunks of two"),
+                }
             }
         }
     }
-    for (&group, found) in guess.groups().iter().zip(&found) {
-        // A guess may name a group that this tile has not, and for which there may be no place.
-        if found.count > 0 {
-            totals[usize::from(group)].merge(found);
+    let all = found.iter().map(|total| total.count).sum::<u64>() == potentials.len() as u64;
+    if all {
+        for (&group, found) in wanted.iter().zip(found) {
+            // A guess may name a group that this tile has not, and for which there may be no place.
+            if found.count > 0 {
+                totals[usize::from(group)].merge(found);
+            }
         }
     }
+    all
 }
 
 dispatch! {
@@ -113,42 +145,29 @@ dispatch! {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[allow(unsafe_code)]
-fn totals_in_vectors<const G: usize>(
+/// Replaces `totals` with one for each of `wanted`. `REST`: there is no other group, or the counts say so and no more of the totals than these is right.
+#[cfg_attr(target_arch = "x86_64", allow(unsafe_code))]
+fn totals_of<const G: usize, const REST: bool>(
     level: Level,
     potentials: &[u32],
     groups: &[u8],
     clock: u32,
     wanted: [u8; G],
-) -> [Total; G] {
+    totals: &mut [Total],
+) {
     match level.set() {
         // SAFETY: the level says that the processor has these instructions.
-        Set::Avx512 => unsafe { avx512::totals(potentials, groups, clock, wanted) },
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512 => unsafe { avx512::totals::<G, REST>(potentials, groups, clock, wanted, totals) },
         // SAFETY: as above.
-        Set::Avx2 => unsafe { avx2::totals(potentials, groups, clock, wanted) },
-        Set::Portable => wanted.map(|group| total_of(level, potentials, groups, clock, group)),
-    }
-}
-
-/// One total for each of `wanted`, at most [`FEW`].
-fn totals_of(level: Level, potentials: &[u32], groups: &[u8], clock: u32, wanted: &[u8]) -> [Total; FEW] {
-    let mut totals = [Total::EMPTY; FEW];
-    #[cfg(target_arch = "x86_64")]
-    if level.set() != Set::Portable {
-        let (chunks, rest) = wanted.as_chunks::<2>();
-        for (two, totals) in chunks.iter().zip(totals.chunks_exact_mut(2)) {
-            totals.copy_from_slice(&totals_in_vectors(level, potentials, groups, clock, *two));
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx2 => unsafe { avx2::totals::<G, REST>(potentials, groups, clock, wanted, totals) },
+        Set::Portable => {
+            for (total, group) in totals.iter_mut().zip(wanted) {
+                *total = total_of(level, potentials, groups, clock, group);
+            }
         }
-        if let [one] = rest {
-            [totals[wanted.len() - 1]] = totals_in_vectors(level, potentials, groups, clock, [*one]);
-        }
-        return totals;
     }
-    for (total, &group) in totals.iter_mut().zip(wanted) {
-        *total = total_of(level, potentials, groups, clock, group);
-    }
-    totals
 }
 
 dispatch! {
@@ -208,6 +227,7 @@ mod tests {
             weights in weights(),
             clock in prop_oneof![Just(0), 1..=ONE],
             (count, seed) in (1..=10_u64, any::<u64>()),
+            guessed in prop::collection::btree_set(0..12_u8, 0..=3),
         ) {
             let potentials: Vec<u32> = weights.iter().map(|weight| clock + weight).collect();
             let random = |at: usize| engram_memory::hash::mix64(seed ^ at as u64);
@@ -216,6 +236,10 @@ mod tests {
             add_each(&potentials, &groups, clock, &mut expected);
             for most in [Instructions::Widest, Instructions::Avx2, Instructions::Portable] {
                 let (mut guess, mut totals) = (Present::NONE, [Total::EMPTY; 10]);
+                for (place, group) in guess.groups.iter_mut().zip(&guessed) {
+                    *place = *group;
+                    guess.found += 1;
+                }
                 for _ in 0..2 {
                     add_tile(Level::of(most), &potentials, &groups, clock, &mut guess, &mut totals);
                 }

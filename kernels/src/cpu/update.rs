@@ -50,16 +50,19 @@ pub(super) fn apply(
     potentials: &mut TilesMut<'_, u32>,
     updates: &[Update],
 ) {
-    for (index, update) in updates.iter().enumerate() {
-        if let Some(later) = updates.get(index + AHEAD) {
-            // The processor by itself waits for a few at a time.
-            prefetch(&potentials.tile_mut(later.slot as usize / TILE - first)[later.slot as usize % TILE]);
-        }
+    let one = |update: &Update, potentials: &mut TilesMut<'_, u32>| {
         let tile = update.slot as usize / TILE;
         let Segment { clock, fold, .. } = segments[tiles[tile].segment as usize];
         let potential = &mut potentials.tile_mut(tile - first)[update.slot as usize % TILE];
         *potential = updated(potential.saturating_sub(fold), clock.units(), update.delta) + fold;
+    };
+    let (with_later, last) = updates.split_at(updates.len().saturating_sub(AHEAD));
+    for (update, later) in with_later.iter().zip(&updates[updates.len() - with_later.len()..]) {
+        // The processor by itself waits for a few at a time.
+        prefetch(&potentials.tile_mut(later.slot as usize / TILE - first)[later.slot as usize % TILE]);
+        one(update, potentials);
     }
+    last.iter().for_each(|update| one(update, potentials));
 }
 
 /// The updates of `slots`, in order. `room` is grown as needed.
