@@ -5,6 +5,7 @@
 //! `benchmarks/peers`. Nothing here measures anything, and no figure decides the exit status.
 
 mod peers;
+mod rounds;
 mod table;
 
 #[path = "../../../benchmarks/src/row.rs"]
@@ -26,6 +27,9 @@ pub(crate) struct Options {
     /// Who else does the same work (suites epoch, store, rank and recall)
     #[arg(long, default_value = "numpy", long_help = PEERS_HELP)]
     peers: Peers,
+    /// With peers: how often everybody measures, in turn; the middle figure of each is shown
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
+    rounds: u32,
     /// How many memories, one table line each: 100k, 1m, 10m, or plain numbers
     #[arg(long, value_delimiter = ',', default_value = "100k,1m,10m", value_parser = parse_count)]
     memories: Vec<u64>,
@@ -98,6 +102,16 @@ enum Peers {
     Torch,
 }
 
+impl Peers {
+    fn kinds(self) -> &'static [peers::Kind] {
+        match self {
+            Self::None => &[],
+            Self::Numpy => &[peers::Kind::Numpy],
+            Self::Torch => &[peers::Kind::Numpy, peers::Kind::Torch],
+        }
+    }
+}
+
 /// Measures and prints.
 ///
 /// # Errors
@@ -115,16 +129,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(path) = &options.trace {
         ours.arg("--trace").arg(std::path::absolute(path).context("failed to name the file of the timeline")?);
     }
-    let mut report: Report =
-        serde_json::from_str(&process::read(&mut ours)?).context("engram-benchmarks did not write a report")?;
+    let peers = if options.suite.has_python_peers() { options.peers.kinds() } else { &[] };
 
-    let mut versions = Vec::new();
-    if options.suite.has_python_peers() && options.peers != Peers::None {
-        versions.push(peers::add(&mut report, peers::Kind::Numpy, options.suite.name(), &memories)?);
-        if options.peers == Peers::Torch {
-            versions.push(peers::add(&mut report, peers::Kind::Torch, options.suite.name(), &memories)?);
+    let (mut reports, mut versions) = (Vec::new(), Vec::new());
+    for round in 1..=if peers.is_empty() { 1 } else { options.rounds } {
+        if !peers.is_empty() {
+            eprintln!("round {round} of {}", options.rounds);
         }
+        let mut report: Report =
+            serde_json::from_str(&process::read(&mut ours)?).context("engram-benchmarks did not write a report")?;
+        let add = |kind: &peers::Kind| peers::add(&mut report, *kind, options.suite.name(), &memories);
+        versions = peers.iter().map(add).collect::<Result<_>>()?;
+        reports.push(report);
     }
+    let report = rounds::middle(reports).context("there is at least one round")?;
 
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&report).context("failed to write the rows as JSON")?;
