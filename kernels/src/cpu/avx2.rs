@@ -102,8 +102,8 @@ fn lanes(it: __m256i) -> [u32; 8] {
     lanes
 }
 
-/// The totals of some groups in a tile. `REST`: no memory of it is in any other group, or the counts of the totals say so, and nothing else
-/// of them is of use.
+/// The totals of some groups in a tile. `REST`: no memory is in any other group; where one is, the counts say so, and nothing else of the
+/// totals is of use.
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 pub(super) fn totals<const G: usize, const REST: bool>(
     potentials: &[u32],

@@ -102,8 +102,8 @@ fn all_have<const G: usize>(extremes: &[__m512i; G], weight: u32) -> bool {
     extremes.iter().all(|it| _mm512_cmpeq_epi32_mask(*it, weight) != 0)
 }
 
-/// The totals of some groups in a tile. `REST`: no memory of it is in any other group, or the counts of the totals say so, and nothing else
-/// of them is of use.
+/// The totals of some groups in a tile. `REST`: no memory is in any other group; where one is, the counts say so, and nothing else of the
+/// totals is of use.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 pub(super) fn totals<const G: usize, const REST: bool>(
     potentials: &[u32],

@@ -145,7 +145,8 @@ dispatch! {
     }
 }
 
-/// Replaces `totals` with one for each of `wanted`. `REST`: there is no other group, or the counts say so and no more of the totals than these is right.
+/// Replaces `totals` with one for each of `wanted`. `REST`: no memory is in any other group; where one is, the counts say so, and nothing else
+/// of the totals is of use.
 #[cfg_attr(target_arch = "x86_64", allow(unsafe_code))]
 fn totals_of<const G: usize, const REST: bool>(
     level: Level,
