@@ -1,6 +1,8 @@
 //! The chart: what Helm makes of it, what the API server says to that, and what is left when it goes. The operator's image is not
 //! needed: pods are stand-ins.
 
+mod settings;
+
 use super::Check;
 use super::look::WHILE;
 use crate::cluster::Cluster;
@@ -100,7 +102,8 @@ pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "the chart passes Helm's own lint, and refuses values that nobody can mean", run: refuses },
         Check { name: "the API server takes what it makes of values that people install with", run: is_taken },
-        Check { name: "settings become a file, which only those have who ask for it", run: config },
+        Check { name: "settings become a file, which only those have who ask for it", run: settings::config },
+        Check { name: "what the chart sets by itself is no setting of that file", run: settings::refused },
         Check { name: "rights for cert-manager are given where they are asked for, and only there", run: cert_manager },
         Check { name: "traces go where an endpoint is named, and nowhere else", run: traces },
         Check {
@@ -169,26 +172,6 @@ fn without_definitions(rendered: &str) -> String {
     let kinds = ["kind: CustomResourceDefinition", "kind: ValidatingAdmissionPolicy"];
     let others = rendered.split("\n---\n").filter(|it| !kinds.iter().any(|kind| it.contains(kind)));
     others.collect::<Vec<_>>().join("\n---\n")
-}
-
-/// A file is mounted where it is named, and another content replaces the pods.
-fn config(cluster: &Cluster) -> Result<String> {
-    let parts = [
-        "--config=/etc/engram/config.yaml",
-        "mountPath: /etc/engram,",
-        "name: engram-operator-config",
-        "checksum/config: ",
-    ];
-    let plain = template(cluster, &[])?;
-    ensure!(!parts.iter().any(|part| plain.contains(part)), "a file nobody asked for");
-    let of = |concurrency: &str| template(cluster, &[&format!("config.concurrency={concurrency}")]);
-    let (four, five) = (of("4")?, of("5")?);
-    ensure!(parts.iter().all(|part| four.contains(part)), "a part of the file is missing");
-    let text = "  config.yaml: |\n    apiVersion: operator.engram.dev/v1alpha1\n    concurrency: 4\n    kind: OperatorConfiguration\n";
-    ensure!(four.contains(text), "the file is another");
-    let checksum = |rendered: &str| rendered.lines().find(|line| line.contains("checksum/config: ")).map(str::to_owned);
-    ensure!(checksum(&four) != checksum(&five), "pods with another file are not replaced");
-    Ok(String::new())
 }
 
 fn cert_manager(cluster: &Cluster) -> Result<String> {

@@ -3,12 +3,23 @@
 use crate::cluster::Cluster;
 use crate::process::until;
 use anyhow::{Context, Result};
+use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
 
 pub(super) const PODS: &str = "/api/v1/namespaces/default/pods";
 /// For a thing of seconds, on a machine that builds something beside.
 pub(super) const WHILE: Duration = Duration::from_secs(60);
+
+/// What runs on it is in the network of node 1, where operators are that run beside the tests.
+pub(super) fn runtime(cluster: &Cluster) -> Result<Runtime> {
+    let network = Arc::new(cluster.network_namespace(1)?);
+    let enter = move || setns(&*network, CloneFlags::CLONE_NEWNET).expect("a thread may go to the network of a node");
+    let mut runtime = Builder::new_multi_thread();
+    runtime.worker_threads(1).enable_all().on_thread_start(enter).build().context("failed to start a thread")
+}
 
 /// Waits until a StatefulSet is as it is written.
 pub(super) fn ready(cluster: &Cluster, set: &str) -> Result<()> {

@@ -4,19 +4,18 @@
 //! that what is measured is the operator's own. Checks rest on one another, in order.
 
 use super::Check;
-use super::look::WHILE;
+use super::look::{WHILE, runtime};
 use super::operator::{define, page, start_replica};
 use crate::cluster::Cluster;
 use crate::process::until;
 use anyhow::{Context, Result, ensure};
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use engram_proto::v1::{Beat, Hello, MemberId};
-use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -104,11 +103,7 @@ fn forms(cluster: &Cluster, size: &Size) -> Result<String> {
         cluster.api().create(CLUSTERS, &object)?;
     }
     let made = began.elapsed();
-    let network = Arc::new(cluster.network_namespace(1)?);
-    let enter = move || setns(&*network, CloneFlags::CLONE_NEWNET).expect("a thread may go to the network of a node");
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.worker_threads(1).enable_all().on_thread_start(enter);
-    let runtime = runtime.build().context("failed to start a thread")?;
+    let runtime = runtime(cluster)?;
     let mut beating = BTreeMap::new();
     until("all to be Ready", READY, || {
         let list = cluster.api().get(CLUSTERS)?;

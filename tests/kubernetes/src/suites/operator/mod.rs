@@ -2,6 +2,7 @@
 //! stand-ins: what happens in a container is not seen here. Checks rest on one another, in order.
 
 mod runs;
+mod traces;
 
 use super::Check;
 use super::look::{PODS, WHILE, is_ready};
@@ -46,6 +47,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "two replicas start, and one of them leads", run: start },
         Check { name: "a cluster gets its objects, and its pods", run: objects },
         Check { name: "its workers beat, a map is made in the API server, and it is Ready", run: forms },
+        Check { name: "traces of what was done for it arrive at a collector", run: traces::arrive },
         Check { name: "at rest nothing is written", run: rests },
         Check { name: "what a killed worker served is served by the others", run: fails_over },
         Check {
@@ -78,7 +80,7 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 /// A program of the project that lies beside this one.
-fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
+pub(super) fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let built = own.with_file_name(name);
     if !built.is_file() {
@@ -92,10 +94,13 @@ fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     Ok(copy)
 }
 
-pub(super) fn start_replica(cluster: &Cluster, (name, beats, pages): (&str, u16, u16)) -> Result<()> {
+pub(super) fn start_replica(cluster: &Cluster, replica: (&str, u16, u16)) -> Result<()> {
+    start_replica_with(cluster, replica, &[])
+}
+
+fn start_replica_with(cluster: &Cluster, (name, beats, pages): (&str, u16, u16), variables: &[String]) -> Result<()> {
     let program = program(cluster, "engram-operator")?;
     let arguments = [
-        format!("KUBECONFIG={}", operators_rights(cluster)?.display()),
         program.display().to_string(),
         format!("--pod-namespace={OPERATORS}"),
         format!("--coordinator-listen=127.0.0.1:{beats}"),
@@ -105,6 +110,8 @@ pub(super) fn start_replica(cluster: &Cluster, (name, beats, pages): (&str, u16,
         "--worker-repository=local.test/engram-worker".into(),
         "--worker-version=1".into(),
     ];
+    let kubeconfig = format!("KUBECONFIG={}", operators_rights(cluster)?.display());
+    let arguments = [&[kubeconfig], variables, &arguments].concat();
     cluster.start_daemon(1, name, Path::new("/usr/bin/env"), &arguments)?;
     until(&format!("{name} to answer"), WHILE, || Ok(page(cluster, pages, "readyz").ok()))?;
     Ok(())
@@ -161,8 +168,9 @@ pub(super) fn define(cluster: &Cluster) -> Result<()> {
 
 fn start(cluster: &Cluster) -> Result<String> {
     define(cluster)?;
+    traces::collect(cluster)?;
     for replica in REPLICAS {
-        start_replica(cluster, replica)?;
+        start_replica_with(cluster, replica, &traces::variables())?;
     }
     let leader = until("a leader", WHILE, || leader(cluster))?;
     Ok(format!("{leader} leads"))
