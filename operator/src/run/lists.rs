@@ -17,9 +17,35 @@ use super::kinds::Kind;
 /// How long a list is believed in at most: a watch that breaks misses what is deleted until it is there again.
 const BELIEVED: Duration = Duration::from_secs(10);
 
-/// The lists of all clusters, by kind.
+/// The lists of all clusters.
 #[derive(Default)]
-pub(super) struct Lists(Mutex<BTreeMap<Key, BTreeMap<&'static str, List>>>);
+pub(super) struct Lists(Mutex<All>);
+
+#[derive(Default)]
+struct All {
+    /// By kind.
+    of: BTreeMap<Key, BTreeMap<&'static str, List>>,
+    /// When lists were last dropped that nobody believes in any more.
+    swept: Option<Instant>,
+}
+
+impl All {
+    fn list(&mut self, key: &Key, kind: Kind) -> &mut List {
+        self.of.entry(key.clone()).or_default().entry(kind.name).or_default()
+    }
+
+    /// At rest a cluster is looked at once a minute: what was listed would lie there for most of it, and is most of what an operator of
+    /// many clusters would keep in memory.
+    fn sweep(&mut self, now: Instant) {
+        if self.swept.is_some_and(|at| now.saturating_duration_since(at) < BELIEVED) {
+            return;
+        }
+        self.swept = Some(now);
+        for list in self.of.values_mut().flat_map(BTreeMap::values_mut) {
+            list.found.take_if(|(at, _)| now.saturating_duration_since(*at) >= BELIEVED);
+        }
+    }
+}
 
 #[derive(Default)]
 struct List {
@@ -37,14 +63,14 @@ pub(super) enum Known {
 }
 
 impl Lists {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, BTreeMap<&'static str, List>>> {
+    fn all(&self) -> MutexGuard<'_, All> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is in a list of a cluster.
     pub(super) fn known(&self, key: &Key, kind: Kind, now: Instant) -> Known {
         let mut all = self.all();
-        let list = all.entry(key.clone()).or_default().entry(kind.name).or_default();
+        let list = all.list(key, kind);
         match &list.found {
             Some((at, found)) if now.saturating_duration_since(*at) < BELIEVED => Known::Found(Arc::clone(found)),
             _ => Known::Unknown(list.changes),
@@ -54,7 +80,8 @@ impl Lists {
     /// Keeps what was found by a look that began at `now`, after so many changes; not if there were more meanwhile.
     pub(super) fn keep(&self, key: &Key, kind: Kind, changes: u64, now: Instant, found: &Arc<Vec<Value>>) {
         let mut all = self.all();
-        let list = all.entry(key.clone()).or_default().entry(kind.name).or_default();
+        all.sweep(now);
+        let list = all.list(key, kind);
         if list.changes == changes {
             list.found = Some((now, Arc::clone(found)));
         }
@@ -63,20 +90,20 @@ impl Lists {
     /// A watch has news of an object of the cluster.
     pub(super) fn changed(&self, key: &Key, kind: Kind) {
         let mut all = self.all();
-        let list = all.entry(key.clone()).or_default().entry(kind.name).or_default();
+        let list = all.list(key, kind);
         *list = List { changes: list.changes + 1, found: None };
     }
 
     /// This operator has written something itself, and looks at everything before it goes on: watches tell a little later.
     pub(super) fn wrote(&self, key: &Key) {
         let mut all = self.all();
-        let lists = all.get_mut(key).into_iter().flat_map(BTreeMap::values_mut);
+        let lists = all.of.get_mut(key).into_iter().flat_map(BTreeMap::values_mut);
         lists.for_each(|list| *list = List { changes: list.changes + 1, found: None });
     }
 
     /// Forgets the clusters of a namespace, or of all, that are gone.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
-        self.all().retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
+        self.all().of.retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
     }
 }
 
@@ -108,9 +135,16 @@ mod tests {
         lists.wrote(&key);
         assert!(unknown(POD, now).is_some());
 
+        let (later, other) = (now + BELIEVED, Key { namespace: "research".into(), name: "others".into() });
+        lists.keep(&key, POD, changes + 1, now, &found);
+        lists.keep(&other, POD, 0, later, &found);
+        let kept = |key: &Key| lists.all().list(key, POD).found.is_some();
+        assert_eq!((kept(&key), kept(&other)), (false, true), "what nobody believes in is not kept");
+        assert_eq!(unknown(POD, later), Some(changes + 1), "what changed meanwhile is still known");
+
         lists.keep_only(Some("elsewhere"), |_| false);
-        assert_eq!(lists.all().len(), 1);
+        assert_eq!(lists.all().of.len(), 2);
         lists.keep_only(None, |_| false);
-        assert_eq!(lists.all().len(), 0);
+        assert_eq!(lists.all().of.len(), 0);
     }
 }
