@@ -17,7 +17,7 @@ fn kernels_and_cpu_hold_the_same_after_every_batch() {
 }
 
 #[test]
-#[ignore = "full: ten million updates take minutes"]
+#[ignore = "full: ten million updates take half a minute"]
 fn kernels_and_cpu_hold_the_same_through_ten_million_updates() {
     if let Some(program) = program(Variant::Plain, None) {
         let done = History::new(Host::start(&program, Some(11)), 11).run(10_000_000, 2_000, |_| ());

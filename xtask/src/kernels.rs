@@ -1,7 +1,7 @@
 //! `cargo xtask kernels`: the CUDA kernels as fatbins, which are committed, so that a build needs no toolkit.
 //!
-//! `--check` runs the kernels on the CPU under every sanitizer and with every planted defect, builds the fatbins again and compares
-//! them byte by byte. Either way nothing may spill, and no kernel may use more registers than `kernels/registers.toml` says.
+//! `--check` runs the kernels on the CPU under every sanitizer, with every planted defect and through ten million updates, builds the fatbins
+//! again and compares them byte by byte. Either way nothing may spill, and no kernel may use more registers than `kernels/registers.toml` says.
 
 mod fatbin;
 mod nvcc;
@@ -20,8 +20,8 @@ use crate::{process, workspace};
 /// Real architectures; the virtual one is the way forward to devices that none of them fits.
 const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 const VIRTUAL: u32 = 90;
-/// The tests of the kernels, less those that take minutes.
-const TESTS: [&str; 4] = ["manifest", "kernels", "driver", "planted"];
+/// The tests of the kernels on the CPU, with those that an ordinary run of the tests leaves out.
+const TESTS: [&str; 5] = ["manifest", "kernels", "driver", "planted", "history"];
 const BUDGET: &str = "registers.toml";
 const MANIFEST: &str = "manifest.toml";
 
