@@ -289,7 +289,7 @@ impl Device for Cpu {
         let level = self.level;
         let width = usize::from(self.highest_group) + 1;
         let totals = self.tables(segments.len() * width, Total::EMPTY);
-        let guesses = self.tables(1, Present::NONE);
+        let guesses: Vec<_> = (0..self.pool.threads()).map(|_| Mutex::new(Present::NONE)).collect();
         let groups = &self.groups;
         Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
             let (mut totals, mut guess) = (table(&totals, thread), table(&guesses, thread));
@@ -301,7 +301,7 @@ impl Device for Cpu {
                     update::fold_tile(level, potentials, fold);
                 }
                 let totals = &mut totals[tile.segment as usize * width..][..width];
-                quality::add_tile(level, potentials, groups, clock.units(), &mut guess[0], totals);
+                quality::add_tile(level, potentials, groups, clock.units(), &mut guess, totals);
             }
         });
         let mut totals = totals.into_iter().map(|totals| totals.into_inner().unwrap_or_else(PoisonError::into_inner));

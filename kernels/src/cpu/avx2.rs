@@ -73,8 +73,8 @@ impl<const G: usize, const REST: bool> Sums<G, REST> {
                 max: lanes(self.max[g]).into_iter().fold(0, u32::max),
             };
         }
-        if REST && let [others @ .., last] = totals {
-            last.sum -= others.iter().map(|total| total.sum).sum::<u64>();
+        if REST {
+            Total::take_from_last(totals);
         }
     }
 }

@@ -88,8 +88,8 @@ impl<const G: usize, const REST: bool> Sums<G, REST> {
                 max: _mm512_reduce_max_epu32(self.max[g]),
             };
         }
-        if REST && let [others @ .., last] = totals {
-            last.sum -= others.iter().map(|total| total.sum).sum::<u64>();
+        if REST {
+            Total::take_from_last(totals);
         }
     }
 }

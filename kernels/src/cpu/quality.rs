@@ -32,6 +32,14 @@ impl Total {
         self.merge(&Self { count: 1, sum: weight.into(), min: weight, max: weight });
     }
 
+    /// The last of `totals` was summed over all: leaves what the others have not.
+    #[inline(always)]
+    pub(super) fn take_from_last(totals: &mut [Self]) {
+        if let [others @ .., last] = totals {
+            last.sum -= others.iter().map(|total| total.sum).sum::<u64>();
+        }
+    }
+
     pub(super) fn quality(&self) -> GroupQuality {
         GroupQuality { count: self.count, sum: u128::from(self.sum), min: self.min, max: self.max }
     }

@@ -17,7 +17,7 @@ pub(super) fn middle(mut rounds: Vec<Report>) -> Option<Report> {
     Some(report)
 }
 
-/// The figure whose median is the middle one, the slower of two; it counts the repeats of all.
+/// The figure whose median is the middle one, the higher of two; it counts the repeats of all.
 fn of(figure: Figure, others: impl Iterator<Item = Figure>) -> Figure {
     let mut all = vec![figure];
     all.extend(others);
