@@ -3,15 +3,19 @@
 //! `--check` makes them again and compares: CI fails on drift.
 
 use std::fs;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{process, workspace};
 
-/// A committed file and the cargo command whose standard output it is.
+/// The program that writes what is generated to its standard output: an example, since it needs the library that it tells of.
+const PROGRAM: &str = "reference";
+
+/// A committed file and what the program is to write for it.
 struct Generated {
     path: &'static str,
-    cargo: &'static [&'static str],
+    what: &'static str,
 }
 
 /// The schema of the operator's file, and that of the chart's values, one of which is such a file.
@@ -20,30 +24,12 @@ const VALUES_SCHEMA: &str = "charts/engram/values.schema.json";
 
 /// Everything that is generated.
 const FILES: &[Generated] = &[
-    Generated {
-        path: "docs/reference/errors.md",
-        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "errors"],
-    },
-    Generated {
-        path: "docs/reference/manifest.schema.json",
-        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "schema"],
-    },
-    Generated {
-        path: OPERATOR_SCHEMA,
-        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "operator-schema"],
-    },
-    Generated {
-        path: "crds/learnerclusters.yaml",
-        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "learnerclusters"],
-    },
-    Generated {
-        path: "crds/learnerruns.yaml",
-        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "learnerruns"],
-    },
-    Generated {
-        path: "crds/partitionmaps.yaml",
-        cargo: &["run", "-q", "-p", "xtask", "--example", "reference", "partitionmaps"],
-    },
+    Generated { path: "docs/reference/errors.md", what: "errors" },
+    Generated { path: "docs/reference/manifest.schema.json", what: "schema" },
+    Generated { path: OPERATOR_SCHEMA, what: "operator-schema" },
+    Generated { path: "crds/learnerclusters.yaml", what: "learnerclusters" },
+    Generated { path: "crds/learnerruns.yaml", what: "learnerruns" },
+    Generated { path: "crds/partitionmaps.yaml", what: "partitionmaps" },
 ];
 
 /// The definitions of the kinds, and the templates of the chart that they are installed with.
@@ -93,9 +79,13 @@ fn with_config(values: &str, file: &str) -> Result<String> {
 /// # Errors
 /// When a command fails, or with `check` when a file is not what its command writes.
 pub(crate) fn run(check: bool) -> Result<()> {
+    // Of the whole workspace, as `cargo xtask test` selects it: on its own, its dependencies would have other features and be built once
+    // more.
+    process::run(&mut workspace::cargo(["build", "-q", "--workspace", "--example", PROGRAM]))?;
+    let program = workspace::target().join("debug/examples").join(format!("{PROGRAM}{}", std::env::consts::EXE_SUFFIX));
     let mut stale = Vec::new();
     for file in FILES {
-        let fresh = process::read(&mut workspace::cargo(file.cargo))?;
+        let fresh = process::read(Command::new(&program).arg(file.what))?;
         let copy = DEFINITIONS.iter().find(|(definition, _)| *definition == file.path);
         let mut copy = copy.map(|(_, path)| anyhow::Ok((*path, template(&fresh)?))).transpose()?;
         if file.path == OPERATOR_SCHEMA {

@@ -81,3 +81,26 @@ fn build_earlier(revision: &str, program: &Path) -> Result<()> {
     fs::copy(&built, program).with_context(|| format!("failed to copy {}", built.display()))?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn what_the_command_is_built_of_is_not_built_again_for_the_cluster() {
+        let built_of = |packages: &[&str]| -> BTreeSet<String> {
+            let mut tree = workspace::cargo(["tree", "--locked", "--offline", "--edges", "normal,build"]);
+            tree.args(["--prefix", "none", "--format", "{p} {f}"]);
+            let listed = process::read(tree.args(packages.iter().flat_map(|it| ["-p", it]))).unwrap();
+            // What was listed before is marked.
+            listed.lines().map(|it| it.trim_end_matches("(*)").trim_end().to_owned()).collect()
+        };
+        let (command, cluster) = (built_of(&["engram-cli"]), built_of(&PACKAGES));
+        assert!(command.len() > 100, "{command:?}");
+        // One feature more of one small crate, and all that rests on it is built twice: minutes in CI, and for whoever has built `engram`.
+        let other: Vec<_> = command.difference(&cluster).collect();
+        assert!(other.is_empty(), "these have other features there; name such a feature in cli/Cargo.toml: {other:?}");
+    }
+}
