@@ -87,6 +87,11 @@ impl Handle {
         }
     }
 
+    /// Tells that the map's store has [news](engram_mapstore::MapStore::news).
+    pub fn look(&self) {
+        self.shared.reconsider.notify_one();
+    }
+
     /// Tells that this very process has ended: proof, for whoever has seen what only its end leaves behind. What is known already is no
     /// news, nor is the end of one that a later process has followed.
     pub fn ended(&self, member: &Member, exit: &str) {

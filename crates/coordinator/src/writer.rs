@@ -2,7 +2,7 @@
 
 use crate::state::Wanted;
 use crate::{Shared, last_resort};
-use engram_mapstore::{Error, MapStore, with_causes};
+use engram_mapstore::{Error, MapStore, News, with_causes};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -17,21 +17,28 @@ const BETWEEN_WRITES: Duration = Duration::from_millis(100);
 const BURST: u32 = 20;
 /// Of these, so many are kept for what somebody waits for: copies that are made after one failover do not hold up the next.
 const KEPT: u32 = 18;
-/// Wait after a failed write.
+/// Wait after a failed write, and between reads of what others write in a row.
 const RETRY: Duration = Duration::from_millis(200);
 /// How often the map is read beside being written: a worker writes it by itself when it reaches no coordinator.
 const READ_AGAIN: Duration = Duration::from_secs(1);
+/// The same, where the store is told of what others write: whoever tells may miss something.
+const READ_ANYWAY: Duration = Duration::from_secs(60);
 
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut bucket = Bucket { free_at: Instant::now() };
-    let mut read_at = Instant::now() + READ_AGAIN;
+    let mut read_at = Instant::now();
     loop {
         // Woken or not, it goes on: the timer's ticks come more often than this ends.
         let _ = timeout(READ_AGAIN, shared.reconsider.notified()).await;
-        if Instant::now() >= read_at || shared.state().is_behind() {
+        let believed = match shared.store.news() {
+            News::Changed => RETRY,
+            News::Untold => READ_AGAIN,
+            News::Nothing => READ_ANYWAY,
+        };
+        if read_at.elapsed() >= believed || shared.state().is_behind() {
             read(&shared).await;
             read_orders(&shared).await;
-            read_at = Instant::now() + READ_AGAIN;
+            read_at = Instant::now();
         }
         sleep(MERGE).await;
         loop {

@@ -7,7 +7,7 @@
 mod layout;
 
 use crate::file::{overruled, successor};
-use crate::{Error, Goal, MapStore, Order, order};
+use crate::{Error, Goal, MapStore, News, Order, order};
 use engram_cluster::PartitionMap;
 use engram_memory::{ClusterId, Law};
 use futures::{StreamExt as _, pin_mut};
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -82,6 +82,10 @@ pub struct KubernetesStore {
     place: Place,
     /// What was read or written last. A write begins with it; the server says whether it is still there.
     known: Mutex<Option<Known>>,
+    /// Whether somebody watches the object.
+    watched: bool,
+    /// The resource version that was told last, until the object is read.
+    told: Mutex<Option<String>>,
 }
 
 impl std::fmt::Debug for KubernetesStore {
@@ -103,7 +107,23 @@ impl KubernetesStore {
     pub fn new(client: Client, runtime: Handle, place: Place, cluster: ClusterId, law: Law) -> Self {
         let kind = GroupVersionKind::gvk("engram.dev", "v1alpha1", "PartitionMap");
         let api = Api::namespaced_with(client, &place.namespace, &ApiResource::from_gvk(&kind));
-        Self { api, runtime, cluster, law, place, known: Mutex::new(None) }
+        Self { api, runtime, cluster, law, place, known: Mutex::new(None), watched: false, told: Mutex::new(None) }
+    }
+
+    /// The same, where somebody watches the object from before it is first read, and [tells](Self::tell) each resource version that it
+    /// gets: nobody has to read it again to see whether it was changed.
+    #[must_use]
+    pub fn watched(self) -> Self {
+        Self { watched: true, ..self }
+    }
+
+    /// A watch has this resource version of the object, the last one of an object that is gone.
+    pub fn tell(&self, resource_version: &str) {
+        *self.told() = Some(resource_version.to_owned());
+    }
+
+    fn told(&self) -> MutexGuard<'_, Option<String>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The same, at the API server that this process's environment names: the one of its pod, or of a kubeconfig.
@@ -191,7 +211,12 @@ impl KubernetesStore {
     }
 
     async fn read_now(&self) -> Result<Option<Known>, Error> {
-        let object = self.object_now().await?;
+        // What is told meanwhile may be newer than what is read.
+        let told = self.told().take();
+        let object = self.object_now().await.inspect_err(|_| {
+            let mut now = self.told();
+            *now = now.take().or(told);
+        })?;
         let known = object.as_ref().map(|object| self.known_of(object)).transpose();
         self.remember(known.as_ref().ok().cloned().flatten());
         known
@@ -233,6 +258,14 @@ impl KubernetesStore {
         let map = known.map.clone();
         self.remember(Some(known));
         Ok(map)
+    }
+}
+
+/// Whether a resource version follows another. They are numbers that grow; where they are not, another one is a later one.
+fn follows(one: &str, other: &str) -> bool {
+    match (one.parse::<u64>(), other.parse::<u64>()) {
+        (Ok(one), Ok(other)) => one > other,
+        _ => one != other,
     }
 }
 
@@ -294,9 +327,24 @@ impl MapStore for KubernetesStore {
     }
 
     fn orders(&self) -> Result<Vec<Order>, Error> {
-        let Some(object) = self.object()? else { return Ok(Vec::new()) };
-        let Some(text) = layout::annotation(&object, ORDERS) else { return Ok(Vec::new()) };
-        order::decode(text).map_err(|unreadable| layout::Unreadable::from(unreadable).of(self.path()))
+        // They were there with the map that was read or written last.
+        let text = match self.remembered() {
+            Some(known) => known.orders,
+            None => self.object()?.as_ref().and_then(|object| layout::annotation(object, ORDERS)).map(str::to_owned),
+        };
+        let Some(text) = text else { return Ok(Vec::new()) };
+        order::decode(&text).map_err(|unreadable| layout::Unreadable::from(unreadable).of(self.path()))
+    }
+
+    fn news(&self) -> News {
+        if !self.watched {
+            return News::Untold;
+        }
+        let Some(told) = self.told().clone() else { return News::Nothing };
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of what was written here it is told as well.
+        let is_known = known.as_ref().is_some_and(|known| !follows(&told, known.resource_version()));
+        if is_known { News::Nothing } else { News::Changed }
     }
 
     fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
@@ -325,5 +373,81 @@ impl MapStore for KubernetesStore {
             Asked::Conflict => Error::Conflict { expected, found: None },
             asked => self.failed("write", asked),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engram_cluster::Entry;
+    use engram_memory::{Incarnation, Member, Ordinal, StoreId};
+    use http::{Request, Response, StatusCode};
+    use kube::client::Body;
+    use std::convert::Infallible;
+    use std::sync::Arc;
+
+    /// What an API server answers: an object of this resource version, that there is none, or that it cannot say.
+    #[derive(Clone, Copy)]
+    enum Answer {
+        Version(u64),
+        Gone,
+        Failure,
+    }
+
+    fn store(answer: Arc<Mutex<Answer>>) -> KubernetesStore {
+        let place = Place { namespace: "research".into(), name: "words".into(), ..Place::default() };
+        let member = Member { ordinal: Ordinal(0), store: StoreId(1), incarnation: Incarnation(1) };
+        let map = PartitionMap { cluster: ClusterId(7), version: 1, partitions: vec![Entry::first(vec![member])] };
+        let object = layout::first(&place, Law::Linear, &map, &Value::Null);
+        let service = tower::service_fn(move |_: Request<Body>| {
+            let (status, body) = match *answer.lock().unwrap() {
+                Answer::Version(version) => {
+                    let mut object = object.clone();
+                    object["metadata"]["resourceVersion"] = version.to_string().into();
+                    (StatusCode::OK, object)
+                }
+                Answer::Gone => (StatusCode::NOT_FOUND, refusal(404, "NotFound")),
+                Answer::Failure => (StatusCode::INTERNAL_SERVER_ERROR, refusal(500, "InternalError")),
+            };
+            let response = Response::builder().status(status).body(Body::from(body.to_string().into_bytes()));
+            async move { Ok::<_, Infallible>(response.unwrap()) }
+        });
+        KubernetesStore::new(Client::new(service, "research"), Handle::current(), place, ClusterId(7), Law::Linear)
+    }
+
+    fn refusal(code: u16, reason: &str) -> Value {
+        json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason })
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_told_knows_when_somebody_else_has_written() {
+        let answer = Arc::new(Mutex::new(Answer::Version(5)));
+        let say = |next| *answer.lock().unwrap() = next;
+        assert_eq!(store(Arc::clone(&answer)).news(), News::Untold);
+        let store = store(Arc::clone(&answer)).watched();
+        assert_eq!(store.news(), News::Nothing);
+
+        store.tell("5");
+        assert_eq!(store.news(), News::Changed, "it was never read");
+        store.read_now().await.unwrap().unwrap();
+        assert_eq!(store.news(), News::Nothing);
+        store.tell("4");
+        assert_eq!(store.news(), News::Nothing, "what was read is newer");
+        store.tell("10");
+        assert_eq!(store.news(), News::Changed, "these are numbers");
+
+        say(Answer::Failure);
+        assert!(store.read_now().await.is_err());
+        assert_eq!(store.news(), News::Changed, "nobody has read what it was told of");
+        say(Answer::Version(10));
+        store.read_now().await.unwrap();
+        assert_eq!(store.news(), News::Nothing);
+
+        store.tell("11");
+        say(Answer::Gone);
+        assert!(store.read_now().await.unwrap().is_none());
+        assert_eq!(store.news(), News::Nothing, "that it is gone is known");
+        store.tell("12");
+        assert_eq!(store.news(), News::Changed, "it is there again");
     }
 }

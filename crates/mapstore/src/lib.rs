@@ -80,6 +80,22 @@ pub trait MapStore: Send + Sync {
     fn may_wait(&self) -> bool {
         true
     }
+
+    /// What is known of writes by others without asking.
+    fn news(&self) -> News {
+        News::Untold
+    }
+}
+
+/// What a store was told of writes by others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// Nobody tells it: only who reads again knows.
+    Untold,
+    /// Nobody has written since the map was read or written here, or has a moment ago.
+    Nothing,
+    /// There is another map than the one that was read or written here last.
+    Changed,
 }
 
 /// Why a map was not read or written.

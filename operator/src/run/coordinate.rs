@@ -9,7 +9,7 @@ use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
 use engram_api::{DurabilityMode, Law};
 use engram_coordinator::{Certified, Coordinator, Handle, Host, Options, Report, Surroundings};
 use engram_identity::{Keys, LOOK};
-use engram_mapstore::{Goal, KubernetesStore, Place, Scale, with_causes};
+use engram_mapstore::{Goal, KubernetesStore, MapStore as _, News, Place, Scale, with_causes};
 use engram_memory::{ClusterId, Ordinal};
 use kube::Client;
 
@@ -32,6 +32,8 @@ pub(super) struct Coordinators {
     certificates: Arc<Certificates>,
     issuers: Arc<Issuers>,
     kept: Mutex<BTreeMap<Key, Kept>>,
+    /// Where the maps of clusters are that are coordinated, or will be in a moment.
+    stores: Mutex<BTreeMap<Key, Arc<KubernetesStore>>>,
 }
 
 struct Kept {
@@ -54,11 +56,26 @@ struct Own {
 
 impl Coordinators {
     pub(super) fn new(client: Client, host: Host, certificates: Arc<Certificates>, issuers: Arc<Issuers>) -> Self {
-        Self { client, host, certificates, issuers, kept: Mutex::default() }
+        Self { client, host, certificates, issuers, kept: Mutex::default(), stores: Mutex::default() }
     }
 
     fn kept(&self) -> MutexGuard<'_, BTreeMap<Key, Kept>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stores(&self) -> MutexGuard<'_, BTreeMap<Key, Arc<KubernetesStore>>> {
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A watch has this resource version of the map of a cluster: its coordinator reads it, unless it is its own doing.
+    pub(super) fn map_changed(&self, key: &Key, resource_version: &str) {
+        let Some(store) = self.stores().get(key).map(Arc::clone) else { return };
+        store.tell(resource_version);
+        if store.news() == News::Changed
+            && let Some(kept) = self.kept().get(key)
+        {
+            kept.handle.look();
+        }
     }
 
     /// Coordinates a cluster as `steering` says; not at all where it says nothing. Its processes believe whom is `given`; where that is nobody,
@@ -129,6 +146,9 @@ impl Coordinators {
         };
         let runtime = tokio::runtime::Handle::current();
         let store = KubernetesStore::new(self.client.clone(), runtime, place(key, cluster), options.cluster, law);
+        let store = Arc::new(store.watched());
+        // It is told of changes from before it is read.
+        self.stores().insert(key.clone(), Arc::clone(&store));
         let made_from = options.clone();
         let own = match cluster.certificates().map(|asked| self.certificates.lifetime(asked)) {
             Some(lifetime) => {
@@ -138,7 +158,7 @@ impl Coordinators {
             None => None,
         };
         // The store waits for the API server.
-        let built = tokio::task::spawn_blocking(move || Coordinator::build(options, Arc::new(store))).await;
+        let built = tokio::task::spawn_blocking(move || Coordinator::build(options, store)).await;
         let coordinator = built
             .map_err(|panic| Error::Coordinator(panic.to_string()))?
             .map_err(|error| Error::Coordinator(with_causes(&error)))?;
@@ -204,6 +224,7 @@ impl Coordinators {
 
     /// Ends the coordinator of a cluster, if there is one.
     pub(super) fn end(&self, key: &Key) {
+        self.stores().remove(key);
         let ended = self.kept().remove(key);
         if let Some(kept) = ended {
             self.host.remove(kept.options.cluster);
@@ -222,6 +243,8 @@ impl Coordinators {
         for key in &gone {
             self.end(key);
         }
+        // And of those that never came to be coordinated.
+        self.stores().retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
         gone
     }
 }

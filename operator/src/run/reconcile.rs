@@ -62,7 +62,13 @@ pub(super) async fn run(
         controller = controller.watches_with(api, kind.resource(), labelled.clone(), mapped);
     }
     let maps = MAP.within(client, scope.as_deref());
-    controller = controller.watches_with(maps, MAP.resource(), watched(), of_name);
+    let watching = Arc::clone(&context);
+    let mapped = move |map: DynamicObject| {
+        let version = map.metadata.resource_version.as_deref().unwrap_or_default();
+        watching.coordinators.map_changed(&key_of(&map), version);
+        of_name(map)
+    };
+    controller = controller.watches_with(maps, MAP.resource(), watched(), mapped);
 
     let sweeping = sweep(Arc::clone(&context), scope.clone(), controller.store());
     let after =

@@ -23,6 +23,8 @@ pub(super) struct Known {
     stores: BTreeMap<u32, Disk>,
     /// Keys of partitions that a damaged object has and a whole one has not.
     strays: Vec<String>,
+    /// What people ordered, as it is written.
+    pub(super) orders: Option<String>,
 }
 
 impl Known {
@@ -43,6 +45,7 @@ impl Known {
             resource_version: resource_version(object),
             stores: stores.collect(),
             strays: strays.into_iter().flatten().map(|(key, _)| key.clone()).collect(),
+            orders: orders(object),
         }
     }
 }
@@ -143,7 +146,7 @@ pub(super) fn read(object: &Value) -> Result<Known, Unreadable> {
     };
     let partitions = (0..spec.partition_count).map(entry).collect::<Result<_, _>>()?;
     let map = PartitionMap { cluster, version: spec.version, partitions };
-    Ok(Known { map, resource_version: resource_version(object), stores, strays: Vec::new() })
+    Ok(Known { map, resource_version: resource_version(object), stores, strays: Vec::new(), orders: orders(object) })
 }
 
 fn entry_of(file: &EntryFile, stores: &BTreeMap<u32, Disk>) -> Result<Entry, String> {
@@ -265,6 +268,10 @@ pub(super) fn first(place: &Place, law: Law, map: &PartitionMap, annotations: &V
             "partitions": partitions,
         },
     })
+}
+
+fn orders(object: &Value) -> Option<String> {
+    annotation(object, ORDERS).map(str::to_owned)
 }
 
 pub(super) fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {

@@ -1,4 +1,4 @@
-//! Many clusters under one operator: its memory, and how often it looks at each while nothing happens.
+//! Many clusters under one operator: its memory, and how often it looks at each and what it asks the API server while nothing happens.
 //!
 //! Pods are stand-ins, and so are workers: each is a stream of beats, as a worker sends them that has nothing to do. Nobody serves, so
 //! that what is measured is the operator's own. Checks rest on one another, in order.
@@ -8,13 +8,15 @@ use super::look::{WHILE, runtime};
 use super::operator::{define, page, start_replica};
 use crate::cluster::Cluster;
 use crate::process::until;
+use crate::rights::OPERATORS;
 use anyhow::{Context, Result, ensure};
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use engram_proto::v1::{Beat, Hello, MemberId};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
@@ -37,6 +39,8 @@ const READY: Duration = Duration::from_secs(600);
 const MINUTE: Duration = Duration::from_secs(60);
 /// Minutes in which something may happen after all, on a machine that does something else beside.
 const UNREST: u32 = 5;
+/// What an operator may ask of the API server for a cluster in a minute in which nothing happens: a look lists ten kinds and reads the map.
+const REQUESTS: f64 = 15.0;
 /// What memory may grow by at rest: an allocator keeps what it once had.
 const GROWTH: (f64, u64) = (1.1, 4 << 20);
 
@@ -57,7 +61,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "an operator that has nothing to look after", run: begins },
         Check { name: "20 clusters with 100 workers are Ready", run: |it| forms(it, &SMALL) },
         Check {
-            name: "at rest each is looked at once a minute at most, and memory stays",
+            name: "at rest each is looked at once a minute at most, little is asked for it, and memory stays",
             run: |it| rests(it, &SMALL),
         },
         Check { name: "they go, and nothing of them is left", run: ends },
@@ -69,7 +73,7 @@ pub(super) fn hundreds() -> Vec<Check> {
         Check { name: "an operator that has nothing to look after", run: begins },
         Check { name: "200 clusters with 1,000 workers are Ready", run: |it| forms(it, &LARGE) },
         Check {
-            name: "at rest each is looked at once a minute at most, and memory stays",
+            name: "at rest each is looked at once a minute at most, little is asked for it, and memory stays",
             run: |it| rests(it, &LARGE),
         },
         Check { name: "they go, and nothing of them is left", run: ends },
@@ -173,29 +177,39 @@ async fn stream(cluster: u128, ordinal: u32) -> Result<()> {
 
 fn rests(cluster: &Cluster, size: &Size) -> Result<String> {
     let mut memory = vec![resident(cluster)?];
-    let (mut rates, mut unrest) = (Vec::new(), 0);
+    let (mut rates, mut asked, mut unrest) = (Vec::new(), Vec::new(), 0);
     while rates.len() < size.minutes as usize {
-        let (maps, looks) = (versions(cluster)?, looked(cluster)?);
+        let (maps, looks, mut requests) = (versions(cluster)?, looked(cluster)?, Requests::from_now(cluster)?);
         // A figure per minute takes a minute: there is nothing to wait for.
         std::thread::sleep(MINUTE);
         memory.push(resident(cluster)?);
         let rate = (looked(cluster)? - looks) / size.clusters as f64;
         if versions(cluster)? == maps {
-            println!("      {rate:.2} looks at each in a minute, {} MiB", memory.last().unwrap_or(&0) >> 20);
+            let requests = requests.since()? as f64 / size.clusters as f64;
+            let resident = memory.last().unwrap_or(&0) >> 20;
+            println!("      {rate:.2} looks at each and {requests:.1} requests for it in a minute, {resident} MiB");
             rates.push(rate);
+            asked.push(requests);
         } else {
             // Beats that were late: a map was changed, and that is looked at.
             unrest += 1;
             ensure!(unrest <= UNREST, "maps are changed though nothing happens: no rest in {unrest} minutes");
         }
     }
-    let most = rates.iter().copied().fold(0.0, f64::max);
+    let most = |of: &[f64]| of.iter().copied().fold(0.0, f64::max);
+    let (most, requests) = (most(&rates), most(&asked));
     ensure!(most <= 1.0, "each was looked at {most:.2} times in a minute in which nothing happened");
+    ensure!(requests > 0.0, "looks ask the API server, and its audit log has no request");
+    ensure!(
+        requests <= REQUESTS,
+        "{requests:.1} requests for each in a minute in which nothing happened; allowed: {REQUESTS}"
+    );
     let (first, last) = (memory[0], memory[memory.len() - 1]);
     let allowed = (first as f64 * GROWTH.0) as u64 + GROWTH.1;
     ensure!(last <= allowed, "memory grew from {first} bytes to {last} while nothing happened");
     let minutes = rates.len();
-    Ok(format!("{most:.2} at most in {minutes} minute(s), {} MiB before and {} MiB after", first >> 20, last >> 20))
+    let memory = format!("{} MiB before and {} MiB after", first >> 20, last >> 20);
+    Ok(format!("{most:.2} looks and {requests:.1} requests at most in {minutes} minute(s), {memory}"))
 }
 
 fn ends(cluster: &Cluster) -> Result<String> {
@@ -235,6 +249,30 @@ fn looked(cluster: &Cluster) -> Result<f64> {
     let of =
         |line: &str| line.strip_prefix("engram_operator_reconcile_total{")?.rsplit_once(' ')?.1.parse::<f64>().ok();
     Ok(page.lines().filter_map(of).sum())
+}
+
+/// Requests that are answered from some time on, watches apart, by the API server's audit log.
+struct Requests(BufReader<File>);
+
+impl Requests {
+    fn from_now(cluster: &Cluster) -> Result<Self> {
+        let path = cluster.path("log").join("audit.log");
+        let mut log = File::open(&path).with_context(|| format!("failed to read {}", path.display()))?;
+        log.seek(SeekFrom::End(0))?;
+        Ok(Self(BufReader::new(log)))
+    }
+
+    fn since(&mut self) -> Result<usize> {
+        let mut count = 0;
+        for line in self.0.by_ref().lines() {
+            // The last one may be half written.
+            let Ok(event) = serde_json::from_str::<Value>(&line?) else { continue };
+            let is_ours =
+                event["user"]["username"].as_str().is_some_and(|name| name.contains(&format!(":{OPERATORS}:")));
+            count += usize::from(is_ours && event["verb"] != "watch" && event["objectRef"]["namespace"] == NAMESPACE);
+        }
+        Ok(count)
+    }
 }
 
 /// Resident memory of the operator, in bytes.
