@@ -34,7 +34,8 @@ pub(super) fn run(cluster: &Cluster) -> Result<String> {
     let slowest_thousandth = clients(cluster)?.as_ref().map_or(Duration::ZERO, Clients::slowest_thousandth);
     let result = json!({
         "command": "cargo xtask kubernetes --campaign",
-        "profile": "development",
+        // Of this program, and of what was built with it.
+        "profile": if cfg!(debug_assertions) { "dev" } else { "release" },
         "machine": machine(),
         "commit": commit,
         "nodes": 4, "workers": WORKERS, "copies": watch::COPIES,

@@ -16,20 +16,25 @@ impl Quiet {
     /// # Errors
     /// The variable names no process group that may be stopped.
     pub(super) fn begin() -> Result<Self> {
-        let Ok(group) = std::env::var(GROUP) else { return Ok(Self(None)) };
-        let named = || format!("{GROUP} is {group:?}; allowed: a process group of this user");
-        // 0 and 1 would mean this program's own, and everybody.
-        let number = group.parse().ok().filter(|&it: &i32| it > 1).with_context(named)?;
-        match killpg(Pid::from_raw(number), Signal::SIGSTOP) {
-            Ok(()) => {
-                // What it wrote last would go to the disk meanwhile, before what workers write.
-                sync();
-                Ok(Self(Some(Pid::from_raw(number))))
-            }
-            // It is done with all that it had to do.
-            Err(Errno::ESRCH) => Ok(Self(None)),
-            Err(error) => Err(error).with_context(named),
-        }
+        let stopped = Self(stop()?);
+        // What anybody wrote last would go to the disk meanwhile, before what workers write.
+        sync();
+        Ok(stopped)
+    }
+}
+
+/// Stops the group that is named, if there is one that is not done.
+fn stop() -> Result<Option<Pid>> {
+    let Ok(group) = std::env::var(GROUP) else { return Ok(None) };
+    let named = || format!("{GROUP} is {group:?}; allowed: a process group of this user");
+    // 0 and 1 would mean this program's own, and everybody.
+    let number = group.parse().ok().filter(|&it: &i32| it > 1).with_context(named)?;
+    let number = Pid::from_raw(number);
+    match killpg(number, Signal::SIGSTOP) {
+        Ok(()) => Ok(Some(number)),
+        // It is done with all that it had to do.
+        Err(Errno::ESRCH) => Ok(None),
+        Err(error) => Err(error).with_context(named),
     }
 }
 
