@@ -28,8 +28,7 @@ fn stop() -> Result<Option<Pid>> {
     let Ok(group) = std::env::var(GROUP) else { return Ok(None) };
     let named = || format!("{GROUP} is {group:?}; allowed: a process group of this user");
     // 0 and 1 would mean this program's own, and everybody.
-    let number = group.parse().ok().filter(|&it: &i32| it > 1).with_context(named)?;
-    let number = Pid::from_raw(number);
+    let number = group.parse().ok().filter(|&it: &i32| it > 1).map(Pid::from_raw).with_context(named)?;
     match killpg(number, Signal::SIGSTOP) {
         Ok(()) => Ok(Some(number)),
         // It is done with all that it had to do.
