@@ -27,6 +27,8 @@ use tonic::transport::{Channel, Endpoint};
 const GATHER: Duration = Duration::from_millis(1);
 /// How long one coordinator may take.
 const DEADLINE: Duration = Duration::from_secs(1);
+/// How often one is asked that says at once that it cannot be reached.
+const ATTEMPTS: u32 = 2;
 /// After this another one is asked as well: they take proposals at once, and write them afterwards.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long no coordinator may answer before this worker writes the map itself: a partition that is changing hands waits meanwhile. A
@@ -120,16 +122,22 @@ impl Coordinator {
     async fn takes(self, request: v1::ProposeMapRequest) -> bool {
         let Some(channel) = self.channel else { return false };
         let mut client = CoordinatorServiceClient::new(channel);
-        let reason = match timeout(DEADLINE, client.propose_map(request)).await {
-            Ok(Ok(_)) => return true,
-            Ok(Err(status)) if !is_away(status.code()) => {
-                tracing::warn!(coordinator = self.address, reason = status.message(), "proposals refused");
-                return true;
-            }
-            Ok(Err(status)) => status.message().to_owned(),
-            Err(_) => "no answer in time".to_owned(),
-        };
-        tracing::debug!(coordinator = self.address, reason, "proposals were not taken");
+        // Again where it fails: the connection may have broken long ago, and only who uses it notices.
+        for _ in 0..ATTEMPTS {
+            let reason = match timeout(DEADLINE, client.propose_map(request.clone())).await {
+                Ok(Ok(_)) => return true,
+                Ok(Err(status)) if !is_away(status.code()) => {
+                    tracing::warn!(coordinator = self.address, reason = status.message(), "proposals refused");
+                    return true;
+                }
+                Ok(Err(status)) => status.message().to_owned(),
+                Err(_) => {
+                    tracing::debug!(coordinator = self.address, "proposals were not answered in time");
+                    return false;
+                }
+            };
+            tracing::debug!(coordinator = self.address, reason, "proposals were not taken");
+        }
         false
     }
 }
