@@ -25,7 +25,7 @@ use tonic::transport::{Channel, Endpoint};
 
 /// What comes within this time goes into one call: a promotion concerns many partitions at once.
 const GATHER: Duration = Duration::from_millis(1);
-/// How long one coordinator may take.
+/// How long one coordinator may take, all attempts together.
 const DEADLINE: Duration = Duration::from_secs(1);
 /// How often one is asked that says at once that it cannot be reached.
 const ATTEMPTS: u32 = 2;
@@ -122,23 +122,30 @@ impl Coordinator {
     async fn takes(self, request: v1::ProposeMapRequest) -> bool {
         let Some(channel) = self.channel else { return false };
         let mut client = CoordinatorServiceClient::new(channel);
-        // Again where it fails: the connection may have broken long ago, and only who uses it notices.
-        for _ in 0..ATTEMPTS {
-            let reason = match timeout(DEADLINE, client.propose_map(request.clone())).await {
-                Ok(Ok(_)) => return true,
-                Ok(Err(status)) if !is_away(status.code()) => {
-                    tracing::warn!(coordinator = self.address, reason = status.message(), "proposals refused");
-                    return true;
+        let asking = async {
+            // Again where it fails: the connection may have broken long ago, and only who uses it notices.
+            for _ in 0..ATTEMPTS {
+                match client.propose_map(request.clone()).await {
+                    Ok(_) => return true,
+                    Err(status) if !is_away(status.code()) => {
+                        tracing::warn!(coordinator = self.address, reason = status.message(), "proposals refused");
+                        return true;
+                    }
+                    Err(status) => {
+                        tracing::debug!(
+                            coordinator = self.address,
+                            reason = status.message(),
+                            "proposals were not taken"
+                        );
+                    }
                 }
-                Ok(Err(status)) => status.message().to_owned(),
-                Err(_) => {
-                    tracing::debug!(coordinator = self.address, "proposals were not answered in time");
-                    return false;
-                }
-            };
-            tracing::debug!(coordinator = self.address, reason, "proposals were not taken");
-        }
-        false
+            }
+            false
+        };
+        timeout(DEADLINE, asking).await.unwrap_or_else(|_| {
+            tracing::debug!(coordinator = self.address, "proposals were not answered in time");
+            false
+        })
     }
 }
 
