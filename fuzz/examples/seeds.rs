@@ -10,13 +10,13 @@ use engram_coordinator::wire;
 use engram_fuzz::{tokens, world};
 use engram_mapstore::{FileStore, Goal, MapStore as _, Scale};
 use engram_memory::codec::{encode_ledger, encode_record, encode_reply};
-use engram_memory::testing::World;
 use engram_memory::{
     ClusterId, FeatureShape, FeatureType, Incarnation, Lsn, Member, Ordinal, Record, StoreId, Term, key_id,
 };
 use engram_proto::v1;
 use engram_store::peer::{CopyPiece, Envelope, Message};
 use engram_store::{Content, SimDisk, SnapshotHead, SnapshotWriter, snapshot_file};
+use engram_testing::commands::World;
 use proptest::strategy::{Strategy, ValueTree as _};
 use proptest::test_runner::TestRunner;
 use prost::Message as _;
@@ -510,8 +510,7 @@ fn settings() -> Vec<Vec<u8>> {
 
 /// Tokens and parts of them, sets of keys and lists of rights.
 fn tokens() -> Vec<Vec<u8>> {
-    let part =
-        |number: usize| engram_identity::testing::decoded(tokens::TOKEN.split('.').nth(number).unwrap()).unwrap();
+    let part = |number: usize| engram_testing::tokens::decoded(tokens::TOKEN.split('.').nth(number).unwrap()).unwrap();
     let loose = serde_json::json!({
         "iss": tokens::ISSUER, "aud": tokens::AUDIENCE, "sub": "system:serviceaccount:ml:trainer", "exp": tokens::NOW as f64 + 0.5,
     });

@@ -2,8 +2,8 @@
 
 use engram_api::kubernetes_only::Right;
 use engram_api::{AccessList, Need, Word as _};
-use engram_identity::testing::{Signer, coded};
 use engram_identity::token::{Claims, Issuer, Refused, cluster_of, life_of};
+use engram_testing::tokens::{Signer, coded};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
@@ -110,7 +110,7 @@ fn body(bytes: &[u8]) {
 
 /// How a token says that it is signed, with a signature that is right.
 fn head(bytes: &[u8]) {
-    let body = TOKEN.split('.').nth(1).and_then(engram_identity::testing::decoded).expect("it is one of ours");
+    let body = TOKEN.split('.').nth(1).and_then(engram_testing::tokens::decoded).expect("it is one of ours");
     if verify(&SIGNING, &SIGNER.sign_bytes(bytes, &body)).is_ok()
         && let Ok(said) = serde_json::from_slice::<Map<String, Value>>(bytes)
     {

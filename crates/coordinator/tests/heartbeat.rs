@@ -4,11 +4,12 @@
 use engram_cluster::rebuild::forced;
 use engram_cluster::{Change, Entry, PartitionMap};
 use engram_coordinator::{Coordinator, Options, wire};
-use engram_mapstore::testing::{Faults, Faulty, Memory};
+use engram_mapstore::MemoryStore;
 use engram_mapstore::{FileStore, MapStore, Order, Step, What};
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId, StoreId, Term};
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
+use engram_testing::map_store::{Faults, Faulty};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -240,7 +241,7 @@ async fn strangers_are_refused_by_name() {
 
 #[tokio::test]
 async fn failover_by_proof_takes_one_write_for_all_partitions_of_a_worker() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let running = start_with(pairs(3), Arc::clone(&store) as _).await;
     let (mut streams, map) = form(&running, 3).await;
     let moved = led_by(&map, 1);
@@ -264,7 +265,7 @@ async fn failover_by_proof_takes_one_write_for_all_partitions_of_a_worker() {
 
 #[tokio::test]
 async fn of_racing_proposals_one_wins_and_what_was_decided_on_an_older_entry_is_dropped() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let running = start_with(pairs(3), Arc::clone(&store) as _).await;
     let (mut streams, map) = form(&running, 3).await;
     let leader = member(map.partitions[0].primary.0, 1);
@@ -300,7 +301,7 @@ async fn of_racing_proposals_one_wins_and_what_was_decided_on_an_older_entry_is_
 
 #[tokio::test]
 async fn a_restarted_coordinator_has_no_opinion_of_who_it_has_not_heard() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let running = start_with(pairs(2), Arc::clone(&store) as _).await;
     let (streams, map) = form(&running, 2).await;
     drop(streams);
@@ -367,7 +368,7 @@ async fn a_map_store_that_fails_in_every_way_delays_changes_and_loses_none() {
     for seed in 0..4 {
         let members = || vec![member(0, 1), member(1, 1)];
         let map = PartitionMap { cluster: CLUSTER, version: 0, partitions: vec![Entry::first(members()); 8] };
-        let store = Arc::new(Faulty::new(Memory::default(), seed, Faults::ALL));
+        let store = Arc::new(Faulty::new(MemoryStore::default(), seed, Faults::ALL));
         let map = store.inner().compare_and_swap(None, map).unwrap();
         // A coordinator that cannot read the map does not start.
         let coordinator = (0..100).find_map(|_| Coordinator::build(pairs(2), Arc::clone(&store) as _).ok());
@@ -390,7 +391,7 @@ async fn a_map_store_that_fails_in_every_way_delays_changes_and_loses_none() {
 
 #[tokio::test]
 async fn what_a_person_wrote_by_rights_of_their_own_is_gone_on_from_and_told() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let options = Options { carries_out_orders: false, ..Options::new(CLUSTER, "test", 8, 2) };
     let running = start_with(options, Arc::clone(&store) as Arc<dyn MapStore>).await;
     let (mut streams, map) = form(&running, 2).await;

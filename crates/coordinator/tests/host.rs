@@ -6,7 +6,7 @@ use engram_identity::{
     Authority, Expected, Keys, Name, Realm, Reason, Role, RootId, Roots, connect, connect_anonymously,
 };
 use engram_mapstore::Goal;
-use engram_mapstore::testing::Memory;
+use engram_mapstore::MemoryStore;
 use engram_memory::ClusterId;
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
@@ -23,7 +23,7 @@ use tonic::{Code, Status, Streaming};
 const DEADLINE: Duration = Duration::from_secs(20);
 
 fn coordinator(cluster: u128, name: &str) -> Coordinator {
-    Coordinator::build(Options::new(ClusterId(cluster), name, 4, 1), Arc::new(Memory::default())).unwrap()
+    Coordinator::build(Options::new(ClusterId(cluster), name, 4, 1), Arc::new(MemoryStore::default())).unwrap()
 }
 
 fn beat(cluster: u128) -> v1::Beat {

@@ -24,8 +24,6 @@ mod material;
 mod name;
 mod refusal;
 mod request;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 pub mod token;
 mod validity;
 mod verify;

@@ -11,15 +11,15 @@ mod format;
 mod goal;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod memory;
 mod order;
 mod seen;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 
 pub use file::FileStore;
 pub use goal::{Goal, Scale};
 #[cfg(feature = "kubernetes")]
 pub use kubernetes::{KubernetesStore, Place, read_object};
+pub use memory::MemoryStore;
 pub use order::{Order, Step, What, unless_followed};
 pub use seen::Seen;
 

@@ -168,7 +168,7 @@ pub(crate) fn decode(text: &str) -> Result<Vec<Order>, Unreadable> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Memory;
+    use crate::MemoryStore;
     use engram_cluster::Change;
     use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId, Term};
 
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn an_order_holds_for_its_partition_as_it_was_judged_whatever_became_of_others() {
-        let store = Memory::default();
+        let store = MemoryStore::default();
         let mut others = store.compare_and_swap(None, map()).unwrap();
         others.partitions[0] = others.partitions[0].changed(&Change::Learn(vec![Ordinal(1)])).unwrap();
         let others = store.compare_and_swap(Some(others.version), others).unwrap();

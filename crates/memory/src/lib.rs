@@ -25,8 +25,6 @@ pub mod reference;
 pub mod run;
 pub mod session;
 mod settings;
-#[cfg(feature = "testing")]
-pub mod testing;
 
 pub use clock::DecayClock;
 pub use command::{Blobs, Command, OnMissing, Record, Updates, Upsert};

@@ -11,7 +11,7 @@ use engram_client::{Client, GetOptions, Network};
 use engram_cluster::Entry;
 use engram_coordinator::Coordinator;
 use engram_mapstore::MapStore;
-use engram_mapstore::testing::Memory;
+use engram_mapstore::MemoryStore;
 use engram_memory::{Member, MemoryId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ struct World {
     draw: Draw,
     common: Common,
     nodes: Vec<Node>,
-    map: Arc<Memory>,
+    map: Arc<MemoryStore>,
     copies: usize,
     now_ms: u64,
     /// Hosts that are down, and when they come back.
@@ -163,7 +163,7 @@ pub(crate) fn run(seed: u64, trace: &Trace) -> Outcome {
             Node::new(ordinal, draw.next(), habits, spec.clone(), trace.clone())
         })
         .collect();
-    let map = Arc::new(Memory::default());
+    let map = Arc::new(MemoryStore::default());
     coordinate(&mut sim, &spec, &map);
     for (ordinal, node) in (0..).zip(&nodes) {
         let node = node.clone();
@@ -215,7 +215,7 @@ pub(crate) fn run(seed: u64, trace: &Trace) -> Outcome {
 }
 
 /// The coordinator, over a map store that outlives it.
-fn coordinate(sim: &mut Sim<'_>, spec: &LearnerClusterSpec, map: &Arc<Memory>) {
+fn coordinate(sim: &mut Sim<'_>, spec: &LearnerClusterSpec, map: &Arc<MemoryStore>) {
     let mut options = engram_coordinator::Options::new(CLUSTER, "simulated", spec.partitions, spec.workers);
     options.replication_factor = spec.replication_factor;
     let map = Arc::clone(map);

@@ -182,8 +182,8 @@ impl Part {
 mod tests {
     use super::*;
     use crate::SimDisk;
-    use engram_memory::testing::arb_log;
     use engram_memory::{ClusterId, Command, FeatureShape, FeatureType, Law, ONE, Record, StoreId};
+    use engram_testing::commands::arb_log;
     use proptest::prelude::*;
 
     fn head(shape: Shape) -> FileHead {

@@ -12,12 +12,12 @@ use engram_kernels::gpu::cuda::Cuda;
 use engram_kernels::partitioner::Strategy;
 use engram_kernels::recall::Query;
 use engram_kernels::{Cpu, Device, Given, Gpu, Logical, Mirrored, Standing};
-use engram_memory::testing::World;
 use engram_memory::{
     Digest, FeatureShape, FeatureType, Group, Histogram, Law, MemoryId, PartitionId, QualityVector, Record, Settings,
     Shape, Weight,
 };
 use engram_store::{Partitions, Ranked};
+use engram_testing::commands::World;
 use finite::finite;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;

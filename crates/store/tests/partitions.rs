@@ -5,12 +5,12 @@ mod finite;
 
 use engram_kernels::Cpu;
 use engram_kernels::recall::{Query, inverse_norm};
-use engram_memory::testing::World;
 use engram_memory::{
     Command, Digest, FeatureShape, FeatureType, Group, Law, LearningEpoch, MemoryId, Outcome, PartitionId,
     QualityVector, Record, Reply, RunId, Settings, Shape, Updates, Upsert, Weight, law, partition_of, reference,
 };
 use engram_store::{Content, Partitions};
+use engram_testing::commands::World;
 use finite::finite;
 use proptest::prelude::*;
 

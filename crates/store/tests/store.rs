@@ -4,7 +4,6 @@
 use engram_cluster::{Entry, PartitionMap};
 use engram_kernels::Cpu;
 use engram_memory::session::Admission;
-use engram_memory::testing::World;
 use engram_memory::{
     CapacityPolicy, ClusterId, Command, Digest, FeatureShape, FeatureType, Incarnation, Law, Lsn, Member, MemoryId,
     OnMissing, Ordinal, Outcome, PartitionId, Record, Refusal, Reply, Request, SessionId, Settings, Shape, StoreId,
@@ -14,6 +13,7 @@ use engram_store::{
     ActivateError, Committed, Disk, Durability, Error, ManualClock, Options, SimDisk, Store, WriteError, restore,
     snapshot_file,
 };
+use engram_testing::commands::World;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::mpsc::channel;

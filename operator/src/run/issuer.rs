@@ -151,7 +151,7 @@ fn published(discovery: &str, keys: String) -> Result<Published> {
 mod tests {
     use super::*;
     use engram_api::kubernetes_only::Access;
-    use engram_identity::testing::Signer;
+    use engram_testing::tokens::Signer;
     use serde_json::json;
 
     #[test]

@@ -118,8 +118,9 @@ fn applied(map: &PartitionMap, proposals: &[Proposal]) -> Option<PartitionMap> {
 mod tests {
     use super::*;
     use engram_cluster::{Change, Entry};
-    use engram_mapstore::testing::{Faults, Faulty, Memory};
+    use engram_mapstore::MemoryStore;
     use engram_memory::{Incarnation, Member, Ordinal, PartitionId, StoreId};
+    use engram_testing::map_store::{Faults, Faulty};
 
     const CLUSTER: ClusterId = ClusterId(5);
 
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn what_fits_the_entries_that_are_there_is_written_and_nothing_else() {
-        let store = Memory::default();
+        let store = MemoryStore::default();
         assert_eq!(
             compare_and_swap(&store, &[promote(0, 1)]).unwrap(),
             None,
@@ -162,7 +163,7 @@ mod tests {
     #[test]
     fn whoever_asks_again_takes_over_once_whatever_the_store_does() {
         for seed in 0..200 {
-            let store = Faulty::new(Memory::default(), seed, Faults::ALL);
+            let store = Faulty::new(MemoryStore::default(), seed, Faults::ALL);
             store.inner().compare_and_swap(None, map()).unwrap();
             let all = [promote(0, 1), promote(1, 1), promote(2, 1)];
             let is_done = |map: &PartitionMap| map.partitions.iter().all(|entry| entry.primary == Ordinal(1));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Signer, coded};
+use engram_testing::tokens::{Signer, coded};
 use serde_json::{Value, json};
 
 const NOW: u64 = 1_800_000_000;

@@ -1,11 +1,11 @@
 //! What a command must be before it is logged, and what passes can be applied.
 
 use engram_memory::reference::Partition;
-use engram_memory::testing::arb_log;
 use engram_memory::{
     Blobs, Command, FeatureShape, FeatureType, Group, Law, LearningEpoch, MAX_IDS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES,
     MemoryId, ONE, OnMissing, Record, Refusal, Request, RunId, SessionId, Settings, Shape, Updates, Upsert,
 };
+use engram_testing::commands::arb_log;
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -5,11 +5,11 @@ use engram_memory::codec::{
 };
 use engram_memory::outcome::{Outcome, Rejection, RejectionReason, Reply};
 use engram_memory::reference::Partition;
-use engram_memory::testing::{arb_log, arb_record, arb_weight};
 use engram_memory::{
     Digest, FeatureShape, FeatureType, Group, GroupQuality, Law, LearningEpoch, Ledger, MemoryId, QualityVector,
     Record, Refusal, Shape,
 };
+use engram_testing::commands::{arb_log, arb_record, arb_weight};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;

@@ -1,8 +1,8 @@
 //! The generator of random commands reaches what the properties that use it are about.
 
 use engram_memory::reference::Partition;
-use engram_memory::testing::{World, arb_log};
 use engram_memory::{Command, FeatureShape, FeatureType, Law, PartitionId, Refusal, Reply, Shape, partition_of};
+use engram_testing::commands::{World, arb_log};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;

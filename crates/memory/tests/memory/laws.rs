@@ -3,11 +3,11 @@
 use engram_memory::clock::{Advance, DecayClock, FOLD_AT, folded};
 use engram_memory::law::{delta, rank_order};
 use engram_memory::reference::Partition;
-use engram_memory::testing::{World, arb_log, arb_weight};
 use engram_memory::{
     CapacityPolicy, Command, Digest, FeatureShape, Group, Histogram, Law, MemoryId, ONE, OnMissing, QualityVector,
     Record, Settings, Shape, Updates, Weight, edge,
 };
+use engram_testing::commands::{World, arb_log, arb_weight};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

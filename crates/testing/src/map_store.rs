@@ -1,56 +1,11 @@
-//! Stores for tests: one in memory, and one that fails in every way a store may.
+//! A store of the partition map that fails in every way a store may.
 
-use crate::file::{overruled, successor};
-use crate::{Error, Goal, MapStore, Order};
 use engram_cluster::PartitionMap;
+use engram_mapstore::{Error, Goal, MapStore, Order};
 use engram_memory::mix64;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// A map in memory.
-#[derive(Debug, Default)]
-pub struct Memory {
-    map: Mutex<Option<PartitionMap>>,
-    goal: Mutex<Goal>,
-    orders: Mutex<Vec<Order>>,
-}
-
-impl MapStore for Memory {
-    fn get(&self) -> Result<Option<PartitionMap>, Error> {
-        Ok(held(&self.map).clone())
-    }
-
-    fn compare_and_swap(&self, expected: Option<u64>, map: PartitionMap) -> Result<PartitionMap, Error> {
-        let mut current = held(&self.map);
-        let next = successor(current.as_ref(), expected, map)?;
-        Ok(current.insert(next).clone())
-    }
-
-    fn goal(&self) -> Result<Goal, Error> {
-        Ok(held(&self.goal).clone())
-    }
-
-    fn set_goal(&self, goal: &Goal) -> Result<(), Error> {
-        held(&self.goal).clone_from(goal);
-        Ok(())
-    }
-
-    fn orders(&self) -> Result<Vec<Order>, Error> {
-        Ok(held(&self.orders).clone())
-    }
-
-    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
-        let mut current = held(&self.map);
-        let next = overruled(current.as_ref(), expected, map)?;
-        held(&self.orders).push(Order { version: next.version, ..order });
-        Ok(current.insert(next).clone())
-    }
-
-    fn may_wait(&self) -> bool {
-        false
-    }
-}
 
 /// How often something goes wrong, each in thousandths of the operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -201,6 +156,7 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use engram_cluster::Entry;
+    use engram_mapstore::MemoryStore;
     use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId, Term};
 
     fn map(term: u64) -> PartitionMap {
@@ -210,7 +166,7 @@ mod tests {
 
     /// Raises the term ten times through every kind of failure; gives back every answer that was had.
     fn story(seed: u64) -> Vec<String> {
-        let store = Faulty::new(Memory::default(), seed, Faults::ALL);
+        let store = Faulty::new(MemoryStore::default(), seed, Faults::ALL);
         store.inner().compare_and_swap(None, map(1)).unwrap();
         let mut answers = Vec::new();
         for _ in 0..1_000 {
@@ -240,12 +196,12 @@ mod tests {
             assert!(all.iter().any(|answer| answer == kind), "{kind}");
         }
         assert_eq!(story(3), story(3));
-        let lost = Faulty::new(Memory::default(), 1, Faults { lost_reply: 1_000, ..Faults::default() });
+        let lost = Faulty::new(MemoryStore::default(), 1, Faults { lost_reply: 1_000, ..Faults::default() });
         lost.inner().compare_and_swap(None, map(1)).unwrap();
         let next = PartitionMap { version: 1, ..map(2) };
         assert!(lost.compare_and_swap(Some(1), next).is_err());
         assert_eq!(lost.get().unwrap().unwrap().version, 2, "it was written all the same");
-        let late = Faulty::new(Memory::default(), 1, Faults { late: 1_000, ..Faults::default() });
+        let late = Faulty::new(MemoryStore::default(), 1, Faults { late: 1_000, ..Faults::default() });
         late.inner().compare_and_swap(None, map(1)).unwrap();
         let next = PartitionMap { version: 1, ..map(2) };
         assert!(late.compare_and_swap(Some(1), next).is_err());

@@ -6,7 +6,8 @@
 //! is met. Every record passes [`Record::check`] and the feature check.
 //!
 //! ```
-//! use engram_memory::{FeatureShape, Law, Shape, reference::Partition, testing::World};
+//! use engram_memory::{FeatureShape, Law, Shape, reference::Partition};
+//! use engram_testing::commands::World;
 //! use proptest::prelude::*;
 //!
 //! let world = World::small(FeatureShape::NONE);
@@ -19,14 +20,15 @@
 //! });
 //! ```
 
-use crate::command::{Blobs, Command, OnMissing, Record, Updates, Upsert};
-use crate::hash::{key_id, partition_of};
-use crate::ids::{Group, LearningEpoch, MemoryId, PartitionId, RunId};
-use crate::law::{ONE, Weight};
-use crate::ledger::{Gate, Ledger};
-use crate::outcome::{Outcome, Reply};
-use crate::session::{Request, SessionId};
-use crate::settings::{CapacityPolicy, FeatureShape, FeatureType, Settings};
+use engram_memory::command::{Blobs, Command, OnMissing, Record, Updates, Upsert};
+use engram_memory::hash::{key_id, partition_of};
+use engram_memory::law::{ONE, Weight};
+use engram_memory::ledger::{Gate, Ledger};
+use engram_memory::outcome::{Outcome, Reply};
+use engram_memory::{
+    CapacityPolicy, FeatureShape, FeatureType, Group, LearningEpoch, MemoryId, PartitionId, Request, RunId, SessionId,
+    Settings,
+};
 use proptest::collection::{SizeRange, vec};
 use proptest::prelude::*;
 use proptest::sample::select;

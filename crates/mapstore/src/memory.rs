@@ -1,0 +1,54 @@
+//! The map in memory.
+
+use crate::file::{overruled, successor};
+use crate::{Error, Goal, MapStore, Order};
+use engram_cluster::PartitionMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A map in the memory of this process, gone with it: for simulations and tests.
+#[derive(Debug, Default)]
+pub struct MemoryStore {
+    map: Mutex<Option<PartitionMap>>,
+    goal: Mutex<Goal>,
+    orders: Mutex<Vec<Order>>,
+}
+
+impl MapStore for MemoryStore {
+    fn get(&self) -> Result<Option<PartitionMap>, Error> {
+        Ok(held(&self.map).clone())
+    }
+
+    fn compare_and_swap(&self, expected: Option<u64>, map: PartitionMap) -> Result<PartitionMap, Error> {
+        let mut current = held(&self.map);
+        let next = successor(current.as_ref(), expected, map)?;
+        Ok(current.insert(next).clone())
+    }
+
+    fn goal(&self) -> Result<Goal, Error> {
+        Ok(held(&self.goal).clone())
+    }
+
+    fn set_goal(&self, goal: &Goal) -> Result<(), Error> {
+        held(&self.goal).clone_from(goal);
+        Ok(())
+    }
+
+    fn orders(&self) -> Result<Vec<Order>, Error> {
+        Ok(held(&self.orders).clone())
+    }
+
+    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
+        let mut current = held(&self.map);
+        let next = overruled(current.as_ref(), expected, map)?;
+        held(&self.orders).push(Order { version: next.version, ..order });
+        Ok(current.insert(next).clone())
+    }
+
+    fn may_wait(&self) -> bool {
+        false
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
