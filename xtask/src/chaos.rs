@@ -9,7 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::{process, workspace};
+use crate::process;
+use crate::workspace::{self, Profile};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -27,7 +28,7 @@ pub(crate) struct Options {
 /// # Errors
 /// When something was lost, applied twice, different, or did not heal.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    process::run(&mut workspace::cargo(["build", "--release", "-p", "engram-cli"]))?;
+    process::run(&mut Profile::Release.cargo("build", ["-p", "engram-cli"]))?;
     if !options.full {
         return campaign(["20", "5", "5", "240", "0.5"], options.seed).map(drop);
     }
@@ -50,7 +51,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// One campaign: kills, pauses, cuts, seconds and the share of load. What it says of its way goes to stderr as it comes.
 fn campaign(figures: [&str; 5], seed: Option<u64>) -> Result<Value> {
-    let binary: PathBuf = workspace::target().join("release").join(format!("engram{}", std::env::consts::EXE_SUFFIX));
+    let binary: PathBuf = Profile::Release.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX));
     let mut command = Command::new(binary);
     command.args(["chaos", "-o", "json"]);
     for (name, figure) in ["--kills", "--pauses", "--cuts", "--seconds", "--load"].into_iter().zip(figures) {

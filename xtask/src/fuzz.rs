@@ -14,7 +14,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::bench::parse_count;
-use crate::{process, workspace};
+use crate::process;
+use crate::workspace::{self, Profile};
 
 /// An input that takes longer is a finding.
 const INPUT_SECONDS: u32 = 10;
@@ -135,9 +136,9 @@ fn build() -> Result<PathBuf> {
     // Selected together with the binary of the product: then the crates of others have the features that they have there, and
     // a release build that exists is used.
     let selection = ["-p", "engram-cli", "-p", "engram-fuzz", "--features", "engram-fuzz/libfuzzer"];
-    let mut cargo = workspace::cargo(["build", "--release", "--bin", "engram-fuzz"]);
+    let mut cargo = Profile::Release.cargo("build", ["--bin", "engram-fuzz"]);
     process::run(cargo.args(selection).env("RUSTC_WORKSPACE_WRAPPER", folder().join("rustc.sh")))?;
-    Ok(workspace::target().join("release/engram-fuzz"))
+    Ok(Profile::Release.folder().join("engram-fuzz"))
 }
 
 /// The program for one target, its address space limited: the shell does that without unsafe code.

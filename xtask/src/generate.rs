@@ -7,7 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{process, workspace};
+use crate::process;
+use crate::workspace::{self, Profile};
 
 /// The program that writes what is generated to its standard output: an example, since it needs the library that it tells of.
 const PROGRAM: &str = "reference";
@@ -81,8 +82,9 @@ fn with_config(values: &str, file: &str) -> Result<String> {
 pub(crate) fn run(check: bool) -> Result<()> {
     // Of the whole workspace, as `cargo xtask test` selects it: on its own, its dependencies would have other features and be built once
     // more.
-    process::run(&mut workspace::cargo(["build", "-q", "--workspace", "--example", PROGRAM]))?;
-    let program = workspace::target().join("debug/examples").join(format!("{PROGRAM}{}", std::env::consts::EXE_SUFFIX));
+    let profile = Profile::of_tests();
+    process::run(&mut profile.cargo("build", ["-q", "--workspace", "--example", PROGRAM]))?;
+    let program = profile.folder().join("examples").join(format!("{PROGRAM}{}", std::env::consts::EXE_SUFFIX));
     let mut stale = Vec::new();
     for file in FILES {
         let fresh = process::read(Command::new(&program).arg(file.what))?;

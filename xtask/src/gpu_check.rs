@@ -10,7 +10,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::{process, workspace};
+use crate::process;
+use crate::workspace::{self, Profile};
 
 const PROGRAM: &str = "engram-gpu-check";
 /// What lies beside the program for whoever finds it.
@@ -52,13 +53,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn build(debug: bool) -> Result<PathBuf> {
     // Together with the binary: alone, its dependencies would have other features and be built once more.
-    let mut cargo = workspace::cargo(["build", "-p", "engram-cli", "-p", PROGRAM]);
-    if !debug {
-        cargo.arg("--release");
-    }
-    process::run(&mut cargo)?;
-    let program = workspace::target().join(if debug { "debug" } else { "release" }).join(PROGRAM);
-    Ok(program)
+    let profile = if debug { Profile::Dev } else { Profile::Release };
+    process::run(&mut profile.cargo("build", ["-p", "engram-cli", "-p", PROGRAM]))?;
+    Ok(profile.folder().join(PROGRAM))
 }
 
 fn pack(program: &Path, to: &Path) -> Result<()> {

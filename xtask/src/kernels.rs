@@ -15,7 +15,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{process, workspace};
+use crate::process;
+use crate::workspace::{self, Profile};
 
 /// Real architectures; the virtual one is the way forward to devices that none of them fits.
 const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
@@ -41,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return write(&build(&nvcc::find()?)?);
     }
     // Selected from the whole workspace: what they depend on then has the features that it has in every other test.
-    let mut cargo = workspace::cargo(["test", "--workspace"]);
+    let mut cargo = Profile::of_tests().cargo("test", ["--workspace"]);
     cargo.args(TESTS.iter().flat_map(|test| ["--test", test]));
     process::run(cargo.args(["--", "--include-ignored"]))?;
     match nvcc::find() {

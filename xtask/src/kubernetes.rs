@@ -4,12 +4,13 @@
 //! it says why, and ends with the program's status for "skipped" (77), which `.ci/run` tells apart from a failure.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
-use crate::{process, workspace};
+use crate::process;
+use crate::workspace::{self, Profile};
 
 const PROGRAMS: [&str; 4] = ["engram-test-cluster", "engram-operator", "engram-worker", "engram"];
 /// Where they are.
@@ -35,8 +36,7 @@ pub(crate) struct Options {
 /// When it cannot be built or started.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let release = options.release || options.earlier.is_some() || options.arguments.iter().any(|it| it == "--campaign");
-    build(release)?;
-    let program = workspace::target().join(if release { "release" } else { "debug" }).join(PROGRAMS[0]);
+    let program = build(release)?.join(PROGRAMS[0]);
     let mut arguments = options.arguments.clone();
     if let Some(revision) = &options.earlier {
         build_earlier(revision, &program.with_file_name("engram-worker-earlier"))?;
@@ -51,16 +51,19 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(status.code().and_then(|it| u8::try_from(it).ok()).unwrap_or(1)))
 }
 
-/// Builds the program, and operator, worker and command beside it, where it looks for them.
-pub(crate) fn build(release: bool) -> Result<()> {
+/// Builds the program, and operator, worker and command beside it, where it looks for them; returns that folder.
+pub(crate) fn build(release: bool) -> Result<PathBuf> {
     // Selected as `cargo build --release` selects them, and `cargo xtask test`, together with a test: with other features their
     // dependencies would be built once more.
-    let mut build = if release {
-        workspace::cargo(["build", "-q", "--release"].into_iter().chain(PACKAGES.iter().flat_map(|name| ["-p", name])))
+    let (profile, mut build) = if release {
+        let selection = PACKAGES.iter().flat_map(|name| ["-p", name]);
+        (Profile::Release, Profile::Release.cargo("build", ["-q"].into_iter().chain(selection)))
     } else {
-        workspace::cargo(["build", "-q", "--workspace", "--test", "worker"])
+        let profile = Profile::of_tests();
+        (profile, profile.cargo("build", ["-q", "--workspace", "--test", "worker"]))
     };
-    process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))
+    process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))?;
+    Ok(profile.folder())
 }
 
 /// Builds the worker of another commit, in folders of its own, which stay for the next time.
@@ -75,32 +78,9 @@ fn build_earlier(revision: &str, program: &Path) -> Result<()> {
     process::run(Command::new("git").args(clone).arg(workspace::root()).arg(&source))?;
     process::run(Command::new("git").arg("-C").arg(&source).args(["checkout", "--quiet", "--detach", revision]))?;
     let mut build =
-        workspace::cargo(["build", "-q", "--release", "--locked", "-p", "engram-worker", "--bin", "engram-worker"]);
+        Profile::Release.cargo("build", ["-q", "--locked", "-p", "engram-worker", "--bin", "engram-worker"]);
     process::run(build.current_dir(&source).env("CARGO_TARGET_DIR", &target))?;
     let built = target.join("release/engram-worker");
     fs::copy(&built, program).with_context(|| format!("failed to copy {}", built.display()))?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn what_the_command_is_built_of_is_not_built_again_for_the_cluster() {
-        let built_of = |packages: &[&str]| -> BTreeSet<String> {
-            let mut tree = workspace::cargo(["tree", "--locked", "--offline", "--edges", "normal,build"]);
-            tree.args(["--prefix", "none", "--format", "{p} {f}"]);
-            let listed = process::read(tree.args(packages.iter().flat_map(|it| ["-p", it]))).unwrap();
-            // What was listed before is marked.
-            listed.lines().map(|it| it.trim_end_matches("(*)").trim_end().to_owned()).collect()
-        };
-        let (command, cluster) = (built_of(&["engram-cli"]), built_of(&PACKAGES));
-        assert!(command.len() > 100, "{command:?}");
-        // One feature more of one small crate, and all that rests on it is built twice: minutes in CI, and for whoever has built `engram`.
-        let other: Vec<_> = command.difference(&cluster).collect();
-        assert!(other.is_empty(), "these have other features there; name such a feature in cli/Cargo.toml: {other:?}");
-    }
 }

@@ -56,8 +56,9 @@ enum Command {
     Sbom(sbom::Options),
     /// Runs every test and ends with "N passed, N failed, N skipped"
     ///
-    /// Unit, property and documentation tests run in debug; then the `engram` binary is built in release, once, and the
-    /// tests of package engram-tests start it (ENGRAM_BIN names it).
+    /// First unit, property and documentation tests; then the `engram` binary is built in release, once, and the tests of
+    /// package engram-tests start it (ENGRAM_BIN names it). Tests are built in the profile dev, or in the one that
+    /// ENGRAM_TEST_PROFILE names: release, where what is built for release anyway is to be built once.
     Test(test::Options),
     /// Writes the generated files that are committed
     Generate {

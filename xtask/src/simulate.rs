@@ -1,7 +1,6 @@
 //! `cargo xtask simulate`: seeds of the simulated cluster, on every core.
 //!
-//! The seeds are run by the binary of package engram-simulation, built with every assertion, and with optimisations but for
-//! `--debug`. This command says how many, shows first that a seed leaves the same trace in two processes, and shares the time
+//! The seeds are run by the binary of package engram-simulation, built with every assertion, and for release but for `--debug`. This command says how many, shows first that a seed leaves the same trace in two processes, and shares the time
 //! between the modes. The last part of the time is for package engram-network-simulation: fewer seeds, of whole workers over a
 //! simulated network.
 
@@ -9,7 +8,8 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::{process, workspace};
+use crate::process;
+use crate::workspace::{self, Profile};
 
 /// Seeds that are run in two processes before any other.
 const REPLAYED: &str = "20";
@@ -145,16 +145,19 @@ fn simulation(mode: &str, options: &Options) -> Command {
 fn build(package: &str, arguments: &[&str], options: &Options) -> Result<()> {
     if options.debug {
         // Selected from the whole workspace together with a test: then everything has the features that it has in `cargo xtask test`.
-        return process::run(&mut workspace::cargo(["build", "--workspace", "--test", "worker", "--bin", package]));
+        return process::run(
+            &mut Profile::of_tests().cargo("build", ["--workspace", "--test", "worker", "--bin", package]),
+        );
     }
     // Selected together with the binary of the product: then the crates of others have the features that they have there, as far
     // as they can, and a release build that exists is used. The wrapper adds the assertions of our own crates.
-    let mut cargo = workspace::cargo(["build", "--release", "-p", "engram-cli", "-p", package, "--bin", package]);
+    let mut cargo = Profile::Release.cargo("build", ["-p", "engram-cli", "-p", package, "--bin", package]);
     let wrapper = workspace::root().join("crates/simulation/rustc.sh");
     process::run(cargo.args(arguments).env("RUSTC_WORKSPACE_WRAPPER", wrapper))
 }
 
 fn binary(name: &str, options: &Options) -> Command {
     let name = format!("{name}{}", std::env::consts::EXE_SUFFIX);
-    Command::new(workspace::target().join(if options.debug { "debug" } else { "release" }).join(name))
+    let profile = if options.debug { Profile::of_tests() } else { Profile::Release };
+    Command::new(profile.folder().join(name))
 }

@@ -12,7 +12,11 @@ use anyhow::{Context, Result, ensure};
 
 use crate::stages::Stages;
 use crate::test_programs::{self, TestProgram};
-use crate::{process, tools, workspace};
+use crate::workspace::{self, Profile};
+use crate::{process, tools};
+
+/// Tests that take a minute or two, begun before the others: at the end, nobody is left to wait for them alone.
+const LONGEST: [&str; 2] = ["chaos", "model"];
 
 /// The package with the tests that start real processes.
 const PROCESS_TESTS: &str = "engram-tests";
@@ -38,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let arguments = harness_arguments(filter, options.full);
 
     let mut units = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--lib", "--bins", "--tests"]);
-    match stages.run("build of the tests (debug)", || test_programs::build(&mut units)) {
+    match stages.run("build of the tests", || test_programs::build(&mut units)) {
         Some(programs) => {
             stages.run("unit and property tests", || count_programs(&programs, &arguments, &[], &mut total));
         }
@@ -48,10 +52,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut documentation = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--doc"]);
     // Never the ignored ones: in documentation those are examples that are not meant to run.
     documentation.arg("--").args(harness_arguments(filter, false));
-    stages.run("documentation tests (debug)", || count(&mut documentation, &mut total));
+    stages.run("documentation tests", || count(&mut documentation, &mut total));
 
     if process_tests_match(filter)? {
-        let mut binary = workspace::cargo(["build", "--release", "-p", "engram-cli"]);
+        let mut binary = Profile::Release.cargo("build", ["-p", "engram-cli"]);
         let mut tests = process_tests()?;
         let built = stages.run("release build of the binary", || {
             process::run(&mut binary)?;
@@ -79,7 +83,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// When their folder cannot be read.
 fn process_tests() -> Result<Command> {
     let folder = workspace::root().join("tests/tests");
-    let mut command = workspace::cargo(["test", "--workspace"]);
+    let mut command = Profile::of_tests().cargo("test", ["--workspace"]);
     for entry in std::fs::read_dir(&folder).with_context(|| format!("failed to read {}", folder.display()))? {
         let path = entry?.path();
         if let (Some(name), Some("rs")) = (path.file_stem(), path.extension().and_then(|it| it.to_str())) {
@@ -97,19 +101,19 @@ fn object_storage() -> Option<PathBuf> {
 }
 
 fn release_binary() -> PathBuf {
-    workspace::target().join("release").join(format!("engram{}", std::env::consts::EXE_SUFFIX))
+    Profile::Release.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX))
 }
 
 /// Whether the filter leaves any process test: a release build for nothing would take minutes.
 fn process_tests_match(filter: Option<&str>) -> Result<bool> {
     let Some(filter) = filter else { return Ok(true) };
-    let mut command = workspace::cargo(["test", "-q", "-p", PROCESS_TESTS, "--", "--list", filter]);
+    let mut command = Profile::of_tests().cargo("test", ["-q", "-p", PROCESS_TESTS, "--", "--list", filter]);
     let listed = process::read(&mut command).context("failed to list the process tests")?;
     Ok(listed.lines().any(|line| line.ends_with(": test")))
 }
 
 fn cargo_test<const N: usize>(selection: [&str; N]) -> Command {
-    let mut command = workspace::cargo(["test", "--no-fail-fast"]);
+    let mut command = Profile::of_tests().cargo("test", ["--no-fail-fast"]);
     command.args(selection);
     command
 }
@@ -129,7 +133,9 @@ fn count_programs(
     total: &mut Counts,
 ) -> Result<()> {
     let mut counts = Counts::default();
-    let ran = test_programs::run(programs, arguments, environment, |output, well| {
+    let (mut programs, others): (Vec<_>, Vec<_>) = programs.iter().partition(|it| LONGEST.contains(&it.name()));
+    programs.extend(others);
+    let ran = test_programs::run(&programs, arguments, environment, |output, well| {
         let mut of_this = Counts::default();
         output.lines().filter_map(Counts::parse).for_each(|line| of_this += line);
         // It was killed, or it is something else that went wrong.

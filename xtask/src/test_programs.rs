@@ -57,6 +57,11 @@ impl TestProgram {
         Some(Self { name: message.target?.name, folder, executable: message.executable? })
     }
 
+    /// The name of its target.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Runs it, and returns how it ended and what it printed.
     fn run(&self, arguments: &[String], environment: &[(&str, PathBuf)]) -> Result<(ExitStatus, Vec<u8>)> {
         let folder = workspace::target().join("test-output");
@@ -90,7 +95,7 @@ pub(crate) fn build(cargo_test: &mut Command) -> Result<Vec<TestProgram>> {
 /// # Errors
 /// When one cannot be run.
 pub(crate) fn run(
-    programs: &[TestProgram],
+    programs: &[&TestProgram],
     arguments: &[String],
     environment: &[(&str, PathBuf)],
     ended: impl FnMut(&str, bool) + Send,
@@ -150,7 +155,7 @@ mod tests {
         let program = TestProgram { name: "sh".into(), folder: "/".into(), executable: "/bin/sh".into() };
         let script = "echo out; echo err >&2; echo $WORD; exit 3";
         let mut seen = Vec::new();
-        run(&[program], &["-c".into(), script.into()], &[("WORD", "given".into())], |text, well| {
+        run(&[&program], &["-c".into(), script.into()], &[("WORD", "given".into())], |text, well| {
             seen.push((text.to_owned(), well));
         })
         .unwrap();

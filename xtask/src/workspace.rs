@@ -1,4 +1,4 @@
-//! Where things are: the root of the checkout, cargo, and the folder for what is built.
+//! Where things are: the root of the checkout, cargo, what it builds in which profile, and the folder for that.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -34,4 +34,80 @@ pub(crate) fn cargo<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> 
         command.env_remove(name);
     }
     command
+}
+
+/// A profile of cargo's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// `dev`, and `test`, which is the same here.
+    Dev,
+    /// `release`.
+    Release,
+}
+
+impl Profile {
+    /// That of tests, and of what is built with them: `dev`, or what `ENGRAM_TEST_PROFILE` names. Whoever builds for release anyway, as CI
+    /// does, has what both depend on built once when the tests are built so too; with assertions, if the variables of cargo's ask for them.
+    ///
+    /// # Panics
+    /// It names something else.
+    pub(crate) fn of_tests() -> Self {
+        match std::env::var("ENGRAM_TEST_PROFILE").as_deref() {
+            Ok("release") => Self::Release,
+            Err(_) | Ok("dev" | "") => Self::Dev,
+            Ok(other) => panic!("ENGRAM_TEST_PROFILE is {other}: it is dev or release"),
+        }
+    }
+
+    /// [`cargo`] with a command that builds, in this profile.
+    pub(crate) fn cargo<S: AsRef<OsStr>>(self, command: &str, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut cargo = cargo([command]);
+        if self == Self::Release {
+            cargo.arg("--release");
+        }
+        cargo.args(arguments);
+        cargo
+    }
+
+    /// The folder of the programs that are built in it.
+    pub(crate) fn folder(self) -> PathBuf {
+        target().join(match self {
+            Self::Dev => "debug",
+            Self::Release => "release",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::process;
+
+    #[test]
+    fn what_several_commands_build_has_the_same_features_in_all_of_them() {
+        let built_of = |edges: &str, selection: &[&str]| -> BTreeSet<String> {
+            let mut tree =
+                cargo(["tree", "--locked", "--offline", "--edges", edges, "--prefix", "none", "--format", "{p} {f}"]);
+            let listed = process::read(tree.args(selection)).unwrap();
+            // What was listed before is marked.
+            listed.lines().map(|it| it.trim_end_matches("(*)").trim_end().to_owned()).collect()
+        };
+        let tests = built_of("normal,dev", &["--workspace"]);
+        assert!(tests.len() > 400, "{tests:?}");
+        let command = ["-p", "engram-cli"];
+        let cluster =
+            ["-p", "engram-cli", "-p", "engram-worker", "-p", "engram-operator", "-p", "engram-kubernetes-tests"];
+        let benchmarks = ["-p", "engram-cli", "-p", "engram-benchmarks"];
+        for selection in [&command[..], &cluster, &benchmarks] {
+            let programs = built_of("normal", selection);
+            // One feature more of one small crate, and all that rests on it is built twice: minutes, for whoever builds both.
+            let other: Vec<_> = programs.difference(&tests).collect();
+            assert!(
+                other.is_empty(),
+                "{selection:?}: these have other features in the tests; name such a feature: {other:?}"
+            );
+        }
+    }
 }

@@ -18,7 +18,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use crate::{process, workspace};
+use crate::process;
+use crate::workspace::{self, Profile};
 use row::Report;
 
 #[derive(clap::Args)]
@@ -119,8 +120,8 @@ impl Peers {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let memories: Vec<String> = options.memories.iter().map(u64::to_string).collect();
     // Together with the binary: alone, its dependencies would have other features and be built once more.
-    process::run(&mut workspace::cargo(["build", "--release", "-p", "engram-cli", "-p", "engram-benchmarks"]))?;
-    let program = workspace::target().join("release/engram-benchmarks");
+    process::run(&mut Profile::Release.cargo("build", ["-p", "engram-cli", "-p", "engram-benchmarks"]))?;
+    let program = Profile::Release.folder().join("engram-benchmarks");
     let mut ours = Command::new(program);
     ours.current_dir(workspace::root()).args([options.suite.name(), "--memories", &memories.join(",")]);
     // A disk: a temporary folder may lie in memory, where a sync costs nothing.

@@ -15,7 +15,8 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use self::builder::Builder;
-use crate::{kubernetes, process, workspace};
+use crate::workspace::Profile;
+use crate::{kubernetes, process};
 
 /// The version of the programs: the workspace's, which is this package's too.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -146,13 +147,13 @@ fn arguments(builder: &Builder, options: &Options) -> Result<Vec<String>> {
 
 /// Builds the programs and puts them, without symbols, where the Dockerfile takes them from.
 fn programs(folder: &Path, debug: bool) -> Result<()> {
-    if debug {
-        kubernetes::build(false)?;
+    let built = if debug {
+        kubernetes::build(false)?
     } else {
         let packages = ["--package", "engram-operator", "--package", "engram-worker", "--bins"];
-        process::run(workspace::cargo(["build", "--locked", "--release"]).args(packages))?;
-    }
-    let built = workspace::target().join(if debug { "debug" } else { "release" });
+        process::run(Profile::Release.cargo("build", ["--locked"]).args(packages))?;
+        Profile::Release.folder()
+    };
     for program in [Target::Operator, Target::Worker].map(Target::program) {
         let mut strip = Command::new("strip");
         process::run(strip.arg("-o").arg(folder.join(program)).arg(built.join(program)))?;
