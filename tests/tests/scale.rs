@@ -2,13 +2,16 @@
 
 use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
 
-/// Copies that each worker holds, as the command lists them.
+/// Copies that each worker holds, as the command lists them: two of each partition, and a third while one moves. Whoever is drained is empty before
+/// the others have shared what it held.
 fn holders(cluster: &Cluster) -> Vec<u64> {
     let listed = cluster.engram(&["partition", "list", "-o", "json"]).ended(0).json();
     let partitions = listed["items"].as_array().expect("items are a list").clone();
     partitions
         .iter()
-        .inspect(|partition| assert_eq!(partition["inSync"].as_array().map(Vec::len), Some(2), "{partition}"))
+        .inspect(|partition| {
+            assert!(matches!(partition["inSync"].as_array().map(Vec::len), Some(2 | 3)), "{partition}");
+        })
         .flat_map(|partition| partition["inSync"].as_array().cloned().unwrap_or_default())
         .filter_map(|ordinal| ordinal.as_u64())
         .collect()

@@ -231,7 +231,13 @@ async fn write(shared: &Shared, keeper: &MapKeeper, proposals: Vec<Proposal>, fa
 mod tests {
     use super::*;
     use engram_cluster::{Change, Entry};
-    use engram_memory::{Incarnation, Member, Ordinal, StoreId};
+    use engram_coordinator::{Host, Options};
+    use engram_mapstore::MemoryStore;
+    use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId};
+    use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
 
     fn member(ordinal: u32) -> Member {
         Member { ordinal: Ordinal(ordinal), store: StoreId(u128::from(ordinal) + 9), incarnation: Incarnation(1) }
@@ -267,6 +273,53 @@ mod tests {
             let began = Instant::now();
             assert_eq!(first_to_take(asks).await, taken);
             assert_eq!(began.elapsed().as_millis(), ms, "of the simulated clock");
+        }
+    }
+
+    /// Passes connections on to `to`. Those that are there when `breaks` grows end at the next byte that they bring, and not before: so it is
+    /// where the way was lost in between, and neither end was told.
+    async fn pass_on(near: TcpListener, to: SocketAddr, breaks: Arc<AtomicU32>) {
+        loop {
+            let (mut near, _) = near.accept().await.unwrap();
+            let (breaks, at_first) = (breaks.clone(), breaks.load(Ordering::Relaxed));
+            tokio::spawn(async move {
+                let mut far = TcpStream::connect(to).await.unwrap();
+                let (mut asked, mut answered) = ([0; 4_096], [0; 4_096]);
+                loop {
+                    tokio::select! {
+                        Ok(count @ 1..) = near.read(&mut asked) => {
+                            if breaks.load(Ordering::Relaxed) > at_first {
+                                return;
+                            }
+                            far.write_all(&asked[..count]).await.unwrap();
+                        }
+                        Ok(count @ 1..) = far.read(&mut answered) => near.write_all(&answered[..count]).await.unwrap(),
+                        else => return,
+                    }
+                }
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_broke_unnoticed_costs_no_proposal() {
+        let cluster = ClusterId(1);
+        let host = Host::default();
+        let options = Options::new(cluster, "words", 4, 1);
+        host.add(engram_coordinator::Coordinator::build(options, Arc::new(MemoryStore::default())).unwrap(), None);
+        let served = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let passed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (to, address) = (served.local_addr().unwrap(), passed.local_addr().unwrap());
+        tokio::spawn(host.run(served, std::future::pending()));
+        let breaks = Arc::new(AtomicU32::new(0));
+        tokio::spawn(pass_on(passed, to, breaks.clone()));
+
+        let coordinator = Coordinator::new(&address.to_string(), &Network::default());
+        let member = Some(wire::member_id_to_proto(&member(0)));
+        let request = v1::ProposeMapRequest { cluster: identity(cluster.0), member, proposals: Vec::new() };
+        for round in 0..4 {
+            assert!(coordinator.clone().takes(request.clone()).await, "round {round}");
+            breaks.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
