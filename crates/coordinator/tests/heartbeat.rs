@@ -4,8 +4,7 @@
 use engram_cluster::rebuild::forced;
 use engram_cluster::{Change, Entry, PartitionMap};
 use engram_coordinator::{Coordinator, Options, wire};
-use engram_mapstore::MemoryStore;
-use engram_mapstore::{FileStore, MapStore, Order, Step, What};
+use engram_mapstore::{FileStore, MapStore, MemoryStore, Order, Step, What};
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId, StoreId, Term};
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;

@@ -5,8 +5,7 @@ use engram_coordinator::{Certified, Coordinator, GpuTrouble, Host, Options, Surr
 use engram_identity::{
     Authority, Expected, Keys, Name, Realm, Reason, Role, RootId, Roots, connect, connect_anonymously,
 };
-use engram_mapstore::Goal;
-use engram_mapstore::MemoryStore;
+use engram_mapstore::{Goal, MemoryStore};
 use engram_memory::ClusterId;
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;

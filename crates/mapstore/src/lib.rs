@@ -4,6 +4,7 @@
 //! and every entry's change is legal. It decides nothing. What a person ordered against the rules goes in by
 //! [`MapStore::overrule`] alone, and leaves a record that stays. [`FileStore`] keeps it in a file of the local state directory, which
 //! the coordinator and the workers of a machine share; with the feature `kubernetes`, `KubernetesStore` keeps it in an API server.
+//! [`MemoryStore`] keeps it for as long as it lives itself.
 #![forbid(unsafe_code)]
 
 mod file;
