@@ -82,7 +82,7 @@ fn with_config(values: &str, file: &str) -> Result<String> {
 pub(crate) fn run(check: bool) -> Result<()> {
     // Of the whole workspace, as `cargo xtask test` selects it: on its own, its dependencies would have other features and be built once
     // more.
-    let profile = Profile::of_tests();
+    let profile = Profile::of_tests()?;
     process::run(&mut profile.cargo("build", ["-q", "--workspace", "--example", PROGRAM]))?;
     let program = profile.folder().join("examples").join(format!("{PROGRAM}{}", std::env::consts::EXE_SUFFIX));
     let mut stale = Vec::new();

@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return write(&build(&nvcc::find()?)?);
     }
     // Selected from the whole workspace: what they depend on then has the features that it has in every other test.
-    let mut cargo = Profile::of_tests().cargo("test", ["--workspace"]);
+    let mut cargo = Profile::of_tests()?.cargo("test", ["--workspace"]);
     cargo.args(TESTS.iter().flat_map(|test| ["--test", test]));
     process::run(cargo.args(["--", "--include-ignored"]))?;
     match nvcc::find() {

@@ -59,7 +59,7 @@ pub(crate) fn build(release: bool) -> Result<PathBuf> {
         let selection = PACKAGES.iter().flat_map(|name| ["-p", name]);
         (Profile::Release, Profile::Release.cargo("build", ["-q"].into_iter().chain(selection)))
     } else {
-        let profile = Profile::of_tests();
+        let profile = Profile::of_tests()?;
         (profile, profile.cargo("build", ["-q", "--workspace", "--test", "worker"]))
     };
     process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))?;

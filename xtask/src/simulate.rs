@@ -68,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let features: &[&str] = if defects { &["--features", "engram-simulation/defects"] } else { &[] };
     build("engram-simulation", features, options)?;
     if options.defects {
-        let mut score = simulation("sync", options);
+        let mut score = simulation("sync", options)?;
         score.args(["--defect", "all"]);
         for (name, value) in [("--seeds", options.seeds), ("--start", options.start), ("--seconds", options.seconds)] {
             score.arg(name).arg(value.to_string());
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let modes: Vec<&str> =
         options.mode.as_deref().map_or_else(|| vec!["sync", "replicated", "async"], |mode| vec![mode]);
     if let Some(seed) = options.seed {
-        let mut replay = simulation(modes[0], options);
+        let mut replay = simulation(modes[0], options)?;
         return process::run(replay.arg("--seed").arg(seed.to_string()));
     }
     let seconds = ((options.seconds - network_seconds) / modes.len() as u64).max(1);
@@ -87,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         if options.defect.is_none() {
             replays(mode, options)?;
         }
-        let mut seeds = simulation(mode, options);
+        let mut seeds = simulation(mode, options)?;
         for (name, value) in [("--seeds", options.seeds), ("--start", options.start), ("--seconds", seconds)] {
             seeds.arg(name).arg(value.to_string());
         }
@@ -99,14 +99,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Runs seeds of whole workers, coordinator and clients over a simulated network.
 fn network(options: &Options, seconds: u64) -> Result<()> {
     build("engram-network-simulation", &[], options)?;
-    let mut command = binary("engram-network-simulation", options);
+    let mut command = binary("engram-network-simulation", options)?;
     if let Some(seed) = options.seed {
         return process::run(command.args(["--seed", &seed.to_string()]));
     }
     println!("network");
     for seed in options.start..options.start + NETWORK_REPLAYED {
         let told = || -> Result<Vec<u8>> {
-            Ok(binary("engram-network-simulation", options).args(["--seed", &seed.to_string()]).output()?.stdout)
+            Ok(binary("engram-network-simulation", options)?.args(["--seed", &seed.to_string()]).output()?.stdout)
         };
         ensure!(told()? == told()?, "seed {seed} went another way the second time");
     }
@@ -119,7 +119,7 @@ fn network(options: &Options, seconds: u64) -> Result<()> {
 /// Runs some seeds in two processes: their traces are the same, whatever else the processes did.
 fn replays(mode: &str, options: &Options) -> Result<()> {
     let traces = |threads: &str| -> Result<Option<String>> {
-        let mut command = simulation(mode, options);
+        let mut command = simulation(mode, options)?;
         let output = command.args(["--seeds", REPLAYED, "--threads", threads]).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         Ok(text.lines().find_map(|line| line.split_once("; traces ")).map(|(_, traces)| traces.to_owned()))
@@ -129,8 +129,8 @@ fn replays(mode: &str, options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn simulation(mode: &str, options: &Options) -> Command {
-    let mut command = binary("engram-simulation", options);
+fn simulation(mode: &str, options: &Options) -> Result<Command> {
+    let mut command = binary("engram-simulation", options)?;
     command.args(["--mode", mode]);
     if let Some(season) = &options.season {
         command.args(["--season", season]);
@@ -138,7 +138,7 @@ fn simulation(mode: &str, options: &Options) -> Command {
     if let Some(defect) = &options.defect {
         command.args(["--defect", defect]);
     }
-    command
+    Ok(command)
 }
 
 /// Builds one of the simulators.
@@ -146,7 +146,7 @@ fn build(package: &str, arguments: &[&str], options: &Options) -> Result<()> {
     if options.debug {
         // Selected from the whole workspace together with a test: then everything has the features that it has in `cargo xtask test`.
         return process::run(
-            &mut Profile::of_tests().cargo("build", ["--workspace", "--test", "worker", "--bin", package]),
+            &mut Profile::of_tests()?.cargo("build", ["--workspace", "--test", "worker", "--bin", package]),
         );
     }
     // Selected together with the binary of the product: then the crates of others have the features that they have there, as far
@@ -156,8 +156,8 @@ fn build(package: &str, arguments: &[&str], options: &Options) -> Result<()> {
     process::run(cargo.args(arguments).env("RUSTC_WORKSPACE_WRAPPER", wrapper))
 }
 
-fn binary(name: &str, options: &Options) -> Command {
+fn binary(name: &str, options: &Options) -> Result<Command> {
     let name = format!("{name}{}", std::env::consts::EXE_SUFFIX);
-    let profile = if options.debug { Profile::of_tests() } else { Profile::Release };
-    Command::new(profile.folder().join(name))
+    let profile = if options.debug { Profile::of_tests()? } else { Profile::Release };
+    Ok(Command::new(profile.folder().join(name)))
 }

@@ -41,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
     let arguments = harness_arguments(filter, options.full);
 
-    let mut units = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--lib", "--bins", "--tests"]);
+    let mut units = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--lib", "--bins", "--tests"])?;
     match stages.run("build of the tests", || test_programs::build(&mut units)) {
         Some(programs) => {
             stages.run("unit and property tests", || count_programs(&programs, &arguments, &[], &mut total));
@@ -49,7 +49,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         None => total += Counts::CRASH,
     }
 
-    let mut documentation = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--doc"]);
+    let mut documentation = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--doc"])?;
     // Never the ignored ones: in documentation those are examples that are not meant to run.
     documentation.arg("--").args(harness_arguments(filter, false));
     stages.run("documentation tests", || count(&mut documentation, &mut total));
@@ -83,7 +83,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// When their folder cannot be read.
 fn process_tests() -> Result<Command> {
     let folder = workspace::root().join("tests/tests");
-    let mut command = Profile::of_tests().cargo("test", ["--workspace"]);
+    let mut command = Profile::of_tests()?.cargo("test", ["--workspace"]);
     for entry in std::fs::read_dir(&folder).with_context(|| format!("failed to read {}", folder.display()))? {
         let path = entry?.path();
         if let (Some(name), Some("rs")) = (path.file_stem(), path.extension().and_then(|it| it.to_str())) {
@@ -107,15 +107,15 @@ fn release_binary() -> PathBuf {
 /// Whether the filter leaves any process test: a release build for nothing would take minutes.
 fn process_tests_match(filter: Option<&str>) -> Result<bool> {
     let Some(filter) = filter else { return Ok(true) };
-    let mut command = Profile::of_tests().cargo("test", ["-q", "-p", PROCESS_TESTS, "--", "--list", filter]);
+    let mut command = Profile::of_tests()?.cargo("test", ["-q", "-p", PROCESS_TESTS, "--", "--list", filter]);
     let listed = process::read(&mut command).context("failed to list the process tests")?;
     Ok(listed.lines().any(|line| line.ends_with(": test")))
 }
 
-fn cargo_test<const N: usize>(selection: [&str; N]) -> Command {
-    let mut command = Profile::of_tests().cargo("test", ["--no-fail-fast"]);
+fn cargo_test<const N: usize>(selection: [&str; N]) -> Result<Command> {
+    let mut command = Profile::of_tests()?.cargo("test", ["--no-fail-fast"]);
     command.args(selection);
-    command
+    Ok(command)
 }
 
 fn harness_arguments(filter: Option<&str>, include_ignored: bool) -> Vec<String> {

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
+use anyhow::{Result, bail};
+
 /// The root of the checkout.
 pub(crate) fn root() -> &'static Path {
     // `cargo run` names the folder of this package at run time as well. That one holds even where checkouts share a target
@@ -49,13 +51,14 @@ impl Profile {
     /// That of tests, and of what is built with them: `dev`, or what `ENGRAM_TEST_PROFILE` names. Whoever builds for release anyway, as CI
     /// does, has what both depend on built once when the tests are built so too; with assertions, if the variables of cargo's ask for them.
     ///
-    /// # Panics
-    /// It names something else.
-    pub(crate) fn of_tests() -> Self {
-        match std::env::var("ENGRAM_TEST_PROFILE").as_deref() {
-            Ok("release") => Self::Release,
-            Err(_) | Ok("dev" | "") => Self::Dev,
-            Ok(other) => panic!("ENGRAM_TEST_PROFILE is {other}: it is dev or release"),
+    /// # Errors
+    /// When it names something else.
+    pub(crate) fn of_tests() -> Result<Self> {
+        let named = std::env::var_os("ENGRAM_TEST_PROFILE").unwrap_or_default();
+        match named.to_str() {
+            Some("release") => Ok(Self::Release),
+            Some("dev" | "") => Ok(Self::Dev),
+            _ => bail!("ENGRAM_TEST_PROFILE is {named:?}; allowed: dev, release"),
         }
     }
 
