@@ -1,7 +1,8 @@
 //! The suites: checks that run one after the other on a cluster, each told with its time and what it measured.
 //!
 //! A check may rest on what those before it left; one that fails does not stop the others. To add a suite: a module with a
-//! function `checks`, and its line in `SUITES`. Suites for the same kind of cluster run on one, in that order.
+//! function `checks`, and its line in `SUITES`. Suites for the same kind of cluster run on one, in that order. Where a suite waits for long,
+//! rows of its checks that have nothing to do with one another run side by side.
 
 mod access;
 mod backup;
@@ -23,6 +24,7 @@ mod smoke;
 use crate::cluster::{Cluster, Options};
 use crate::requirements::Skip;
 use anyhow::Result;
+use std::thread;
 use std::time::Instant;
 
 /// One promise of a suite. What it returns is a note for the reader, and may be empty.
@@ -38,29 +40,38 @@ struct Suite {
     fake: bool,
     /// It takes long, and runs where it is named alone.
     long: bool,
-    checks: fn() -> Vec<Check>,
+    /// Parts, one after the other; the rows of a part run side by side.
+    parts: &'static [&'static [Row]],
 }
 
+/// Checks that run one after the other.
+type Row = fn() -> Vec<Check>;
+
 const SUITES: [Suite; 16] = [
-    Suite { name: "smoke", fake: false, long: false, checks: smoke::checks },
-    Suite { name: "command", fake: false, long: false, checks: command::checks },
-    Suite { name: "identity", fake: false, long: false, checks: identity::checks },
+    Suite { name: "smoke", fake: false, long: false, parts: &[&[smoke::checks]] },
+    Suite { name: "command", fake: false, long: false, parts: &[&[command::checks]] },
+    Suite {
+        name: "identity",
+        fake: false,
+        long: false,
+        parts: &[&[identity::checks], &[identity::lives, identity::given], &[identity::asking]],
+    },
     // It needs a program that takes a while to build.
-    Suite { name: "cert-manager", fake: false, long: true, checks: identity::cert_manager },
-    Suite { name: "access", fake: false, long: false, checks: access::checks },
-    Suite { name: "backup", fake: false, long: false, checks: backup::checks },
-    Suite { name: "million", fake: false, long: true, checks: backup::million },
+    Suite { name: "cert-manager", fake: false, long: true, parts: &[&[identity::cert_manager]] },
+    Suite { name: "access", fake: false, long: false, parts: &[&[access::checks]] },
+    Suite { name: "backup", fake: false, long: false, parts: &[&[backup::checks]] },
+    Suite { name: "million", fake: false, long: true, parts: &[&[backup::million]] },
     // Last of the real nodes: after an outage of the API server kubelets take their time.
-    Suite { name: "faults", fake: false, long: false, checks: faults::checks },
-    Suite { name: CAMPAIGN, fake: false, long: true, checks: faults::campaign },
+    Suite { name: "faults", fake: false, long: false, parts: &[&[faults::checks]] },
+    Suite { name: CAMPAIGN, fake: false, long: true, parts: &[&[faults::campaign]] },
     // It needs a program that is not of this checkout.
-    Suite { name: VERSIONS, fake: false, long: true, checks: faults::versions },
-    Suite { name: "fake", fake: true, long: false, checks: fake::checks },
-    Suite { name: "rules", fake: true, long: false, checks: rules::checks },
-    Suite { name: "operator", fake: true, long: false, checks: operator::checks },
-    Suite { name: "many", fake: true, long: false, checks: many::checks },
-    Suite { name: "hundreds", fake: true, long: true, checks: many::hundreds },
-    Suite { name: "chart", fake: true, long: false, checks: chart::checks },
+    Suite { name: VERSIONS, fake: false, long: true, parts: &[&[faults::versions]] },
+    Suite { name: "fake", fake: true, long: false, parts: &[&[fake::checks]] },
+    Suite { name: "rules", fake: true, long: false, parts: &[&[rules::checks]] },
+    Suite { name: "operator", fake: true, long: false, parts: &[&[operator::checks]] },
+    Suite { name: "many", fake: true, long: false, parts: &[&[many::checks]] },
+    Suite { name: "hundreds", fake: true, long: true, parts: &[&[many::hundreds]] },
+    Suite { name: "chart", fake: true, long: false, parts: &[&[chart::checks]] },
 ];
 
 /// Name of the suite that takes an hour.
@@ -102,6 +113,13 @@ impl std::fmt::Display for Summary {
 }
 
 impl Summary {
+    /// Counts what another has counted.
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+
     /// Runs a check, tells how it ended, and counts it.
     pub fn record(&mut self, name: &str, check: impl FnOnce() -> Result<String>) {
         let began = Instant::now();
@@ -127,12 +145,24 @@ impl Summary {
 /// Runs those of these suites (all when none is named) that are meant for such a cluster; `only` keeps the checks whose name
 /// contains it.
 pub fn run(cluster: &Cluster, suites: &[String], only: Option<&str>, summary: &mut Summary) {
-    for suite in SUITES.iter().filter(|it| it.fake == cluster.is_fake() && is_meant(it, suites)) {
-        println!("\n{}", suite.name);
-        for check in (suite.checks)() {
+    let run_row = |row: Row| {
+        let mut summary = Summary::default();
+        for check in row() {
             if only.is_none_or(|text| check.name.contains(text)) {
                 summary.record(check.name, || (check.run)(cluster));
             }
+        }
+        summary
+    };
+    for suite in SUITES.iter().filter(|it| it.fake == cluster.is_fake() && is_meant(it, suites)) {
+        println!("\n{}", suite.name);
+        for rows in suite.parts {
+            thread::scope(|scope| {
+                let running: Vec<_> = rows.iter().map(|&row| scope.spawn(move || run_row(row))).collect();
+                for row in running {
+                    summary.add(row.join().expect("a check returns an error"));
+                }
+            });
         }
     }
 }
