@@ -15,12 +15,13 @@ use crate::workspace::{self, Profile};
 const REPLAYED: &str = "20";
 /// The network simulation's: each is a process of its own, and takes as long as thousands of the others.
 const NETWORK_REPLAYED: u64 = 2;
-/// One part in so many of the time is for the network simulation.
+/// One part in so many of the time is for the network simulation, and at most one seed in so many of a mode's.
 const NETWORK_SHARE: u64 = 3;
+const NETWORK_SEEDS: u64 = 10;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Seeds to run in each mode
+    /// Seeds to run in each mode; a tenth of them over a network
     #[arg(long, default_value_t = 5_000, value_name = "N")]
     seeds: u64,
     /// The first seed
@@ -45,7 +46,7 @@ pub(crate) struct Options {
     /// (docs/results/defects.md)
     #[arg(long, conflicts_with_all = ["defect", "mode", "season", "seed"])]
     defects: bool,
-    /// Only real workers, coordinator and clients over a simulated network; without it they get the last third of the time
+    /// Only real workers, coordinator and clients over a simulated network; without it they get the last third of the time, and a tenth of the seeds
     #[arg(long, conflicts_with_all = ["mode", "season", "defect", "defects"])]
     network: bool,
     /// Built as the tests are: sooner where these are built anyway, while each seed takes two to six times as long
@@ -59,7 +60,7 @@ pub(crate) struct Options {
 /// When something did not hold, a kind of fault never happened, or a trace was not the same again.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.network {
-        return network(options, options.seconds);
+        return network(options, options.seeds, options.seconds);
     }
     let chosen = options.mode.is_some() || options.season.is_some();
     let with_network = !chosen && options.defect.is_none() && !options.defects && options.seed.is_none();
@@ -93,11 +94,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         process::run(&mut seeds)?;
     }
-    if with_network { network(options, network_seconds) } else { Ok(()) }
+    if with_network { network(options, options.seeds / NETWORK_SEEDS, network_seconds) } else { Ok(()) }
 }
 
 /// Runs seeds of whole workers, coordinator and clients over a simulated network.
-fn network(options: &Options, seconds: u64) -> Result<()> {
+fn network(options: &Options, seeds: u64, seconds: u64) -> Result<()> {
     build("engram-network-simulation", &[], options)?;
     let mut command = binary("engram-network-simulation", options)?;
     if let Some(seed) = options.seed {
@@ -110,7 +111,7 @@ fn network(options: &Options, seconds: u64) -> Result<()> {
         };
         ensure!(told()? == told()?, "seed {seed} went another way the second time");
     }
-    for (name, value) in [("--seeds", options.seeds), ("--start", options.start), ("--seconds", seconds.max(1))] {
+    for (name, value) in [("--seeds", seeds.max(1)), ("--start", options.start), ("--seconds", seconds.max(1))] {
         command.arg(name).arg(value.to_string());
     }
     process::run(&mut command)

@@ -54,7 +54,7 @@ const SUITES: [Suite; 16] = [
         name: "identity",
         fake: false,
         long: false,
-        parts: &[&[identity::checks], &[identity::lives, identity::given], &[identity::asking]],
+        parts: &[&[identity::checks], &[identity::lives, identity::others]],
     },
     // It needs a program that takes a while to build.
     Suite { name: "cert-manager", fake: false, long: true, parts: &[&[identity::cert_manager]] },

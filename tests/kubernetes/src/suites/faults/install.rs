@@ -10,9 +10,10 @@ use crate::process::until;
 use crate::suites::look::WHILE;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const NAMESPACE: &str = "engram-system";
 /// Who runs the programs.
@@ -113,10 +114,18 @@ pub(super) fn deleted(cluster: &Cluster) -> Result<String> {
     Ok(format!("gone after {gone:.1} s"))
 }
 
+/// Loads the images of operator and workers, unless nodes have those of the same programs from the suite before.
 fn load_images(cluster: &Cluster) -> Result<()> {
-    let (operator, worker) = (program(cluster, "engram-operator")?, program(cluster, "engram-worker")?);
-    let operator = Content::default().program("/engram-operator", &operator)?;
-    let worker = Content::default().program("/engram-worker", &worker)?;
+    let programs = ["engram-operator", "engram-worker"];
+    let archive = cluster.path("engram.tar");
+    let changed = |path: &Path| -> Option<SystemTime> { path.metadata().ok()?.modified().ok() };
+    let is_older = |name: &str| Ok::<_, anyhow::Error>(changed(&beside(name)?) < changed(&archive));
+    if changed(&archive).is_some() && is_older(programs[0])? && is_older(programs[1])? {
+        return Ok(());
+    }
+    let [operator, worker] = programs.map(|name| program(cluster, name));
+    let operator = Content::default().program("/engram-operator", &operator?)?;
+    let worker = Content::default().program("/engram-worker", &worker?)?;
     let tags = [format!("{WORKER}:1"), format!("{WORKER}:2"), format!("{WORKER}-cuda:1")];
     let mut images = vec![Image { name: OPERATOR, content: &operator, entrypoint: &["/engram-operator"], user: USER }];
     images.extend(tags.iter().map(|name| Image {
@@ -125,9 +134,11 @@ fn load_images(cluster: &Cluster) -> Result<()> {
         entrypoint: &["/engram-worker"],
         user: USER,
     }));
-    let archive = cluster.path("engram.tar");
-    write_archive(&archive, &images)?;
-    cluster.load_image(&archive)
+    // It has its name when nodes have what is in it.
+    let packed = cluster.path("engram-new.tar");
+    write_archive(&packed, &images)?;
+    cluster.load_image(&packed)?;
+    Ok(fs::rename(packed, archive)?)
 }
 
 /// Check: nodes have the workers of an earlier build.
@@ -157,7 +168,7 @@ pub(in crate::suites) fn program(cluster: &Cluster, name: &str) -> Result<PathBu
     let small = cluster.path("bin").join(format!("{name}-small"));
     let stripped = Command::new("strip").arg("-o").arg(&small).arg(&built).status();
     if !stripped.is_ok_and(|status| status.success()) {
-        std::fs::copy(&built, &small)?;
+        fs::copy(&built, &small)?;
     }
     Ok(small)
 }

@@ -28,7 +28,7 @@ pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) promise: Promise,
     pub(super) times: u32,
-    /// Pods start, and no write may wait for it.
+    /// Whatever computes beside it is stopped, for no write may wait.
     pub(super) quiet: bool,
     /// Brings about what the fault needs, before the cluster is at rest.
     pub(super) prepare: fn(&Cluster) -> Result<()>,
@@ -50,11 +50,6 @@ impl Kind {
     const fn once(self) -> Self {
         Self { times: 1, ..self }
     }
-
-    /// No pod starts: what computes beside it may go on.
-    const fn among_others(self) -> Self {
-        Self { quiet: false, ..self }
-    }
 }
 
 pub(super) const POD: Kind = Kind::failure("pod deleted", pod_deleted);
@@ -67,10 +62,9 @@ pub(super) const OPERATOR_AND_NODE: Kind = Kind {
     ..Kind::failure("leading operator and a worker's node killed", operator_and_node)
 };
 /// In a row, without the minute in between that kubelets take to watch again.
-pub(super) const NO_API: Kind =
-    Kind::planned("API server down for 30 s", |it| no_api(it, OUTAGE, TIMES)).once().among_others();
+pub(super) const NO_API: Kind = Kind::planned("API server down for 30 s", |it| no_api(it, OUTAGE, TIMES)).once();
 pub(super) const NO_API_LONG: Kind =
-    Kind::planned("API server down for 2 min", |it| no_api(it, Duration::from_secs(120), 1)).once().among_others();
+    Kind::planned("API server down for 2 min", |it| no_api(it, Duration::from_secs(120), 1)).once();
 pub(super) const SCALE: Kind = Kind::planned("scaled from 3 to 5 and back", scaled);
 pub(super) const UPGRADE: Kind = Kind::planned("operator upgraded", upgraded);
 pub(super) const GROWTH: Kind = Kind::planned("disks grown", disks_grown);

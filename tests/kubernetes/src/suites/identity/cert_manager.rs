@@ -26,7 +26,7 @@ const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitio
 const ISSUER: &str = "our-authority";
 const MERGE: &str = "application/merge-patch+json";
 
-pub(in crate::suites) fn checks() -> Vec<Check> {
+pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "a cluster says what keeps it from asking cert-manager, and asks", run: asks },
         Check { name: "a cluster whose Secret is filled is Ready, and says what cert-manager says", run: told },

@@ -16,7 +16,7 @@ const SECRET: &str = "given-tls";
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 pub(super) const HOUR: Duration = Duration::from_secs(3_600);
 
-pub(in crate::suites) fn checks() -> Vec<Check> {
+pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "a cluster says which certificate it waits for, and is Ready with it", run: begins },
         Check { name: "a given certificate is replaced under load, and no write fails", run: replaced },
