@@ -13,7 +13,7 @@ use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 const NAMESPACE: &str = "engram-system";
 /// Who runs the programs.
@@ -118,9 +118,10 @@ pub(super) fn deleted(cluster: &Cluster) -> Result<String> {
 fn load_images(cluster: &Cluster) -> Result<()> {
     let programs = ["engram-operator", "engram-worker"];
     let archive = cluster.path("engram.tar");
-    let changed = |path: &Path| -> Option<SystemTime> { path.metadata().ok()?.modified().ok() };
-    let is_older = |name: &str| Ok::<_, anyhow::Error>(changed(&beside(name)?) < changed(&archive));
-    if changed(&archive).is_some() && is_older(programs[0])? && is_older(programs[1])? {
+    let changed = |path: &Path| path.metadata().and_then(|it| it.modified()).ok();
+    let packed_at = changed(&archive);
+    let is_packed = |name: &str| Ok::<_, anyhow::Error>(changed(&beside(name)?) < packed_at);
+    if is_packed(programs[0])? && is_packed(programs[1])? {
         return Ok(());
     }
     let [operator, worker] = programs.map(|name| program(cluster, name));
