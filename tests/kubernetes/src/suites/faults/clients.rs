@@ -3,6 +3,7 @@
 //! They write through the client library, and the ledger of `engram-faults` says in the end what became of each write. Each fault has
 //! a load of its own with ids of its own, whose books are closed when the fault is over, and opened once more after the last fault.
 
+use super::machine::{Machine, Spent};
 use super::{TRIALS, watch};
 use crate::cluster::Cluster;
 use crate::process::until;
@@ -10,6 +11,7 @@ use crate::suites::look::service_address;
 use anyhow::{Context, Result, ensure};
 use engram_faults::ledger::Tally;
 use engram_faults::load::{Books, Load};
+use engram_faults::outages::Outage;
 use engram_memory::{ClusterId, MemoryId, PartitionId};
 use nix::sched::{CloneFlags, setns};
 use std::fs::File;
@@ -44,6 +46,17 @@ pub(super) struct Clients {
     books: Vec<Books>,
     /// How long operations took without a fault, over all loads.
     calm: Vec<Duration>,
+    machine: Machine,
+}
+
+/// The longest that any partition took no write.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Longest {
+    pub(super) partition: PartitionId,
+    /// How long after its fault it began.
+    pub(super) after: Duration,
+    /// What the machine did meanwhile.
+    pub(super) machine: Spent,
 }
 
 /// What a load came to.
@@ -53,8 +66,7 @@ pub(super) struct Closed {
     pub(super) acknowledged: u64,
     /// The longest that any partition took no write.
     pub(super) gap: Duration,
-    /// Which partition that was, and how long after its fault it began.
-    pub(super) gap_at: Option<(PartitionId, Duration)>,
+    pub(super) longest: Option<Longest>,
     /// What the weights say.
     pub(super) tally: Tally,
     /// Partitions that took no write once the copies were whole.
@@ -69,7 +81,7 @@ pub(super) struct Working {
     /// When the fault began that is not measured yet.
     since: tokio::time::Instant,
     gap: Duration,
-    gap_at: Option<(PartitionId, Duration)>,
+    longest: Option<Longest>,
     unserved: usize,
 }
 
@@ -80,7 +92,15 @@ impl Clients {
         let status = watch::status(cluster)?;
         let id = status["clusterId"].as_str().and_then(|it| it.parse().ok()).context("the status has no clusterId")?;
         let endpoint = format!("{}:7443", service_address(cluster, TRIALS)?);
-        Ok(Self { runtime, endpoint, cluster: id, loads: 0, books: Vec::new(), calm: Vec::new() })
+        Ok(Self {
+            runtime,
+            endpoint,
+            cluster: id,
+            loads: 0,
+            books: Vec::new(),
+            calm: Vec::new(),
+            machine: Machine::watch()?,
+        })
     }
 
     /// Begins a load, and lets it run for a while in which nothing happens.
@@ -92,7 +112,7 @@ impl Clients {
         load.set_rate(Some(OPERATIONS_PER_SECOND));
         std::thread::sleep(WARM_UP);
         let since = tokio::time::Instant::now();
-        let mut working = Working { load, before: 0, since, gap: Duration::ZERO, gap_at: None, unserved: 0 };
+        let mut working = Working { load, before: 0, since, gap: Duration::ZERO, longest: None, unserved: 0 };
         self.rest(cluster, &mut working)?;
         working.before = working.load.acked();
         Ok(working)
@@ -127,8 +147,11 @@ impl Clients {
         let gap = load.outages(since, |_| true).into_iter().max().unwrap_or_default();
         if gap > working.gap {
             let longest = load.each_outage(since).into_iter().max_by_key(|(_, outage)| outage.length);
-            working.gap_at =
-                longest.map(|(partition, outage)| (partition, outage.began.saturating_duration_since(since)));
+            working.longest = longest.map(|(partition, Outage { began, length })| Longest {
+                partition,
+                after: began.saturating_duration_since(since),
+                machine: self.machine.spent(began.into_std(), (began + length).into_std()),
+            });
             working.gap = gap;
         }
         Ok(working)
@@ -136,7 +159,7 @@ impl Clients {
 
     /// Ends the load, and compares every weight with the ledger.
     pub(super) fn close(&mut self, working: Working) -> Result<Closed> {
-        let Working { load, before, gap, gap_at, unserved, .. } = working;
+        let Working { load, before, gap, longest, unserved, .. } = working;
         let acknowledged = load.acked() - before;
         let (books, tally) = self.run(async move {
             let books = load.finish().await;
@@ -145,7 +168,7 @@ impl Clients {
         })?;
         let tally = tally.context("the weights could not be read")?;
         self.books.push(books);
-        Ok(Closed { acknowledged, gap, gap_at, tally, unserved })
+        Ok(Closed { acknowledged, gap, longest, tally, unserved })
     }
 
     /// Compares what all loads wrote with what is there now.

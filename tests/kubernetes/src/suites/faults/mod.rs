@@ -8,6 +8,7 @@ mod campaign;
 pub(super) mod clients;
 pub(super) mod install;
 mod kinds;
+mod machine;
 mod map;
 mod outcome;
 mod quiet;

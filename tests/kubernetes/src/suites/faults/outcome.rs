@@ -1,6 +1,6 @@
 //! What came of a fault, and whether that is what was promised.
 
-use super::clients::Closed;
+use super::clients::{Closed, Longest};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -58,14 +58,14 @@ impl Event {
             gap_ms: ms(closed.gap),
             budget_ms: ms(budget),
             whole_ms: ms(over.whole),
-            note: match closed.gap_at {
-                Some((partition, after)) => {
-                    format!(
-                        "{}; the longest gap was of partition {partition}, {:.1} s on",
-                        over.note,
-                        after.as_secs_f64()
-                    )
-                }
+            note: match closed.longest {
+                Some(Longest { partition, after, machine }) => format!(
+                    "{}; the longest gap was of partition {partition}, {:.1} s on: processors idle for {:.2} s, taken away for {:.2} s",
+                    over.note,
+                    after.as_secs_f64(),
+                    machine.idle.as_secs_f64(),
+                    machine.stolen.as_secs_f64(),
+                ),
                 None => over.note,
             },
         }
