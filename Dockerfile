@@ -6,11 +6,11 @@
 #   cargo xtask images --from-source                          every stage, on bases made on this machine
 #   cargo xtask images                                        the last stages alone, on binaries and a base made on this machine
 #
-# RUST_BASE      has the toolchain of rust-toolchain.toml; its C library must be no newer than the one of RUNTIME_BASE
-# RUNTIME_BASE   has glibc, libgcc and the certificates of public authorities
+# RUST_BASE      a Debian with the toolchain of rust-toolchain.toml
+# RUNTIME_BASE   has glibc, no older than that of RUST_BASE, libgcc and the certificates of public authorities: stage runtime, or an image
 # BINARIES       the stage that the programs come from: build, or prebuilt = the folder target/images of this checkout
 ARG RUST_BASE=rust:1.95-bookworm
-ARG RUNTIME_BASE=gcr.io/distroless/cc-debian12:nonroot
+ARG RUNTIME_BASE=runtime
 ARG BINARIES=build
 
 FROM ${RUST_BASE} AS build
@@ -28,6 +28,18 @@ FROM scratch AS prebuilt
 COPY target/images/engram-operator target/images/engram-worker /programs/
 
 FROM ${BINARIES} AS programs
+
+FROM ${RUST_BASE} AS libraries
+# Those of the C library that a driver of GPUs is linked with, too; not those that convert texts or audit loaders.
+RUN mkdir /base && cd /base \
+    && dpkg-query --listfiles libc6 libgcc-s1 | grep -E '^(/usr)?/lib.*\.so(\.|$)' | grep -v -e /gconv/ -e /audit/ \
+        | xargs cp --parents --dereference --target-directory=. /etc/ssl/certs/ca-certificates.crt \
+    && echo 'root:x:0:0::/:/sbin/nologin' > etc/passwd \
+    && echo 'nonroot:x:65532:65532::/:/sbin/nologin' >> etc/passwd \
+    && echo 'hosts: files dns' > etc/nsswitch.conf
+
+FROM scratch AS runtime
+COPY --from=libraries /base /
 
 FROM ${RUNTIME_BASE} AS operator
 ARG VERSION=0.1.0

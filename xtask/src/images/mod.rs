@@ -75,10 +75,10 @@ pub(crate) struct Options {
     /// What stands before the names: PREFIX/operator, PREFIX/worker, PREFIX/worker-cuda
     #[arg(long, value_name = "PREFIX", default_value = "engram")]
     prefix: String,
-    /// A base for the programs to run on that is pulled
+    /// An image for the programs to run on, which is pulled, instead of the C library of what they are built on
     #[arg(long, value_name = "IMAGE", requires = "from_source")]
     runtime_base: Option<String>,
-    /// A base to build on that is pulled
+    /// An image to build on, which is pulled
     #[arg(long, value_name = "IMAGE", requires = "from_source")]
     rust_base: Option<String>,
 }
@@ -120,19 +120,12 @@ fn make(builder: &Builder, options: &Options) -> Result<()> {
 
 /// Makes the bases, and says of what the Dockerfile makes the images.
 fn arguments(builder: &Builder, options: &Options) -> Result<Vec<String>> {
-    let runtime = match &options.runtime_base {
-        Some(image) => image,
-        None => {
-            bases::runtime(builder)?;
-            bases::RUNTIME
-        }
-    };
-    let runtime = format!("RUNTIME_BASE={runtime}");
     if !options.from_source {
+        bases::runtime(builder)?;
         for &target in &options.targets {
             bases::suits(builder, target)?;
         }
-        return Ok(vec!["BINARIES=prebuilt".to_owned(), runtime]);
+        return Ok(vec!["BINARIES=prebuilt".to_owned(), format!("RUNTIME_BASE={}", bases::RUNTIME)]);
     }
     let rust = match &options.rust_base {
         Some(image) => image,
@@ -141,8 +134,9 @@ fn arguments(builder: &Builder, options: &Options) -> Result<Vec<String>> {
             bases::RUST
         }
     };
-    // The Dockerfile says so as well, where buildah does not see that a stage needs the other.
-    Ok(vec!["BINARIES=build".to_owned(), format!("RUST_BASE={rust}"), runtime])
+    // The Dockerfile names both stages as well, where buildah does not see that another needs them.
+    let runtime = options.runtime_base.as_deref().unwrap_or("runtime");
+    Ok(vec!["BINARIES=build".to_owned(), format!("RUST_BASE={rust}"), format!("RUNTIME_BASE={runtime}")])
 }
 
 /// Builds the programs and puts them, without symbols, where the Dockerfile takes them from.
