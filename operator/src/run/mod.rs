@@ -29,6 +29,7 @@ mod page;
 mod reconcile;
 mod runs;
 mod signing;
+mod statuses;
 mod told;
 mod traced;
 mod watching;
@@ -57,6 +58,7 @@ use self::lists::Lists;
 use self::metrics::Metrics;
 use self::nodes::Nodes;
 use self::signing::Signing;
+use self::statuses::Statuses;
 use crate::revision::Offer;
 
 pub use crate::options::Options;
@@ -89,6 +91,7 @@ struct Context {
     lists: Lists,
     events: Events,
     epochs: Epochs,
+    statuses: Statuses,
     metrics: Arc<Metrics>,
     /// Failures of each cluster, one after the other: the next look waits the longer.
     failures: Mutex<BTreeMap<Key, u32>>,
@@ -152,6 +155,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         lists: Lists::default(),
         events: Events::new(client.clone(), &options.pod_name),
         epochs: Epochs::default(),
+        statuses: Statuses::default(),
         metrics: Arc::clone(&metrics),
         failures: Mutex::default(),
         handed: Mutex::default(),

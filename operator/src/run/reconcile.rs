@@ -116,6 +116,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
         context.coordinators.end_all_but(scope.as_deref(), present);
         context.metrics.keep_only(scope.as_deref(), present);
         context.epochs.keep_only(scope.as_deref(), present);
+        context.statuses.keep_only(scope.as_deref(), present);
         context.lists.keep_only(scope.as_deref(), present);
         context.failures().retain(|key, _| scope.as_ref().is_some_and(|scope| key.namespace != *scope) || present(key));
     }
@@ -220,7 +221,13 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
         if report::is_at_rest(&status) {
             status.epoch = context.epochs.of(context, key).await.or(status.epoch);
         }
-        tell(context, key, &object, &old, &status).await?;
+        match context.statuses.wait(key, &old, &status, Instant::now()) {
+            Some(wait) => {
+                context.metrics.saw(key, &status);
+                plan.requeue = plan.requeue.min(wait);
+            }
+            None => tell(context, key, &object, &old, &status).await?,
+        }
         done?;
     } else {
         context.metrics.saw(key, &old);
@@ -269,6 +276,7 @@ async fn tell(
         return Ok(());
     }
     apply::write_status(context, CLUSTER, key, status).instrument(debug_span!("status")).await?;
+    context.statuses.wrote(key, Instant::now());
     let find = |status: &LearnerClusterStatus, kind: &str| {
         status.conditions.iter().find(|known| known.kind == kind).map(|known| (known.status, known.reason.clone()))
     };

@@ -1,0 +1,85 @@
+//! How often a status is written that has other figures, and says nothing else that is new.
+//!
+//! While copies are made, figures change with every write of the map, many times a second. Each write of a status costs the API server as much
+//! as one of the map, and has every replica look at the cluster again.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use engram_api::status::LearnerClusterStatus;
+
+use super::Key;
+
+/// Between writes of figures alone: as often as people see a figure change.
+const BETWEEN: Duration = Duration::from_millis(500);
+
+/// When the status of each cluster was written last, by this replica.
+#[derive(Default)]
+pub(super) struct Statuses(Mutex<BTreeMap<Key, Instant>>);
+
+impl Statuses {
+    fn written(&self) -> MutexGuard<'_, BTreeMap<Key, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long what is new in `now` may wait; `None`: it is written at once.
+    pub(super) fn wait(
+        &self,
+        cluster: &Key,
+        old: &LearnerClusterStatus,
+        now: &LearnerClusterStatus,
+        at: Instant,
+    ) -> Option<Duration> {
+        let written = *self.written().get(cluster)?;
+        let left = BETWEEN.checked_sub(at.saturating_duration_since(written)).filter(|left| !left.is_zero())?;
+        (now != old && without_figures(now) == without_figures(old)).then_some(left)
+    }
+
+    /// The status of a cluster was written.
+    pub(super) fn wrote(&self, cluster: &Key, at: Instant) {
+        self.written().insert(cluster.clone(), at);
+    }
+
+    /// Forgets those of a scope that are not in `present`.
+    pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
+        self.written().retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
+    }
+}
+
+/// What a status says beside figures, in conditions' messages too.
+fn without_figures(status: &LearnerClusterStatus) -> LearnerClusterStatus {
+    let mut status = LearnerClusterStatus { partitions: None, epoch: None, members: Vec::new(), ..status.clone() };
+    status.conditions.iter_mut().for_each(|condition| condition.message.clear());
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use engram_api::status::{ClusterPhase, PartitionCounts};
+
+    use super::*;
+
+    #[test]
+    fn figures_wait_for_their_turn_and_whatever_else_is_new_does_not() {
+        let statuses = Statuses::default();
+        let key = Key { namespace: "research".into(), name: "words".into() };
+        let partitions = |healthy| Some(PartitionCounts { healthy, ..PartitionCounts::default() });
+        let old = LearnerClusterStatus { partitions: partitions(1), ..LearnerClusterStatus::default() };
+        let figures = LearnerClusterStatus { partitions: partitions(2), ..old.clone() };
+        let phase = LearnerClusterStatus { phase: Some(ClusterPhase::Ready), ..figures.clone() };
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        assert_eq!(statuses.wait(&key, &old, &figures, start), None, "nothing was written yet");
+
+        statuses.wrote(&key, start);
+        assert_eq!(statuses.wait(&key, &old, &figures, start + ms(200)), Some(ms(300)));
+        assert_eq!(statuses.wait(&key, &old, &old, start + ms(200)), None, "there is nothing to wait for");
+        assert_eq!(statuses.wait(&key, &old, &phase, start + ms(200)), None);
+        assert_eq!(statuses.wait(&key, &old, &figures, start + BETWEEN), None);
+
+        statuses.keep_only(Some("elsewhere"), |_| false);
+        assert!(statuses.wait(&key, &old, &figures, start).is_some());
+        statuses.keep_only(None, |_| false);
+        assert_eq!(statuses.wait(&key, &old, &figures, start), None);
+    }
+}
