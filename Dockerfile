@@ -30,10 +30,13 @@ COPY target/images/engram-operator target/images/engram-worker /programs/
 FROM ${BINARIES} AS programs
 
 FROM ${RUST_BASE} AS libraries
-# Those of the C library that a driver of GPUs is linked with, too; not those that convert texts or audit loaders.
+# Those of the C library that a driver of GPUs is linked with, too; not those that convert texts or audit loaders. The certificates are the
+# package's, and no others that the machine may trust which builds.
 RUN mkdir /base && cd /base \
     && dpkg-query --listfiles libc6 libgcc-s1 | grep -E '^(/usr)?/lib.*\.so(\.|$)' | grep -v -e /gconv/ -e /audit/ \
-        | xargs cp --parents --dereference --target-directory=. /etc/ssl/certs/ca-certificates.crt \
+        | xargs cp --parents --dereference --target-directory=. \
+    && mkdir -p etc/ssl/certs \
+    && dpkg-query --listfiles ca-certificates | grep '\.crt$' | LC_ALL=C sort | xargs cat > etc/ssl/certs/ca-certificates.crt \
     && echo 'root:x:0:0::/:/sbin/nologin' > etc/passwd \
     && echo 'nonroot:x:65532:65532::/:/sbin/nologin' >> etc/passwd \
     && echo 'hosts: files dns' > etc/nsswitch.conf

@@ -234,17 +234,12 @@ impl Coordinators {
 
     /// Ends those of a scope that are not in `present`.
     pub(super) fn end_all_but(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) -> Vec<Key> {
-        let gone: Vec<Key> = self
-            .kept()
-            .keys()
-            .filter(|key| scope.is_none_or(|scope| key.namespace == scope) && !present(key))
-            .cloned()
-            .collect();
+        let gone: Vec<Key> = self.kept().keys().filter(|key| !key.stays(scope, &present)).cloned().collect();
         for key in &gone {
             self.end(key);
         }
         // And of those that never came to be coordinated.
-        self.stores().retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
+        self.stores().retain(|key, _| key.stays(scope, &present));
         gone
     }
 }

@@ -40,7 +40,7 @@ impl Epochs {
 
     /// Forgets those of a scope that are not in `present`.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
-        self.known().retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
+        self.known().retain(|key, _| key.stays(scope, &present));
     }
 }
 

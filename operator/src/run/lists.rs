@@ -103,7 +103,7 @@ impl Lists {
 
     /// Forgets the clusters of a namespace, or of all, that are gone.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
-        self.all().of.retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
+        self.all().of.retain(|key, _| key.stays(scope, &present));
     }
 }
 

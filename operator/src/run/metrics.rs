@@ -125,7 +125,7 @@ impl Metrics {
 
     /// Forgets the clusters of a scope that are not in `present`.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
-        self.clusters().retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
+        self.clusters().retain(|key, _| key.stays(scope, &present));
     }
 
     /// The page of Prometheus.

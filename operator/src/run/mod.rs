@@ -73,6 +73,14 @@ pub(crate) struct Key {
     pub(crate) name: String,
 }
 
+impl Key {
+    /// Whether what is known of this cluster is kept: it is in `present`, or in another namespace than the one that was looked through, or
+    /// `None` for all.
+    fn stays(&self, scope: Option<&str>, present: impl Fn(&Self) -> bool) -> bool {
+        scope.is_some_and(|scope| self.namespace != scope) || present(self)
+    }
+}
+
 impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)

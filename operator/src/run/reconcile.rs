@@ -118,7 +118,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
         context.epochs.keep_only(scope.as_deref(), present);
         context.statuses.keep_only(scope.as_deref(), present);
         context.lists.keep_only(scope.as_deref(), present);
-        context.failures().retain(|key, _| scope.as_ref().is_some_and(|scope| key.namespace != *scope) || present(key));
+        context.failures().retain(|key, _| key.stays(scope.as_deref(), present));
     }
 }
 

@@ -43,7 +43,7 @@ impl Statuses {
 
     /// Forgets those of a scope that are not in `present`.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
-        self.written().retain(|key, _| scope.is_some_and(|scope| key.namespace != scope) || present(key));
+        self.written().retain(|key, _| key.stays(scope, &present));
     }
 }
 

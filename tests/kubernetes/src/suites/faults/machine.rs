@@ -11,7 +11,7 @@ const EVERY: Duration = Duration::from_millis(20);
 /// Counts of `/proc/stat` in a second: `USER_HZ`, which is the same on all machines.
 const HERTZ: u64 = 100;
 
-/// Reads the counters for as long as it lives.
+/// Reads the counters for as long as it lives, and keeps all: six megabytes an hour.
 pub(super) struct Machine {
     readings: Arc<Mutex<Vec<Reading>>>,
     _ends: Sender<()>,
