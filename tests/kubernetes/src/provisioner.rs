@@ -8,20 +8,49 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 use std::time::Duration;
 
 const CLASS: &str = "local";
 const CLAIMS: &str = "/api/v1/persistentvolumeclaims";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
-/// Between looks at all claims.
-const LOOK: Duration = Duration::from_millis(300);
+/// Between looks at all claims, and between attempts to watch them.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long nobody looks while no watch says that anything has changed: one that broke may have missed it.
+const ANYWAY: Duration = Duration::from_secs(10);
+/// How long the server lets a watch last.
+const WATCH_SECONDS: u32 = 240;
 
 /// Serves claims until it is ended; volumes are folders below `folder`.
+///
+/// Looks when something has changed: lists of all claims several times a second would be a third of what the API server is asked.
 pub fn run(api: &Api, folder: &Path) {
+    let (change, changes) = mpsc::sync_channel(1);
+    for kind in [CLAIMS, VOLUMES] {
+        let (api, change) = (api.clone(), change.clone());
+        thread::spawn(move || watch(&api, kind, &change));
+    }
     loop {
-        // No API server, or somebody was faster: the next look sees.
-        if let Err(error) = look(api, folder) {
+        let looked = look(api, folder);
+        thread::sleep(LOOK);
+        match looked {
+            Ok(()) => drop(changes.recv_timeout(ANYWAY)),
+            // No API server, or somebody was faster: the next look sees.
+            Err(error) => println!("again: {error:#}"),
+        }
+    }
+}
+
+/// Tells of each change of a kind of objects, and of all that are there at first.
+fn watch(api: &Api, kind: &str, change: &SyncSender<()>) {
+    loop {
+        let ended = api.watch(&format!("{kind}?watch=true&timeoutSeconds={WATCH_SECONDS}"), |_| {
+            // One that is told and not yet looked at is enough.
+            let _ = change.try_send(());
+            Ok(())
+        });
+        if let Err(error) = ended {
             println!("again: {error:#}");
         }
         thread::sleep(LOOK);
