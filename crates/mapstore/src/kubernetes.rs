@@ -84,8 +84,16 @@ pub struct KubernetesStore {
     known: Mutex<Option<Known>>,
     /// Whether somebody watches the object.
     watched: bool,
-    /// The resource version that was told last, until the object is read.
-    told: Mutex<Option<String>>,
+    /// What was told last, until it is taken or the object is read.
+    told: Mutex<Option<Told>>,
+}
+
+/// What a watch says of the object.
+#[derive(Debug, Clone)]
+struct Told {
+    resource_version: String,
+    /// What is there, where that is plain.
+    there: Option<Known>,
 }
 
 impl std::fmt::Debug for KubernetesStore {
@@ -110,20 +118,43 @@ impl KubernetesStore {
         Self { api, runtime, cluster, law, place, known: Mutex::new(None), watched: false, told: Mutex::new(None) }
     }
 
-    /// The same, where somebody watches the object from before it is first read, and [tells](Self::tell) each resource version that it
-    /// gets: nobody has to read it again to see whether it was changed.
+    /// The same, where somebody watches the object from before it is first read, and [tells](Self::tell) what that has: nobody has to read
+    /// it again to see whether it was changed, nor to what, for the most part.
     #[must_use]
     pub fn watched(self) -> Self {
         Self { watched: true, ..self }
     }
 
-    /// A watch has this resource version of the object, the last one of an object that is gone.
-    pub fn tell(&self, resource_version: &str) {
-        *self.told() = Some(resource_version.to_owned());
+    /// A watch has this object, or had it last where it is gone: which of the two it does not say. One that is gone has the map that was
+    /// told before. So a map that follows the one that is known is there, and anything else is read when somebody asks.
+    pub fn tell(&self, object: &Value) {
+        let resource_version = layout::resource_version(object);
+        let mut told = self.told();
+        // What was written here is told as well, and needs no reading.
+        let known = self.remembered().filter(|known| follows(&resource_version, known.resource_version()));
+        let there = known.and_then(|known| {
+            let before = told.take().and_then(|told| told.there);
+            let newest = before.map_or(known.map.version, |before| before.map.version.max(known.map.version));
+            self.known_of(object).ok().filter(|there| there.map.version > newest)
+        });
+        *told = Some(Told { resource_version, there });
     }
 
-    fn told(&self) -> MutexGuard<'_, Option<String>> {
+    fn told(&self) -> MutexGuard<'_, Option<Told>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a watch has told since the map was read or written, where that is plain; it is known then.
+    fn take(&self) -> Option<PartitionMap> {
+        let there = self.told().as_mut()?.there.take()?;
+        // What was read or written since may be newer.
+        let is_news = |known: Known| follows(there.resource_version(), known.resource_version());
+        if !self.remembered().is_some_and(is_news) {
+            return None;
+        }
+        let map = there.map.clone();
+        self.remember(Some(there));
+        Some(map)
     }
 
     /// The same, at the API server that this process's environment names: the one of its pod, or of a kubeconfig.
@@ -292,7 +323,10 @@ enum Asked {
 
 impl MapStore for KubernetesStore {
     fn get(&self) -> Result<Option<PartitionMap>, Error> {
-        Ok(self.read()?.map(|known| known.map))
+        match self.take() {
+            Some(map) => Ok(Some(map)),
+            None => Ok(self.read()?.map(|known| known.map)),
+        }
     }
 
     fn compare_and_swap(&self, expected: Option<u64>, map: PartitionMap) -> Result<PartitionMap, Error> {
@@ -340,10 +374,11 @@ impl MapStore for KubernetesStore {
         if !self.watched {
             return News::Untold;
         }
-        let Some(told) = self.told().clone() else { return News::Nothing };
+        let told = self.told();
+        let Some(told) = told.as_ref() else { return News::Nothing };
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // Of what was written here it is told as well.
-        let is_known = known.as_ref().is_some_and(|known| !follows(&told, known.resource_version()));
+        let is_known = known.as_ref().is_some_and(|known| !follows(&told.resource_version, known.resource_version()));
         if is_known { News::Nothing } else { News::Changed }
     }
 
@@ -419,6 +454,15 @@ mod tests {
         json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason })
     }
 
+    /// What a watch has.
+    fn object(resource_version: u64, version: u64) -> Value {
+        let member = Member { ordinal: Ordinal(0), store: StoreId(1), incarnation: Incarnation(1) };
+        let map = PartitionMap { cluster: ClusterId(7), version, partitions: vec![Entry::first(vec![member])] };
+        let mut object = layout::first(&Place::default(), Law::Linear, &map, &Value::Null);
+        object["metadata"]["resourceVersion"] = resource_version.to_string().into();
+        object
+    }
+
     #[tokio::test]
     async fn a_store_that_is_told_knows_when_somebody_else_has_written() {
         let answer = Arc::new(Mutex::new(Answer::Version(5)));
@@ -427,13 +471,13 @@ mod tests {
         let store = store(Arc::clone(&answer)).watched();
         assert_eq!(store.news(), News::Nothing);
 
-        store.tell("5");
+        store.tell(&object(5, 1));
         assert_eq!(store.news(), News::Changed, "it was never read");
         store.read_now().await.unwrap().unwrap();
         assert_eq!(store.news(), News::Nothing);
-        store.tell("4");
+        store.tell(&object(4, 1));
         assert_eq!(store.news(), News::Nothing, "what was read is newer");
-        store.tell("10");
+        store.tell(&object(10, 1));
         assert_eq!(store.news(), News::Changed, "these are numbers");
 
         say(Answer::Failure);
@@ -443,11 +487,46 @@ mod tests {
         store.read_now().await.unwrap();
         assert_eq!(store.news(), News::Nothing);
 
-        store.tell("11");
+        store.tell(&object(11, 1));
         say(Answer::Gone);
         assert!(store.read_now().await.unwrap().is_none());
         assert_eq!(store.news(), News::Nothing, "that it is gone is known");
-        store.tell("12");
+        store.tell(&object(12, 1));
         assert_eq!(store.news(), News::Changed, "it is there again");
+    }
+
+    #[tokio::test]
+    async fn a_map_that_follows_the_known_one_is_taken_as_it_is_told() {
+        let answer = Arc::new(Mutex::new(Answer::Version(5)));
+        let store = store(Arc::clone(&answer)).watched();
+        store.tell(&object(4, 9));
+        assert_eq!(store.take(), None, "nothing is known that it could follow");
+        store.read_now().await.unwrap().unwrap();
+
+        let taken = |store: &KubernetesStore| store.take().map(|map| map.version);
+        store.tell(&object(6, 2));
+        store.tell(&object(7, 3));
+        assert_eq!((store.news(), taken(&store), store.news()), (News::Changed, Some(3), News::Nothing));
+        assert_eq!(store.remembered().unwrap().resource_version(), "7");
+        assert_eq!(taken(&store), None, "it was taken");
+
+        // A mark beside the map, or the end of the object: neither is plain.
+        store.tell(&object(8, 3));
+        assert_eq!((store.news(), taken(&store)), (News::Changed, None));
+        store.tell(&object(9, 4));
+        store.tell(&object(10, 4));
+        assert_eq!((store.news(), taken(&store)), (News::Changed, None), "what was told before is gone, perhaps");
+
+        store.tell(&object(11, 5));
+        *answer.lock().unwrap() = Answer::Version(12);
+        store.read_now().await.unwrap();
+        assert_eq!((store.news(), taken(&store)), (News::Nothing, None), "what was read is newer");
+        store.tell(&object(11, 5));
+        assert_eq!((store.news(), taken(&store)), (News::Nothing, None), "a watch that lags behind");
+
+        let mut other = object(13, 6);
+        other["spec"]["clusterId"] = ClusterId(8).to_string().into();
+        store.tell(&other);
+        assert_eq!((store.news(), taken(&store)), (News::Changed, None), "who reads it says what is wrong with it");
     }
 }

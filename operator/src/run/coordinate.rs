@@ -12,6 +12,7 @@ use engram_identity::{Keys, LOOK};
 use engram_mapstore::{Goal, KubernetesStore, MapStore as _, News, Place, Scale, with_causes};
 use engram_memory::{ClusterId, Ordinal};
 use kube::Client;
+use serde_json::Value;
 
 use super::Key;
 use super::asking::Error;
@@ -67,10 +68,10 @@ impl Coordinators {
         self.stores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A watch has this resource version of the map of a cluster: its coordinator reads it, unless it is its own doing.
-    pub(super) fn map_changed(&self, key: &Key, resource_version: &str) {
+    /// A watch has this map of a cluster, or had it last: its coordinator takes or reads it, unless it is its own doing.
+    pub(super) fn map_changed(&self, key: &Key, map: &Value) {
         let Some(store) = self.stores().get(key).map(Arc::clone) else { return };
-        store.tell(resource_version);
+        store.tell(map);
         if store.news() == News::Changed
             && let Some(kept) = self.kept().get(key)
         {

@@ -51,7 +51,16 @@ impl All {
 struct List {
     /// Times that it is known to have changed.
     changes: u64,
+    /// Of a kind that counts its own versions: the newest that was seen.
+    version: u64,
     found: Option<(Instant, Arc<Vec<Value>>)>,
+}
+
+impl List {
+    /// After a change.
+    const fn changed(&self) -> Self {
+        Self { changes: self.changes + 1, version: self.version, found: None }
+    }
 }
 
 /// What is known of a list.
@@ -83,22 +92,34 @@ impl Lists {
         all.sweep(now);
         let list = all.list(key, kind);
         if list.changes == changes {
+            list.version = found.iter().map(version).max().unwrap_or_default().max(list.version);
             list.found = Some((now, Arc::clone(found)));
         }
+    }
+
+    /// A watch has an object of a kind of which the cluster has one, or had it last where it is gone: which of the two it does not say. One
+    /// that is gone has the version that was seen before. So a later one is there, and anything else is to be read.
+    pub(super) fn told(&self, key: &Key, kind: Kind, now: Instant, object: Value) {
+        let mut all = self.all();
+        let list = all.list(key, kind);
+        let version = version(&object);
+        let follows = list.version > 0 && version > list.version;
+        let found = follows.then(|| (now, Arc::new(vec![object])));
+        *list = List { version: version.max(list.version), found, ..list.changed() };
     }
 
     /// A watch has news of an object of the cluster.
     pub(super) fn changed(&self, key: &Key, kind: Kind) {
         let mut all = self.all();
         let list = all.list(key, kind);
-        *list = List { changes: list.changes + 1, found: None };
+        *list = list.changed();
     }
 
     /// This operator has written something itself, and looks at everything before it goes on: watches tell a little later.
     pub(super) fn wrote(&self, key: &Key) {
         let mut all = self.all();
         let lists = all.of.get_mut(key).into_iter().flat_map(BTreeMap::values_mut);
-        lists.for_each(|list| *list = List { changes: list.changes + 1, found: None });
+        lists.for_each(|list| *list = list.changed());
     }
 
     /// Forgets the clusters of a namespace, or of all, that are gone.
@@ -107,9 +128,16 @@ impl Lists {
     }
 }
 
+/// The version that an object counts by itself.
+fn version(object: &Value) -> u64 {
+    object.pointer("/spec/version").and_then(Value::as_u64).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::kinds::{CLAIM, POD};
+    use serde_json::json;
+
+    use super::super::kinds::{CLAIM, MAP, POD};
     use super::*;
 
     #[test]
@@ -146,5 +174,34 @@ mod tests {
         assert_eq!(lists.all().of.len(), 2);
         lists.keep_only(None, |_| false);
         assert_eq!(lists.all().of.len(), 0);
+    }
+
+    #[test]
+    fn what_a_watch_tells_is_found_where_it_follows_what_was_seen() {
+        let lists = Lists::default();
+        let key = Key { namespace: "research".into(), name: "words".into() };
+        let now = Instant::now();
+        let map = |version: u64| json!({ "spec": { "version": version } });
+        let found = || match lists.known(&key, MAP, now) {
+            Known::Found(found) => found.first().map(version),
+            Known::Unknown(_) => None,
+        };
+        lists.told(&key, MAP, now, map(3));
+        assert_eq!(found(), None, "it may be the end of one that nobody saw");
+        lists.told(&key, MAP, now, map(4));
+        assert_eq!(found(), Some(4));
+        lists.told(&key, MAP, now, map(4));
+        assert_eq!(found(), None, "it may be gone");
+
+        let Known::Unknown(changes) = lists.known(&key, MAP, now) else { panic!("it is to be read") };
+        lists.keep(&key, MAP, changes, now, &Arc::new(vec![map(9)]));
+        lists.told(&key, MAP, now, map(8));
+        assert_eq!(found(), None, "the watch lags behind what was read");
+        lists.told(&key, MAP, now, map(10));
+        assert_eq!(found(), Some(10));
+        lists.wrote(&key);
+        assert_eq!(found(), None);
+        lists.told(&key, MAP, now, map(11));
+        assert_eq!(found(), Some(11));
     }
 }

@@ -17,7 +17,7 @@ use crate::names::CLUSTER_LABEL;
 use crate::observed::{Claim, MapView, Observed, PodView, SetView};
 use crate::validate::ValidatedCluster;
 
-/// Looks at everything that a plan rests on: at the map itself, and at lists that have changed.
+/// Looks at everything that a plan rests on: at the map, and at lists that have changed.
 pub(super) async fn observe(
     context: &Context,
     cluster: &ValidatedCluster,
@@ -40,8 +40,7 @@ pub(super) async fn observe(
         Ok::<Arc<Vec<Value>>, Error>(found)
     };
     let built = try_join_all(BUILT.map(|kind| list(kind, &of_cluster)));
-    let maps = MAP.of(&context.client, namespace);
-    let map = ask(|| format!("read PartitionMap {name}"), maps.get_opt(name));
+    let map = map(context, &key);
     let (built, pods, claims, map) = futures::try_join!(built, list(POD, &of_workers), list(CLAIM, &of_workers), map)?;
 
     let is_ours = |object: &&Value| is_owned(object, &cluster.uid);
@@ -56,13 +55,30 @@ pub(super) async fn observe(
         set,
         pods: pods.iter().map(|pod| PodView::read(pod, &lost)).collect::<Result<_, _>>()?,
         claims: claims.iter().map(Claim::read).collect::<Result<_, _>>()?,
-        map: map.map(|map| MapView::read(&MAP.value(&map))).transpose()?,
+        map: map.first().map(MapView::read).transpose()?,
         gpu_offered: context.nodes.offer(resource.unwrap_or(GPU_RESOURCE)),
         gpu_troubles: gpu_troubles.into_iter().map(|(ordinal, trouble)| (ordinal.0, trouble)).collect(),
         bootstrapping,
         objects,
         status,
     })
+}
+
+/// The map, if there is one. Who writes goes by what is there now; the others by what a watch has.
+async fn map(context: &Context, key: &Key) -> Result<Arc<Vec<Value>>, Error> {
+    let now = Instant::now();
+    let changes = match context.lists.known(key, MAP, now) {
+        Known::Found(found) if !context.leadership.leads() => return Ok(found),
+        Known::Found(_) => None,
+        Known::Unknown(changes) => Some(changes),
+    };
+    let api = MAP.of(&context.client, &key.namespace);
+    let found = ask(|| format!("read PartitionMap {}", key.name), api.get_opt(&key.name)).await?;
+    let found = Arc::new(found.iter().map(|object| MAP.value(object)).collect());
+    if let Some(changes) = changes {
+        context.lists.keep(key, MAP, changes, now, &found);
+    }
+    Ok(found)
 }
 
 /// Whether the object goes with the one that has this UID.

@@ -64,8 +64,9 @@ pub(super) async fn run(
     let maps = MAP.within(client, scope.as_deref());
     let watching = Arc::clone(&context);
     let mapped = move |map: DynamicObject| {
-        let version = map.metadata.resource_version.as_deref().unwrap_or_default();
-        watching.coordinators.map_changed(&key_of(&map), version);
+        let (key, value) = (key_of(&map), MAP.value(&map));
+        watching.coordinators.map_changed(&key, &value);
+        watching.lists.told(&key, MAP, Instant::now(), value);
         of_name(map)
     };
     controller = controller.watches_with(maps, MAP.resource(), watched(), mapped);

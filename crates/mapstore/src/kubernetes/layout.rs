@@ -278,7 +278,7 @@ pub(super) fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
     object.pointer("/metadata/annotations")?.get(name)?.as_str()
 }
 
-fn resource_version(object: &Value) -> String {
+pub(super) fn resource_version(object: &Value) -> String {
     object.pointer("/metadata/resourceVersion").and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
