@@ -12,6 +12,9 @@ use engram_telemetry::{Log, LogFormat, Program, Telling, build};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -168,14 +171,27 @@ async fn a_collector_that_is_away_holds_up_nobody() {
     }
 }
 
-/// A door with a certificate before the collector, and whom to believe.
-async fn behind_tls(collector: SocketAddr) -> (SocketAddr, String) {
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+/// A certificate that is its own authority, for a name; its key is in it.
+fn certificate(name: &str) -> rcgen::CertifiedKey<rcgen::KeyPair> {
+    rcgen::generate_simple_self_signed([name.to_owned()]).unwrap()
+}
+
+/// A door with a certificate before the collector, and whom to believe. With `guest` it opens for nobody else.
+async fn behind_tls(collector: SocketAddr, guest: Option<&rcgen::Certificate>) -> (SocketAddr, String) {
+    let made = certificate("localhost");
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
     let ring = Arc::new(rustls::crypto::ring::default_provider());
-    let server = rustls::ServerConfig::builder_with_provider(ring).with_safe_default_protocol_versions().unwrap();
-    let server = server.with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key);
-    let mut server = server.unwrap();
+    let server = ServerConfig::builder_with_provider(Arc::clone(&ring)).with_safe_default_protocol_versions().unwrap();
+    let server = match guest {
+        None => server.with_no_client_auth(),
+        Some(guest) => {
+            let mut guests = RootCertStore::empty();
+            guests.add(guest.der().clone()).unwrap();
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(guests), ring).build().unwrap();
+            server.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut server = server.with_single_cert(vec![made.cert.der().clone()], key).unwrap();
     server.alpn_protocols = vec![b"h2".to_vec()];
     let (acceptor, listener) = (TlsAcceptor::from(Arc::new(server)), TcpListener::bind("127.0.0.1:0").await.unwrap());
     let address = listener.local_addr().unwrap();
@@ -189,10 +205,18 @@ async fn behind_tls(collector: SocketAddr) -> (SocketAddr, String) {
     (address, made.cert.pem())
 }
 
+/// How many exports the collector has taken once these variables' last spans were sent.
+async fn taken(collector: &Collector, variables: &[(&str, &str)]) -> usize {
+    let (dispatch, telling, _) = telling(variables);
+    look(&dispatch);
+    tokio::task::spawn_blocking(move || drop(telling)).await.unwrap();
+    collector.0.lock().unwrap().len()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_scheme_a_connection_is_encrypted_and_whom_to_believe_decides() {
     let (collector, address) = listen().await;
-    let (door, certificate) = behind_tls(address).await;
+    let (door, certificate) = behind_tls(address, None).await;
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), certificate).unwrap();
     let endpoint = format!("localhost:{}", door.port());
@@ -200,10 +224,32 @@ async fn without_a_scheme_a_connection_is_encrypted_and_whom_to_believe_decides(
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", file.path().to_str().unwrap()),
     ];
-    for (variables, taken) in [(&believing[..1], 0), (&believing[..], 1)] {
-        let (dispatch, telling, _) = telling(variables);
-        look(&dispatch);
-        tokio::task::spawn_blocking(move || drop(telling)).await.unwrap();
-        assert_eq!(collector.0.lock().unwrap().len(), taken, "{variables:?}");
+    assert_eq!(taken(&collector, &believing[..1]).await, 0);
+    assert_eq!(taken(&collector, &believing).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_asks_for_a_certificate_is_shown_the_one_that_is_named() {
+    let (collector, address) = listen().await;
+    let (guest, stranger) = (certificate("engram-operator"), certificate("engram-operator"));
+    let (door, roots) = behind_tls(address, Some(&guest.cert)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (endpoint, roots) = (format!("https://localhost:{}", door.port()), file("ca.crt", roots));
+    let reaching =
+        [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("OTEL_EXPORTER_OTLP_CERTIFICATE", roots.as_str())];
+    assert_eq!(taken(&collector, &reaching).await, 0, "none is shown");
+    for (own, expected) in [(stranger, 0), (guest, 1)] {
+        let shown = file("tls.crt", own.cert.pem());
+        let key = file("tls.key", own.signing_key.serialize_pem());
+        let own = [
+            ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", shown.as_str()),
+            ("OTEL_EXPORTER_OTLP_CLIENT_KEY", key.as_str()),
+        ];
+        assert_eq!(taken(&collector, &[&reaching[..], &own].concat()).await, expected);
     }
 }
