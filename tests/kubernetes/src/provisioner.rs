@@ -24,7 +24,7 @@ const WATCH_SECONDS: u32 = 240;
 
 /// Serves claims until it is ended; volumes are folders below `folder`.
 ///
-/// Looks when something has changed: lists of all claims several times a second would be a third of what the API server is asked.
+/// Looks when something has changed: lists of all claims several times a second would be a fifth of what the API server is asked.
 pub fn run(api: &Api, folder: &Path) {
     let (change, changes) = mpsc::sync_channel(1);
     for kind in [CLAIMS, VOLUMES] {
