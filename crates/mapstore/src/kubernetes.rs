@@ -92,6 +92,8 @@ pub struct KubernetesStore {
 #[derive(Debug, Clone)]
 struct Told {
     resource_version: String,
+    /// The newest version of the map that was told since it was read, plain or not.
+    version: u64,
     /// What is there, where that is plain.
     there: Option<Known>,
 }
@@ -132,12 +134,13 @@ impl KubernetesStore {
         let mut told = self.told();
         // What was written here is told as well, and needs no reading.
         let known = self.remembered().filter(|known| follows(&resource_version, known.resource_version()));
+        let before = told.as_ref().map_or(0, |told| told.version);
         let there = known.and_then(|known| {
-            let before = told.take().and_then(|told| told.there);
-            let newest = before.map_or(known.map.version, |before| before.map.version.max(known.map.version));
+            let newest = known.map.version.max(before);
             self.known_of(object).ok().filter(|there| there.map.version > newest)
         });
-        *told = Some(Told { resource_version, there });
+        let version = there.as_ref().map_or(before, |there| there.map.version);
+        *told = Some(Told { resource_version, version, there });
     }
 
     fn told(&self) -> MutexGuard<'_, Option<Told>> {
@@ -516,15 +519,17 @@ mod tests {
         store.tell(&object(9, 4));
         store.tell(&object(10, 4));
         assert_eq!((store.news(), taken(&store)), (News::Changed, None), "what was told before is gone, perhaps");
+        store.tell(&object(11, 4));
+        assert_eq!((store.news(), taken(&store)), (News::Changed, None), "another word of it is no news");
 
-        store.tell(&object(11, 5));
-        *answer.lock().unwrap() = Answer::Version(12);
+        store.tell(&object(12, 5));
+        *answer.lock().unwrap() = Answer::Version(13);
         store.read_now().await.unwrap();
         assert_eq!((store.news(), taken(&store)), (News::Nothing, None), "what was read is newer");
-        store.tell(&object(11, 5));
+        store.tell(&object(12, 5));
         assert_eq!((store.news(), taken(&store)), (News::Nothing, None), "a watch that lags behind");
 
-        let mut other = object(13, 6);
+        let mut other = object(14, 6);
         other["spec"]["clusterId"] = ClusterId(8).to_string().into();
         store.tell(&other);
         assert_eq!((store.news(), taken(&store)), (News::Changed, None), "who reads it says what is wrong with it");
