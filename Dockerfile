@@ -1,14 +1,14 @@
 # syntax=docker/dockerfile:1
 #
-# The images of Engram: --target operator, --target worker, --target worker-cuda. None has a shell, all run as nobody in particular (65532).
+# The images of Engram: --target operator, --target worker, --target worker-cuda. None has a shell, all run as an unprivileged user (65532).
 #
-#   docker build --target worker -t engram/worker:0.1.0 .     every stage, where the bases can be pulled
-#   cargo xtask images --from-source                          every stage, on bases made on this machine
-#   cargo xtask images                                        the last stages alone, on binaries and a base made on this machine
+#   docker build --target worker -t engram/worker:0.1.0 .     every stage, with pulled bases
+#   cargo xtask images --from-source                          every stage, on bases built on this machine
+#   cargo xtask images                                        the last stages only, with binaries and a base built on this machine
 #
 # RUST_BASE      a Debian with the toolchain of rust-toolchain.toml
-# RUNTIME_BASE   has glibc, no older than that of RUST_BASE, libgcc and the certificates of public authorities: stage runtime, or an image
-# BINARIES       the stage that the programs come from: build, or prebuilt = the folder target/images of this checkout
+# RUNTIME_BASE   has glibc, no older than that of RUST_BASE, libgcc and public CA certificates: stage runtime, or an image
+# BINARIES       the stage with the programs: build, or prebuilt = the folder target/images of this checkout
 ARG RUST_BASE=rust:1.95-bookworm
 ARG RUNTIME_BASE=runtime
 ARG BINARIES=build
@@ -16,7 +16,7 @@ ARG BINARIES=build
 FROM ${RUST_BASE} AS build
 WORKDIR /source
 COPY . .
-# The same sources give the same programs: no folder of this build in them, and one unit of code per crate.
+# Reproducible programs: no paths of this build, and one codegen unit per crate.
 ENV CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_INCREMENTAL=0
 ENV RUSTFLAGS="--remap-path-prefix=/source=. --remap-path-prefix=/usr/local/cargo=cargo"
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
@@ -30,8 +30,8 @@ COPY target/images/engram-operator target/images/engram-worker /programs/
 FROM ${BINARIES} AS programs
 
 FROM ${RUST_BASE} AS libraries
-# Those of the C library that a driver of GPUs is linked with, too; not those that convert texts or audit loaders. The certificates are the
-# package's, and no others that the machine may trust which builds.
+# Includes the C libraries that a GPU driver links, without gconv and audit modules. Only the package's certificates are copied, not others that
+# the build machine trusts.
 RUN mkdir /base && cd /base \
     && dpkg-query --listfiles libc6 libgcc-s1 | grep -E '^(/usr)?/lib.*\.so(\.|$)' | grep -v -e /gconv/ -e /audit/ \
         | xargs cp --parents --dereference --target-directory=. \
@@ -61,18 +61,18 @@ LABEL org.opencontainers.image.title="Engram worker" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=programs /programs/engram-worker /engram-worker
-# What a GPU node's container toolkit shall mount: older ones leave the driver's own library out unless it is asked for.
+# Driver libraries to be mounted by a GPU node's container toolkit: older versions mount the CUDA library only on request.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
 EXPOSE 7443 7444 7445 9090
 STOPSIGNAL SIGTERM
-# Kubernetes has probes of its own and does not look at this one.
+# Kubernetes has its own probes and ignores this one.
 HEALTHCHECK CMD ["/engram-worker", "healthcheck"]
 ENTRYPOINT ["/engram-worker"]
 
-# For nodes with NVIDIA GPUs. It has nothing of NVIDIA's: the program carries its code for GPUs and opens the driver's library, which the
-# node's container toolkit mounts, with those GPUs that a pod was given; outside of Kubernetes, with all.
-# Written out, since an image of a stage of its own names that stage in its history, and is another each time.
+# For nodes with NVIDIA GPUs. It contains no NVIDIA files: the program embeds its GPU code and loads the driver's library, which the node's
+# container toolkit mounts for the GPUs of the pod; outside of Kubernetes for all GPUs.
+# Repeats stage `worker`, since an image based on a stage names that stage in its history and is not reproducible.
 FROM ${RUNTIME_BASE} AS worker-cuda
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="Engram worker for NVIDIA GPUs" \

@@ -1,14 +1,12 @@
 #!/bin/sh
-# RUSTC_WORKSPACE_WRAPPER of `cargo xtask fuzz`: compiles the workspace's own crates so that libFuzzer sees which edges an input
-# takes and what it was compared with, and with the checks of a debug build. The crates of others stay as the release build has
-# them, which saves building them again.
+# RUSTC_WORKSPACE_WRAPPER of `cargo xtask fuzz`: compiles the workspace's own crates with libFuzzer coverage of edges and comparisons, and with
+# debug assertions. Other crates are those of the release build, which saves rebuilding them.
 #
-# Works on the pinned stable compiler: the pass is LLVM's, and no sanitizer is linked. One codegen unit, or the tables of
-# counters and of their places lose entries on the way through the linker. CI runs targets for seconds, and compiles for
-# minutes: few optimisations there.
+# Works on the pinned stable compiler: the pass is LLVM's, and no sanitizer is linked. One codegen unit, since otherwise the linker drops entries
+# of the counter tables. CI fuzzes for seconds but compiles for minutes, so it optimizes less.
 if [ -n "${CI-}" ]; then level=1; else level=2; fi
 case " $* " in
-    # A build script runs by itself, without libFuzzer to take the counts.
+    # Build scripts run without libFuzzer, which provides the counters.
     *" --crate-name build_script_"*) exec "$@" ;;
 esac
 exec "$@" \

@@ -1,4 +1,4 @@
-// The order-free digest: a wrapping 128-bit sum of one hash per memory; the twin is crates/memory/src/hash.rs.
+// Order-independent digest: a wrapping 128-bit sum of one hash per memory, as in crates/memory/src/hash.rs.
 #include "laws.cuh"
 
 struct Wide { u64 low, high; };
@@ -25,7 +25,7 @@ INLINE Wide hash_of_record(u64 a, u64 b, u64 c, u64 d) {
   return {avalanche(low + high), 0 - avalanche(low * P1 + high * P4 + LENGTH * P2)};
 }
 
-// Adds the digest of every segment to `out`, which is zero before. `content` (low and high half by slot) may be null: all are 0 then.
+// Adds the digest of every segment to `out`, which is initially zero. `content` (low and high half by slot) may be null: all are 0 then.
 KERNEL digest(const u32* __restrict__ potential, const u8* __restrict__ group, const u64* __restrict__ id, const Wide* __restrict__ content, const Segment* __restrict__ segments, const Tile* __restrict__ tiles, Wide* out) {
   Tile tile = tiles[blockIdx.x];
   if (tile.count == 0) return;
@@ -43,7 +43,7 @@ KERNEL digest(const u32* __restrict__ potential, const u8* __restrict__ group, c
     sum = plus(sum, other);
   }
   if (lane_of() > 0) return;
-  // The low half wraps floor(total / 2^64) times in any order: what it was before says whether this addition carried.
+  // The low half wraps floor(total / 2^64) times in any order: its previous value shows whether this addition carried.
   u64 before = atomicAdd(&out[tile.segment].low, sum.low);
   atomicAdd(&out[tile.segment].high, sum.high + (before + sum.low < before));
 }

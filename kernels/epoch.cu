@@ -1,14 +1,14 @@
-// A learning epoch in two launches: updates into one bucket a tile, then one block a tile applies, folds and sums.
+// A learning epoch in two launches: updates go into one bucket per tile, then one block per tile applies, folds and sums.
 //
-// A bucket that overflows (a hot memory) sets `overflow`; then the second kernel changes nothing, and the caller takes the sorted path
+// An overflowing bucket (a hot memory) sets `overflow`; the second kernel then changes nothing, and the caller uses the sorted path
 // of update.cu. For 10,000 updates a bucket holds 40 on average at 1 M memories, 4 at 10 M.
 #include "quality.cuh"
 
 constexpr u32 BUCKET = 128;
 struct Update { u32 slot, order; int delta; };
 
-// Puts update i of `n` into the bucket of its tile, with its place in the record. `count` is zero before. How many there are is read, so that the
-// same launch serves other batches.
+// Puts update i of `n` into the bucket of its tile, with its index in the record. `count` is initially zero. The number of updates is read from
+// memory, so that one launch (and graph) serves other batches.
 KERNEL bucket_updates(const u32* __restrict__ slot, const int* __restrict__ delta, const u32* __restrict__ n, u32* count, Update* __restrict__ bucket, u32* overflow) {
   u32 i = blockIdx.x * THREADS + threadIdx.x;
   if (i >= *n) return;
@@ -17,7 +17,7 @@ KERNEL bucket_updates(const u32* __restrict__ slot, const int* __restrict__ delt
   else atomicExch(overflow, 1u);
 }
 
-// Leaves `count` at zero for the next epoch.
+// Resets `count` to zero for the next epoch.
 KERNEL epoch(u32* __restrict__ potential, const u8* __restrict__ group, const Segment* __restrict__ segments, const Tile* __restrict__ tiles, u32 groups, Quality* __restrict__ out, u32* count, const Update* __restrict__ bucket, const u32* __restrict__ overflow) {
   __shared__ GroupSums sums;
   __shared__ Update drawn[BUCKET], sorted[BUCKET];
@@ -32,14 +32,14 @@ KERNEL epoch(u32* __restrict__ potential, const u8* __restrict__ group, const Se
   if (me < TILE / 32) touched[me] = 0;
   if (me < n) drawn[me] = bucket[(size_t)index * BUCKET + me];
   __syncthreads();
-  // The bucket was filled in any order: by slot, then by place in the record.
+  // The bucket was filled in arbitrary order: sort by slot, then by index in the record.
   if (me < n) {
     u32 rank = 0;
     for (u32 j = 0; j < n; j++) rank += drawn[j].slot < drawn[me].slot || (drawn[j].slot == drawn[me].slot && drawn[j].order < drawn[me].order);
     sorted[rank] = drawn[me];
   }
   __syncthreads();
-  // The first of a run applies all of it.
+  // The first thread of a run applies all of it.
   if (me < n && (me == 0 || sorted[me - 1].slot != sorted[me].slot)) {
     u32 slot = sorted[me].slot, place = slot & (TILE - 1);
     u32 weight = weight_of(folded(potential[slot], segment.fold), segment.clock);

@@ -1,11 +1,11 @@
-// Reinforcement of whole groups: the updates of one (segment, group), in order, are composed on the host into one map.
+// Reinforcement of whole groups: the host composes the updates of one (segment, group), in order, into one map.
 #include "laws.cuh"
 
 struct Rule { Clamped map; u32 group, unused; };
-constexpr u32 NO_RULE = 0xffff;  // below GROUPS rules a segment
+constexpr u32 NO_RULE = 0xffff;  // a segment has at most GROUPS rules
 
-// Folds where the segment asks for it, then applies rules[first[segment]..first[segment + 1]], one a group; adds to count[rule] how many
-// memories it addressed.
+// Folds if the segment needs it, then applies rules[first[segment]..first[segment + 1]], one per group; adds the number of addressed
+// memories to count[rule].
 KERNEL update_groups(u32* __restrict__ potential, const u8* __restrict__ group, const Segment* __restrict__ segments, const Tile* __restrict__ tiles, const u32* __restrict__ first, const Rule* __restrict__ rules, u32* __restrict__ count) {
   __shared__ Rule own[GROUPS];
   __shared__ u32 rule_of[GROUPS], counted[GROUPS];
@@ -27,7 +27,7 @@ KERNEL update_groups(u32* __restrict__ potential, const u8* __restrict__ group, 
       u32 own_potential = folded(potential[slot], segment.fold);
       potential[slot] = rule == NO_RULE ? own_potential : segment.clock + applied(own[rule].map, weight_of(own_potential, segment.clock));
     }
-    // One addition for each rule of a warp: with two groups a tile, all lanes would otherwise wait for one counter.
+    // One addition per rule and warp: with two groups in a tile, all lanes would otherwise contend for one counter.
     u32 peers = __match_any_sync(ALL_LANES, rule);
     if (rule != NO_RULE && lane_of() == (u32)__ffs((int)peers) - 1) atomicAdd(&counted[rule], (u32)__popc(peers));
   }

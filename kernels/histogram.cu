@@ -1,7 +1,7 @@
 // Counts of weights in 2^bits bins, per group, of all segments that are not hidden.
 #include "laws.cuh"
 
-// bins[group << bits | bin], zero before.
+// bins[group << bits | bin], initially zero.
 KERNEL weight_histogram(const u32* __restrict__ potential, const u8* __restrict__ group, const Segment* __restrict__ segments, const Tile* __restrict__ tiles, u32 bits, u32* __restrict__ bins) {
   Tile tile = tiles[blockIdx.x];
   if (tile.count == 0) return;

@@ -1,9 +1,9 @@
-// What every .cu file needs on both sides: nvcc for a GPU, g++ with host/cuda_host.h in the tests.
+// Common definitions of the .cu files: for nvcc on a GPU, and for g++ with host/cuda_host.h in tests.
 //
-// Conventions: every kernel is `extern "C"`, has blocks of THREADS threads in one dimension, no dynamic shared memory, and is named
-// once by CUDA_HOST_KERNEL. Ranges are checked on the host before a launch. No `assert`, no device variables: they would make the
-// compiled bytes depend on the folder. A tile of a look-back is taken from an atomic ticket, never from blockIdx: a block then
-// waits only for blocks that already run.
+// Conventions: every kernel is `extern "C"`, has one-dimensional blocks of THREADS threads, no dynamic shared memory, and is listed once by
+// CUDA_HOST_KERNEL. The host checks ranges before a launch. No `assert` and no device variables, since they would make the compiled bytes
+// depend on the path. Look-backs take their tile from an atomic ticket, never from blockIdx: a block then waits only for blocks that are
+// already running.
 #pragma once
 
 typedef unsigned char u8;
@@ -18,13 +18,13 @@ typedef long long i64;
 constexpr u32 THREADS = 256, WARPS = THREADS / 32;
 constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr u32 TILE_BITS = 12, TILE = 1u << TILE_BITS;  // the arena is an array of tiles; slot s lies in tile s >> 12
-constexpr u32 NO_SLOT = 0xffffffffu;                   // never a slot in use: an arena ends below it
+constexpr u32 NO_SLOT = 0xffffffffu;                   // never a used slot: an arena ends below it
 constexpr u32 GROUPS = 256;
-static_assert(THREADS == GROUPS, "a thread a group, and a thread a digit of the sort");
+static_assert(THREADS == GROUPS, "one thread per group, and one per digit of the sort");
 
-// To whom a tile belongs; its first `count` slots are in use.
+// Tile table entry: the segment of a tile and its number of used slots.
 struct Tile { u32 segment, count; };
-// A partition: its decay clock after this pass's fold, what the fold subtracts (0 = none), and whether rankings leave it out.
+// A partition: its decay clock after this pass's fold, the subtrahend of the fold (0 = none), and whether rankings exclude it.
 struct Segment { u32 clock, fold, hidden; };
 
 #ifndef CUDA_HOST_SHIM
@@ -52,17 +52,17 @@ INLINE u32 load_four(const u8* from) { u32 four; memcpy(&four, from, sizeof four
 INLINE u32 lane_of() { return threadIdx.x & 31; }
 INLINE u32 warp_of() { return threadIdx.x >> 5; }
 
-// The next tile of work, the same in all threads of the block; a barrier.
+// Returns the next tile of work, the same in all threads of the block; contains a barrier.
 INLINE u32 take_ticket(u32* ticket, u32& shared) {
   if (threadIdx.x == 0) shared = atomicAdd(ticket, 1u);
   __syncthreads();
   return shared;
 }
 
-// A look-back word: value << 2 | flag. Flag 0: nothing yet; 1: this tile alone; 2: all tiles up to it.
+// Look-back word: value << 2 | flag. Flag 0: not published; 1: this tile only; 2: all tiles up to it.
 constexpr u32 OWN = 1, UP_TO_HERE = 2;
 
-// The sum over all tiles before `tile`, whose own is `own`; published for the tiles behind it. One thread calls it for one `status[tile * stride]`.
+// Returns the sum over all tiles before `tile`, whose own sum is `own`, and publishes both for later tiles. One thread calls it per `status[tile * stride]`.
 template <class T> INLINE T look_back(T* status, u32 tile, u32 stride, T own) {
   T before = 0;
   if (tile > 0) store_release(&status[(size_t)tile * stride], (T)(own << 2 | OWN));
@@ -76,7 +76,7 @@ template <class T> INLINE T look_back(T* status, u32 tile, u32 stride, T own) {
   return before;
 }
 
-// Exclusive prefix of `value` over the threads of the block, and the sum of all. `warps` is shared memory for it; contains barriers.
+// Exclusive prefix of `value` over the threads of the block, and the total. `warps` is shared scratch memory; contains barriers.
 template <class T> INLINE T block_prefix(T value, T (&warps)[WARPS], T& all) {
   T inclusive = value;
   for (u32 o = 1; o < 32; o <<= 1) {

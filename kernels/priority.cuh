@@ -1,8 +1,8 @@
-// Exact functions of prioritized sampling; the twin is src/priority.rs, which also makes the table.
+// Exact functions of prioritized sampling, as in src/priority.rs, which also computes the table.
 #pragma once
 #include "laws.cuh"
 
-// Knots at 0 to 255, then 128 a power of two up to ONE; the last priority is repeated.
+// Knots at 0 to 255, then 128 per power of two up to ONE; the last priority is repeated.
 constexpr u32 KNOTS = 3073;
 INLINE u32 priority_of(const u32* __restrict__ table, u32 weight) {
   u32 shift = weight < 256 ? 0 : 24 - __clz((int)weight);
@@ -15,7 +15,7 @@ INLINE u64 threshold(u32 k, u32 draws, u64 random, u64 total) {
   return (u64)(((unsigned __int128)k * total + (u64)((unsigned __int128)random * total >> 64)) / draws);
 }
 
-// Philox4x32-10 (Salmon and others, 2011) with key = seed and counter = (k, 0, step): its first two words.
+// Philox4x32-10 (Salmon et al., 2011) with key = seed and counter = (k, 0, step): its first two words.
 INLINE u64 random_u64(u64 seed, u64 step, u32 k) {
   u32 c[4] = {k, 0, (u32)step, (u32)(step >> 32)}, low = (u32)seed, high = (u32)(seed >> 32);
 #pragma unroll

@@ -1,7 +1,7 @@
-// Fold, and fold fused with quality: one block a tile.
+// Fold, and fold fused with quality: one block per tile.
 #include "quality.cuh"
 
-// Subtracts the fold of its segment from every potential.
+// Subtracts the segment's fold from every potential.
 KERNEL fold(u32* __restrict__ potential, const Segment* __restrict__ segments, const Tile* __restrict__ tiles) {
   Tile tile = tiles[blockIdx.x];
   u32 subtract = tile.count > 0 ? segments[tile.segment].fold : 0;
@@ -13,7 +13,7 @@ KERNEL fold(u32* __restrict__ potential, const Segment* __restrict__ segments, c
   }
 }
 
-// Folds where the segment asks for it, and adds the quality of every (segment, group) to `out`, which is zero before.
+// Folds if the segment needs it, and adds the quality of every (segment, group) to `out`, which is initially zero.
 KERNEL fold_quality(u32* __restrict__ potential, const u8* __restrict__ group, const Segment* __restrict__ segments, const Tile* __restrict__ tiles, u32 groups, Quality* __restrict__ out) {
   __shared__ GroupSums sums;
   Tile tile = tiles[blockIdx.x];

@@ -1,16 +1,16 @@
-// Count, sum, largest and smallest weight of one tile per group; what quality.cu and epoch.cu share.
+// Count, sum, largest and smallest weight of one tile per group; shared by quality.cu and epoch.cu.
 #pragma once
 #include "laws.cuh"
 
-// All zero = no memory: the smallest weight is kept as the largest ONE - weight.
+// All zero = no memory: the smallest weight is stored as the largest ONE - weight.
 struct Quality { u64 sum; u32 count, max, missing, unused; };
 
 struct GroupSums { u64 sum[GROUPS]; u32 count[GROUPS], max[GROUPS], missing[GROUPS]; };
 
 constexpr u32 REGISTER_GROUPS = 4;  // groups 0 to 3 are summed in registers, the others in shared memory
 
-// The whole block: sums tile `index` into out[segment * groups + group]. Where the segment folds, potentials are folded and stored, but for
-// the slots of `touched` (a bit each, may be null), which hold their value after the fold already. Contains barriers.
+// Executed by the whole block: sums tile `index` into out[segment * groups + group]. If the segment folds, folds and stores its potentials, except
+// for the slots of `touched` (one bit each, may be null), which already have their value after the fold. Contains barriers.
 INLINE void add_tile_quality(u32 index, Tile tile, Segment segment, const u32* touched, u32* potential, const u8* group, u32 groups, Quality* out, GroupSums& sums) {
   for (u32 g = threadIdx.x; g < groups; g += THREADS) {
     sums.sum[g] = 0;
@@ -48,7 +48,7 @@ INLINE void add_tile_quality(u32 index, Tile tile, Segment segment, const u32* t
   }
 #pragma unroll
   for (u32 r = 0; r < REGISTER_GROUPS; r++) {
-    // A thread has at most 16 memories of the tile: 34 bits, and 32 of either part fit in a word.
+    // A thread has at most 16 memories of the tile: the sum has 34 bits, and either part fits in a word.
     u32 low = __reduce_add_sync(ALL_LANES, (u32)sum[r] & 0xffffff), high = __reduce_add_sync(ALL_LANES, (u32)(sum[r] >> 24));
     u32 all = __reduce_add_sync(ALL_LANES, count[r]), top = __reduce_max_sync(ALL_LANES, most[r]), bottom = __reduce_max_sync(ALL_LANES, missing[r]);
     if (lane_of() == 0 && all > 0) {

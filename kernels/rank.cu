@@ -1,16 +1,16 @@
-// What a ranking sorts: slots in a scope with the key of their weight, and slots with a half of their id.
+// Input of the ranking sort: slots in scope with the key of their weight, and slots with half of their id.
 //
-// Rank order is weight descending, then id ascending. Slots in the order of their ids, sorted stably by ONE - weight, are in rank order:
-// no 96-bit key. The weight, never the potential: forgotten memories are all tied at 0.
+// Rank order is weight descending, then id ascending. Slots in id order, sorted stably by ONE - weight, are in rank order
+// without a 96-bit key. The key is the weight, never the potential: memories of weight 0 are all tied.
 #include "laws.cuh"
 
-// The slots in use of the tiles of `order`, in that order; those of order[i] begin at slots[first[i]].
+// Lists the used slots of the tiles in `order`, in that order; those of order[i] start at slots[first[i]].
 KERNEL list_slots(const u32* __restrict__ order, const u32* __restrict__ first, const Tile* __restrict__ tiles, u32* __restrict__ slots) {
   u32 index = order[blockIdx.x], count = tiles[index].count;
   for (u32 i = threadIdx.x; i < count; i += THREADS) slots[first[blockIdx.x] + i] = index * TILE + i;
 }
 
-// Half of the id of each slot: the low one for the first sort, the high one for the second.
+// Returns half of the id of each slot: the low one for the first sort, the high one for the second.
 KERNEL id_keys(const u32* __restrict__ slots, u32 n, const u64* __restrict__ id, u32 shift, u32* __restrict__ key) {
   u32 i = blockIdx.x * THREADS + threadIdx.x;
   if (i < n) key[i] = (u32)(id[slots[i]] >> shift);
@@ -24,7 +24,7 @@ INLINE bool in_scope(u32 scope, u32 wanted, u32 segment, u32 hidden, u32 group) 
 
 constexpr u32 ITEMS = 4, KEYS = THREADS * ITEMS;
 
-// The slots that are in the scope, in the order given, with their keys ONE - weight; *kept is how many. `status` and `ticket` are zero before.
+// Keeps the slots in scope, in the given order, with their keys ONE - weight; *kept is their number. `status` and `ticket` are initially zero.
 KERNEL weight_keys(const u32* __restrict__ slots, u32 n, const u32* __restrict__ potential, const u8* __restrict__ group, const Segment* __restrict__ segments, const Tile* __restrict__ tiles, u32 scope, u32 wanted, u32* __restrict__ key_out, u32* __restrict__ slot_out, u32* __restrict__ kept, u32* status, u32* ticket) {
   __shared__ u32 warps[WARPS], before_block, shared_tile;
   const u32 tile = take_ticket(ticket, shared_tile), first = tile * KEYS + threadIdx.x * ITEMS;

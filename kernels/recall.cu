@@ -1,14 +1,14 @@
-// Recall: cosine of f16 features times weight, in f32 with a fixed order of additions, so that CPU and GPU give the same bits; the twin is
-// src/recall.rs. No tensor cores, no contraction: compiled with -fmad=false.
+// Recall: cosine of f16 features times weight, in f32 with a fixed order of additions, so that CPU and GPU return the same bits (see
+// src/recall.rs). No tensor cores, no contraction: compiled with -fmad=false.
 #include "laws.cuh"
 
-// The key by which a higher score comes first: finite, and -0 is 0.
+// Returns the sort key of a score, ascending from the highest: finite, and -0 is 0.
 INLINE u32 score_key(float score) {
   u32 bits = __float_as_uint(score == 0 ? 0.0f : score);
   return bits >> 31 ? bits : ~(bits | 0x80000000u);
 }
 
-// A warp a memory: lane l adds the products l, l + 32, ... in turn, then a tree of distances 16, 8, 4, 2, 1. key[i] belongs to slots[i].
+// One warp per memory: lane l adds the products l, l + 32, ... in turn, then a tree of distances 16, 8, 4, 2, 1. key[i] belongs to slots[i].
 // feature[slot][dimension] is finite; inverse_norm is 0 for a zero vector.
 KERNEL recall_keys(const u16* __restrict__ feature, const float* __restrict__ inverse_norm, u32 dimension, const float* __restrict__ query, float query_inverse_norm, const u32* __restrict__ slots, u32 n, const u32* __restrict__ potential, const Segment* __restrict__ segments, const Tile* __restrict__ tiles, u32* __restrict__ key) {
   u32 i = blockIdx.x * WARPS + warp_of();

@@ -1,7 +1,7 @@
 // Rows by slot: gather and scatter of potential and group, and gather of one column.
 #include "prelude.cuh"
 
-// Potential and group of each slot.
+// Reads potential and group of each slot.
 KERNEL gather_rows(const u32* __restrict__ slots, u32 n, const u32* __restrict__ potential, const u8* __restrict__ group, u32* __restrict__ potential_out, u8* __restrict__ group_out) {
   u32 i = blockIdx.x * THREADS + threadIdx.x;
   if (i >= n) return;
@@ -9,7 +9,7 @@ KERNEL gather_rows(const u32* __restrict__ slots, u32 n, const u32* __restrict__
   group_out[i] = group[slots[i]];
 }
 
-// Writes rows; no slot twice.
+// Writes rows of distinct slots.
 KERNEL scatter_rows(const u32* __restrict__ slots, u32 n, const u32* __restrict__ potential_in, const u8* __restrict__ group_in, u32* __restrict__ potential, u8* __restrict__ group) {
   u32 i = blockIdx.x * THREADS + threadIdx.x;
   if (i >= n) return;

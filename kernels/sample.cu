@@ -3,8 +3,8 @@
 
 constexpr u32 ITEMS = TILE / THREADS;
 
-// Inclusive prefix sums of the priorities over the tiles of `order`, in that order (tiles of a segment stand together, in the segment's own order);
-// those of order[i] begin at sums[first[i]]. `status` holds look-back words, so all sums are below 2^62; it and `ticket` are zero before.
+// Inclusive prefix sums of the priorities over the tiles of `order`, in that order (tiles of a segment are adjacent, in the segment's own order);
+// those of order[i] start at sums[first[i]]. `status` holds look-back words, so all sums are below 2^62; it and `ticket` are initially zero.
 KERNEL priority_sums(const u32* __restrict__ order, const u32* __restrict__ first, const u32* __restrict__ potential, const Segment* __restrict__ segments, const Tile* __restrict__ tiles, const u32* __restrict__ table, u64* __restrict__ sums, u64* status, u32* ticket) {
   __shared__ u64 warps[WARPS], before_block;
   __shared__ u32 shared_tile;
@@ -26,17 +26,17 @@ KERNEL priority_sums(const u32* __restrict__ order, const u32* __restrict__ firs
     if (begin + j < tile.count) sums[first[turn] + begin + j] = before + own[j];
 }
 
-// A segment that draws may fall on: its priorities lie in [offset, offset + total) of all partitions of the cluster, after `before` of this device's,
+// A segment that draws may fall on: its priorities are in [offset, offset + total) of all partitions of the cluster, after `before` of this device,
 // and its sums in [begin, end).
 struct Share { u64 offset, total, before; u32 begin, end; };
 
-// Draw k of `draws`, of priorities that sum to `total` over the cluster: the memory whose range of the sums holds the threshold, NO_SLOT where it is
-// in no share of this device. Shares ascend by offset. A memory of priority 0 is never drawn.
+// Draw k of `draws`, with priorities that sum to `total` over the cluster: returns the memory whose range of sums contains the threshold, NO_SLOT if
+// it is in no share of this device. Shares ascend by offset. A memory of priority 0 is never drawn.
 KERNEL sample(const Share* __restrict__ shares, u32 share_count, const u32* __restrict__ slots, const u64* __restrict__ sums, u64 seed, u64 step, u32 draws, u64 total, u32* __restrict__ slot_out, u32* __restrict__ priority_out) {
   u32 k = blockIdx.x * THREADS + threadIdx.x;
   if (k >= draws) return;
   u64 drawn = threshold(k, draws, random_u64(seed, step, k), total);
-  u32 low = 0, high = share_count;  // the first share that begins beyond the threshold
+  u32 low = 0, high = share_count;  // the first share that starts beyond the threshold
   while (low < high) {
     u32 middle = (low + high) / 2;
     if (shares[middle].offset > drawn) high = middle; else low = middle + 1;

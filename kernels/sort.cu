@@ -1,10 +1,10 @@
-// Stable radix sort of (u32 key, u32 value), eight bits a pass: onesweep (Adinets and Merrill, 2022). One histogram of all digits, then one
-// read and one write a pass. The host leaves passes out whose digit is the same in all keys.
+// Stable radix sort of (u32 key, u32 value), eight bits per pass: onesweep (Adinets and Merrill, 2022). One histogram of all digits, then one
+// read and one write per pass. The host skips passes whose digit is the same in all keys.
 #include "prelude.cuh"
 
 constexpr u32 DIGITS = 256, ITEMS = 16, SORT_TILE = THREADS * ITEMS;
 
-// Adds to bins[place][digit] for the four places of a digit; zero before.
+// Adds to bins[place][digit] for the four digit places; initially zero.
 KERNEL radix_histogram(const u32* __restrict__ key, u32 n, u32* __restrict__ bins) {
   __shared__ u32 own[4][DIGITS];
   for (u32 place = 0; place < 4; place++) own[place][threadIdx.x] = 0;
@@ -16,17 +16,17 @@ KERNEL radix_histogram(const u32* __restrict__ key, u32 n, u32* __restrict__ bin
     if (own[place][threadIdx.x]) atomicAdd(&bins[place * DIGITS + threadIdx.x], own[place][threadIdx.x]);
 }
 
-// One pass over the digit at `shift`. offsets[digit] is how many keys have a smaller digit; a null `value` stands for 0, 1, 2, ...
-// status[tile][digit] holds look-back words, so n < 2^30; `status` and `ticket` are zero before.
+// One pass over the digit at `shift`. offsets[digit] is the number of keys with a smaller digit; a null `value` means 0, 1, 2, ...
+// status[tile][digit] holds look-back words, so n < 2^30; `status` and `ticket` are initially zero.
 KERNEL radix_pass(const u32* __restrict__ key, const u32* __restrict__ value, u32* __restrict__ key_out, u32* __restrict__ value_out, u32 n, u32 shift, const u32* __restrict__ offsets, u32* status, u32* ticket) {
-  __shared__ u32 count[WARPS][DIGITS + 1];  // one more for what lies behind the end: a branch for it costs registers
+  __shared__ u32 count[WARPS][DIGITS + 1];  // one more for items beyond the end: a branch would cost registers
   __shared__ u32 place_of[DIGITS], out_of[DIGITS], warps[WARPS], shared_tile;
   __shared__ u32 exchange[SORT_TILE];
   for (u32 i = threadIdx.x; i < WARPS * (DIGITS + 1); i += THREADS) (&count[0][0])[i] = 0;
   const u32 tile = take_ticket(ticket, shared_tile), lane = lane_of(), warp = warp_of();
   const u32 begin = tile * SORT_TILE, first = begin + warp * 32 * ITEMS + lane, length = min(n - begin, SORT_TILE);
 
-  // Rank among the equal digits of the warp, in input order.
+  // Rank among equal digits of the warp, in input order.
   u32 own[ITEMS], place[ITEMS];
 #pragma unroll
   for (u32 j = 0; j < ITEMS; j++) {
@@ -41,7 +41,7 @@ KERNEL radix_pass(const u32* __restrict__ key, const u32* __restrict__ value, u3
   }
   __syncthreads();
 
-  // A thread a digit: its keys in the warps before, in the tiles before, and those of smaller digits.
+  // One thread per digit: its keys in earlier warps, in earlier tiles, and those of smaller digits.
   u32 digit = threadIdx.x, mine = 0, all;
   for (u32 w = 0; w < WARPS; w++) {
     u32 here = count[w][digit];
@@ -52,7 +52,7 @@ KERNEL radix_pass(const u32* __restrict__ key, const u32* __restrict__ value, u3
   out_of[digit] = offsets[digit] + look_back(status + digit, tile, DIGITS, mine) - place_of[digit];
   __syncthreads();
 
-  // Through shared memory, so that every digit leaves as one run.
+  // Through shared memory, so that every digit is written as one run.
 #pragma unroll
   for (u32 j = 0; j < ITEMS; j++) {
     if (first + j * 32 >= n) continue;

@@ -1,6 +1,6 @@
-// Scatter-reinforce by slot, exact for any number of updates of one memory: sorted stably by slot (sort.cu), the updates of a memory are
-// a run, and the map of a run is a segmented scan of the maps of its updates. No atomics on weights: 10,000 updates of one memory are
-// the same work as 10,000 different ones.
+// Reinforcement by slot, exact for any number of updates of one memory: sorted stably by slot (sort.cu), the updates of a memory are
+// a run, and the map of a run is a segmented scan of the maps of its updates. No atomics on weights: 10,000 updates of one memory cost
+// as much as 10,000 different ones.
 #include "laws.cuh"
 
 // A span of updates: the map of its last run, and whether that run starts inside it.
@@ -22,8 +22,8 @@ INLINE Run shuffle_up(const Run& run, u32 lanes) {
 
 constexpr u32 ITEMS = 4, UPDATES = THREADS * ITEMS;
 
-// `slot` is sorted; order[i] is the place of update i in the record. Updates of NO_SLOT come last and change nothing. The thread with the last
-// update of a run writes its slot. `status` and `ticket` are zero before; `aggregate` and `prefix` are room for one Run a block.
+// `slot` is sorted; order[i] is the index of update i in the record. Updates of NO_SLOT come last and change nothing. The thread with the last
+// update of a run writes its slot. `status` and `ticket` are initially zero; `aggregate` and `prefix` hold one Run per block.
 KERNEL apply_updates(const u32* __restrict__ slot, const u32* __restrict__ order, const int* __restrict__ delta, u32 n, u32* __restrict__ potential, const Segment* __restrict__ segments, const Tile* __restrict__ tiles, u32* status, Run* aggregate, Run* prefix, u32* ticket) {
   __shared__ Run warp_total[WARPS], before_block;
   __shared__ u32 shared_tile;

@@ -70,7 +70,7 @@ def recall(memories):
     if needed > 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         print(f"numpy: recall {memories}: not measured, it needs {needed / 1e9:.1f} GB", file=sys.stderr)
         return
-    # In place and in parts: a copy of the largest would not fit beside it.
+    # In place and in parts: a second copy of the largest size would not fit.
     features = np.empty((memories, peer.DIMENSION), dtype=np.float32)
     for part in np.array_split(features, max(1, memories // 100_000)):
         rng.standard_normal(dtype=np.float32, out=part)

@@ -1,6 +1,6 @@
-//! A device filled as a worker of 256 partitions fills it: each memory in the partition of its id, two groups.
+//! A device filled like that of a worker with 256 partitions: each memory in the partition of its id, two groups.
 
-use engram_kernels::profiler::{Profiled, Recorder};
+use engram_kernels::profiler::{ProfiledDevice, Recorder};
 use engram_kernels::{Cpu, Device, Error, Segment, Slot, TILE, Tile, Tiles};
 use engram_memory::hash::partition_of;
 use engram_memory::{DecayClock, MemoryId, Weight, clock::Advance};
@@ -10,17 +10,17 @@ use crate::population::{self, PARTITIONS};
 /// Rows written per call while filling.
 const ROWS: usize = 1 << 16;
 
-/// A filled device with what the host knows beside it.
+/// A filled device with the host's state for it.
 pub(crate) struct Arena<D = Cpu> {
     pub(crate) device: D,
     pub(crate) segments: Vec<Segment>,
     pub(crate) ids: Tiles<MemoryId>,
-    /// The slot of memory 0, 1, 2, ...
+    /// Slots of memory 0, 1, 2, ...
     pub(crate) slots: Vec<Slot>,
 }
 
 impl Arena {
-    /// `memories` memories with the weights that `weight` gives.
+    /// Fills a CPU device with `memories` memories; `weight` returns their weights.
     ///
     /// # Errors
     /// When the device is full.
@@ -28,15 +28,15 @@ impl Arena {
         Self::over(Cpu::new(threads), memories, weight)
     }
 
-    /// The same, with every pass recorded.
-    pub(crate) fn profiled(self, recorder: Recorder) -> Arena<Profiled<Cpu>> {
+    /// Records every pass from here on.
+    pub(crate) fn profiled(self, recorder: Recorder) -> Arena<ProfiledDevice<Cpu>> {
         let Self { device, segments, ids, slots } = self;
-        Arena { device: Profiled::new(device, recorder), segments, ids, slots }
+        Arena { device: ProfiledDevice::new(device, recorder), segments, ids, slots }
     }
 }
 
 impl<D: Device> Arena<D> {
-    /// `memories` memories with the weights that `weight` gives, on a device without tiles.
+    /// Fills a device without tiles with `memories` memories; `weight` returns their weights.
     ///
     /// # Errors
     /// When the device is full.
@@ -50,7 +50,7 @@ impl<D: Device> Arena<D> {
         let mut ids = Tiles::new();
         device.reserve(tiles as u32)?;
         ids.reserve(tiles);
-        // Where the next memory of each partition goes: a partition's tiles stand side by side here.
+        // Next slot of each partition, whose tiles are adjacent here.
         let mut next = Vec::with_capacity(counts.len());
         let mut tile = 0;
         for (segment, count) in counts.iter().enumerate() {
@@ -84,7 +84,7 @@ impl<D: Device> Arena<D> {
 }
 
 impl<D> Arena<D> {
-    /// Moves every clock by `amount` units; the next pass folds where a clock has run full. Returns whether it will.
+    /// Moves every clock by `amount` units; the next pass folds overflowing clocks. Returns whether there are any.
     pub(crate) fn decay(&mut self, amount: u32) -> bool {
         for segment in &mut self.segments {
             segment.fold = match segment.clock.advance(amount) {
@@ -96,7 +96,7 @@ impl<D> Arena<D> {
     }
 }
 
-/// The same weight for all.
+/// Returns the same weight for all memories.
 pub(crate) fn tied(_: MemoryId) -> Weight {
     Weight::HALF
 }

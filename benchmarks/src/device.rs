@@ -1,7 +1,6 @@
-//! What the device layer adds to the passes: a batch with nothing in it, the decision which device holds which partition, and passes that several
-//! logical devices share.
+//! Overhead of the device layer: an empty batch, partition assignment, and passes over several logical devices.
 
-mod several;
+mod multiple;
 
 use std::hint::black_box;
 
@@ -15,28 +14,28 @@ use crate::measure;
 use crate::population;
 use crate::row::{Better, Budget, Figure, Row};
 
-/// Empty batches that are timed together: one takes less than a clock can tell.
+/// Empty batches per measurement: one is below the clock's resolution.
 const BATCHES: u32 = 1_000;
-/// Partitions that are assigned: the most of a cluster.
+/// Assigned partitions: the maximum of a cluster.
 const PARTITIONS: u32 = 1_024;
-/// Devices that they are assigned to.
+/// Devices that partitions are assigned to.
 const DEVICES: u64 = 8;
 
 /// Measures one size.
 ///
 /// # Errors
 /// When the device fails, or the partitions do not fit on the devices.
-pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
+pub(crate) fn device_rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
     eprintln!("device: {memories} memories");
     let mut rows = vec![empty_batch(memories, threads)?];
     for (strategy, name) in Strategy::ALL.into_iter().zip(["balanced", "capability", "memory", "latency"]) {
         rows.push(assignment(memories, strategy, name)?);
     }
-    rows.extend(several::rows(memories)?);
+    rows.extend(multiple::multi_device_rows(memories)?);
     Ok(rows)
 }
 
-/// A batch without a row, an update or a slot, as a store hands it to whichever device it has.
+/// Measures a batch without rows, updates or slots, through the device trait.
 fn empty_batch(memories: u32, threads: usize) -> Result<Row> {
     let Arena { device, segments, .. } = Arena::new(memories, threads, population::uniform)?;
     let mut device: Box<dyn Device> = Box::new(device);
@@ -51,11 +50,11 @@ fn empty_batch(memories: u32, threads: usize) -> Result<Row> {
         ensure!(out.is_empty(), "{} rows of no slot", out.len());
         Ok(())
     })?;
-    let title = "device layer, an empty batch: write, update, read of nothing".to_owned();
+    let title = "device layer, empty batch: write, update, read".to_owned();
     Ok(row(title, memories, "us", measure::scaled(batches, 1e3 / f64::from(BATCHES)), Some(2.0)))
 }
 
-/// Partitions of about the same size, on devices that differ up to tenfold.
+/// Measures the assignment of partitions of similar size to devices whose speeds differ up to tenfold.
 fn assignment(memories: u32, strategy: Strategy, name: &str) -> Result<Row> {
     let per_partition = u64::from(memories / PARTITIONS).max(1);
     let sizes: Vec<Size> = (0..u64::from(PARTITIONS))

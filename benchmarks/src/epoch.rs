@@ -1,5 +1,4 @@
-//! A learning epoch in process with the log off: decay, 10,000 updates by slot, the quality vector of two groups over all
-//! partitions.
+//! A learning epoch in process without a log: decay, 10,000 updates by slot, quality of two groups over all partitions.
 
 use std::hint::black_box;
 
@@ -14,11 +13,11 @@ use crate::population::{self, DECAY, UPDATES};
 use crate::profile::PASSES;
 use crate::row::{Better, Budget, Row, Workload};
 
-/// Measures one size; then records some epochs more, if asked.
+/// Measures one size; then records further epochs if requested.
 ///
 /// # Errors
-/// When the device fails, or lost memories.
-pub(crate) fn rows(memories: u32, threads: usize, recorder: Option<Recorder>) -> Result<Vec<Row>> {
+/// When the device fails, or memories are missing.
+pub(crate) fn epoch_rows(memories: u32, threads: usize, recorder: Option<Recorder>) -> Result<Vec<Row>> {
     eprintln!("epoch: {memories} memories");
     let mut arena = Arena::new(memories, threads, population::uniform)?;
     let delta = population::delta()?;
@@ -40,7 +39,7 @@ pub(crate) fn rows(memories: u32, threads: usize, recorder: Option<Recorder>) ->
         budgets: budgets(memories),
     };
     let with_fold = Row {
-        title: "the same, mean from one fold of the decay clock to the next".to_owned(),
+        title: "learning epoch by slot, mean from one fold of the decay clock to the next".to_owned(),
         ours: measure::mean_with_one_fold(|| turn(&mut arena, &updates, decay, &mut parts))?,
         budgets: Vec::new(),
         ..by_slot.clone()
@@ -63,7 +62,7 @@ fn budgets(memories: u32) -> Vec<Budget> {
     }
 }
 
-/// One epoch. Returns whether the clocks folded.
+/// Runs one epoch and returns whether the clocks folded.
 fn turn<D: Device>(
     arena: &mut Arena<D>,
     updates: &[Update],

@@ -1,7 +1,6 @@
-//! What `cargo xtask bench` runs, in release: measures one suite and writes the rows as JSON to standard output.
+//! Measuring program of `cargo xtask bench`, built in release: measures one suite and writes the rows as JSON to standard output.
 //!
-//! Each suite measures in one process, one thing at a time, and says on standard error what it is at. Peers and the table are
-//! xtask's.
+//! Each suite measures one thing at a time in one process, with progress on standard error. xtask runs the peers and prints the table.
 #![forbid(unsafe_code)]
 
 mod arena;
@@ -28,22 +27,22 @@ use engram_kernels::profiler::Recorder;
 use row::Row;
 
 #[derive(Parser)]
-#[command(about = "Measures one suite and writes its rows as JSON (run it by `cargo xtask bench`)")]
+#[command(about = "Measures one suite and writes its rows as JSON (use `cargo xtask bench`)")]
 struct Arguments {
     suite: Suite,
-    /// How many memories; one set of rows each
+    /// Numbers of memories; one set of rows each
     #[arg(long, value_delimiter = ',', default_value = "100000,1000000,10000000")]
     memories: Vec<u32>,
     /// Threads for the passes over all memories; by default one per core
     #[arg(long)]
     threads: Option<usize>,
-    /// Folder for logs and snapshots, on the kind of disk that matters; what is written there is removed
+    /// Folder for logs and snapshots, on a disk of the kind to be measured; its new content is removed
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     scratch: PathBuf,
-    /// How long there are too many requests (suite overload)
+    /// Duration of the overload (suite overload)
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Also records some passes and writes their timeline as Chrome trace JSON (suites epoch and recall, one size)
+    /// Also record some passes and write their timeline as Chrome trace JSON (suites epoch and recall, one size)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
@@ -56,21 +55,21 @@ enum Suite {
     Store,
     /// Calls over gRPC on loopback
     Wire,
-    /// Full order and the best 1,000 on the CPU device
+    /// Full ranking and the top 1,000 on the CPU device
     Rank,
-    /// The memories most alike a vector on the CPU device
+    /// Recall of the best matches of a vector on the CPU device
     Recall,
-    /// What the device layer adds: an empty batch, which device holds which partition, passes shared by several
+    /// Overhead of the device layer: an empty batch, partition assignment, passes over several devices
     Device,
-    /// What copies cost, by their number and the durability mode
+    /// Cost of replication, by number of replicas and durability mode
     Replication,
-    /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
-    Healing,
-    /// Backups under writes: how long they take, and what writers feel meanwhile
+    /// Re-replication after a worker loses its disk: duration, and write latency meanwhile
+    ReReplication,
+    /// Backups under load: duration, and write latency meanwhile
     Backup,
-    /// Twice as many requests as are answered: what is refused and how, what the others feel, what memory it costs
+    /// Twice as many requests as capacity: rejections, latency of accepted requests, memory
     Overload,
-    /// Not a suite: what is resident when this process has filled a store, in bytes
+    /// Not a suite: resident bytes of a process with a filled store
     #[value(hide = true)]
     Footprint,
 }
@@ -81,7 +80,10 @@ fn main() -> anyhow::Result<()> {
     let (sizes, scratch) = (&arguments.memories, &arguments.scratch);
     if arguments.trace.is_some() {
         let is_recorded = matches!(arguments.suite, Suite::Epoch | Suite::Recall);
-        ensure!(is_recorded && sizes.len() == 1, "a timeline is recorded of the suites epoch and recall, of one size");
+        ensure!(
+            is_recorded && sizes.len() == 1,
+            "a timeline can only be recorded for the suites epoch and recall and one size"
+        );
     }
     let recorder = arguments
         .trace
@@ -91,18 +93,18 @@ fn main() -> anyhow::Result<()> {
         Ok(sizes.iter().map(|&memories| rows(memories, threads)).collect::<Result<Vec<_>, _>>()?.concat())
     };
     let mut rows = match arguments.suite {
-        Suite::Epoch => of_each(&|memories, threads| epoch::rows(memories, threads, recorder.clone()))?,
-        Suite::Rank => of_each(&rank::rows)?,
-        Suite::Recall => of_each(&|memories, threads| recall::rows(memories, threads, recorder.clone()))?,
-        Suite::Device => of_each(&device::rows)?,
-        Suite::Store => store::rows(sizes, threads, scratch)?,
+        Suite::Epoch => of_each(&|memories, threads| epoch::epoch_rows(memories, threads, recorder.clone()))?,
+        Suite::Rank => of_each(&rank::rank_rows)?,
+        Suite::Recall => of_each(&|memories, threads| recall::recall_rows(memories, threads, recorder.clone()))?,
+        Suite::Device => of_each(&device::device_rows)?,
+        Suite::Store => store::store_rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
-        Suite::Replication => wire::copies(sizes, threads, scratch)?,
-        Suite::Healing => wire::healing(sizes, threads, scratch)?,
+        Suite::Replication => wire::replication(sizes, threads, scratch)?,
+        Suite::ReReplication => wire::re_replication(sizes, threads, scratch)?,
         Suite::Backup => wire::backup(sizes, threads, scratch)?,
         Suite::Overload => wire::overload(sizes, threads, Duration::from_secs(arguments.seconds), scratch)?,
         Suite::Footprint => {
-            let memories = *sizes.first().context("no size was given")?;
+            let memories = *sizes.first().context("no size specified")?;
             println!("{}", store::footprint::resident_when_filled(memories, scratch)?);
             return Ok(());
         }
@@ -110,7 +112,7 @@ fn main() -> anyhow::Result<()> {
     if let (Some(recorder), Some(path)) = (&recorder, &arguments.trace) {
         profile::write(recorder, path)?;
     }
-    // One title's sizes stand together in the table.
+    // Sizes of one title are adjacent in the table.
     let titles: Vec<String> = rows.iter().map(|row| row.title.clone()).collect();
     rows.sort_by_key(|row| titles.iter().position(|title| *title == row.title));
     let report = row::Report { threads: u32::try_from(threads).context("too many threads")?, rows };

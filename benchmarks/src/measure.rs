@@ -1,5 +1,5 @@
-//! Repeats and their summary, by the rule that the peers follow too: one unmeasured run, then until both 5 repeats and one
-//! second are done, at most 5,000 repeats: what is over within microseconds must not be judged by a few milliseconds of a machine.
+//! Repeats and their summary, by the same rule as in peers: one warm-up run, then at least 5 repeats and one second, at most 5,000 repeats, so that
+//! short operations are not judged by a few milliseconds of a busy machine.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ const MIN_REPEATS: usize = 5;
 const MAX_REPEATS: usize = 5_000;
 const MIN_TIME: Duration = Duration::from_secs(1);
 
-/// More epochs than a decay clock needs to run full once at a decay of 0.01.
+/// Upper bound of epochs until a decay clock folds at a decay of 0.01.
 const FOLD_BY: u32 = 1_000;
 
-/// Milliseconds that `work` takes.
+/// Measures `work` in milliseconds.
 ///
 /// # Errors
 /// The first error of `work`.
@@ -28,7 +28,7 @@ pub(crate) fn milliseconds<E>(mut work: impl FnMut() -> Result<(), E>) -> Result
     Ok(lowest(took_ms))
 }
 
-/// Milliseconds that `work` takes, and those that `floor` takes, in turns, so that what else the machine does meets both.
+/// Measures `work` and `floor` in milliseconds, alternately, so that disturbances affect both.
 ///
 /// # Errors
 /// The first error of either.
@@ -47,8 +47,8 @@ pub(crate) fn side_by_side<E>(
     Ok((lowest(work_ms), lowest(floor_ms)))
 }
 
-/// Milliseconds per epoch, from just after one fold of the decay clock up to and with the next. `turn` learns one epoch and
-/// returns whether the clock folded.
+/// Measures milliseconds per epoch, from just after one fold of the decay clock up to and including the next. `turn` runs one epoch and returns
+/// whether the clock folded.
 ///
 /// # Errors
 /// The first error of `turn`, or no fold.
@@ -68,27 +68,27 @@ pub(crate) fn mean_with_one_fold(mut turn: impl FnMut() -> Result<bool>) -> Resu
     Ok(Figure { best: mean_ms, median: mean_ms, repeats: epochs })
 }
 
-/// The figure in another unit, which is `factor` times smaller.
+/// Converts a figure to a unit that is `factor` times smaller.
 pub(crate) fn scaled(figure: Figure, factor: f64) -> Figure {
     Figure { best: figure.best * factor, median: figure.median * factor, ..figure }
 }
 
-/// Millions a second, of work that handles `count` and takes `milliseconds`.
+/// Converts to millions per second: work that handles `count` items in `milliseconds`.
 pub(crate) fn millions_per_second(count: usize, milliseconds: Figure) -> Figure {
     let rate = |ms: f64| count as f64 / (ms * 1e3);
     Figure { best: rate(milliseconds.best), median: rate(milliseconds.median), ..milliseconds }
 }
 
-/// The summary of figures of which the lowest is the best.
+/// Summarizes values of which the lowest is the best.
 ///
 /// # Panics
-/// Without one.
+/// When `values` is empty.
 pub(crate) fn lowest(mut values: Vec<f64>) -> Figure {
     values.sort_by(f64::total_cmp);
     Figure { best: values[0], median: values[values.len() / 2], repeats: values.len() as u32 }
 }
 
-/// The value below which `share` of the `values` lie; not a number without one.
+/// Returns the value below which `share` of the `values` lie; NaN if empty.
 pub(crate) fn quantile(values: &[f64], share: f64) -> Figure {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
@@ -96,7 +96,7 @@ pub(crate) fn quantile(values: &[f64], share: f64) -> Figure {
     Figure { repeats: values.len() as u32, ..once(values.get(place).copied().unwrap_or(f64::NAN)) }
 }
 
-/// One figure, measured once.
+/// Returns a figure that was measured once.
 pub(crate) const fn once(value: f64) -> Figure {
     Figure { best: value, median: value, repeats: 1 }
 }

@@ -1,4 +1,4 @@
-//! The timeline of a suite's passes, beside its figures.
+//! Timeline of a suite's passes.
 
 use std::fs;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use engram_kernels::profiler::{Recorder, analyse, chrome_trace};
 
-/// Passes that are recorded.
+/// Number of recorded passes.
 pub(crate) const PASSES: usize = 50;
 
-/// Writes what was recorded in the trace event format of Chrome, and says on standard error what it shows.
+/// Writes the recording as Chrome trace JSON, and prints a summary to standard error.
 ///
 /// # Errors
 /// When the file cannot be written.

@@ -1,4 +1,4 @@
-//! The order of all memories, and the best 1,000, over all partitions: weights uniform, and all equal.
+//! Full ranking and top 1,000 over all partitions, with uniform and with equal weights.
 
 use anyhow::{Result, ensure};
 use engram_kernels::{Device, Order, Scope};
@@ -8,20 +8,20 @@ use crate::measure;
 use crate::population;
 use crate::row::{Better, Budget, Row, Workload};
 
-/// The best how many.
+/// Limit of the top-k ranking.
 const TOP: usize = 1_000;
 
 /// Measures one size.
 ///
 /// # Errors
-/// When the device fails, or lost memories.
-pub(crate) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
+/// When the device fails, or memories are missing.
+pub(crate) fn rank_rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
     let mut rows = measure_kind("random", "random weights", Arena::new(memories, threads, population::uniform)?)?;
     rows.extend(measure_kind("tied", "all weights equal", Arena::new(memories, threads, arena::tied)?)?);
     Ok(rows)
 }
 
-/// `kind` is the peers' word for the weights in `arena`, `words` ours.
+/// `kind` is the peers' name of the weight distribution, `words` the display name.
 fn measure_kind(kind: &str, words: &str, mut arena: Arena) -> Result<Vec<Row>> {
     eprintln!("rank: {} memories, {words}", arena.slots.len());
     [None, Some(TOP)].into_iter().map(|limit| row(&mut arena, kind, words, limit)).collect()
@@ -49,7 +49,7 @@ fn row(arena: &mut Arena, kind: &str, words: &str, limit: Option<usize>) -> Resu
         ),
     };
     let budgets = match (memories, limit, kind) {
-        // Equal weights in any order are no work at all: the peer that orders them by id is meant.
+        // Unordered equal weights are no work: the peer that orders them by id counts.
         (10_000_000, None, "tied") => vec![ratio("numpy, ties by id", 6.0)],
         (10_000_000, Some(_), "tied") => vec![ratio("numpy, ties by id", 10.0)],
         (10_000_000, None, _) => vec![ratio("numpy", 6.0)],

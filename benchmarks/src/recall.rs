@@ -1,8 +1,8 @@
-//! The memories most alike a vector: cosine of f16 features times weight, over all partitions.
+//! Recall of the best matches of a vector: cosine of f16 features times weight, over all partitions.
 
 use anyhow::{Result, ensure};
-use engram_kernels::profiler::{Profiled, Recorder};
-use engram_kernels::recall::{FeatureColumn, Query, Recall, inverse_norm};
+use engram_kernels::profiler::{ProfiledDevice, Recorder};
+use engram_kernels::recall::{FeatureColumn, Query, RecallRequest, inverse_norm};
 use engram_kernels::{Device, Scope, TILE, Tiles};
 use engram_memory::mix64;
 
@@ -12,16 +12,16 @@ use crate::population;
 use crate::profile::PASSES;
 use crate::row::{Better, Budget, Row, Workload};
 
-/// Elements of a vector: those of a small sentence model.
+/// Vector dimension of a small sentence model.
 const DIMENSION: usize = 384;
-/// The best how many.
+/// Limit of the recall.
 const FIRST: usize = 10;
 
-/// Measures one size; then records some passes more, if asked.
+/// Measures one size; then records further passes if requested.
 ///
 /// # Errors
-/// When the device fails, or lost memories.
-pub(crate) fn rows(memories: u32, threads: usize, recorder: Option<Recorder>) -> Result<Vec<Row>> {
+/// When the device fails, or memories are missing.
+pub(crate) fn recall_rows(memories: u32, threads: usize, recorder: Option<Recorder>) -> Result<Vec<Row>> {
     eprintln!("recall: {memories} memories of {DIMENSION} f16");
     let Arena { mut device, segments, ids, slots } = Arena::new(memories, threads, population::uniform)?;
     let mut bits: Vec<Box<[u8]>> = Vec::new();
@@ -38,17 +38,17 @@ pub(crate) fn rows(memories: u32, threads: usize, recorder: Option<Recorder>) ->
     let features =
         FeatureColumn { dimension: DIMENSION, bits: &bits, inverse_norms: &inverse_norms, changes: &changes };
     let query = Query::new(&vector(u64::MAX));
-    let asked = Recall { query: &query, features, scope: Scope::All, limit: FIRST };
+    let request = RecallRequest { query: &query, features, scope: Scope::All, limit: FIRST };
     let mut out = Vec::new();
     let ours = measure::milliseconds(|| -> Result<()> {
-        device.recall(&segments, &asked, &ids, &mut out)?;
+        device.recall(&segments, &request, &ids, &mut out)?;
         ensure!(out.len() == FIRST.min(slots.len()), "{} memories recalled", out.len());
         Ok(())
     })?;
     if let Some(recorder) = recorder {
-        let mut device = Profiled::new(device, recorder);
+        let mut device = ProfiledDevice::new(device, recorder);
         for _ in 0..PASSES {
-            device.recall(&segments, &asked, &ids, &mut out)?;
+            device.recall(&segments, &request, &ids, &mut out)?;
         }
     }
     let budgets = match memories {
@@ -67,7 +67,7 @@ pub(crate) fn rows(memories: u32, threads: usize, recorder: Option<Recorder>) ->
     }])
 }
 
-/// Finite f16 from -2 to 2.
+/// Returns finite f16 values from -2 to 2.
 fn vector(number: u64) -> Vec<u16> {
     (0..DIMENSION as u64).map(|index| (mix64(mix64(number) ^ index) & 0xbfff) as u16).collect()
 }

@@ -1,92 +1,92 @@
-//! One measured figure, its budget and what it is compared with: the form in which a measuring program hands its results to
-//! `cargo xtask bench`, which prints the table.
+//! Measured figures with budgets and peers: the format in which a measuring program returns its results to `cargo xtask bench`, which prints the
+//! table.
 //!
-//! `xtask` includes this file as it is, so that neither side depends on the other's libraries.
+//! `xtask` includes this file directly, so that neither side depends on the other's libraries.
 
 use serde::{Deserialize, Serialize};
 
-/// What one suite measured.
+/// Results of one suite.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// Threads that the measured code was given.
+    /// Threads of the measured code.
     pub(crate) threads: u32,
-    /// The figures, in the order in which they are printed. Rows of one `title` follow each other.
+    /// Figures in display order. Rows with the same `title` are adjacent.
     pub(crate) rows: Vec<Row>,
 }
 
 /// One measured figure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// What was measured, for people: `learning epoch, 10,000 updates by slot`.
+    /// Display name: `learning epoch, 10,000 updates by slot`.
     pub(crate) title: String,
-    /// What the peers in `benchmarks/peers` call the same work; empty where they have nothing like it.
+    /// Equivalent workloads in `benchmarks/peers`; empty if there are none.
     #[serde(default)]
     pub(crate) workloads: Vec<Workload>,
-    /// How many memories the store held.
+    /// Number of memories in the store.
     pub(crate) memories: u64,
-    /// The unit of every figure of this row: `ms`, `us`, `M updates/s`.
+    /// Unit of every figure of this row: `ms`, `us`, `M updates/s`.
     pub(crate) unit: String,
-    /// Which way is better.
+    /// Whether lower or higher figures are better.
     pub(crate) better: Better,
-    /// What was measured.
+    /// The measured figure.
     pub(crate) ours: Figure,
-    /// The same work, or a floor under it, measured by others in the same run.
+    /// The same work, or a lower bound of it, measured for peers in the same run.
     #[serde(default)]
     pub(crate) peers: Vec<Peer>,
-    /// What was promised.
+    /// Budgets of the row.
     #[serde(default)]
     pub(crate) budgets: Vec<Budget>,
 }
 
-/// The same work, done by a peer.
+/// A workload of peers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Workload {
-    /// The name in `benchmarks/peers`: `rank-random-by-id`.
+    /// Name in `benchmarks/peers`: `rank-random-by-id`.
     pub(crate) name: String,
-    /// What the table and the budgets add to the peer's name: `, by id`.
+    /// Suffix of the peer's name in the table and in budgets: `, by id`.
     #[serde(default)]
     pub(crate) remark: String,
 }
 
-/// Which way is better.
+/// Direction of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Better {
-    /// Times.
+    /// For durations.
     Lower,
-    /// Rates.
+    /// For rates.
     Higher,
 }
 
-/// The figures of all repeats, summed up.
+/// Summary of all repeats.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Figure {
     /// The best repeat: the shortest time, or the highest rate.
     pub(crate) best: f64,
     /// The median of the repeats.
     pub(crate) median: f64,
-    /// How many repeats.
+    /// Number of repeats.
     pub(crate) repeats: u32,
 }
 
-/// What somebody else needed.
+/// Figure of a peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Peer {
-    /// Who: `numpy`, `torch`, `tonic echo`, `memory read`.
+    /// Name of the peer: `numpy`, `torch`, `tonic echo`, `memory read`.
     pub(crate) name: String,
-    /// In the unit of the row.
+    /// Figure in the unit of the row.
     pub(crate) figure: Figure,
 }
 
-/// What was promised for a row. Medians are compared.
+/// Budget of a row. Medians are compared.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Budget {
-    /// At least this many times as good as a peer of the same run.
+    /// At least this many times better than a peer of the same run.
     Ratio {
-        /// The peer's name.
+        /// Name of the peer.
         peer: String,
-        /// 6 means: six times as fast.
+        /// 6 means six times faster.
         at_least: f64,
     },
     /// At least this good, in the unit of the row.

@@ -1,14 +1,14 @@
-//! Rows, as the suites make them: a row without peers and budgets, to which both are added.
+//! Constructors of rows; peers and budgets are added to them.
 
 use crate::row::{Better, Budget, Figure, Peer, Row, Workload};
 
 impl Row {
-    /// A row of which lower figures are better.
+    /// Creates a row whose lower figures are better.
     pub(crate) fn lower(title: impl Into<String>, memories: u32, unit: &str, ours: Figure) -> Self {
         Self::new(title.into(), memories, unit, Better::Lower, ours)
     }
 
-    /// A row of which higher figures are better.
+    /// Creates a row whose higher figures are better.
     pub(crate) fn higher(title: impl Into<String>, memories: u32, unit: &str, ours: Figure) -> Self {
         Self::new(title.into(), memories, unit, Better::Higher, ours)
     }
@@ -26,20 +26,20 @@ impl Row {
         }
     }
 
-    /// Adds what peers call the same work.
+    /// Adds a workload of peers.
     pub(crate) fn workload(mut self, name: &str) -> Self {
         self.workloads.push(Workload { name: name.to_owned(), remark: String::new() });
         self
     }
 
-    /// Adds what somebody else needed.
-    pub(crate) fn beside(mut self, name: &str, figure: Figure) -> Self {
+    /// Adds the figure of a peer.
+    pub(crate) fn with_peer(mut self, name: &str, figure: Figure) -> Self {
         self.peers.push(Peer { name: name.to_owned(), figure });
         self
     }
 
     /// Adds budgets.
-    pub(crate) fn promised(mut self, budgets: impl IntoIterator<Item = Budget>) -> Self {
+    pub(crate) fn with_budgets(mut self, budgets: impl IntoIterator<Item = Budget>) -> Self {
         self.budgets.extend(budgets);
         self
     }

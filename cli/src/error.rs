@@ -1,63 +1,63 @@
-//! From whatever went wrong to what the user reads and the code that the process ends with.
+//! Maps errors to messages and exit codes.
 
-use crate::args::Context;
+use crate::context::Context;
 use engram_api::{Code, ExitCode, Problem, Problems};
 use engram_proto::v1::ProblemKind;
 use std::fmt;
 use std::io::{self, Write as _};
 
-/// Ends the command with a code and no further words: they were said already.
+/// Exits with a code and without a message: it has been printed already.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ended(pub(crate) ExitCode);
+pub(crate) struct Exit(pub(crate) ExitCode);
 
-impl fmt::Display for Ended {
+impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.meaning())
     }
 }
 
-impl std::error::Error for Ended {}
+impl std::error::Error for Exit {}
 
-/// Something said plainly that has no code of its own to explain it.
+/// An error without an error code.
 #[derive(Debug)]
-pub(crate) struct Said {
-    message: String,
+pub(crate) struct Message {
+    text: String,
     exit: ExitCode,
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Said {}
+impl std::error::Error for Message {}
 
-/// An error that ends with `exit` and needs no long text.
-pub(crate) fn said(exit: ExitCode, message: impl Into<String>) -> anyhow::Error {
-    Said { message: message.into(), exit }.into()
+/// Returns an error that exits with `exit` and has no error code.
+pub(crate) fn failure(exit: ExitCode, text: impl Into<String>) -> anyhow::Error {
+    Message { text: text.into(), exit }.into()
 }
 
-/// A problem as an error: `return Err(problem(Code::PortInUse, "..."))`.
+/// Returns an error with an error code: `return Err(problem(Code::PortInUse, "..."))`.
 pub(crate) fn problem(code: Code, message: impl Into<String>) -> anyhow::Error {
     Problem::new(code, message).into()
 }
 
-/// Prints `error` and returns how the process ends.
+/// Prints `error` to stderr and returns the exit code.
 pub(crate) fn report(error: &anyhow::Error, context: &Context) -> std::process::ExitCode {
-    let (text, code) = told(error, context.output.stderr_color);
-    // Nobody listens on a closed stderr, and the exit code still tells.
+    let (text, code) = render(error, context.output.stderr_color);
+    // A closed stderr is ignored: the exit code still reports the failure.
     let _ = io::stderr().lock().write_all(text.as_bytes());
     code.into()
 }
 
-/// The code that a command ends with that fails with `error`.
+/// Returns the exit code of a command that fails with `error`.
 pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
-    told(error, false).1
+    render(error, false).1
 }
 
-/// The words and the code for `error`.
-fn told(error: &anyhow::Error, color: bool) -> (String, ExitCode) {
+/// Returns message and exit code of `error`.
+fn render(error: &anyhow::Error, color: bool) -> (String, ExitCode) {
     for cause in error.chain() {
         if let Some(problems) = cause.downcast_ref::<Problems>() {
             return (problems.render(color), problems.exit_code());
@@ -65,10 +65,10 @@ fn told(error: &anyhow::Error, color: bool) -> (String, ExitCode) {
         if let Some(problem) = cause.downcast_ref::<Problem>() {
             return (problem.render(color), problem.code().exit_code());
         }
-        if let Some(said) = cause.downcast_ref::<Said>() {
-            return (plain(error, color), said.exit);
+        if let Some(message) = cause.downcast_ref::<Message>() {
+            return (plain(error, color), message.exit);
         }
-        if let Some(Ended(code)) = cause.downcast_ref::<Ended>() {
+        if let Some(Exit(code)) = cause.downcast_ref::<Exit>() {
             return (String::new(), *code);
         }
         if let Some(client) = cause.downcast_ref::<engram_client::Error>() {
@@ -78,7 +78,7 @@ fn told(error: &anyhow::Error, color: bool) -> (String, ExitCode) {
             };
         }
         match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
-            // `engram rank | head`: whoever read has enough.
+            // `engram rank | head`: the reader has closed the pipe.
             Some(io::ErrorKind::BrokenPipe) => return (String::new(), ExitCode::Ok),
             Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
                 return (Problem::new(Code::DiskFull, format!("{error:#}")).render(color), Code::DiskFull.exit_code());
@@ -93,7 +93,7 @@ fn plain(error: &anyhow::Error, color: bool) -> String {
     format!("{} {error:#}\n", crate::output::Style::Bad.paint("error:", color))
 }
 
-/// The code under which an error of the client library is explained.
+/// Returns the error code of an error of the client library.
 pub(crate) fn code_of(error: &engram_client::Error) -> Option<Code> {
     use engram_client::Error;
     let by_kind = match error.kind() {
@@ -115,20 +115,20 @@ pub(crate) fn code_of(error: &engram_client::Error) -> Option<Code> {
         ProblemKind::Unspecified
         | ProblemKind::NotPrimary
         | ProblemKind::Unavailable
-        | ProblemKind::TooFewCopies
+        | ProblemKind::NotEnoughReplicas
         | ProblemKind::Stopping => None,
     };
     match error {
         Error::Connect { .. } => Some(Code::Unreachable),
-        // What the last attempt met says more than that time ran out, if it is more than "try again".
-        Error::Unknown { .. } | Error::Deadline { .. } => {
+        // An overloaded cluster is a more useful reason than an expired deadline.
+        Error::OutcomeUnknown { .. } | Error::Deadline { .. } => {
             Some(by_kind.filter(|code| *code == Code::Busy).unwrap_or(Code::DeadlineExceeded))
         }
         Error::Protocol(_) => Some(Code::Incompatible),
-        Error::Refused(_) if matches!(error.kind(), ProblemKind::Unavailable | ProblemKind::Stopping) => {
+        Error::Rejected(_) if matches!(error.kind(), ProblemKind::Unavailable | ProblemKind::Stopping) => {
             Some(Code::Unreachable)
         }
-        Error::Refused(_) | Error::Partial { .. } => by_kind,
+        Error::Rejected(_) | Error::Partial { .. } => by_kind,
     }
 }
 
@@ -138,20 +138,20 @@ mod tests {
     use anyhow::Context as _;
 
     #[test]
-    fn an_error_keeps_its_code_under_any_context() {
+    fn error_code_survives_added_context() {
         let error = problem(Code::PortInUse, "port 7443 is in use");
         let error = Err::<(), _>(error).context("failed to start").unwrap_err();
-        let (text, code) = told(&error, false);
+        let (text, code) = render(&error, false);
         assert!(text.starts_with("error[ENG-0402]: port 7443 is in use"), "{text}");
         assert_eq!(code, ExitCode::Conflict);
     }
 
     #[test]
-    fn an_unreachable_cluster_is_told_apart_from_a_slow_one() {
+    fn unreachable_and_slow_clusters_have_distinct_exit_codes() {
         let connect = engram_client::Error::Connect { endpoints: "127.0.0.1:1".into(), last: "refused".into() };
-        assert_eq!(told(&connect.into(), false).1, ExitCode::Unreachable);
+        assert_eq!(render(&connect.into(), false).1, ExitCode::Unreachable);
         let last = Box::new(engram_proto::v1::Problem::of(ProblemKind::NotPrimary, "moved"));
         let deadline = engram_client::Error::Deadline { after: std::time::Duration::from_secs(1), last };
-        assert_eq!(told(&deadline.into(), false).1, ExitCode::NotReady);
+        assert_eq!(render(&deadline.into(), false).1, ExitCode::NotReady);
     }
 }

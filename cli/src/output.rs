@@ -1,40 +1,40 @@
-//! How results are printed: a table for people, tab-separated values in a pipe, JSON or YAML for programs.
+//! Output of results: tables on a terminal, tab-separated values in a pipe, JSON or YAML for programs.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table as Drawing, presets};
+use comfy_table::{CellAlignment, ContentArrangement, Table as TextTable, presets};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal as _, Write as _};
 
-/// A format of results.
+/// Output format of results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Aligned columns.
     Table,
-    /// As `table`, with more columns.
+    /// `table` with additional columns.
     Wide,
-    /// A line per object, fields separated by tabs, with a head line.
+    /// Tab-separated values with a header line.
     Tsv,
-    /// One JSON value; lists carry `kind: List`.
+    /// One JSON value; lists have `kind: List`.
     Json,
-    /// The same as YAML.
+    /// The JSON value as YAML.
     Yaml,
-    /// The name of each object, a line each.
+    /// The name of each object, one per line.
     Name,
 }
 
-/// When to use colour.
+/// When to use color.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ColorChoice {
-    /// On a terminal, unless the environment says otherwise.
+    /// On a terminal, unless the environment overrides it.
     Auto,
-    /// In every case.
+    /// Always.
     Always,
-    /// Not at all.
+    /// Never.
     Never,
 }
 
 impl ColorChoice {
-    /// Decides for one stream: the flag, then `NO_COLOR`, `CLICOLOR_FORCE`, `TERM`, then whether it is a terminal.
+    /// Returns whether one stream is colored: by the flag, then `NO_COLOR`, `CLICOLOR_FORCE`, `TERM`, then whether it is a terminal.
     fn decide(self, terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
         let set = |name| variable(name).is_some_and(|value| !value.is_empty());
         match self {
@@ -47,23 +47,23 @@ impl ColorChoice {
     }
 }
 
-/// How this process prints.
+/// Output settings of this process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
-    /// The format that was asked for, else what suits stdout.
+    /// Output format; defaults to `table` on a terminal and `tsv` otherwise.
     pub(crate) format: Format,
-    /// Colour on stdout.
+    /// Color on stdout.
     pub(crate) color: bool,
-    /// Colour on stderr.
+    /// Color on stderr.
     pub(crate) stderr_color: bool,
     /// Results and errors only.
     pub(crate) quiet: bool,
-    /// Whether stderr can show what moves.
+    /// Whether stderr can show progress bars.
     pub(crate) live: bool,
 }
 
 impl Output {
-    /// Looks at the terminal and the environment.
+    /// Detects the terminal and reads the environment.
     pub(crate) fn new(format: Option<Format>, color: ColorChoice, quiet: bool) -> Self {
         let (stdout, stderr) = (io::stdout().is_terminal(), io::stderr().is_terminal());
         let variable = |name: &str| std::env::var(name).ok();
@@ -77,15 +77,15 @@ impl Output {
         }
     }
 
-    /// Whether results are for a program that parses JSON or YAML.
+    /// Whether the output format is JSON or YAML.
     pub(crate) const fn is_structured(&self) -> bool {
         matches!(self.format, Format::Json | Format::Yaml)
     }
 
-    /// Tells people something, on stderr.
+    /// Prints a message to stderr, unless `--quiet` is set.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
         if !self.quiet {
-            // Nobody listens on a closed stderr, and that is no reason to fail.
+            // A closed stderr is no reason to fail.
             let _ = writeln!(io::stderr(), "{}", text.as_ref());
         }
     }
@@ -93,15 +93,15 @@ impl Output {
     /// Prints text on stdout.
     ///
     /// # Errors
-    /// Whoever reads has gone.
+    /// stdout is closed.
     pub(crate) fn text(&self, text: &str) -> io::Result<()> {
         io::stdout().lock().write_all(text.as_bytes())
     }
 
-    /// Prints one object: `fields` for people, `object` for programs.
+    /// Prints one object: `object` as JSON or YAML, `fields` in all other formats.
     ///
     /// # Errors
-    /// Whoever reads has gone, or the object has no JSON.
+    /// stdout is closed, or serialization fails.
     pub(crate) fn object(&self, object: &impl Serialize, fields: &Table) -> anyhow::Result<()> {
         match self.format {
             Format::Json | Format::Yaml => self.value(&serde_json::to_value(object)?)?,
@@ -110,10 +110,10 @@ impl Output {
         Ok(())
     }
 
-    /// Prints a list: `table` for people, `items` inside a `kind: List` for programs.
+    /// Prints a list: `items` in a `kind: List` as JSON or YAML, `table` in all other formats.
     ///
     /// # Errors
-    /// Whoever reads has gone, or an item has no JSON.
+    /// stdout is closed, or serialization fails.
     pub(crate) fn list<T: Serialize>(&self, items: &[T], table: &Table) -> anyhow::Result<()> {
         match self.format {
             Format::Json | Format::Yaml => {
@@ -124,10 +124,10 @@ impl Output {
         Ok(())
     }
 
-    /// Prints a value as JSON or YAML, whichever was asked for; JSON where neither was.
+    /// Prints a value as YAML for `-o yaml`, else as JSON.
     ///
     /// # Errors
-    /// Whoever reads has gone.
+    /// stdout is closed.
     pub(crate) fn value(&self, value: &Value) -> anyhow::Result<()> {
         let text = match self.format {
             Format::Yaml => serde_saphyr::to_string(value)?,
@@ -136,20 +136,20 @@ impl Output {
         Ok(self.text(&text)?)
     }
 
-    /// `text` in a style for stdout, where colour is wanted.
+    /// Styles `text` for stdout if color is enabled.
     pub(crate) fn paint(&self, style: Style, text: &str) -> String {
         style.paint(text, self.color)
     }
 }
 
-/// What a text is, for its colour.
+/// Style of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// As it should be.
+    /// Healthy state.
     Good,
-    /// Worth a look.
+    /// Needs attention.
     Warning,
-    /// Not as it should be.
+    /// Error.
     Bad,
     /// Less important.
     Dim,
@@ -158,7 +158,7 @@ pub(crate) enum Style {
 }
 
 impl Style {
-    /// `text` in this style, if `color`.
+    /// Returns `text` in this style if `color` is set.
     pub(crate) fn paint(self, text: &str, color: bool) -> String {
         let code = match self {
             Self::Good => "32",
@@ -171,7 +171,7 @@ impl Style {
     }
 }
 
-/// Rows under names of columns.
+/// A table with named columns.
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
     columns: Vec<Column>,
@@ -186,8 +186,8 @@ struct Column {
 }
 
 impl Table {
-    /// Columns by name: `>` in front aligns to the right, `+` in front shows it with `-o wide` (and in TSV) only.
-    /// The first column is what `-o name` prints.
+    /// Creates a table. A column name with prefix `>` is right-aligned; one with prefix `+` is shown only with `-o wide` and `-o tsv`.
+    /// `-o name` prints the first column.
     pub(crate) fn new(columns: &[&'static str]) -> Self {
         let column = |name: &&'static str| {
             let bare = name.trim_start_matches(['>', '+']);
@@ -197,61 +197,61 @@ impl Table {
         Self { columns: columns.iter().map(column).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row, a cell per column.
+    /// Adds a row with one cell per column.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
         let cells: Vec<String> = cells.into_iter().map(Into::into).collect();
         debug_assert_eq!(cells.len(), self.columns.len(), "a cell per column");
         self.rows.push(cells);
     }
 
-    /// The text of the table in the format that was asked for.
+    /// Renders the table in the output format.
     pub(crate) fn render(&self, output: &Output) -> String {
         match output.format {
             Format::Name => self.rows.iter().filter_map(|row| row.first()).map(|name| format!("{name}\n")).collect(),
-            Format::Tsv => self.separated(),
-            _ => self.drawn(output),
+            Format::Tsv => self.to_tsv(),
+            _ => self.to_text(output),
         }
     }
 
-    fn separated(&self) -> String {
-        // What separates must not be in what is separated.
+    fn to_tsv(&self) -> String {
+        // Cells must not contain separators.
         let cell = |cell: &str| cell.replace('\\', "\\\\").replace('\t', "\\t").replace('\n', "\\n");
-        let head: Vec<String> = self.columns.iter().map(|column| column.name.to_owned()).collect();
-        let lines = std::iter::once(&head).chain(&self.rows);
+        let header: Vec<String> = self.columns.iter().map(|column| column.name.to_owned()).collect();
+        let lines = std::iter::once(&header).chain(&self.rows);
         lines.map(|row| row.iter().map(|text| cell(text)).collect::<Vec<_>>().join("\t") + "\n").collect()
     }
 
-    fn drawn(&self, output: &Output) -> String {
+    fn to_text(&self, output: &Output) -> String {
         let shown: Vec<usize> = (0..self.columns.len())
             .filter(|&index| !self.columns[index].wide || output.format == Format::Wide)
             .collect();
-        let mut drawing = Drawing::new();
-        drawing.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-        drawing.set_header(shown.iter().map(|&index| self.columns[index].name.to_uppercase()));
+        let mut text_table = TextTable::new();
+        text_table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+        text_table.set_header(shown.iter().map(|&index| self.columns[index].name.to_uppercase()));
         for row in &self.rows {
-            drawing.add_row(shown.iter().map(|&index| printable(&row[index])));
+            text_table.add_row(shown.iter().map(|&index| printable(&row[index])));
         }
         let last = shown.len().saturating_sub(1);
         for (position, &index) in shown.iter().enumerate() {
-            if let Some(column) = drawing.column_mut(position) {
+            if let Some(column) = text_table.column_mut(position) {
                 column.set_padding((0, if position == last { 0 } else { 2 }));
                 if self.columns[index].right {
                     column.set_cell_alignment(CellAlignment::Right);
                 }
             }
         }
-        drawing.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+        text_table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
     }
 }
 
-/// A cell without what a terminal would obey: keys come from anywhere.
+/// Escapes control characters in a cell: keys are untrusted input.
 fn printable(cell: &str) -> String {
     let safe =
         |letter: char| if letter.is_control() { letter.escape_default().to_string() } else { letter.to_string() };
     cell.chars().map(safe).collect()
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -264,7 +264,7 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
-/// Bytes for people: `1.5 MiB`.
+/// Formats a number of bytes: `1.5 MiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -276,7 +276,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// Seconds for people: `0.4s`, `12s`, `3m 5s`, `2h 10m`, `3d 4h`.
+/// Formats a duration: `0.4s`, `12s`, `3m 5s`, `2h 10m`, `3d 4h`.
 pub(crate) fn seconds(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "-".into();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_decides_about_colour_unless_a_flag_does() {
+    fn environment_decides_on_color_unless_the_flag_is_set() {
         let with = |choice: ColorChoice, terminal, variables: &[(&str, &str)]| {
             choice.decide(terminal, |name| {
                 variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
@@ -309,7 +309,7 @@ mod tests {
         assert!(with(ColorChoice::Auto, true, &[]));
         assert!(!with(ColorChoice::Auto, false, &[]));
         assert!(!with(ColorChoice::Auto, true, &[("NO_COLOR", "1")]));
-        assert!(with(ColorChoice::Auto, true, &[("NO_COLOR", "")]), "an empty value is none");
+        assert!(with(ColorChoice::Auto, true, &[("NO_COLOR", "")]), "an empty value counts as unset");
         assert!(!with(ColorChoice::Auto, true, &[("TERM", "dumb")]));
         assert!(with(ColorChoice::Auto, false, &[("CLICOLOR_FORCE", "1")]));
         assert!(!with(ColorChoice::Auto, false, &[("CLICOLOR_FORCE", "0")]));
@@ -319,12 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_the_same_rows_in_every_format() {
+    fn every_format_shows_the_same_rows() {
         let mut table = Table::new(&["key", ">weight", "+>id"]);
         table.row(["war", "0.9", "17"]);
         table.row(["a\tb", "0.25", "4"]);
-        let drawn = table.render(&output(Format::Table));
-        assert_eq!(drawn, "KEY   WEIGHT\nwar      0.9\na\\tb    0.25\n", "nothing in a cell moves the terminal");
+        let text = table.render(&output(Format::Table));
+        assert_eq!(text, "KEY   WEIGHT\nwar      0.9\na\\tb    0.25\n", "control characters are escaped");
         assert_eq!(table.render(&output(Format::Tsv)), "key\tweight\tid\nwar\t0.9\t17\na\\tb\t0.25\t4\n");
         assert_eq!(table.render(&output(Format::Name)), "war\na\tb\n");
         assert!(table.render(&output(Format::Wide)).starts_with("KEY"));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_for_people() {
+    fn numbers_are_human_readable() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([0, 1_023, 1_536, 3 << 30].map(bytes), ["0 B", "1023 B", "1.5 KiB", "3.0 GiB"]);
         assert_eq!(

@@ -1,25 +1,24 @@
-//! Names under which kubectl finds this command: `kubectl-engram` is its plug-in, `kubectl_complete-engram` completes for it.
+//! kubectl plug-in: `kubectl-engram` runs the commands, `kubectl_complete-engram` completes them.
 
-use crate::args::Arguments;
-use clap::{Command, CommandFactory as _};
+use clap::Command;
 use std::ffi::OsStr;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What this process is, by the name that it was started under.
+/// Role of this process, by the name of its executable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// `engram`.
     Engram,
-    /// `kubectl engram`: the same commands, about a cluster in Kubernetes.
+    /// `kubectl engram`: commands default to a cluster in Kubernetes.
     Plugin,
-    /// kubectl asks how a line may go on.
+    /// kubectl requests completions.
     Completion,
 }
 
 impl Role {
-    /// By the first argument of a process.
+    /// Returns the role for `argv[0]`.
     pub(crate) fn of(name: Option<&OsStr>) -> Self {
         match name.and_then(|name| Path::new(name).file_name()).and_then(OsStr::to_str) {
             Some("kubectl-engram") => Self::Plugin,
@@ -29,27 +28,26 @@ impl Role {
     }
 }
 
-/// Prints how the line of the arguments may go on, as kubectl wants it.
-pub(crate) fn complete() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let answer = answer(&Arguments::command(), &words);
-    // Nobody listens on a closed stdout.
-    let _ = io::stdout().lock().write_all(answer.as_bytes());
+/// Prints completions for the arguments of this process in the format of kubectl.
+pub(crate) fn complete(root: &Command) -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let completions = completions(root, &arguments);
+    // A closed stdout is no reason to fail.
+    let _ = io::stdout().lock().write_all(completions.as_bytes());
     ExitCode::SUCCESS
 }
 
-/// Candidates for the last word, each with what it is for, and the order to complete file names where there are none.
-fn answer(root: &Command, words: &[String]) -> String {
-    let (last, before) = words.split_last().map_or(("", words), |(last, before)| (last.as_str(), before));
+/// Returns candidates for the last argument, each with a description, and a directive to complete file names if there are none.
+fn completions(root: &Command, arguments: &[String]) -> String {
+    let (last, before) = arguments.split_last().map_or(("", arguments), |(last, before)| (last.as_str(), before));
     let mut command = root;
-    for word in before {
-        command = command.find_subcommand(word).unwrap_or(command);
+    for argument in before {
+        command = command.find_subcommand(argument).unwrap_or(command);
     }
     let first_line =
         |text: Option<String>| text.and_then(|text| text.lines().next().map(str::to_owned)).unwrap_or_default();
     let mut lines = Vec::new();
     if last.starts_with('-') {
-        // What holds for every command is the root's.
         let own = command.get_arguments();
         let global = root.get_arguments().filter(|option| option.is_global_set() && !std::ptr::eq(command, root));
         for option in own.chain(global).filter(|option| !option.is_hide_set()) {
@@ -62,12 +60,12 @@ fn answer(root: &Command, words: &[String]) -> String {
             lines.push((child.get_name().to_owned(), first_line(child.get_about().map(ToString::to_string))));
         }
     }
-    lines.retain(|(word, _)| word.starts_with(last));
+    lines.retain(|(candidate, _)| candidate.starts_with(last));
     lines.sort();
     lines.dedup();
-    // The directives of Cobra, kubectl's library: 0 completes file names where nothing was offered, 4 does not.
+    // Directives of Cobra, the library of kubectl: 0 falls back to file names, 4 does not.
     let directive = if lines.is_empty() { 0 } else { 4 };
-    let lines: String = lines.iter().map(|(word, about)| format!("{word}\t{about}\n")).collect();
+    let lines: String = lines.iter().map(|(candidate, about)| format!("{candidate}\t{about}\n")).collect();
     format!("{lines}:{directive}\n")
 }
 
@@ -76,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_decides_what_the_command_is() {
+    fn executable_name_decides_the_role() {
         let role = |name: &str| Role::of(Some(OsStr::new(name)));
         assert_eq!(role("/usr/local/bin/kubectl-engram"), Role::Plugin);
         assert_eq!(role("kubectl_complete-engram"), Role::Completion);
@@ -85,15 +83,16 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_completed_with_commands_and_options() {
-        let answer = |words: &[&str]| {
-            answer(&Arguments::command(), &words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>())
+    fn commands_and_options_are_completed() {
+        let complete = |arguments: &[&str]| {
+            let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+            completions(&crate::command(), &arguments)
         };
-        assert!(answer(&["sta"]).starts_with("status\tShow whether a cluster is fine"), "{}", answer(&["sta"]));
-        assert!(answer(&["-n", "research", "partition", ""]).contains("force-promote\t"));
-        let options = answer(&["rank", "--"]);
+        assert!(complete(&["sta"]).starts_with("status\tShow the health of a cluster"), "{}", complete(&["sta"]));
+        assert!(complete(&["-n", "research", "partition", ""]).contains("force-promote\t"));
+        let options = complete(&["rank", "--"]);
         assert!(options.contains("--limit\t") && options.contains("--namespace\t"), "{options}");
-        assert!(!answer(&[""]).contains("coordinator\t"), "what is hidden is not offered");
-        assert_eq!(answer(&["validate", "exam"]), ":0\n", "files may be");
+        assert!(!complete(&[""]).contains("coordinator\t"), "hidden commands are not offered");
+        assert_eq!(complete(&["validate", "exam"]), ":0\n", "file names are");
     }
 }

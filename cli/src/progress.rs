@@ -1,70 +1,70 @@
-//! How far something long has come: a bar on a terminal, else a line per tenth or per ten seconds, always on stderr. What is
-//! done within a moment is not told.
+//! Progress of long operations on stderr: a bar on a terminal, else a line per 10 % or per ten seconds. Operations that finish
+//! at once print nothing.
 
 use crate::output::{Output, count};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// Without a terminal: at least a line this often, so that a log shows life.
+/// Without a terminal: longest time between two lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
-/// Lines are no closer than this: ten lines about half a second are noise.
+/// Without a terminal: shortest time between two lines.
 const LINE_APART: Duration = Duration::from_millis(500);
-/// How often a bar moves although nothing was done, for the eye.
+/// Redraw interval of a bar.
 const TICK: Duration = Duration::from_millis(120);
 
-/// How far something long has come.
+/// Progress display of one operation.
 pub(crate) struct Progress {
-    shown: Shown,
+    display: Display,
     title: String,
     total: Option<u64>,
     done: u64,
 }
 
-enum Shown {
+enum Display {
     Bar(ProgressBar),
     Lines { output: Output, tenth: u64, at: Instant },
-    Nothing,
+    Hidden,
 }
 
 impl Progress {
-    /// Begins; `total` is how much there is to do, where that is known.
+    /// Starts the display; `total` is the amount of work, if known.
     pub(crate) fn new(output: &Output, title: impl Into<String>, total: Option<u64>) -> Self {
         let title = title.into();
-        let shown = if output.live {
+        let display = if output.live {
             let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new);
             bar.set_style(style(total.is_some()));
             bar.set_prefix(title.clone());
             bar.enable_steady_tick(TICK);
-            Shown::Bar(bar)
+            Display::Bar(bar)
         } else if output.quiet {
-            Shown::Nothing
+            Display::Hidden
         } else {
-            Shown::Lines { output: *output, tenth: 0, at: Instant::now() }
+            Display::Lines { output: *output, tenth: 0, at: Instant::now() }
         };
-        Self { shown, title, total, done: 0 }
+        Self { display, title, total, done: 0 }
     }
 
-    /// Says how much there is to do, once that is known.
+    /// Sets the amount of work.
     pub(crate) fn set_total(&mut self, total: u64) {
         if self.total == Some(total) {
             return;
         }
         self.total = Some(total);
-        if let Shown::Bar(bar) = &self.shown {
+        if let Display::Bar(bar) = &self.display {
             bar.set_length(total);
             bar.set_style(style(true));
         }
     }
 
-    /// So much is done by now; `message` says more, and may be empty.
+    /// Sets the amount of finished work; `message` may be empty.
     pub(crate) fn set(&mut self, done: u64, message: &str) {
         self.done = done;
-        match &mut self.shown {
-            Shown::Bar(bar) => {
+        match &mut self.display {
+            Display::Bar(bar) => {
                 bar.set_position(done);
                 bar.set_message(message.to_owned());
             }
-            Shown::Lines { output, tenth, at } => {
+            Display::Lines { output, tenth, at } => {
                 let percent = self.total.filter(|total| *total > 0).map_or(0, |total| done.min(total) * 100 / total);
                 let now = percent / 10;
                 let waited = at.elapsed();
@@ -74,37 +74,37 @@ impl Progress {
                     output.note(format!("{}: {}{of} {message}", self.title, count(done)).trim_end());
                 }
             }
-            Shown::Nothing => {}
+            Display::Hidden => {}
         }
     }
 
-    /// What is done by now.
+    /// Returns the amount of finished work.
     pub(crate) const fn done(&self) -> u64 {
         self.done
     }
 
-    /// Prints a line above what moves.
+    /// Prints a line above the bar.
     pub(crate) fn note(&self, output: &Output, text: &str) {
-        match &self.shown {
-            Shown::Bar(bar) => bar.suspend(|| output.note(text)),
-            Shown::Lines { .. } | Shown::Nothing => output.note(text),
+        match &self.display {
+            Display::Bar(bar) => bar.suspend(|| output.note(text)),
+            Display::Lines { .. } | Display::Hidden => output.note(text),
         }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Shown::Bar(bar) = &self.shown {
+        if let Display::Bar(bar) = &self.display {
             bar.finish_and_clear();
         }
     }
 }
 
-fn style(known: bool) -> ProgressStyle {
-    let template = if known {
+fn style(has_total: bool) -> ProgressStyle {
+    let template = if has_total {
         "{prefix} {bar:30} {percent:>3}% {human_pos}/{human_len} {elapsed} {wide_msg}"
     } else {
         "{prefix} {spinner} {human_pos} {elapsed} {wide_msg}"
     };
-    ProgressStyle::with_template(template).expect("the template is one of the two above")
+    ProgressStyle::with_template(template).expect("both templates above are valid")
 }

@@ -1,10 +1,10 @@
-//! The way to the processes of a cluster: straight over TCP, or through the API server of a Kubernetes.
+//! Connections to the processes of a cluster: direct TCP, or through the Kubernetes API server.
 
-use crate::error::said;
+use crate::error::failure;
 use crate::kubernetes::{Dialer, Forwarder};
 use engram_api::ExitCode;
 use engram_client::{Network, Stream, Token};
-use engram_identity::{Expected, Followed, Keys, Role, Roots, token};
+use engram_identity::{ExpectedPeer, Keys, Role, Roots, WatchedFiles, token};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -12,92 +12,92 @@ use std::path::Path;
 use std::sync::Arc;
 use tokio::net::TcpStream;
 
-/// How addresses of a cluster are reached.
+/// How the addresses of a cluster are reached.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Route {
-    /// As they stand.
+    /// TCP, plaintext.
     #[default]
     Direct,
-    /// As they stand, over TLS; HTTP pages in clear.
+    /// TCP with mutual TLS; HTTP pages are plaintext.
     Secured(Arc<Keys>),
-    /// The same, where calls carry a token.
-    Carrying(Network),
-    /// They are addresses of pods and Services, which mean nothing on this machine; over TLS where there is such a network.
+    /// TCP with TLS; calls carry a token.
+    Token(Network),
+    /// Through the API server to addresses of pods and Services, which are not routable from here; with TLS if a network is given.
     Forwarded(Arc<Forwarder>, Option<Network>),
 }
 
 impl Route {
-    /// With the token in a file, to workers whom `authority` signed.
+    /// Creates a route with the token of a file, to workers whose certificates are signed by `authority`.
     ///
     /// # Errors
-    /// A file cannot be read, or the token does not say for which cluster it is.
-    pub(crate) fn carrying(authority: &Path, token: &Path) -> anyhow::Result<Self> {
+    /// A file cannot be read, or the token has no cluster as audience.
+    pub(crate) fn with_token(authority: &Path, token: &Path) -> anyhow::Result<Self> {
         let parse = |contents: &[Vec<u8>]| Roots::parse(&contents[0]);
-        let roots = Followed::open("certificates of authorities", vec![authority.to_owned()], parse)?;
-        let carried = Token::file(token)?;
-        let Some(cluster) = token::cluster_of(&carried.text()) else {
+        let roots = WatchedFiles::open("CA certificates", vec![authority.to_owned()], parse)?;
+        let token_source = Token::file(token)?;
+        let Some(cluster) = token::cluster_of(&token_source.text()) else {
             let message = format!(
-                "--token-file: {} is for no cluster; needed: one audience, engram/<cluster id>",
+                "--token-file: the token in {} has no cluster as audience; required: one audience, engram/<cluster id>",
                 token.display()
             );
-            return Err(said(ExitCode::Usage, message));
+            return Err(failure(ExitCode::Usage, message));
         };
-        Ok(Self::Carrying(Network::carrying(carried, roots, cluster, Expected::any(Role::Worker))))
+        Ok(Self::Token(Network::with_token(token_source, roots, cluster, ExpectedPeer::any(Role::Worker))))
     }
 
     /// Opens a connection to `host:port`.
     ///
     /// # Errors
-    /// Nobody is there.
+    /// The connection fails.
     pub(crate) async fn open(&self, address: &str) -> io::Result<Box<dyn Stream>> {
         Ok(match self {
-            Self::Direct | Self::Secured(_) | Self::Carrying(_) => Box::new(TcpStream::connect(address).await?),
+            Self::Direct | Self::Secured(_) | Self::Token(_) => Box::new(TcpStream::connect(address).await?),
             Self::Forwarded(forwarder, _) => Box::new(forwarder.open(address).await?),
         })
     }
 
-    /// What is known better of why nobody was reached than that nobody was.
-    pub(crate) fn failure(&self, error: anyhow::Error) -> anyhow::Error {
+    /// Replaces a connection error by the reason that the API server gave, if any.
+    pub(crate) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         match self {
-            Self::Direct | Self::Secured(_) | Self::Carrying(_) => error,
+            Self::Direct | Self::Secured(_) | Self::Token(_) => error,
             Self::Forwarded(forwarder, _) => forwarder.take_failure().unwrap_or(error),
         }
     }
 
-    /// The same for the client library and for calls of gRPC.
+    /// Returns the network for the client library and for gRPC calls.
     pub(crate) fn network(&self) -> Network {
         match self {
             Self::Direct => Network::default(),
-            Self::Secured(keys) => Network::secured(Arc::clone(keys), Expected::any(Role::Worker)),
-            Self::Carrying(network) | Self::Forwarded(_, Some(network)) => network.clone(),
-            Self::Forwarded(forwarder, None) => Network::of(Dialer(Arc::clone(forwarder))),
+            Self::Secured(keys) => Network::with_tls(Arc::clone(keys), ExpectedPeer::any(Role::Worker)),
+            Self::Token(network) | Self::Forwarded(_, Some(network)) => network.clone(),
+            Self::Forwarded(forwarder, None) => Network::simulated(Dialer(Arc::clone(forwarder))),
         }
     }
 }
 
-/// Where a process listens, and the way there.
+/// Address of a process and the route to it.
 #[derive(Debug, Clone)]
-pub(crate) struct Door {
+pub(crate) struct Endpoint {
     /// `host:port`.
     pub(crate) address: String,
-    /// How it is reached.
+    /// Route to the address.
     pub(crate) route: Route,
 }
 
-impl Door {
-    /// An address, reached this way.
+impl Endpoint {
+    /// Creates an endpoint.
     pub(crate) fn at(address: SocketAddr, route: &Route) -> Self {
         Self { address: address.to_string(), route: route.clone() }
     }
 }
 
-impl From<SocketAddr> for Door {
+impl From<SocketAddr> for Endpoint {
     fn from(address: SocketAddr) -> Self {
         Self { address: address.to_string(), route: Route::Direct }
     }
 }
 
-impl fmt::Display for Door {
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.address)
     }

@@ -1,10 +1,10 @@
-//! Which cluster a command is about, and the way to it: in Kubernetes, at addresses, or the local cluster that runs.
+//! The cluster that a command is for, and the connection to it: in Kubernetes, at addresses, or a running local cluster.
 
-use crate::args::{Context, Credentials};
-use crate::error::{problem, said};
+use crate::context::{Context, Credentials};
+use crate::error::{failure, problem};
 use crate::kubernetes;
 use crate::local::{Endpoints, certificates, state};
-use crate::route::{Door, Route};
+use crate::route::{Endpoint, Route};
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
 use engram_client::{Client, Options};
@@ -14,57 +14,58 @@ use futures::FutureExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long it may take until anybody answers: people wait for this, and a worker that lives answers at once.
+/// Connect deadline: a live worker answers at once, and the user is waiting.
 const CONNECT: Duration = Duration::from_secs(5);
-/// The same through an API server, which may be far away and asks a kubelet first.
+/// Connect deadline through an API server, which may be remote and involves a kubelet.
 const CONNECT_FORWARDED: Duration = Duration::from_secs(20);
 
-/// A cluster that a command is about.
+/// The cluster that a command is for.
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
-    /// Addresses given by the user, and the way there.
+    /// Addresses given by the user, and the route to them.
     Remote(Vec<String>, Route),
-    /// A local cluster, running when it was looked at.
+    /// A running local cluster.
     Local(Local),
-    /// A cluster in a Kubernetes.
+    /// A cluster in Kubernetes.
     Kubernetes(Box<kubernetes::Cluster>),
 }
 
-/// A local cluster that runs.
+/// A running local cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Local {
-    /// Its state directory.
+    /// State directory.
     pub(crate) folder: PathBuf,
-    /// What it wrote there of itself.
+    /// Contents of `endpoints.json`.
     pub(crate) endpoints: Endpoints,
-    /// The way to what it says.
+    /// Route to the endpoints.
     pub(crate) route: Route,
 }
 
 impl Target {
-    /// Finds the cluster: in Kubernetes where anything was said of it (`-n`, `--context`, `--kubeconfig`, or the name
-    /// `kubectl-engram`), at `--address`, then `--state-dir`, `--cluster`, else the one local cluster that runs. The environment
-    /// (`ENGRAM_ADDRESS`, `ENGRAM_STATE_DIR`, `ENGRAM_CLUSTER`) stands in for a flag that is absent.
+    /// Finds the cluster: in Kubernetes if a Kubernetes option is set or the executable is `kubectl-engram`, else by `--address`,
+    /// `--state-dir`, `--cluster`, else the only running local cluster. Environment variables (`ENGRAM_ADDRESS`,
+    /// `ENGRAM_STATE_DIR`, `ENGRAM_CLUSTER`) replace absent flags.
     ///
     /// # Errors
-    /// None is found (ENG-0408), or several run and none was named. In Kubernetes: as [`kubernetes::Cluster::find`].
+    /// No cluster runs (ENG-0408), or several run and none is named. In Kubernetes: as [`kubernetes::Cluster::find`].
     pub(crate) async fn find(context: &Context) -> anyhow::Result<Self> {
-        if let Some(asked) = &context.kubernetes {
+        if let Some(options) = &context.kubernetes {
             let (name, token) = (context.cluster.as_deref(), context.token_file.as_deref());
-            let found = kubernetes::Cluster::find(asked, name, token).await?;
-            return Ok(Self::Kubernetes(Box::new(found)));
+            let cluster = kubernetes::Cluster::find(options, name, token).await?;
+            return Ok(Self::Kubernetes(Box::new(cluster)));
         }
         if context.credentials.is_some() && context.address.is_empty() {
-            let message = "--ca, --cert and --token-file are for --address; commands find the certificate of a local cluster themselves";
-            return Err(said(ExitCode::Usage, message));
+            let message = "--certificate-authority, --client-certificate and --token-file require --address; for a local cluster certificates are found automatically";
+            return Err(failure(ExitCode::Usage, message));
         }
         if !context.address.is_empty() {
             let route = match &context.credentials {
                 Some(Credentials::Certificate(files)) => Route::Secured(Keys::open(files.clone())?),
-                Some(Credentials::Token { authority, token }) => Route::carrying(authority, token)?,
-                Some(Credentials::Nothing) => {
-                    let message = "--ca: a cluster with TLS wants to know who calls; add --cert or --token-file";
-                    return Err(said(ExitCode::Usage, message));
+                Some(Credentials::Token { authority, token }) => Route::with_token(authority, token)?,
+                Some(Credentials::Missing) => {
+                    let message =
+                        "--certificate-authority requires client credentials; add --client-certificate or --token-file";
+                    return Err(failure(ExitCode::Usage, message));
                 }
                 None => Route::Direct,
             };
@@ -73,35 +74,35 @@ impl Target {
         Local::find(context).map(Self::Local)
     }
 
-    /// Connects to it.
+    /// Connects to the cluster.
     ///
     /// # Errors
-    /// Nobody answers, or another cluster does.
+    /// No worker answers, or another cluster does.
     pub(crate) async fn connect(&self) -> anyhow::Result<Client> {
-        let (options, patience) = match self {
+        let (options, deadline) = match self {
             Self::Remote(addresses, route) => {
                 let options = Options::new(addresses.iter().cloned());
                 (Options { network: route.network(), ..options }, CONNECT)
             }
             Self::Local(local) => (local.options()?, CONNECT),
             Self::Kubernetes(cluster) => {
-                let options = Options::new(cluster.endpoints()?).of_cluster(cluster.id()?);
+                let options = Options::new(cluster.endpoints()?).with_cluster(cluster.id()?);
                 let network = self.route().network();
-                // The client library would go on asking until its deadline, also where the caller may not.
-                cluster.reach().await?;
+                // Fails early if the caller has no permission: the client library would retry until its deadline.
+                cluster.check_access().await?;
                 (Options { network, connect_deadline: CONNECT, ..options }, CONNECT_FORWARDED)
             }
         };
         let endpoints = options.endpoints.join(", ");
         let connecting = Client::connect(options).boxed();
-        let connected = tokio::time::timeout(patience, connecting).await.unwrap_or_else(|_| {
-            let last = format!("nobody answers within {} s", patience.as_secs());
+        let connected = tokio::time::timeout(deadline, connecting).await.unwrap_or_else(|_| {
+            let last = format!("no answer within {} s", deadline.as_secs());
             Err(engram_client::Error::Connect { endpoints, last })
         });
-        connected.map_err(|error| self.route().failure(error.into()))
+        connected.map_err(|error| self.route().explain(error.into()))
     }
 
-    /// The way to its addresses.
+    /// Returns the route to the cluster.
     pub(crate) fn route(&self) -> Route {
         match self {
             Self::Remote(_, route) => route.clone(),
@@ -110,34 +111,34 @@ impl Target {
         }
     }
 
-    /// Where its coordinator listens, and its id.
+    /// Returns the coordinator's endpoint and the cluster id.
     ///
     /// # Errors
-    /// `--address` names workers, which are not enough; in Kubernetes: the operator has not looked at it yet.
-    pub(crate) async fn coordinator(&self) -> anyhow::Result<(Door, ClusterId)> {
+    /// `--address` names workers only; in Kubernetes: the operator has not reconciled the cluster yet.
+    pub(crate) async fn coordinator(&self) -> anyhow::Result<(Endpoint, ClusterId)> {
         match self {
-            Self::Remote(..) => Err(nothing(
-                "this command asks the coordinator, which --address does not name; name a local cluster".into(),
+            Self::Remote(..) => Err(not_found(
+                "this command needs the coordinator, and --address names workers only; use --cluster, --state-dir or --namespace".into(),
             )),
             Self::Local(local) => Ok((local.coordinator(), local.cluster()?)),
             Self::Kubernetes(cluster) => Ok((cluster.coordinator().await?, cluster.id()?)),
         }
     }
 
-    /// Where its workers are administered, by ordinal; none for addresses, which are for clients.
-    pub(crate) fn administration(&self) -> Vec<(u32, Door)> {
+    /// Returns the admin endpoints of the workers, by ordinal; empty for `--address`, which names client ports.
+    pub(crate) fn admin_endpoints(&self) -> Vec<(u32, Endpoint)> {
         match self {
             Self::Remote(..) => Vec::new(),
             Self::Local(local) => {
-                let door = |admin| Door::at(admin, &local.route);
-                local.endpoints.workers.iter().map(|worker| (worker.ordinal, door(worker.admin))).collect()
+                let endpoint = |admin| Endpoint::at(admin, &local.route);
+                local.endpoints.workers.iter().map(|worker| (worker.ordinal, endpoint(worker.admin))).collect()
             }
-            Self::Kubernetes(cluster) => cluster.administration(),
+            Self::Kubernetes(cluster) => cluster.admin_endpoints(),
         }
     }
 }
 
-/// Finds the cluster and connects to it: what most commands begin with.
+/// Finds the cluster and connects to it.
 ///
 /// # Errors
 /// As [`Target::find`] and [`Target::connect`].
@@ -146,79 +147,83 @@ pub(crate) async fn connect(context: &Context) -> anyhow::Result<Client> {
 }
 
 impl Local {
-    /// Finds a local cluster that runs.
+    /// Finds a running local cluster.
     ///
     /// # Errors
-    /// None does, or several do and none was named.
+    /// None runs, or several run and none is named.
     pub(crate) fn find(context: &Context) -> anyhow::Result<Self> {
         if let Some(folder) = &context.state_dir {
-            return Self::at(folder)?.ok_or_else(|| nothing(format!("no cluster runs in {}", folder.display())));
+            return Self::at(folder)?
+                .ok_or_else(|| not_found(format!("no cluster is running in {}", folder.display())));
         }
         let base = state::base()?;
         if let Some(name) = &context.cluster {
             let folder = base.join(name);
-            return Self::at(&folder)?.ok_or_else(|| nothing(format!("no local cluster called {name} runs")));
+            return Self::at(&folder)?.ok_or_else(|| not_found(format!("no local cluster named {name} is running")));
         }
         let mut running = Self::all(&base);
         match running.len() {
-            0 => Err(nothing("no local cluster runs".into())),
+            0 => Err(not_found("no local cluster is running".into())),
             1 => Ok(running.remove(0)),
             _ => {
                 let names: Vec<&str> = running.iter().map(|local| local.endpoints.name.as_str()).collect();
-                let message = format!("several local clusters run ({}); name one with --cluster", names.join(", "));
+                let message =
+                    format!("several local clusters are running ({}); select one with --cluster", names.join(", "));
                 Err(problem(Code::NoLocalCluster, message))
             }
         }
     }
 
-    /// All local clusters that run below the usual folder, by name.
+    /// Returns all running local clusters below the default state folder, by name.
     pub(crate) fn all(base: &Path) -> Vec<Self> {
         let folders = std::fs::read_dir(base).into_iter().flatten().flatten().map(|entry| entry.path());
-        // A folder that cannot be read is of nobody who could be talked to.
+        // Unreadable folders are skipped.
         let mut running: Vec<Self> = folders.filter_map(|folder| Self::at(&folder).ok().flatten()).collect();
         running.sort_by(|a, b| a.endpoints.name.cmp(&b.endpoints.name));
         running
     }
 
-    /// The cluster of a state directory, if it runs.
+    /// Returns the cluster of a state directory if it is running.
     ///
     /// # Errors
-    /// What it wrote of itself cannot be read.
+    /// `endpoints.json` cannot be read.
     pub(crate) fn at(folder: &Path) -> anyhow::Result<Option<Self>> {
         let endpoints = Endpoints::read(folder)?.filter(Endpoints::is_running);
         endpoints.map(|endpoints| Self::of(folder.to_owned(), endpoints)).transpose()
     }
 
-    /// A cluster that runs and has written `endpoints`.
+    /// Creates the target for a running cluster with these endpoints.
     ///
     /// # Errors
-    /// It speaks TLS, and the person's certificate is of no use.
+    /// The cluster uses TLS and the client certificate cannot be loaded.
     pub(crate) fn of(folder: PathBuf, endpoints: Endpoints) -> anyhow::Result<Self> {
         let route = if endpoints.tls {
             let keys = Keys::open(certificates::client(&folder));
-            Route::Secured(keys.with_context(|| format!("no certificate for cluster {}", endpoints.name))?)
+            Route::Secured(
+                keys.with_context(|| format!("failed to load the client certificate of cluster {}", endpoints.name))?,
+            )
         } else {
             Route::Direct
         };
         Ok(Self { folder, endpoints, route })
     }
 
-    /// Where its coordinator listens.
-    pub(crate) fn coordinator(&self) -> Door {
-        Door::at(self.endpoints.coordinator.address, &self.route)
+    /// Returns the coordinator's endpoint.
+    pub(crate) fn coordinator(&self) -> Endpoint {
+        Endpoint::at(self.endpoints.coordinator.address, &self.route)
     }
 
-    /// How to reach its workers.
+    /// Returns the client options for its workers.
     ///
     /// # Errors
-    /// What it wrote of itself makes no sense.
+    /// `endpoints.json` is invalid.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
         let workers = self.endpoints.workers.iter().map(|worker| worker.client.to_string());
-        let options = Options::new(workers).of_cluster(self.cluster()?);
+        let options = Options::new(workers).with_cluster(self.cluster()?);
         Ok(Options { network: self.route.network(), ..options })
     }
 
-    /// Its id.
+    /// Returns the cluster id.
     ///
     /// # Errors
     /// As [`Local::options`].
@@ -227,6 +232,6 @@ impl Local {
     }
 }
 
-fn nothing(message: String) -> anyhow::Error {
+fn not_found(message: String) -> anyhow::Error {
     problem(Code::NoLocalCluster, message)
 }

@@ -1,9 +1,9 @@
-//! The command as scripts see it: what it prints where, and how it ends, with no cluster running.
+//! Output streams and exit codes of commands without a running cluster.
 
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{self, Command};
 
 const CLUSTER: &str = "apiVersion: engram.dev/v1alpha1
 kind: LearnerCluster
@@ -11,40 +11,40 @@ metadata: { name: demo }
 spec: { workers: 2 }
 ";
 
-struct Ended {
+struct Output {
     code: i32,
     out: String,
     err: String,
 }
 
-/// Runs `engram` with a home of its own, so that no cluster of this machine is found.
-fn engram(home: &Path, arguments: &[&str]) -> Ended {
+/// Runs `engram` with a private home directory, so that no local cluster is found.
+fn engram(home: &Path, arguments: &[&str]) -> Output {
     with(home, arguments, &[])
 }
 
-fn with(home: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
+fn with(home: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_engram"));
     for name in ["XDG_STATE_HOME", "ENGRAM_ADDRESS", "ENGRAM_STATE_DIR", "ENGRAM_CLUSTER", "NO_COLOR", "CLICOLOR_FORCE"]
     {
         command.env_remove(name);
     }
     command.env("HOME", home).current_dir(home).args(arguments).envs(variables.iter().copied());
-    let Output { status, stdout, stderr } = command.output().expect("the command starts");
-    let text = |bytes| String::from_utf8(bytes).expect("it prints text");
-    Ended { code: status.code().expect("no signal ends it"), out: text(stdout), err: text(stderr) }
+    let process::Output { status, stdout, stderr } = command.output().expect("failed to start the binary");
+    let text = |bytes| String::from_utf8(bytes).expect("output is not UTF-8");
+    Output { code: status.code().expect("the command was killed by a signal"), out: text(stdout), err: text(stderr) }
 }
 
 fn home() -> tempfile::TempDir {
-    tempfile::tempdir().expect("a temporary folder")
+    tempfile::tempdir().expect("failed to create a temporary folder")
 }
 
 fn write(home: &Path, name: &str, text: &str) -> String {
-    fs::write(home.join(name), text).expect("a file in a temporary folder");
+    fs::write(home.join(name), text).expect("a file in failed to create a temporary folder");
     name.to_owned()
 }
 
 #[test]
-fn every_exit_code_without_a_cluster_means_what_the_help_says() {
+fn exit_codes_are_as_documented() {
     let home = home();
     let home = home.path();
     let file = write(home, "cluster.yaml", CLUSTER);
@@ -55,7 +55,6 @@ fn every_exit_code_without_a_cluster_means_what_the_help_says() {
     fs::write(state.join("cluster.json"), r#"{"formatVersion": 99}"#).unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    // 3 is the code of a file that is not there, of a code that does not exist, and of a cluster that does not run.
     let cases: &[(i32, &str, &[&str])] = &[
         (0, "", &["validate", &file]),
         (0, "", &["--help"]),
@@ -65,7 +64,7 @@ fn every_exit_code_without_a_cluster_means_what_the_help_says() {
         (2, "unexpected argument", &["validate", "--misspelt"]),
         (2, "unrecognized subcommand", &["nothing"]),
         (3, "ENG-0302", &["validate", "absent.yaml"]),
-        (3, "no error code", &["explain", "ENG-9999"]),
+        (3, "unknown error code", &["explain", "ENG-9999"]),
         (3, "ENG-0408", &["status"]),
         (3, "ENG-0408", &["ps"]),
         (3, "ENG-0408", &["down"]),
@@ -75,38 +74,38 @@ fn every_exit_code_without_a_cluster_means_what_the_help_says() {
         (5, "ENG-0402", &["up", &file, "--port-base", &port]),
         (8, "ENG-0404", &["up", &file, "--state-dir", state.to_str().unwrap()]),
     ];
-    // A machine with a GPU has what these miss.
+    // These cases need a machine without a GPU.
     let has_gpu = engram_kernels::gpu::cuda::probe().is_ok();
-    for (code, said, arguments) in cases.iter().filter(|(_, said, _)| !(has_gpu && *said == "ENG-0201")) {
-        let ended = engram(home, arguments);
-        assert_eq!(ended.code, *code, "engram {}: {}", arguments.join(" "), ended.err);
-        assert!(ended.err.contains(said), "engram {}: {}", arguments.join(" "), ended.err);
-        assert!(*code == 0 || ended.out.is_empty(), "an error is not data: {}", ended.out);
+    for (code, text, arguments) in cases.iter().filter(|(_, text, _)| !(has_gpu && *text == "ENG-0201")) {
+        let output = engram(home, arguments);
+        assert_eq!(output.code, *code, "engram {}: {}", arguments.join(" "), output.err);
+        assert!(output.err.contains(text), "engram {}: {}", arguments.join(" "), output.err);
+        assert!(*code == 0 || output.out.is_empty(), "errors do not go to stdout: {}", output.out);
     }
-    assert!(!home.join(".local").exists(), "a start that was refused leaves nothing behind");
-    assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "a newer state is left as it was");
+    assert!(!home.join(".local").exists(), "a rejected start leaves no files");
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "a newer state directory is not changed");
 }
 
 #[test]
-fn a_state_directory_that_cannot_be_used_is_told_before_anything_starts() {
+fn unusable_state_directories_are_reported_before_anything_starts() {
     let home = home();
     let home = home.path();
     let file = write(home, "cluster.yaml", CLUSTER);
-    let in_the_way = write(home, "a-file", "");
-    let ended = engram(home, &["up", &file, "--port-base", "0", "--state-dir", &format!("{in_the_way}/state")]);
-    assert_eq!(ended.code, 1, "{}", ended.err);
-    assert!(ended.err.contains("ENG-0405") && ended.err.contains("a-file/state"), "{}", ended.err);
+    let obstacle = write(home, "a-file", "");
+    let output = engram(home, &["up", &file, "--port-base", "0", "--state-dir", &format!("{obstacle}/state")]);
+    assert_eq!(output.code, 1, "{}", output.err);
+    assert!(output.err.contains("ENG-0405") && output.err.contains("a-file/state"), "{}", output.err);
     let foreign = home.join("foreign");
     fs::create_dir(&foreign).unwrap();
     fs::write(foreign.join("letter.txt"), "dear").unwrap();
-    let ended = engram(home, &["up", &file, "--port-base", "0", "--state-dir", "foreign"]);
-    assert_eq!(ended.code, 5, "{}", ended.err);
-    assert!(ended.err.contains("ENG-0403") && ended.err.contains("letter.txt"), "{}", ended.err);
+    let output = engram(home, &["up", &file, "--port-base", "0", "--state-dir", "foreign"]);
+    assert_eq!(output.code, 5, "{}", output.err);
+    assert!(output.err.contains("ENG-0403") && output.err.contains("letter.txt"), "{}", output.err);
     assert_eq!(fs::read_to_string(foreign.join("letter.txt")).unwrap(), "dear");
 }
 
 #[test]
-fn nothing_that_was_fixed_at_creation_changes_at_a_later_start() {
+fn immutable_fields_do_not_change_at_a_later_start() {
     let home = home();
     let home = home.path();
     let created = |name: &str| {
@@ -120,8 +119,8 @@ fn nothing_that_was_fixed_at_creation_changes_at_a_later_start() {
     fs::write(&path, created("demo")).unwrap();
     let up = |text: &str| {
         let file = write(home, "cluster.yaml", text);
-        let ended = engram(home, &["up", &file, "--port-base", "0", "--state-dir", "state"]);
-        (ended.code, ended.err)
+        let output = engram(home, &["up", &file, "--port-base", "0", "--state-dir", "state"]);
+        (output.code, output.err)
     };
     let (code, err) = up(&CLUSTER.replace("workers: 2", "workers: 5"));
     assert_eq!(code, 5, "{err}");
@@ -130,28 +129,28 @@ fn nothing_that_was_fixed_at_creation_changes_at_a_later_start() {
     let (code, err) = up(CLUSTER);
     assert_eq!(code, 5, "{err}");
     assert!(err.contains("ENG-0403") && err.contains("other"), "{err}");
-    assert_eq!(fs::read_to_string(&path).unwrap(), created("other"), "a start that is refused changes nothing");
+    assert_eq!(fs::read_to_string(&path).unwrap(), created("other"), "a rejected start changes nothing");
 }
 
 #[test]
-fn an_address_where_nobody_listens_is_unreachable() {
+fn closed_ports_are_unreachable() {
     let home = home();
-    // A port that was free a moment ago, and in no range that a cluster of this machine uses.
+    // An ephemeral port, outside of the range that local clusters use.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let ended = engram(home.path(), &["status", "--address", &format!("127.0.0.1:{port}")]);
-    assert_eq!(ended.code, 6, "{}", ended.err);
-    assert!(ended.err.contains("ENG-0601"), "{}", ended.err);
+    let output = engram(home.path(), &["status", "--address", &format!("127.0.0.1:{port}")]);
+    assert_eq!(output.code, 6, "{}", output.err);
+    assert!(output.err.contains("ENG-0601"), "{}", output.err);
 }
 
 #[test]
-fn data_goes_to_stdout_in_the_format_that_was_asked_for() {
+fn results_go_to_stdout_in_the_requested_format() {
     let home = home();
     let home = home.path();
     let file = write(home, "cluster.yaml", CLUSTER);
     let effective = engram(home, &["config", "show", &file, "--effective"]);
     assert!(effective.out.contains("partitions: 256"), "{}", effective.out);
     let again = write(home, "effective.yaml", &effective.out);
-    assert_eq!(engram(home, &["validate", &again]).code, 0, "what is printed is a manifest");
+    assert_eq!(engram(home, &["validate", &again]).code, 0, "the output is a valid manifest");
     let schema: serde_json::Value = serde_json::from_str(&engram(home, &["config", "schema"]).out).unwrap();
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     assert_eq!(engram(home, &["config", "schema", "Pod"]).code, 2);
@@ -169,7 +168,7 @@ fn data_goes_to_stdout_in_the_format_that_was_asked_for() {
 }
 
 #[test]
-fn colour_is_used_where_it_is_wanted_and_nowhere_else() {
+fn color_follows_flag_environment_and_terminal() {
     let home = home();
     let home = home.path();
     let plain = engram(home, &["status"]).err;
@@ -177,7 +176,7 @@ fn colour_is_used_where_it_is_wanted_and_nowhere_else() {
     let forced = with(home, &["status"], &[("CLICOLOR_FORCE", "1")]).err;
     assert!(forced.contains('\u{1b}'), "{forced}");
     let flag = with(home, &["status", "--color", "always"], &[("NO_COLOR", "1")]).err;
-    assert!(flag.contains('\u{1b}'), "the flag is stronger than the environment: {flag}");
+    assert!(flag.contains('\u{1b}'), "the flag overrides the environment: {flag}");
     let never = with(home, &["status", "--color", "never"], &[("CLICOLOR_FORCE", "1")]).err;
     assert!(!never.contains('\u{1b}'), "{never}");
 }

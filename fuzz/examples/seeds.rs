@@ -1,6 +1,6 @@
-//! Writes the inputs that fuzzing begins with, made by the real encoders: `cargo run -p engram-fuzz --example seeds`.
+//! Writes the seed inputs of the fuzz targets, created by the real encoders: `cargo run -p engram-fuzz --example seeds`.
 //!
-//! They are named `seed-*`; files of other names were found by fuzzing and are left alone.
+//! They are named `seed-*`; other files were found by fuzzing and are not changed.
 #![allow(clippy::unwrap_used, reason = "a generator that cannot go on fails")]
 
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use engram_memory::{
     ClusterId, FeatureShape, FeatureType, Incarnation, Lsn, Member, Ordinal, Record, StoreId, Term, key_id,
 };
 use engram_proto::v1;
-use engram_store::peer::{CopyPiece, Envelope, Message};
+use engram_store::peer::{Envelope, Message, StateChunk};
 use engram_store::{Content, SimDisk, SnapshotHead, SnapshotWriter, snapshot_file};
 use engram_testing::commands::World;
 use proptest::strategy::{Strategy, ValueTree as _};
@@ -37,7 +37,7 @@ fn main() {
         ("snapshot_manifest", snapshots(&state)),
         ("replication_frame", frames(&state)),
         ("public_requests", requests()),
-        ("heartbeat", beats()),
+        ("heartbeat", heartbeats()),
         ("api_object", objects()),
         ("map_json", maps()),
         ("manifest", manifests()),
@@ -63,7 +63,7 @@ fn with_kind(kind: u8, bytes: &[u8]) -> Vec<u8> {
     [&[kind], bytes].concat()
 }
 
-/// A partition with some history, and all that it said.
+/// A partition with a history, and its encoded records.
 struct State {
     records: Vec<Record>,
     replies: Vec<Vec<u8>>,
@@ -119,7 +119,7 @@ fn records(state: &State) -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> = state.encoded().map(|bytes| with_kind(0, &bytes)).collect();
     seeds.push(with_kind(1, &state.ledger));
     seeds.extend(state.replies.iter().map(|bytes| with_kind(2, bytes)));
-    // The records of the second batch of a real log; its header says how many bytes they are.
+    // The records of the second batch of a real log; its header has their length.
     let file = log(&state.disk);
     let batch = &file[2 * 4_096..];
     let word = |at: usize| u32::from_le_bytes(batch[at..at + 4].try_into().unwrap()) as usize;
@@ -128,7 +128,7 @@ fn records(state: &State) -> Vec<Vec<u8>> {
     distinct(seeds)
 }
 
-/// The newest segment of a log, without what was only preallocated.
+/// Returns the newest segment of a log, without preallocated bytes.
 fn log(disk: &SimDisk) -> Vec<u8> {
     let names = engram_store::Disk::list(disk).unwrap();
     let mut bytes = disk.bytes(names.iter().rfind(|name| name.ends_with(".log")).unwrap());
@@ -137,7 +137,7 @@ fn log(disk: &SimDisk) -> Vec<u8> {
     bytes
 }
 
-/// Recipes are written by hand: see `segments.rs` and `wal.rs` for what stands where.
+/// Hand-written inputs: see `segments.rs` and `wal.rs` for their format.
 fn logs(state: &State) -> Vec<Vec<u8>> {
     let entry = |kind: u8, partition: u8, term: u16, lsn: u16, payload: &[u8]| {
         let mut bytes = vec![kind, partition];
@@ -167,7 +167,7 @@ fn logs(state: &State) -> Vec<Vec<u8>> {
         with_kind(0, &log(&state.disk)),
         with_kind(1, &first),
         with_kind(1, &[first.clone(), second].concat()),
-        // Every field given, none of them right.
+        // Every field is overridden with a wrong value.
         [&[1, 0, 1, 1, 0b11_1111, 0, 1][..], &entry(1, 0, 1, 1, b"x"), &[9; 40]].concat(),
         [&[1, 0b11_0111][..], &[2, 0, 0, 0, 0, 0, 0, 0], &[0, 16, 0, 0, 0, 0, 0, 0], &[3; 10]].concat(),
         damage(4_096 + 60, 0),
@@ -224,18 +224,18 @@ fn frames(state: &State) -> Vec<Vec<u8>> {
     let chunks: Vec<(u32, Bytes)> = std::iter::once((0, Bytes::from(content.ledger.clone())))
         .chain(content.chunks.iter().map(|(column, bytes)| (column.code(), Bytes::from(bytes.clone()))))
         .collect();
-    let copy = chunks.iter().zip(0..).map(|((kind, chunk), piece)| {
-        Message::Copy(CopyPiece {
+    let copy = chunks.iter().zip(0..).map(|((kind, chunk), index)| {
+        Message::State(StateChunk {
             term: TERM,
             lsn: Lsn(24),
             record_term: Term(2),
-            piece,
-            pieces: chunks.len() as u32,
+            index,
+            count: chunks.len() as u32,
             clock: content.clock,
             memories: content.memories,
             digest: content.digest.0,
             kind: *kind,
-            chunk: chunk.clone(),
+            bytes: chunk.clone(),
         })
     });
     let copied: Vec<Message> = std::iter::once(open(24, 2)).chain(copy).chain([append(24, &[], 24)]).collect();
@@ -249,11 +249,11 @@ fn frames(state: &State) -> Vec<Vec<u8>> {
         frame(0, &[empty(), append(0, &[(4, 3)], 0), open(2, 3), append(2, &[(5, 3)], 5)]),
         frame(0, &copied),
         frame(0, &[empty(), append(0, &[(2, 1), (4, 2), (6, 3)], 9), ack(3), opened(Some(2), 1)]),
-        frame(0, &[bare(replica::Message::Refused { term: TERM, promised: Term(9) }), empty()]),
+        frame(0, &[bare(replica::Message::Rejected { term: TERM, promised: Term(9) }), empty()]),
         frame(1, &[opened(Some(0), 0), ack(0), ack(1), ack(2)]),
         frame(0, &[empty(), append(0, &[(24, 3)], 24), digest(3), digest(24)]),
         frame(1, &[opened(None, 0), bare(replica::Message::NotOpen { term: TERM }), opened(Some(0), 0)]),
-        frame(1, &[bare(replica::Message::Refused { term: TERM, promised: Term(4) }), empty()]),
+        frame(1, &[bare(replica::Message::Rejected { term: TERM, promised: Term(4) }), empty()]),
     ]
 }
 
@@ -285,13 +285,13 @@ fn requests() -> Vec<Vec<u8>> {
             ..Default::default()
         },
     ];
-    let epoch = |(updates, number): (v1::Updates, u32)| v1::EpochRequest {
+    let epoch = |(updates, number): (v1::Updates, u32)| v1::LearnEpochRequest {
         run: vec![3; 16].into(),
-        n: 4,
+        epoch: 4,
         decay: 0.01,
         parts: vec![v1::EpochPart { partition: 2, part: number, parts: 4, updates: Some(updates) }],
     };
-    let reinforce = |updates: v1::Updates| v1::ReinforceRequest {
+    let reinforce = |updates: v1::Updates| v1::ApplyReinforcementRequest {
         session,
         parts: vec![v1::ReinforcePart { partition: Some(0), seq: 9, updates: Some(updates) }],
     };
@@ -314,12 +314,12 @@ fn requests() -> Vec<Vec<u8>> {
         ),
         with_kind(
             3,
-            &v1::DecayRequest { session, amount: 0.5, parts: vec![v1::DecayPart { partition: 1, seq: 2 }] }
+            &v1::ApplyDecayRequest { session, amount: 0.5, parts: vec![v1::DecayPart { partition: 1, seq: 2 }] }
                 .encode_to_vec(),
         ),
         with_kind(
             5,
-            &v1::BroadcastQualityRequest { run: vec![3; 16].into(), n: 4, quality: vec![quality] }.encode_to_vec(),
+            &v1::BroadcastQualityRequest { run: vec![3; 16].into(), epoch: 4, quality: vec![quality] }.encode_to_vec(),
         ),
         with_kind(
             6,
@@ -334,7 +334,7 @@ fn requests() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// The disk that the target's entries name at a place.
+/// Returns the member at an ordinal, with the store id of the target's entries.
 fn member(ordinal: u32) -> Member {
     let store = StoreId(u128::from_be_bytes([ordinal as u8 + 1; 16]));
     Member { ordinal: Ordinal(ordinal), store, incarnation: Incarnation(1) }
@@ -349,7 +349,7 @@ fn map() -> PartitionMap {
     PartitionMap { cluster: ClusterId(7), version: 0, partitions }
 }
 
-fn beats() -> Vec<Vec<u8>> {
+fn heartbeats() -> Vec<Vec<u8>> {
     let cluster = || Bytes::copy_from_slice(&7_u128.to_be_bytes());
     let hello = v1::Hello {
         cluster: cluster(),
@@ -360,34 +360,35 @@ fn beats() -> Vec<Vec<u8>> {
         client_address: "127.0.0.1:7443".into(),
         ..Default::default()
     };
-    let trouble = v1::GpuTrouble { given_up: true, why: "it failed".into() };
-    let beat = v1::Beat {
+    let trouble = v1::GpuFault { was_in_use: true, reason: "device failed".into() };
+    let heartbeat = v1::HeartbeatRequest {
         hello: Some(hello),
         map_version: 3,
         suspects: vec![2],
-        gpu_trouble: Some(trouble),
-        certified: Some(v1::Certified { believed: vec![7, 8], root: 8 }),
+        gpu_fault: Some(trouble),
+        certificate: Some(v1::CertificateStatus { trusted_roots: vec![7, 8], issuer_root: 8 }),
         ..Default::default()
     };
-    let reply = v1::BeatReply {
+    let reply = v1::HeartbeatResponse {
         map: Some(wire::map_to_proto(&map())),
-        hand_overs: vec![v1::HandOver { partition: 1, to: 2 }],
-        testify: 9,
+        leadership_transfers: vec![v1::LeadershipTransfer { partition: 1, to: 2 }],
+        map_state_request: 9,
         ..Default::default()
     };
-    let proposal = |change: &Change| v1::MapProposal {
+    let proposal = |change: &Change| v1::MapChange {
         term: 1,
         activated: true,
         change: wire::change_to_proto(change),
         ..Default::default()
     };
     let seen = |ordinal: u32, promised: u64, seen: Option<PartitionMap>| {
-        let copy = rebuild::Copy { promised: Term(promised), last: Lsn(9), last_term: Term(1), damaged: ordinal == 2 };
-        let testimony = rebuild::Testimony { member: member(ordinal), seen, copies: vec![copy; 3] };
-        wire::testimony_to_proto(ClusterId(7), 5, &testimony).encode_length_delimited_to_vec()
+        let copy =
+            rebuild::ReplicaState { promised: Term(promised), last: Lsn(9), last_term: Term(1), damaged: ordinal == 2 };
+        let report = rebuild::MapStateReport { member: member(ordinal), last_map: seen, replicas: vec![copy; 3] };
+        wire::map_state_to_proto(ClusterId(7), 5, &report).encode_length_delimited_to_vec()
     };
     let mut seeds = vec![
-        with_kind(0, &beat.encode_to_vec()),
+        with_kind(0, &heartbeat.encode_to_vec()),
         with_kind(1, &reply.encode_to_vec()),
         with_kind(3, &seen(0, 1, Some(map()))),
         with_kind(3, &[seen(0, 1, Some(map())), seen(1, 1, None), seen(2, 1, None), seen(3, 1, None)].concat()),
@@ -403,7 +404,7 @@ fn beats() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// As an API server hands them over: what people wrote, as JSON, and a map.
+/// Objects as an API server returns them: user manifests as JSON, and a map.
 fn objects() -> Vec<Vec<u8>> {
     let of = |kind: &str, spec: serde_json::Value| {
         serde_json::json!({
@@ -411,7 +412,7 @@ fn objects() -> Vec<Vec<u8>> {
         })
     };
     let texts = manifests().into_iter().map(|text| String::from_utf8(text).unwrap());
-    let read = texts.filter_map(|text| engram_api::parse(&text, "seed.yaml", engram_api::Needs::Anything).ok());
+    let read = texts.filter_map(|text| engram_api::parse(&text, "seed.yaml", engram_api::Requirement::Anything).ok());
     let mut objects = Vec::new();
     for manifest in read {
         objects.extend(manifest.cluster.iter().map(|it| of("LearnerCluster", serde_json::to_value(&it.spec).unwrap())));
@@ -474,7 +475,7 @@ fn events() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// As operators write them: the least, most of what there is, and what a later one may add.
+/// Settings as operators write them: minimal, nearly complete, and with unknown fields of later versions.
 fn settings() -> Vec<Vec<u8>> {
     let least = serde_json::json!({
         "clusterId": ClusterId(7).to_string(), "coordinators": ["localhost:7440"], "replicationFactor": 1, "partitions": 2,
@@ -508,9 +509,9 @@ fn settings() -> Vec<Vec<u8>> {
     [least.clone(), operators, secured, loaded].iter().map(|settings| settings.to_string().into_bytes()).collect()
 }
 
-/// Tokens and parts of them, sets of keys and lists of rights.
+/// Tokens and parts of them, key sets and access lists.
 fn tokens() -> Vec<Vec<u8>> {
-    let part = |number: usize| engram_testing::tokens::decoded(tokens::TOKEN.split('.').nth(number).unwrap()).unwrap();
+    let part = |number: usize| engram_testing::tokens::decode(tokens::TOKEN.split('.').nth(number).unwrap()).unwrap();
     let loose = serde_json::json!({
         "iss": tokens::ISSUER, "aud": tokens::AUDIENCE, "sub": "system:serviceaccount:ml:trainer", "exp": tokens::NOW as f64 + 0.5,
     });
@@ -536,7 +537,7 @@ fn tokens() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Packed by the libraries that unpack it.
+/// Compresses with the libraries that decompress it.
 fn packed(how: &str, bytes: &[u8]) -> Vec<u8> {
     use std::io::Write as _;
     if how == "zstd" {

@@ -1,26 +1,26 @@
-//! Files that people and programs write as text: the map beside its goal, and manifests.
+//! Text files written by users and programs: the map with its goal, and manifests.
 
-use crate::beats::accepted;
+use crate::heartbeats::accepted;
 use crate::input::folder;
-use engram_api::{Needs, parse_operator_configuration};
+use engram_api::{Requirement, parse_operator_configuration};
 use engram_mapstore::{FileStore, MapStore as _};
 use engram_memory::ClusterId;
 use serde_json::Value;
 use std::fs;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Text as map and as goal: as it is, and with the checksum made right.
+/// Text as map and as goal: unchanged, and with a corrected checksum.
 pub(crate) fn map(bytes: &[u8]) {
     let folder = folder();
-    let store = FileStore::open(folder.path(), ClusterId(7)).expect("the folder can be written");
+    let store = FileStore::open(folder.path(), ClusterId(7)).expect("the folder is writable");
     let sealed = std::str::from_utf8(bytes).ok().and_then(sealed);
     for text in [Some(bytes), sealed.as_deref().map(str::as_bytes)].into_iter().flatten() {
         for name in ["map.json", "goal.json"] {
-            fs::write(folder.path().join(name), text).expect("the folder can be written");
+            fs::write(folder.path().join(name), text).expect("the folder is writable");
         }
-        // An error names the file and what is wrong with it; a map is one that can be handed on.
+        // An error names the file and its defect; an accepted map is valid.
         match store.get() {
-            Ok(map) => accepted(&map.expect("the file is there")),
+            Ok(map) => accepted(&map.expect("the file exists")),
             Err(error) => assert!(!error.to_string().is_empty()),
         }
         if let Err(error) = store.goal() {
@@ -29,7 +29,7 @@ pub(crate) fn map(bytes: &[u8]) {
     }
 }
 
-/// The same object with the checksum that its content has.
+/// Returns the object with the checksum of its content.
 fn sealed(text: &str) -> Option<String> {
     let mut value: Value = serde_json::from_str(text).ok()?;
     let fields = value.as_object_mut()?;
@@ -39,18 +39,18 @@ fn sealed(text: &str) -> Option<String> {
     Some(value.to_string())
 }
 
-/// Text as a manifest, and as the file of an operator.
+/// Text as a manifest, and as an operator's configuration file.
 pub(crate) fn manifest(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    match engram_api::parse(text, "fuzz.yaml", Needs::Anything) {
-        Ok(manifest) => assert!(manifest.cluster.is_some() || !manifest.runs.is_empty(), "something was asked for"),
-        // What is wrong is told beside the line that it is in, whatever that line holds.
+    match engram_api::parse(text, "fuzz.yaml", Requirement::Anything) {
+        Ok(manifest) => assert!(manifest.cluster.is_some() || !manifest.runs.is_empty(), "a manifest has an object"),
+        // Errors are printed with their line, whatever it contains.
         Err(problems) => assert!(!problems.render(true).is_empty()),
     }
     match parse_operator_configuration(text, "fuzz.yaml") {
         Ok(file) => {
             let again = parse_operator_configuration(&file.to_yaml(), "again.yaml");
-            assert_eq!(again.expect("what is written can be read"), file);
+            assert_eq!(again.expect("a written file is readable"), file);
         }
         Err(problems) => assert!(!problems.render(true).is_empty()),
     }

@@ -1,4 +1,4 @@
-//! Files of events.
+//! Event files.
 
 use crate::input::{Input, folder};
 use engram_learn::source::{
@@ -7,10 +7,10 @@ use engram_learn::source::{
 };
 use std::fs;
 
-/// Small, so that an input can pass them.
+/// Small, so that inputs can exceed it.
 const LIMITS: Limits = Limits { epoch_events: 100, record_bytes: 4 << 10, empty_epochs: 50 };
 
-/// The first byte says how the rest is read: its bits are packing (0, 1), CSV (2), ids (3), times (4) and strength (5, 6).
+/// The first byte selects the options: packing (bits 0, 1), CSV (2), ids (3), times (4) and strength (5, 6).
 pub(crate) fn file(bytes: &[u8]) {
     let mut input = Input(bytes);
     let how = input.u8();
@@ -18,7 +18,7 @@ pub(crate) fn file(bytes: &[u8]) {
     let (format, extension) = if how & 4 == 0 { (Format::Jsonl, "jsonl") } else { (Format::Csv, "csv") };
     let folder = folder();
     let path = folder.path().join(format!("events.{extension}{packing}"));
-    fs::write(&path, input.0).expect("the folder can be written");
+    fs::write(&path, input.0).expect("the folder is writable");
     let memory =
         if how & 8 == 0 { MemoryColumn::Key("memory".to_owned()) } else { MemoryColumn::Id("memory".to_owned()) };
     let time = if how & 16 == 0 {
@@ -35,25 +35,25 @@ pub(crate) fn file(bytes: &[u8]) {
     let options = EventsOptions { path, origin: Origin::Disk, format, columns: Columns { memory, time }, signal };
     let options = SourceOptions::Events(options);
     let first = read(&options, 0);
-    // What a run that moved to another worker reads is what the first one would have read.
+    // A run that resumes on another worker reads the same events.
     if let Some(from) = first.checked_sub(1) {
-        assert_eq!(read(&options, from), 1, "the last epoch is the only one from there on");
+        assert_eq!(read(&options, from), 1, "reading from the last epoch yields one epoch");
     }
 }
 
-/// Reads to the end or to the first error; returns how many epochs there were.
+/// Reads to the end or to the first error; returns the number of epochs.
 fn read(options: &SourceOptions, from: u64) -> u64 {
     let mut source = match source::open(options, LIMITS, from) {
         Ok(source) => source,
-        Err(error) => return told(&error),
+        Err(error) => return check_error(&error),
     };
     let mut epochs = 0;
     loop {
         match source.next_epoch() {
             Ok(None) => return epochs,
-            Err(error) => return epochs + told(&error),
+            Err(error) => return epochs + check_error(&error),
             Ok(Some(epoch)) => {
-                assert_eq!(epoch.number, from + epochs, "epochs are numbered densely");
+                assert_eq!(epoch.number, from + epochs, "epochs are numbered consecutively");
                 check(&epoch.content);
                 epochs += 1;
             }
@@ -61,13 +61,13 @@ fn read(options: &SourceOptions, from: u64) -> u64 {
     }
 }
 
-fn told(error: &source::SourceError) -> u64 {
+fn check_error(error: &source::SourceError) -> u64 {
     assert!(!error.to_string().is_empty());
     0
 }
 
 fn check(content: &Content) {
-    let Content::Events(events) = content else { panic!("a file holds events") };
+    let Content::Events(events) = content else { panic!("the content of a file is events") };
     assert!(events.len() <= LIMITS.epoch_events && events.is_sorted_by_key(|event| event.id));
     for event in events {
         match event.signal {

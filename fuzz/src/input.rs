@@ -1,9 +1,9 @@
-//! What targets are made of: values off the front of an input, and a place for files.
+//! Structured input of targets: values from the front of an input, and temporary folders.
 
 use std::path::Path;
 use tempfile::TempDir;
 
-/// What is left of an input. Where it ends, everything is 0 or empty: every input means something.
+/// The unread rest of an input. Reading past its end returns zeros, so that every input is meaningful.
 pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Input<'a> {
@@ -36,7 +36,7 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// Bytes behind their length.
+    /// Reads length-prefixed bytes.
     pub(crate) fn bytes(&mut self) -> &'a [u8] {
         let len = self.u16();
         self.take(len.into())
@@ -47,9 +47,9 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A folder for files that are read by name: in memory where the system has such a place, since every input writes one.
+/// Creates a folder for files that are read by name; in memory if possible, since every input writes one.
 pub(crate) fn folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-    made.expect("a folder can be made for temporary files")
+    made.expect("temporary folders can be created")
 }

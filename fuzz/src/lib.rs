@@ -1,17 +1,17 @@
-//! Fuzz targets for everything that is decoded: log, snapshots, what peers, coordinators and clients send, maps, manifests, objects of
-//! an API server, files of events, settings of workers, tokens.
+//! Fuzz targets for everything that is decoded: logs, snapshots, messages of peers, coordinators and clients, maps, manifests, Kubernetes objects,
+//! event files, worker settings, tokens.
 //!
-//! A target is a function of bytes that panics when a promise does not hold: nothing panics, nothing takes memory for what a
-//! number says, what is accepted satisfies what the code behind it relies on. `cargo xtask fuzz` runs them under libFuzzer, guided
-//! by coverage; the tests of this package replay the corpora in the ordinary build.
+//! A target is a function of bytes that panics when an invariant is violated: no input panics, none causes an allocation by an unchecked length,
+//! and accepted values satisfy the assumptions of the code that uses them. `cargo xtask fuzz` runs the targets under libFuzzer, guided by coverage;
+//! the tests of this package replay the corpora in a plain build.
 //!
-//! Bytes under a checksum would be refused at once, so those targets also build them: the input then says what stands in the
-//! fields, and the checksums are made right.
+//! Checksums would reject almost all inputs, so those targets also build valid containers: the input provides the fields, and the checksums are
+//! computed.
 #![forbid(unsafe_code)]
 
-mod beats;
 mod documents;
 mod events;
+mod heartbeats;
 mod input;
 mod objects;
 mod pods;
@@ -22,7 +22,7 @@ mod snapshot;
 pub mod tokens;
 mod wal;
 pub mod world;
-// These files, not the crate: the worker would bring all its servers along.
+// These files rather than the crate: the worker would link all its servers.
 #[path = "../../worker/src/options.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the worker uses all of it, a target only what decodes")]
 mod options;
@@ -35,12 +35,12 @@ mod wire;
 
 pub use replication::encode_envelope;
 
-/// One target.
+/// A fuzz target.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name, that of its corpus in `corpus/` and of its dictionary in `dictionaries/`.
+    /// Name, also of its corpus in `corpus/` and of its dictionary in `dictionaries/`.
     pub name: &'static str,
-    /// Panics when something that was promised does not hold for these bytes.
+    /// Panics if these bytes violate an invariant.
     pub run: fn(&[u8]),
 }
 
@@ -51,7 +51,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "snapshot_manifest", run: snapshot::manifest },
     Target { name: "replication_frame", run: replication::frame },
     Target { name: "public_requests", run: requests::public },
-    Target { name: "heartbeat", run: beats::heartbeat },
+    Target { name: "heartbeat", run: heartbeats::heartbeat },
     Target { name: "api_object", run: objects::api },
     Target { name: "map_json", run: documents::map },
     Target { name: "manifest", run: documents::manifest },
@@ -60,7 +60,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "account_token", run: tokens::account },
 ];
 
-/// The target of a name.
+/// Returns the target of a name.
 pub fn target(name: &str) -> Option<Target> {
     TARGETS.into_iter().find(|target| target.name == name)
 }

@@ -1,12 +1,12 @@
-//! What the API server hands over: the objects that people write, and the map that workers write.
+//! Objects from the API server: those of users, and the map of the workers.
 
-use crate::beats::accepted;
+use crate::heartbeats::accepted;
 use engram_api::parse_object;
 use serde_json::{Value, json};
 
 const KINDS: [&str; 2] = ["LearnerCluster", "LearnerRun"];
 
-/// JSON as any kind of object: as it is, and as the spec of each.
+/// JSON as any kind of object: unchanged, and as the spec of each.
 pub(crate) fn api(bytes: &[u8]) {
     let Ok(value) = serde_json::from_slice::<Value>(bytes) else { return };
     object(&value);
@@ -23,15 +23,15 @@ pub(crate) fn api(bytes: &[u8]) {
 fn object(value: &Value) {
     let manifest = match parse_object(value) {
         Ok(manifest) => manifest,
-        Err(problems) => return assert!(!problems.to_string().is_empty(), "what is wrong is told"),
+        Err(problems) => return assert!(!problems.to_string().is_empty(), "the error has a text"),
     };
-    assert!(manifest.cluster.is_some() || !manifest.runs.is_empty(), "something was asked for");
-    // What is written out again is the same, and read as such.
-    let again = engram_api::parse(&manifest.to_effective_yaml(), "again.yaml", engram_api::Needs::Anything);
+    assert!(manifest.cluster.is_some() || !manifest.runs.is_empty(), "a manifest has an object");
+    // Serializing and parsing again returns the same object.
+    let again = engram_api::parse(&manifest.to_effective_yaml(), "again.yaml", engram_api::Requirement::Anything);
     let again = again.unwrap_or_else(|problems| panic!("{problems}\n{}", manifest.to_effective_yaml()));
     assert_eq!(again.to_effective_yaml(), manifest.to_effective_yaml());
     if let Some(cluster) = &manifest.cluster {
-        assert!(again.check_against(&cluster.spec, 0).is_ok(), "a cluster may stay as it is");
+        assert!(again.check_against(&cluster.spec, 0).is_ok(), "an unchanged cluster is valid");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What clients send: every request of the memory service, through what checks it.
+//! Client messages: every request of the memory service, through its validation.
 
 use engram_memory::codec::{decode_record, encode_record};
 use engram_memory::{Command, FeatureShape, FeatureType, PartitionId, Record, Settings};
@@ -9,7 +9,7 @@ use prost::Message;
 const PARTITIONS: u32 = 3;
 const SHAPE: FeatureShape = FeatureShape { dimension: 2, dtype: FeatureType::F16 };
 
-/// The first byte says which message the rest is.
+/// The first byte selects the message type of the rest.
 pub(crate) fn public(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     match kind % 10 {
@@ -17,13 +17,13 @@ pub(crate) fn public(bytes: &[u8]) {
         1 => each::<v1::RemoveRequest>(bytes, |request| {
             request.parts.into_iter().for_each(|part| remove(part.partition, part.ids));
         }),
-        2 => each::<v1::ReinforceRequest>(bytes, |request| {
+        2 => each::<v1::ApplyReinforcementRequest>(bytes, |request| {
             request.parts.iter().filter_map(|part| part.updates.as_ref()).for_each(reinforce);
         }),
-        3 => each::<v1::DecayRequest>(bytes, |request| {
+        3 => each::<v1::ApplyDecayRequest>(bytes, |request| {
             accepted(columns::decay("amount", request.amount).map(|amount| Command::Decay { amount }));
         }),
-        4 => each::<v1::EpochRequest>(bytes, |request| {
+        4 => each::<v1::LearnEpochRequest>(bytes, |request| {
             let _ = answers::run_id(&request.run);
             accepted(columns::decay("decay", request.decay).map(|amount| Command::Decay { amount }));
             request.parts.iter().filter_map(|part| part.updates.as_ref()).for_each(reinforce);
@@ -35,7 +35,7 @@ pub(crate) fn public(bytes: &[u8]) {
         }),
         6 => each::<v1::GetMemoriesRequest>(bytes, |request| remove(None, request.ids)),
         7 => each::<v1::SubmitRunRequest>(bytes, drop),
-        // What a client reads: an answer with its columns, and the problem in a trailer.
+        // Decoded by a client: a response with its columns, and the problem in a trailer.
         8 => each::<v1::MemoryBatch>(bytes, |batch| {
             for row in 0..batch.ids.len() {
                 for column in [&batch.keys, &batch.payloads].into_iter().flatten() {
@@ -45,7 +45,7 @@ pub(crate) fn public(bytes: &[u8]) {
         }),
         _ => each::<v1::Problem>(bytes, |problem| {
             let status = problem.into_status();
-            assert!(v1::Problem::from_status(&status).is_some(), "a problem travels in its status");
+            assert!(v1::Problem::from_status(&status).is_some(), "a problem round-trips through a status");
         }),
     }
 }
@@ -56,7 +56,7 @@ fn each<M: Message + Default>(bytes: &[u8], check: impl FnOnce(M)) {
     }
 }
 
-/// What the edge accepts passes the log: it is encoded, read back as it was, and can be applied.
+/// A command that the edge accepts is valid for the log: it round-trips, and can be applied.
 fn accepted(command: Result<Command, Invalid>) {
     let command = match command {
         Ok(command) => command,
@@ -80,9 +80,9 @@ fn upsert(part: v1::UpsertPart) {
         assert_eq!(parts.iter().map(|(_, part)| part.ids.len()).sum::<usize>(), rows);
         let whole = columns::upsert(part.clone(), SHAPE).is_ok();
         for (partition, part) in parts {
-            columns::check_partition(&part.ids, partition, PARTITIONS).expect("a part is of its partition");
+            columns::check_partition(&part.ids, partition, PARTITIONS).expect("a part belongs to its partition");
             let part = columns::upsert(part, SHAPE);
-            assert!(!whole || part.is_ok(), "a part of what is allowed is allowed");
+            assert!(!whole || part.is_ok(), "a part of a valid request is valid");
             accepted(part.map(Command::Upsert));
         }
     }
@@ -107,7 +107,7 @@ fn reinforce(updates: &v1::Updates) {
         assert_eq!(parts.iter().map(|(_, part)| part.ids.len()).sum::<usize>(), rows);
         for (_, part) in parts {
             let part = command(part);
-            assert!(whole.is_err() || part.is_ok(), "a part of what is allowed is allowed");
+            assert!(whole.is_err() || part.is_ok(), "a part of a valid request is valid");
             accepted(part);
         }
     }

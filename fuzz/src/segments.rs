@@ -1,6 +1,6 @@
-//! Segments of a log from a description of them: any value in any field, and checksums that are right unless they shall not be.
+//! Log segments from a description: any value in any field, with checksums that are correct unless disabled.
 //!
-//! Follows the layouts that `engram_store::wal` documents, on purpose a second time: what one encodes wrong, the other refuses.
+//! Intentionally a second implementation of the layouts documented in `engram_store::wal`: an encoding error of one is rejected by the other.
 
 use crate::input::Input;
 use engram_memory::{ClusterId, FeatureShape, Law, Shape, StoreId};
@@ -9,24 +9,24 @@ use engram_store::{FileHead, SimDisk};
 const PAGE: usize = 4_096;
 const HEADER_BYTES: usize = 48;
 
-/// Whose log it is.
+/// Header identity of the log.
 pub(crate) fn head() -> FileHead {
     let shape = Shape { partitions: 4, law: Law::Linear, features: FeatureShape::NONE };
     FileHead { cluster: ClusterId(7), store: StoreId(11), shape }
 }
 
-/// The file name of a segment.
+/// Returns the file name of a segment.
 fn name(index: u64) -> String {
     format!("wal-{index:016x}.log")
 }
 
-/// A value of the input where its bit is set, else the one that is right.
-fn or_given<T>(flags: u8, bit: u8, right: T, given: impl FnOnce() -> T) -> T {
-    if flags & 1 << bit == 0 { right } else { given() }
+/// Returns an arbitrary value of the input if the bit is set, otherwise the correct one.
+fn or_arbitrary<T>(flags: u8, bit: u8, right: T, arbitrary: impl FnOnce() -> T) -> T {
+    if flags & 1 << bit == 0 { right } else { arbitrary() }
 }
 
-/// Puts up to four segments into `disk` as `input` says. Returns how many entries lie before the first batch or head whose
-/// checksum is wrong: no more may ever be shown.
+/// Writes up to four segments to `disk` as described by `input`. Returns the number of entries before the first wrong checksum: at most that many
+/// may be recovered.
 pub(crate) fn assemble(disk: &SimDisk, input: &mut Input<'_>) -> usize {
     let (mut index, mut end, mut entries, mut whole) = (1, 0, 0, usize::MAX);
     for _ in 0..4 {
@@ -34,9 +34,9 @@ pub(crate) fn assemble(disk: &SimDisk, input: &mut Input<'_>) -> usize {
             break;
         }
         let flags = input.u8();
-        let stated_index = or_given(flags, 0, index, || input.u64());
-        let starts_at = or_given(flags, 1, end, || input.u64());
-        let carried = or_given(flags, 2, 0, || input.u64());
+        let stated_index = or_arbitrary(flags, 0, index, || input.u64());
+        let starts_at = or_arbitrary(flags, 1, end, || input.u64());
+        let carried = or_arbitrary(flags, 2, 0, || input.u64());
         let uuid = u128::from(input.u8()) + 1;
         let mut bytes = segment_head(uuid, stated_index, starts_at, carried);
         let mut prev_crc = crc32c::crc32c(&bytes[..PAGE - 4]);
@@ -84,7 +84,7 @@ fn segment_head(uuid: u128, index: u64, starts_at: u64, carried: u64) -> Vec<u8>
     page
 }
 
-/// The next batch, its checksum, and `whole` as it is behind it.
+/// Appends the next batch with its checksum; `whole` becomes whether it is valid.
 fn batch(
     input: &mut Input<'_>,
     seed: u32,
@@ -114,15 +114,15 @@ fn batch(
     let mut body = records.clone();
     body.resize(len - header_bytes, 0);
     let mut covered = Vec::new();
-    covered.extend_from_slice(&or_given(flags, 0, len as u32, || input.u32()).to_le_bytes());
-    covered.extend_from_slice(&or_given(flags, 1, u32::from(named), || input.u32()).to_le_bytes());
-    let position = or_given(flags, 2, position, || input.u64());
+    covered.extend_from_slice(&or_arbitrary(flags, 0, len as u32, || input.u32()).to_le_bytes());
+    covered.extend_from_slice(&or_arbitrary(flags, 1, u32::from(named), || input.u32()).to_le_bytes());
+    let position = or_arbitrary(flags, 2, position, || input.u64());
     covered.extend_from_slice(&position.to_le_bytes());
-    covered.extend_from_slice(&or_given(flags, 3, 0, || input.u64()).to_le_bytes());
-    covered.extend_from_slice(&or_given(flags, 4, prev_crc, || input.u32()).to_le_bytes());
+    covered.extend_from_slice(&or_arbitrary(flags, 3, 0, || input.u64()).to_le_bytes());
+    covered.extend_from_slice(&or_arbitrary(flags, 4, prev_crc, || input.u32()).to_le_bytes());
     let body_crc = crc32c::crc32c_append(seed, &body) ^ u32::from(flags >> 6 & 1);
     covered.extend_from_slice(&body_crc.to_le_bytes());
-    covered.extend_from_slice(&or_given(flags, 5, records.len() as u32, || input.u32()).to_le_bytes());
+    covered.extend_from_slice(&or_arbitrary(flags, 5, records.len() as u32, || input.u32()).to_le_bytes());
     covered.extend_from_slice(&[0; 4]);
     covered.extend_from_slice(&commits);
     let crc = crc32c::crc32c_append(seed, &covered) ^ u32::from(flags >> 7);
@@ -130,7 +130,7 @@ fn batch(
     (batch, crc, whole)
 }
 
-/// One entry; of kind 0 and of those above 5 any bytes stand there.
+/// Appends one entry; kinds 0 and above 5 have arbitrary bytes.
 fn record(input: &mut Input<'_>, out: &mut Vec<u8>) {
     let kind = input.u8();
     if !(1..=5).contains(&kind) {
@@ -146,7 +146,7 @@ fn record(input: &mut Input<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(payload);
 }
 
-/// A log of one batch whose records are `records`.
+/// Writes a log of one batch with these records.
 pub(crate) fn of_records(disk: &SimDisk, records: &[u8]) {
     let mut bytes = segment_head(1, 1, 0, 0);
     let prev_crc = crc32c::crc32c(&bytes[..PAGE - 4]);

@@ -1,4 +1,4 @@
-//! Snapshots: the file, and what a store loads of it.
+//! Snapshots: the file, and loading it in a store.
 
 use crate::world;
 use engram_store::{Error, SimDisk, SnapshotReader, snapshot_file};
@@ -8,7 +8,7 @@ const HEAD_BYTES: usize = 120;
 const ENTRY_BYTES: usize = 16;
 const TRAILER_BYTES: usize = 40;
 
-/// The first byte says whether the rest is a file as it is, or one whose checksums are made right first.
+/// The first byte selects whether the rest is a file as it is, or one whose checksums are corrected first.
 pub(crate) fn manifest(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let mut file = bytes.to_vec();
@@ -21,15 +21,15 @@ pub(crate) fn manifest(bytes: &[u8]) {
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
     let head = reader.head();
-    assert!(reader.bytes() <= file.len() as u64, "chunks lie in the file");
-    // A store that finds it loads it, or says what is wrong with it.
+    assert!(reader.bytes() <= file.len() as u64, "chunks are within the file");
+    // A store that finds the file loads it or returns an error.
     disk.put(&snapshot_file::name(head.partition, head.lsn), &file);
     if let Ok((mut store, recovery)) = world::open(&disk, 1) {
-        let loaded = recovery.corrupt.is_empty() && recovery.passed_over.is_empty() && head.partition == world::P;
+        let loaded = recovery.corrupt.is_empty() && recovery.skipped_snapshots.is_empty() && head.partition == world::P;
         if loaded {
             assert_eq!(store.partitions().memories(), head.memories);
         }
-        store.turn().expect("the disk works");
+        store.turn().expect("the disk does not fail");
     }
 }
 
@@ -40,11 +40,11 @@ fn read(disk: &SimDisk, file: &[u8]) -> Result<SnapshotReader, Error> {
     reader.verify()?;
     reader.ledger()?;
     disk.kill();
-    engram_store::Disk::remove(disk, NAME).expect("the disk works");
+    engram_store::Disk::remove(disk, NAME).expect("the disk does not fail");
     Ok(reader)
 }
 
-/// Makes magic, version and checksums right, and leaves every other field as it is.
+/// Corrects magic, version and checksums, and keeps every other field.
 fn seal(file: &mut [u8]) {
     let Some(trailer_at) = file.len().checked_sub(TRAILER_BYTES).filter(|at| *at >= HEAD_BYTES) else { return };
     file[..8].copy_from_slice(b"ENGRSNP\0");
@@ -68,7 +68,7 @@ fn seal(file: &mut [u8]) {
     tail[bytes + 16..bytes + 32].copy_from_slice(&hasher.digest128().to_le_bytes());
 }
 
-/// The u64 at the front.
+/// Reads the u64 at the front.
 fn number(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }

@@ -1,4 +1,4 @@
-//! The log: its records, and its recovery from any bytes.
+//! The log: its records, and recovery from arbitrary bytes.
 
 use crate::input::Input;
 use crate::segments::{assemble, head, of_records};
@@ -10,12 +10,12 @@ use engram_store::wal::{Body, Entry, Options, Recovery, Wal, Writer};
 use engram_store::{Disk as _, Error, SimDisk};
 use std::sync::Arc;
 
-/// Small, since every input makes some.
+/// Kept small, since every input creates some.
 const SEGMENT_BYTES: u64 = 32 << 10;
 
 /// An entry that owns its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct OwnedEntry {
     partition: PartitionId,
     term: Term,
     lsn: Lsn,
@@ -23,12 +23,12 @@ struct Seen {
     payload: Vec<u8>,
 }
 
-impl Seen {
+impl OwnedEntry {
     fn of(entry: &Entry<'_>) -> Self {
         let (kind, payload) = match entry.body {
             Body::Command(bytes) => (1, bytes.to_vec()),
             Body::Truncate => (2, Vec::new()),
-            Body::Promise { seen } => (3, vec![u8::from(seen)]),
+            Body::Promise { accepted } => (3, vec![u8::from(accepted)]),
             Body::Note(bytes) => (4, bytes.to_vec()),
             Body::Installed => (5, Vec::new()),
         };
@@ -45,8 +45,8 @@ impl Seen {
     }
 }
 
-/// The first byte says what the rest is: a record, a ledger, a reply, or entries of the log. Whatever is read is written again as
-/// the same bytes: one value has one encoding.
+/// The first byte selects the kind of the rest: a record, a ledger, a reply, or log entries. Decoded values encode to the same bytes: each value
+/// has one encoding.
 pub(crate) fn record(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     match kind % 4 {
@@ -56,12 +56,12 @@ pub(crate) fn record(bytes: &[u8]) {
         _ => {
             let disk = SimDisk::new(1);
             of_records(&disk, bytes);
-            if let Ok((.., seen)) = open(&disk)
-                // What a later entry undoes is not shown.
-                && seen.iter().all(|seen| [1, 3, 4].contains(&seen.kind))
+            if let Ok((.., accepted)) = open(&disk)
+                // Entries that a later one reverts are not shown.
+                && accepted.iter().all(|accepted| [1, 3, 4].contains(&accepted.kind))
             {
                 let mut encoded = Vec::new();
-                seen.iter().for_each(|seen| seen.encode(&mut encoded));
+                accepted.iter().for_each(|accepted| accepted.encode(&mut encoded));
                 assert_eq!(encoded, bytes);
             }
         }
@@ -79,18 +79,18 @@ fn again<T>(bytes: &[u8], decode: fn(&[u8]) -> Result<T, DecodeError>, encode: f
     }
 }
 
-fn open(disk: &SimDisk) -> Result<(Wal, Writer, Recovery, Vec<Seen>), Error> {
+fn open(disk: &SimDisk) -> Result<(Wal, Writer, Recovery, Vec<OwnedEntry>), Error> {
     let options = Options { segment_bytes: SEGMENT_BYTES, ..Options::default() };
-    let mut seen = Vec::new();
+    let mut accepted = Vec::new();
     let (wal, writer, recovery) = Wal::open(Arc::new(disk.clone()), head(), options, &mut |entry| {
-        seen.push(Seen::of(&entry));
+        accepted.push(OwnedEntry::of(&entry));
         Ok(())
     })?;
-    Ok((wal, writer, recovery, seen))
+    Ok((wal, writer, recovery, accepted))
 }
 
-/// The first byte says what lies on the disk: the rest as one segment, segments that the rest describes, or a log that was
-/// written in order and then damaged in one place.
+/// The first byte selects the disk content: the rest as one segment, segments described by the rest, or a valid log that is then damaged in one
+/// place.
 pub(crate) fn recover(bytes: &[u8]) {
     let mut input = Input(bytes);
     let disk = SimDisk::new(1);
@@ -107,24 +107,24 @@ pub(crate) fn recover(bytes: &[u8]) {
     }
 }
 
-/// Recovers twice: what stood the first time stands the second, and nothing was left in between. At most `most` entries have the
-/// right to be shown.
+/// Recovers twice: both recoveries are equal, and nothing was left in between. At most `most` entries may be recovered.
 fn reopen(disk: &SimDisk, most: usize) {
-    let (wal, writer, first, seen) = match open(disk) {
+    let (wal, writer, first, accepted) = match open(disk) {
         Ok(opened) => opened,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
-    assert!(seen.len() <= most, "{} entries of {most} whole ones", seen.len());
+    assert!(accepted.len() <= most, "recovered {} entries of {most} valid ones", accepted.len());
     drop((wal, writer));
     disk.kill();
-    let (.., second, again) = open(disk).expect("a log that was recovered is whole");
-    let commands = |seen: Vec<Seen>| seen.into_iter().filter(|seen| seen.kind == 1).collect::<Vec<_>>();
-    assert_eq!(commands(again), commands(seen));
+    let (.., second, again) = open(disk).expect("a recovered log is valid");
+    let commands =
+        |accepted: Vec<OwnedEntry>| accepted.into_iter().filter(|accepted| accepted.kind == 1).collect::<Vec<_>>();
+    assert_eq!(commands(again), commands(accepted));
     assert!(second.end >= first.end && second.dropped_bytes == 0, "{first:?} then {second:?}");
 }
 
-/// Writes commands, then changes up to four bytes that follow each other, which a checksum of 32 bits always finds: what is
-/// recovered is a prefix of what was written, or nothing.
+/// Writes commands, then changes up to four consecutive bytes, which a 32-bit checksum always detects: the recovered entries are a prefix of the
+/// written ones.
 fn damaged(disk: &SimDisk, input: &mut Input<'_>) {
     let (place, file, damage) = (input.u32(), input.u8(), input.u32().to_le_bytes());
     let (mut wal, mut writer, ..) = open(disk).expect("an empty disk");
@@ -143,11 +143,11 @@ fn damaged(disk: &SimDisk, input: &mut Input<'_>) {
             lsn: Lsn(lsns[partition]),
             body: Body::Command(input.bytes()),
         };
-        wal.append(&entry).expect("lsn and term follow, and the record is small");
-        written.push(Seen::of(&entry));
+        wal.append(&entry).expect("LSN and term are consecutive, and the record is small");
+        written.push(OwnedEntry::of(&entry));
         if flags & 4 != 0 || input.is_empty() {
-            let batch = wal.seal(&[]).expect("something was appended");
-            writer.write(&batch, 0).expect("the disk has room");
+            let batch = wal.seal(&[]).expect("an entry was appended");
+            writer.write(&batch, 0).expect("the disk has free space");
             wal.recycle(batch);
         }
     }
@@ -155,14 +155,14 @@ fn damaged(disk: &SimDisk, input: &mut Input<'_>) {
     drop((last, writer));
     disk.kill();
     let files: Vec<String> =
-        disk.list().expect("the disk works").into_iter().filter(|it| it.ends_with(".log")).collect();
+        disk.list().expect("the disk does not fail").into_iter().filter(|it| it.ends_with(".log")).collect();
     let name = &files[usize::from(file) % files.len()];
     let mut bytes = disk.bytes(name);
     let place = place as usize % bytes.len();
     bytes[place..].iter_mut().zip(damage).for_each(|(byte, change)| *byte ^= change);
     disk.put(name, &bytes);
-    if let Ok((.., recovery, seen)) = open(disk) {
-        assert!(written.starts_with(&seen), "{seen:?} is no prefix of {written:?}");
-        assert!(damage != [0; 4] || seen == written, "{recovery:?}: nothing was damaged");
+    if let Ok((.., recovery, accepted)) = open(disk) {
+        assert!(written.starts_with(&accepted), "{accepted:?} is not a prefix of {written:?}");
+        assert!(damage != [0; 4] || accepted == written, "{recovery:?}: the log was not damaged");
     }
 }

@@ -1,32 +1,32 @@
-//! A store in memory, as far as it comes before anything of the input reaches it.
+//! An in-memory store that targets start from.
 
 use engram_kernels::Cpu;
 use engram_memory::{ClusterId, FeatureShape, FeatureType, Law, Ordinal, PartitionId, Settings, Shape};
 use engram_store::{Error, ManualClock, Options, Origin, Recovery, SimDisk, Store};
 use std::sync::{Arc, LazyLock};
 
-/// The one partition.
+/// The only partition.
 pub const P: PartitionId = PartitionId(0);
 const FEATURES: FeatureShape = FeatureShape { dimension: 2, dtype: FeatureType::F16 };
 const SHAPE: Shape = Shape { partitions: 1, law: Law::Linear, features: FEATURES };
 
-/// A disk with an identity and an empty log. The store that was opened here was stopped in order.
+/// A disk with an identity and an empty log, from a store that was stopped cleanly.
 static EMPTY: LazyLock<SimDisk> = LazyLock::new(|| {
     let disk = SimDisk::new(1);
     let (store, _) = open(&disk, 1).expect("an empty disk can be opened");
-    store.stop().expect("the disk works");
+    store.stop().expect("the disk does not fail");
     disk
 });
 
-/// A copy of the disk of a store that has nothing yet.
+/// Returns a copy of an empty store's disk.
 pub fn disk() -> SimDisk {
     EMPTY.fork(2)
 }
 
-/// Opens the store of worker 1, whose time stands still.
+/// Opens the store of worker 1 with a fixed clock.
 ///
 /// # Errors
-/// Those of [`Store::open`].
+/// As [`Store::open`].
 pub fn open(disk: &SimDisk, copies: u32) -> Result<(Store, Recovery), Error> {
     open_at(disk, copies, Arc::new(ManualClock::new(1_000_000)))
 }
@@ -35,7 +35,7 @@ pub(crate) fn open_at(disk: &SimDisk, copies: u32, clock: Arc<ManualClock>) -> R
     let mut options = Options::new(ClusterId(7), SHAPE, Settings::default());
     options.origin = Origin { boot: 1, mount: 1 };
     options.replication.ordinal = Ordinal(1);
-    options.replication.copies = copies;
+    options.replication.replicas = copies;
     options.wal.segment_bytes = 32 << 10;
     Store::open(Arc::new(disk.clone()), clock, Box::new(Cpu::new(1)), options)
 }

@@ -1,15 +1,15 @@
-//! Every input that was kept, in the ordinary build: what was found once stays mended.
+//! Replays every input of the corpora in a plain build, as regression tests.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use engram_fuzz::TARGETS;
 use std::fs;
 use std::path::Path;
 
-/// Most bytes of all corpora together: they are part of every checkout.
+/// Size limit of all corpora together: they are part of every checkout.
 const MOST_BYTES: usize = 300 << 10;
 
 #[test]
-fn every_target_keeps_its_promises_for_every_input_of_its_corpus() {
+fn every_target_accepts_every_input_of_its_corpus() {
     let mut bytes = 0;
     for target in TARGETS {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
@@ -19,7 +19,7 @@ fn every_target_keeps_its_promises_for_every_input_of_its_corpus() {
             let input = fs::read(&path).unwrap();
             bytes += input.len();
             inputs += 1;
-            // The name of the file is what the message of a panic lacks.
+            // The panic message lacks the name of the file.
             if std::panic::catch_unwind(|| (target.run)(&input)).is_err() {
                 panic!("{}: see the panic above", path.display());
             }
@@ -30,7 +30,7 @@ fn every_target_keeps_its_promises_for_every_input_of_its_corpus() {
 }
 
 #[test]
-fn inputs_without_structure_break_nothing() {
+fn unstructured_inputs_violate_no_invariant() {
     for target in TARGETS {
         for len in [0, 1, 2, 3, 40, 5_000] {
             for byte in [0, 1, 2, 3, 0x7f, 0xff] {

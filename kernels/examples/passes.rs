@@ -1,7 +1,6 @@
-//! Times the passes of the CPU device: `cargo run --release -p engram-kernels --example passes -- [memories] [threads]`.
+//! Benchmarks the passes of the CPU device: `cargo run --release -p engram-kernels --example passes -- [memories] [threads]`.
 //!
-//! Memories are spread over 256 segments with two groups; updates address random slots. Printed are the minimum and the
-//! median of each pass.
+//! Memories are spread over 256 segments with two groups; updates address random slots. Prints the minimum and the median of each pass.
 
 use engram_kernels::{Cpu, Device, Order, Scope, Segment, TILE, Tile, Tiles, Update};
 use engram_memory::{DecayClock, Group, MemoryId, ONE, mix64};
@@ -23,8 +22,13 @@ fn main() {
         let count = (memories - tile * TILE).min(TILE) as u32;
         device.map_tile(tile as u32, Tile { segment: tile as u32 % SEGMENTS, count });
     }
-    let mut segments =
-        vec![Segment { clock: DecayClock::from_units(CLOCK).expect("below the fold"), ..Segment::default() }; 256];
+    let mut segments = vec![
+        Segment {
+            clock: DecayClock::from_units(CLOCK).expect("the clock is below the fold"),
+            ..Segment::default()
+        };
+        256
+    ];
     let weight = |slot: u64| (mix64(slot + 1) >> 34) as u32;
     fill(&mut device, memories, |slot| CLOCK + weight(slot));
     let updates: Vec<_> = (0..10_000_u64)
@@ -37,7 +41,7 @@ fn main() {
     let mut quality = Vec::new();
     time("epoch, 10,000 updates", 400, || device.epoch(&segments, &updates, &mut quality).expect("a pass"));
     time("epoch, no updates", 400, || device.epoch(&segments, &[], &mut quality).expect("a pass"));
-    time("updates alone", 400, || device.update(&segments, &updates).expect("a pass"));
+    time("updates only", 400, || device.update(&segments, &updates).expect("a pass"));
     segments.iter_mut().for_each(|segment| segment.fold = 1);
     time("epoch, 10,000 updates, fold", 100, || device.epoch(&segments, &updates, &mut quality).expect("a pass"));
     segments.iter_mut().for_each(|segment| segment.fold = 0);

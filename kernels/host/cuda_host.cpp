@@ -1,10 +1,10 @@
-// Runtime of cuda_host.h: fibers, barriers, rendezvous of warps, launches.
+// Runtime of cuda_host.h: fibers, barriers, warp rendezvous, launches.
 //
-// A block runs on one OS thread, a CUDA thread is a fiber of it that runs until it waits. Sanitizers are told of every switch: compile
-// with SHIM_ASAN beside -fsanitize=address. For ThreadSanitizer compile this file WITH SHIM_TSAN and WITHOUT -fsanitize=thread: its
+// A block runs on one OS thread, a CUDA thread is a fiber of it that runs until it waits. Sanitizers are notified of every switch: compile
+// with SHIM_ASAN in addition to -fsanitize=address. For ThreadSanitizer compile this file WITH SHIM_TSAN and WITHOUT -fsanitize=thread: its
 // bookkeeping belongs to one OS thread, and only barriers, rendezvous and atomics may order the threads of a kernel.
 //
-// CUDA_HOST_SEED=n shuffles the threads of every block; CUDA_HOST_WORKERS=n is how many blocks run at once (default: two).
+// CUDA_HOST_SEED=n shuffles the threads of every block; CUDA_HOST_WORKERS=n is the number of concurrent blocks (default: two).
 #include "cuda_host.h"
 #include <atomic>
 #include <condition_variable>
@@ -37,7 +37,7 @@ shim_switch:
   ret
 )");
 #else
-#error "no switch of fibers for this processor: save what its calling convention keeps (aarch64: x19-x30, d8-d15)"
+#error "no fiber switch for this processor: save the callee-saved registers (aarch64: x19-x30, d8-d15)"
 #endif
 
 namespace shim {
@@ -52,7 +52,7 @@ constexpr size_t STACK_BYTES = 256 << 10;
 #else
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
-constexpr unsigned MOST_BLOCKS_UNDER_TSAN = 256;  // each has an OS thread of its own there
+constexpr unsigned MOST_BLOCKS_UNDER_TSAN = 256;  // each has its own OS thread there
 
 enum class State : uint8_t { Fresh, Ready, AtBarrier, InWarp, Yielded, Done };
 const char* const NAMES[] = {"fresh", "ready", "at __syncthreads", "in a warp primitive", "yielded", "done"};
@@ -63,7 +63,7 @@ struct Fiber { void* stack_pointer; char* stack; unsigned thread; void* fake_sta
 struct Rendezvous { unsigned mask, arrived, left; Primitive primitive; uint64_t value[32]; };
 struct Warp { std::vector<Rendezvous> open; };
 
-// Stacks outlive a launch; a fiber never changes its OS thread.
+// Stacks outlive a launch; a fiber stays on its OS thread.
 struct Idle {
   std::vector<Fiber*> fibers;
   ~Idle() {
@@ -91,7 +91,7 @@ struct Scheduler {
   unsigned live = 0, waiting = 0, place = 0, barriers = 0;
   int barrier_line = 0;
   unsigned barrier_thread = 0;
-  // Two in turn: a thread that has left one barrier and waits at the next must not look ordered before one that still leaves.
+  // Two alternating barriers: a thread that waits at the next one must not seem ordered before one that still leaves the first.
   char barrier_tag[2] = {0, 0};
   char shared_tag = 0;
   char *begin_tag = nullptr, *end_tag = nullptr;
@@ -165,12 +165,12 @@ void to_scheduler() {
 #endif
   shim_switch(&fiber->stack_pointer, from->stack_pointer);
 #if defined(SHIM_ASAN)
-  // Not `from`: an idle fiber wakes in a later launch.
+  // Not `from`: an idle fiber resumes in a later launch.
   __sanitizer_finish_switch_fiber(fiber->fake_stack, &scheduler->stack_bottom, &scheduler->stack_size);
 #endif
 }
 
-// Without a barrier pending, the next fresh thread runs on this stack, which spares a switch. ThreadSanitizer needs a fiber each.
+// Without a pending barrier, the next fresh thread runs on this stack, which saves a switch. ThreadSanitizer needs one fiber each.
 bool take_next([[maybe_unused]] Scheduler* own, [[maybe_unused]] unsigned done) {
 #if !defined(SHIM_TSAN)
   if (own->place + 1 < own->threads.size() && own->waiting == 0) {
@@ -202,14 +202,14 @@ void fiber_main() {
     release(own->end_tag);
     own->states[thread] = State::Done;
     own->live--;
-    if (!take_next(own, thread)) to_scheduler();  // the next start goes on here
+    if (!take_next(own, thread)) to_scheduler();  // the next start resumes here
   }
 }
 
 Fiber* new_fiber([[maybe_unused]] Scheduler* own, [[maybe_unused]] unsigned thread) {
   constexpr int PROTECTION = PROT_READ | PROT_WRITE, KIND = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   auto* fiber = new Fiber{};
-#if defined(SHIM_TSAN)  // a slice a CUDA thread: a shared stack would look like a race between threads that nothing orders
+#if defined(SHIM_TSAN)  // one slice per CUDA thread: a shared stack would look like a race between unordered threads
   if (!own->stacks) own->stacks = (char*)mmap(nullptr, STACK_BYTES * own->threads.size(), PROTECTION, KIND, -1, 0);
   if (own->stacks == MAP_FAILED) die("out of memory for stacks");
   fiber->stack = own->stacks + STACK_BYTES * thread;
@@ -311,7 +311,7 @@ void run_block(unsigned number, bool shuffled) {
   }
 }
 
-// The lanes of `mask` meet; the last one lets the others go on.
+// Rendezvous of the lanes of `mask`; the last one releases the others.
 Rendezvous& meet(unsigned mask, Primitive primitive, uint64_t value) {
   Scheduler* own = scheduler;
   Warp& warp = own->warps[current->warp];
@@ -336,7 +336,7 @@ Rendezvous& meet(unsigned mask, Primitive primitive, uint64_t value) {
   if (found->primitive != primitive) die("lanes of one mask are in different warp primitives");
   found->arrived |= bit;
   found->value[current->lane] = value;
-  if (primitive == Primitive::SyncWarp) release(found);  // the others exchange values and order nothing
+  if (primitive == Primitive::SyncWarp) release(found);  // other primitives exchange values without ordering
   if (found->arrived == mask) {
     for (unsigned lane = 0; lane < 32; lane++)
       if ((mask >> lane & 1) && lane != current->lane) own->states[current->warp * 32 + lane] = State::Ready;
@@ -392,7 +392,7 @@ void sync_warp(unsigned mask) {
 
 uint64_t shuffle(unsigned mask, uint64_t value, unsigned from) {
   Rendezvous& met = meet(mask, Primitive::Shuffle, value);
-  // What an inactive lane holds is undefined: make it visible.
+  // The value of an inactive lane is undefined: make that visible.
   uint64_t result = mask >> (from & 31) & 1 ? met.value[from & 31] : 0xDEADBEEFDEADBEEFull;
   leave(met);
   return result;
@@ -466,9 +466,9 @@ void launch(unsigned blocks, unsigned threads, Body body, void* context) {
     current = nullptr;
   };
   release(&begin_tag);
-#if defined(SHIM_TSAN)  // an OS thread a block: fresh shared memory, and no order between blocks that no GPU gives
+#if defined(SHIM_TSAN)  // one OS thread per block: fresh shared memory, and no ordering between blocks that a GPU lacks
   if (blocks > MOST_BLOCKS_UNDER_TSAN) {
-    fprintf(stderr, "cuda_host: at most %u blocks a launch under ThreadSanitizer\n", MOST_BLOCKS_UNDER_TSAN);
+    fprintf(stderr, "cuda_host: at most %u blocks per launch under ThreadSanitizer\n", MOST_BLOCKS_UNDER_TSAN);
     abort();
   }
   std::vector<std::thread> workers;

@@ -2,8 +2,8 @@
 //
 //   g++ -std=c++17 -ffp-contract=off -x c++ -include cuda_host.h sort.cu ... cuda_host.cpp serve.cpp -pthread
 //
-// A test oracle, not a back end: a CUDA thread costs microseconds. What it has been shown to report is in tests/planted.rs; what it cannot
-// see: a missing fence (memory is that of x86), and code that relies on the order of blockIdx (blocks start in ascending order).
+// A test oracle, not a back end: a CUDA thread costs microseconds. tests/injected_bugs.rs shows what it detects. It cannot detect a
+// missing fence (memory is that of x86), or code that relies on the order of blockIdx (blocks start in ascending order).
 // One dimension only, no dynamic shared memory, no cooperative launch: the kernels need none.
 #pragma once
 #include <algorithm>
@@ -29,10 +29,10 @@ struct alignas(16) uint4 { unsigned x, y, z, w; };
 namespace shim {
 
 struct Thread { uint3 index, block; unsigned lane, warp, number; };
-extern __thread Thread* current;  // __thread: nothing to initialise at every use, unlike extern thread_local
+extern __thread Thread* current;  // __thread: no initialization check at every use, unlike extern thread_local
 extern __thread dim3 grid, block;
 
-// What the lanes of a mask do together; all of them must mean the same.
+// Warp primitives; all lanes of a mask must call the same one.
 enum class Primitive : uint8_t { SyncWarp, Shuffle, Match, Ballot, ReduceAdd, ReduceMax };
 
 void sync_threads(int line);
@@ -59,9 +59,9 @@ template <class T> T from_bits(uint64_t in) {
 }
 template <class T> using Same = typename std::common_type<T>::type;
 
-// Kernels by name, for launches that come as a name and untyped arguments.
+// Kernels by name, for launches with a name and untyped arguments.
 struct Kernel {
-  std::string signature;  // a letter an argument: p pointer, 4 or 8 integer of so many bytes, f float
+  std::string signature;  // one letter per argument: p pointer, 4 or 8 integer of that many bytes, f float
   void (*call)(void** arguments);
 };
 struct Registration { Registration(const char* name, Kernel kernel); };
@@ -108,7 +108,7 @@ static inline unsigned __ballot_sync(unsigned mask, int predicate) { return shim
 static inline unsigned __reduce_add_sync(unsigned mask, unsigned value) { return shim::reduce(mask, value, shim::Primitive::ReduceAdd); }
 static inline unsigned __reduce_max_sync(unsigned mask, unsigned value) { return shim::reduce(mask, value, shim::Primitive::ReduceMax); }
 
-// Atomics are relaxed, as they are on a GPU.
+// Atomics are relaxed, as on a GPU.
 template <class T> static inline T atomicAdd(T* at, shim::Same<T> value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
 template <class T> static inline T atomicOr(T* at, shim::Same<T> value) { return __atomic_fetch_or(at, value, __ATOMIC_RELAXED); }
 template <class T> static inline T atomicExch(T* at, shim::Same<T> value) { return __atomic_exchange_n(at, value, __ATOMIC_RELAXED); }

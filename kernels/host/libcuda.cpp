@@ -1,14 +1,14 @@
-// A stand-in for libcuda.so.1: the entry points that src/gpu/cuda.rs reaches through cudarc, over the kernels on the CPU. A test starts
-// itself once more with this library on its path.
+// Emulated CUDA driver (libcuda.so.1): the entry points that src/gpu/cuda.rs uses through cudarc, with the kernels on the CPU. A test
+// re-executes itself with this library on its path.
 //
-// Streams are LAZY on purpose: work runs when somebody waits for it or asks how far it is, so that a host that forgets to wait reads stale
-// data. Copies are checked for bounds, images for what a driver would say of them, fresh memory holds a pattern. While a stream captures,
-// what is asked of it goes into the graph and runs with that alone; whoever asks how far it is spoils the capture.
+// Streams are LAZY on purpose: work runs when the host waits for it or queries it, so that a missing wait reads stale
+// data. Copies are bounds-checked, images are validated like by a driver, and fresh memory has a pattern. While a stream captures,
+// its calls are recorded in the graph and run only with it; a query invalidates the capture.
 //
 //   CUDA_HOST_DEVICES=1  CUDA_HOST_CAPABILITY=90  CUDA_HOST_DRIVER=13000
 //   CUDA_HOST_MEMORY_MIB=4096     of every device, or of each: 4096,16
-//   CUDA_HOST_FAIL=call:n:code    the n-th call of that name gives the code; that of a kernel (700 to 719, 214) shows when its stream
-//                                 runs, and every later call of the context gives it too; call:n:code:1 counts those of device 1
+//   CUDA_HOST_FAIL=call:n:code    the n-th call of that name returns the code; a kernel's code (700 to 719, 214) appears when its stream
+//                                 runs, and every later call of the context returns it too; call:n:code:1 counts calls of device 1
 #include "cuda_host.h"
 #include <chrono>
 #include <cstdlib>
@@ -55,7 +55,7 @@ struct Stream {
   std::deque<Work> queue;
   Graph* capturing = nullptr;
 };
-// What an event was recorded for last.
+// The work that an event was last recorded for.
 struct Record {
   Stream* stream;
   bool reached = false;
@@ -154,7 +154,7 @@ int push(void* stream, Work work) {
   else own->queue.push_back(std::move(work));
   return 0;
 }
-// What cannot be part of a graph, or waits for what has not been asked for.
+// Calls that cannot be part of a graph, or that wait for work that was not enqueued.
 bool spoils(void* stream) {
   auto* own = (Stream*)stream;
   if (own->capturing) own->capturing->spoiled = true;
@@ -174,7 +174,7 @@ int outside(const char* call) {
   return INVALID_VALUE;
 }
 
-// What a driver takes: code of the device's own major version up to its minor, or PTX that is not newer than the driver.
+// Images that a driver accepts: code of the device's major version up to its minor one, or PTX that is not newer than the driver.
 template <class T> T read(const char* from, size_t offset) {
   T value;
   memcpy(&value, from + offset, sizeof value);
@@ -217,7 +217,7 @@ API cuDeviceGet(int* device, int ordinal) {
   *device = ordinal;
   return 0;
 }
-API cuDeviceGetName(char* name, int size, int device) { DRIVER; snprintf(name, size, "stand-in %d", device); return 0; }
+API cuDeviceGetName(char* name, int size, int device) { DRIVER; snprintf(name, size, "emulated %d", device); return 0; }
 API cuDeviceGetUuid_v2(char* uuid, int device) { DRIVER; memset(uuid, 0xE0 + device, 16); return 0; }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
   DRIVER;
@@ -271,7 +271,7 @@ API cuMemAllocAsync(Address* out, size_t size, void* stream) {
   if (size == 0) return INVALID_VALUE;
   if (spoils(stream)) return CAPTURE_UNSUPPORTED;
   const size_t own = memory(bound->device);
-  if (used[bound->device] + size > own) run_all((Stream*)stream);  // what is given back before
+  if (used[bound->device] + size > own) run_all((Stream*)stream);  // runs earlier frees
   if (used[bound->device] + size > own) return OUT_OF_MEMORY;
   void* data = nullptr;
   if (posix_memalign(&data, 256, size)) return OUT_OF_MEMORY;
@@ -310,7 +310,7 @@ API cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t size, void* stream
   if (!on_device(to, size)) return outside(__func__);
   if (is_pinned(from, size)) return push(stream, [=] { memcpy((void*)to, from, size); return 0; });
   if (spoils(stream)) return CAPTURE_UNSUPPORTED;
-  std::string staged((const char*)from, size);  // as a driver does with memory that is not pinned
+  std::string staged((const char*)from, size);  // like a driver with pageable memory
   return push(stream, [to, staged] { memcpy((void*)to, staged.data(), staged.size()); return 0; });
 }
 API cuMemcpyDtoHAsync_v2(void* to, Address from, size_t size, void* stream) {
@@ -349,7 +349,7 @@ API cuStreamDestroy_v2(void* stream) {
   return INVALID_HANDLE;
 }
 API cuStreamSynchronize(void* stream) { CONTEXT; return spoils(stream) ? CAPTURE_UNSUPPORTED : run_all((Stream*)stream); }
-// Asking makes progress: one piece of work a call.
+// A query makes progress: one piece of work per call.
 API cuStreamQuery(void* stream) {
   CONTEXT;
   if (spoils(stream)) return CAPTURE_UNSUPPORTED;
@@ -398,7 +398,7 @@ API cuEventRecord(void* event, void* stream) {
     return 0;
   });
 }
-// Asking makes progress, as with a stream.
+// A query makes progress, as with a stream.
 API cuEventQuery(void* event) {
   CONTEXT;
   auto record = ((Event*)event)->last;
@@ -441,14 +441,14 @@ API cuModuleGetFunction(void** out, void* module, const char* name) {
 API cuFuncLoad(void*) { CONTEXT; return 0; }
 API cuLaunchKernel(void* function, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned shared, void* stream, void** arguments, void**) {
   LOCK;
-  // What is wrong with a kernel shows when it runs, anything else at the call.
+  // A kernel's failure appears when it runs, any other one at the call.
   int code = planned(__func__);
   if (code && !is_sticky(code)) return code;
   if (int error = enter("", true)) return error;
   auto* own = (Function*)function;
   if (own->module->context != bound || ((Stream*)stream)->context != bound) return INVALID_HANDLE;
   if (!blocks || y != 1 || z != 1 || !threads || threads > BLOCK_LIMIT || shared) return INVALID_VALUE;
-  // Arguments are the driver's from here on.
+  // The driver copies the arguments.
   struct Call {
     const shim::Kernel* kernel;
     std::vector<uint64_t> values;
@@ -471,5 +471,5 @@ API cuLaunchKernel(void* function, unsigned blocks, unsigned y, unsigned z, unsi
   });
 }
 
-API cuGetErrorName(int, const char** name) { *name = "an error of the stand-in"; return 0; }
-API cuGetErrorString(int, const char** text) { *text = "an error of the stand-in"; return 0; }
+API cuGetErrorName(int, const char** name) { *name = "error of the emulated driver"; return 0; }
+API cuGetErrorString(int, const char** text) { *text = "error of the emulated driver"; return 0; }

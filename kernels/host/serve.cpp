@@ -1,14 +1,14 @@
-// A driver for tests: takes commands on standard input, runs kernels on the CPU, answers on standard output. What is wrong ends it, with
-// the reason on standard error. tests/host/mod.rs speaks to it.
+// A driver for tests: reads commands from standard input, runs kernels on the CPU, writes responses to standard output. An error ends it, with
+// the reason on standard error. tests/host/mod.rs is the client.
 //
 // Every command is one byte and its operands, integers little-endian u64:
-//   A bytes                         allocates; buffers are numbered from 0. Fresh memory holds a pattern, as on no GPU it is zero
+//   A bytes                         allocates; buffers are numbered from 0. Fresh memory has a non-zero pattern
 //   F buffer                        frees
 //   U buffer offset length data     copies to it
-//   D buffer offset length          copies from it: the answer is the data
-//   C from to length                copies between two
+//   D buffer offset length          copies from it: the response is the data
+//   C from to length                copies between two buffers
 //   S buffer offset length byte     fills
-//   W                               waits: the answer is one byte
+//   W                               waits: the response is one byte
 //   L length name blocks count, then for each argument: a letter (p 4 8 f, n for a null pointer), value (p: buffer), offset (p only)
 #include "cuda_host.h"
 #include <cstdlib>
@@ -27,7 +27,7 @@ constexpr char FRESH = (char)0xA5;
 }
 
 void read(void* to, size_t length) {
-  if (fread(to, 1, length, stdin) != length) refuse("a command broke off");
+  if (fread(to, 1, length, stdin) != length) refuse("truncated command");
 }
 uint64_t read_number() {
   uint64_t value;
@@ -35,7 +35,7 @@ uint64_t read_number() {
   return value;
 }
 
-// On the heap by itself, so that AddressSanitizer sees every byte beyond it.
+// A separate heap allocation, so that AddressSanitizer detects every access beyond it.
 struct Buffer {
   struct Free {
     void operator()(char* data) const { free(data); }
@@ -51,7 +51,7 @@ Buffer& buffer(uint64_t number) {
 }
 char* range(uint64_t number, uint64_t offset, uint64_t length) {
   Buffer& found = buffer(number);
-  if (offset > found.size || length > found.size - offset) refuse("a copy outside of its buffer");
+  if (offset > found.size || length > found.size - offset) refuse("copy outside of its buffer");
   return found.data.get() + offset;
 }
 
@@ -70,7 +70,7 @@ void launch() {
   read(name.data(), name.size());
   uint64_t blocks = read_number(), count = read_number();
   const shim::Kernel* kernel = shim::find(name.c_str());
-  if (!kernel) refuse("no kernel", name.c_str());
+  if (!kernel) refuse("unknown kernel", name.c_str());
   std::vector<uint64_t> values(count);
   std::vector<void*> arguments(count);
   std::string signature;
@@ -82,8 +82,8 @@ void launch() {
     signature += letter == 'n' ? 'p' : letter;
     arguments[i] = &values[i];
   }
-  if (signature != kernel->signature) refuse("other arguments than those of", (name + ": " + signature + " for " + kernel->signature).c_str());
-  if (blocks == 0 || blocks > 0x7fffffff) refuse("no such grid for", name.c_str());
+  if (signature != kernel->signature) refuse("argument mismatch for", (name + ": " + signature + " for " + kernel->signature).c_str());
+  if (blocks == 0 || blocks > 0x7fffffff) refuse("invalid grid for", name.c_str());
   struct Call {
     const shim::Kernel* kernel;
     void** arguments;
@@ -109,7 +109,7 @@ int main() {
     } else if (command == 'D') {
       uint64_t number = read_number(), offset = read_number(), length = read_number();
       fwrite(range(number, offset, length), 1, length, stdout);
-      if (fflush(stdout)) refuse("the answer could not be written");
+      if (fflush(stdout)) refuse("failed to write the response");
     } else if (command == 'C') {
       uint64_t from = read_number(), to = read_number(), length = read_number();
       memcpy(range(to, 0, length), range(from, 0, length), length);
@@ -118,11 +118,11 @@ int main() {
       memset(range(number, offset, length), (int)byte, length);
     } else if (command == 'W') {
       putchar('W');
-      if (fflush(stdout)) refuse("the answer could not be written");
+      if (fflush(stdout)) refuse("failed to write the response");
     } else if (command == 'L') {
       launch();
     } else {
-      refuse("no such command");
+      refuse("unknown command");
     }
   }
 }

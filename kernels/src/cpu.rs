@@ -1,8 +1,7 @@
-//! The CPU as a device.
+//! CPU implementation of [`Device`].
 //!
-//! A pass cuts the tiles into tasks of consecutive ones and hands these to the threads of a [`Pool`]; inside a tile it is
-//! a plain loop, compiled for several sets of vector instructions. What threads count is added in integers, so that neither
-//! the cut nor the number of threads shows in a result.
+//! A pass splits the tiles into tasks of consecutive tiles, which the threads of a [`Pool`] execute; within a tile it is a plain loop, compiled
+//! for several sets of vector instructions. Threads accumulate integers, so results depend neither on the split nor on the number of threads.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -20,25 +19,25 @@ mod update;
 
 use crate::instructions::{Instructions, Level};
 use crate::pool::Pool;
-use crate::recall::{Alike, Recall};
+use crate::recall::{RecallMatch, RecallRequest};
 use crate::tiles::TilesMut;
 use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
-use quality::{Present, Total};
-use spans::Spans;
+use parking_lot::{Mutex, MutexGuard};
+use quality::{TileGroups, Total};
+use spans::IdSpans;
 use std::borrow::Cow;
-use std::sync::{Mutex, PoisonError};
 
-/// Most tiles of an arena: a slot is 32 bits.
+/// Maximum number of tiles in an arena: a slot has 32 bits.
 const MAX_TILES: u32 = Slot::MAX / TILE as u32 + 1;
 /// A potential and a group.
 const BYTES_PER_SLOT: u64 = 5;
-/// Tiles of one task of a pass: some 10 us of work.
+/// Tiles in one task of a pass: about 10 us of work.
 const TASK: usize = 8;
-/// Updates below which they are applied by one thread: handing them out costs as much as they do.
+/// Fewer updates than this are applied by one thread: distributing them costs as much as applying them.
 const MANY_UPDATES: usize = 1_024;
 
-/// The CPU: threads of its own and the widest vector instructions of the processor.
+/// The CPU as a device, with its own threads and the widest vector instructions of the processor.
 ///
 /// ```
 /// use engram_kernels::{Cpu, Device, Segment, Tile, Update};
@@ -66,21 +65,21 @@ pub struct Cpu {
     tiles: Vec<Tile>,
     potentials: Tiles<u32>,
     groups: Tiles<u8>,
-    /// No memory has a higher group: how wide tables by group must be. Never falls.
+    /// No memory has a higher group; determines the width of tables by group. Never decreases.
     highest_group: u8,
-    /// What selections know of ids.
-    spans: Spans,
-    /// Room for the updates of each thread, kept because paging it in anew costs more than the updates.
+    /// Cached id ranges for selections.
+    spans: IdSpans,
+    /// Per-thread update buffers, kept because paging in new ones costs more than the updates.
     own_updates: Vec<Vec<Update>>,
 }
 
 impl Cpu {
-    /// A device without tiles, whose passes use `threads` threads (1 to 1,024, the caller's included).
+    /// Creates a device without tiles whose passes use `threads` threads (1 to 1,024, the caller's included).
     pub fn new(threads: usize) -> Self {
         Self::with(threads, Instructions::Widest)
     }
 
-    /// As [`Cpu::new`], limited to `instructions`.
+    /// Like [`Cpu::new`], limited to `instructions`.
     pub fn with(threads: usize, instructions: Instructions) -> Self {
         let pool = Pool::new(threads);
         let threads = pool.threads();
@@ -94,26 +93,26 @@ impl Cpu {
             potentials: Tiles::new(),
             groups: Tiles::new(),
             highest_group: 0,
-            spans: Spans::default(),
+            spans: IdSpans::default(),
             own_updates: vec![Vec::new(); threads],
         }
     }
 
-    /// Has a pass take these entries for the tile table: to leave tiles out, as free ones.
+    /// Runs a pass with `tiles` as the tile table, for example with some tiles marked free to exclude them.
     pub(crate) fn over<T>(&mut self, mut tiles: Vec<Tile>, pass: impl FnOnce(&mut Self) -> T) -> T {
-        assert_eq!(tiles.len(), self.tiles.len(), "an entry for each tile");
+        assert_eq!(tiles.len(), self.tiles.len(), "the tile table has an entry for each tile");
         std::mem::swap(&mut self.tiles, &mut tiles);
         let result = pass(self);
         self.tiles = tiles;
         result
     }
 
-    /// A slot of `tile` may have another memory than before, though no row was written here.
+    /// Marks ids of `tile` as possibly changed without a write to this device.
     pub(crate) fn touch(&mut self, tile: TileId) {
         self.spans.forget_tile(tile as usize);
     }
 
-    /// Replaces potentials and groups from the first slot of `tile` on. The memories stay those that they were.
+    /// Replaces potentials and groups from the first slot of `tile` on; the ids stay the same.
     pub(crate) fn replace(&mut self, tile: TileId, potentials: &[u32], groups: &[u8]) {
         let pieces = potentials.chunks(TILE).zip(groups.chunks(TILE));
         for (tile, (potentials, groups)) in (tile as usize..).zip(pieces) {
@@ -123,18 +122,18 @@ impl Cpu {
         self.highest_group = groups.iter().copied().fold(self.highest_group, u8::max);
     }
 
-    /// Potential and group at a slot.
+    /// Returns potential and group at a slot.
     pub(crate) fn row(&self, slot: Slot) -> (u32, Group) {
         (self.potentials.get(slot), Group(self.groups.get(slot)))
     }
 
-    /// The used potentials and groups of a tile.
+    /// Returns the used potentials and groups of a tile.
     pub(crate) fn columns(&self, tile: TileId) -> (&[u32], &[u8]) {
         let (tile, used) = (tile as usize, ..self.tiles[tile as usize].count as usize);
         (&self.potentials.tile(tile)[used], &self.groups.tile(tile)[used])
     }
 
-    /// Calls `f(thread, first tile, tiles, their potentials)` for all tiles, a task at a time.
+    /// Calls `f(thread, first tile, tiles, their potentials)` for all tiles, one task at a time.
     fn each_task<'a>(
         pool: &mut Pool,
         tiles: &'a [Tile],
@@ -142,10 +141,10 @@ impl Cpu {
         f: impl Fn(usize, usize, &'a [Tile], TilesMut<'a, u32>) + Sync,
     ) {
         let tasks = tiles.chunks(TASK).zip(potentials.parts_mut(TASK)).enumerate().collect();
-        pool.each(tasks, |thread, (task, (tiles, potentials))| f(thread, task * TASK, tiles, potentials));
+        pool.for_each(tasks, |thread, (task, (tiles, potentials))| f(thread, task * TASK, tiles, potentials));
     }
 
-    /// Folds the segments that ask for it, and gives them as they are then.
+    /// Folds the segments that need it and returns them with `fold` set to 0.
     fn fold<'a>(&mut self, segments: &'a [Segment]) -> Cow<'a, [Segment]> {
         if segments.iter().all(|segment| segment.fold == 0) {
             return Cow::Borrowed(segments);
@@ -170,10 +169,10 @@ impl Cpu {
             let all = self.potentials.parts_mut(tiles.len().max(1)).next();
             return all.into_iter().for_each(|mut all| update::apply(tiles, segments, 0, &mut all, updates));
         }
-        // Each thread applies, in order, what falls in tiles of its own, those that it will read next.
+        // Each thread applies, in order, the updates of the tiles that it reads next.
         let share = tiles.len().div_ceil(threads).max(1);
         let parts = self.potentials.parts_mut(share).zip(&mut self.own_updates).enumerate().collect();
-        self.pool.each(parts, |_, (part, (mut potentials, own))| {
+        self.pool.for_each(parts, |_, (part, (mut potentials, own))| {
             let first = part * share;
             let slots = (first * TILE) as u64..((first + share) * TILE) as u64;
             let own = update::select(level, updates, slots, own);
@@ -181,18 +180,18 @@ impl Cpu {
         });
     }
 
-    /// One table of `length` for each thread.
+    /// Returns one table of `length` per thread.
     fn tables<T: Clone>(&self, length: usize, empty: T) -> Vec<Mutex<Vec<T>>> {
         (0..self.pool.threads()).map(|_| Mutex::new(vec![empty.clone(); length])).collect()
     }
 }
 
-/// A panic in a pass ends the pass, so no table is ever read half filled.
-fn table<T>(tables: &[Mutex<T>], thread: usize) -> std::sync::MutexGuard<'_, T> {
-    tables[thread].lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks the table of a thread.
+fn table<T>(tables: &[Mutex<T>], thread: usize) -> MutexGuard<'_, T> {
+    tables[thread].lock()
 }
 
-/// What the processor calls itself, if it says so.
+/// Returns the processor's model name, if the system reports it.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -215,7 +214,7 @@ impl Device for Cpu {
     }
 
     fn map_tile(&mut self, tile: TileId, entry: Tile) {
-        assert!(entry.count as usize <= TILE, "a tile has {TILE} slots, {} are too many", entry.count);
+        assert!(entry.count as usize <= TILE, "tile entry has {} used slots, at most {TILE} are allowed", entry.count);
         self.tiles[tile as usize] = entry;
         self.touch(tile);
     }
@@ -249,7 +248,7 @@ impl Device for Cpu {
         changed: &mut Vec<u64>,
     ) -> Result<(), Error> {
         let level = self.level;
-        // By segment, each segment's in order, so that a tile finds its own.
+        // Grouped by segment, in order, so that a tile finds its updates.
         let mut by_segment: Vec<usize> = (0..updates.len()).collect();
         by_segment.sort_by_key(|&update| updates[update].segment);
         let counts = self.tables(updates.len(), 0_u64);
@@ -289,7 +288,7 @@ impl Device for Cpu {
         let level = self.level;
         let width = usize::from(self.highest_group) + 1;
         let totals = self.tables(segments.len() * width, Total::EMPTY);
-        let guesses: Vec<_> = (0..self.pool.threads()).map(|_| Mutex::new(Present::NONE)).collect();
+        let guesses: Vec<_> = (0..self.pool.threads()).map(|_| Mutex::new(TileGroups::NONE)).collect();
         let groups = &self.groups;
         Self::each_task(&mut self.pool, &self.tiles, &mut self.potentials, |thread, first, tiles, mut potentials| {
             let (mut totals, mut guess) = (table(&totals, thread), table(&guesses, thread));
@@ -304,8 +303,8 @@ impl Device for Cpu {
                 quality::add_tile(level, potentials, groups, clock.units(), &mut guess, totals);
             }
         });
-        let mut totals = totals.into_iter().map(|totals| totals.into_inner().unwrap_or_else(PoisonError::into_inner));
-        let mut sum = totals.next().expect("a pool has a thread");
+        let mut totals = totals.into_iter().map(|totals| totals.into_inner());
+        let mut sum = totals.next().expect("a pool has at least one thread");
         for other in totals {
             sum.iter_mut().zip(&other).for_each(|(sum, other)| sum.merge(other));
         }
@@ -318,7 +317,7 @@ impl Device for Cpu {
     }
 
     fn histogram(&mut self, segments: &[Segment], bits: u32) -> Result<Histogram, Error> {
-        let mut histogram = Histogram::new(bits).expect("bits are in range by contract");
+        let mut histogram = Histogram::new(bits).expect("the caller passes bits in range");
         let width = usize::from(self.highest_group) + 1;
         let bins = self.tables(width << bits, 0_u32);
         let groups = &self.groups;
@@ -358,7 +357,7 @@ impl Device for Cpu {
         let view = rank::View { tiles, segments, potentials, groups, ids, scope };
         match limit {
             Some(0) => out.clear(),
-            // Far from all: the few are selected, and sorted alone.
+            // A small limit: select the few entries and sort only them.
             Some(limit) if limit <= view.at_most() / 16 => {
                 top::first(&mut self.pool, self.level, view, &mut self.spans, order, limit, out);
             }
@@ -373,14 +372,14 @@ impl Device for Cpu {
     fn recall(
         &mut self,
         segments: &[Segment],
-        asked: &Recall<'_>,
+        request: &RecallRequest<'_>,
         ids: &Tiles<MemoryId>,
-        out: &mut Vec<Alike>,
+        out: &mut Vec<RecallMatch>,
     ) -> Result<(), Error> {
         let (tiles, potentials, groups) = (&self.tiles, &self.potentials, &self.groups);
-        let view = rank::View { tiles, segments, potentials, groups, ids, scope: asked.scope };
-        let asked = Recall { limit: asked.limit.min(view.at_most()), ..*asked };
-        recall::first(&mut self.pool, self.level, view, &asked, out);
+        let view = rank::View { tiles, segments, potentials, groups, ids, scope: request.scope };
+        let request = RecallRequest { limit: request.limit.min(view.at_most()), ..*request };
+        recall::first(&mut self.pool, self.level, view, &request, out);
         Ok(())
     }
 

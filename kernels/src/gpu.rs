@@ -1,23 +1,22 @@
-//! A GPU as a device: which kernels a pass launches, on what, in which order.
+//! GPU implementation of [`Device`](crate::Device): which kernels a pass launches, on which buffers, in which order.
 //!
-//! [`Gpu`] holds the columns in memory of a [`Driver`] and decides nothing that shows in a result: kernels count in integers, so
-//! that the order of threads and blocks does not matter, and the one pass over floats ([`Gpu::recall`]) has a fixed order of
-//! additions. Results are those of [`crate::Cpu`], bit for bit.
+//! [`Gpu`] holds the columns in memory of a [`Driver`]. Kernels accumulate integers, so the order of threads and blocks does not matter, and the
+//! one floating-point pass (recall) has a fixed order of additions. Results are identical to those of [`crate::Cpu`], bit for bit.
 //!
-//! A pass gets all the memory that it needs before it changes anything: [`Error::Full`] leaves the columns as they were.
+//! A pass allocates all memory before it changes anything: [`Error::Full`] leaves the columns as they were.
 //!
-//! Invariants: every slot and length of a launch is checked here before it, since kernels check none. What a pass needs beside
-//! the columns is allocated for it and given back after; a driver keeps such memory at hand.
+//! Invariants: every slot and length of a launch is checked here, since kernels check none. Temporary memory of a pass is freed afterwards; a
+//! driver pools it.
 
-mod clamped;
+mod clamped_add;
 pub mod cuda;
 mod driver;
-mod find;
+mod epoch_sequence;
 mod images;
+mod index;
 mod mirror;
 mod passes;
 mod plain;
-mod prepared;
 mod rank;
 mod recall;
 mod sample;
@@ -25,63 +24,62 @@ mod select;
 mod sort;
 mod update;
 
-pub use driver::{Argument, Driver, Step, THREADS, in_turn};
+pub use driver::{Argument, Driver, Step, THREADS, run_steps};
 pub use sample::{PrioritySums, Share};
 
 use crate::{Error, Info, Segment, Slot, TILE, Tile, TileId, Tiles};
 use engram_memory::MemoryId;
-use find::Index;
+use epoch_sequence::EpochSequences;
+use index::Index;
 use plain::{Plain, bytes, bytes_mut};
-use prepared::Sequences;
-use rank::Listed;
+use rank::SlotLists;
 use recall::Features;
 
-/// Most tiles of an arena: look-back words count slots in 30 bits.
+/// Maximum number of tiles in an arena: look-back words count slots in 30 bits.
 const MAX_TILES: u32 = (1 << 30) / TILE as u32 - 1;
 /// A potential, a group and an id.
 const BYTES_PER_SLOT: u64 = 13;
 
 /// A device whose passes run on a GPU.
 ///
-/// Ids are mirrored: the ids by slot that a call gives may have changed since the last call only where a row was written or a tile
-/// mapped.
+/// Ids are mirrored: the ids by slot that a call passes may have changed since the last call only where a row was written or a tile was mapped.
 pub struct Gpu<D: Driver> {
     info: Info,
     memory: Memory<D>,
     tiles: Vec<Tile>,
-    /// The host's tile that each tile is a copy of.
+    /// The host tile that each tile mirrors.
     origins: Vec<TileId>,
     /// Columns, `None` before the first tile.
     columns: Option<Columns<D::Buffer>>,
-    /// No memory has a higher group: how wide tables by group must be. Never falls.
+    /// No memory has a higher group; determines the width of tables by group. Never decreases.
     highest_group: u8,
-    /// Tiles whose ids are not those of the id column.
+    /// Tiles whose ids differ from the id column on the device.
     stale_ids: Vec<bool>,
-    /// What rankings need of the tiles and the ids, until either changes.
-    listed: Listed<D::Buffer>,
+    /// Cached slot lists for rankings, valid until tiles or ids change.
+    listed: SlotLists<D::Buffer>,
     index: Option<Index<D::Buffer>>,
     features: Option<Features<D::Buffer>>,
-    /// Of these columns.
-    sequences: Sequences<D>,
+    /// Epoch sequences over the current columns.
+    sequences: EpochSequences<D>,
 }
 
-/// The columns, by slot, and the tile table as the device has it.
+/// The columns by slot, and the device's tile table.
 struct Columns<B> {
     potentials: B,
     groups: B,
     ids: B,
     tiles: B,
-    /// Whether `tiles` is behind the host's.
+    /// Whether `tiles` is older than the host's table.
     tiles_stale: bool,
 }
 
 impl<B> Columns<B> {
-    /// What a kernel takes that needs the weights of memories, in this order: `potential`, `segments`, `tiles`.
+    /// Returns the kernel arguments for weights, in this order: `potential`, `segments`, `tiles`.
     fn weights<'a>(&'a self, segments: &'a B) -> [Argument<'a, B>; 3] {
         [Argument::Buffer(&self.potentials), Argument::Buffer(segments), Argument::Buffer(&self.tiles)]
     }
 
-    /// The same with their groups: `potential`, `group`, `segments`, `tiles`.
+    /// Returns the kernel arguments for weights and groups: `potential`, `group`, `segments`, `tiles`.
     fn weights_and_groups<'a>(&'a self, segments: &'a B) -> [Argument<'a, B>; 4] {
         let [potentials, segments, tiles] = self.weights(segments);
         [potentials, Argument::Buffer(&self.groups), segments, tiles]
@@ -89,7 +87,7 @@ impl<B> Columns<B> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// A device without tiles; `name` is for people.
+    /// Creates a device without tiles; `name` is its display name.
     pub fn new(driver: D, name: String) -> Self {
         Self {
             info: Info { kind: "cuda", name, threads: 1 },
@@ -99,44 +97,44 @@ impl<D: Driver> Gpu<D> {
             columns: None,
             highest_group: 0,
             stale_ids: Vec::new(),
-            listed: Listed::default(),
+            listed: SlotLists::default(),
             index: None,
             features: None,
-            sequences: Sequences::default(),
+            sequences: EpochSequences::default(),
         }
     }
 
-    /// The driver.
+    /// Returns the driver.
     pub fn driver_mut(&mut self) -> &mut D {
         &mut self.memory.0
     }
 
-    /// Gives back the driver, and all memory to it.
+    /// Frees all memory and returns the driver.
     pub fn into_driver(self) -> D {
         self.memory.0
     }
 
     fn grow(&mut self, tiles: u32) -> Result<(), Error> {
-        let (own, wanted) = (self.tiles.len(), tiles as usize);
-        if wanted <= own {
+        let (own, required) = (self.tiles.len(), tiles as usize);
+        if required <= own {
             return Ok(());
         }
         if tiles > MAX_TILES {
             return Err(Error::Full { missing_bytes: u64::from(tiles - MAX_TILES) * TILE as u64 * BYTES_PER_SLOT });
         }
-        let slots = wanted * TILE;
-        // They are of columns that are about to go, and give room for those that come.
-        self.sequences = Sequences::default();
+        let slots = required * TILE;
+        // They use the old columns; dropping them frees memory for the new ones.
+        self.sequences = EpochSequences::default();
         let memory = &mut self.memory;
-        // All of it before anything is given up: an error leaves the device as it was.
+        // All allocations come first: an error leaves the device as it was.
         let columns = Columns {
             potentials: memory.undefined::<u32>(slots)?,
             groups: memory.undefined::<u8>(slots)?,
             ids: memory.undefined::<u64>(slots)?,
-            tiles: memory.undefined::<[u32; 2]>(wanted)?,
+            tiles: memory.undefined::<[u32; 2]>(required)?,
             tiles_stale: true,
         };
-        let features = self.features.as_ref().map(|features| features.grown(memory, own, wanted)).transpose()?;
+        let features = self.features.as_ref().map(|features| features.grown(memory, own, required)).transpose()?;
         if let Some(former) = &self.columns {
             memory.0.copy(&former.potentials, &columns.potentials, own * TILE * size_of::<u32>())?;
             memory.0.copy(&former.groups, &columns.groups, own * TILE)?;
@@ -144,33 +142,33 @@ impl<D: Driver> Gpu<D> {
         }
         self.columns = Some(columns);
         self.features = features;
-        self.tiles.resize(wanted, Tile::default());
+        self.tiles.resize(required, Tile::default());
         self.origins.extend(own as TileId..tiles);
-        self.stale_ids.resize(wanted, true);
+        self.stale_ids.resize(required, true);
         Ok(())
     }
 
-    /// Blocks of a pass with one a tile.
+    /// Returns the number of blocks of a pass with one block per tile.
     fn tile_blocks(&self) -> u32 {
         self.tiles.len() as u32
     }
 
-    /// Memories of the arena.
+    /// Returns the number of memories in the arena.
     fn used(&self) -> usize {
         self.tiles.iter().map(|tile| tile.count as usize).sum()
     }
 
     fn check_slots(&self, slots: impl IntoIterator<Item = Slot>) {
         let end = self.tiles.len() * TILE;
-        slots.into_iter().for_each(|slot| assert!((slot as usize) < end, "slot {slot} is not in the arena"));
+        slots.into_iter().for_each(|slot| assert!((slot as usize) < end, "slot {slot} is outside of the arena"));
     }
 
     fn check_segments(&self, segments: usize) {
         let used = self.tiles.iter().filter(|tile| tile.count > 0);
-        used.for_each(|tile| assert!((tile.segment as usize) < segments, "segment {} is not given", tile.segment));
+        used.for_each(|tile| assert!((tile.segment as usize) < segments, "segment {} is missing", tile.segment));
     }
 
-    /// Whether there is a memory to pass over; if so, the device has the tiles as they are now, and all are of so many segments.
+    /// Returns whether there are memories; if so, the tile table on the device is current and every tile's segment is below `segments`.
     fn has_memories(&mut self, segments: usize) -> Result<bool, Error> {
         let Some(columns) = self.columns.as_mut().filter(|_| self.tiles.iter().any(|tile| tile.count > 0)) else {
             return Ok(false);
@@ -184,7 +182,7 @@ impl<D: Driver> Gpu<D> {
         Ok(true)
     }
 
-    /// Columns and segments on the device, as of now; `None` when there is no memory to pass over.
+    /// Uploads the segments and returns a view of the columns; `None` if there are no memories.
     fn view(&mut self, segments: &[Segment]) -> Result<Option<View<'_, D>>, Error> {
         if !self.has_memories(segments.len())? {
             return Ok(None);
@@ -192,14 +190,14 @@ impl<D: Driver> Gpu<D> {
         let rows: Vec<_> = segments.iter().map(|it| [it.clock.units(), it.fold, u32::from(it.hidden)]).collect();
         let segments = self.memory.uploaded(&rows)?;
         Ok(Some(View {
-            columns: self.columns.as_ref().expect("they are there, above"),
+            columns: self.columns.as_ref().expect("an arena with memories has columns"),
             memory: &mut self.memory,
             segments,
             slots: self.tiles.len() * TILE,
         }))
     }
 
-    /// Brings the id column up to the host's.
+    /// Updates the id column from the host's.
     fn mirror(&mut self, ids: &Tiles<MemoryId>) -> Result<(), Error> {
         let Some(columns) = &mut self.columns else { return Ok(()) };
         for (tile, stale) in self.stale_ids.iter_mut().enumerate().filter(|(_, stale)| **stale) {
@@ -214,23 +212,23 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// A row of this tile, or its entry, changed: its ids may be others.
+    /// Marks ids of a tile as possibly changed.
     pub(crate) fn touch(&mut self, tile: TileId) {
         self.stale_ids[tile as usize] = true;
-        self.listed = Listed::default();
+        self.listed = SlotLists::default();
     }
 }
 
-/// What passes read and write.
+/// Inputs and outputs of passes.
 struct View<'a, D: Driver> {
     memory: &'a mut Memory<D>,
     columns: &'a Columns<D::Buffer>,
     segments: D::Buffer,
-    /// Slots of the arena.
+    /// Number of slots in the arena.
     slots: usize,
 }
 
-/// A driver, with values instead of bytes.
+/// A driver with typed values instead of bytes.
 struct Memory<D: Driver>(D);
 
 impl<D: Driver> Memory<D> {
@@ -256,7 +254,7 @@ impl<D: Driver> Memory<D> {
         Ok(values)
     }
 
-    /// Launches a block for every `per_block` of `count` items, none for none.
+    /// Launches one block for every `per_block` of `count` items; none for 0.
     fn launch(
         &mut self,
         kernel: &'static str,
@@ -271,7 +269,7 @@ impl<D: Driver> Memory<D> {
     }
 }
 
-/// Where the first item of each part lies when parts of these lengths follow one another; the last entry is the sum.
+/// Returns the prefix sums of the lengths: the offset of each part, and the total as last entry.
 fn firsts(lengths: impl Iterator<Item = u32>) -> Vec<u32> {
     let mut sum = 0;
     let mut firsts = vec![0];

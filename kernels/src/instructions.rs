@@ -1,20 +1,20 @@
-//! Which vector instructions passes use, chosen at run time.
+//! Vector instruction sets of passes, selected at run time.
 
 use std::fmt;
 
-/// The most that a device may use of the processor; what the processor lacks is never used.
+/// The widest instruction set that a device may use; unsupported instructions are never used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Instructions {
-    /// All that this build knows and the processor has.
+    /// Everything that this build and the processor support.
     #[default]
     Widest,
     /// At most AVX2.
     Avx2,
-    /// What every processor of the architecture has.
+    /// The baseline of the architecture.
     Portable,
 }
 
-/// Instructions that this processor has. Only [`Level::of`] makes one, so that holding one is the proof.
+/// Instruction set that this processor supports. Only [`Level::of`] creates one, so a value is proof of support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Level(Set);
 
@@ -23,14 +23,14 @@ pub(crate) enum Set {
     /// F, BW, DQ and VL, and all of [`Set::Avx2`].
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// With BMI 1 and 2, F16C, FMA, LZCNT and POPCNT, which came with it.
+    /// With BMI 1 and 2, F16C, FMA, LZCNT and POPCNT, which accompany it.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     Portable,
 }
 
 impl Level {
-    /// The widest that the processor has within `most`.
+    /// Returns the widest supported level within `most`.
     pub(crate) fn of(most: Instructions) -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -75,7 +75,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// Compiles a function of plain loops once per [`Set`]; the copy that the first argument names is called.
+/// Compiles a function of plain loops once per [`Set`]; the first argument selects the variant.
 macro_rules! dispatch {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $out:ty)? $body:block) => {
         $(#[$meta])*

@@ -1,17 +1,18 @@
-//! Devices: what executes the passes over millions of memories.
+//! Compute devices that execute passes over millions of memories.
 //!
-//! A [`Device`] holds the columns that passes read (potential, group) for many partitions at once, in one arena of
-//! [`TILE`]-slot tiles per column, and executes a pass over all of them in one call. It decides nothing: which tile
-//! belongs to which segment, which slot holds which id, when a clock folds, all come from the caller. Every
-//! implementation gives the same bits: [`Cpu`]; [`Gpu`] over a [`gpu::Driver`], whose kernels are the `.cu` files of this package; and
-//! [`Mirrored`], the first with any number of the second beside it for large passes.
+//! A [`Device`] holds the columns that passes read (potential, group) for many partitions in one arena of [`TILE`]-slot tiles per column, and
+//! executes a pass over all of them in one call. It makes no decisions: the caller maps tiles to segments and slots to ids, and decides when a
+//! clock folds.
+//!
+//! Invariant: every implementation returns identical bits. There are three: [`Cpu`]; [`Gpu`] over a [`gpu::Driver`], whose kernels are the
+//! `.cu` files of this package; and [`MirroredDevice`], a CPU that offloads large passes to any number of GPUs.
 
 mod cpu;
 pub mod gpu;
 mod instructions;
-mod logical;
+mod logical_device;
 mod mirror;
-mod mirrored;
+mod mirrored_device;
 pub mod partitioner;
 mod pool;
 pub mod priority;
@@ -23,40 +24,39 @@ mod tiles;
 pub use cpu::Cpu;
 pub use gpu::Gpu;
 pub use instructions::Instructions;
-pub use logical::Logical;
+pub use logical_device::LogicalDevice;
 pub use mirror::Mirror;
-pub use mirrored::{Given, Held, Mirrored, Standing};
+pub use mirrored_device::{AvailableDevice, DeviceStatus, MirrorStatus, MirroredDevice};
 pub use tiles::{TILE, Tiles};
 
 use engram_memory::{DecayClock, Digest, Group, Histogram, MemoryId, QualityVector};
-use recall::{Alike, Recall};
+use recall::{RecallMatch, RecallRequest};
 
-/// A place in the arena: `tile * TILE + offset`.
+/// Index of a slot in the arena: `tile * TILE + offset`.
 pub type Slot = u32;
 /// Index of a tile in the arena.
 pub type TileId = u32;
-/// Index of a segment, the device's word for one partition.
+/// Index of a segment, which is a partition as the device sees it.
 pub type SegmentId = u32;
 
-/// What a device knows of one segment during a pass; the index in the slice is its [`SegmentId`].
+/// State of one segment during a pass; its index in the slice is its [`SegmentId`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Segment {
     /// The decay clock after this pass's decay and fold.
     pub clock: DecayClock,
-    /// Units to subtract from every potential (saturating) before anything else of the pass; 0 = no fold. Only the passes
-    /// that update fold: to the others it must be 0.
+    /// Units to subtract from every potential (saturating) before the rest of the pass; 0 = no fold. Must be 0 for passes that do not update.
     pub fold: u32,
-    /// Left out of rankings and histograms over all segments: the copy of a partition that another worker serves. Passes that
-    /// update, and those that answer per segment, make no difference.
+    /// Excludes the segment from rankings and histograms over all segments: a replica whose primary is on another worker. Has no effect on
+    /// passes that update or that return results per segment.
     pub hidden: bool,
 }
 
-/// To whom a tile belongs.
+/// Entry of the tile table: the segment that owns a tile and its used slots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tile {
-    /// Segment.
+    /// Segment that owns the tile.
     pub segment: SegmentId,
-    /// Slots in use, from the first; 0 = a free tile, at most [`TILE`].
+    /// Used slots, from the first; 0 = a free tile, at most [`TILE`].
     pub count: u32,
 }
 
@@ -64,45 +64,45 @@ pub struct Tile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Update {
-    /// Slot, in a used part of a tile.
+    /// Slot in the used part of a tile.
     pub slot: Slot,
-    /// Signed units.
+    /// Change in signed units.
     pub delta: i32,
 }
 
-/// One update of a whole group of a segment.
+/// One update of every memory of a group in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupUpdate {
-    /// Segment.
+    /// Segment to update.
     pub segment: SegmentId,
-    /// Group.
+    /// Group to update.
     pub group: Group,
-    /// Signed units.
+    /// Change in signed units.
     pub delta: i32,
 }
 
-/// Which end of the rank order.
+/// Direction of a ranking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// Heaviest first, ties by id ascending: the rank order.
     HeaviestFirst,
-    /// The exact reverse: lightest first, ties by id descending. What eviction takes.
+    /// The exact reverse: lightest first, ties by id descending. The order of eviction.
     LightestFirst,
 }
 
-/// Which memories a ranking considers.
+/// Memories that a ranking considers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// All of every segment.
+    /// All memories of every segment.
     All,
-    /// One segment.
+    /// All memories of one segment.
     Segment(SegmentId),
     /// One group of every segment.
     Group(Group),
 }
 
 impl Scope {
-    /// The group, when it is one.
+    /// Returns the group of a group scope.
     pub(crate) const fn group(self) -> Option<Group> {
         match self {
             Self::Group(group) => Some(group),
@@ -111,50 +111,50 @@ impl Scope {
     }
 }
 
-/// Why a device could not do what it was asked.
+/// Error of a device.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The arena cannot grow; nothing changed.
-    #[error("the device is full: {missing_bytes} bytes more are needed")]
+    #[error("device is full: {missing_bytes} more bytes are needed")]
     Full {
-        /// Bytes that could not be had.
+        /// Bytes that could not be allocated.
         missing_bytes: u64,
     },
     /// The device failed; its arena is lost.
-    #[error("the device failed in pass '{pass}' (code {code})")]
+    #[error("device failed in pass '{pass}' (code {code})")]
     Failed {
-        /// What it was doing.
+        /// Pass or driver call that failed.
         pass: &'static str,
-        /// The driver's code.
+        /// Error code of the driver.
         code: i32,
     },
 }
 
-/// What a device is.
+/// Description of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Info {
     /// `cpu` or `cuda`.
     pub kind: &'static str,
-    /// Name for people: vendor's name of the processor, and the vector instructions in use.
+    /// Display name: the processor's vendor name and the vector instructions in use.
     pub name: String,
-    /// Threads that passes use.
+    /// Number of threads that passes use.
     pub threads: usize,
 }
 
 /// Executes O(N) passes over the columns of many partitions. Calls block and take effect in call order.
 ///
-/// `Send`, not shared: one thread owns it. Slots and segments that the caller names are in range by contract; an
-/// implementation may panic on others but never reads or writes outside its arena.
+/// `Send`, not shared: one thread owns it. The caller guarantees that slots and segments are in range; an implementation may panic otherwise
+/// but never accesses memory outside its arena.
 pub trait Device: Send {
-    /// What this device is.
+    /// Returns the description of this device.
     fn info(&self) -> &Info;
 
-    /// How the GPUs beside it stand, where there are any.
-    fn standing(&self) -> Option<&Standing> {
+    /// Returns the status of the GPUs that mirror this device, if it has any.
+    fn mirror_status(&self) -> Option<&MirrorStatus> {
         None
     }
 
-    /// Grows every column to at least `tiles` tiles; new ones are free.
+    /// Grows every column to at least `tiles` tiles; new tiles are free.
     ///
     /// # Errors
     /// [`Error::Full`].
@@ -169,20 +169,19 @@ pub trait Device: Send {
     /// [`Error::Failed`].
     fn write(&mut self, rows: &[(Slot, u32, Group)]) -> Result<(), Error>;
 
-    /// Reads potential and group of each slot; `out` is replaced.
+    /// Reads potential and group of each slot into `out`, which is replaced.
     ///
     /// # Errors
     /// [`Error::Failed`].
     fn read(&mut self, slots: &[Slot], out: &mut Vec<(u32, Group)>) -> Result<(), Error>;
 
-    /// Folds the segments that ask for it, then applies `updates` in order, clamped after each.
+    /// Folds the segments whose `fold` is not 0, then applies `updates` in order, clamped after each.
     ///
     /// # Errors
     /// [`Error::Failed`].
     fn update(&mut self, segments: &[Segment], updates: &[Update]) -> Result<(), Error>;
 
-    /// As [`Device::update`], with updates of whole groups, in order; appends to `changed` how many memories each one
-    /// addressed.
+    /// Like [`Device::update`], for whole groups; appends to `changed` the number of memories that each update addressed.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -193,24 +192,24 @@ pub trait Device: Send {
         changed: &mut Vec<u64>,
     ) -> Result<(), Error>;
 
-    /// [`Device::update`], then the quality of every segment, in the same pass where that is faster. `out` is replaced by
-    /// one vector per segment.
+    /// Runs [`Device::update`], then computes the quality of every segment, in the same pass where that is faster. `out` is replaced by one
+    /// vector per segment.
     ///
     /// # Errors
     /// [`Error::Failed`].
     fn epoch(&mut self, segments: &[Segment], updates: &[Update], out: &mut Vec<QualityVector>) -> Result<(), Error>;
 
-    /// Counts of the weights of all segments together, per group, in `2^bits` bins; `bits` is at most
+    /// Counts the weights of all segments, per group, in `2^bits` bins; `bits` is at most
     /// [`MAX_HISTOGRAM_BITS`](engram_memory::quality::MAX_HISTOGRAM_BITS).
     ///
     /// # Errors
     /// [`Error::Failed`].
     fn histogram(&mut self, segments: &[Segment], bits: u32) -> Result<Histogram, Error>;
 
-    /// The first `limit` slots of `scope` in `order`, all when `limit` is `None`, with their weights in units.
+    /// Returns the first `limit` slots of `scope` in `order` (all if `None`) with their weights in units.
     ///
-    /// `ids` is the host's id column by slot: ties are broken by id, which no two memories share. A device may remember ids: since the
-    /// last call they may have changed only where a row was written or a tile mapped. `out` is replaced.
+    /// `ids` is the host's id column by slot; ties are broken by id, which is unique. A device may cache ids: since the last call they may have
+    /// changed only where a row was written or a tile was mapped. `out` is replaced.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -224,7 +223,7 @@ pub trait Device: Send {
         out: &mut Vec<(Slot, u32)>,
     ) -> Result<(), Error>;
 
-    /// The memories most alike a query: by [score](recall::Query::score) descending, then id ascending; `ids` as for [`Device::rank`].
+    /// Returns the best matches of a query: by [score](recall::Query::score) descending, then id ascending; `ids` as for [`Device::rank`].
     /// `out` is replaced.
     ///
     /// # Errors
@@ -232,12 +231,12 @@ pub trait Device: Send {
     fn recall(
         &mut self,
         segments: &[Segment],
-        asked: &Recall<'_>,
+        request: &RecallRequest<'_>,
         ids: &Tiles<MemoryId>,
-        out: &mut Vec<Alike>,
+        out: &mut Vec<RecallMatch>,
     ) -> Result<(), Error>;
 
-    /// The digest of every segment; `out` is replaced by one per segment. `content` gives the content hash by slot; `None` = all are 0.
+    /// Computes the digest of every segment into `out`, which is replaced. `content` holds the content hash by slot; `None` = all are 0.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -249,12 +248,12 @@ pub trait Device: Send {
         out: &mut Vec<Digest>,
     ) -> Result<(), Error>;
 
-    /// Copies one tile's used potentials and groups, as of this call, for a snapshot; both vectors are replaced.
+    /// Copies one tile's used potentials and groups for a snapshot; both vectors are replaced.
     ///
     /// # Errors
     /// [`Error::Failed`].
     fn export(&mut self, tile: TileId, potentials: &mut Vec<u32>, groups: &mut Vec<u8>) -> Result<(), Error>;
 
-    /// Bytes of the arena.
+    /// Returns the size of the arena in bytes.
     fn bytes(&self) -> u64;
 }

@@ -1,10 +1,10 @@
-//! Prioritized sampling in integers, from a weight to the memory drawn, so that every device and every placement draws the same.
+//! Prioritized sampling in integers, so that every device and placement draws the same memories.
 //!
-//! A priority is a power of the weight: a table of exact powers at [`KNOTS`] weights, made once for an exponent, and straight lines
-//! between them. A draw is a threshold into the prefix sums of the priorities. That draws are unbiased does not depend on how well
-//! the table follows the power: the probability of a memory is its integer over the sum of all. The twin is `priority.cuh`.
+//! A priority is a power of the weight: a table of exact powers at [`KNOTS`] weights, computed once per exponent, with linear interpolation. A
+//! draw is a threshold into the prefix sums of the priorities. Draws are unbiased however well the table approximates the power: the probability
+//! of a memory is its integer priority over the sum of all. `priority.cuh` has the same algorithm.
 
-/// Weights with a power of their own: 0 to 255, then 128 for each power of two up to [`ONE`](engram_memory::ONE).
+/// Weights with an exact power: 0 to 255, then 128 for each power of two up to [`ONE`](engram_memory::ONE).
 pub const KNOTS: usize = 3_073;
 /// The exponent 1: exponents are in units of 2^-16.
 pub const EXPONENT_ONE: u32 = 1 << 16;
@@ -17,19 +17,19 @@ pub struct Priorities {
 }
 
 impl Priorities {
-    /// Those of `weight ^ (exponent / 2^16)`; the exponent is at most [`EXPONENT_ONE`], 0 draws all remembered memories alike.
+    /// Computes the priorities `weight ^ (exponent / 2^16)`; the exponent is at most [`EXPONENT_ONE`], 0 draws all memories of positive weight alike.
     ///
     /// # Panics
-    /// When the exponent is above that.
+    /// When the exponent is greater.
     pub fn new(exponent: u32) -> Self {
-        assert!(exponent <= EXPONENT_ONE, "an exponent is at most 1");
+        assert!(exponent <= EXPONENT_ONE, "the exponent is at most 1");
         let knots = (0..KNOTS).map(|knot| if knot == 0 { 0 } else { power(weight_at(knot), exponent).max(1) });
         let mut table: Vec<u32> = knots.collect();
         table.push(table[KNOTS - 1]);
         Self { table: table.into() }
     }
 
-    /// The priority of a weight in units: monotone, at most [`ONE`](engram_memory::ONE), and 0 for weight 0 alone.
+    /// Returns the priority of a weight in units: monotone, at most [`ONE`](engram_memory::ONE), and 0 only for weight 0.
     pub fn of(&self, weight: u32) -> u32 {
         let shift = if weight < 256 { 0 } else { 24 - weight.leading_zeros() };
         let knot = ((shift << 7) + (weight >> shift)) as usize;
@@ -38,13 +38,13 @@ impl Priorities {
         self.table[knot] + ((rise * u64::from(part)) >> shift) as u32
     }
 
-    /// The table as devices read it.
+    /// Returns the table as devices read it.
     pub fn table(&self) -> &[u32] {
         &self.table
     }
 }
 
-/// `weight` in (0, ONE] to the power `exponent / 2^16`, in units: binary logarithm and exponential, one bit a step.
+/// Computes `weight` in (0, ONE] to the power `exponent / 2^16`, in units: binary logarithm and exponential, one bit per step.
 fn power(weight: u32, exponent: u32) -> u32 {
     let top = weight.ilog2();
     let (mut mantissa, mut fraction) = (u64::from(weight) << (31 - top), 0_u64);
@@ -71,27 +71,27 @@ fn power(weight: u32, exponent: u32) -> u32 {
     if shift > 33 { 0 } else { (result >> shift) as u32 }
 }
 
-/// The weight at a knot.
+/// Returns the weight at a knot.
 fn weight_at(knot: usize) -> u32 {
     let shift = if knot < 256 { 0 } else { (knot >> 7) - 1 };
     ((knot - (shift << 7)) << shift) as u32
 }
 
-/// Draws of one step: pure functions of the seed, the step and the priorities.
+/// The draws of one step: pure functions of the seed, the step and the priorities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draws {
-    /// Seed.
+    /// Random seed.
     pub seed: u64,
     /// Step of the run.
     pub step: u64,
-    /// How many draws, at least 1.
+    /// Number of draws, at least 1.
     pub count: u32,
     /// Sum of the priorities of all partitions of the cluster: more than 0, less than 2^62.
     pub total: u64,
 }
 
 impl Draws {
-    /// The threshold of draw `draw`, in `[0, total)`; thresholds ascend with the draws, one to each stratum.
+    /// Returns the threshold of draw `draw`, in `[0, total)`; thresholds ascend with the draws, one per stratum.
     pub fn threshold(&self, draw: u32) -> u64 {
         stratified(draw, self.count, random(self.seed, self.step, draw), self.total)
     }
@@ -102,7 +102,7 @@ fn stratified(draw: u32, count: u32, random: u64, total: u64) -> u64 {
     ((u128::from(draw) * u128::from(total) + within) / u128::from(count)) as u64
 }
 
-/// Philox4x32-10 (Salmon and others, 2011) with key = seed and counter = (draw, 0, step): its first two words.
+/// Philox4x32-10 (Salmon et al., 2011) with key = seed and counter = (draw, 0, step); returns its first two words.
 fn random(seed: u64, step: u64, draw: u32) -> u64 {
     let mut counter = [draw, 0, step as u32, (step >> 32) as u32];
     let (mut low, mut high) = (seed as u32, (seed >> 32) as u32);
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use engram_memory::ONE;
 
-    // The vectors of the specification, computed by an implementation of its own.
+    // Test vectors of the specification, from an independent implementation.
 
     #[test]
     fn priorities_are_those_of_the_specification() {
@@ -140,9 +140,9 @@ mod tests {
             (65_536, [1, 254, 256, 256, 999, 1_048_576, 123_456_788, 536_870_912, ONE - 2, ONE], 206_695_280_709),
             (0, [ONE; 10], 3_298_534_883_328),
         ];
-        for (exponent, wanted, sum) in vectors {
+        for (exponent, expected, sum) in vectors {
             let priorities = Priorities::new(exponent);
-            assert_eq!(weights.map(|weight| priorities.of(weight)), wanted, "exponent {exponent}");
+            assert_eq!(weights.map(|weight| priorities.of(weight)), expected, "exponent {exponent}");
             assert_eq!(priorities.table()[..KNOTS].iter().map(|&it| u64::from(it)).sum::<u64>(), sum);
             assert_eq!(priorities.of(0), 0);
         }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn draws_are_those_of_the_specification() {
-        assert_eq!(random(0, 0, 0), 0xe169_c58d_6627_e8d5); // The known answer of Philox4x32-10.
+        assert_eq!(random(0, 0, 0), 0xe169_c58d_6627_e8d5); // Known-answer test of Philox4x32-10.
         let priorities = Priorities::new(39_322);
         let weights = [0, 1, 1 << 28, 1 << 29, 1 << 30, 0, 3 << 28, 12_345_678];
         let own = weights.map(|weight| u64::from(priorities.of(weight)));

@@ -1,22 +1,21 @@
-//! The CUDA kernels without a GPU: compiled as C++ and run on the CPU, they are the law, bit for bit, and their launches are those
-//! of production.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
+//! The CUDA kernels without a GPU: compiled as C++ and run on the CPU with the production launch code, they equal the reference bit for bit.
+#![allow(clippy::unwrap_used)] // Test helpers.
 
+mod device_comparison;
 mod host;
-mod naive;
-mod numbers;
-mod story;
-mod twins;
+mod pass_checks;
+mod random_numbers;
+mod reference_device;
 
-use engram_kernels::profiler::{Kind, Profiled, ProfiledDriver, Recorder, analyse};
+use device_comparison::DeviceComparison;
+use engram_kernels::profiler::{Kind, ProfiledDevice, ProfiledDriver, Recorder, analyse};
 use engram_kernels::{Cpu, Device, Gpu};
 use host::{Host, Variant, program};
+use pass_checks::{PARTS, PassChecks};
 use proptest::prelude::*;
 use std::time::Instant;
-use story::{PARTS, Story};
-use twins::Twins;
 
-/// A device on the kernels, its threads in the order of a seed.
+/// Returns a device on the kernels, with a thread order determined by the seed.
 fn gpu(seed: Option<u64>) -> Option<Box<dyn Device>> {
     let host = Host::start(&program(Variant::Plain, None)?, seed);
     Some(Box::new(Gpu::new(host, "kernels on the CPU".to_owned())))
@@ -26,60 +25,60 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn kernels_equal_the_law_over_random_arenas(seed: u64, tiles in 0_usize..4) {
+    fn kernels_equal_the_reference_over_random_arenas(seed: u64, tiles in 0_usize..4) {
         let devices: Option<Vec<_>> = [None, Some(seed)].map(gpu).into_iter().collect();
         if let Some(devices) = devices {
-            let mut twins = Twins::new(seed, tiles, devices);
+            let mut devices = DeviceComparison::new(seed, tiles, devices);
             for _ in 0..10 {
-                twins.step();
+                devices.step();
             }
-            twins.rank();
-            twins.compare();
+            devices.rank();
+            devices.compare();
         }
     }
 }
 
 #[test]
-fn every_pass_equals_the_law_in_any_order_of_threads() {
+fn every_pass_equals_the_reference_in_any_thread_order() {
     let Some(program) = program(Variant::Plain, None) else { return };
     for seed in [None, Some(1), Some(2)] {
         let host = Host::start(&program, seed);
-        let mut story = Story::new(host, 5 + seed.unwrap_or(0), &[4_096, 4_096, 3_000, 4_095, 4_096, 700], false);
+        let mut checks = PassChecks::new(host, 5 + seed.unwrap_or(0), &[4_096, 4_096, 3_000, 4_095, 4_096, 700], false);
         for part in PARTS.into_iter().chain(PARTS) {
-            story.tell(part);
+            checks.check(part);
         }
     }
 }
 
 #[test]
-fn recorded_devices_are_the_law_and_their_timelines_hold_what_they_did() {
+fn recorded_devices_equal_the_reference_and_have_complete_timelines() {
     let Some(program) = program(Variant::Plain, None) else { return };
     let origin = Instant::now();
     let [cpu, gpu] = ["cpu", "kernels on the CPU"].map(|name| Recorder::new(name.to_owned(), origin, 100_000));
     let driver = ProfiledDriver::new(Host::start(&program, None), gpu.clone());
     let devices: Vec<Box<dyn Device>> = vec![
-        Box::new(Profiled::new(Cpu::new(2), cpu.clone())),
+        Box::new(ProfiledDevice::new(Cpu::new(2), cpu.clone())),
         Box::new(Gpu::new(driver, "kernels on the CPU".to_owned())),
     ];
-    let mut twins = Twins::new(3, 3, devices);
+    let mut devices = DeviceComparison::new(3, 3, devices);
     for _ in 0..20 {
-        twins.step();
+        devices.step();
     }
-    twins.rank();
-    twins.compare();
+    devices.rank();
+    devices.compare();
     let tracks = [cpu.take(), gpu.take()];
     for (track, names) in tracks.iter().zip([["write", "rank", "digest"], ["upload", "radix_pass", "digest"]]) {
         assert_eq!(track.dropped, 0);
-        assert!(track.spans.is_sorted_by_key(|span| span.end_ns), "calls follow one another");
+        assert!(track.spans.is_sorted_by_key(|span| span.end_ns), "calls are sequential");
         for name in names {
             assert!(
                 track.spans.iter().any(|span| span.name == name),
-                "{name} is not on the timeline of {}",
+                "{name} is missing in the timeline of {}",
                 track.device
             );
         }
     }
-    // One thread has both devices, so that neither waits for the other, and each is idle while the other works.
+    // One thread drives both devices, so that neither waits for the other, and each is idle while the other works.
     let analysis = analyse(&tracks).unwrap();
     let [of_cpu, of_gpu] = analysis.devices[..] else { panic!("{analysis:?}") };
     assert!(

@@ -1,5 +1,5 @@
-//! The committed fatbins are those of the committed sources: `manifest.toml` has the hashes of both, and no build needs nvcc.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
+//! The committed fatbins match the committed sources: `manifest.toml` has the hashes of both, and no build needs nvcc.
+#![allow(clippy::unwrap_used)] // Test helpers.
 
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,24 +19,24 @@ fn hash(path: &Path) -> String {
     })
 }
 
-/// Names in a folder with an extension.
+/// Returns the files of a directory with an extension.
 fn named(folder: &Path, extension: &str) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let wanted = entries.filter(|path| path.extension().is_some_and(|it| it == extension));
-    wanted.map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+    let names = entries.filter(|path| path.extension().is_some_and(|it| it == extension));
+    names.map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
 }
 
-/// A source and all that it includes.
-fn with_includes(source: &str, found: &mut BTreeSet<String>) {
-    if found.insert(source.to_owned()) {
+/// Collects a source and its includes.
+fn with_includes(source: &str, sources: &mut BTreeSet<String>) {
+    if sources.insert(source.to_owned()) {
         let text = fs::read_to_string(folder().join(source)).unwrap();
         let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
-        included.for_each(|included| with_includes(included, found));
+        included.for_each(|included| with_includes(included, sources));
     }
 }
 
 #[test]
-fn fatbins_and_sources_are_those_of_the_manifest() {
+fn fatbins_and_sources_match_the_manifest() {
     let manifest = fs::read_to_string(folder().join("manifest.toml")).unwrap();
     let mut sections = BTreeMap::<_, BTreeMap<_, _>>::new();
     let mut section = None;
@@ -48,7 +48,7 @@ fn fatbins_and_sources_are_those_of_the_manifest() {
             entries.insert(file.trim_matches('"').to_owned(), hash.trim_matches('"').to_owned());
         }
     }
-    let again = "; `cargo xtask kernels` writes fatbins and manifest";
+    let again = "; run `cargo xtask kernels` to update fatbins and manifest";
     let kernels: BTreeSet<_> = sections.keys().map(|name| format!("{name}.cu")).collect();
     assert_eq!(named(&folder(), "cu"), kernels, "a section for each source{again}");
     let fatbins: BTreeSet<_> = sections.keys().map(|name| format!("{name}.fatbin")).collect();
@@ -56,7 +56,7 @@ fn fatbins_and_sources_are_those_of_the_manifest() {
     for (name, entries) in sections {
         let mut files = BTreeSet::from([format!("{name}.fatbin")]);
         with_includes(&format!("{name}.cu"), &mut files);
-        assert_eq!(entries.keys().cloned().collect::<BTreeSet<_>>(), files, "what {name}.fatbin is made of{again}");
+        assert_eq!(entries.keys().cloned().collect::<BTreeSet<_>>(), files, "sources of {name}.fatbin{again}");
         for (file, expected) in entries {
             let part = if file.ends_with(".fatbin") { "fatbins" } else { "" };
             assert_eq!(hash(&folder().join(part).join(&file)), expected, "{file}{again}");

@@ -1,21 +1,21 @@
-//! Every pass of the CPU device equals the law, whatever the threads and the instructions.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
+//! Every pass of the CPU device equals the reference, for any number of threads and any instruction set.
+#![allow(clippy::unwrap_used)] // Test helpers.
 
-mod naive;
-mod numbers;
-mod twins;
+mod device_comparison;
+mod random_numbers;
+mod reference_device;
 
+use device_comparison::DeviceComparison;
 use engram_kernels::{Cpu, Device, Instructions, Order, Scope, Segment, TILE, Tile, Tiles};
 use engram_memory::{DecayClock, Group, MemoryId, ONE};
-use numbers::Numbers;
 use proptest::prelude::*;
-use twins::Twins;
+use random_numbers::RandomNumbers;
 
 fn cpu(threads: usize, instructions: Instructions) -> Box<dyn Device> {
     Box::new(Cpu::with(threads, instructions))
 }
 
-/// All sets of instructions, and one, two and three threads.
+/// Returns devices with all instruction sets, and one, two and three threads.
 fn devices() -> Vec<Box<dyn Device>> {
     let sets = [(1, Instructions::Widest), (2, Instructions::Avx2), (3, Instructions::Portable)];
     let more = [(3, Instructions::Widest), (1, Instructions::Avx2), (2, Instructions::Portable)];
@@ -26,31 +26,31 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn passes_equal_the_law_over_random_arenas(seed: u64, tiles in 0_usize..5) {
-        let mut twins = Twins::new(seed, tiles, devices());
+    fn passes_equal_the_reference_over_random_arenas(seed: u64, tiles in 0_usize..5) {
+        let mut devices = DeviceComparison::new(seed, tiles, devices());
         for _ in 0..12 {
-            twins.step();
+            devices.step();
         }
-        twins.compare();
+        devices.compare();
     }
 }
 
 #[test]
-fn passes_equal_the_law_where_threads_and_splits_matter() {
+fn passes_equal_the_reference_where_threads_and_splits_matter() {
     for seed in 0..6 {
         let devices = vec![cpu(2, Instructions::Widest), cpu(3, Instructions::Avx2), cpu(2, Instructions::Portable)];
-        let mut twins = Twins::new(seed, 60, devices);
+        let mut devices = DeviceComparison::new(seed, 60, devices);
         for _ in 0..10 {
-            twins.step();
-            twins.rank();
+            devices.step();
+            devices.rank();
         }
-        twins.compare();
+        devices.compare();
     }
 }
 
 #[test]
 fn rank_is_by_weight_not_by_potential() {
-    // (id, potential, clock) of three partitions, of the laws' table; by raw potential it would be 9, 7, 8, 3, 4, 2, 1.
+    // (id, potential, clock) of three partitions; by raw potential the order would be 9, 7, 8, 3, 4, 2, 1.
     let rows = [(1, 5, 10), (2, 7, 10), (3, 25, 10), (4, 9, 10), (9, 130, 100), (8, 40, 0), (7, 40, 0)];
     let clocks = [10, 100, 0];
     let mut device = Cpu::new(2);
@@ -76,7 +76,7 @@ fn rank_is_by_weight_not_by_potential() {
 }
 
 #[test]
-fn ids_that_ascend_only_here_and_there_still_break_ties() {
+fn partially_ascending_ids_break_ties() {
     // Two runs of 2^16 slots, each ascending, the second with the smaller ids.
     let tiles = 32;
     let mut device = Cpu::new(2);
@@ -93,7 +93,7 @@ fn ids_that_ascend_only_here_and_there_still_break_ties() {
     assert!(out.into_iter().eq(slots.map(|slot| (slot ^ (1 << 16), ONE / 2))));
 }
 
-/// What a plain sort gives of slots that all have weight one half.
+/// Returns the order of a plain sort for slots that all have weight one half.
 fn tied(slots: std::ops::Range<u32>, ids: &Tiles<MemoryId>, order: Order, limit: usize) -> Vec<(u32, u32)> {
     let mut slots: Vec<u32> = slots.collect();
     slots.sort_by_key(|&slot| ids.get(slot));
@@ -104,9 +104,9 @@ fn tied(slots: std::ops::Range<u32>, ids: &Tiles<MemoryId>, order: Order, limit:
 }
 
 #[test]
-fn a_selection_among_ties_meets_the_ids_that_came_since_the_last() {
+fn selection_among_ties_sees_changed_ids() {
     for (mut device, limit) in devices().into_iter().zip([1, 3, 300, 1_000, 64, 7]) {
-        let mut numbers = Numbers(limit as u64);
+        let mut numbers = RandomNumbers(limit as u64);
         let (tiles, last) = (12, 65);
         let slots = 0..(tiles - 1) * TILE as u32 + last;
         device.reserve(tiles).unwrap();
@@ -123,7 +123,7 @@ fn a_selection_among_ties_meets_the_ids_that_came_since_the_last() {
                 device.rank(&[Segment::default()], Scope::All, order, Some(limit), &ids, &mut out).unwrap();
                 assert_eq!(out, tied(slots.clone(), &ids, order, limit), "turn {turn}, {:?}", device.info());
             }
-            // Others, among them the first and the last of all, take the places of some; those at the ends, too.
+            // Replaces some memories, among them the first, the last, and those at span boundaries.
             for (nth, slot) in [0, slots.end - 1, 1 + numbers.below(40_000) as u32].into_iter().enumerate() {
                 let new = 3 * turn + nth as u64;
                 ids.set(slot, MemoryId(numbers.one_of(&[new, u64::MAX - new])));
@@ -134,10 +134,10 @@ fn a_selection_among_ties_meets_the_ids_that_came_since_the_last() {
 }
 
 #[test]
-fn a_selection_from_many_tiles_is_the_beginning_of_the_ranking_wherever_its_first_memories_are() {
+fn selection_from_many_tiles_is_the_start_of_the_ranking() {
     const TILES: usize = 300;
     const EACH: u32 = 100;
-    // Alike everywhere, few weights and so many ties, and all of the first in one tile, which a sample has or has not.
+    // Uniform; few weights and many ties; all of the first in one tile, which may or may not be sampled.
     let weights: [fn(u64, usize) -> u32; 4] = [
         |number, _| (number % u64::from(ONE)) as u32,
         |number, _| (number % 3) as u32,
@@ -145,7 +145,7 @@ fn a_selection_from_many_tiles_is_the_beginning_of_the_ranking_wherever_its_firs
         |number, tile| (number % 1_000) as u32 + if tile == 5 { ONE / 2 } else { 0 },
     ];
     for weight in weights {
-        let mut numbers = Numbers(11);
+        let mut numbers = RandomNumbers(11);
         let mut ids = Tiles::new();
         ids.reserve(TILES);
         let mut device = Cpu::new(2);
@@ -183,9 +183,9 @@ fn a_selection_from_many_tiles_is_the_beginning_of_the_ranking_wherever_its_firs
 }
 
 #[test]
-fn an_arena_beyond_the_slots_is_refused_and_nothing_changed() {
+fn arena_beyond_the_slot_range_is_rejected_unchanged() {
     let mut device = Cpu::new(1);
     device.reserve(1).unwrap();
-    assert!(device.reserve(u32::MAX).unwrap_err().to_string().starts_with("the device is full"));
+    assert!(device.reserve(u32::MAX).unwrap_err().to_string().starts_with("device is full"));
     assert_eq!(device.bytes(), 5 * TILE as u64);
 }

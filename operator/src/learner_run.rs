@@ -1,101 +1,102 @@
-//! A learning run: what is handed to the workers, and its status from what they say.
+//! Validation and status of learning runs.
 
 use engram_api::status::{Condition, LearnerRunStatus, Progress, RunPhase, SnapshotResult, Truth, condition};
 use engram_api::{LearnerRunSpec, parse_object};
 use engram_proto::v1;
 use serde_json::Value;
 
+use crate::cluster_status::set_condition;
 use crate::queue::Wait;
-use crate::report::turn;
-use crate::validate::Refused;
+use crate::validate::InvalidSpec;
 
-/// Others have the turn.
+/// Other runs are ahead.
 const QUEUED: &str = "Queued";
-/// The run has ended well.
+/// The run has succeeded.
 const COMPLETE: &str = "Complete";
-/// The run has ended otherwise.
+/// The run has failed.
 const FAILED: &str = "Failed";
 
-/// What is known of a run.
+/// State of a run as known to the operator.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Told {
-    /// Its spec is refused.
-    Refused(String),
-    /// It is not handed over yet.
-    Waiting {
-        /// Why, in one word.
+pub enum RunState {
+    /// The spec is invalid.
+    InvalidSpec(String),
+    /// The run is not submitted yet.
+    Pending {
+        /// Machine-readable reason.
         reason: &'static str,
-        /// Why, in a sentence.
+        /// Human-readable explanation.
         message: String,
     },
-    /// Other runs are before it.
+    /// Other runs are ahead in the queue.
     Queued(Wait),
-    /// It is not handed over, since its spec says so.
+    /// The run is suspended by its spec before it was submitted.
     Suspended,
-    /// It will never be handed over.
+    /// The run failed before it was submitted.
     Failed {
-        /// Why, in one word.
+        /// Machine-readable reason.
         reason: &'static str,
-        /// Why, in a sentence.
+        /// Human-readable explanation.
         message: String,
     },
-    /// The workers have it.
-    Seen(Seen),
+    /// The run was submitted to the workers.
+    Submitted(RunReport),
 }
 
-/// What the workers say of a run.
+/// State of a run as reported by the workers.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
-    /// How it stands.
+pub struct RunReport {
+    /// Phase.
     pub phase: v1::RunPhase,
-    /// Epochs that are done.
+    /// Completed epochs.
     pub epoch: u64,
-    /// Epochs in all; 0 = not known yet.
+    /// Total number of epochs; 0 = unknown.
     pub epochs: u64,
-    /// Seconds to go; negative = not known.
+    /// Estimated seconds to completion; negative = unknown.
     pub eta_seconds: f64,
     /// Pod of the worker that drives it.
     pub driver: Option<String>,
-    /// Figures by name.
+    /// Metrics by name.
     pub metrics: Vec<(String, f64)>,
-    /// Error, or what it is waiting for.
+    /// Error, or what the run is waiting for.
     pub message: String,
     /// Whether it is a snapshot.
     pub is_snapshot: bool,
-    /// What a snapshot has written.
+    /// Result of a snapshot.
     pub written: Option<SnapshotResult>,
 }
 
-/// Checks `object`, a `LearnerRun` as JSON.
+/// Validates `object`, a `LearnerRun` as JSON.
 ///
 /// # Errors
-/// What is wrong with it, and what is not supported in Kubernetes: sources that a pod cannot read.
-pub fn validate_run(object: &Value) -> Result<LearnerRunSpec, Refused> {
+/// Returns all problems, including sources that a pod cannot read.
+pub fn validate_run(object: &Value) -> Result<LearnerRunSpec, InvalidSpec> {
     let manifest = parse_object(object).map_err(|problems| {
         let sentences: Vec<&str> = problems.iter().map(|problem| problem.message()).collect();
-        Refused { message: sentences.join("; ") }
+        InvalidSpec { message: sentences.join("; ") }
     })?;
-    let run = manifest.runs.into_iter().next().ok_or_else(|| Refused { message: "kind is not LearnerRun".into() })?;
+    let run =
+        manifest.runs.into_iter().next().ok_or_else(|| InvalidSpec { message: "kind is not LearnerRun".into() })?;
     Ok(run.spec)
 }
 
-/// Whether the run has ended, well or not.
+/// Returns whether the run has ended, successfully or not.
 pub fn is_over(status: &LearnerRunStatus) -> bool {
     matches!(status.phase, Some(RunPhase::Complete | RunPhase::Failed)) && status.completion_time.is_some()
 }
 
-/// Makes the status of a run. `now` (RFC 3339) is the time of what changes; `suspend` is what its spec says.
+/// Computes the status of a run. `now` (RFC 3339) is the transition time of changes; `suspend` is that of the spec.
 pub fn run_status(
     old: &LearnerRunStatus,
     (generation, suspend): (i64, bool),
-    told: &Told,
+    state: &RunState,
     now: &str,
 ) -> LearnerRunStatus {
     let mut status = old.clone();
     status.observed_generation = Some(generation);
     let conditions = &mut status.conditions;
     let mut set = |kind: &str, truth: Truth, reason: &str, message: &str| {
-        turn(
+        set_condition(
             conditions,
             Condition {
                 kind: kind.to_owned(),
@@ -107,34 +108,33 @@ pub fn run_status(
             },
         );
     };
-    let (phase, reason, message) = match told {
-        Told::Refused(message) => {
+    let (phase, reason, message) = match state {
+        RunState::InvalidSpec(message) => {
             set(condition::ACCEPTED, Truth::False, "Invalid", message);
             status.phase = Some(RunPhase::Pending);
             status.queue_position = None;
             return status;
         }
-        Told::Waiting { reason, message } => (RunPhase::Pending, *reason, message.clone()),
-        Told::Queued(wait) => {
-            let others =
-                if wait.position > 1 { format!(", and {} before it", wait.position - 1) } else { String::new() };
-            (RunPhase::Pending, QUEUED, format!("waits for run {} to end{others}", wait.first))
+        RunState::Pending { reason, message } => (RunPhase::Pending, *reason, message.clone()),
+        RunState::Queued(wait) => {
+            let others = if wait.position > 1 { format!(" and {} more", wait.position - 1) } else { String::new() };
+            (RunPhase::Pending, QUEUED, format!("queued behind run {}{others}", wait.first))
         }
-        Told::Failed { reason, message } => (RunPhase::Failed, *reason, message.clone()),
-        Told::Suspended => (RunPhase::Suspended, "Suspended", "spec.suspend is true".into()),
-        Told::Seen(seen) => match seen.phase {
-            // It waits for nobody else.
-            v1::RunPhase::Unspecified | v1::RunPhase::Queued if seen.is_snapshot => {
-                (RunPhase::Pending, "Starting", seen.message.clone())
+        RunState::Failed { reason, message } => (RunPhase::Failed, *reason, message.clone()),
+        RunState::Suspended => (RunPhase::Suspended, "Suspended", "spec.suspend is true".into()),
+        RunState::Submitted(report) => match report.phase {
+            // A snapshot does not queue.
+            v1::RunPhase::Unspecified | v1::RunPhase::Queued if report.is_snapshot => {
+                (RunPhase::Pending, "Starting", report.message.clone())
             }
-            // Another run has the turn.
-            v1::RunPhase::Unspecified | v1::RunPhase::Queued => (RunPhase::Pending, QUEUED, seen.message.clone()),
-            v1::RunPhase::Running if suspend => (RunPhase::Running, "Suspending", steps(seen)),
-            v1::RunPhase::Running => (RunPhase::Running, "Running", steps(seen)),
-            v1::RunPhase::Suspended => (RunPhase::Suspended, "Suspended", steps(seen)),
-            v1::RunPhase::Succeeded => (RunPhase::Complete, "Succeeded", steps(seen)),
-            v1::RunPhase::Failed => (RunPhase::Failed, "RunFailed", seen.message.clone()),
-            v1::RunPhase::Cancelled => (RunPhase::Failed, "Cancelled", steps(seen)),
+            // Another run is in progress.
+            v1::RunPhase::Unspecified | v1::RunPhase::Queued => (RunPhase::Pending, QUEUED, report.message.clone()),
+            v1::RunPhase::Running if suspend => (RunPhase::Running, "Suspending", progress_text(report)),
+            v1::RunPhase::Running => (RunPhase::Running, "Running", progress_text(report)),
+            v1::RunPhase::Suspended => (RunPhase::Suspended, "Suspended", progress_text(report)),
+            v1::RunPhase::Succeeded => (RunPhase::Complete, "Succeeded", progress_text(report)),
+            v1::RunPhase::Failed => (RunPhase::Failed, "RunFailed", report.message.clone()),
+            v1::RunPhase::Cancelled => (RunPhase::Failed, "Cancelled", progress_text(report)),
         },
     };
     let is = |holds: bool| if holds { Truth::True } else { Truth::False };
@@ -144,48 +144,52 @@ pub fn run_status(
     set(FAILED, is(phase == RunPhase::Failed), reason, if phase == RunPhase::Failed { &message } else { "" });
     status.phase = Some(phase);
     let since = || Some(now.to_owned());
-    status.queue_position = match told {
-        Told::Queued(wait) => Some(wait.position),
-        // Somebody submitted another one past this operator.
-        Told::Seen(seen) if phase == RunPhase::Pending && !seen.message.is_empty() && !seen.is_snapshot => Some(1),
-        Told::Seen(_) if phase == RunPhase::Running => Some(0),
+    status.queue_position = match state {
+        RunState::Queued(wait) => Some(wait.position),
+        // Another run was submitted without this operator.
+        RunState::Submitted(report)
+            if phase == RunPhase::Pending && !report.message.is_empty() && !report.is_snapshot =>
+        {
+            Some(1)
+        }
+        RunState::Submitted(_) if phase == RunPhase::Running => Some(0),
         _ => None,
     };
     if phase != RunPhase::Running {
         status.driver = None;
     }
-    if let Told::Failed { .. } = told {
+    if let RunState::Failed { .. } = state {
         status.completion_time = status.completion_time.or_else(since);
     }
-    if let Told::Seen(seen) = told {
+    if let RunState::Submitted(report) = state {
         status.start_time = status.start_time.or_else(since);
         if matches!(phase, RunPhase::Complete | RunPhase::Failed) {
             status.completion_time = status.completion_time.or_else(since);
         }
-        status.driver.clone_from(&seen.driver);
-        status.snapshot.clone_from(&seen.written);
+        status.driver.clone_from(&report.driver);
+        status.snapshot.clone_from(&report.written);
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let left = phase == RunPhase::Running && seen.eta_seconds >= 0.0;
+        let left = phase == RunPhase::Running && report.eta_seconds >= 0.0;
         status.progress = Some(Progress {
-            epoch: count(seen.epoch),
-            total: Some(count(seen.epochs)).filter(|total| *total > 0),
-            eta: left.then(|| engram_api::Duration::from_millis(seen.eta_seconds.round() as u64 * 1_000).to_string()),
-            metrics: seen.metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect(),
+            epoch: count(report.epoch),
+            total: Some(count(report.epochs)).filter(|total| *total > 0),
+            eta: left.then(|| engram_api::Duration::from_millis(report.eta_seconds.round() as u64 * 1_000).to_string()),
+            metrics: report.metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect(),
         });
     }
     status
 }
 
-/// How far it is.
-fn steps(seen: &Seen) -> String {
-    let (one, many) = if seen.is_snapshot { ("partition", "partitions") } else { ("epoch", "epochs") };
-    let done = match seen.epochs {
-        0 => format!("{} {many} done", seen.epoch),
-        all => format!("{one} {} of {all}", seen.epoch),
+/// Describes the progress.
+fn progress_text(report: &RunReport) -> String {
+    let (one, many) = if report.is_snapshot { ("partition", "partitions") } else { ("epoch", "epochs") };
+    let done = match report.epochs {
+        0 => format!("{} {many} done", report.epoch),
+        all => format!("{one} {} of {all}", report.epoch),
     };
-    // What it does before the first one, or waits for.
-    let is_running = seen.phase == v1::RunPhase::Running && !seen.message.is_empty();
-    if is_running { format!("{done}; {}", seen.message) } else { done }
+    // The current step, or what the run waits for.
+    let is_running = report.phase == v1::RunPhase::Running && !report.message.is_empty();
+    if is_running { format!("{done}; {}", report.message) } else { done }
 }
 
 #[cfg(test)]
@@ -195,82 +199,91 @@ mod tests {
     use super::*;
 
     fn truth(status: &LearnerRunStatus, kind: &str) -> (Truth, String) {
-        let found = status.conditions.iter().find(|known| known.kind == kind).expect("it is there");
-        (found.status, found.last_transition_time.clone())
+        let entry = status.conditions.iter().find(|entry| entry.kind == kind).expect("condition");
+        (entry.status, entry.last_transition_time.clone())
     }
 
-    fn told(old: &LearnerRunStatus, told: &Told, now: &str) -> LearnerRunStatus {
-        run_status(old, (1, false), told, now)
+    fn next_status(old: &LearnerRunStatus, state: &RunState, now: &str) -> LearnerRunStatus {
+        run_status(old, (1, false), state, now)
     }
 
     #[test]
-    fn a_run_that_waits_says_for_whom_and_one_that_is_suspended_keeps_its_place() {
+    fn a_queued_run_names_the_run_ahead_and_a_suspended_run_keeps_its_progress() {
         let reason = |status: &LearnerRunStatus| {
-            let found = status.conditions.iter().find(|known| known.kind == COMPLETE).expect("it is there");
-            (found.reason.clone(), found.message.clone())
+            let entry = status.conditions.iter().find(|entry| entry.kind == COMPLETE).expect("condition");
+            (entry.reason.clone(), entry.message.clone())
         };
         let wait = Wait { position: 3, first: "nightly".into() };
-        let queued = told(&LearnerRunStatus::default(), &Told::Queued(wait), "t0");
+        let queued = next_status(&LearnerRunStatus::default(), &RunState::Queued(wait), "t0");
         assert_eq!((queued.phase, queued.queue_position), (Some(RunPhase::Pending), Some(3)));
-        assert_eq!(reason(&queued), ("Queued".into(), "waits for run nightly to end, and 2 before it".into()));
-        let seen =
-            Seen { phase: v1::RunPhase::Running, epoch: 3, epochs: 50, driver: Some("w-0".into()), ..Seen::default() };
-        let running = told(&queued, &Told::Seen(seen.clone()), "t1");
+        assert_eq!(reason(&queued), ("Queued".into(), "queued behind run nightly and 2 more".into()));
+        let report = RunReport {
+            phase: v1::RunPhase::Running,
+            epoch: 3,
+            epochs: 50,
+            driver: Some("w-0".into()),
+            ..RunReport::default()
+        };
+        let running = next_status(&queued, &RunState::Submitted(report.clone()), "t1");
         assert_eq!((running.queue_position, running.driver.as_deref()), (Some(0), Some("w-0")));
-        let stopping = run_status(&running, (2, true), &Told::Seen(seen.clone()), "t2");
+        let stopping = run_status(&running, (2, true), &RunState::Submitted(report.clone()), "t2");
         assert_eq!((stopping.phase, reason(&stopping).0), (Some(RunPhase::Running), "Suspending".into()));
         assert_eq!(truth(&stopping, condition::SUSPENDED).0, Truth::False);
-        let seen = Seen { phase: v1::RunPhase::Suspended, driver: None, epoch: 4, ..seen };
-        let suspended = run_status(&stopping, (2, true), &Told::Seen(seen), "t3");
+        let report = RunReport { phase: v1::RunPhase::Suspended, driver: None, epoch: 4, ..report };
+        let suspended = run_status(&stopping, (2, true), &RunState::Submitted(report), "t3");
         assert_eq!((suspended.phase, suspended.queue_position), (Some(RunPhase::Suspended), None));
         assert_eq!(truth(&suspended, condition::SUSPENDED), (Truth::True, "t3".into()));
         assert_eq!((suspended.driver, suspended.progress.map(|it| it.epoch)), (None, Some(4)));
-        let gone = Told::Failed { reason: "InputNotFound", message: "there is no ConfigMap sales".into() };
-        let failed = told(&queued, &gone, "t4");
+        let gone = RunState::Failed { reason: "InputNotFound", message: "there is no ConfigMap sales".into() };
+        let failed = next_status(&queued, &gone, "t4");
         assert!(is_over(&failed) && failed.start_time.is_none() && failed.queue_position.is_none());
         assert_eq!(truth(&failed, FAILED).0, Truth::True);
     }
 
     #[test]
-    fn a_run_is_told_from_its_wait_to_its_end_and_keeps_its_times() {
-        let waiting = Told::Waiting { reason: "ClusterNotFound", message: "there is no LearnerCluster words".into() };
-        let first = told(&LearnerRunStatus::default(), &waiting, "t0");
+    fn a_status_follows_the_run_and_keeps_its_times() {
+        let waiting =
+            RunState::Pending { reason: "ClusterNotFound", message: "there is no LearnerCluster words".into() };
+        let first = next_status(&LearnerRunStatus::default(), &waiting, "t0");
         assert_eq!((first.phase, first.start_time.as_deref()), (Some(RunPhase::Pending), None));
 
-        let seen = Seen { phase: v1::RunPhase::Running, epoch: 3, epochs: 50, eta_seconds: 40.6, ..Seen::default() };
-        let running = told(&first, &Told::Seen(seen.clone()), "t1");
-        let fetching = Seen { message: "fetches s3://events/a.csv: 3 of 5 MiB".into(), ..seen.clone() };
-        let fetching = told(&first, &Told::Seen(fetching), "t1");
-        let said = "epoch 3 of 50; fetches s3://events/a.csv: 3 of 5 MiB";
-        assert!(fetching.conditions.iter().any(|it| it.kind == COMPLETE && it.message == said), "{fetching:?}");
+        let report =
+            RunReport { phase: v1::RunPhase::Running, epoch: 3, epochs: 50, eta_seconds: 40.6, ..RunReport::default() };
+        let running = next_status(&first, &RunState::Submitted(report.clone()), "t1");
+        let fetching = RunReport { message: "fetches s3://events/a.csv: 3 of 5 MiB".into(), ..report.clone() };
+        let fetching = next_status(&first, &RunState::Submitted(fetching), "t1");
+        let expected = "epoch 3 of 50; fetches s3://events/a.csv: 3 of 5 MiB";
+        assert!(fetching.conditions.iter().any(|it| it.kind == COMPLETE && it.message == expected), "{fetching:?}");
         let progress = running.progress.clone().expect("it runs");
         assert_eq!((progress.epoch, progress.total, progress.eta.as_deref()), (3, Some(50), Some("41s")));
         assert!(!is_over(&running));
         let metrics = vec![("convergence".into(), 12.5)];
-        let done = Seen { phase: v1::RunPhase::Succeeded, epoch: 50, eta_seconds: 0.0, metrics, ..seen };
-        let complete = told(&running, &Told::Seen(done.clone()), "t2");
+        let done = RunReport { phase: v1::RunPhase::Succeeded, epoch: 50, eta_seconds: 0.0, metrics, ..report };
+        let complete = next_status(&running, &RunState::Submitted(done.clone()), "t2");
         let times = (complete.start_time.as_deref(), complete.completion_time.as_deref());
         assert_eq!((complete.phase, times), (Some(RunPhase::Complete), (Some("t1"), Some("t2"))));
         assert_eq!(complete.progress.as_ref().expect("it ran").metrics["convergence"], "12.5");
         assert!(is_over(&complete));
-        assert_eq!(told(&complete, &Told::Seen(done), "t3"), complete, "nothing new is no change");
+        assert_eq!(next_status(&complete, &RunState::Submitted(done), "t3"), complete, "nothing new is no change");
         assert_eq!(truth(&complete, COMPLETE), (Truth::True, "t2".into()));
         assert_eq!(truth(&complete, FAILED), (Truth::False, "t0".into()));
-        let snapshot = Seen { is_snapshot: true, epoch: 3, epochs: 16, phase: v1::RunPhase::Queued, ..Seen::default() };
-        let waits = told(&first, &Told::Seen(Seen { message: "waits".into(), ..snapshot.clone() }), "t1");
-        assert_eq!((waits.phase, waits.queue_position), (Some(RunPhase::Pending), None), "it is in nobody's queue");
+        let snapshot =
+            RunReport { is_snapshot: true, epoch: 3, epochs: 16, phase: v1::RunPhase::Queued, ..RunReport::default() };
+        let waits =
+            next_status(&first, &RunState::Submitted(RunReport { message: "waits".into(), ..snapshot.clone() }), "t1");
+        assert_eq!((waits.phase, waits.queue_position), (Some(RunPhase::Pending), None), "a snapshot does not queue");
         let written = SnapshotResult { digest: "d".into(), partitions: 16, ..SnapshotResult::default() };
-        let kept = Seen { phase: v1::RunPhase::Succeeded, written: Some(written.clone()), ..snapshot };
-        let kept = told(&waits, &Told::Seen(kept), "t2");
+        let kept = RunReport { phase: v1::RunPhase::Succeeded, written: Some(written.clone()), ..snapshot };
+        let kept = next_status(&waits, &RunState::Submitted(kept), "t2");
         assert_eq!((kept.snapshot.as_ref(), is_over(&kept)), (Some(&written), true));
         assert!(kept.conditions.iter().any(|it| it.message == "partition 3 of 16"));
-        let failed = Seen { phase: v1::RunPhase::Failed, message: "ENG-0601: no".into(), ..Seen::default() };
-        let failed = told(&running, &Told::Seen(failed), "t4");
+        let failed = RunReport { phase: v1::RunPhase::Failed, message: "ENG-0601: no".into(), ..RunReport::default() };
+        let failed = next_status(&running, &RunState::Submitted(failed), "t4");
         assert_eq!((truth(&failed, FAILED).0, is_over(&failed)), (Truth::True, true));
     }
 
     #[test]
-    fn what_workers_in_pods_cannot_read_is_refused_by_name() {
+    fn sources_that_pods_cannot_read_are_rejected() {
         let run = |source: Value| {
             validate_run(&json!({
                 "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerRun", "metadata": { "name": "r", "namespace": "n" },
@@ -284,13 +297,17 @@ mod tests {
         let stored = json!({ "url": "s3://events/a.csv", "secretRef": { "name": "s3" } });
         assert!(run(json!({ "events": { "s3": stored, "columns": columns } })).is_ok());
         assert!(run(json!({ "events": { "input": "corpus", "path": "events.csv", "columns": columns } })).is_ok());
-        for (source, settings, said) in [
+        for (source, settings, expected) in [
             ("git", json!({ "path": "/src" }), "spec.memory.source.git is not supported yet"),
-            ("events", json!({ "path": "/src/events.csv", "columns": columns }), "events.path without input is a file"),
-            ("events", json!({ "input": "corpus", "path": "../a.csv", "columns": columns }), "inside of the volume"),
+            (
+                "events",
+                json!({ "path": "/src/events.csv", "columns": columns }),
+                "events.path without input is a local file",
+            ),
+            ("events", json!({ "input": "corpus", "path": "../a.csv", "columns": columns }), "inside the volume"),
         ] {
             let refused = run(json!({ source: settings })).expect_err("pods cannot read it").message;
-            assert!(refused.contains(said), "{refused}");
+            assert!(refused.contains(expected), "{refused}");
         }
     }
 }

@@ -1,49 +1,49 @@
-//! The operator: what a `LearnerCluster` asks for, kept on Kubernetes.
+//! The Kubernetes operator: reconciles `LearnerCluster` and `LearnerRun` objects.
 //!
 //! ```text
 //! observe (I/O) -> validate (pure) -> plan (pure) -> apply (I/O) -> status (pure, one write)
 //! ```
 //!
-//! The pure part decides: [`validate`] turns an object into a [`ValidatedCluster`] or says what is wrong with it, [`plan`]
-//! compares it with what is [`Observed`] and answers with a [`Plan`], [`steer`] says what the cluster's coordinator is told.
-//! [`sign`] says which pod gets a certificate, `succession` how one authority follows another, `given` whether one that somebody else signed is of use,
-//! `cert_manager` why there is none yet, [`options`] how flags and a file go together,
-//! and [`run`](run::run) is the rest: it talks to the API server and to workers, and decides nothing.
+//! All decisions are pure functions: [`validate`] checks an object, [`plan`] compares it with an [`Observation`] and returns a
+//! [`Plan`], [`coordinator_goal()`] derives the settings of the cluster's coordinator, [`certificate_approval`] approves certificate
+//! requests of pods, `ca_rotation` rotates the CA, `provided_certificate` and `cert_manager` check certificates that the operator does
+//! not sign, [`options`] merges flags and configuration file. [`run`](run::run) does all I/O with the API server and workers and makes
+//! no decisions.
 //!
 //! Invariants:
-//! - A plan takes a pod away only while every partition that it holds is in sync on all its other copies.
-//! - What loses something (a pod, a claim, an object) is an [`Action`] that names the UID it is meant for.
-//! - The plan of an applied plan is empty: a cluster at rest costs no writes.
-//! - Where nobody knows whose data a disk holds, nothing is started and nothing deleted.
+//! - A plan deletes a pod only while every partition that it holds is in sync on all its other replicas.
+//! - A destructive change (of a pod, a claim, an object) is an [`Action`] with the UID of its target.
+//! - Planning after an applied plan returns an empty plan: an idle cluster causes no writes.
+//! - A volume with data of unknown origin is neither used nor deleted.
 
 #![forbid(unsafe_code)]
 
 pub mod build;
+mod ca_rotation;
 mod cert_manager;
-mod evidence;
-mod given;
+pub mod certificate_approval;
+mod cluster_status;
+mod coordinator_goal;
+mod last_valid_spec;
 pub mod learner_run;
 pub mod lease;
 pub mod names;
-mod observed;
+mod object_views;
+mod observation;
 pub mod options;
 mod plan;
+mod provided_certificate;
 pub mod queue;
-mod read;
-mod recall;
-mod report;
 mod revision;
 pub mod run;
-pub mod sign;
-mod steer;
-mod succession;
+mod safety;
 mod validate;
 
-pub use observed::{Claim, MapView, Observed, PartitionView, PodView, SetView};
+pub use cluster_status::invalid_spec_status;
+pub use coordinator_goal::{CoordinatorGoal, coordinator_goal, coordinator_goal_of_invalid_spec};
+pub use last_valid_spec::last_valid_spec;
+pub use object_views::InvalidObject;
+pub use observation::{ClaimView, MapView, Observation, PartitionView, PodView, SetView};
 pub use plan::{Action, Plan, plan};
-pub use read::Unreadable;
-pub use recall::recall;
-pub use report::refused;
 pub use revision::Offer;
-pub use steer::{Steering, steer, steer_on};
-pub use validate::{Refused, ValidatedCluster, validate};
+pub use validate::{InvalidSpec, ValidatedCluster, validate};

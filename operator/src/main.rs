@@ -1,4 +1,4 @@
-//! The operator of the images: reads its arguments, runs until it is told to stop.
+//! The operator's binary: reads its arguments and runs until SIGINT or SIGTERM.
 
 #![forbid(unsafe_code)]
 
@@ -13,39 +13,39 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Keeps what LearnerClusters ask for, and coordinates their workers.
+/// Reconciles LearnerClusters and LearnerRuns, and coordinates their workers.
 ///
-/// Any number of replicas may run. One of them, chosen by a Lease, writes Kubernetes objects; all of them coordinate workers, since
-/// compare-and-swap on the PartitionMap decides between them.
+/// Any number of replicas may run. The leader, elected by a Lease, writes Kubernetes objects; all replicas coordinate workers, with
+/// compare-and-swap on the PartitionMap.
 ///
-/// Settings may stand in a file (--config). A flag or variable that is given counts more than the file, and the file more than a default.
+/// The operator can read its settings from a file (--config). Flags and environment variables take precedence over the file.
 #[derive(Debug, Parser)]
 #[command(name = "engram-operator", version, max_term_width = 100)]
 struct Arguments {
     #[command(flatten)]
     options: Options,
-    /// Print the settings that are in force, as a file for --config, and end
+    /// Print the effective settings, as a file for --config, and exit
     #[arg(long)]
     print_config: bool,
-    /// Which lines are logged: a level, or targets with levels (engram_operator=debug,info)
+    /// Log filter: a level, or targets with levels (engram_operator=debug,info)
     #[arg(long, env = "ENGRAM_LOG", value_name = "FILTER", default_value = "info")]
     log: String,
-    /// How lines are logged
+    /// Log format
     #[arg(long, env = "ENGRAM_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     log_format: LogFormat,
 }
 
 impl Arguments {
-    /// Takes what was given, and from the file that is named what was not.
-    fn read(given: &ArgMatches) -> Result<Self> {
-        let mut arguments = Self::from_arg_matches(given)?;
-        let operator::Logging { level, format } = arguments.options.read_file(given)?;
-        options::fill(given, "log", &mut arguments.log, level);
+    /// Reads flags, environment and configuration file.
+    fn read(matches: &ArgMatches) -> Result<Self> {
+        let mut arguments = Self::from_arg_matches(matches)?;
+        let operator::Logging { level, format } = arguments.options.read_file(matches)?;
+        options::fill(matches, "log", &mut arguments.log, level);
         let format = format.map(|format| match format {
             operator::LogFormat::Text => LogFormat::Text,
             operator::LogFormat::Json => LogFormat::Json,
         });
-        options::fill(given, "log_format", &mut arguments.log_format, format);
+        options::fill(matches, "log_format", &mut arguments.log_format, format);
         Ok(arguments)
     }
 
@@ -74,8 +74,8 @@ impl From<LogFormat> for engram_telemetry::LogFormat {
     }
 }
 
-/// How long threads that wait for something are waited for when all else has ended.
-const THREADS_END: Duration = Duration::from_secs(5);
+/// How long to wait for blocked threads at exit.
+const THREAD_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn main() -> Result<()> {
     let arguments = Arguments::read(&Arguments::command().get_matches())?;
@@ -85,8 +85,8 @@ fn main() -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start threads")?;
     let result = work(arguments, &runtime);
-    // A name server that is away may hold a thread that looks for the collector.
-    runtime.shutdown_timeout(THREADS_END);
+    // A thread may be blocked in a DNS lookup of the trace collector.
+    runtime.shutdown_timeout(THREAD_SHUTDOWN_TIMEOUT);
     result
 }
 
@@ -94,7 +94,7 @@ fn work(arguments: Arguments, runtime: &Runtime) -> Result<()> {
     let program = Program { name: "engram-operator", version: env!("CARGO_PKG_VERSION") };
     let log = Log { filter: &arguments.log, format: arguments.log_format.into() };
     let entered = runtime.enter();
-    let _telling = engram_telemetry::start(program, log)?;
+    let _telemetry = engram_telemetry::start(program, log)?;
     drop(entered);
     runtime.block_on(async {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -118,40 +118,36 @@ mod tests {
 
     fn read(arguments: &[&str]) -> Arguments {
         let line = ["engram-operator"].iter().chain(arguments);
-        // Whatever the environment says here.
+        // Ignores the environment of the test.
         let command = Arguments::command().mut_args(|argument| argument.env(Resettable::Reset));
-        let given = command.try_get_matches_from(line).expect("arguments that are known");
-        Arguments::read(&given).expect("a file without fault")
+        let matches = command.try_get_matches_from(line).expect("known arguments");
+        Arguments::read(&matches).expect("a valid file")
     }
 
-    /// Every field that `schema` has, and not one that is absent from `value` or is as in `default`.
-    fn assert_says_all(value: &serde_json::Value, default: &serde_json::Value, schema: &serde_json::Value, path: &str) {
+    /// Asserts that `value` sets every field of `schema` to something else than `default`.
+    fn assert_sets_all(value: &serde_json::Value, default: &serde_json::Value, schema: &serde_json::Value, path: &str) {
         for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
             let path = format!("{path}.{name}");
-            let said = value.get(name).unwrap_or_else(|| panic!("{path} is not in the example"));
+            let set = value.get(name).unwrap_or_else(|| panic!("{path} is not in the example"));
             if schema["properties"].is_object() {
-                assert_says_all(said, &default[name], schema, &path);
+                assert_sets_all(set, &default[name], schema, &path);
             } else if schema["const"].is_null() {
-                assert_ne!(said, &default[name], "{path} is what it is without the file");
+                assert_ne!(set, &default[name], "{path} has its default");
             }
         }
     }
 
     #[test]
-    fn a_file_can_set_whatever_a_flag_can_and_is_printed_as_it_is() {
+    fn the_file_can_set_every_flag_and_is_printed_unchanged() {
         let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/configuration.yaml"));
-        let file = options::read(&path).expect("a file without fault");
+        let file = options::read(&path).expect("a valid file");
         let default = read(&["--coordinator-address=default:1"]).effective();
         let json = |file: &operator::Configuration| serde_json::to_value(file).expect("JSON");
-        assert_says_all(&json(&file), &json(&default), &engram_api::operator_schema(), "");
+        assert_sets_all(&json(&file), &json(&default), &engram_api::operator_schema(), "");
 
-        let said = read(&["--config", &path.to_string_lossy()]).effective();
-        assert_eq!(said, file, "a setting that the file does not reach, or that is printed otherwise");
-        assert_eq!(
-            said.to_yaml(),
-            std::fs::read_to_string(&path).expect("the golden file"),
-            "printed as it was written"
-        );
+        let effective = read(&["--config", &path.to_string_lossy()]).effective();
+        assert_eq!(effective, file, "a setting that the file does not set, or that is printed differently");
+        assert_eq!(effective.to_yaml(), std::fs::read_to_string(&path).expect("the golden file"), "printed unchanged");
 
         let flags = ["--config", &path.to_string_lossy(), "--log=trace", "--log-format=text"];
         let logging = read(&flags).effective().logging.expect("logging");

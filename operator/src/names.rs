@@ -23,7 +23,7 @@ pub const CSR_AUDIENCE: &str = "engram-csr";
 /// Key of the authority's certificates in its ConfigMap.
 pub const ROOTS: &str = "ca.pem";
 /// Keys of a Secret with a given certificate: as the type `kubernetes.io/tls` has them, and as cert-manager writes them.
-pub const GIVEN: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
+pub const TLS_SECRET_KEYS: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
 /// Annotation of a `LearnerCluster`: UID of a pod that shall be replaced.
 pub const REPLACE: &str = "engram.dev/replace";
 /// Annotation of the authority's Secret: another authority shall follow it.
@@ -64,7 +64,7 @@ impl Names {
     }
 
     /// Returns the name of the ConfigMap with what everybody may know of who is who: for clients, too.
-    pub fn authority(&self) -> String {
+    pub fn ca(&self) -> String {
         format!("{}-ca", self.cluster)
     }
 

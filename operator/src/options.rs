@@ -1,7 +1,7 @@
-//! The operator's settings: what flags and environment say, then a file, then defaults.
+//! The operator's settings, by precedence: flags and environment, configuration file, defaults.
 //!
-//! Clap reads flags and environment; a file fills what they left to defaults ([`Options::fill`]). Two functions take values and settings
-//! apart field by field, so that a setting which the file lacks does not compile.
+//! Clap reads flags and environment; the file replaces defaults ([`Options::fill`]). Two functions destructure options and settings
+//! field by field, so that an option without a counterpart in the file does not compile.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,49 +15,49 @@ use engram_api::{Problems, parse_operator_configuration};
 /// Settings of an operator.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// File with settings, of kind OperatorConfiguration: each counts where neither a flag nor a variable is given
+    /// Configuration file of kind OperatorConfiguration; flags and environment variables take precedence
     #[arg(long, env = "ENGRAM_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where workers' beats are listened for
+    /// Listen address for worker heartbeats
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:7440")]
     pub(crate) coordinator_listen: SocketAddr,
-    /// Where workers find every replica of this operator: a name that stands for all of them
+    /// Address by which workers reach all replicas of this operator; may be repeated
     #[arg(long, env = "ENGRAM_COORDINATOR_ADDRESS", value_name = "HOST:PORT", required_unless_present = "config")]
     pub(crate) coordinator_address: Vec<String>,
-    /// Where /startupz, /livez, /readyz and /metrics are, plain HTTP
+    /// Listen address for /startupz, /livez, /readyz and /metrics, plain HTTP
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9090")]
     pub(crate) http_listen: SocketAddr,
-    /// Repository of the image that workers run, where a cluster names none
+    /// Repository of the default worker image
     #[arg(long, env = "ENGRAM_WORKER_REPOSITORY", value_name = "REPOSITORY", default_value = "engram/worker")]
     pub(crate) worker_repository: String,
-    /// The same for workers whose pods are given GPUs; the tag is that of the other [default: one image for all]
+    /// Repository of the default worker image for pods with GPUs [default: one image for all pods]
     #[arg(long, env = "ENGRAM_WORKER_CUDA_REPOSITORY", value_name = "REPOSITORY")]
     pub(crate) worker_cuda_repository: Option<String>,
-    /// Its tag
+    /// Tag of the default worker image
     #[arg(long, env = "ENGRAM_WORKER_VERSION", value_name = "TAG", default_value = env!("CARGO_PKG_VERSION"))]
     pub(crate) worker_version: String,
-    /// Secret with which nodes pull it; more than one may be named
+    /// Image pull secret for workers; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) worker_pull_secret: Vec<String>,
-    /// Namespace to look after; more than one may be named, none means all
+    /// Namespace to watch; may be repeated [default: all]
     #[arg(long, env = "ENGRAM_WATCH_NAMESPACE", value_name = "NAMESPACE", value_delimiter = ',')]
     pub(crate) watch_namespace: Vec<String>,
-    /// Whether a Lease decides who of several replicas writes
+    /// Elect a leader between replicas by a Lease
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub(crate) leader_election: bool,
-    /// Name of that Lease
+    /// Name of the Lease
     #[arg(long, value_name = "NAME", default_value = "engram-operator")]
     pub(crate) lease_name: String,
-    /// Name of this pod: who holds the Lease
+    /// Name of this pod, which identifies the holder of the Lease
     #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "engram-operator")]
     pub(crate) pod_name: String,
     /// Namespace of this pod and of the Lease
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = "default")]
     pub(crate) pod_namespace: String,
-    /// Clusters that are looked at at the same time: more finish a restart sooner and load the API server more
+    /// Maximum number of concurrent reconciles: higher completes a restart sooner and loads the API server more
     #[arg(long, value_name = "NUMBER", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) concurrency: u16,
-    /// How long certificates are good instead of what clusters say, in seconds: tests cannot wait for days
+    /// Certificate lifetime in seconds that overrides the clusters' settings; for tests
     #[arg(long = "certificate-seconds", value_name = "SECONDS", hide = true, value_parser = lifetime)]
     pub(crate) certificate_lifetime: Option<Duration>,
 }
@@ -67,16 +67,16 @@ fn lifetime(text: &str) -> Result<Duration, String> {
     seconds.map(|seconds| Duration::from_secs(seconds.into())).ok_or_else(|| "allowed: 6 or more".to_owned())
 }
 
-/// Why an operator does not start with a file.
+/// Why a configuration file is rejected.
 #[derive(Debug, thiserror::Error)]
-pub enum Unusable {
-    /// There is no such file, or none that may be read.
+pub enum ConfigurationError {
+    /// The file cannot be read.
     #[error("failed to read the configuration {0}")]
     Unreadable(PathBuf, #[source] std::io::Error),
-    /// It says what it may not.
-    #[error("the configuration cannot be used\n\n{}", .0.render(false).trim_end())]
-    Wrong(Problems),
-    /// A setting that has no default is nowhere.
+    /// The file is invalid.
+    #[error("invalid configuration\n\n{}", .0.render(false).trim_end())]
+    Invalid(Problems),
+    /// The required coordinator address is set neither in the file nor otherwise.
     #[error(
         "coordinator.addresses is missing in {0}, and neither --coordinator-address nor ENGRAM_COORDINATOR_ADDRESS is given; \
          allowed: one HOST:PORT or more"
@@ -84,37 +84,37 @@ pub enum Unusable {
     NoAddress(PathBuf),
 }
 
-/// Reads the file that an operator is started with.
+/// Reads the configuration file.
 ///
 /// # Errors
-/// It cannot be read, or says what it may not.
-pub fn read(path: &Path) -> Result<Configuration, Unusable> {
-    let text = std::fs::read_to_string(path).map_err(|error| Unusable::Unreadable(path.to_owned(), error))?;
-    parse_operator_configuration(&text, &path.to_string_lossy()).map_err(Unusable::Wrong)
+/// Fails when the file cannot be read or is invalid.
+pub fn read(path: &Path) -> Result<Configuration, ConfigurationError> {
+    let text = std::fs::read_to_string(path).map_err(|error| ConfigurationError::Unreadable(path.to_owned(), error))?;
+    parse_operator_configuration(&text, &path.to_string_lossy()).map_err(ConfigurationError::Invalid)
 }
 
-/// Puts what a file says in the place of the default of the argument `id`: what was given, as a flag or in the environment, stays.
-pub fn fill<T>(given: &ArgMatches, id: &str, value: &mut T, said: Option<T>) {
-    let is_default = matches!(given.value_source(id), None | Some(ValueSource::DefaultValue));
-    if let Some(said) = said.filter(|_| is_default) {
-        *value = said;
+/// Replaces the default of the argument `id` with the value from the file; a flag or environment variable stays.
+pub fn fill<T>(matches: &ArgMatches, id: &str, value: &mut T, from_file: Option<T>) {
+    let is_default = matches!(matches.value_source(id), None | Some(ValueSource::DefaultValue));
+    if let Some(from_file) = from_file.filter(|_| is_default) {
+        *value = from_file;
     }
 }
 
 impl Options {
-    /// Takes from the file that is named what was not given otherwise. Returns what the file says of things that are no options.
+    /// Replaces defaults with the values of the configuration file, if any. Returns its logging settings.
     ///
-    /// A list that was given stands for itself: that of the file is not added to it.
+    /// Lists are not merged: a list from a flag replaces that of the file.
     ///
     /// # Errors
-    /// The file cannot be read or is wrong, or nobody says where workers find the operator.
-    pub fn read_file(&mut self, given: &ArgMatches) -> Result<operator::Logging, Unusable> {
+    /// Fails when the file cannot be read or is invalid, or when the coordinator address is missing.
+    pub fn read_file(&mut self, matches: &ArgMatches) -> Result<operator::Logging, ConfigurationError> {
         let Some(path) = self.config.clone() else { return Ok(operator::Logging::default()) };
-        let logging = self.fill(read(&path)?, given);
-        if self.coordinator_address.is_empty() { Err(Unusable::NoAddress(path)) } else { Ok(logging) }
+        let logging = self.fill(read(&path)?, matches);
+        if self.coordinator_address.is_empty() { Err(ConfigurationError::NoAddress(path)) } else { Ok(logging) }
     }
 
-    fn fill(&mut self, file: Configuration, given: &ArgMatches) -> operator::Logging {
+    fn fill(&mut self, file: Configuration, matches: &ArgMatches) -> operator::Logging {
         let Configuration {
             api_version: _,
             kind: _,
@@ -129,29 +129,29 @@ impl Options {
             logging,
         } = file;
         let operator::Coordinator { listen, addresses } = coordinator.unwrap_or_default();
-        fill(given, "coordinator_listen", &mut self.coordinator_listen, listen);
-        fill(given, "coordinator_address", &mut self.coordinator_address, addresses);
+        fill(matches, "coordinator_listen", &mut self.coordinator_listen, listen);
+        fill(matches, "coordinator_address", &mut self.coordinator_address, addresses);
         let operator::Http { listen } = http.unwrap_or_default();
-        fill(given, "http_listen", &mut self.http_listen, listen);
+        fill(matches, "http_listen", &mut self.http_listen, listen);
         let operator::Worker { repository, cuda_repository, version, pull_secrets } = worker.unwrap_or_default();
-        fill(given, "worker_repository", &mut self.worker_repository, repository);
-        fill(given, "worker_cuda_repository", &mut self.worker_cuda_repository, cuda_repository.map(Some));
-        fill(given, "worker_version", &mut self.worker_version, version);
-        fill(given, "worker_pull_secret", &mut self.worker_pull_secret, pull_secrets);
-        fill(given, "watch_namespace", &mut self.watch_namespace, watch_namespaces);
+        fill(matches, "worker_repository", &mut self.worker_repository, repository);
+        fill(matches, "worker_cuda_repository", &mut self.worker_cuda_repository, cuda_repository.map(Some));
+        fill(matches, "worker_version", &mut self.worker_version, version);
+        fill(matches, "worker_pull_secret", &mut self.worker_pull_secret, pull_secrets);
+        fill(matches, "watch_namespace", &mut self.watch_namespace, watch_namespaces);
         let operator::LeaderElection { enabled, lease_name } = leader_election.unwrap_or_default();
-        fill(given, "leader_election", &mut self.leader_election, enabled);
-        fill(given, "lease_name", &mut self.lease_name, lease_name);
+        fill(matches, "leader_election", &mut self.leader_election, enabled);
+        fill(matches, "lease_name", &mut self.lease_name, lease_name);
         let operator::Pod { name, namespace } = pod.unwrap_or_default();
-        fill(given, "pod_name", &mut self.pod_name, name);
-        fill(given, "pod_namespace", &mut self.pod_namespace, namespace);
-        fill(given, "concurrency", &mut self.concurrency, concurrency);
+        fill(matches, "pod_name", &mut self.pod_name, name);
+        fill(matches, "pod_namespace", &mut self.pod_namespace, namespace);
+        fill(matches, "concurrency", &mut self.concurrency, concurrency);
         let lifetime = certificate_lifetime.map(|lifetime| Some(lifetime.to_std()));
-        fill(given, "certificate_lifetime", &mut self.certificate_lifetime, lifetime);
+        fill(matches, "certificate_lifetime", &mut self.certificate_lifetime, lifetime);
         logging.unwrap_or_default()
     }
 
-    /// What is in force, as a file that says all of it.
+    /// Returns the effective settings as a complete configuration file.
     pub fn effective(&self, logging: operator::Logging) -> Configuration {
         let Self {
             config: _,
@@ -204,7 +204,7 @@ mod tests {
     use engram_api::operator::Configuration;
     use engram_api::parse_operator_configuration;
 
-    use super::{Options, Unusable};
+    use super::{ConfigurationError, Options};
 
     #[derive(Parser)]
     struct Line {
@@ -212,7 +212,7 @@ mod tests {
         options: Options,
     }
 
-    /// Whatever the environment says here.
+    /// Ignores the environment of the test.
     fn command() -> Command {
         Line::command().mut_args(|argument| argument.env(Resettable::Reset))
     }
@@ -225,38 +225,38 @@ mod tests {
 
     fn options(command: Command, flags: &[&str], text: &str) -> Configuration {
         let line = ["operator", "--config=config.yaml"].iter().chain(flags);
-        let given = command.try_get_matches_from(line).expect("flags that are known");
-        let mut options = Line::from_arg_matches(&given).expect("flags that are known").options;
-        let logging = options.fill(file(text), &given);
+        let matches = command.try_get_matches_from(line).expect("known flags");
+        let mut options = Line::from_arg_matches(&matches).expect("known flags").options;
+        let logging = options.fill(file(text), &matches);
         options.effective(logging)
     }
 
     #[test]
-    fn a_flag_and_a_variable_count_more_than_the_file_and_the_file_more_than_a_default() {
+    fn flags_and_variables_take_precedence_over_the_file_and_the_file_over_defaults() {
         let none = options(command(), &[], "");
         assert_eq!(none.concurrency, Some(8));
         let text =
             "concurrency: 16\nleaderElection: { enabled: false }\npod: { namespace: file }\nwatchNamespaces: [a, b]";
-        let said = options(command(), &[], text);
-        assert_eq!(said.concurrency, Some(16));
-        assert_eq!(said.leader_election.unwrap().enabled, Some(false));
-        assert_eq!(said.pod.unwrap().namespace.unwrap(), "file");
-        assert_eq!(said.watch_namespaces.unwrap(), ["a", "b"]);
+        let from_file = options(command(), &[], text);
+        assert_eq!(from_file.concurrency, Some(16));
+        assert_eq!(from_file.leader_election.unwrap().enabled, Some(false));
+        assert_eq!(from_file.pod.unwrap().namespace.unwrap(), "file");
+        assert_eq!(from_file.watch_namespaces.unwrap(), ["a", "b"]);
 
-        // The default, given by hand, is given; of the rest the file counts, and a list is replaced as a whole.
+        // An explicit default takes precedence over the file, and a list is replaced as a whole.
         let flags = ["--concurrency=8", "--watch-namespace=c"];
-        // A variable that is always there stands for POD_NAMESPACE, which a test must not set.
+        // PATH, which is always set, stands for POD_NAMESPACE, which a test must not set.
         let command = command().mut_arg("pod_namespace", |argument| argument.env("PATH"));
         let path = std::env::var("PATH").expect("a path of programs");
-        let given = options(command, &flags, text);
-        assert_eq!(given.concurrency, Some(8));
-        assert_eq!(given.leader_election.unwrap().enabled, Some(false));
-        assert_eq!(given.pod.unwrap().namespace.unwrap(), path);
-        assert_eq!(given.watch_namespaces.unwrap(), ["c"]);
+        let from_flags = options(command, &flags, text);
+        assert_eq!(from_flags.concurrency, Some(8));
+        assert_eq!(from_flags.leader_election.unwrap().enabled, Some(false));
+        assert_eq!(from_flags.pod.unwrap().namespace.unwrap(), path);
+        assert_eq!(from_flags.watch_namespaces.unwrap(), ["c"]);
     }
 
     #[test]
-    fn what_no_operator_can_start_with_is_told_with_the_file() {
+    fn an_invalid_file_is_rejected_with_its_path() {
         let folder = std::env::temp_dir().join(format!("engram-operator-options-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let read = |name: &str, text: Option<&str>| {
@@ -265,12 +265,15 @@ mod tests {
                 std::fs::write(&path, text).expect("a file");
             }
             let config = format!("--config={}", path.display());
-            let given = command().try_get_matches_from(["operator", &config]).expect("a file is enough");
-            let mut options = Line::from_arg_matches(&given).expect("a file is enough").options;
-            options.read_file(&given).map(|_| options)
+            let matches = command().try_get_matches_from(["operator", &config]).expect("a file is enough");
+            let mut options = Line::from_arg_matches(&matches).expect("a file is enough").options;
+            options.read_file(&matches).map(|_| options)
         };
         let absent = read("absent.yaml", None).expect_err("no such file");
-        assert!(matches!(&absent, Unusable::Unreadable(..)) && absent.to_string().ends_with("absent.yaml"), "{absent}");
+        assert!(
+            matches!(&absent, ConfigurationError::Unreadable(..)) && absent.to_string().ends_with("absent.yaml"),
+            "{absent}"
+        );
         let wrong =
             read("wrong.yaml", Some(&format!("{HEAD}concurency: 4\n"))).expect_err("a misspelt field").to_string();
         for part in ["wrong.yaml:3:1", "concurency is not a known field; allowed here: ", "did you mean concurrency?"] {
@@ -283,7 +286,7 @@ mod tests {
         );
         let text = format!("{HEAD}coordinator: {{ addresses: ['engram:7440'] }}\n");
         assert_eq!(read("right.yaml", Some(&text)).expect("an address").coordinator_address, ["engram:7440"]);
-        std::fs::remove_dir_all(&folder).expect("the folder goes");
+        std::fs::remove_dir_all(&folder).expect("the folder is removed");
 
         let without = command().try_get_matches_from(["operator"]).expect_err("no address").to_string();
         assert!(without.contains("--coordinator-address <HOST:PORT>"), "{without}");

@@ -1,7 +1,7 @@
-//! The one place with decisions: from a cluster and what was found to what is done next.
+//! The reconcile plan: computes the next steps from a cluster's spec and its observed state.
 //!
-//! One thing that takes a worker away happens at a time, in this order: a lost node's worker is replaced, a chosen one is
-//! replaced, the cluster shrinks, a change is rolled out. Each waits until every partition has all its copies in sync.
+//! One disruptive operation takes place at a time, in this order: replacing the worker of a lost node, replacing a worker on request,
+//! scaling down, rolling update. Each waits until every partition has all its replicas in sync.
 
 use std::time::Duration;
 
@@ -11,111 +11,111 @@ use serde_json::Value;
 
 use crate::build::{self, Inputs};
 use crate::names::REPLACE;
-use crate::observed::{MapView, Observed, PodView};
+use crate::observation::{MapView, Observation, PodView};
 use crate::revision::{self, Offer};
 use crate::validate::ValidatedCluster;
-use crate::{evidence, report};
+use crate::{cluster_status, safety};
 
-/// How soon a cluster that is changing is looked at again.
-const BUSY: Duration = Duration::from_secs(2);
-/// How soon a cluster at rest is looked at again: a safety net for a watch that was deaf.
-const AT_REST: Duration = Duration::from_secs(60);
+/// Requeue delay of a cluster that is changing.
+const CHANGING_REQUEUE: Duration = Duration::from_secs(2);
+/// Requeue delay of an idle cluster, in case a watch event was missed.
+const IDLE_REQUEUE: Duration = Duration::from_secs(60);
 
-/// What is done next.
+/// Next steps for a cluster.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Objects that are missing or differ, in the order in which they are applied.
+    /// Objects to apply, in order: missing ones and those that differ.
     pub objects: Vec<Value>,
-    /// What else is done, in order, after the objects.
+    /// Further actions, in order, after the objects.
     pub actions: Vec<Action>,
-    /// What the cluster's status becomes.
+    /// New status of the cluster.
     pub status: LearnerClusterStatus,
-    /// When to look again if nothing is heard before.
+    /// Requeue delay.
     pub requeue: Duration,
 }
 
 impl Plan {
-    /// Whether carrying it out changes an object.
+    /// Returns whether applying the plan changes an object.
     pub fn writes(&self) -> bool {
         !self.objects.is_empty() || self.actions.iter().any(|action| !matches!(action, Action::Drain { .. }))
     }
 }
 
-/// Something that is done to exactly the object that was looked at.
+/// An action on exactly the observed object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// An object of ours that is no longer wanted goes.
+    /// Deletes an obsolete object of the cluster.
     DeleteObject {
-        /// Its kind.
+        /// Kind of the object.
         kind: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
-        /// Its UID.
+        /// UID of the object.
         uid: String,
     },
-    /// The StatefulSet goes and leaves its pods: its claim template cannot be changed. The next plan makes it anew.
+    /// Deletes the StatefulSet and orphans its pods, since its claim template is immutable. The next plan recreates it.
     OrphanSet {
-        /// Its UID.
+        /// UID of the StatefulSet.
         uid: String,
     },
-    /// A worker hands over what it serves, and with `evacuate` its copies too.
+    /// Transfers a worker's primaries to other workers, and with `evacuate` its replicas too.
     Drain {
-        /// The worker.
+        /// Ordinal of the worker.
         ordinal: u32,
         /// UID of its pod.
         uid: String,
-        /// Whether it gives up its copies.
+        /// Whether its replicas are moved, too.
         evacuate: bool,
     },
-    /// A pod goes; the StatefulSet makes it anew.
+    /// Deletes a pod; the StatefulSet recreates it.
     DeletePod {
-        /// The worker.
+        /// Ordinal of the worker.
         ordinal: u32,
         /// UID of the pod.
         uid: String,
-        /// Whether its kubelet is not waited for: only for a pod of a lost node.
+        /// Whether to skip the grace period: only for a pod of a lost node.
         force: bool,
     },
-    /// A claim goes, and its data.
+    /// Deletes a claim and its data.
     DeleteClaim {
-        /// The worker.
+        /// Ordinal of the worker.
         ordinal: u32,
         /// UID of the claim.
         uid: String,
     },
-    /// A claim grows.
+    /// Expands a claim.
     GrowClaim {
-        /// The worker.
+        /// Ordinal of the worker.
         ordinal: u32,
         /// UID of the claim.
         uid: String,
-        /// What it grows to.
+        /// New size in bytes.
         size_bytes: u64,
     },
-    /// The map is marked as suspended, or no longer so.
+    /// Sets or clears the map's suspended flag.
     MarkSuspended {
-        /// The mark.
+        /// New value of the flag.
         suspended: bool,
-        /// The map that was looked at.
+        /// Resource version of the observed map.
         resource_version: String,
     },
-    /// The request to replace a pod is done.
-    ForgetReplace,
+    /// Removes the annotation that requested the replacement of a pod.
+    ClearReplaceAnnotation,
 }
 
-/// Decides what is done for `cluster`. `now` (RFC 3339) is the time of conditions that change.
-pub fn plan(cluster: &ValidatedCluster, observed: &Observed, offer: &Offer, now: &str) -> Plan {
-    if let Some(stalled) = evidence::stalled(cluster, observed) {
-        let status = report::stalled(cluster, observed, &stalled, now);
-        return Plan { objects: Vec::new(), actions: Vec::new(), status, requeue: AT_REST };
+/// Computes the plan for `cluster`. `now` (RFC 3339) is the transition time of changed conditions.
+pub fn plan(cluster: &ValidatedCluster, observed: &Observation, offer: &Offer, now: &str) -> Plan {
+    if let Some(stalled) = safety::stalled(cluster, observed) {
+        let status = cluster_status::stalled_status(cluster, observed, &stalled, now);
+        return Plan { objects: Vec::new(), actions: Vec::new(), status, requeue: IDLE_REQUEUE };
     }
-    let gpu = report::gpu(cluster, observed);
+    let gpu = cluster_status::gpu(cluster, observed);
     let on_gpu = gpu.devices > 0 || cluster.claims_gpu();
     let (worker, update) = revision::choose(cluster, observed.status.worker.as_ref(), offer, on_gpu);
     let copies = cluster.spec.replication_factor;
     let has_copies = observed.map.as_ref().is_some_and(|map| has_copies(map, copies));
     let inputs = Inputs {
-        cluster_id: evidence::cluster_id(cluster, observed),
+        cluster_id: safety::cluster_id(cluster, observed),
         worker,
         replicas: replicas(cluster, observed),
         max_unavailable: has_copies.into(),
@@ -130,53 +130,53 @@ pub fn plan(cluster: &ValidatedCluster, observed: &Observed, offer: &Offer, now:
         step.objects();
     }
     step.suspension();
-    let busy = step.replace_lost();
-    if !cluster.is_paused() && !busy {
-        let _ = step.replace_chosen() || step.shrink() || step.roll_out();
+    let replacing = step.replace_lost();
+    if !cluster.is_paused() && !replacing {
+        let _ = step.replace_requested() || step.shrink() || step.roll_out();
     }
     let Step { objects, actions, .. } = step;
     let changing = !objects.is_empty() || !actions.is_empty();
-    let status = report::status(cluster, observed, &inputs, update.as_ref(), &gpu, changing, now);
-    let requeue = if changing || !report::is_at_rest(&status) { BUSY } else { AT_REST };
+    let status = cluster_status::status(cluster, observed, &inputs, update.as_ref(), &gpu, changing, now);
+    let requeue = if changing || !cluster_status::is_idle(&status) { CHANGING_REQUEUE } else { IDLE_REQUEUE };
     Plan { objects, actions, status, requeue }
 }
 
-/// Returns the number of pods: what is asked for, but none goes, or stays away, that still holds something.
-fn replicas(cluster: &ValidatedCluster, observed: &Observed) -> u32 {
-    let wanted = cluster.spec.workers;
-    // A StatefulSet that is being made anew has left its pods: they count as much.
+/// Returns the number of pods: the desired number, or more while workers above it hold replicas.
+fn replicas(cluster: &ValidatedCluster, observed: &Observation) -> u32 {
+    let desired = cluster.spec.workers;
+    // While the StatefulSet is recreated, its orphaned pods count.
     let orphans = || observed.pods.iter().map(|pod| pod.ordinal + 1).max();
     let now = observed.set.as_ref().map(|set| set.replicas).or_else(orphans);
     match &observed.map {
         Some(map) if cluster.is_suspended() && map.suspended => 0,
         _ if cluster.is_suspended() => now.unwrap_or(0),
-        Some(map) => wanted.max(map.highest_holder().map_or(0, |ordinal| ordinal + 1)),
-        None => wanted.max(now.unwrap_or(0)),
+        Some(map) => desired.max(map.highest_replica_holder().map_or(0, |ordinal| ordinal + 1)),
+        None => desired.max(now.unwrap_or(0)),
     }
 }
 
-/// Returns what the workers were told first: each loads its share before it knows of another, and a number that changed meanwhile would
-/// leave partitions to nobody.
-fn bootstrap_workers(cluster: &ValidatedCluster, observed: &Observed) -> u32 {
-    let told = observed.objects.iter().find_map(|object| {
+/// Returns the number of workers that bootstrap the cluster. It must not change while the workers load their shares of the snapshot, or
+/// some partitions would not be loaded.
+fn bootstrap_workers(cluster: &ValidatedCluster, observed: &Observation) -> u32 {
+    let published = observed.objects.iter().find_map(|object| {
         let settings = object.pointer("/data")?.get(build::CONFIG_FILE)?.as_str()?;
         let settings: Value = serde_json::from_str(settings).ok()?;
         u32::try_from(settings[build::BOOTSTRAP_WORKERS].as_u64()?).ok()
     });
-    told.unwrap_or(cluster.spec.workers)
+    published.unwrap_or(cluster.spec.workers)
 }
 
-/// A plan while it is made.
+/// A plan under construction.
 struct Step<'a> {
     cluster: &'a ValidatedCluster,
-    observed: &'a Observed,
+    observed: &'a Observation,
     inputs: &'a Inputs,
     objects: Vec<Value>,
     actions: Vec<Action>,
 }
 
 impl Step<'_> {
-    /// Applies what is missing or differs, removes what is no longer wanted, and lets claims grow.
+    /// Applies missing and changed objects, deletes obsolete ones, and expands claims.
     fn objects(&mut self) {
         let desired = build::objects(self.cluster, self.inputs);
         let size =
@@ -190,7 +190,7 @@ impl Step<'_> {
             let found = self.observed.objects.iter().find(|found| same(found, object));
             match found {
                 Some(found) if covers(found, object) => {}
-                // The template of claims cannot change. Claims first: a crash in between finds them smaller than asked.
+                // Claim templates are immutable. Claims grow first, so that a crash in between does not lose the expansion.
                 Some(found) if !covers_field(found, object, "/spec/volumeClaimTemplates") => {
                     if growing.is_empty() {
                         self.actions.push(Action::OrphanSet { uid: text(found, "/metadata/uid") });
@@ -199,15 +199,15 @@ impl Step<'_> {
                 _ => self.objects.push(object.clone()),
             }
         }
-        let unwanted = self.observed.objects.iter().filter(|found| !desired.iter().any(|object| same(found, object)));
-        self.actions.extend(unwanted.map(|found| Action::DeleteObject {
+        let obsolete = self.observed.objects.iter().filter(|found| !desired.iter().any(|object| same(found, object)));
+        self.actions.extend(obsolete.map(|found| Action::DeleteObject {
             kind: text(found, "/kind"),
             name: text(found, "/metadata/name"),
             uid: text(found, "/metadata/uid"),
         }));
     }
 
-    /// Marks the map: before the pods go when all copies are in sync, and after they are back.
+    /// Sets the map's suspended flag once all replicas are in sync, before pods are deleted; clears it after they are back.
     fn suspension(&mut self) {
         let Some(map) = &self.observed.map else { return };
         let suspended = self.cluster.is_suspended();
@@ -219,23 +219,23 @@ impl Step<'_> {
     }
 
     fn replace_lost(&mut self) -> bool {
-        let lost = evidence::lost(self.cluster, self.observed);
+        let lost = safety::lost(self.cluster, self.observed);
         for pod in &lost {
             self.discard(pod, true);
         }
         !lost.is_empty()
     }
 
-    /// Replaces the pod that an annotation names; tells whether that is still going on.
-    fn replace_chosen(&mut self) -> bool {
+    /// Replaces the pod that an annotation names; returns whether that is in progress.
+    fn replace_requested(&mut self) -> bool {
         let Some(uid) = self.cluster.annotations.get(REPLACE) else { return false };
         let Some(pod) = self.observed.pods.iter().find(|pod| pod.uid == *uid) else {
-            self.actions.push(Action::ForgetReplace);
+            self.actions.push(Action::ClearReplaceAnnotation);
             return false;
         };
         let Some(map) = &self.observed.map else { return true };
         let copies = self.cluster.spec.replication_factor;
-        // Where every worker has a copy of everything, nobody can take over this one's: the others make it again afterwards.
+        // If every worker has a replica of every partition, none can take over this worker's replicas: they are re-replicated afterwards.
         let evacuate = copies == 1 || self.cluster.spec.workers > copies;
         let holds = if evacuate { map.copies(pod.ordinal) } else { map.primaries(pod.ordinal) };
         if holds > 0 || (!evacuate && !map.is_full(copies)) {
@@ -246,7 +246,7 @@ impl Step<'_> {
         true
     }
 
-    /// Empties the highest worker that is too many; tells whether that is still going on.
+    /// Evacuates the highest surplus worker; returns whether scaling down is in progress.
     fn shrink(&mut self) -> bool {
         let (workers, copies) = (self.cluster.spec.workers, self.cluster.spec.replication_factor);
         let Some(map) = &self.observed.map else { return false };
@@ -260,19 +260,19 @@ impl Step<'_> {
             }
             return true;
         }
-        // The claims of those that went, when nothing can need them any more.
-        let mut over = false;
+        // Claims of removed workers are deleted once all partitions are fully replicated.
+        let mut in_progress = false;
         for claim in self.observed.claims.iter().filter(|claim| claim.ordinal >= workers) {
-            over = true;
+            in_progress = true;
             let has_pod = self.observed.pods.iter().any(|pod| pod.ordinal == claim.ordinal);
             if !has_pod && map.copies(claim.ordinal) == 0 && map.is_full(copies) {
                 self.actions.push(Action::DeleteClaim { ordinal: claim.ordinal, uid: claim.uid.clone() });
             }
         }
-        over
+        in_progress
     }
 
-    /// Takes one worker with an old template away: the one that serves least, emptied of what it serves.
+    /// Restarts one worker with an outdated template: the one with the fewest primaries, after transferring them.
     fn roll_out(&mut self) -> bool {
         let (Some(map), Some(set)) = (&self.observed.map, &self.observed.set) else { return false };
         let strategy = self.cluster.spec.update_strategy.as_ref().and_then(|strategy| strategy.strategy);
@@ -287,8 +287,8 @@ impl Step<'_> {
         let load = |pod: &&PodView| (map.primaries(pod.ordinal), map.copies(pod.ordinal), pod.ordinal);
         let old = self.observed.pods.iter().filter(|pod| pod.revision != set.update_revision);
         let Some(pod) = old.min_by_key(load) else { return false };
-        // Each hand-over leaves a partition not activated for a moment: whoever is being emptied stays so until it goes, or what it
-        // has given away would come back. With one copy there is nobody to hand it to; the pod comes back with its disk.
+        // A transfer deactivates a partition for a moment, so the worker stays drained until it restarts, or its primaries would move back.
+        // With a single replica there is no transfer; the pod returns with its disk.
         if copies > 1 && (map.primaries(pod.ordinal) > 0 || !map.is_full(copies)) {
             self.drain(pod, false);
         } else if map.is_full(copies) {
@@ -301,7 +301,7 @@ impl Step<'_> {
         self.actions.push(Action::Drain { ordinal: pod.ordinal, uid: pod.uid.clone(), evacuate });
     }
 
-    /// Takes a pod and its disk away. The claim first: it goes when the pod has gone, and both are made anew together.
+    /// Deletes a pod and its disk. The claim comes first: it is removed with the pod, and both are recreated together.
     fn discard(&mut self, pod: &PodView, force: bool) {
         if let Some(claim) = self.observed.claims.iter().find(|claim| claim.ordinal == pod.ordinal) {
             self.actions.push(Action::DeleteClaim { ordinal: pod.ordinal, uid: claim.uid.clone() });
@@ -309,7 +309,7 @@ impl Step<'_> {
         self.actions.push(Action::DeletePod { ordinal: pod.ordinal, uid: pod.uid.clone(), force });
     }
 
-    /// Whether every pod that is wanted is there, ready and staying.
+    /// Returns whether every desired pod is ready and not terminating.
     fn all_ready(&self) -> bool {
         let is_up =
             |ordinal: u32| self.observed.pods.iter().any(|pod| pod.ordinal == ordinal && pod.ready && !pod.terminating);
@@ -317,12 +317,12 @@ impl Step<'_> {
     }
 }
 
-/// Whether every partition has `copies` copies in sync, whether or not somebody is just taking it over.
+/// Returns whether every partition has `copies` in-sync replicas, activated or not.
 fn has_copies(map: &MapView, copies: u32) -> bool {
     map.partitions.iter().all(|partition| partition.in_sync.len() >= copies as usize)
 }
 
-/// Whether `found` is the object that `desired` describes.
+/// Returns whether `found` is the object that `desired` describes.
 fn same(found: &Value, desired: &Value) -> bool {
     ["/kind", "/metadata/name"].iter().all(|path| found.pointer(path) == desired.pointer(path))
 }
@@ -335,7 +335,7 @@ fn covers_field(found: &Value, desired: &Value, path: &str) -> bool {
     }
 }
 
-/// Whether `found` has everything that `desired` says; it may have more, which others or defaults wrote.
+/// Returns whether `found` has every field of `desired`; it may have more, from defaults or other writers.
 pub(crate) fn covers(found: &Value, desired: &Value) -> bool {
     match (found, desired) {
         (Value::Object(found), Value::Object(desired)) => desired.iter().all(|(name, value)| {

@@ -1,85 +1,88 @@
-//! Whose turn it is: one run at a time changes a cluster, and the others wait in the order in which they were created, then by name.
+//! Queue of runs: one run at a time changes a cluster, the others wait in the order of creation, then of name.
 //!
-//! The workers hold to "one at a time" by themselves, whoever submits runs; the order is made here, where the objects are: a run is handed
-//! over when no other is before it, and one that is deleted, suspended, refused or done is before nobody.
+//! Workers enforce one run at a time; the operator determines the order: it submits a run when no other is ahead. Runs that are deleted,
+//! suspended, invalid or finished are not in the queue.
 
 use engram_api::MANAGED_BY;
 use engram_api::status::condition;
 use serde_json::Value;
 
-/// What the queue needs to know of a run.
+/// Sort key of a run in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// When the object was created, RFC 3339 in whole seconds of UTC: the text has the order of the time.
+pub struct QueueOrder {
+    /// Creation time, RFC 3339 in whole seconds of UTC, so that text order is time order.
     pub created: String,
-    /// Its name.
+    /// Name of the run.
     pub name: String,
 }
 
-impl Place {
-    /// Reads that of an object.
+impl QueueOrder {
+    /// Returns the key of an object.
     pub fn of(object: &Value) -> Self {
         let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
         Self { created: text("/metadata/creationTimestamp"), name: text("/metadata/name") }
     }
 }
 
-/// A run as the queue sees it.
+/// A run in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Its place.
-    pub place: Place,
+    /// Sort key.
+    pub order: QueueOrder,
     /// Name of its cluster.
     pub cluster: String,
-    /// Whether it has the turn, or was handed over to take it.
+    /// Whether it was submitted: submitted runs come first.
     pub is_handed_over: bool,
 }
 
 impl Run {
-    /// Reads a `LearnerRun`; `None` where it waits for no turn. `handed` says whether it was handed over a moment ago, and its status may
-    /// not say so yet.
-    pub fn of(object: &Value, handed: bool) -> Option<Self> {
+    /// Parses a `LearnerRun`; `None` if it is not in the queue. `submitted` is whether it was submitted, which its status may not show yet.
+    pub fn of(object: &Value, submitted: bool) -> Option<Self> {
         let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default();
         let is_foreign = !matches!(text("/spec/managedBy"), "" | MANAGED_BY);
         let is_gone = object.pointer("/metadata/deletionTimestamp").is_some();
         let phase = text("/status/phase");
         let is_over = matches!(phase, "Complete" | "Failed");
         let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
-        let is_refused = conditions
+        let is_invalid = conditions
             .is_some_and(|all| all.iter().any(|it| it["type"] == condition::ACCEPTED && it["status"] == "False"));
-        let is_handed_over = handed || phase == "Running";
-        let is_held = object.pointer("/spec/suspend") == Some(&Value::Bool(true)) && !is_handed_over;
-        if is_foreign || is_gone || is_over || is_refused || is_held || !needs_turn(object) {
+        let is_submitted = submitted || phase == "Running";
+        let is_suspended = object.pointer("/spec/suspend") == Some(&Value::Bool(true)) && !is_submitted;
+        if is_foreign || is_gone || is_over || is_invalid || is_suspended || !needs_turn(object) {
             return None;
         }
-        Some(Self { place: Place::of(object), cluster: text("/spec/clusterRef/name").to_owned(), is_handed_over })
+        Some(Self {
+            order: QueueOrder::of(object),
+            cluster: text("/spec/clusterRef/name").to_owned(),
+            is_handed_over: is_submitted,
+        })
     }
 
-    /// Whether this run is before `other`.
-    fn is_before(&self, other: &Place) -> bool {
-        self.place.name != other.name && (self.is_handed_over || self.place < *other)
+    /// Returns whether this run is ahead of `other`.
+    fn is_before(&self, other: &QueueOrder) -> bool {
+        self.order.name != other.name && (self.is_handed_over || self.order < *other)
     }
 }
 
-/// Whether a run changes its cluster: a snapshot does not.
+/// Returns whether a run changes its cluster: a snapshot does not.
 pub fn needs_turn(object: &Value) -> bool {
     object.pointer("/spec/kind").is_none_or(|kind| kind != "Snapshot")
 }
 
-/// Why a run waits.
+/// Queue position of a waiting run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// Runs before it.
+    /// Number of runs ahead.
     pub position: u32,
-    /// Name of the one that has the turn, or is to have it next.
+    /// Name of the run that is submitted or next.
     pub first: String,
 }
 
-/// Why the run at `place` waits for its turn at `cluster`; `None` where nobody is before it. `all` are the runs of its namespace.
-pub fn wait(all: &[Run], cluster: &str, place: &Place) -> Option<Wait> {
+/// Returns the position of the run at `order` in the queue of `cluster`; `None` if no run is ahead. `all` are the runs of its namespace.
+pub fn wait(all: &[Run], cluster: &str, place: &QueueOrder) -> Option<Wait> {
     let mut before: Vec<&Run> = all.iter().filter(|run| run.cluster == cluster && run.is_before(place)).collect();
-    before.sort_by_key(|run| (!run.is_handed_over, &run.place));
-    let first = before.first()?.place.name.clone();
+    before.sort_by_key(|run| (!run.is_handed_over, &run.order));
+    let first = before.first()?.order.name.clone();
     Some(Wait { position: u32::try_from(before.len()).unwrap_or(u32::MAX), first })
 }
 
@@ -104,27 +107,27 @@ mod tests {
     fn waits(objects: &[Value], handed: &[&str], name: &str) -> Option<(u32, String)> {
         let is_handed = |object: &Value| handed.iter().any(|name| object["metadata"]["name"] == *name);
         let all: Vec<Run> = objects.iter().filter_map(|object| Run::of(object, is_handed(object))).collect();
-        let own = objects.iter().find(|it| it["metadata"]["name"] == name).expect("it is there");
-        let found = wait(&all, "words", &Place::of(own));
-        found.map(|wait| (wait.position, wait.first))
+        let own = objects.iter().find(|it| it["metadata"]["name"] == name).expect("the run exists");
+        let position = wait(&all, "words", &QueueOrder::of(own));
+        position.map(|wait| (wait.position, wait.first))
     }
 
     #[test]
-    fn runs_wait_in_the_order_of_their_creation_then_of_their_names() {
+    fn runs_queue_by_creation_time_then_name() {
         let none = json!({});
         let all = [object("b", 1, &none), object("c", 0, &none), object("a", 1, &none)];
         assert_eq!(waits(&all, &[], "c"), None);
         assert_eq!(waits(&all, &[], "a"), Some((1, "c".into())));
         assert_eq!(waits(&all, &[], "b"), Some((2, "c".into())));
         assert_eq!(waits(&[all[0].clone(), all[2].clone()], &[], "a"), None, "c was deleted");
-        // Who has the turn keeps it, and everybody else knows who that is.
-        assert_eq!(waits(&all, &["b"], "b"), Some((2, "c".into())), "asked of nobody who was handed over");
+        // A submitted run comes first, whatever its creation time.
+        assert_eq!(waits(&all, &["b"], "b"), Some((2, "c".into())), "never asked for a submitted run");
         assert_eq!(waits(&all, &["b"], "c"), Some((1, "b".into())));
         assert_eq!(waits(&all, &["b"], "a"), Some((2, "b".into())));
     }
 
     #[test]
-    fn a_run_that_needs_no_turn_is_before_nobody() {
+    fn finished_suspended_and_foreign_runs_are_not_queued() {
         let phase = |phase: &str| json!({ "status": { "phase": phase } });
         let refused = json!({ "status": { "conditions": [{ "type": "Accepted", "status": "False" }] } });
         let suspended = json!({ "spec": { "suspend": true }, "status": { "phase": "Suspended" } });
@@ -140,7 +143,7 @@ mod tests {
         ] {
             assert_eq!(waits(&[object("a", 0, &more), object("b", 1, &json!({}))], &[], "b"), None, "{more}");
         }
-        // While it is on its way to be suspended it still has the turn.
+        // A run that is being suspended is still ahead.
         let stopping = json!({ "spec": { "suspend": true }, "status": { "phase": "Running" } });
         let others = [object("z", 5, &stopping), object("b", 1, &json!({}))];
         assert_eq!(waits(&others, &[], "b"), Some((1, "z".into())));

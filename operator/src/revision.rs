@@ -70,7 +70,7 @@ pub(crate) fn choose(
     let image = offer.image(&offer.version, on_gpu);
     let offered = WorkerRevision { image, template_revision: offer.template_revision };
     let pinned = pinned.map(|pinned| offer.kept(pinned, on_gpu));
-    let asked_image = asked(cluster, offer, pinned.as_ref(), on_gpu);
+    let asked_image = requested_image(cluster, offer, pinned.as_ref(), on_gpu);
     let Some(pinned) = pinned else {
         return (WorkerRevision { image: asked_image.unwrap_or(offered.image), ..offered }, None);
     };
@@ -90,15 +90,20 @@ pub(crate) fn choose(
 }
 
 /// The image that the spec names.
-fn asked(cluster: &ValidatedCluster, offer: &Offer, pinned: Option<&WorkerRevision>, on_gpu: bool) -> Option<String> {
-    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+fn requested_image(
+    cluster: &ValidatedCluster,
+    offer: &Offer,
+    pinned: Option<&WorkerRevision>,
+    on_gpu: bool,
+) -> Option<String> {
+    let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let of_version = |version: String| {
         // The program is the same in both: nobody is started anew for the other one.
         let plain = offer.image(&version, false);
         let runs = pinned.is_some_and(|pinned| pinned.image == plain);
         if runs { plain } else { offer.image(&version, on_gpu) }
     };
-    given(&cluster.spec.image).or_else(|| given(&cluster.spec.version).map(of_version))
+    non_empty(&cluster.spec.image).or_else(|| non_empty(&cluster.spec.version).map(of_version))
 }
 
 #[cfg(test)]

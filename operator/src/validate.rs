@@ -14,7 +14,7 @@ use crate::names::Names;
 /// Why a cluster is refused: the sentences that a person reads in its `Accepted` condition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct Refused {
+pub struct InvalidSpec {
     /// One sentence per problem, each with the field, what was found and what is allowed.
     pub message: String,
 }
@@ -61,7 +61,7 @@ impl ValidatedCluster {
     }
 
     /// The Secret with the certificate of its workers, where somebody else gives them one.
-    pub fn given_secret(&self) -> Option<String> {
+    pub fn provided_secret(&self) -> Option<String> {
         match self.spec.tls_mode() {
             TlsMode::Secret => self.spec.tls.as_ref()?.secret_name.clone(),
             TlsMode::CertManager => Some(self.names.certificate()),
@@ -96,14 +96,14 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
 /// # Errors
 ///
 /// All problems at once, in the order of the fields.
-pub fn validate(object: &Value) -> Result<ValidatedCluster, Refused> {
+pub fn validate(object: &Value) -> Result<ValidatedCluster, InvalidSpec> {
     let mut object = object.clone();
     crd::fill_defaults(&SCHEMA, &mut object);
     let manifest = parse_object(&object).map_err(|problems| {
         let sentences: Vec<&str> = problems.iter().map(|problem| problem.message()).collect();
-        Refused { message: sentences.join("; ") }
+        InvalidSpec { message: sentences.join("; ") }
     })?;
-    let cluster = manifest.cluster.ok_or_else(|| Refused { message: "kind is not LearnerCluster".into() })?;
+    let cluster = manifest.cluster.ok_or_else(|| InvalidSpec { message: "kind is not LearnerCluster".into() })?;
     let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
     let annotations = object.pointer("/metadata/annotations").cloned().unwrap_or_default();
     Ok(ValidatedCluster {

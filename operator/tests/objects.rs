@@ -1,7 +1,7 @@
-//! The objects of a cluster, as files that people read in a review, and as the API server's own types read them.
+//! Golden files of the generated objects, and round trips through the API's types.
 //!
-//! Write the files anew with `UPDATE_GOLDEN=1 cargo test -p engram-operator`, then read what changed: a change of a pod
-//! template under an old revision restarts everybody's workers.
+//! Update the files with `UPDATE_GOLDEN=1 cargo test -p engram-operator` and review the diff: changing the pod template of an existing
+//! revision restarts all workers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,13 +46,13 @@ fn inputs(gpus: u32) -> Inputs {
     }
 }
 
-/// Reads `object` into the API's type and writes it again: what the type does not know is lost on the way.
+/// Converts `object` to the API's type and back, which drops unknown fields.
 fn through<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
     let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object:#}"));
     serde_json::to_value(typed).expect("JSON")
 }
 
-/// Takes out what the types leave out when they write: empty lists and objects.
+/// Removes empty lists and objects, which the types do not serialize.
 fn without_empty(value: &Value) -> Value {
     match value {
         Value::Object(fields) => fields
@@ -110,8 +110,8 @@ fn check(case: &str, cluster: &ValidatedCluster, inputs: &Inputs) {
     std::fs::create_dir_all(&folder).expect("a folder");
     let mut names = Vec::new();
     let id = inputs.cluster_id.parse().expect("a cluster id");
-    let asked = certificate(cluster, &Name::shared_by_workers(&cluster.namespace, &cluster.names.cluster, id));
-    for object in objects(cluster, inputs).into_iter().chain(asked) {
+    let certificate = certificate(cluster, &Name::shared_by_workers(&cluster.namespace, &cluster.names.cluster, id));
+    for object in objects(cluster, inputs).into_iter().chain(certificate) {
         let read = match object["kind"].as_str().expect("a kind") {
             "StatefulSet" => through::<StatefulSet>(&object),
             "Service" => through::<Service>(&object),
@@ -138,12 +138,12 @@ fn check(case: &str, cluster: &ValidatedCluster, inputs: &Inputs) {
     }
     for entry in std::fs::read_dir(&folder).expect("a folder") {
         let file = entry.expect("an entry").file_name().to_string_lossy().into_owned();
-        assert!(names.contains(&file), "{case}/{file} is built by nobody: delete it");
+        assert!(names.contains(&file), "{case}/{file} is obsolete: delete it");
     }
 }
 
 #[test]
-fn objects_are_what_was_reviewed_and_what_the_api_server_knows() {
+fn generated_objects_match_golden_files_and_api_types() {
     check("plain", &cluster(&json!({ "workers": 3 })), &inputs(0));
     let everything = json!({
         "workers": 3,
@@ -178,17 +178,17 @@ fn objects_are_what_was_reviewed_and_what_the_api_server_knows() {
     let secured = json!({ "workers": 3, "tls": { "mode": "Auto", "certificateLifetime": "1h" } });
     check("with-certificates", &cluster(&secured), &inputs(0));
     let given = json!({ "workers": 3, "tls": { "mode": "Secret", "secretName": "words-tls" } });
-    check("with-given-certificates", &cluster(&given), &inputs(0));
+    check("with-provided-certificates", &cluster(&given), &inputs(0));
     let asked = json!({
         "workers": 3,
-        "tls": { "mode": "CertManager", "issuerRef": { "name": "our-authority" }, "certificateLifetime": "90d" },
+        "tls": { "mode": "CertManager", "issuerRef": { "name": "our-ca" }, "certificateLifetime": "90d" },
     });
     check("with-certificates-of-cert-manager", &cluster(&asked), &inputs(0));
     check("deleted-with-cluster", &cluster(&kept), &inputs(0));
 }
 
 #[test]
-fn a_spec_that_is_wrong_is_refused_with_all_its_problems() {
+fn an_invalid_spec_is_rejected_with_all_problems() {
     let object = json!({
         "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": "words" },
         "spec": {

@@ -1,27 +1,27 @@
-//! What must hold of every plan, in worlds made by chance, and the stories of single decisions.
+//! Property tests of plans in a simulated world, and tests of single decisions.
 //!
-//! The world is a StatefulSet controller, workers that copy data, and an API server, all of them values.
+//! The world simulates the StatefulSet controller, re-replicating workers, and an API server, as values.
 
 use std::collections::BTreeMap;
 
 use engram_api::status::{ClusterPhase, Truth, condition};
-use engram_coordinator::{Bootstrapping, GpuTrouble};
+use engram_coordinator::{BootstrapProgress, GpuFault};
 use engram_memory::Ordinal;
 use engram_operator::{
-    Action, Claim, MapView, Observed, Offer, PartitionView, Plan, PodView, SetView, Steering, ValidatedCluster, plan,
-    steer, validate,
+    Action, ClaimView, CoordinatorGoal, MapView, Observation, Offer, PartitionView, Plan, PodView, SetView,
+    ValidatedCluster, coordinator_goal, plan, validate,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const PARTITIONS: u32 = 8;
-/// What the first UID gives.
+/// Cluster id derived from the object's UID.
 const CLUSTER_ID: &str = "0f6c1d528a534a0a9d1e2f8f5f0f7a11";
 const NOW: &str = "2026-11-21T09:00:00Z";
 
 struct World {
     object: Value,
-    observed: Observed,
+    observed: Observation,
     offer: Offer,
     pods_made: u32,
 }
@@ -37,13 +37,13 @@ impl World {
             },
             "spec": { "workers": workers, "replicationFactor": copies, "gpu": { "mode": "Disabled" } },
         });
-        Self { object, observed: Observed::default(), offer: Offer::new("registry/worker", "1"), pods_made: 0 }
+        Self { object, observed: Observation::default(), offer: Offer::new("registry/worker", "1"), pods_made: 0 }
     }
 
-    /// A world at rest.
-    fn settled(workers: u32, copies: u32) -> Self {
+    /// An idle world.
+    fn idle(workers: u32, copies: u32) -> Self {
         let mut world = Self::new(workers, copies);
-        world.rest();
+        world.run_until_idle();
         world
     }
 
@@ -65,7 +65,7 @@ impl World {
         self.observed.map.as_mut().expect("a map")
     }
 
-    /// Does what the plan says, and checks after each step that no partition has lost more than one copy.
+    /// Applies the plan, and checks after each step that no partition has lost more than one replica.
     fn apply(&mut self, plan: Plan) {
         for object in plan.objects {
             let same = |found: &Value| {
@@ -121,14 +121,14 @@ impl World {
                 self.observed.pods.retain(|pod| pod.uid != uid);
                 for partition in &mut self.map().partitions {
                     if partition.in_sync.len() > 1 {
-                        assert_ne!(partition.primary, ordinal, "it was emptied of what it serves");
+                        assert_ne!(partition.primary, ordinal, "it was drained");
                         partition.in_sync.retain(|member| *member != ordinal);
                     }
                 }
             }
             Action::DeleteClaim { ordinal, uid } => {
                 for partition in self.map().partitions.iter().filter(|it| it.in_sync.contains(&ordinal)) {
-                    assert!(partition.in_sync.len() > 1 && partition.primary != ordinal, "its data is elsewhere too");
+                    assert!(partition.in_sync.len() > 1 && partition.primary != ordinal, "its data is replicated elsewhere");
                 }
                 self.observed.claims.retain(|claim| claim.uid != uid);
             }
@@ -138,7 +138,7 @@ impl World {
                 });
             }
             Action::MarkSuspended { suspended, .. } => self.map().suspended = suspended,
-            Action::ForgetReplace => self.object["metadata"]["annotations"] = json!({}),
+            Action::ClearReplaceAnnotation => self.object["metadata"]["annotations"] = json!({}),
         }
     }
 
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// The StatefulSet controller makes and removes pods.
+    /// Simulates the StatefulSet controller: creates and deletes pods.
     fn pods(&mut self) {
         let Some(set) = self.observed.set.clone() else { return };
         self.observed.pods.retain(|pod| pod.ordinal < set.replicas);
@@ -162,7 +162,7 @@ impl World {
         for ordinal in 0..set.replicas {
             if !self.observed.claims.iter().any(|claim| claim.ordinal == ordinal) {
                 let uid = format!("claim-{ordinal}-{}", self.pods_made);
-                self.observed.claims.push(Claim {
+                self.observed.claims.push(ClaimView {
                     ordinal,
                     uid,
                     size_bytes: size.as_bytes(),
@@ -183,8 +183,8 @@ impl World {
         }
     }
 
-    /// Workers make the copies that are missing.
-    fn copies(&mut self) {
+    /// Simulates the workers: re-replicates partitions.
+    fn re_replicate(&mut self) {
         let copies = self.object["spec"]["replicationFactor"].as_u64().expect("a number") as usize;
         let mut live: Vec<u32> = self.observed.pods.iter().map(|pod| pod.ordinal).collect();
         live.sort_unstable();
@@ -204,7 +204,7 @@ impl World {
                 })
                 .collect(),
         });
-        // Every worker has the first disk of its place, and these were numbered in their order.
+        // Every worker has its first store; numbers are in the order of ordinals.
         map.stores.extend(live.iter().map(|ordinal| (*ordinal, ordinal + 10)));
         for partition in &mut map.partitions {
             for ordinal in &live {
@@ -215,8 +215,8 @@ impl World {
         }
     }
 
-    /// Goes on until nothing is left to do.
-    fn rest(&mut self) {
+    /// Applies plans until nothing is left to do.
+    fn run_until_idle(&mut self) {
         for _ in 0..300 {
             let plan = self.plan();
             let done = plan.objects.is_empty() && plan.actions.is_empty() && plan.status == self.observed.status;
@@ -225,13 +225,13 @@ impl World {
                 return;
             }
             self.pods();
-            self.copies();
+            self.re_replicate();
         }
-        panic!("no rest after 300 plans: {:?}", self.plan());
+        panic!("not idle after 300 plans: {:?}", self.plan());
     }
 
     fn truth(&self, kind: &str) -> Truth {
-        self.observed.status.conditions.iter().find(|known| known.kind == kind).expect("the condition").status
+        self.observed.status.conditions.iter().find(|it| it.kind == kind).expect("the condition").status
     }
 }
 
@@ -264,12 +264,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn no_partition_loses_more_than_one_copy_and_all_comes_to_rest(
+    fn partitions_lose_at_most_one_replica_and_the_cluster_becomes_idle(
         workers in 3..7_u32,
         copies in 1..4_u32,
         events in proptest::collection::vec(event(), 0..40),
     ) {
-        let mut world = World::settled(workers, copies);
+        let mut world = World::idle(workers, copies);
         let mut size = 50;
         for event in events {
             match event {
@@ -280,7 +280,7 @@ proptest! {
                     world.apply(plan);
                 }
                 Event::Pods => world.pods(),
-                Event::Copies => world.copies(),
+                Event::Copies => world.re_replicate(),
                 Event::Image(tag) => world.spec("image", format!("a/b:{tag}").into()),
                 Event::Workers(workers) => world.spec("workers", workers.into()),
                 Event::Replace(index) => {
@@ -297,7 +297,7 @@ proptest! {
             world.check();
         }
         world.spec("suspend", false.into());
-        world.rest();
+        world.run_until_idle();
         let cluster = world.cluster();
         let set = world.observed.set.clone().expect("a set");
         prop_assert_eq!(world.observed.pods.len(), cluster.spec.workers as usize);
@@ -309,8 +309,8 @@ proptest! {
 }
 
 #[test]
-fn a_rollout_begins_with_the_worker_that_serves_least() {
-    let mut world = World::settled(3, 2);
+fn a_rollout_starts_with_the_worker_with_the_fewest_primaries() {
+    let mut world = World::idle(3, 2);
     for (id, partition) in world.map().partitions.iter_mut().enumerate() {
         let primary = [0, 0, 0, 2, 2, 1, 0, 2][id];
         *partition = PartitionView { primary, in_sync: vec![primary, (primary + 1) % 3], ..partition.clone() };
@@ -323,7 +323,7 @@ fn a_rollout_begins_with_the_worker_that_serves_least() {
     };
     let plan = world.plan();
     assert_eq!(drained(&plan), 1);
-    // Somebody is just taking a partition over: nothing comes back to it, and it does not go yet either.
+    // During a leadership transfer the worker stays drained and is not restarted yet.
     world.map().partitions[5].activated = false;
     assert_eq!(drained(&world.plan()), 1);
     world.apply(plan);
@@ -335,102 +335,107 @@ fn a_rollout_begins_with_the_worker_that_serves_least() {
     let disks: Vec<_> = plan.status.members.iter().map(|member| (member.name.as_str(), member.store)).collect();
     assert_eq!(disks, [("words-worker-0", Some(10)), ("words-worker-1", Some(11)), ("words-worker-2", Some(12))]);
     world.apply(plan);
-    assert!(world.plan().actions.is_empty(), "the others wait for its copies");
+    assert!(world.plan().actions.is_empty(), "the other workers wait for re-replication");
 }
 
 #[test]
-fn a_chosen_worker_whose_copies_nobody_else_can_take_goes_when_it_serves_nothing() {
-    let mut world = World::settled(3, 3);
+fn a_worker_whose_replicas_cannot_move_is_replaced_once_it_has_no_primaries() {
+    let mut world = World::idle(3, 3);
     let uid = world.observed.pods[1].uid.clone();
     world.object["metadata"]["annotations"] = json!({ "engram.dev/replace": uid });
     let plan = world.plan();
     assert!(matches!(plan.actions[..], [Action::Drain { ordinal: 1, evacuate: false, .. }]), "{:?}", plan.actions);
     world.apply(plan);
-    world.rest();
-    assert!(world.observed.pods.iter().all(|pod| pod.uid != uid), "another one is in its place");
+    world.run_until_idle();
+    assert!(world.observed.pods.iter().all(|pod| pod.uid != uid), "the pod was replaced");
 }
 
 #[test]
-fn a_new_operator_restarts_nobody_until_it_is_asked() {
-    let mut world = World::settled(3, 2);
+fn a_new_operator_restarts_no_worker_before_an_upgrade_is_requested() {
+    let mut world = World::idle(3, 2);
     world.offer = Offer { template_revision: 2, ..Offer::new("registry/worker", "2") };
     let plan = world.plan();
     assert!(plan.objects.is_empty() && plan.actions.is_empty(), "{plan:?}");
     world.apply(plan);
     assert_eq!(world.truth(condition::UPDATE_AVAILABLE), Truth::True);
     world.spec("upgrade", "Auto".into());
-    world.rest();
+    world.run_until_idle();
     let worker = world.observed.status.worker.clone().expect("a worker");
     assert_eq!((worker.image.as_str(), worker.template_revision), ("registry/worker:2", 2));
     assert_eq!(world.truth(condition::UPDATE_AVAILABLE), Truth::False);
 }
 
 #[test]
-fn a_lost_node_costs_a_claim_only_when_all_its_copies_are_elsewhere() {
+fn claims_of_a_lost_node_are_deleted_only_if_fully_replicated_elsewhere() {
     let lose = |world: &mut World, ordinal: usize, for_ms| world.observed.pods[ordinal].node_lost_for_ms = Some(for_ms);
-    let mut world = World::settled(4, 2);
+    let mut world = World::idle(4, 2);
     lose(&mut world, 3, 400_000);
-    assert!(world.plan().actions.is_empty(), "it still holds copies");
+    assert!(world.plan().actions.is_empty(), "it still holds replicas");
     for partition in &mut world.map().partitions {
         *partition = PartitionView { primary: 0, in_sync: vec![0, 1], ..partition.clone() };
     }
     let replaced = world.plan().actions;
     assert!(matches!(replaced[..], [Action::DeleteClaim { .. }, Action::DeletePod { ordinal: 3, force: true, .. }]));
     lose(&mut world, 3, 200_000);
-    assert!(world.plan().actions.is_empty(), "it is waited for");
+    assert!(world.plan().actions.is_empty(), "the node may still return");
     lose(&mut world, 3, 400_000);
     lose(&mut world, 2, 400_000);
-    assert!(world.plan().actions.is_empty(), "half of all workers are silent: the network is the likelier culprit");
+    assert!(world.plan().actions.is_empty(), "half of all workers are unreachable: a mass failure");
     world.observed.pods[2].node_lost_for_ms = None;
     world.spec("storage", json!({ "size": "50Gi", "onNodeLoss": { "action": "Wait" } }));
     assert!(!world.plan().actions.iter().any(|action| matches!(action, Action::DeleteClaim { .. })));
 }
 
 #[test]
-fn a_cluster_that_cannot_begin_from_its_snapshot_yet_is_coordinated_on() {
-    let mut world = World::settled(3, 2);
+fn a_cluster_whose_bootstrap_fails_is_still_coordinated() {
+    let mut world = World::idle(3, 2);
     world.observed.map = None;
     world.observed.claims.clear();
     let problem = Some((Ordinal(1), "ENG-0510".to_owned(), "the storage does not answer".to_owned()));
     world.observed.bootstrapping =
-        Some(Bootstrapping { loaded: 0, workers: 3, done_bytes: 0, total_bytes: 0, problem });
+        Some(BootstrapProgress { loaded: 0, workers: 3, done_bytes: 0, total_bytes: 0, problem });
     let plan = world.plan();
-    let stalled = plan.status.conditions.iter().find(|known| known.kind == condition::STALLED).expect("Stalled");
-    assert_eq!(stalled.status, Truth::True, "people are told");
-    assert!(steer(&world.cluster(), &world.observed, &plan).is_some(), "and it is tried again");
+    let stalled = plan.status.conditions.iter().find(|it| it.kind == condition::STALLED).expect("Stalled");
+    assert_eq!(stalled.status, Truth::True, "the problem is reported");
+    assert!(coordinator_goal(&world.cluster(), &world.observed, &plan).is_some(), "bootstrap is retried");
 }
 
 #[test]
-fn a_map_that_is_missing_beside_data_stops_everything() {
-    let mut world = World::settled(3, 2);
+fn a_missing_map_with_existing_data_stalls_the_cluster() {
+    let mut world = World::idle(3, 2);
     world.spec("image", "a/b:2".into());
     let map = world.observed.map.take();
     let plan = world.plan();
     assert!(plan.objects.is_empty() && plan.actions.is_empty());
     assert_eq!(plan.status.phase, Some(ClusterPhase::Stalled));
-    let stalled = plan.status.conditions.iter().find(|known| known.kind == condition::STALLED).expect("Stalled");
-    assert_eq!((stalled.status, stalled.reason.as_str()), (Truth::True, "MapMissing"));
+    let stalled = plan.status.conditions.iter().find(|it| it.kind == condition::STALLED).expect("Stalled");
+    assert_eq!((stalled.status, stalled.reason.as_str()), (Truth::True, "PartitionMapMissing"));
     assert!(stalled.message.contains("partition rebuild-map"), "{}", stalled.message);
-    let steering = steer(&world.cluster(), &world.observed, &plan).expect("somebody judges an order to make it anew");
-    assert!(steering.had_map && steering.emptied.is_empty(), "and writes no first map");
+    let last =
+        coordinator_goal(&world.cluster(), &world.observed, &plan).expect("the map can be rebuilt");
+    assert!(last.had_map && last.evacuating.is_empty(), "no initial map is created");
 
-    // The same volumes under a new LearnerCluster of the name: without a map they are another cluster's, with it ours.
+    // The same volumes under a new LearnerCluster of the same name: foreign without a map, adopted with it.
     world.observed.status = Default::default();
     world.object["metadata"]["uid"] = "ffffffff-8a53-4a0a-9d1e-2f8f5f0f7a11".into();
     assert_eq!(world.plan().status.phase, Some(ClusterPhase::Stalled));
-    assert_eq!(steer(&world.cluster(), &world.observed, &world.plan()), None, "whose workers these are nobody knows");
+    assert_eq!(
+        coordinator_goal(&world.cluster(), &world.observed, &world.plan()),
+        None,
+        "the origin of the data is unknown"
+    );
     world.observed.map = map;
     let adopted = world.plan().status;
     assert_eq!(adopted.cluster_id.as_deref(), Some(CLUSTER_ID));
     world.observed.claims[1].cluster_id = Some("00".into());
     let foreign = world.plan().status;
-    let stalled = foreign.conditions.iter().find(|known| known.kind == condition::STALLED).expect("Stalled");
+    let stalled = foreign.conditions.iter().find(|it| it.kind == condition::STALLED).expect("Stalled");
     assert_eq!(stalled.reason, "ForeignVolume");
 }
 
 #[test]
-fn a_paused_cluster_is_left_alone_and_still_reported() {
-    let mut world = World::settled(3, 2);
+fn a_paused_cluster_is_not_changed_and_still_reported() {
+    let mut world = World::idle(3, 2);
     world.spec("paused", true.into());
     world.spec("image", "a/b:2".into());
     world.spec("workers", 5.into());
@@ -441,92 +446,92 @@ fn a_paused_cluster_is_left_alone_and_still_reported() {
 }
 
 #[test]
-fn devices_are_decided_about_once_per_generation() {
+fn gpus_are_decided_once_per_generation() {
     let mut world = World::new(3, 2);
     world.spec("gpu", json!({ "mode": "Auto" }));
     world.observed.gpu_offered = Some(false);
-    world.rest();
+    world.run_until_idle();
     world.observed.gpu_offered = Some(true);
-    assert!(world.plan().objects.is_empty(), "a node that comes moves nobody");
+    assert!(world.plan().objects.is_empty(), "a new node moves no pod");
     world.spec("gpu", json!({ "mode": "Auto", "count": 2 }));
-    let asked = world.plan().objects.iter().any(|object| object.to_string().contains(r#""nvidia.com/gpu":"2""#));
-    assert!(asked);
+    let requests_gpus = world.plan().objects.iter().any(|object| object.to_string().contains(r#""nvidia.com/gpu":"2""#));
+    assert!(requests_gpus);
     let reasons: BTreeMap<_, _> = world.plan().status.conditions.into_iter().map(|it| (it.kind, it.reason)).collect();
-    assert_eq!(reasons[condition::GPU_AVAILABLE], "Offered");
+    assert_eq!(reasons[condition::GPU_AVAILABLE], "GpuNodesAvailable");
 }
 
 #[test]
-fn a_gpu_that_is_not_used_is_told_and_moves_nobody() {
+fn an_unused_gpu_is_reported_and_moves_no_pod() {
     let of = |world: &World| {
         let conditions = world.plan().status.conditions;
-        conditions.into_iter().find(|it| it.kind == condition::GPU_AVAILABLE).expect("it is told")
+        conditions.into_iter().find(|it| it.kind == condition::GPU_AVAILABLE).expect("the condition")
     };
-    let trouble = |given_up: bool, why: &str| GpuTrouble { given_up, why: why.into() };
+    let fault = |was_in_use: bool, why: &str| GpuFault { was_in_use, reason: why.into() };
     let mut world = World::new(3, 2);
     world.spec("gpu", json!({ "mode": "Auto" }));
-    world.observed.gpu_troubles = [(1, trouble(false, "there is no CUDA driver"))].into();
+    world.observed.gpu_problems = [(1, fault(false, "there is no CUDA driver"))].into();
     world.observed.gpu_offered = Some(false);
-    assert_eq!(of(&world).reason, "NotOffered", "its pod was given none");
+    assert_eq!(of(&world).reason, "NoGpuNodes", "its pod has no GPU");
     world.observed.gpu_offered = Some(true);
-    world.rest();
-    let told = of(&world);
-    assert_eq!((told.status, told.reason.as_str()), (Truth::True, "Offered"), "its pod has none yet");
+    world.run_until_idle();
+    let condition = of(&world);
+    assert_eq!((condition.status, condition.reason.as_str()), (Truth::True, "GpuNodesAvailable"), "its pod has none yet");
     world.observed.pods.iter_mut().for_each(|pod| pod.has_devices = true);
-    let told = of(&world);
-    assert_eq!((told.status, told.reason.as_str()), (Truth::False, "GpuNotUsed"));
-    assert!(told.message.starts_with("worker 1: there is no CUDA driver; "), "{}", told.message);
-    world.observed.gpu_troubles.insert(2, trouble(true, "H100 was given up: the device failed"));
-    let told = of(&world);
-    assert_eq!(told.reason, "GpuGivenUp");
-    assert!(told.message.contains("; worker 2: H100 was given up"), "{}", told.message);
-    assert!(world.plan().objects.is_empty(), "pods keep what they were given");
-    world.observed.gpu_troubles.clear();
-    assert_eq!((of(&world).status, of(&world).reason.as_str()), (Truth::True, "Offered"));
+    let condition = of(&world);
+    assert_eq!((condition.status, condition.reason.as_str()), (Truth::False, "GpuUnusable"));
+    assert!(condition.message.starts_with("worker 1: there is no CUDA driver; "), "{}", condition.message);
+    world.observed.gpu_problems.insert(2, fault(true, "H100 failed"));
+    let condition = of(&world);
+    assert_eq!(condition.reason, "GpuFailed");
+    assert!(condition.message.contains("; worker 2: H100 failed"), "{}", condition.message);
+    assert!(world.plan().objects.is_empty(), "pods keep their GPUs");
+    world.observed.gpu_problems.clear();
+    assert_eq!((of(&world).status, of(&world).reason.as_str()), (Truth::True, "GpuNodesAvailable"));
 
     let mut world = World::new(9, 2);
     world.spec("gpu", json!({ "mode": "Required" }));
-    world.rest();
+    world.run_until_idle();
     world.observed.pods.iter_mut().for_each(|pod| pod.has_devices = true);
-    world.observed.gpu_troubles = (0..9).map(|ordinal| (ordinal, trouble(true, "lost"))).collect();
+    world.observed.gpu_problems = (0..9).map(|ordinal| (ordinal, fault(true, "lost"))).collect();
     assert!(of(&world).message.contains("worker 3: lost; and 5 more; "), "{}", of(&world).message);
     world.spec("gpu", json!({ "mode": "Disabled" }));
     assert_eq!(of(&world).reason, "Disabled");
 }
 
 #[test]
-fn a_coordinator_is_told_what_the_plan_rests_on_and_nothing_where_silence_is_meant() {
-    let told = |world: &World| steer(&world.cluster(), &world.observed, &world.plan());
-    let mut world = World::settled(3, 2);
-    assert_eq!(told(&world), Some(Steering { workers: 3, ..Steering::default() }));
+fn the_coordinator_goal_follows_the_plan_and_is_none_while_suspended() {
+    let goal = |world: &World| coordinator_goal(&world.cluster(), &world.observed, &world.plan());
+    let mut world = World::idle(3, 2);
+    assert_eq!(goal(&world), Some(CoordinatorGoal { workers: 3, ..CoordinatorGoal::default() }));
     world.spec("workers", 4.into());
-    assert_eq!(told(&world).expect("coordinated").workers, 4);
+    assert_eq!(goal(&world).expect("coordinated").workers, 4);
 
-    // Emptied until the pod has gone, also when nothing is left on it: or its disk would be filled again before it goes.
-    let mut world = World::settled(3, 2);
+    // Evacuated until the pod is deleted, since its disk would otherwise be filled again.
+    let mut world = World::idle(3, 2);
     let uid = world.observed.pods[1].uid.clone();
     world.object["metadata"]["annotations"] = json!({ "engram.dev/replace": uid });
-    assert_eq!(told(&world).expect("coordinated").emptied, [1].into());
+    assert_eq!(goal(&world).expect("coordinated").evacuating, [1].into());
     for partition in &mut world.map().partitions {
         *partition = PartitionView { primary: 0, in_sync: vec![0, 2], activated: true, ..PartitionView::default() };
     }
     world.observed.pods[1].terminating = true;
-    let steering = told(&world).expect("coordinated");
-    assert_eq!((steering.emptied, steering.relieved), ([1].into(), [1].into()));
+    let last = goal(&world).expect("coordinated");
+    assert_eq!((last.evacuating, last.without_primaries), ([1].into(), [1].into()));
 
-    let mut world = World::settled(3, 2);
+    let mut world = World::idle(3, 2);
     world.spec("image", "a/b:2".into());
     let plan = world.plan();
     world.apply(plan);
-    assert_eq!(told(&world).expect("coordinated").relieved.len(), 1, "one worker at a time leads nothing");
+    assert_eq!(goal(&world).expect("coordinated").without_primaries.len(), 1, "one worker at a time is drained");
 
-    let mut world = World::settled(3, 2);
+    let mut world = World::idle(3, 2);
     world.spec("suspend", true.into());
-    assert!(told(&world).is_some(), "the copies come into sync first");
+    assert!(goal(&world).is_some(), "replicas are synchronized first");
     world.map().suspended = true;
-    assert_eq!(told(&world), None, "pods that go on purpose have not failed");
-    let mut world = World::settled(3, 2);
+    assert_eq!(goal(&world), None, "pods of a suspended cluster have not failed");
+    let mut world = World::idle(3, 2);
     world.observed.map = None;
-    assert!(told(&world).is_none_or(|steering| steering.had_map), "no first map is made beside data");
+    assert!(goal(&world).is_none_or(|goal| goal.had_map), "no initial map is created if data exists");
     world.observed.claims[0].cluster_id = Some("00".into());
-    assert_eq!(told(&world), None, "and nobody judges of data that may be another's");
+    assert_eq!(goal(&world), None, "foreign data is not coordinated");
 }

@@ -1,7 +1,6 @@
-//! Every rule of the definitions refuses what it should and takes what it may, and the checker says the same.
+//! Every validation rule of the CustomResourceDefinitions rejects and accepts its examples, and the Rust validation agrees.
 //!
-//! The rules run without a server, by the library that restates the API server's language. The suite `rules` of the Kubernetes tests asks an API
-//! server the same.
+//! CEL rules are evaluated by a library, without an API server. The suite `rules` of the Kubernetes tests repeats this with an API server.
 
 #[path = "rules/examples.rs"]
 mod examples;
@@ -15,7 +14,7 @@ fn schema(plural: &str) -> Value {
     crd::definition(plural).expect("a kind")["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 }
 
-/// Messages of the rules that refuse `new`.
+/// Messages of the rules that reject `new`.
 fn refusals(plural: &str, new: &Value, old: Option<&Value>) -> Vec<String> {
     match Validator::new().validate(&schema(plural), new, old) {
         Ok(()) => Vec::new(),
@@ -24,14 +23,14 @@ fn refusals(plural: &str, new: &Value, old: Option<&Value>) -> Vec<String> {
 }
 
 #[test]
-fn every_rule_refuses_and_takes_and_the_checker_agrees() {
+fn rules_reject_and_accept_their_examples_as_the_checker_does() {
     for Row { plural, message, refused, taken } in ROWS {
         let bad = object(plural, refused);
         let found = refusals(plural, &bad, None);
         assert!(found.iter().any(|found| found.starts_with(message)), "{refused}: {message}: {found:?}");
         let good = object(plural, taken);
         assert_eq!(refusals(plural, &good, None), [""; 0], "{taken}");
-        assert!(parse_object(&bad).is_err(), "the checker takes {refused}");
+        assert!(parse_object(&bad).is_err(), "the checker accepts {refused}");
         if let Err(problems) = parse_object(&good) {
             panic!("{taken}: {}", problems.render(false));
         }
@@ -45,7 +44,7 @@ fn every_rule_refuses_and_takes_and_the_checker_agrees() {
 }
 
 #[test]
-fn no_rule_of_the_definitions_is_without_an_example() {
+fn every_rule_has_an_example() {
     fn rules(schema: &Value, found: &mut Vec<String>) {
         match schema {
             Value::Object(fields) => {

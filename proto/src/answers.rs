@@ -1,4 +1,4 @@
-//! Outcomes, quality, histograms, identities: to the wire and back.
+//! Conversions of outcomes, quality vectors, histograms and identities to and from wire messages.
 
 use crate::v1;
 use engram_memory::outcome::MAX_REJECTIONS;
@@ -7,13 +7,13 @@ use engram_memory::{
     QualityVector, Rejection, RejectionReason, RunId, SessionId, StoreId, Term,
 };
 
-/// A message that no worker or client of this version sends.
+/// Error for a message that no worker or client of this version sends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("malformed {field}: {why}")]
 pub struct Malformed {
-    /// Field of the message.
+    /// Name of the message field.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// Required form of the field.
     pub why: &'static str,
 }
 
@@ -21,7 +21,7 @@ fn malformed(field: &'static str, why: &'static str) -> Malformed {
     Malformed { field, why }
 }
 
-/// A 16-byte identity as it travels, big-endian.
+/// Encodes an identity as 16 bytes, big-endian.
 pub fn identity(value: u128) -> bytes::Bytes {
     value.to_be_bytes().to_vec().into()
 }
@@ -30,26 +30,26 @@ fn identity_from(field: &'static str, bytes: &[u8]) -> Result<u128, Malformed> {
     bytes.try_into().map(u128::from_be_bytes).map_err(|_| malformed(field, "16 bytes, big-endian"))
 }
 
-/// Reads a cluster id.
+/// Decodes a cluster id.
 ///
 /// # Errors
-/// Not 16 bytes.
+/// The field does not have 16 bytes.
 pub fn cluster_id(bytes: &[u8]) -> Result<ClusterId, Malformed> {
     identity_from("cluster", bytes).map(ClusterId)
 }
 
-/// Reads a run id.
+/// Decodes a run id.
 ///
 /// # Errors
-/// Not 16 bytes.
+/// The field does not have 16 bytes.
 pub fn run_id(bytes: &[u8]) -> Result<RunId, Malformed> {
     identity_from("run", bytes).map(RunId)
 }
 
-/// Reads a 128-bit digest.
+/// Decodes a 128-bit digest.
 ///
 /// # Errors
-/// Not 16 bytes.
+/// The field does not have 16 bytes.
 pub fn digest(bytes: &[u8]) -> Result<engram_memory::Digest, Malformed> {
     identity_from("digest", bytes).map(engram_memory::Digest)
 }
@@ -85,13 +85,13 @@ impl From<v1::Session> for SessionId {
 }
 
 impl v1::PartitionVersion {
-    /// Where a partition stands.
+    /// Creates the version of a partition from its term and log position.
     pub const fn of(partition: PartitionId, term: Term, lsn: Lsn) -> Self {
         Self { partition: partition.0, term: term.0, lsn: lsn.0, lag_ms: None }
     }
 }
 
-/// An outcome as it travels; quality and digest have messages of their own.
+/// Encodes an outcome. Quality and digest have their own messages.
 impl From<&Outcome> for v1::Outcome {
     fn from(outcome: &Outcome) -> Self {
         Self {
@@ -128,7 +128,7 @@ impl TryFrom<v1::Outcome> for Outcome {
     }
 }
 
-/// A quality vector as it travels.
+/// Encodes a quality vector.
 pub fn quality_to_wire(quality: &QualityVector) -> Vec<v1::GroupQuality> {
     let group = |(group, quality): &(Group, GroupQuality)| v1::GroupQuality {
         group: u32::from(group.0),
@@ -140,10 +140,10 @@ pub fn quality_to_wire(quality: &QualityVector) -> Vec<v1::GroupQuality> {
     quality.groups().iter().map(group).collect()
 }
 
-/// Reads a quality vector.
+/// Decodes a quality vector.
 ///
 /// # Errors
-/// Not the quality of any set of memories.
+/// Counts, sums and extremes contradict each other, or groups do not ascend.
 pub fn quality_from_wire(from: &[v1::GroupQuality]) -> Result<QualityVector, Malformed> {
     let groups = from.iter().map(|entry| {
         let quality = GroupQuality {
@@ -158,27 +158,27 @@ pub fn quality_from_wire(from: &[v1::GroupQuality]) -> Result<QualityVector, Mal
         .ok_or_else(|| malformed("quality", "ascending groups whose counts, sums and extremes agree"))
 }
 
-/// A histogram as it travels.
+/// Encodes a histogram.
 pub fn histogram_to_wire(histogram: &Histogram) -> Vec<v1::GroupHistogram> {
     let group =
         |(group, bins): &(Group, Vec<u64>)| v1::GroupHistogram { group: u32::from(group.0), bins: bins.clone() };
     histogram.groups().iter().map(group).collect()
 }
 
-/// Reads a histogram of `2^bits` bins.
+/// Decodes a histogram of `2^bits` bins.
 ///
 /// # Errors
-/// Another number of bins, or groups that do not ascend.
+/// The number of bins differs from `2^bits`, or groups do not ascend.
 pub fn histogram_from_wire(bits: u32, from: Vec<v1::GroupHistogram>) -> Result<Histogram, Malformed> {
     let groups = from.into_iter().map(|entry| Ok((group(entry.group)?, entry.bins)));
     Histogram::from_parts(bits, groups.collect::<Result<_, _>>()?)
-        .ok_or_else(|| malformed("histogram", "ascending groups of as many bins as asked for"))
+        .ok_or_else(|| malformed("histogram", "ascending groups with 2^bits bins each"))
 }
 
-/// Reads a group number.
+/// Decodes a group number.
 ///
 /// # Errors
-/// Above 255.
+/// The number exceeds 255.
 pub fn group(from: u32) -> Result<Group, Malformed> {
     u8::try_from(from).map(Group).map_err(|_| malformed("group", "0 to 255"))
 }

@@ -1,7 +1,7 @@
-//! Columns of the wire to columns of the log: every value is checked here, once, before anything is written.
+//! Conversion of wire columns to log columns. Every value is checked here, once, before anything is written.
 //!
-//! Floats become integers. What is NaN, infinite or out of range refuses the whole part and is named by field, index and
-//! value. A column has as many entries as there are ids, or none.
+//! Floats become integers. A NaN, infinite or out-of-range value rejects the whole part; the error names field, index and value. A column
+//! has one entry per id, or none.
 
 use crate::v1;
 use engram_memory::edge::{self, OutOfRange};
@@ -12,30 +12,31 @@ use engram_memory::{
 use half::f16;
 use std::fmt;
 
-/// A value that is not allowed, and what would be.
+/// Error for a value out of its allowed range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}{place}: {value} is not allowed; allowed: {allowed}", place = Place(*index))]
+#[error("{field}{index}: {value} is not allowed; allowed: {allowed}", index = ColumnIndex(*index))]
 pub struct Invalid {
-    /// Field of the message.
+    /// Name of the message field.
     pub field: &'static str,
-    /// Index in the column, where it is one.
+    /// Index in the column; `None` for a field as a whole.
     pub index: Option<usize>,
-    /// What was given, in words.
+    /// The rejected value, as text.
     pub value: String,
-    /// What is allowed, in words.
+    /// The allowed values, as text.
     pub allowed: &'static str,
 }
 
-struct Place(Option<usize>);
+/// Displays as `[index]`, or as nothing for a whole field.
+struct ColumnIndex(Option<usize>);
 
-impl fmt::Display for Place {
+impl fmt::Display for ColumnIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |index| write!(f, "[{index}]"))
     }
 }
 
 impl Invalid {
-    /// A field as a whole.
+    /// Creates the error for a field as a whole.
     pub fn field(field: &'static str, value: impl Into<String>, allowed: &'static str) -> Self {
         Self { field, index: None, value: value.into(), allowed }
     }
@@ -52,7 +53,7 @@ impl Invalid {
 /// Checks that every id belongs to `partition`.
 ///
 /// # Errors
-/// The first that does not.
+/// Names the first id of another partition.
 pub fn check_partition(ids: &[u64], partition: PartitionId, partitions: u32) -> Result<(), Invalid> {
     match ids.iter().position(|&id| partition_of(MemoryId(id), partitions) != partition) {
         None => Ok(()),
@@ -64,28 +65,28 @@ pub fn check_partition(ids: &[u64], partition: PartitionId, partitions: u32) -> 
                 ids[index],
                 partition_of(MemoryId(ids[index]), partitions)
             ),
-            "ids of the partition named: mix64(id) mod P",
+            "ids of this partition: mix64(id) mod P",
         )),
     }
 }
 
-/// Decay of a request or an epoch in units.
+/// Converts the decay of a request or an epoch to weight units.
 ///
 /// # Errors
-/// Not in [0, 1].
+/// The amount is not in [0, 1].
 pub fn decay(field: &'static str, amount: f64) -> Result<u32, Invalid> {
     edge::setting(amount).map_err(|refused| Invalid::float(field, None, refused))
 }
 
-/// Updates of one record; qualities become deltas at learning rate `rate` (units).
+/// Converts the updates of one record. Qualities become deltas at learning rate `rate`, in weight units.
 ///
 /// # Errors
-/// The first value that is not allowed.
+/// Names the first value out of range.
 pub fn updates(from: v1::Updates, rate: u32) -> Result<Updates, Invalid> {
     check_rows(from.ids.len())?;
     if from.groups.is_empty() {
         if from.ids.is_empty() {
-            return nothing(&from);
+            return no_updates(&from);
         }
         return updates_by_id(from, rate);
     }
@@ -110,8 +111,8 @@ pub fn updates(from: v1::Updates, rate: u32) -> Result<Updates, Invalid> {
     groups.collect::<Result<_, _>>().map(Updates::ByGroup)
 }
 
-/// No ids and no groups: there may be no column of either.
-fn nothing(from: &v1::Updates) -> Result<Updates, Invalid> {
+/// Checks that an update without ids and groups has no columns.
+fn no_updates(from: &v1::Updates) -> Result<Updates, Invalid> {
     check_column("qualities", from.qualities.len(), 0)?;
     check_column("deltas", from.deltas.len(), 0)?;
     if let Some(keys) = &from.keys {
@@ -144,10 +145,10 @@ fn updates_by_id(from: v1::Updates, rate: u32) -> Result<Updates, Invalid> {
     Ok(Updates::ById { ids: ids(from.ids), deltas, on_missing, keys })
 }
 
-/// Rows to insert or change. `shape` is the cluster's; features are rounded to nearest even where it keeps f16.
+/// Converts rows to insert or change. `shape` is the cluster's; features are rounded to nearest even for f16.
 ///
 /// # Errors
-/// The first value that is not allowed.
+/// Names the first value out of range.
 pub fn upsert(from: v1::UpsertPart, shape: FeatureShape) -> Result<Upsert, Invalid> {
     let rows = from.ids.len();
     check_rows(rows)?;
@@ -166,20 +167,20 @@ pub fn upsert(from: v1::UpsertPart, shape: FeatureShape) -> Result<Upsert, Inval
     })
 }
 
-/// A query for recall, in f16 bits as features are stored.
+/// Converts a recall query to f16 bits, the format of stored features.
 ///
 /// # Errors
 /// The cluster has no features of f16, the query has another dimension, or a number is not finite in f16.
 pub fn query(from: &[f32], shape: FeatureShape) -> Result<Vec<u16>, Invalid> {
-    let told = || format!("{} values", from.len());
+    let given = || format!("{} values", from.len());
     if shape.dimension == 0 {
-        return Err(Invalid::field("query", told(), "none: the cluster has no features"));
+        return Err(Invalid::field("query", given(), "none: the cluster has no features"));
     }
     if shape.dtype != FeatureType::F16 {
-        return Err(Invalid::field("query", told(), "none: recall needs features of f16, and the cluster keeps f32"));
+        return Err(Invalid::field("query", given(), "none: recall needs features of f16, and the cluster keeps f32"));
     }
     if from.len() != shape.dimension as usize {
-        return Err(Invalid::field("query", told(), "as many values as the cluster's dimension"));
+        return Err(Invalid::field("query", given(), "as many values as the cluster's dimension"));
     }
     let rounded = |(index, value): (usize, &f32)| {
         let short = f16::from_f32(*value);
@@ -189,10 +190,10 @@ pub fn query(from: &[f32], shape: FeatureShape) -> Result<Vec<u16>, Invalid> {
     from.iter().enumerate().map(rounded).collect()
 }
 
-/// Checks that columns have one entry per row, or none: what a split needs.
+/// Checks that columns have one entry per row, or none, as [`crate::split`] requires.
 ///
 /// # Errors
-/// The first column of another length.
+/// Names the first column of another length.
 pub fn check_lengths(part: &v1::UpsertPart) -> Result<(), Invalid> {
     let rows = part.ids.len();
     check_column("weights", part.weights.len(), rows)?;
@@ -201,16 +202,16 @@ pub fn check_lengths(part: &v1::UpsertPart) -> Result<(), Invalid> {
         check_column(field, column.as_ref().map_or(0, |column| column.ends.len()), rows)?;
     }
     if rows == 0 && !part.features.is_empty() || rows > 0 && !part.features.len().is_multiple_of(rows) {
-        let told = format!("{} values for {rows} ids", part.features.len());
-        return Err(Invalid::field("features", told, "as many values per id as the cluster's dimension"));
+        let given = format!("{} values for {rows} ids", part.features.len());
+        return Err(Invalid::field("features", given, "as many values per id as the cluster's dimension"));
     }
     Ok(())
 }
 
-/// Checks the values of a batch of updates of any length, so that an error names the index that the caller knows.
+/// Checks the values of a batch of updates before it is split, so that an error names the caller's index.
 ///
 /// # Errors
-/// The first value that is not allowed.
+/// Names the first value out of range.
 pub fn check_updates(from: &v1::Updates) -> Result<(), Invalid> {
     let rows = from.ids.len();
     check_column("qualities", from.qualities.len(), rows)?;
@@ -220,8 +221,8 @@ pub fn check_updates(from: &v1::Updates) -> Result<(), Invalid> {
         .filter(|&it| it)
         .count();
     if rows > 0 && from.groups.is_empty() && signals != 1 {
-        let told = if signals == 0 { "no signal" } else { "several signals" };
-        return Err(Invalid::field("updates", told, "one of quality, qualities, deltas"));
+        let given = if signals == 0 { "no signal" } else { "several signals" };
+        return Err(Invalid::field("updates", given, "one of quality, qualities, deltas"));
     }
     if let Some(quality) = from.quality {
         float("quality", None, edge::quality(quality))?;
@@ -242,7 +243,7 @@ pub fn check_updates(from: &v1::Updates) -> Result<(), Invalid> {
     })
 }
 
-/// Ids of the log from ids of the wire, in the same memory.
+/// Converts wire ids to log ids in place.
 pub fn ids(from: Vec<u64>) -> Vec<MemoryId> {
     from.into_iter().map(MemoryId).collect()
 }
@@ -250,7 +251,7 @@ pub fn ids(from: Vec<u64>) -> Vec<MemoryId> {
 /// Checks the number of ids of one part or read.
 ///
 /// # Errors
-/// More than a message may hold.
+/// The number exceeds the limit of a message.
 pub fn check_rows(rows: usize) -> Result<(), Invalid> {
     if rows <= MAX_IDS { Ok(()) } else { Err(Invalid::field("ids", format!("{rows} ids"), "at most 65,536")) }
 }
@@ -348,13 +349,13 @@ impl From<&Blobs> for v1::Blobs {
 }
 
 impl v1::Blobs {
-    /// A column of the entries given; `None` when all of them are empty.
+    /// Creates a column of `entries`; `None` if all of them are empty.
     pub fn column<T: AsRef<[u8]>>(entries: impl IntoIterator<Item = T>) -> Option<Self> {
         let blobs = entries.into_iter().collect::<Blobs>();
         (!blobs.bytes().is_empty()).then(|| Self::from(&blobs))
     }
 
-    /// Entry `index`; empty where there is none or the column contradicts itself.
+    /// Returns entry `index`; empty if it does not exist or the column is inconsistent.
     pub fn entry(&self, index: usize) -> &[u8] {
         let start = if index == 0 { Some(&0) } else { self.ends.get(index - 1) };
         match (start, self.ends.get(index)) {
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_named_by_field_index_and_value() {
+    fn out_of_range_value_is_named_by_field_index_and_value() {
         let rate = Settings::DEFAULT_RATE;
         let qualities = |values: Vec<f32>| v1::Updates { qualities: values, ..by_id(vec![1, 2, 3]) };
         let deltas = |values: Vec<f32>| v1::Updates { deltas: values, ..by_id(vec![1, 2, 3]) };
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quality_becomes_the_delta_of_the_law() {
+    fn quality_becomes_the_delta_of_the_law() {
         let from = v1::Updates { qualities: vec![0.9, 0.2], ..by_id(vec![7, 8]) };
         let expected: Vec<i32> =
             [0.9_f32, 0.2].iter().map(|&q| law::delta(53_687_091, edge::quality(q).expect("in range"))).collect();
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn features_of_another_dimension_or_not_finite_are_refused() {
+    fn features_of_wrong_dimension_or_not_finite_are_rejected() {
         let shape = FeatureShape { dimension: 2, dtype: FeatureType::F16 };
         let part = |features: Vec<f32>| v1::UpsertPart { ids: vec![1, 2], features, ..Default::default() };
         assert_eq!(upsert(part(vec![1.0; 4]), shape).expect("valid").features.len(), 8);
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_keep_or_set_and_an_accepted_upsert_passes_the_log() {
+    fn accepted_upsert_passes_the_check_of_the_log() {
         let part = v1::UpsertPart {
             ids: vec![key_id(b"a").0, 2],
             weights: vec![1.0, f32::NAN],
@@ -434,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_of_another_partition_is_named() {
+    fn id_of_another_partition_is_named() {
         let id = 42;
         let home = partition_of(MemoryId(id), 256);
         assert_eq!(check_partition(&[id], home, 256), Ok(()));

@@ -1,10 +1,10 @@
-//! What is secret is shown by nobody.
+//! Debug output of credentials: never shows a secret.
 
 use crate::v1::ObjectCredentials;
 use std::fmt;
 
 impl fmt::Debug for ObjectCredentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ObjectCredentials(not told)")
+        f.write_str("ObjectCredentials(redacted)")
     }
 }

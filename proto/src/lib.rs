@@ -1,6 +1,6 @@
 //! The wire: types generated from `engram/v1/*.proto`, and their conversions to the types of `engram-memory`.
 //!
-//! Holds no logic: what a message means is decided by who receives it.
+//! Holds no logic: the receiver decides what a message means.
 #![forbid(unsafe_code)]
 
 pub mod answers;
@@ -19,14 +19,14 @@ pub mod v1 {
 /// All messages and services, encoded, for the reflection service.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// Largest message that a client sends or gets, in bytes.
+/// Maximum size of a message that a client sends or receives, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// Largest message between workers, in bytes.
+/// Maximum size of a message between workers, in bytes.
 pub const MAX_PEER_MESSAGE_BYTES: usize = 16 << 20;
 
-/// Longest recording of a worker's devices, in milliseconds: a call lasts a minute at most.
+/// Maximum duration of a device profile, in milliseconds: a call lasts at most one minute.
 pub const MAX_PROFILE_MS: u32 = 50_000;
-/// Most spans of a device in a recording: what all devices of a worker did then fits a message.
+/// Maximum number of spans per device in a profile, so that the profile of a worker fits one message.
 pub const MAX_PROFILE_SPANS: u32 = 100_000;
 /// Metadata key of the cluster id, 32 hex digits.
 pub const CLUSTER_KEY: &str = "engram-cluster";

@@ -1,4 +1,4 @@
-//! Problems on the wire: why something was not done, for programs, beside the text for people.
+//! Problems on the wire: the machine-readable cause of a failed call, next to the status text for people.
 
 use crate::PROBLEM_KEY;
 use crate::columns::Invalid;
@@ -9,26 +9,26 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
 impl Problem {
-    /// A problem of `kind`, in words.
+    /// Creates a problem of `kind` with a message for people.
     pub fn of(kind: ProblemKind, message: impl Into<String>) -> Self {
         Self { kind: kind as i32, message: message.into(), ..Self::default() }
     }
 
-    /// The same problem, of one partition.
+    /// Sets the partition.
     #[must_use]
     pub fn at(mut self, partition: PartitionId) -> Self {
         self.partition = Some(partition.0);
         self
     }
 
-    /// The same problem, with the time after which a retry makes sense.
+    /// Sets the time after which a retry makes sense, in milliseconds.
     #[must_use]
     pub fn retry_after(mut self, ms: u64) -> Self {
         self.retry_after_ms = ms;
         self
     }
 
-    /// The gRPC code that stands for the kind.
+    /// Returns the gRPC code of the kind.
     pub fn code(&self) -> Code {
         match self.kind() {
             ProblemKind::NotPrimary
@@ -36,8 +36,8 @@ impl Problem {
             | ProblemKind::EpochForgotten
             | ProblemKind::AlreadyClosed
             | ProblemKind::WrongCluster => Code::FailedPrecondition,
-            ProblemKind::Unavailable | ProblemKind::Stopping | ProblemKind::TooFewCopies => Code::Unavailable,
-            // A code that no client retries by itself.
+            ProblemKind::Unavailable | ProblemKind::Stopping | ProblemKind::NotEnoughReplicas => Code::Unavailable,
+            // Clients do not retry this code automatically.
             ProblemKind::OutcomeUnknown => Code::Aborted,
             ProblemKind::Overloaded | ProblemKind::Capacity | ProblemKind::DiskFull | ProblemKind::RunFull => {
                 Code::ResourceExhausted
@@ -53,7 +53,7 @@ impl Problem {
         }
     }
 
-    /// The status of a call that failed with this problem: the text for people, the whole problem in the trailer.
+    /// Converts into the status of a failed call: the message as status text, the whole problem in the trailer.
     pub fn into_status(self) -> Status {
         let trailer = MetadataValue::from_bytes(&self.encode_to_vec());
         let mut status = Status::new(self.code(), self.message);
@@ -61,7 +61,7 @@ impl Problem {
         status
     }
 
-    /// The problem that a status carries; `None` where whoever made it knows none (a proxy, the transport).
+    /// Returns the problem in the status trailer; `None` if the status comes from a proxy or the transport.
     pub fn from_status(status: &Status) -> Option<Self> {
         let bytes = status.metadata().get_bin(PROBLEM_KEY)?.to_bytes().ok()?;
         Self::decode(bytes).ok()

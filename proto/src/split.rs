@@ -1,17 +1,16 @@
-//! Columns by partition: what a client sends to each owner, and what a worker does for a client that knows no map.
+//! Splits columns by partition: in clients before they send to each owner, and in workers for clients without a map.
 //!
-//! A split depends on the rows alone (and P), so that whoever repeats it sends equal parts. The order of rows is kept within a
-//! partition. Columns must have been checked ([`crate::columns::check_updates`], [`crate::columns::check_lengths`]).
+//! A split depends only on the rows and P, so that a retry sends equal parts. Rows keep their order within a partition. Columns must have been checked ([`crate::columns::check_updates`], [`crate::columns::check_lengths`]).
 
 use crate::v1;
 use engram_memory::{MemoryId, PartitionId, partition_of};
 
-/// Most ids of one part: a partition's records stay small beside the 8 MiB of a log record.
+/// Maximum ids per part: records stay small relative to the 8 MiB limit of a log record.
 pub const PART_IDS: usize = 16 << 10;
-/// Most bytes of one part, its first row apart.
+/// Maximum bytes per part, not counting its first row.
 pub const PART_BYTES: usize = 1 << 20;
 
-/// Splits updates by id. Updates by group belong to every partition and are not split: the answer is then empty.
+/// Splits updates by id. Updates by group belong to every partition and are not split: the result is then empty.
 pub fn updates(from: &v1::Updates, partitions: u32) -> Vec<(PartitionId, v1::Updates)> {
     let keys = from.keys.as_ref();
     let cost = |row: usize| 12 + keys.map_or(0, |keys| keys.entry(row).len() + 4);
@@ -26,7 +25,7 @@ pub fn updates(from: &v1::Updates, partitions: u32) -> Vec<(PartitionId, v1::Upd
     })
 }
 
-/// Splits rows to insert; partition and seq of the parts are left unset.
+/// Splits rows to insert; partition and seq of the parts stay unset.
 pub fn upsert(from: &v1::UpsertPart, partitions: u32) -> Vec<(PartitionId, v1::UpsertPart)> {
     let dimension = from.features.len().checked_div(from.ids.len()).unwrap_or(0);
     let blob = |column: Option<&v1::Blobs>, row| column.map_or(0, |column| column.entry(row).len() + 4);
@@ -48,7 +47,7 @@ pub fn upsert(from: &v1::UpsertPart, partitions: u32) -> Vec<(PartitionId, v1::U
     })
 }
 
-/// Splits bare ids.
+/// Splits ids without columns.
 pub fn ids(from: &[u64], partitions: u32) -> Vec<(PartitionId, Vec<u64>)> {
     Order::of(from, partitions, |_| 8).map(|rows| pick(from, rows))
 }
@@ -61,7 +60,7 @@ struct Order {
 }
 
 impl Order {
-    /// Sorts by counting, then cuts each partition where a part would pass its limits.
+    /// Counting sort by partition, then cuts each partition where a part would exceed its limits.
     fn of(ids: &[u64], partitions: u32, cost: impl Fn(usize) -> usize) -> Self {
         let homes: Vec<u32> = ids.iter().map(|&id| partition_of(MemoryId(id), partitions).0).collect();
         let mut ends = vec![0_usize; partitions as usize + 1];
@@ -94,7 +93,7 @@ impl Order {
     }
 }
 
-/// How many of `rows`, at least one, make one part.
+/// Returns how many of `rows`, at least one, form one part.
 fn part_rows(rows: &[u32], cost: impl Fn(usize) -> usize) -> usize {
     let mut bytes = 0;
     let full = rows.iter().take(PART_IDS).position(|&row| {
@@ -108,7 +107,7 @@ fn pick<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
     if column.is_empty() { Vec::new() } else { rows.iter().map(|&row| column[row as usize]).collect() }
 }
 
-/// `None` when all entries picked are empty: no column at all says the same.
+/// Returns `None` if all picked entries are empty: an absent column has the same meaning.
 fn pick_blobs(column: &v1::Blobs, rows: &[u32]) -> Option<v1::Blobs> {
     v1::Blobs::column(rows.iter().map(|&row| column.entry(row as usize)))
 }
@@ -119,7 +118,7 @@ mod tests {
     use crate::columns;
 
     #[test]
-    fn a_split_keeps_every_row_once_in_order_and_in_its_partition() {
+    fn split_keeps_every_row_once_in_order_and_in_its_partition() {
         let ids: Vec<u64> = (0..50_000).map(|row| row % 7_000).collect();
         let qualities: Vec<f32> = (0..50_000).map(|row| row as f32 / 50_000.0).collect();
         let from = v1::Updates { ids: ids.clone(), qualities, ..Default::default() };
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn large_payloads_make_several_parts_below_the_limit() {
+    fn large_payloads_are_split_into_parts_below_the_limit() {
         let payloads = (0..40).map(|row| vec![row; 60_000]);
         let from = v1::UpsertPart {
             ids: (0..40).collect(),

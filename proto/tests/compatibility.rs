@@ -1,12 +1,12 @@
-//! The wire as it was: whatever a field, a value of an enum or a call was in a version of the protocol, it is for ever. What is new
-//! may be added; a build of before passes it over.
+//! Wire compatibility: fields, enum values and calls of a released protocol version never change. New ones may be added; older builds
+//! ignore them.
 
 use prost::Message as _;
 use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorSet};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// One line for everything that two builds have to agree on.
+/// Returns one line per fact that two builds must agree on.
 fn wire() -> BTreeSet<String> {
     let files = FileDescriptorSet::decode(engram_proto::DESCRIPTORS).expect("the build wrote it");
     let mut lines = BTreeSet::new();
@@ -36,7 +36,7 @@ fn fields(outer: &str, message: &DescriptorProto, lines: &mut BTreeSet<String>) 
     for field in &message.field {
         let kind =
             if field.type_name().is_empty() { format!("{:?}", field.r#type()) } else { field.type_name().into() };
-        // Which of several stands alone is a part of what a message means.
+        // The oneof of a field is part of the message's meaning.
         let one_of = field.oneof_index.filter(|_| !field.proto3_optional());
         let one_of = one_of.map_or_else(String::new, |at| format!(" in {}", message.oneof_decl[at as usize].name()));
         let packed = field.options.as_ref().and_then(|options| options.packed).map_or("", |_| " packed");
@@ -58,19 +58,19 @@ fn golden() -> PathBuf {
 }
 
 #[test]
-fn what_a_version_said_is_still_said_the_same_way() {
+fn released_wire_format_is_unchanged() {
     let now = wire();
-    let then = std::fs::read_to_string(golden()).expect("it is committed");
-    let gone: Vec<&str> = then.lines().filter(|line| !now.contains(*line)).collect();
+    let released = std::fs::read_to_string(golden()).expect("it is committed");
+    let removed: Vec<&str> = released.lines().filter(|line| !now.contains(*line)).collect();
     assert!(
-        gone.is_empty(),
-        "a build of before would not be understood; add another field, or raise the version of the protocol:\n{}",
-        gone.join("\n")
+        removed.is_empty(),
+        "changed facts of a released version; add a new field, or raise the protocol version:\n{}",
+        removed.join("\n")
     );
 }
 
 #[test]
-fn the_golden_file_would_see_a_field_change_its_number() {
+fn golden_file_contains_fields_calls_and_values() {
     let now = wire();
     let line = now.iter().find(|line| line.starts_with("field Hello 3 = ")).expect("its oldest protocol");
     assert!(line.ends_with("Uint32"), "{line}");
@@ -79,7 +79,7 @@ fn the_golden_file_would_see_a_field_change_its_number() {
 }
 
 #[test]
-#[ignore = "writes the golden file anew; only adds to it, when a release adds fields"]
+#[ignore = "rewrites the golden file; after a release it may only add lines"]
 fn write_golden() {
     std::fs::write(golden(), wire().into_iter().map(|line| line + "\n").collect::<String>()).unwrap();
 }

@@ -1,4 +1,4 @@
-//! One run of the binary, and what it said.
+//! Executes the binary and captures its output.
 
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The binary under test.
+/// Returns the path of the binary under test.
 ///
 /// # Panics
-/// There is none.
+/// The binary does not exist.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("ENGRAM_BIN") {
             let path = PathBuf::from(path);
-            assert!(path.is_file(), "ENGRAM_BIN is {}, which is no file", path.display());
+            assert!(path.is_file(), "ENGRAM_BIN is {}, which is not a file", path.display());
             return path;
         }
-        // This program lies in target/<profile>/deps.
-        let this = std::env::current_exe().expect("a test knows its own file");
-        let target = this.ancestors().nth(3).expect("a test lies three folders below target");
+        // This executable is in target/<profile>/deps.
+        let this = std::env::current_exe().expect("the path of this executable is known");
+        let target = this.ancestors().nth(3).expect("test executables are in target/<profile>/deps");
         let built = ["release", "debug"].map(|profile| target.join(profile).join("engram"));
         let newest = built.into_iter().max_by_key(|path| path.metadata().and_then(|it| it.modified()).ok());
         let path = newest.expect("there are two candidates");
@@ -30,42 +30,42 @@ pub fn binary() -> &'static Path {
     })
 }
 
-/// How a command ended.
+/// Exit code and output of a command.
 #[derive(Debug, Clone)]
-pub struct Ran {
+pub struct CommandOutput {
     /// The command line, for messages.
     pub line: String,
     /// Exit code; `None` after a signal.
     pub code: Option<i32>,
-    /// What it printed.
+    /// Standard output.
     pub stdout: String,
-    /// What it said.
+    /// Standard error.
     pub stderr: String,
 }
 
-/// Runs the binary. The user's own clusters are out of its sight: it sees no state directories but those it is told of.
-pub fn engram<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>, input: &str) -> Ran {
-    engram_within(arguments, &[], input)
+/// Runs the binary, isolated from the local clusters of the user.
+pub fn engram<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>, input: &str) -> CommandOutput {
+    engram_in_environment(arguments, &[], input)
 }
 
-/// The same, with more in its environment.
-pub(crate) fn engram_within<S: AsRef<OsStr>>(
+/// Runs the binary with additional environment variables.
+pub(crate) fn engram_in_environment<S: AsRef<OsStr>>(
     arguments: impl IntoIterator<Item = S>,
     environment: &[(String, String)],
     input: &str,
-) -> Ran {
+) -> CommandOutput {
     let mut command = command();
     command.args(arguments).envs(environment.iter().cloned());
     let line = format!("{command:?}");
-    let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = spawned.expect("the binary starts");
-    let mut stdin = child.stdin.take().expect("it is piped");
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.expect("failed to start the binary");
+    let mut stdin = child.stdin.take().expect("stdin is piped");
     let input = input.to_owned();
-    // A command that ends without reading its input closes the pipe; that is its right.
+    // The command may exit without reading its input.
     let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
-    let output = child.wait_with_output().expect("it can be waited for");
-    writer.join().expect("writing ends");
-    Ran {
+    let output = child.wait_with_output().expect("failed to wait for the binary");
+    writer.join().expect("the writer thread panicked");
+    CommandOutput {
         line,
         code: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -73,7 +73,7 @@ pub(crate) fn engram_within<S: AsRef<OsStr>>(
     }
 }
 
-/// The binary, in an environment of its own.
+/// Returns a command for the binary, isolated from the user's environment.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(binary());
     for variable in ["ENGRAM_STATE_DIR", "ENGRAM_CLUSTER", "ENGRAM_ADDRESS", "CLICOLOR_FORCE"] {
@@ -83,43 +83,43 @@ pub(crate) fn command() -> Command {
     command
 }
 
-impl Ran {
-    /// Asserts that it ended with this code.
+impl CommandOutput {
+    /// Asserts the exit code.
     ///
     /// # Panics
-    /// It did not.
+    /// The exit code differs.
     #[track_caller]
-    pub fn ended(self, code: i32) -> Self {
+    pub fn exits_with(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{}\nstdout: {}\nstderr: {}", self.line, self.stdout, self.stderr);
         self
     }
 
-    /// Asserts that it ended with this code and said each of these words.
+    /// Asserts the exit code and that stderr contains each of the texts.
     ///
     /// # Panics
-    /// It did not.
+    /// The exit code differs, or a text is missing.
     #[track_caller]
-    pub fn refused(self, code: i32, words: &[&str]) -> Self {
-        let ran = self.ended(code);
-        for word in words {
-            assert!(ran.stderr.contains(word), "{} does not say {word:?}:\n{}", ran.line, ran.stderr);
+    pub fn fails_with(self, code: i32, texts: &[&str]) -> Self {
+        let output = self.exits_with(code);
+        for text in texts {
+            assert!(output.stderr.contains(text), "stderr of {} lacks {text:?}:\n{}", output.line, output.stderr);
         }
-        ran
+        output
     }
 
-    /// What it printed, as JSON.
+    /// Parses stdout as JSON.
     ///
     /// # Panics
-    /// It is not JSON.
+    /// stdout is not JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{}: {error}\n{}", self.line, self.stdout))
     }
 
-    /// What it printed, a JSON value a line.
+    /// Parses stdout as JSON lines.
     ///
     /// # Panics
-    /// It is not JSON.
+    /// A line is not JSON.
     #[track_caller]
     pub fn json_lines(&self) -> Vec<Value> {
         let line = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{}: {error}: {line}", self.line));

@@ -1,47 +1,49 @@
-//! A storage that speaks the protocol of S3, beside the tests.
+//! A local S3-compatible object storage for tests.
 
-use engram_objects::{Bucket, Credentials, Options, Place};
+use engram_objects::{Bucket, Credentials, Location, Options};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A storage with one bucket, which refuses whatever its one user has not signed.
+/// Object storage server with one bucket and one user, which rejects requests with an invalid signature.
 pub struct Storage {
     server: Child,
-    said: Value,
+    description: Value,
 }
 
 impl Storage {
-    /// Starts it by the Python of `ENGRAM_S3_SERVER`; where nobody names one it says so: the test is skipped.
+    /// Starts the server with the Python of `ENGRAM_S3_SERVER`; without it the test is skipped.
     pub fn start() -> Option<Self> {
         let Some(python) = std::env::var_os("ENGRAM_S3_SERVER") else {
-            println!("skipped: ENGRAM_S3_SERVER names no Python with moto (cargo xtask test makes one)");
+            crate::skipped("ENGRAM_S3_SERVER names no Python with moto (cargo xtask test installs one)");
             return None;
         };
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("s3/server.py");
         let mut command = Command::new(python);
         command.arg(program).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut server = command.spawn().expect("the storage starts");
+        let mut server = command.spawn().expect("failed to start the storage server");
         let mut line = String::new();
-        BufReader::new(server.stdout.take().expect("it is piped")).read_line(&mut line).expect("it says where it is");
-        Some(Self { server, said: serde_json::from_str(&line).expect("it says so in JSON") })
+        BufReader::new(server.stdout.take().expect("stdout is piped"))
+            .read_line(&mut line)
+            .expect("failed to read the server's description");
+        Some(Self { server, description: serde_json::from_str(&line).expect("the server's description is not JSON") })
     }
 
-    /// What it said of itself under a name.
+    /// Returns a field of the server's description.
     pub fn text(&self, name: &str) -> String {
-        self.said[name].as_str().expect("it is text").to_owned()
+        self.description[name].as_str().expect("the field is a string").to_owned()
     }
 
-    /// A folder with the credentials of its user, as a mounted Secret has them.
+    /// Writes credentials to a folder, as in a mounted Secret.
     pub fn credentials(&self, folder: &Path, secret: &str) -> String {
-        std::fs::create_dir_all(folder).expect("a folder can be made");
-        std::fs::write(folder.join("accessKeyId"), self.text("accessKeyId")).expect("it can be written");
-        std::fs::write(folder.join("secretAccessKey"), secret).expect("it can be written");
+        std::fs::create_dir_all(folder).expect("failed to create a folder");
+        std::fs::write(folder.join("accessKeyId"), self.text("accessKeyId")).expect("failed to write a file");
+        std::fs::write(folder.join("secretAccessKey"), secret).expect("failed to write a file");
         folder.display().to_string()
     }
 
-    /// Who its user is, and where it listens, as variables.
+    /// Returns endpoint and credentials as environment variables.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         [
             ("AWS_ENDPOINT_URL", "endpoint"),
@@ -52,22 +54,23 @@ impl Storage {
         .into()
     }
 
-    /// Stops its process where it stands, or lets it go on.
+    /// Pauses or resumes the server process.
     pub fn pause(&self, paused: bool) {
         use nix::sys::signal::{Signal, kill};
         let signal = if paused { Signal::SIGSTOP } else { Signal::SIGCONT };
-        let process = nix::unistd::Pid::from_raw(i32::try_from(self.server.id()).expect("a process id is small"));
-        kill(process, signal).expect("it is a child of this process");
+        let process = nix::unistd::Pid::from_raw(i32::try_from(self.server.id()).expect("process ids fit in i32"));
+        kill(process, signal).expect("failed to send a signal");
     }
 
-    /// A place in it.
+    /// Opens a location in the storage.
     pub fn bucket(&self, place: &str, credentials: &str) -> Bucket {
         let options = Options {
             endpoint: Some(self.text("endpoint")),
             region: None,
             credentials: Some(Credentials::Folder(credentials.into())),
         };
-        Bucket::open(Place::parse(place).expect("it is an address"), &options).expect("it can be opened")
+        Bucket::open(Location::parse(place).expect("the location is valid"), &options)
+            .expect("failed to open the bucket")
     }
 }
 

@@ -1,6 +1,6 @@
-//! Snapshots made by runs, and clusters that begin from one, by way of a storage for objects.
+//! Snapshot runs, and clusters that bootstrap from a snapshot in object storage.
 
-use engram_tests::{Cluster, DEADLINE, Storage, Up, cluster_manifest, wait_for};
+use engram_tests::{Cluster, ClusterBuilder, DEADLINE, Storage, cluster_manifest, wait_for};
 use serde_json::Value;
 
 const PARTITIONS: u32 = 16;
@@ -25,50 +25,51 @@ fn rows(count: u32) -> String {
     (1..=count).map(row).collect()
 }
 
-/// The first line of a status of a run.
+/// Returns the status of a run.
 fn run_of(cluster: &Cluster, name: &str) -> Option<Value> {
     let listed = cluster.engram(&["list", "runs", "-o", "json"]);
     let items = (listed.code == Some(0)).then(|| listed.json()["items"].as_array().cloned())??;
     items.into_iter().find(|run| run["name"] == name)
 }
 
-fn within<'a>(environment: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a str)> {
+fn as_str_pairs<'a>(environment: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a str)> {
     environment.iter().map(|(name, value)| (*name, value.as_str())).collect()
 }
 
 #[test]
-fn a_run_makes_a_snapshot_from_which_a_cluster_of_other_workers_and_partitions_begins() {
+fn clusters_bootstrap_from_snapshots_of_runs() {
     let Some(storage) = Storage::start() else { return };
     let environment = storage.environment();
-    let environment = within(&environment);
-    let cluster = Up::of(&cluster_manifest("kept", 2, &spec(PARTITIONS, ""))).within(&environment).start();
-    cluster.engram_with(&["insert", "--file", "-"], &rows(300)).ended(0);
-    cluster.engram(&["decay", "0.125"]).ended(0);
+    let environment = as_str_pairs(&environment);
+    let cluster =
+        ClusterBuilder::new(&cluster_manifest("kept", 2, &spec(PARTITIONS, ""))).with_environment(&environment).start();
+    cluster.engram_with(&["insert", "--file", "-"], &rows(300)).exits_with(0);
+    cluster.engram(&["decay", "0.125"]).exits_with(0);
     let (digest, _) = cluster.digest();
     let run = |name: &str, url: &str| {
         let file = cluster.file(&format!("{name}.yaml"), snapshot_run(name, url));
         cluster.engram(&["run", &file, "-o", "json"])
     };
     let url = "s3://backups/begin/nightly-1";
-    let result = run("nightly-1", "s3://backups/begin/{name}").ended(0).json();
+    let result = run("nightly-1", "s3://backups/begin/{name}").exits_with(0).json();
     assert_eq!((&result["digest"], &result["memories"]), (&digest.clone().into(), &300.into()), "{result}");
     assert_eq!((&result["snapshot"], &result["partitions"]), (&url.into(), &PARTITIONS.into()));
-    run("again", url).refused(2, &["ENG-0106", url, "a place of its own"]);
-    run("nowhere", "s3://nowhere/words").refused(1, &["ENG-0510", "NoSuchBucket"]);
-    cluster.engram(&["describe", "run", "nightly-1"]).refused(2, &["is a snapshot, which has no report"]);
+    run("again", url).fails_with(2, &["ENG-0106", url, "a place of its own"]);
+    run("nowhere", "s3://nowhere/words").fails_with(1, &["ENG-0510", "NoSuchBucket"]);
+    cluster.engram(&["describe", "run", "nightly-1"]).fails_with(2, &["is a snapshot, which has no report"]);
 
-    // Drivers that die one after the other, while the storage does not answer: another goes on.
+    // Drivers are killed one after another while the storage does not respond: another one takes over.
     storage.pause(true);
     let file = cluster.file("late.yaml", snapshot_run("late", "s3://backups/begin/{name}"));
-    cluster.engram(&["run", &file, "--no-wait"]).ended(0);
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let mut cluster = cluster;
     cluster.kill_in_turn(0..2);
     storage.pause(false);
-    let ended = wait_for("the run to end", DEADLINE * 3, || {
+    let ended = wait_for("the run to finish", DEADLINE * 3, || {
         run_of(&cluster, "late").filter(|run| run["phase"] == "Succeeded" || run["phase"] == "Failed")
     });
     assert_eq!(ended["phase"], "Succeeded", "{ended}");
-    // Without a snapshot that was not finished, or a file that no manifest names.
+    // No incomplete snapshots and no unreferenced files are left.
     let listed = cluster.engram(&[
         "snapshot",
         "list",
@@ -81,7 +82,7 @@ fn a_run_makes_a_snapshot_from_which_a_cluster_of_other_workers_and_partitions_b
         "-o",
         "json",
     ]);
-    let listed = listed.ended(0).json();
+    let listed = listed.exits_with(0).json();
     let items: Vec<(&str, &str)> = listed["items"]
         .as_array()
         .expect("a list")
@@ -94,11 +95,14 @@ fn a_run_makes_a_snapshot_from_which_a_cluster_of_other_workers_and_partitions_b
 
     for (workers, partitions) in [(3, 7), (1, PARTITIONS)] {
         let manifest = cluster_manifest("fresh", workers, &spec(partitions, &bootstrap(url)));
-        let cluster = Up::of(&manifest).within(&environment).start();
+        let cluster = ClusterBuilder::new(&manifest).with_environment(&environment).start();
         assert_eq!(cluster.digest(), (digest.clone(), 300), "{workers} workers, {partitions} partitions");
-        assert_eq!(cluster.engram(&["list", "runs", "-o", "json"]).ended(0).json()["items"], Value::Array(Vec::new()));
-        // It learns on, and what it has learned since is not lost to the snapshot when it starts again.
-        cluster.engram(&["decay", "0.01"]).ended(0);
+        assert_eq!(
+            cluster.engram(&["list", "runs", "-o", "json"]).exits_with(0).json()["items"],
+            Value::Array(Vec::new())
+        );
+        // A restart keeps later changes and does not load the snapshot again.
+        cluster.engram(&["decay", "0.01"]).exits_with(0);
         let (later, _) = cluster.digest();
         assert_ne!(later, digest);
         let cluster = cluster.stop().0.start();
@@ -108,27 +112,30 @@ fn a_run_makes_a_snapshot_from_which_a_cluster_of_other_workers_and_partitions_b
 }
 
 #[test]
-fn a_cluster_does_not_begin_from_what_is_damaged_unfinished_or_of_another_kind_and_says_what_it_is() {
+fn invalid_bootstrap_snapshots_are_rejected_by_name() {
     let Some(storage) = Storage::start() else { return };
     let environment = storage.environment();
-    let environment = within(&environment);
-    let cluster = Up::of(&cluster_manifest("kept", 1, &spec(3, ""))).within(&environment).start();
-    cluster.engram_with(&["insert", "--file", "-"], &rows(90)).ended(0);
+    let environment = as_str_pairs(&environment);
+    let cluster =
+        ClusterBuilder::new(&cluster_manifest("kept", 1, &spec(3, ""))).with_environment(&environment).start();
+    cluster.engram_with(&["insert", "--file", "-"], &rows(90)).exits_with(0);
     let file = cluster.file("run.yaml", snapshot_run("good", "s3://backups/bad/good"));
-    cluster.engram(&["run", &file]).ended(0);
+    cluster.engram(&["run", &file]).exits_with(0);
     let credentials = storage.credentials(&cluster.folder().join("secret"), &storage.text("secretAccessKey"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("failed to create a runtime");
     let damaged = runtime.block_on(async {
         let good = storage.bucket("s3://backups/bad/good", &credentials);
-        let (manifest, folders) = good.list().await.expect("it is listed");
-        assert_eq!((manifest.len(), folders.len()), (1, 1), "a manifest, and a folder of the attempt");
-        let files = good.below(&folders[0]).list().await.expect("it is listed").0;
+        let (manifest, folders) = good.list().await.expect("failed to list objects");
+        assert_eq!((manifest.len(), folders.len()), (1, 1), "expected a manifest and one folder");
+        let files = good.join(&folders[0]).list().await.expect("failed to list objects").0;
         assert_eq!(files.len(), 3);
         for what in ["flipped", "cut", "long", "missing", "unfinished"] {
             let copy = storage.bucket(&format!("s3://backups/bad/{what}"), &credentials);
             let names = files.iter().map(|file| format!("{}/{}", folders[0], file.name));
             for (number, name) in names.chain(["manifest.json".to_owned()]).enumerate() {
-                let mut bytes = good.get(&name, 1 << 20).await.expect("it is read").expect("it is there");
+                let mut bytes =
+                    good.get(&name, 1 << 20).await.expect("failed to read an object").expect("the object exists");
                 let middle = bytes.len() / 2;
                 match (what, number) {
                     ("flipped", 0) => bytes[middle] ^= 4,
@@ -137,27 +144,31 @@ fn a_cluster_does_not_begin_from_what_is_damaged_unfinished_or_of_another_kind_a
                     ("missing", 0) | ("unfinished", 3) => continue,
                     _ => {}
                 }
-                copy.put(&name, bytes).await.expect("it is put");
+                copy.put(&name, bytes).await.expect("failed to write an object");
             }
         }
         format!("{}/{}", folders[0], files[0].name)
     });
     cluster.stop();
     let begin = |spec: &str| {
-        let up = Up::of(&cluster_manifest("fresh", 2, spec)).within(&environment);
+        let up = ClusterBuilder::new(&cluster_manifest("fresh", 2, spec)).with_environment(&environment);
         let ran = up.run();
-        assert!(!up.state_dir().join("map.json").exists(), "there is no cluster");
+        assert!(!up.state_dir().join("map.json").exists(), "no map is created");
         ran
     };
     for what in ["flipped", "cut", "long", "missing"] {
         let url = format!("s3://backups/bad/{what}");
-        begin(&spec(5, &bootstrap(&url))).refused(1, &["ENG-0509", &format!("{url}/{damaged}")]);
+        begin(&spec(5, &bootstrap(&url))).fails_with(1, &["ENG-0509", &format!("{url}/{damaged}")]);
     }
-    begin(&spec(5, &bootstrap("s3://backups/bad/unfinished"))).refused(1, &["ENG-0509", "no manifest.json"]);
-    begin(&spec(5, &bootstrap("s3://nowhere/words"))).refused(1, &["ENG-0509", "there is no snapshot"]);
+    begin(&spec(5, &bootstrap("s3://backups/bad/unfinished"))).fails_with(1, &["ENG-0509", "no manifest.json"]);
+    begin(&spec(5, &bootstrap("s3://nowhere/words"))).fails_with(1, &["ENG-0509", "there is no snapshot"]);
     let good = bootstrap("s3://backups/bad/good");
-    let somebody = Up::of(&cluster_manifest("fresh", 1, &spec(5, &good))).within(&environment);
-    somebody.within(&[("AWS_SECRET_ACCESS_KEY", "another")]).run().refused(1, &["ENG-0510", "SignatureDoesNotMatch"]);
-    begin(&format!("  partitions: 5\n{good}")).refused(1, &["ENG-0509", "feature dimension 2, the cluster has 0"]);
-    begin(&spec(5, &format!("  capacity: {{ memories: 89 }}\n{good}"))).refused(1, &["ENG-0504", "90 memories"]);
+    let unauthorized =
+        ClusterBuilder::new(&cluster_manifest("fresh", 1, &spec(5, &good))).with_environment(&environment);
+    unauthorized
+        .with_environment(&[("AWS_SECRET_ACCESS_KEY", "another")])
+        .run()
+        .fails_with(1, &["ENG-0510", "SignatureDoesNotMatch"]);
+    begin(&format!("  partitions: 5\n{good}")).fails_with(1, &["ENG-0509", "feature dimension 2, the cluster has 0"]);
+    begin(&spec(5, &format!("  capacity: {{ memories: 89 }}\n{good}"))).fails_with(1, &["ENG-0504", "90 memories"]);
 }

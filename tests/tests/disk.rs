@@ -1,7 +1,7 @@
-//! A disk that is really full: a small file system in memory, mounted for this test alone.
+//! A full disk: a small tmpfs, mounted for this test only.
 //!
-//! The test runs itself once more in a mount namespace of its own, where temporary folders lie on the small file system. All that
-//! is mounted goes with the last process in there. Where the machine allows no such namespace the test says so and passes.
+//! The test runs itself again in a private mount namespace with temporary folders on the tmpfs, which is unmounted with the last
+//! process in it. Without permission to create the namespace the test is skipped.
 
 use engram_client::{GetOptions, Rows};
 use engram_memory::{Blobs, MemoryId};
@@ -12,43 +12,42 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Names the folder below which the file system is to be mounted, and so says that this is the inner run.
+/// Environment variable with the mount point; set in the inner run.
 const FOLDER: &str = "ENGRAM_TEST_DISK";
-/// Room for three segments of the log (64 MiB each): a full one, one that a crash left, one for the start after it.
+/// Space for three log segments of 64 MiB: a full one, one left by a crash, one for the next start.
 const DISK: &str = "size=208m";
-/// Payload of a memory that fills the disk quickly; the most that one may have is 64 KiB.
+/// Payload that fills the disk quickly; the limit is 64 KiB.
 const LARGE: usize = 60_000;
 
 #[test]
-fn a_full_disk_refuses_writes_keeps_what_was_acknowledged_and_serves_on_when_there_is_room() {
+fn full_disks_reject_writes_and_keep_acknowledged_data() {
     if let Some(folder) = std::env::var_os(FOLDER) {
-        mount(Path::new(&folder)).expect("the outer run has tried it");
+        mount(Path::new(&folder)).expect("the outer run has checked that mounting works");
         return on_a_small_disk();
     }
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let why = match namespace(folder.path()) {
+    let folder = tempfile::tempdir().expect("failed to create a temporary folder");
+    let reason = match namespace(folder.path()) {
         Ok(mut namespace) => {
-            let this = std::env::current_exe().expect("a test knows its own file");
-            let name = "a_full_disk_refuses_writes_keeps_what_was_acknowledged_and_serves_on_when_there_is_room";
+            let this = std::env::current_exe().expect("the path of this executable is known");
+            let name = "full_disks_reject_writes_and_keep_acknowledged_data";
             namespace.arg(this).args(["--exact", name, "--nocapture"]);
             namespace.env(FOLDER, folder.path()).env("TMPDIR", folder.path());
-            // Processes that talk much meet the end of their logs' disk, too.
+            // Verbose logs also fill the disk.
             namespace.env("ENGRAM_LOG", "debug");
-            let ended = namespace.output().expect("it was started a moment ago");
-            let said = [ended.stdout, ended.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
-            // A name that no longer fits would run no test at all, and succeed.
-            assert!(ended.status.success() && said.contains("1 passed"), "the inner run: {}\n{said}", ended.status);
+            let output = namespace.output().expect("failed to start the inner run");
+            let text = [output.stdout, output.stderr].map(|it| String::from_utf8_lossy(&it).into_owned()).concat();
+            // A wrong test name would run no test and succeed.
+            assert!(output.status.success() && text.contains("1 passed"), "the inner run: {}\n{text}", output.status);
             return;
         }
-        Err(why) => why,
+        Err(reason) => reason,
     };
-    // Past the test harness, which shows nothing of a test that passes.
-    let _ = writeln!(io::stderr(), "\nskipped: no small file system can be mounted here, so no disk is full: {why}\n");
+    engram_tests::skipped(&format!("no permission to mount a tmpfs: {reason}"));
 }
 
-/// A command that runs others where mounting is allowed and seen by nobody else: as root of a user namespace, or as real root.
+/// Returns a command that runs others in a private mount namespace: as root of a user namespace, or as real root.
 fn namespace(folder: &Path) -> Result<Command, String> {
-    let mut why = String::new();
+    let mut reason = String::new();
     for options in [&["--map-root-user", "--mount"][..], &["--mount"]] {
         let unshare = || {
             let mut command = Command::new("unshare");
@@ -57,11 +56,11 @@ fn namespace(folder: &Path) -> Result<Command, String> {
         };
         match unshare().args(["mount", "-t", "tmpfs", "-o", DISK, "engram-test"]).arg(folder).output() {
             Ok(output) if output.status.success() => return Ok(unshare()),
-            Ok(output) => why = String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-            Err(error) => why = format!("failed to start unshare: {error}"),
+            Ok(output) => reason = String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Err(error) => reason = format!("failed to start unshare: {error}"),
         }
     }
-    Err(why)
+    Err(reason)
 }
 
 fn mount(folder: &Path) -> io::Result<()> {
@@ -71,65 +70,65 @@ fn mount(folder: &Path) -> io::Result<()> {
 
 fn on_a_small_disk() {
     let cluster = Cluster::up(&cluster_manifest("small", 1, "  partitions: 4\n"));
-    let worker = cluster.worker(0).expect("it runs");
-    cluster.engram(&["insert", "first", "--weight", "0.25"]).ended(0);
+    let worker = cluster.worker(0).expect("the process is running");
+    cluster.engram(&["insert", "first", "--weight", "0.25"]).exits_with(0);
     let ballast = Ballast::fill(cluster.folder());
 
-    // A stream is cut off where the log's room ends, and what was applied of it is told to the row.
+    // A stream fails when the log is full, and reports the number of applied rows.
     let rows = |range: std::ops::Range<usize>| {
         let row = |at| format!("{{\"key\":\"row-{at}\",\"payload\":\"{}\"}}\n", "x".repeat(LARGE));
         range.map(row).collect::<String>()
     };
-    let ran = cluster.engram_with(&["insert", "--file", "-"], &rows(0..1_200)).refused(1, &["ENG-0501", "no space"]);
+    let ran = cluster.engram_with(&["insert", "--file", "-"], &rows(0..1_200)).fails_with(1, &["ENG-0501", "no space"]);
     let stored = cluster.digest().1 - 1;
-    let told = format!("{} rows before the error were applied", thousands(stored));
-    assert!(ran.stderr.contains(&told), "{told:?} is not what it says:\n{}", ran.stderr);
+    let message = format!("applied {} rows before the error", thousands(stored));
+    assert!(ran.stderr.contains(&message), "stderr lacks {message:?}:\n{}", ran.stderr);
 
-    // The log's last bytes; then even the smallest change is refused, by its kind, and changes nothing.
+    // With a full log even the smallest change is rejected.
     let acknowledged = fill_the_log(&cluster);
     let before = cluster.digest();
     assert_eq!(before.1, 1 + stored + acknowledged.len() as u64);
     for change in
         [&["insert", "late"][..], &["reinforce", "first", "--delta", "0.5"], &["remove", "first"], &["decay", "0.1"]]
     {
-        cluster.engram(change).refused(1, &["ENG-0501", "no space"]);
+        cluster.engram(change).fails_with(1, &["ENG-0501", "no space"]);
     }
-    cluster.engram(&["snapshot", "create", "full"]).refused(1, &["ENG-0501", "no space"]);
-    assert_eq!(cluster.engram(&["snapshot", "list", "-o", "name"]).ended(0).stdout, "");
+    cluster.engram(&["snapshot", "create", "full"]).fails_with(1, &["ENG-0501", "no space"]);
+    assert_eq!(cluster.engram(&["snapshot", "list", "-o", "name"]).exits_with(0).stdout, "");
     let export = cluster.folder().join("all.jsonl").display().to_string();
-    cluster.engram(&["export", &export]).refused(1, &["ENG-0501", &export]);
+    cluster.engram(&["export", &export]).fails_with(1, &["ENG-0501", &export]);
     assert_eq!(cluster.digest(), before);
 
-    // Everything acknowledged is there and read as ever.
-    let found = cluster.engram(&["get", "first", "row-0", "-o", "json"]).ended(0).json();
+    // Acknowledged data can be read.
+    let found = cluster.engram(&["get", "first", "row-0", "-o", "json"]).exits_with(0).json();
     assert_eq!((&found["items"][0]["weight"], payload(&found["items"][1])), (&0.25.into(), LARGE));
-    cluster.engram(&["get", "late"]).refused(3, &["ENG-0508"]);
-    cluster.engram(&["rank", "--limit", "3"]).ended(0);
-    cluster.engram(&["quality"]).ended(0);
+    cluster.engram(&["get", "late"]).fails_with(3, &["ENG-0508"]);
+    cluster.engram(&["rank", "--limit", "3"]).exits_with(0);
+    cluster.engram(&["quality"]).exits_with(0);
     let got = cluster.client(async |client| {
-        client.get(&acknowledged, GetOptions::default()).await.expect("reads go on").memories.len()
+        client.get(&acknowledged, GetOptions::default()).await.expect("reads work").memories.len()
     });
     assert_eq!(got, acknowledged.len());
 
-    // Room is all it takes: the same process goes on.
+    // With free space the same process accepts writes.
     drop(ballast);
-    cluster.engram(&["insert", "late"]).ended(0);
+    cluster.engram(&["insert", "late"]).exits_with(0);
     assert_eq!(cluster.digest().1, before.1 + 1);
-    assert_eq!(cluster.worker(0), Some(worker), "nothing was started again");
+    assert_eq!(cluster.worker(0), Some(worker), "the worker was not restarted");
 
     restarts_on_a_full_disk(cluster);
 }
 
-/// Neither the crash of a worker nor a stop and a start on the full disk costs anything but time.
+/// Neither a worker crash nor a restart on a full disk loses data.
 fn restarts_on_a_full_disk(mut cluster: Cluster) {
     let before = cluster.digest();
     let ballast = Ballast::fill(cluster.folder());
-    let worker = cluster.worker(0).expect("it runs");
+    let worker = cluster.worker(0).expect("the process is running");
     cluster.kill(worker);
-    // It ends for want of room as often as it is started, until there is some.
+    // The worker fails to start until there is free space.
     wait_for("a start to fail", DEADLINE, || {
-        let told = fs::read_to_string(cluster.folder().join("up.log")).expect("up has a log");
-        told.contains("worker-0 ended (disk full, ENG-0501)").then_some(())
+        let log = fs::read_to_string(cluster.folder().join("up.log")).expect("failed to read the log");
+        log.contains("worker-0 exited (disk full, ENG-0501)").then_some(())
     });
     drop(ballast);
     wait_for("the worker to serve again", DEADLINE, || {
@@ -139,43 +138,43 @@ fn restarts_on_a_full_disk(mut cluster: Cluster) {
 
     let ballast = Ballast::fill(cluster.folder());
     let (up, status) = cluster.stop();
-    assert_eq!(status.code(), Some(0), "a stop takes no room");
+    assert_eq!(status.code(), Some(0), "a stop needs no space");
     let ballast = ballast.more();
-    up.run().refused(1, &["ENG-0501"]);
-    // With room for what `up` itself writes it is the worker that finds none.
-    ballast.leave(1 << 20);
-    up.run().refused(1, &["ENG-0501", "worker-0", "no space"]);
+    up.run().fails_with(1, &["ENG-0501"]);
+    // With space for the files of `up` only, the worker fails.
+    ballast.release(1 << 20);
+    up.run().fails_with(1, &["ENG-0501", "worker-0", "no space"]);
     drop(ballast);
     let cluster = up.start();
     assert_eq!(cluster.digest(), before);
     let (up, _) = cluster.stop();
     let unfinished: Vec<PathBuf> =
         files(&up.state_dir()).into_iter().filter(|path| path.extension().is_some_and(|it| it == "tmp")).collect();
-    assert!(unfinished.is_empty(), "{unfinished:?} were left half-done");
+    assert!(unfinished.is_empty(), "temporary files are left: {unfinished:?}");
 }
 
-/// Writes memories, ever smaller ones, until none fits; returns those that were acknowledged.
+/// Writes memories of decreasing size until none fits. Returns the acknowledged ones.
 fn fill_the_log(cluster: &Cluster) -> Vec<MemoryId> {
     cluster.client(async |client| {
         let session = client.session();
         let mut acknowledged = Vec::new();
         for bytes in [LARGE, 1] {
-            let refused = loop {
-                assert!(acknowledged.len() < 10_000, "the disk is never full");
+            let error = loop {
+                assert!(acknowledged.len() < 10_000, "the disk does not fill up");
                 let id = MemoryId(acknowledged.len() as u64);
                 let payloads: Blobs = [vec![b'x'; bytes]].into_iter().collect();
                 match session.upsert(Rows { ids: vec![id], payloads: Some(payloads), ..Rows::default() }).await {
                     Ok(_) => acknowledged.push(id),
-                    Err(refused) => break refused,
+                    Err(error) => break error,
                 }
             };
-            assert_eq!(refused.kind(), ProblemKind::DiskFull, "{refused}");
+            assert_eq!(error.kind(), ProblemKind::DiskFull, "{error}");
         }
         acknowledged
     })
 }
 
-/// A file that takes all the room there is, until it is dropped.
+/// A file that fills the disk until it is dropped.
 struct Ballast {
     path: PathBuf,
     file: File,
@@ -184,11 +183,11 @@ struct Ballast {
 impl Ballast {
     fn fill(folder: &Path) -> Self {
         let path = folder.join("ballast");
-        let file = File::create(&path).expect("a file takes no room");
+        let file = File::create(&path).expect("failed to create a file");
         Self { path, file }.more()
     }
 
-    /// Takes what has become free.
+    /// Fills free space again.
     fn more(mut self) -> Self {
         let block = vec![0; 1 << 20];
         loop {
@@ -200,24 +199,24 @@ impl Ballast {
         }
     }
 
-    /// Gives some of it back.
-    fn leave(&self, bytes: u64) {
-        let taken = self.file.metadata().expect("it is there").len();
-        self.file.set_len(taken - bytes).expect("a file can be made shorter");
+    /// Frees some space.
+    fn release(&self, bytes: u64) {
+        let length = self.file.metadata().expect("the file exists").len();
+        self.file.set_len(length - bytes).expect("failed to truncate a file");
     }
 }
 
 impl Drop for Ballast {
     fn drop(&mut self) {
-        fs::remove_file(&self.path).expect("it is there");
+        fs::remove_file(&self.path).expect("the file exists");
     }
 }
 
 fn payload(memory: &serde_json::Value) -> usize {
-    memory["payload"].as_str().expect("it has one").len()
+    memory["payload"].as_str().expect("the memory has a payload").len()
 }
 
-/// As the command writes numbers for people.
+/// Formats a number with thousands separators, as the command does.
 fn thousands(number: u64) -> String {
     match number {
         0..1_000 => number.to_string(),
@@ -225,10 +224,10 @@ fn thousands(number: u64) -> String {
     }
 }
 
-/// Every file below a folder.
+/// Returns all files below a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).expect("it is there").flatten() {
+    for entry in fs::read_dir(folder).expect("the file exists").flatten() {
         let path = entry.path();
         if path.is_dir() { found.extend(files(&path)) } else { found.push(path) }
     }

@@ -1,101 +1,102 @@
-//! Learning runs through the command line: submitted once, followed, stopped, reported.
+//! Runs through the command line: submitted, followed, cancelled, suspended and reported.
 
 use engram_tests::{Cluster, DEADLINE, checkout, cluster_manifest, run_manifest, wait_for};
 use serde_json::Value;
 
 fn runs(cluster: &Cluster) -> Vec<Value> {
-    let listed = cluster.engram(&["list", "runs", "-o", "json"]).ended(0).json();
+    let listed = cluster.engram(&["list", "runs", "-o", "json"]).exits_with(0).json();
     listed["items"].as_array().expect("a list").clone()
 }
 
 #[test]
-fn ctrl_c_stops_a_run_after_its_epoch_and_what_it_learned_stays() {
+fn ctrl_c_cancels_a_run_after_its_epoch() {
     let cluster = Cluster::up(&cluster_manifest("demo", 2, "  partitions: 16\n"));
     let endless = "    source: { synthetic: { memories: 1000 } }\n    epochs: 1000000\n";
     let file = cluster.file("run.yaml", run_manifest("endless", "demo", endless));
     let mut run = cluster.spawn(&["run", &file]);
     wait_for("the run to learn", DEADLINE, || (runs(&cluster).first()?["epoch"].as_u64()? >= 3).then_some(()));
     Cluster::interrupt(&run);
-    let status = wait_for("the command to end", DEADLINE, || run.try_wait().expect("a child can be waited for"));
+    let status = wait_for("the command to exit", DEADLINE, || run.try_wait().expect("failed to wait for the command"));
     assert_eq!(status.code(), Some(130));
     let stopped = &runs(&cluster)[0];
     assert_eq!(stopped["phase"], "Cancelled");
     assert!(stopped["epoch"].as_u64() >= Some(3));
     assert_eq!(cluster.digest().1, 1_000);
-    // A name stands for one run for ever; the turn is free for another.
-    cluster.engram(&["run", &file]).refused(130, &["endless is on the cluster already"]);
+    // Names of runs are never reused.
+    cluster.engram(&["run", &file]).fails_with(130, &["endless already exists"]);
     cluster.stop();
 }
 
 #[test]
-fn events_are_learned_once_under_a_name_whatever_way_they_come() {
+fn imports_and_manifests_apply_events_once() {
     let cluster = Cluster::up(&cluster_manifest("shop", 2, "  partitions: 16\n  learning: { initialWeight: 0.0 }\n"));
     let events = checkout().join("examples/own-events.csv").display().to_string();
     let page = cluster.folder().join("report.html").display().to_string();
     let import = ["import", "events", &events, "--key", "product", "--time", "sold_at", "--quality-column", "quality"];
-    cluster.engram(&[&import[..], &["--report", &page]].concat()).ended(0);
-    assert!(std::fs::read_to_string(&page).expect("the page is written").contains("<svg"));
+    cluster.engram(&[&import[..], &["--report", &page]].concat()).exits_with(0);
+    assert!(std::fs::read_to_string(&page).expect("failed to read the page").contains("<svg"));
     let learned = cluster.digest();
     assert!(learned.1 > 0);
-    // The name comes from the file, so that a second time does not count twice.
-    let again = cluster.engram(&import).refused(0, &["import-own-events is on the cluster already"]);
+    // The name is derived from the file, so that a second import is not applied.
+    let again = cluster.engram(&import).fails_with(0, &["import-own-events already exists"]);
     assert!(again.stdout.contains(&learned.0), "{}", again.stdout);
     assert_eq!(cluster.digest(), learned);
     cluster.stop();
 
-    // The same file under a manifest, as the example shows it: the same memories.
+    // The same file with the manifest of the example gives the same memories.
     let cluster = Cluster::up(&cluster_manifest("shop", 1, "  partitions: 3\n  learning: { initialWeight: 0.0 }\n"));
-    let example = std::fs::read_to_string(checkout().join("examples/own-events.yaml")).expect("the example is shipped");
+    let example =
+        std::fs::read_to_string(checkout().join("examples/own-events.yaml")).expect("failed to read the example");
     let (_, run) = example.split_once("\n---\n").expect("a cluster and a run");
     let file = cluster.file("run.yaml", run.replace("own-events.csv", &events));
-    cluster.engram(&["run", &file, "--no-wait"]).ended(0);
-    wait_for("the run to end", DEADLINE, || (runs(&cluster).first()?["phase"] == "Succeeded").then_some(()));
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    wait_for("the run to finish", DEADLINE, || (runs(&cluster).first()?["phase"] == "Succeeded").then_some(()));
     assert_eq!(cluster.digest(), learned);
     let wrong = cluster.file("wrong.yaml", run.replace("name: shop", "name: chop"));
-    cluster.engram(&["run", &wrong]).refused(3, &["ENG-0301", "chop", "shop"]);
+    cluster.engram(&["run", &wrong]).fails_with(3, &["ENG-0301", "chop", "shop"]);
     cluster.stop();
 }
 
 #[test]
-fn a_run_that_is_suspended_keeps_its_place_over_the_death_of_its_driver_and_ends_with_the_digest_of_one_that_was_not() {
-    let example = std::fs::read_to_string(checkout().join("examples/cluster.yaml")).expect("the example is shipped");
+fn suspended_runs_resume_at_their_epoch_after_worker_failures() {
+    let example =
+        std::fs::read_to_string(checkout().join("examples/cluster.yaml")).expect("failed to read the example");
     let (_, run) = example.split_once("\n---\n").expect("a cluster and a run");
     let learning = "  partitions: 16\n  learning: { initialWeight: 0.0, decay: 0.02 }\n";
     let mut cluster = Cluster::up(&cluster_manifest("words", 3, learning));
     let name = "state-of-the-union";
     let file = cluster.file("run.yaml", run);
-    cluster.engram(&["run", &file, "--no-wait"]).ended(0);
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let is_at = |epoch| (runs(&cluster).first()?["epoch"].as_u64()? >= epoch).then_some(());
     wait_for("the run to learn", DEADLINE, || is_at(20));
-    cluster.engram(&["suspend", name]).ended(0);
+    cluster.engram(&["suspend", name]).exits_with(0);
     let suspended = runs(&cluster)[0].clone();
     assert_eq!(suspended["phase"], "Suspended");
     let digest = cluster.digest();
-    // Who waits may learn meanwhile, in the order of submission; here nothing does, and nothing is learned.
     let pids: Vec<u32> = (0..3).filter_map(|worker| cluster.worker(worker)).collect();
     for (worker, pid) in pids.into_iter().enumerate() {
         cluster.kill(pid);
         cluster.wait_for_restart(worker, pid);
     }
-    let after = wait_for("the run to be told of", DEADLINE, || {
+    let after = wait_for("the run to be listed", DEADLINE, || {
         let ran = cluster.engram(&["list", "runs", "-o", "json"]);
-        // Of a partition that nobody serves yet no run is told.
+        // Runs of partitions without primary are not listed.
         let run = (ran.code == Some(0)).then(|| ran.json()["items"][0].clone())?;
         run["phase"].is_string().then_some(run)
     });
     assert_eq!((&after["phase"], &after["epoch"]), (&suspended["phase"], &suspended["epoch"]));
     assert_eq!(cluster.digest(), digest);
-    cluster.engram(&["resume", name]).ended(0);
-    wait_for("the run to end", DEADLINE, || (runs(&cluster).first()?["phase"] == "Succeeded").then_some(()));
-    // As the example's own test has it.
+    cluster.engram(&["resume", name]).exits_with(0);
+    wait_for("the run to finish", DEADLINE, || (runs(&cluster).first()?["phase"] == "Succeeded").then_some(()));
+    // The digest of an uninterrupted run, as in example.rs.
     assert_eq!(cluster.digest(), ("82de3b4850164e2866d319c3c0dab744".to_owned(), 23_147));
-    cluster.engram(&["suspend", name]).refused(0, &["has ended already"]);
-    cluster.engram(&["suspend", "another"]).refused(3, &["another"]);
+    cluster.engram(&["suspend", name]).fails_with(0, &["is already finished"]);
+    cluster.engram(&["suspend", "another"]).fails_with(3, &["another"]);
     cluster.stop();
 }
 
 #[test]
-fn runs_take_their_turn_in_the_order_in_which_they_were_submitted() {
+fn runs_start_in_the_order_of_submission() {
     let cluster = Cluster::up(&cluster_manifest("shop", 2, "  partitions: 16\n"));
     let lines: String = (0..5_000).map(|day| format!("{day},word-{}\n", day % 9)).collect();
     let events = cluster.file("events.csv", format!("day,word\n{lines}"));
@@ -103,23 +104,23 @@ fn runs_take_their_turn_in_the_order_in_which_they_were_submitted() {
     let source = format!("    source: {{ events: {{ path: {events}, {columns} }} }}\n");
     let submit = |name: &str, more: &str| {
         let file = cluster.file(&format!("{name}.yaml"), run_manifest(name, "shop", &format!("{source}{more}")));
-        cluster.engram(&["run", &file, "--no-wait"]).ended(0);
+        cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     };
     submit("first", "");
-    // Names in another order than that of submission.
+    // Alphabetical order differs from the order of submission.
     for name in ["zebra", "mule", "ant"] {
         submit(name, "    epochs: 3\n");
     }
-    let of = |name: &str| runs(&cluster).into_iter().find(|run| run["name"] == name).expect("it was submitted");
-    wait_for("all to wait for the first", DEADLINE, || {
+    let of = |name: &str| runs(&cluster).into_iter().find(|run| run["name"] == name).expect("the run exists");
+    wait_for("all runs to wait for the first", DEADLINE, || {
         let waits = |name, text: &str| of(name)["message"].as_str().is_some_and(|message| message.ends_with(text));
         (waits("zebra", "waits for run first to end") && waits("ant", "waits for run first to end, 2 before it"))
             .then_some(())
     });
-    cluster.engram(&["suspend", "first"]).ended(0);
-    wait_for("the others to end", DEADLINE, || {
+    cluster.engram(&["suspend", "first"]).exits_with(0);
+    wait_for("the other runs to finish", DEADLINE, || {
         let done = |name| of(name)["phase"] == "Succeeded";
-        // None is done before one that came first.
+        // No run finishes before one that was submitted earlier.
         assert!((!done("mule") || done("zebra")) && (!done("ant") || done("mule")), "{:?}", runs(&cluster));
         done("ant").then_some(())
     });
@@ -128,10 +129,10 @@ fn runs_take_their_turn_in_the_order_in_which_they_were_submitted() {
         "held.yaml",
         run_manifest("held", "shop", &source).replace("  kind: Memory", "  suspend: true\n  kind: Memory"),
     );
-    cluster.engram(&["run", &held, "--no-wait"]).ended(0);
+    cluster.engram(&["run", &held, "--no-wait"]).exits_with(0);
     assert_eq!((&of("held")["phase"], &of("held")["epoch"]), (&Value::from("Suspended"), &Value::from(0)));
     let wrong = source.replace(&format!("path: {events}"), "configMap: { name: a, key: b.csv }");
     let wrong = cluster.file("wrong.yaml", run_manifest("wrong", "shop", &wrong));
-    cluster.engram(&["run", &wrong]).refused(2, &["ENG-0107", "for clusters in Kubernetes"]);
+    cluster.engram(&["run", &wrong]).fails_with(2, &["ENG-0107", "supported in Kubernetes only"]);
     cluster.stop();
 }

@@ -1,17 +1,17 @@
-//! The experiment of two groups: exact figures and one digest per size, however the memories are spread.
+//! The two-group experiment: exact results and one digest per size, for any number of workers and partitions.
 
 use engram_tests::{Cluster, cluster_manifest, run_manifest};
 use serde_json::Value;
 
-/// Runs the experiment on a new cluster and checks every exact figure of it.
+/// Runs the experiment on a new cluster and checks its exact results.
 fn experiment(memories: u64, workers: u32, partitions: u32, digest: &str) {
-    // Ids are spread unevenly: partitions that are few memories big need room, or they evict some.
+    // Ids are distributed unevenly: small partitions need spare capacity to avoid eviction.
     let capacity = (2 * memories).max(1_000_000);
     let spec = format!("  partitions: {partitions}\n  capacity: {{ memories: {capacity} }}\n");
     let cluster = Cluster::up(&cluster_manifest("demo", workers, &spec));
     let run = run_manifest("two-groups", "demo", &format!("    source: {{ synthetic: {{ memories: {memories} }} }}\n"));
     let file = cluster.file("run.yaml", run);
-    let lines = cluster.engram(&["run", &file, "-o", "json"]).ended(0).json_lines();
+    let lines = cluster.engram(&["run", &file, "-o", "json"]).exits_with(0).json_lines();
     let context = format!("{memories} memories, {workers} workers, {partitions} partitions");
 
     let (result, epochs) = lines.split_last().expect("a run prints lines");
@@ -31,7 +31,7 @@ fn experiment(memories: u64, workers: u32, partitions: u32, digest: &str) {
         assert_eq!(group["complete"], memories / 2, "{context}: every memory was reached in every epoch");
         assert_eq!(group["memories"], memories / 2, "{context}");
     }
-    // The groups part by these units each epoch, whatever computes them.
+    // Exact separation of the groups per epoch.
     let separation = |epoch: usize| epochs[epoch]["separation"].as_f64().expect("a separation per epoch");
     let units = |value: f64| (value * f64::from(1 << 30)).round() as u64;
     assert_eq!(
@@ -43,7 +43,7 @@ fn experiment(memories: u64, workers: u32, partitions: u32, digest: &str) {
 }
 
 #[test]
-fn a_thousand_memories_give_one_digest_on_any_workers_and_partitions() {
+fn a_thousand_memories_give_one_digest_on_any_topology() {
     for (workers, partitions) in [(1, 1), (5, 256), (3, 7)] {
         experiment(1_000, workers, partitions, "81614da90c4f4be97e63ff0b5f2fb1ce");
     }

@@ -1,28 +1,28 @@
-//! `engram up --tls`: who has no certificate is not served, and certificates are replaced while everything goes on.
+//! `engram up --tls`: clients need a certificate, and certificates are renewed without interruption.
 
 use engram_client::{Rows, Signals, Updates};
 use engram_memory::MemoryId;
-use engram_tests::{Cluster, Up, cluster_manifest, engram};
+use engram_tests::{Cluster, ClusterBuilder, cluster_manifest, engram};
 use std::time::{Duration, Instant};
 
-/// How long a certificate is valid here; connections live a third of that.
+/// Certificate lifetime in this test; connections live a third of that.
 const LIFETIME: Duration = Duration::from_secs(12);
 
 fn start(name: &str) -> Cluster {
     let lifetime = LIFETIME.as_secs().to_string();
     let manifest = cluster_manifest(name, 2, "  partitions: 4\n  replicationFactor: 2\n");
-    Up::of(&manifest).with(&["--tls", "--certificate-lifetime", &lifetime]).start()
+    ClusterBuilder::new(&manifest).with(&["--tls", "--certificate-lifetime", &lifetime]).start()
 }
 
-/// Writes and reads until `lifetimes` of a certificate have passed, and connections of clients from before have ended.
-fn goes_on(cluster: &Cluster, lifetimes: u32) {
+/// Writes and reads for a number of certificate lifetimes, until older connections have been replaced.
+fn run_load(cluster: &Cluster, lifetimes: u32) {
     let end = LIFETIME * lifetimes + LIFETIME / 3;
     let done = cluster.client(async |client| {
-        let (session, began, mut done) = (client.session(), Instant::now(), 0_u64);
-        while began.elapsed() < end {
+        let (session, started, mut done) = (client.session(), Instant::now(), 0_u64);
+        while started.elapsed() < end {
             let ids: Vec<MemoryId> = (0..8).map(|i| MemoryId(done * 8 + i)).collect();
             let rows = Rows { ids: ids.clone(), ..Rows::default() };
-            let at = || format!("request {done} after {} ms", began.elapsed().as_millis());
+            let at = || format!("request {done} after {} ms", started.elapsed().as_millis());
             session.upsert(rows).await.unwrap_or_else(|error| panic!("{}: {error}", at()));
             let updates = Updates { ids, signals: Signals::Quality(0.5), ..Updates::default() };
             session.reinforce(updates).await.unwrap_or_else(|error| panic!("{}: {error}", at()));
@@ -33,25 +33,25 @@ fn goes_on(cluster: &Cluster, lifetimes: u32) {
         done
     });
     assert!(done > 0);
-    assert_eq!(cluster.digest().1, done * 8, "every write is there");
+    assert_eq!(cluster.digest().1, done * 8, "a write is missing");
     let endpoints = cluster.endpoints().expect("the cluster is up");
     let workers = endpoints["workers"].as_array().expect("workers are a list").iter();
     for process in workers.chain([&endpoints["coordinator"]]) {
-        assert_eq!(process["restarts"], 0, "nobody had to be started again");
+        assert_eq!(process["restarts"], 0, "a process was restarted");
     }
-    cluster.engram(&["status"]).ended(0);
+    cluster.engram(&["status"]).exits_with(0);
 }
 
 #[test]
-fn certificates_are_replaced_under_load_and_nobody_is_served_without_one() {
+fn certificates_are_renewed_under_load_and_required() {
     let mut cluster = start("secured");
-    goes_on(&cluster, 1);
-    // Whoever is new is let in by those who were there, and lets them in: by certificates that none of them had at first.
+    run_load(&cluster, 1);
+    // A restarted worker and the others authenticate each other with renewed certificates.
     let digest = cluster.digest();
-    let before = cluster.worker(1).expect("it runs");
+    let before = cluster.worker(1).expect("the process is running");
     cluster.kill(before);
     cluster.wait_for_restart(1, before);
-    cluster.engram(&["insert", "green"]).ended(0);
+    cluster.engram(&["insert", "green"]).exits_with(0);
     assert_ne!(cluster.digest(), digest);
     let endpoints = cluster.endpoints().expect("the cluster is up");
     let worker = endpoints["workers"][0]["client"].as_str().expect("an address").to_owned();
@@ -59,15 +59,19 @@ fn certificates_are_replaced_under_load_and_nobody_is_served_without_one() {
     assert_ne!(refused.code, Some(0), "{}", refused.stdout);
     let tls = cluster.state_dir().join("tls");
     let [ca, cert] = ["ca.pem", "client.pem"].map(|name| tls.join(name).display().to_string());
-    engram(["rank", "--limit", "3", "--address", &worker, "--ca", &ca, "--cert", &cert], "").ended(0);
-    engram(["rank", "--ca", &ca, "--cert", &cert], "").refused(2, &["--address"]);
+    engram(
+        ["rank", "--limit", "3", "--address", &worker, "--certificate-authority", &ca, "--client-certificate", &cert],
+        "",
+    )
+    .exits_with(0);
+    engram(["rank", "--certificate-authority", &ca, "--client-certificate", &cert], "").fails_with(2, &["--address"]);
     cluster.stop();
 }
 
 #[test]
-#[ignore = "full: three certificates long"]
-fn nothing_fails_over_three_lifetimes() {
+#[ignore = "full: three certificate lifetimes"]
+fn requests_succeed_over_three_lifetimes() {
     let cluster = start("renewed");
-    goes_on(&cluster, 3);
+    run_load(&cluster, 3);
     cluster.stop();
 }

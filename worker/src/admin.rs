@@ -1,4 +1,4 @@
-//! Administration of one worker: status, snapshots, recordings of its devices, an orderly stop.
+//! `AdminService` of one worker: status, snapshots, device recordings, drain, stop.
 
 use crate::drain;
 use crate::metrics::resident_bytes;
@@ -18,14 +18,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tonic::{Request, Response, Status};
 
-/// Longest drain, in milliseconds. A call lasts a minute at most, so that of a longer one nobody hears the end.
+/// Maximum drain in milliseconds: calls last at most a minute, so a longer one could not return its result.
 const MAX_DRAIN_MS: u64 = 55_000;
 
 pub(crate) struct Admin {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// How every partition that is here stands.
+/// Returns the status of every partition on this worker.
 pub(crate) async fn partitions(shared: &Shared) -> Result<Vec<v1::PartitionStatus>, Problem> {
     let read = shared.engine.read(|partitions| {
         partitions.iter().map(|partition| (partition, partitions.count(partition))).collect::<BTreeMap<_, _>>()
@@ -42,7 +42,7 @@ pub(crate) async fn partitions(shared: &Shared) -> Result<Vec<v1::PartitionStatu
     Ok(here.map(status).collect())
 }
 
-/// How one partition stands here, with what the map says of its copies.
+/// Returns the status of one partition, with what the map says of its replicas.
 fn status_of(
     replica: &ReplicaStatus,
     entry: Option<&Entry>,
@@ -50,16 +50,17 @@ fn status_of(
     served: Option<(Term, Lsn)>,
     memories: u64,
 ) -> v1::PartitionStatus {
-    let learns = entry.is_some_and(|entry| entry.in_sync(here).is_none());
-    let role = if learns && replica.role == "backup" { "learner" } else { replica.role };
-    // The furthest behind of those followers that the map has in sync, or has not.
-    let behind = |in_sync: bool| {
+    let is_learner = entry.is_some_and(|entry| entry.in_sync(here).is_none());
+    let role = if is_learner && replica.role == "backup" { "learner" } else { replica.role };
+    // Lag of the slowest follower that is in sync by the map, or is not.
+    let lag = |in_sync: bool| {
         let followers = replica.followers.iter();
         let of_kind = followers.filter(|(to, _)| entry.is_some_and(|entry| entry.in_sync(*to).is_some()) == in_sync);
         of_kind.map(|(_, acked)| replica.last.0.saturating_sub(acked.0)).max().unwrap_or(0)
     };
-    let leads = matches!(role, "primary" | "activating");
-    let healing = entry.filter(|_| leads).map(|entry| entry.learners.iter().map(|learner| learner.0).collect());
+    let is_primary = matches!(role, "primary" | "activating");
+    let re_replicating_to =
+        entry.filter(|_| is_primary).map(|entry| entry.learners.iter().map(|learner| learner.0).collect());
     v1::PartitionStatus {
         partition: replica.partition.0,
         term: served.map_or(replica.term, |(term, _)| term).0,
@@ -69,22 +70,22 @@ fn status_of(
         state: if served.is_some() { "serving" } else { "idle" }.into(),
         role: role.into(),
         in_sync: entry.map_or(0, |entry| entry.isr.len() as u32),
-        lag: behind(true),
-        healing: healing.unwrap_or_default(),
-        healing_lag: behind(false),
+        lag: lag(true),
+        re_replicating_to: re_replicating_to.unwrap_or_default(),
+        re_replication_lag: lag(false),
     }
 }
 
-/// What recovery found, and what was found damaged since.
+/// Describes what recovery found, and damage found later.
 fn with_damage(recovery: &str, damage: Option<&str>) -> String {
-    damage.map_or_else(|| recovery.to_owned(), |damage| format!("{recovery}; since then: {damage}"))
+    damage.map_or_else(|| recovery.to_owned(), |damage| format!("{recovery}; later: {damage}"))
 }
 
 #[tonic::async_trait]
 impl AdminService for Admin {
     async fn get_worker_status(
         &self,
-        _request: Request<v1::WorkerStatusRequest>,
+        _request: Request<v1::GetWorkerStatusRequest>,
     ) -> Result<Response<v1::WorkerStatus>, Status> {
         let shared = &self.shared;
         let partition_status = partitions(shared).await.map_err(Problem::into_status)?;
@@ -108,7 +109,7 @@ impl AdminService for Admin {
             last_snapshot_ms: shared.last_snapshot_ms.load(Ordering::Relaxed),
             uptime_ms: shared.started.elapsed().as_millis() as u64,
             updates_total: shared.metrics.updates.get(),
-            epochs_total: shared.metrics.epoch_parts.get(),
+            epochs_total: shared.metrics.partition_epochs.get(),
             resident_bytes: resident_bytes(),
             recovery: with_damage(&shared.recovery, stats.damage.as_deref()),
             partition_status,
@@ -122,7 +123,7 @@ impl AdminService for Admin {
     async fn create_snapshot(
         &self,
         request: Request<v1::CreateSnapshotRequest>,
-    ) -> Result<Response<v1::CreateSnapshotReply>, Status> {
+    ) -> Result<Response<v1::CreateSnapshotResponse>, Status> {
         let folder = PathBuf::from(request.into_inner().folder);
         if !folder.is_absolute() {
             let text = format!("folder: '{}' is not allowed; allowed: an absolute path", folder.display());
@@ -137,7 +138,7 @@ impl AdminService for Admin {
         })?;
         let mut digest = Digest::default();
         written.iter().for_each(|info| digest.merge(info.digest));
-        Ok(Response::new(v1::CreateSnapshotReply {
+        Ok(Response::new(v1::CreateSnapshotResponse {
             partitions: written.len() as u32,
             memories: written.iter().map(|info| info.memories).sum(),
             bytes: written.iter().map(|info| info.bytes).sum(),
@@ -149,27 +150,27 @@ impl AdminService for Admin {
         }))
     }
 
-    async fn stop(&self, _request: Request<v1::StopRequest>) -> Result<Response<v1::StopReply>, Status> {
-        self.shared.asked_to_stop.notify_one();
-        Ok(Response::new(v1::StopReply {}))
+    async fn stop(&self, _request: Request<v1::StopRequest>) -> Result<Response<v1::StopResponse>, Status> {
+        self.shared.stop_requested.notify_one();
+        Ok(Response::new(v1::StopResponse {}))
     }
 
-    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainReply>, Status> {
-        let v1::DrainRequest { deadline_ms, call_off } = request.into_inner();
-        if call_off {
-            drain::call_off(&self.shared);
-            return Ok(Response::new(v1::DrainReply::default()));
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
+        let v1::DrainRequest { deadline_ms, cancel } = request.into_inner();
+        if cancel {
+            drain::cancel(&self.shared);
+            return Ok(Response::new(v1::DrainResponse::default()));
         }
         if !(1..=MAX_DRAIN_MS).contains(&deadline_ms) {
             let text = format!("deadline_ms: {deadline_ms} is not allowed; allowed: 1 to {MAX_DRAIN_MS}");
             return Err(Problem::of(ProblemKind::Invalid, text).into_status());
         }
         let drained = drain::drain(&self.shared, Duration::from_millis(deadline_ms)).await;
-        let left = drained.left.iter().map(|partition| partition.0).collect();
-        Ok(Response::new(v1::DrainReply { handed_over: drained.handed_over, left }))
+        let remaining = drained.remaining.iter().map(|partition| partition.0).collect();
+        Ok(Response::new(v1::DrainResponse { transferred: drained.transferred, remaining }))
     }
 
-    async fn profile(&self, request: Request<v1::ProfileRequest>) -> Result<Response<v1::ProfileReply>, Status> {
+    async fn profile(&self, request: Request<v1::ProfileRequest>) -> Result<Response<v1::ProfileResponse>, Status> {
         profile::record(&self.shared, request.into_inner()).await.map(Response::new).map_err(Problem::into_status)
     }
 }

@@ -1,274 +1,282 @@
-//! How many calls may be under way at once, found out from how long they take.
+//! Admission control: limits the calls in flight by their latency.
 //!
 //! ```text
 //! latency
-//!    │            ╱  whoever comes now waits for all before it
+//!    │            ╱  queueing: a new call waits for all before it
 //!    │          ╱
-//!    │─ ─ ─ ─ ╱─ ─ ─  slow: TOLERANCE times the usual
-//!    │______╱         one more at once costs nobody anything: logs are synced, and copies sent, for many at a time
-//!    └──────┴──────── calls under way
+//!    │─ ─ ─ ─ ╱─ ─ ─  slow: TOLERANCE times the baseline
+//!    │______╱         batching: log syncs and replication serve many calls at once
+//!    └──────┴──────── calls in flight
 //!         limit
 //! ```
 //!
-//! A bound by count alone lets a queue grow until everybody waits as long as the longest that a client has patience for, and then
-//! nobody is served. So the limit follows the latency: where most calls of a moment are slow beside what is usual for their method, it
-//! falls; otherwise it rises. What is usual is learnt while nobody is turned away, so that a ranking beside reads of one memory is not
-//! taken for a queue.
+//! A fixed limit lets a queue grow until every call waits as long as the most patient client, and no call is served in time. So the
+//! limit follows the latency: it falls while most calls are slow compared to the baseline of their method, and rises otherwise.
+//! Baselines are learned only while no call is rejected. They are kept per method, so that a ranking among point reads is not
+//! mistaken for a queue.
 //!
-//! Slow calls alone do not make a queue. A queue is what can be shortened without less being done; where a log is synced slowly, fewer
-//! calls at once are fewer for each sync. So the work done is noted by how many were under way, and where half as many did much less,
-//! that latency is put up with ([`Limit::patience`]) and the limit rises again. One thing looks the same from inside: a processor that
-//! others want as well, of which more calls at once get a larger share, until all wait longer. Threads that wait for processors tell it.
+//! Slow calls alone are no queue: a queue is what can be shortened without reducing throughput. If log syncs are slow, fewer
+//! concurrent calls only means fewer calls per sync. So throughput is recorded by the number of calls in flight, and if half as
+//! many calls achieved much less, the latency is tolerated ([`ConcurrencyLimit::patience`]) and the limit rises again. CPU
+//! contention looks the same from inside, because more concurrent calls get a larger share of the CPU until all wait longer; the
+//! run queue of the scheduler reveals it.
 
-use crate::processors::Waits;
+use crate::cpu_pressure::CpuPressure;
 use engram_proto::v1::{Problem, ProblemKind};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-// The runtime's clock: on a simulated machine a seed decides it.
+// The runtime's clock, which a simulation controls.
 use tokio::time::Instant;
 
-/// Calls of a kind under way that are never too many: one is worked on, and the next one is there.
+/// Lower bound of the limit: one call executes, and the next one is ready.
 const FLOOR: usize = 2;
-/// The same where nothing shows that what is slow is a queue.
-const UNPROVEN: usize = 64;
-/// Calls of a kind under way that are always too many: each holds a message.
+/// Lower bound without evidence that slow calls are a queue.
+const UNPROVEN_FLOOR: usize = 64;
+/// Upper bound of the limit: each call holds a message.
 pub(crate) const CEILING: usize = 1_024;
-/// Powers of two up to that.
+/// Number of powers of two up to the ceiling.
 const LEVELS: usize = CEILING.ilog2() as usize + 1;
-/// So many times the usual is slow. The median of those admitted settles near it.
+/// Multiple of the baseline above which a call is slow. The median latency of admitted calls settles near it.
 const TOLERANCE: f64 = 2.0;
-/// What is faster than this is never slow: below it latency says more about the scheduler than about a queue.
+/// Calls faster than this are never slow: below it, latency depends on the scheduler more than on a queue.
 const NEVER_SLOW: Duration = Duration::from_millis(3);
-/// A verdict is of at least so much time, and so many calls.
+/// Minimum duration and number of calls of an evaluation window.
 const WINDOW: Duration = Duration::from_millis(100);
 const WINDOW_CALLS: u32 = 32;
-/// What is left of the limit when calls are slow. Less would throw away more than the queue.
-const FALL: f64 = 0.85;
-/// How the limit rises where fewer calls at once were fewer done.
-const RISE: f64 = 1.5;
-/// Half as many calls at once that do less than this share of the work were no queue.
-const QUEUE_DOES: f64 = 0.75;
-/// What a window adds to what is known of a level, and what is left of that where it was the reason to be patient: it may be long ago.
-const NOTED: f64 = 0.2;
-const BELIEVED: f64 = 0.9;
-/// How patience grows, up to which, and what is left of it after a window that is not slow.
-const PATIENCE_GROWS: f64 = 1.25;
-const PATIENCE_MOST: f64 = 16.0;
-const PATIENCE_LEFT: f64 = 0.995;
-/// When to come again, in milliseconds.
+/// Factor of the limit when calls are slow. A smaller one would reject more than the queue.
+const LIMIT_DECREASE: f64 = 0.85;
+/// Factor of the limit when fewer concurrent calls achieved less.
+const LIMIT_INCREASE: f64 = 1.5;
+/// If half as many concurrent calls achieve less than this share of the throughput, there was no queue.
+const QUEUE_THROUGHPUT_SHARE: f64 = 0.75;
+/// Weight of a new window in the throughput of a level, and decay of that throughput each time it was the reason for patience,
+/// because it may be outdated.
+const THROUGHPUT_WEIGHT: f64 = 0.2;
+const THROUGHPUT_DECAY: f64 = 0.9;
+/// Growth and maximum of patience, and its decay after a window that is not slow.
+const PATIENCE_GROWTH: f64 = 1.25;
+const MAX_PATIENCE: f64 = 16.0;
+const PATIENCE_DECAY: f64 = 0.995;
+/// Retry hint in milliseconds.
 const RETRY_MS: u64 = 50;
 
-/// The limit of calls of one kind; time, calls and what processors are short of come from outside.
+/// Concurrency limit of calls of one kind. Pure: time, calls and CPU pressure are passed in.
 #[derive(Debug)]
-pub(crate) struct Limit {
+pub(crate) struct ConcurrencyLimit {
     limit: f64,
-    under_way: usize,
-    refused: u64,
-    /// How many times slower than usual everything is, although it is no queue.
+    in_flight: usize,
+    rejected: u64,
+    /// Tolerated slowdown over the baseline, for slowness that is no queue.
     patience: f64,
-    usual: BTreeMap<&'static str, Usual>,
+    baselines: BTreeMap<&'static str, Baseline>,
     window: Window,
-    /// Somebody was turned away in the window before.
-    refused_before: bool,
-    /// Work a second while so many were under way, by their logarithm; 0 = not known.
-    done: [f64; LEVELS],
-    processors: Waits,
+    /// Whether calls were rejected in the previous window.
+    rejected_before: bool,
+    /// Throughput by the logarithm of the calls in flight; 0 = not known.
+    throughput: [f64; LEVELS],
+    cpu_pressure: CpuPressure,
 }
 
-/// Calls that ended since the last verdict.
+/// Calls that ended since the last evaluation.
 #[derive(Debug)]
 struct Window {
     since: Instant,
     calls: u32,
     slow: u32,
-    /// Seconds that they usually take.
-    work: f64,
-    /// Most that were under way.
-    most: usize,
-    refused: bool,
+    /// Sum of the baselines of the calls, in seconds.
+    baseline_seconds: f64,
+    /// Maximum number in flight.
+    max_in_flight: usize,
+    rejected: bool,
 }
 
 impl Window {
     const fn new(since: Instant) -> Self {
-        Self { since, calls: 0, slow: 0, work: 0.0, most: 0, refused: false }
+        Self { since, calls: 0, slow: 0, baseline_seconds: 0.0, max_in_flight: 0, rejected: false }
     }
 }
 
-/// How long a method takes: the median, whatever the outliers, of times when nobody is turned away.
+/// Baseline latency of a method: the median of calls while none are rejected, robust to outliers.
 #[derive(Debug)]
-struct Usual {
+struct Baseline {
     seconds: f64,
-    /// Calls so far, up to [`Usual::FIRST`].
+    /// Number of calls so far, up to [`Baseline::FIRST`].
     calls: u32,
-    /// Calls of this window that took longer, less those that did not.
+    /// Calls of this window that took longer than the baseline, less those that did not.
     longer: i32,
 }
 
-impl Usual {
-    /// How fast it follows: at first so much at each call, then at each window. It rises slowly, since load that rises slowly makes
-    /// everything slower as well, and falls as fast as it can be believed.
+impl Baseline {
+    /// Adaptation rate: per call at first, then per window. It rises slowly, because slowly rising load makes every call slower as
+    /// well, and falls fast.
     const FIRST: u32 = 64;
-    const AT_FIRST: f64 = 0.02;
-    const RISES: f64 = 0.005;
-    const FALLS: f64 = 0.03;
+    const INITIAL_RATE: f64 = 0.02;
+    const RISE_RATE: f64 = 0.005;
+    const FALL_RATE: f64 = 0.03;
 
     const fn new(seconds: f64) -> Self {
         Self { seconds, calls: 0, longer: 0 }
     }
 
-    fn heard(&mut self, seconds: f64) {
+    fn observe(&mut self, seconds: f64) {
         let longer = seconds > self.seconds;
         self.longer += if longer { 1 } else { -1 };
         if self.calls < Self::FIRST {
             self.calls += 1;
-            self.seconds *= if longer { 1.0 + Self::AT_FIRST } else { 1.0 - Self::AT_FIRST };
+            self.seconds *= if longer { 1.0 + Self::INITIAL_RATE } else { 1.0 - Self::INITIAL_RATE };
         }
     }
 
-    fn follow(&mut self, may_rise: bool) {
+    fn adapt(&mut self, may_rise: bool) {
         match std::mem::take(&mut self.longer) {
-            longer if longer < 0 => self.seconds *= 1.0 - Self::FALLS,
-            longer if longer > 0 && may_rise => self.seconds *= 1.0 + Self::RISES,
+            longer if longer < 0 => self.seconds *= 1.0 - Self::FALL_RATE,
+            longer if longer > 0 && may_rise => self.seconds *= 1.0 + Self::RISE_RATE,
             _ => {}
         }
     }
 }
 
-impl Limit {
-    pub(crate) const fn new(now: Instant, processors: Waits) -> Self {
+impl ConcurrencyLimit {
+    pub(crate) const fn new(now: Instant, cpu_pressure: CpuPressure) -> Self {
         Self {
             limit: CEILING as f64,
-            under_way: 0,
-            refused: 0,
+            in_flight: 0,
+            rejected: 0,
             patience: 1.0,
-            usual: BTreeMap::new(),
+            baselines: BTreeMap::new(),
             window: Window::new(now),
-            refused_before: false,
-            done: [0.0; LEVELS],
-            processors,
+            rejected_before: false,
+            throughput: [0.0; LEVELS],
+            cpu_pressure,
         }
     }
 
-    /// How many may be under way now.
+    /// Returns the current limit.
     pub(crate) const fn limit(&self) -> usize {
         self.limit as usize
     }
 
-    pub(crate) const fn under_way(&self) -> usize {
-        self.under_way
+    pub(crate) const fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
-    /// How many were turned away.
-    pub(crate) const fn refused(&self) -> u64 {
-        self.refused
+    /// Returns the number of rejected calls.
+    pub(crate) const fn rejected(&self) -> u64 {
+        self.rejected
     }
 
-    /// Whether there is room for one more.
+    /// Checks whether another call fits.
     ///
     /// # Errors
-    /// The limit, which is reached. Somebody was turned away for it.
-    pub(crate) const fn room(&mut self) -> Result<(), usize> {
-        if self.under_way < self.limit() {
+    /// The limit, if it is reached. Counts a rejection.
+    pub(crate) const fn check_capacity(&mut self) -> Result<(), usize> {
+        if self.in_flight < self.limit() {
             return Ok(());
         }
-        self.refused += 1;
-        self.window.refused = true;
+        self.rejected += 1;
+        self.window.rejected = true;
         Err(self.limit())
     }
 
-    /// Takes one more; [`Limit::end`] follows.
+    /// Admits a call, which [`ConcurrencyLimit::end`] completes.
     ///
     /// # Errors
-    /// As of [`Limit::room`].
+    /// As of [`ConcurrencyLimit::check_capacity`].
     pub(crate) fn begin(&mut self) -> Result<(), usize> {
-        self.room()?;
-        self.under_way += 1;
-        self.window.most = self.window.most.max(self.under_way);
+        self.check_capacity()?;
+        self.in_flight += 1;
+        self.window.max_in_flight = self.window.max_in_flight.max(self.in_flight);
         Ok(())
     }
 
-    /// One ended; `took`: `None` where it was given up and says nothing.
-    pub(crate) fn end(&mut self, method: &'static str, took: Option<Duration>, now: Instant) {
-        self.under_way -= 1;
-        let Some(took) = took else { return };
-        let seconds = took.as_secs_f64();
-        let usual = self.usual.entry(method).or_insert_with(|| Usual::new(seconds));
-        let slow = (usual.seconds * TOLERANCE * self.patience).max(NEVER_SLOW.as_secs_f64());
+    /// Completes a call; `latency` is `None` if it was abandoned, and its duration is meaningless.
+    pub(crate) fn end(&mut self, method: &'static str, latency: Option<Duration>, now: Instant) {
+        self.in_flight -= 1;
+        let Some(latency) = latency else { return };
+        let seconds = latency.as_secs_f64();
+        let baseline = self.baselines.entry(method).or_insert_with(|| Baseline::new(seconds));
+        let slow = (baseline.seconds * TOLERANCE * self.patience).max(NEVER_SLOW.as_secs_f64());
         self.window.calls += 1;
         self.window.slow += u32::from(seconds > slow);
-        self.window.work += usual.seconds;
-        usual.heard(seconds);
-        let lasted = now.saturating_duration_since(self.window.since);
-        if self.window.calls >= WINDOW_CALLS && lasted >= WINDOW {
-            self.judge(lasted, now);
-            self.refused_before = self.window.refused;
-            self.window = Window { most: self.under_way, ..Window::new(now) };
+        self.window.baseline_seconds += baseline.seconds;
+        baseline.observe(seconds);
+        let duration = now.saturating_duration_since(self.window.since);
+        if self.window.calls >= WINDOW_CALLS && duration >= WINDOW {
+            self.evaluate_window(duration, now);
+            self.rejected_before = self.window.rejected;
+            self.window = Window { max_in_flight: self.in_flight, ..Window::new(now) };
         }
     }
 
-    fn judge(&mut self, lasted: Duration, now: Instant) {
-        let Window { calls, slow, most, work, refused, .. } = self.window;
-        // What is slow although nothing else is under way is not so for a queue.
-        let is_slow = slow * 2 > calls && most >= FLOOR;
-        let is_reached = refused || self.refused_before;
-        self.usual.values_mut().for_each(|usual| usual.follow(!is_slow && !is_reached));
+    fn evaluate_window(&mut self, duration: Duration, now: Instant) {
+        let Window { calls, slow, max_in_flight, baseline_seconds, rejected, .. } = self.window;
+        // A slow call without others in flight was not slow because of a queue.
+        let is_slow = slow * 2 > calls && max_in_flight >= FLOOR;
+        let is_reached = rejected || self.rejected_before;
+        self.baselines.values_mut().for_each(|baseline| baseline.adapt(!is_slow && !is_reached));
         if is_slow || is_reached {
-            // Otherwise as much is done as is asked for.
-            let (done, now) = (&mut self.done[level(most)], work / lasted.as_secs_f64());
-            *done = if *done == 0.0 { now } else { *done * (1.0 - NOTED) + now * NOTED };
+            // Otherwise throughput only reflects the offered load.
+            let (recorded, current) =
+                (&mut self.throughput[level(max_in_flight)], baseline_seconds / duration.as_secs_f64());
+            *recorded = if *recorded == 0.0 {
+                current
+            } else {
+                *recorded * (1.0 - THROUGHPUT_WEIGHT) + current * THROUGHPUT_WEIGHT
+            };
         }
         if is_slow {
-            self.lower(most, now);
+            self.lower(max_in_flight, now);
             return;
         }
-        self.patience = (self.patience * PATIENCE_LEFT).max(1.0);
-        // What is far from being reached need not be low: the next burst is taken in.
-        let rise = if (most as f64) < self.limit / 2.0 { self.limit } else { self.limit.sqrt() / 2.0 };
+        self.patience = (self.patience * PATIENCE_DECAY).max(1.0);
+        // A limit that is far from being reached rises fast, to admit the next burst.
+        let rise = if (max_in_flight as f64) < self.limit / 2.0 { self.limit } else { self.limit.sqrt() / 2.0 };
         self.limit = (self.limit + rise).min(CEILING as f64);
         if self.limit() == CEILING {
-            // It is over; what is done next time may be something else.
-            self.done = [0.0; LEVELS];
+            // The overload is over; the next one may have another throughput.
+            self.throughput = [0.0; LEVELS];
         }
     }
 
-    /// Calls are slow with so many under way at most.
-    fn lower(&mut self, most: usize, now: Instant) {
-        let here = level(most);
-        let of_more = self.done.get(here + 1).copied().unwrap_or_default();
-        let is_short = self.processors.are_short(now);
-        if !is_short && self.done[here] < of_more * QUEUE_DOES {
-            self.patience = (self.patience * PATIENCE_GROWS).min(PATIENCE_MOST);
-            self.limit = (self.limit * RISE).min(CEILING as f64);
-            self.done[here + 1] *= BELIEVED;
+    /// Lowers the limit, or tolerates the latency, when calls are slow with `max_in_flight` calls.
+    fn lower(&mut self, max_in_flight: usize, now: Instant) {
+        let current_level = level(max_in_flight);
+        let throughput_above = self.throughput.get(current_level + 1).copied().unwrap_or_default();
+        let is_under_pressure = self.cpu_pressure.is_short(now);
+        if !is_under_pressure && self.throughput[current_level] < throughput_above * QUEUE_THROUGHPUT_SHARE {
+            self.patience = (self.patience * PATIENCE_GROWTH).min(MAX_PATIENCE);
+            self.limit = (self.limit * LIMIT_INCREASE).min(CEILING as f64);
+            self.throughput[current_level + 1] *= THROUGHPUT_DECAY;
             return;
         }
-        let floor = if is_short || of_more > 0.0 { FLOOR } else { UNPROVEN };
-        let fallen = self.limit.min(most as f64) * FALL;
-        self.limit = fallen.max(self.limit.min(floor as f64));
+        let floor = if is_under_pressure || throughput_above > 0.0 { FLOOR } else { UNPROVEN_FLOOR };
+        let lowered = self.limit.min(max_in_flight as f64) * LIMIT_DECREASE;
+        self.limit = lowered.max(self.limit.min(floor as f64));
     }
 }
 
-/// Of how many calls what is done is noted together.
-const fn level(under_way: usize) -> usize {
-    match under_way.checked_ilog2() {
+/// Returns the level at which throughput is recorded.
+const fn level(in_flight: usize) -> usize {
+    match in_flight.checked_ilog2() {
         Some(level) if (level as usize) < LEVELS => level as usize,
         Some(_) => LEVELS - 1,
         None => 0,
     }
 }
 
-/// What of a worker's work a call is.
+/// Kind of a call for admission control.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RequestKind {
     Read,
     Write,
 }
 
-impl Kind {
+impl RequestKind {
     pub(crate) const ALL: [Self; 2] = [Self::Read, Self::Write];
 
-    /// Of a method of the service for memories; `None`: it is neither, or may begin whatever is under way.
+    /// Returns the kind of a method; `None` if it is not limited.
     pub(crate) fn of(method: &str) -> Option<Self> {
         match method {
             "ApplyDecay" | "ApplyReinforcement" | "Remove" | "Upsert" => Some(Self::Write),
@@ -277,7 +285,7 @@ impl Kind {
         }
     }
 
-    pub(crate) const fn word(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Write => "write",
@@ -285,80 +293,82 @@ impl Kind {
     }
 }
 
-/// The limits of a worker, of all its listeners together.
+/// Limits of a worker, over all its listeners.
 #[derive(Debug, Clone)]
-pub(crate) struct Admission(Arc<[Mutex<Limit>; 2]>);
+pub(crate) struct Admission(Arc<[Mutex<ConcurrencyLimit>; 2]>);
 
 impl Admission {
-    pub(crate) fn new(processors: Waits) -> Self {
+    pub(crate) fn new(cpu_pressure: CpuPressure) -> Self {
         let now = Instant::now();
-        Self(Arc::new(Kind::ALL.map(|_| Mutex::new(Limit::new(now, processors)))))
+        Self(Arc::new(RequestKind::ALL.map(|_| Mutex::new(ConcurrencyLimit::new(now, cpu_pressure)))))
     }
 
-    /// Whether a call may come in whose message is not here yet: what is turned away costs least before it is read.
+    /// Checks capacity before a call's message is read: an early rejection costs least.
     ///
     /// # Errors
-    /// Too much of its kind is under way.
-    pub(crate) fn room(&self, method: &str) -> Result<(), Problem> {
-        Kind::of(method).map_or(Ok(()), |kind| self.with(kind, Limit::room).map_err(|limit| too_many(kind, limit)))
+    /// The limit of its kind is reached.
+    pub(crate) fn check_capacity(&self, method: &str) -> Result<(), Problem> {
+        RequestKind::of(method).map_or(Ok(()), |kind| {
+            self.with(kind, ConcurrencyLimit::check_capacity).map_err(|limit| too_many(kind, limit))
+        })
     }
 
-    /// Does what a call asks for whose message is here: who sends slowly keeps nobody out.
+    /// Runs a call whose message was read, so that slow senders occupy no capacity.
     ///
     /// # Errors
-    /// Its own, or that too much of its kind is under way.
-    pub(crate) async fn within<T>(
+    /// The error of `work`, or that the limit of its kind is reached.
+    pub(crate) async fn run<T>(
         &self,
         method: &'static str,
-        work: impl Future<Output = Result<T, Problem>>,
+        baseline_seconds: impl Future<Output = Result<T, Problem>>,
     ) -> Result<T, Problem> {
-        let Some(kind) = Kind::of(method) else { return work.await };
-        let place = self.begin(kind, method)?;
-        let done = work.await;
-        // One that was turned away further in took no time, and says nothing of how long it would have taken.
-        if !matches!(&done, Err(problem) if problem.kind() == ProblemKind::Overloaded) {
-            place.answered();
+        let Some(kind) = RequestKind::of(method) else { return baseline_seconds.await };
+        let permit = self.begin(kind, method)?;
+        let result = baseline_seconds.await;
+        // A call that was rejected further down took no time, and its duration is meaningless.
+        if !matches!(&result, Err(problem) if problem.kind() == ProblemKind::Overloaded) {
+            permit.mark_answered();
         }
-        done
+        result
     }
 
-    fn begin(&self, kind: Kind, method: &'static str) -> Result<Place, Problem> {
-        self.with(kind, Limit::begin).map_err(|limit| too_many(kind, limit))?;
-        Ok(Place { admission: self.clone(), kind, method, begun: Instant::now(), is_answered: false })
+    fn begin(&self, kind: RequestKind, method: &'static str) -> Result<Permit, Problem> {
+        self.with(kind, ConcurrencyLimit::begin).map_err(|limit| too_many(kind, limit))?;
+        Ok(Permit { admission: self.clone(), kind, method, started: Instant::now(), is_answered: false })
     }
 
-    pub(crate) fn with<T>(&self, kind: Kind, look: impl FnOnce(&mut Limit) -> T) -> T {
-        look(&mut self.0[kind as usize].lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn with<T>(&self, kind: RequestKind, access: impl FnOnce(&mut ConcurrencyLimit) -> T) -> T {
+        access(&mut self.0[kind as usize].lock())
     }
 }
 
-fn too_many(kind: Kind, limit: usize) -> Problem {
-    let text = format!("{limit} {}s are under way, as many as this worker answers in time", kind.word());
+fn too_many(kind: RequestKind, limit: usize) -> Problem {
+    let text = format!("{limit} {}s are in flight, the most that this worker can answer in time", kind.as_str());
     Problem::of(ProblemKind::Overloaded, text).retry_after(RETRY_MS)
 }
 
-/// A call under way, until it is dropped.
+/// A call in flight, until it is dropped.
 #[derive(Debug)]
-struct Place {
+struct Permit {
     admission: Admission,
-    kind: Kind,
+    kind: RequestKind,
     method: &'static str,
-    begun: Instant,
+    started: Instant,
     is_answered: bool,
 }
 
-impl Place {
-    /// The call has its answer. Without this one it was given up, and its time says nothing.
-    fn answered(mut self) {
+impl Permit {
+    /// Marks the call as answered. Otherwise it counts as abandoned and its duration is ignored.
+    fn mark_answered(mut self) {
         self.is_answered = true;
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         let now = Instant::now();
-        let took = self.is_answered.then(|| now.saturating_duration_since(self.begun));
-        self.admission.with(self.kind, |limit| limit.end(self.method, took, now));
+        let latency = self.is_answered.then(|| now.saturating_duration_since(self.started));
+        self.admission.with(self.kind, |limit| limit.end(self.method, latency, now));
     }
 }
 

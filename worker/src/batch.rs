@@ -1,23 +1,23 @@
-//! Memories into batches of the wire, each below the limits of a message.
+//! Splits memories into wire batches that stay below the message limits.
 
 use engram_memory::{FeatureShape, FeatureType};
 use engram_proto::v1;
 use engram_store::Memory;
 use half::f16;
 
-/// Most rows of one batch: a reader starts on the first while the next are gathered.
+/// Maximum number of rows in a batch: the reader processes one batch while the next ones are read.
 const BATCH_ROWS: usize = 4_096;
-/// Bytes after which a batch is closed: one more row of the largest kind still fits into a message of 4 MiB.
+/// A batch is closed once it has this many bytes, so that one more row of the maximum size still fits into a message of 4 MiB.
 const BATCH_BYTES: usize = 3 << 20;
 
-/// What of a memory is told.
+/// Optional columns of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Columns {
     pub(crate) features: bool,
     pub(crate) payloads: bool,
 }
 
-/// Fills batches row by row.
+/// Builds batches row by row.
 pub(crate) struct Batches {
     columns: Columns,
     shape: FeatureShape,
@@ -79,7 +79,7 @@ impl Batches {
         self.full.push(batch);
     }
 
-    /// The batches, at least one, which may be empty.
+    /// Returns the batches: at least one, which may be empty.
     pub(crate) fn finish(mut self) -> Vec<v1::MemoryBatch> {
         if !self.open.ids.is_empty() || !self.open.missing.is_empty() || self.full.is_empty() {
             self.close();
@@ -88,7 +88,7 @@ impl Batches {
     }
 }
 
-/// A column that says something.
+/// Returns a column, or `None` if all its values are empty.
 fn column(blobs: &engram_memory::Blobs) -> Option<v1::Blobs> {
     (!blobs.bytes().is_empty()).then(|| v1::Blobs::from(blobs))
 }
@@ -104,7 +104,7 @@ fn push_floats(to: &mut Vec<f32>, bits: &[u8], dtype: FeatureType) {
     }
 }
 
-/// Rows that another worker gave, as a batch.
+/// Builds a batch from rows that another worker returned.
 pub(crate) fn of_rows(rows: &[engram_client::Memory]) -> v1::MemoryBatch {
     v1::MemoryBatch {
         ids: rows.iter().map(|row| row.id.0).collect(),

@@ -1,10 +1,14 @@
-//! Before an orderly stop: what is led here is led elsewhere first, and then the others go on without the copies that are here, so
-//! that the stop pauses nobody: a primary waits for each copy in sync, until the death of the one that had it is proven.
+//! Draining before an orderly stop: the primaries on this worker are transferred to other workers, and then the other primaries
+//! drop the replicas on this worker from their in-sync sets. So the stop pauses no client: a primary waits for each in-sync replica
+//! until the death of its worker is proven.
 //!
-//! Invariants: only a member in sync is asked to lead, and the map decides; this worker goes on serving and passing on what is asked
-//! of it; a partition without another copy in sync stays; a copy stays in sync without which its primary would take no writes. Who
-//! leads something leaves no in-sync set, nor does anybody go on without it who is about to be stopped as well: workers that are all
-//! stopped at once do not leave each other alone.
+//! Invariants:
+//! - Only an in-sync member is asked to become primary, and the map decides.
+//! - The worker continues to serve and to forward requests.
+//! - A partition without another in-sync replica stays.
+//! - A replica without which its primary would take no writes stays in sync.
+//! - A worker that is primary of a partition leaves no in-sync set, and no primary that is about to be stopped drops a replica:
+//!   workers that are all stopped at once do not leave each other with a single replica.
 
 use crate::shared::Shared;
 use engram_cluster::{Entry, PartitionMap};
@@ -14,121 +18,133 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// Between looks at what is left.
-const LOOK: Duration = Duration::from_millis(20);
-/// Partitions that are on their way at a time: each pauses while its successor makes its promise durable.
-const AT_ONCE: usize = 8;
-/// A successor that did not take over in this time is not the one to wait for.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// For how long nothing may have moved while no coordinator is heard: who writes the map instead takes some of it, and where the map
-/// has gone with its cluster nobody does. Where nothing is led here any more, nothing but a short wait of others is at stake.
-const FORSAKEN: Duration = Duration::from_secs(5);
-/// For how long nothing may have come back before nothing will: what a coordinator had planned before it knew is through by then.
-const QUIET: Duration = Duration::from_millis(300);
+/// Polling interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Maximum number of concurrent transfers: each pauses its partition while the successor makes its promise durable.
+const MAX_TRANSFERS: usize = 8;
+/// A transfer that takes longer than this is requested from another successor.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time without any change after which draining gives up while no coordinator is heard. Once this worker is primary of nothing,
+/// only a short wait of other primaries is at stake.
+const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without partitions after which draining is complete: a coordinator may have planned a change before it received the drain
+/// request.
+const QUIET_PERIOD: Duration = Duration::from_millis(300);
 
-/// What came of a drain.
+/// Result of a drain.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Drained {
-    pub(crate) handed_over: u32,
-    /// Still led here.
-    pub(crate) left: Vec<PartitionId>,
-    /// Led elsewhere, by those who wait for the copy here.
-    pub(crate) waited_for: u32,
+pub(crate) struct DrainOutcome {
+    pub(crate) transferred: u32,
+    /// Partitions whose primary is still this worker.
+    pub(crate) remaining: Vec<PartitionId>,
+    /// Number of partitions with another primary that waits for the replica on this worker.
+    pub(crate) awaited_replicas: u32,
 }
 
-/// Who was asked to lead a partition, and when.
-type Asked = BTreeMap<PartitionId, (Ordinal, Instant)>;
+/// Requested successor of each partition, and when it was requested.
+type TransferRequests = BTreeMap<PartitionId, (Ordinal, Instant)>;
 
-/// Hands over whatever is led here, until nothing is or the deadline passes. The worker is given nothing to lead from here on.
-pub(crate) async fn drain(shared: &Shared, deadline: Duration) -> Drained {
+/// Transfers all primaries on this worker to other workers, until there are none or the deadline passes. From then on the worker
+/// gets no partition as primary.
+pub(crate) async fn drain(shared: &Shared, deadline: Duration) -> DrainOutcome {
     let until = Instant::now() + deadline;
     shared.leaving.store(true, Ordering::Release);
-    shared.tell_leavers();
-    let (mut asked, mut led_first, mut led_at) = (Asked::new(), None, Instant::now());
-    let (mut left_last, mut moved_at) = ((0, 0), Instant::now());
+    shared.update_leavers();
+    let (mut requested, mut initial_count, mut last_pending_at) = (TransferRequests::new(), None, Instant::now());
+    let (mut last_remaining, mut last_change_at) = ((0, 0), Instant::now());
     loop {
         let map = shared.view.borrow().map.clone();
-        let led = map.as_deref().map(|map| led(map, shared.ordinal())).unwrap_or_default();
-        let total = *led_first.get_or_insert(led.len());
-        let waited_for = map.as_deref().map(|map| waited_for(shared, map)).unwrap_or_default();
+        let own_primaries = map.as_deref().map(|map| primaries(map, shared.ordinal())).unwrap_or_default();
+        let total = *initial_count.get_or_insert(own_primaries.len());
+        let awaited_replicas = map.as_deref().map(|map| awaited_replicas(shared, map)).unwrap_or_default();
         let now = Instant::now();
-        if !led.is_empty() || waited_for > 0 || !is_known_to_leave(shared) {
-            led_at = now;
+        if !own_primaries.is_empty() || awaited_replicas > 0 || !is_leaving_announced(shared) {
+            last_pending_at = now;
         }
-        if (led.len(), waited_for) != left_last {
-            (left_last, moved_at) = ((led.len(), waited_for), now);
+        if (own_primaries.len(), awaited_replicas) != last_remaining {
+            (last_remaining, last_change_at) = ((own_primaries.len(), awaited_replicas), now);
         }
-        let unheard = Duration::from_millis(shared.coordinators.unheard_ms());
-        // Who leads nothing waits no longer for others to move than for a coordinator.
-        let is_forsaken =
-            now.duration_since(moved_at) >= FORSAKEN && (unheard >= FORSAKEN || (led.is_empty() && waited_for > 0));
-        let is_over = led.is_empty() && waited_for == 0 && now.duration_since(led_at) >= QUIET;
-        let is_stuck = !led.is_empty()
-            && map.as_deref().is_none_or(|map| led.iter().all(|partition| others(shared, map, *partition).is_empty()));
-        if is_over || is_stuck || is_forsaken || now >= until || shared.is_stopping() || !shared.is_leaving() {
-            let handed_over = total.saturating_sub(led.len()) as u32;
-            tracing::info!(handed_over, left = led.len(), waited_for, "handed over what was led here");
-            return Drained { handed_over, left: led, waited_for };
+        let silence = Duration::from_millis(shared.coordinators.silence_ms());
+        // A worker without primaries waits no longer for others than for a coordinator.
+        let is_stalled = now.duration_since(last_change_at) >= STALL_TIMEOUT
+            && (silence >= STALL_TIMEOUT || (own_primaries.is_empty() && awaited_replicas > 0));
+        let is_over =
+            own_primaries.is_empty() && awaited_replicas == 0 && now.duration_since(last_pending_at) >= QUIET_PERIOD;
+        let is_stuck = !own_primaries.is_empty()
+            && map
+                .as_deref()
+                .is_none_or(|map| own_primaries.iter().all(|partition| candidates(shared, map, *partition).is_empty()));
+        if is_over || is_stuck || is_stalled || now >= until || shared.is_stopping() || !shared.is_leaving() {
+            let transferred = total.saturating_sub(own_primaries.len()) as u32;
+            tracing::info!(transferred, remaining = own_primaries.len(), awaited_replicas, "transferred primaries");
+            return DrainOutcome { transferred, remaining: own_primaries, awaited_replicas };
         }
-        asked.retain(|partition, _| led.binary_search(partition).is_ok());
+        requested.retain(|partition, _| own_primaries.binary_search(partition).is_ok());
         if let Some(map) = &map {
-            ask(shared, map, &led, &mut asked, now);
+            request_transfers(shared, map, &own_primaries, &mut requested, now);
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// The worker stays after all.
-pub(crate) fn call_off(shared: &Shared) {
+/// Cancels a drain.
+pub(crate) fn cancel(shared: &Shared) {
     shared.leaving.store(false, Ordering::Release);
-    shared.tell_leavers();
+    shared.update_leavers();
 }
 
-/// Asks for the next ones to be taken over; what was asked in vain is asked of another.
-fn ask(shared: &Shared, map: &PartitionMap, led: &[PartitionId], asked: &mut Asked, now: Instant) {
+/// Requests the next transfers. A transfer that did not happen is requested from another successor.
+fn request_transfers(
+    shared: &Shared,
+    map: &PartitionMap,
+    primaries: &[PartitionId],
+    requested: &mut TransferRequests,
+    now: Instant,
+) {
     let mut load: BTreeMap<Ordinal, usize> = BTreeMap::new();
     for (_, entry) in map.entries() {
         *load.entry(entry.primary).or_default() += 1;
     }
-    for (to, _) in asked.values() {
+    for (to, _) in requested.values() {
         *load.entry(*to).or_default() += 1;
     }
-    for &partition in led {
-        let before = asked.get(&partition).copied();
-        if before.is_some_and(|(_, since)| now.duration_since(since) < PATIENCE) {
+    for &partition in primaries {
+        let before = requested.get(&partition).copied();
+        if before.is_some_and(|(_, since)| now.duration_since(since) < TRANSFER_TIMEOUT) {
             continue;
         }
-        if before.is_none() && asked.len() >= AT_ONCE {
+        if before.is_none() && requested.len() >= MAX_TRANSFERS {
             continue;
         }
-        let in_vain = before.map(|(to, _)| to);
-        let to = others(shared, map, partition).into_iter();
-        let to = to.min_by_key(|to| (Some(*to) == in_vain, load.get(to).copied().unwrap_or(0), *to));
+        let failed_target = before.map(|(to, _)| to);
+        let to = candidates(shared, map, partition).into_iter();
+        let to = to.min_by_key(|to| (Some(*to) == failed_target, load.get(to).copied().unwrap_or(0), *to));
         if let Some(to) = to {
-            shared.engine.hand_over(partition, to);
+            shared.engine.transfer_leadership(partition, to);
             *load.entry(to).or_default() += 1;
-            asked.insert(partition, (to, now));
+            requested.insert(partition, (to, now));
         }
     }
 }
 
-/// Whether the coordinator that is heard has heard that this worker leaves; where none is heard, nobody gives it anything.
-fn is_known_to_leave(shared: &Shared) -> bool {
+/// Returns whether a connected coordinator knows that this worker is leaving. Without a coordinator the worker gets no partitions.
+fn is_leaving_announced(shared: &Shared) -> bool {
     let here = shared.ordinal().0;
-    shared.coordinators.unheard_ms() > 0
+    shared.coordinators.silence_ms() > 0
         || shared.view.borrow().members.iter().any(|member| member.ordinal == here && member.leaving)
 }
 
-/// The partitions that the map gives to this place, in order.
-fn led(map: &PartitionMap, here: Ordinal) -> Vec<PartitionId> {
+/// Returns the partitions whose primary by the map is `here`, in order.
+fn primaries(map: &PartitionMap, here: Ordinal) -> Vec<PartitionId> {
     map.entries().filter(|(_, entry)| entry.primary == here).map(|(partition, _)| partition).collect()
 }
 
-/// How many partitions have their copy here in sync, and primaries that shall go on without it: they stay, and may take writes alone.
-fn waited_for(shared: &Shared, map: &PartitionMap) -> u32 {
+/// Returns the number of partitions that have an in-sync replica here, and a primary that stays, may take writes alone and so
+/// should drop the replica.
+fn awaited_replicas(shared: &Shared, map: &PartitionMap) -> u32 {
     let (here, view) = (shared.ordinal(), shared.view.borrow());
-    if shared.coordinators.unheard_ms() > 0 {
-        // Nobody hears that this worker leaves.
+    if shared.coordinators.silence_ms() > 0 {
+        // No coordinator knows that this worker is leaving.
         return 0;
     }
     let stays = |ordinal: Ordinal| {
@@ -143,8 +159,8 @@ fn waited_for(shared: &Shared, map: &PartitionMap) -> u32 {
     map.partitions.iter().filter(waits).count() as u32
 }
 
-/// Who else could lead a partition: in sync, heard by a coordinator, and not about to be stopped itself.
-fn others(shared: &Shared, map: &PartitionMap, partition: PartitionId) -> Vec<Ordinal> {
+/// Returns the other workers that could become primary of a partition: in sync, alive by a coordinator, and not leaving.
+fn candidates(shared: &Shared, map: &PartitionMap, partition: PartitionId) -> Vec<Ordinal> {
     let view = shared.view.borrow();
     let stays = |ordinal: Ordinal| {
         view.members.iter().any(|member| member.ordinal == ordinal.0 && member.alive && !member.leaving)

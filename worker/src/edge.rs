@@ -1,7 +1,6 @@
-//! Every call passes here first: who asks, whether they may, of which cluster; how many are under way; what is counted; and what becomes
-//! of a panic.
+//! Middleware of every call: authentication, authorization, cluster check, concurrency limit, metrics and panic handling.
 
-use crate::rights::{self, Accounts};
+use crate::authorization::{self, AccountAuthorizer};
 use crate::shared::Shared;
 use engram_client::trace::{self, Context};
 use engram_identity::{Caller, Reason, Role};
@@ -19,40 +18,40 @@ use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-/// Calls under way per listener; more are told to come again. Each holds at most one message. How many of them work at once is for
-/// [`crate::admission`] to say.
+/// Maximum number of calls in flight per listener; each holds at most one message. How many of them execute at once is decided by
+/// [`crate::admission`].
 const CALLS: usize = 1_024;
-/// When to come again after too many calls, in milliseconds.
+/// Retry hint after too many calls, in milliseconds.
 const RETRY_MS: u64 = 50;
 
-/// Calls of administration, and who may make them of those that show a certificate.
+/// Administration calls, and the certificate roles that may make them.
 const ADMINISTRATION: &str = "/engram.v1.AdminService/";
 pub(crate) const ADMINISTRATORS: &[Role] = &[Role::Coordinator, Role::Client];
 
-/// Who asks. Handlers find it among the extensions of a request.
+/// The caller. Handlers find it in the extensions of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
-    /// Name, for logs and rules.
+    /// Name for logs and rules.
     pub name: String,
 }
 
 impl Principal {
-    /// Whoever reached the listener.
+    /// Returns an unauthenticated caller.
     pub fn anonymous() -> Self {
         Self { name: "anonymous".into() }
     }
 }
 
-/// Decides who may call what.
+/// Decides which callers may call which methods.
 pub trait Authorizer: Send + Sync + 'static {
-    /// Who asks, by what the call carries.
+    /// Identifies the caller by the headers of the call.
     fn identify(&self, headers: &HeaderMap) -> Principal;
 
-    /// Whether `principal` may call `method`, as `/engram.v1.MemoryService/Rank`.
+    /// Returns whether `principal` may call `method`, for example `/engram.v1.MemoryService/Rank`.
     fn allows(&self, principal: &Principal, method: &str) -> bool;
 }
 
-/// Lets everything pass: loopback clusters have no other users.
+/// Allows every call: loopback clusters have no other users.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AllowAll;
 
@@ -66,29 +65,29 @@ impl Authorizer for AllowAll {
     }
 }
 
-/// Puts [`EdgeService`] before the services of a listener.
+/// Wraps the services of a listener in [`EdgeService`].
 #[derive(Clone)]
 pub(crate) struct Edge {
     shared: Arc<Shared>,
     authorizer: Arc<dyn Authorizer>,
     callers: &'static [Role],
-    /// Whose tokens are taken of who shows no certificate.
-    accounts: Option<Arc<Accounts>>,
+    /// Verifies the tokens of callers without a certificate.
+    accounts: Option<Arc<AccountAuthorizer>>,
     calls: Arc<Semaphore>,
 }
 
 impl Edge {
-    /// Of a listener for these roles.
+    /// Creates the middleware of a listener for these roles.
     pub(crate) fn new(shared: Arc<Shared>, authorizer: Arc<dyn Authorizer>, callers: &'static [Role]) -> Self {
         Self { shared, authorizer, callers, accounts: None, calls: Arc::new(Semaphore::new(CALLS)) }
     }
 
-    /// The same, taking tokens as well.
-    pub(crate) fn with_accounts(self, accounts: Option<Arc<Accounts>>) -> Self {
+    /// Accepts tokens as well.
+    pub(crate) fn with_accounts(self, accounts: Option<Arc<AccountAuthorizer>>) -> Self {
         Self { accounts, ..self }
     }
 
-    /// Who calls, and that they may call this at all: by their certificate or, without one, by their token.
+    /// Authenticates the caller, by its certificate or its token, and checks that it may use the listener.
     fn identify(&self, request: &Request<Body>) -> Result<Principal, Problem> {
         let (caller, method) = (Caller::of(request.extensions()), request.uri().path());
         let Some(accounts) = self.accounts.as_ref().filter(|_| caller == Caller::Anonymous) else {
@@ -98,17 +97,17 @@ impl Edge {
         match accounts.admit(request.headers(), method, SystemTime::now()) {
             Ok(Some(account)) => Ok(Principal { name: account.to_string() }),
             Ok(None) => Ok(Principal::anonymous()),
-            Err(refused) => {
-                self.shared.count_refusal(refused.reason);
-                tracing::debug!(reason = refused.reason.word(), method, "refused a call");
-                Err(rights::problem(refused))
+            Err(refusal) => {
+                self.shared.count_refusal(refusal.reason);
+                tracing::debug!(reason = refusal.reason.as_str(), method, "rejected a call");
+                Err(authorization::problem(refusal))
             }
         }
     }
 
-    /// Whether whoever is on the other side may use this listener at all.
+    /// Checks that the caller's role may use this listener.
     fn admit_caller(&self, caller: &Caller, method: &str) -> Result<(), Problem> {
-        // Where clients find administration as well, it is not for workers.
+        // The client listener serves administration as well, which is not open to workers.
         let callers = if method.starts_with(ADMINISTRATION) { ADMINISTRATORS } else { self.callers };
         if caller.is_any(callers) {
             return Ok(());
@@ -122,20 +121,20 @@ impl Edge {
         Err(Problem::of(ProblemKind::Denied, text))
     }
 
-    /// Whether a call is let in.
+    /// Admits or rejects a call.
     fn admit(&self, request: &mut Request<Body>) -> Result<(), Problem> {
         let method = request.uri().path();
-        // Health must be told whatever the state.
+        // Health checks are answered in every state.
         if self.shared.is_stopping() && !method.starts_with("/grpc.health.") {
             return Err(Problem::of(ProblemKind::Stopping, "this worker is stopping").retry_after(RETRY_MS));
         }
         let principal = self.identify(request)?;
         let expected = self.shared.options.cluster;
-        if let Some(asked) = request.headers().get(CLUSTER_KEY)
-            && asked.as_bytes() != expected.to_string().as_bytes()
+        if let Some(requested) = request.headers().get(CLUSTER_KEY)
+            && requested.as_bytes() != expected.to_string().as_bytes()
         {
-            let asked = asked.to_str().unwrap_or("(not text)");
-            let text = format!("this worker is of cluster {expected}, not of {asked}");
+            let requested = requested.to_str().unwrap_or("(not text)");
+            let text = format!("this worker is of cluster {expected}, not of {requested}");
             return Err(Problem::of(ProblemKind::WrongCluster, text));
         }
         if !self.authorizer.allows(&principal, method) {
@@ -155,7 +154,7 @@ impl<S> Layer<S> for Edge {
     }
 }
 
-/// Admits, counts and guards calls.
+/// Admits, counts and guards the calls of a service.
 #[derive(Clone)]
 pub(crate) struct EdgeService<S> {
     edge: Edge,
@@ -177,25 +176,25 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let begun = Instant::now();
+        let started = Instant::now();
         let metrics = self.edge.shared.metrics.calls.clone();
         let method = metrics.method(request.uri().path());
-        let refuse = |status: Status| {
-            metrics.count(method, status.code(), begun.elapsed());
+        let reject = |status: Status| {
+            metrics.count(method, status.code(), started.elapsed());
             let response = status.into_http();
             async move { Ok(response) }.boxed()
         };
-        let room = || self.edge.shared.admission.room(metrics.name(method));
-        if let Err(problem) = self.edge.admit(&mut request).and_then(|()| room()) {
-            return refuse(problem.into_status());
+        let check_capacity = || self.edge.shared.admission.check_capacity(metrics.name(method));
+        if let Err(problem) = self.edge.admit(&mut request).and_then(|()| check_capacity()) {
+            return reject(problem.into_status());
         }
         let Ok(permit) = Arc::clone(&self.edge.calls).try_acquire_owned() else {
-            let text = format!("more than {CALLS} calls are under way");
-            return refuse(Problem::of(ProblemKind::Overloaded, text).retry_after(RETRY_MS).into_status());
+            let text = format!("more than {CALLS} calls are in flight");
+            return reject(Problem::of(ProblemKind::Overloaded, text).retry_after(RETRY_MS).into_status());
         };
         let parent = request.headers().get(TRACE_KEY).and_then(|value| value.to_str().ok()?.parse::<Context>().ok());
         let context = parent.map_or_else(Context::new, Context::child);
-        // The clone that was asked whether it is ready is the one to call.
+        // Calls the instance whose readiness was polled, not its clone.
         let ready = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, ready);
         async move {
@@ -205,19 +204,19 @@ where
             let response = match call.await {
                 Ok(response) => response?,
                 Err(_) => {
-                    metrics.panicked();
+                    metrics.count_panic();
                     tracing::error!(method = metrics.name(method), trace = %context, "a call panicked");
-                    Status::internal("the worker failed in this call; it goes on serving").into_http()
+                    Status::internal("the call panicked; the worker continues to serve").into_http()
                 }
             };
-            metrics.count(method, code(&response), begun.elapsed());
+            metrics.count(method, code(&response), started.elapsed());
             Ok(response)
         }
         .boxed()
     }
 }
 
-/// The code of a response: where it is an error, its head says so.
+/// Returns the status code of a response; errors have it in the headers.
 fn code(response: &Response<Body>) -> Code {
     response.headers().get("grpc-status").map_or(Code::Ok, |value| Code::from_bytes(value.as_bytes()))
 }

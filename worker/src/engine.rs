@@ -1,11 +1,11 @@
-//! The store's engine, as tasks see it: callbacks become futures, its errors become problems.
+//! Async interface of the store's engine: callbacks become futures, errors become problems.
 
 use engram_cluster::PartitionMap;
 use engram_memory::{Lsn, Member, Ordinal, PartitionId, Record, Reply, Settings, Term};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::peer::Envelope;
 use engram_store::{
-    Committed, Error, Handle, Overloaded, Partitions, ReplicaStatus, SnapshotInfo, Stats, Unreadable, WriteError,
+    CommittedWrite, Error, Handle, MissingLease, Overload, Partitions, ReplicaStatus, SnapshotInfo, Stats, WriteError,
 };
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -15,36 +15,39 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// When to come again after the queue was full, in milliseconds: a few log batches.
+/// Retry hint after the queue was full, in milliseconds: a few log batches.
 const OVERLOAD_RETRY_MS: u64 = 50;
 
-/// When to come again where too few copies are in sync, in milliseconds: a copy takes longer to make, or is back at once.
-const COPIES_RETRY_MS: u64 = 200;
+/// Retry hint with too few in-sync replicas, in milliseconds: re-replication takes longer, and a restarted replica returns at once.
+const REPLICAS_RETRY_MS: u64 = 200;
 
-/// How long a read waits for a lease before it is refused: some beats.
+/// Maximum wait of a read for a lease: some heartbeats.
 const LEASE_WAIT: Duration = Duration::from_millis(1_000);
-/// When to come again where a partition is not readable, in milliseconds: a lease is renewed with every beat.
+/// Retry hint if a partition is not readable, in milliseconds: a lease is renewed with every heartbeat.
 pub(crate) const LEASE_RETRY_MS: u64 = 50;
 
 /// A started store.
 #[derive(Clone)]
 pub(crate) struct Engine(pub(crate) Handle);
 
-pub(crate) type Answers = Vec<Result<Committed, WriteError>>;
+pub(crate) type WriteResults = Vec<Result<CommittedWrite, WriteError>>;
 
 impl Engine {
-    /// Hands records over; the answers come when they are committed. Not taking the answers does not take the records back.
-    pub(crate) fn submit(&self, records: Vec<(PartitionId, Record)>) -> Result<oneshot::Receiver<Answers>, Problem> {
-        let (done, answers) = oneshot::channel();
-        let taken = self.0.write(records, move |committed| {
-            // Whoever asked may be gone; the answer is kept under the session.
+    /// Submits records; the results arrive when they are committed. Dropping the receiver does not cancel the records.
+    pub(crate) fn submit(
+        &self,
+        records: Vec<(PartitionId, Record)>,
+    ) -> Result<oneshot::Receiver<WriteResults>, Problem> {
+        let (done, results) = oneshot::channel();
+        let queued = self.0.write(records, move |committed| {
+            // The receiver may be gone; the result is kept under the session.
             let _ = done.send(committed);
         });
-        taken.map_err(|full| overloaded(&full))?;
-        Ok(answers)
+        queued.map_err(|full| overloaded(&full))?;
+        Ok(results)
     }
 
-    pub(crate) async fn write(&self, records: Vec<(PartitionId, Record)>) -> Result<Answers, Problem> {
+    pub(crate) async fn write(&self, records: Vec<(PartitionId, Record)>) -> Result<WriteResults, Problem> {
         self.submit(records)?.await.map_err(|_| ended())
     }
 
@@ -54,14 +57,14 @@ impl Engine {
         read: impl FnOnce(&mut Partitions) -> T + Send + 'static,
     ) -> Result<T, Problem> {
         let (done, result) = oneshot::channel();
-        let taken = self.0.read(read, move |value| {
+        let queued = self.0.read(read, move |value| {
             let _ = done.send(value);
         });
-        taken.map_err(|full| overloaded(&full))?;
+        queued.map_err(|full| overloaded(&full))?;
         result.await.map_err(|_| ended())
     }
 
-    /// Counts one more when the engine has come to it; whether it was asked.
+    /// Increments `answered` when the engine processes the ping; returns whether it was queued.
     pub(crate) fn ping(&self, answered: Arc<AtomicU64>) -> bool {
         let count = move |()| {
             answered.fetch_add(1, Ordering::Release);
@@ -69,34 +72,33 @@ impl Engine {
         self.0.read(|_| (), count).is_ok()
     }
 
-    /// The same, linearizable for `partitions`: nobody else served one of them when `read` ran.
+    /// Reads linearizably for `partitions`: no other worker served any of them when `read` ran.
     pub(crate) async fn read_leased<T: Send + 'static>(
         &self,
         partitions: Vec<PartitionId>,
         read: impl FnOnce(&mut Partitions) -> T + Send + 'static,
     ) -> Result<T, Problem> {
         let mut read = read;
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             match self.try_leased(partitions.clone(), read).await? {
                 Ok(value) => return Ok(value),
-                // Served since a moment, or a copy is late: its next beat brings the lease.
-                Err(Unreadable { partition, read: Some(again) })
-                    if begun.elapsed() < LEASE_WAIT && self.position(partition).is_some() =>
+                // Just activated, or a replica is late: its next heartbeat brings the lease.
+                Err(MissingLease { partition, read: Some(retry) })
+                    if started.elapsed() < LEASE_WAIT && self.position(partition).is_some() =>
                 {
                     tokio::time::sleep(Duration::from_millis(LEASE_RETRY_MS)).await;
-                    read = again;
+                    read = retry;
                 }
-                Err(Unreadable { partition, .. }) => {
-                    let text =
-                        format!("partition {partition} cannot be read now: a copy of it has not renewed its lease");
+                Err(MissingLease { partition, .. }) => {
+                    let text = format!("partition {partition} cannot be read now: a replica has not renewed its lease");
                     return Err(Problem::of(ProblemKind::Unavailable, text).at(partition).retry_after(LEASE_RETRY_MS));
                 }
             }
         }
     }
 
-    /// The same without a wait: what was read, or a partition that cannot be read now.
+    /// Reads without waiting for leases; returns the value, or a partition that cannot be read now.
     pub(crate) async fn read_leased_now<T: Send + 'static>(
         &self,
         partitions: Vec<PartitionId>,
@@ -109,16 +111,16 @@ impl Engine {
         &self,
         partitions: Vec<PartitionId>,
         read: R,
-    ) -> Result<Result<T, Unreadable<R>>, Problem> {
+    ) -> Result<Result<T, MissingLease<R>>, Problem> {
         let (done, result) = oneshot::channel();
-        let taken = self.0.read_leased(partitions, read, move |value| {
+        let queued = self.0.read_leased(partitions, read, move |value| {
             let _ = done.send(value);
         });
-        taken.map_err(|full| overloaded(&full))?;
+        queued.map_err(|full| overloaded(&full))?;
         result.await.map_err(|_| ended())
     }
 
-    /// The same for everything that is served here.
+    /// Reads linearizably over all partitions served here.
     pub(crate) async fn read_served<T: Send + 'static>(
         &self,
         partitions: u32,
@@ -126,52 +128,52 @@ impl Engine {
     ) -> Result<T, Problem> {
         let (served, engine) = (self.served(partitions), self.clone());
         let read = self.read_leased(served.clone(), move |store| (read(store), engine.served(partitions)));
-        let (value, then) = read.await?;
-        if then == served { Ok(value) } else { Err(moved()) }
+        let (value, served_after) = read.await?;
+        if served_after == served { Ok(value) } else { Err(moved()) }
     }
 
-    /// The partitions of a cluster of so many that are served here.
+    /// Returns the partitions served here, of a cluster with `partitions` partitions.
     pub(crate) fn served(&self, partitions: u32) -> Vec<PartitionId> {
         (0..partitions).map(PartitionId).filter(|partition| self.position(*partition).is_some()).collect()
     }
 
-    pub(crate) fn learn(&self, map: Arc<PartitionMap>) {
-        self.0.learn(map);
+    pub(crate) fn update_map(&self, map: Arc<PartitionMap>) {
+        self.0.update_map(map);
     }
 
-    /// Takes what a peer says; `taken` is called when the store has worked on it.
-    pub(crate) fn hear(&self, from: Member, envelopes: Vec<Envelope>, taken: impl FnOnce() + Send + 'static) {
-        self.0.hear(from, envelopes, taken);
+    /// Passes a peer's messages to the store; `taken` is called once they are processed.
+    pub(crate) fn receive(&self, from: Member, envelopes: Vec<Envelope>, queued: impl FnOnce() + Send + 'static) {
+        self.0.receive(from, envelopes, queued);
     }
 
     pub(crate) fn connected(&self, peer: Member) {
-        self.0.connected(peer);
+        self.0.connect_peer(peer);
     }
 
     pub(crate) fn suspected(&self, ordinal: Ordinal) {
-        self.0.suspected(ordinal);
+        self.0.suspect(ordinal);
     }
 
     pub(crate) fn trusted(&self, ordinal: Ordinal) {
-        self.0.trusted(ordinal);
+        self.0.trust(ordinal);
     }
 
-    /// Who is about to be stopped, and leads nothing any more.
+    /// Notifies the store of workers that are about to be stopped and are primary of no partition.
     pub(crate) fn leaving(&self, leavers: BTreeSet<Ordinal>) {
-        self.0.leaving(leavers);
+        self.0.set_leaving(leavers);
     }
 
-    /// It is proven that this very process will never act again.
+    /// Notifies the store that a process is proven dead.
     pub(crate) fn proven_dead(&self, dead: Member) {
-        self.0.proven_dead(dead);
+        self.0.confirm_dead(dead);
     }
 
-    /// A worker granted this one a read lease, but for these partitions.
+    /// Records a read lease that another worker granted, except for some partitions.
     pub(crate) fn lease_held(&self, granter: Member, until_ms: u64, except: Vec<PartitionId>) {
-        self.0.lease_held(granter, until_ms, except);
+        self.0.record_lease(granter, until_ms, except);
     }
 
-    /// Grants a process a read lease, counted from now; the partitions that it does not cover come back.
+    /// Grants a process a read lease from now on; returns the partitions that it does not cover.
     pub(crate) fn grant_lease(&self, holder: Member) -> oneshot::Receiver<Vec<PartitionId>> {
         let (done, granted) = oneshot::channel();
         self.0.grant_lease(holder, move |except| {
@@ -180,11 +182,11 @@ impl Engine {
         granted
     }
 
-    pub(crate) fn hand_over(&self, partition: PartitionId, to: Ordinal) {
-        self.0.hand_over(partition, to);
+    pub(crate) fn transfer_leadership(&self, partition: PartitionId, to: Ordinal) {
+        self.0.transfer_leadership(partition, to);
     }
 
-    /// How every replica stands.
+    /// Returns the status of every replica.
     pub(crate) async fn replicas(&self) -> Result<Vec<ReplicaStatus>, Problem> {
         let (done, result) = oneshot::channel();
         self.0.replicas(move |replicas| {
@@ -201,7 +203,7 @@ impl Engine {
         result.await.unwrap_or(Err(Error::Stopped))
     }
 
-    /// One partition into `folder`; `None` where it is not led here.
+    /// Writes a snapshot of one partition into `folder`; `None` if this worker is not its primary.
     pub(crate) async fn snapshot_one(
         &self,
         partition: PartitionId,
@@ -222,7 +224,7 @@ impl Engine {
         result.await.unwrap_or(Err(Error::Stopped))
     }
 
-    /// Settings of a partition that is served here; `None` where it is not: what depends on them cannot be computed then.
+    /// Returns the settings of a partition served here; `None` if it is not, because what depends on them cannot be computed then.
     pub(crate) fn served_settings(&self, partition: PartitionId) -> Option<Settings> {
         self.position(partition).and_then(|_| self.0.settings(partition))
     }
@@ -235,7 +237,7 @@ impl Engine {
         self.0.stats()
     }
 
-    /// Where the served ones of `partitions` stand.
+    /// Returns the versions of the partitions served here.
     pub(crate) fn versions(&self, partitions: u32) -> Vec<v1::PartitionVersion> {
         let version = |partition| {
             let (term, lsn) = self.position(partition)?;
@@ -245,25 +247,29 @@ impl Engine {
     }
 }
 
-/// A record's answer as its part of a reply.
-pub(crate) fn part_reply(partition: PartitionId, seq: u64, answer: Result<Committed, Problem>) -> v1::PartitionReply {
-    let mut reply = v1::PartitionReply { partition: partition.0, seq, ..Default::default() };
-    let result = match answer {
+/// Converts the result of a record to its part of a response.
+pub(crate) fn part_reply(
+    partition: PartitionId,
+    seq: u64,
+    result: Result<CommittedWrite, Problem>,
+) -> v1::PartitionResult {
+    let mut reply = v1::PartitionResult { partition: partition.0, seq, ..Default::default() };
+    let result = match result {
         Ok(committed) => {
             (reply.term, reply.lsn) = (committed.term.0, committed.lsn.0);
             (reply.replicas, reply.durable) = (committed.replicas, committed.durable);
             match &committed.reply {
-                Reply::Applied(outcome) => v1::partition_reply::Result::Outcome(outcome.into()),
-                Reply::Refused(refusal) => v1::partition_reply::Result::Problem(Problem::from(refusal).at(partition)),
+                Reply::Applied(outcome) => v1::partition_result::Result::Outcome(outcome.into()),
+                Reply::Refused(refusal) => v1::partition_result::Result::Problem(Problem::from(refusal).at(partition)),
             }
         }
-        Err(problem) => v1::partition_reply::Result::Problem(problem),
+        Err(problem) => v1::partition_result::Result::Problem(problem),
     };
     reply.result = Some(result);
     reply
 }
 
-/// Why a record has no answer, as a problem; whoever knows the map adds what it says of a partition not served.
+/// Converts a write error to a problem; the caller adds what the map says of a partition that is not served here.
 pub(crate) fn write_problem(error: &WriteError) -> Problem {
     let text = error.to_string();
     match error {
@@ -271,8 +277,8 @@ pub(crate) fn write_problem(error: &WriteError) -> Problem {
         WriteError::Corrupt { partition, .. } => Problem::of(ProblemKind::DataCorruption, text).at(*partition),
         WriteError::Invalid { partition, .. } => Problem::of(ProblemKind::Invalid, text).at(*partition),
         WriteError::Capacity { partition, .. } => Problem::of(ProblemKind::Capacity, text).at(*partition),
-        WriteError::TooFewCopies { partition, .. } => {
-            Problem::of(ProblemKind::TooFewCopies, text).at(*partition).retry_after(COPIES_RETRY_MS)
+        WriteError::TooFewReplicas { partition, .. } => {
+            Problem::of(ProblemKind::NotEnoughReplicas, text).at(*partition).retry_after(REPLICAS_RETRY_MS)
         }
         WriteError::Unknown { partition } => Problem::of(ProblemKind::OutcomeUnknown, text).at(*partition),
         WriteError::DiskFull { .. } => Problem::of(ProblemKind::DiskFull, text),
@@ -280,21 +286,21 @@ pub(crate) fn write_problem(error: &WriteError) -> Problem {
     }
 }
 
-/// The device of the store failed.
+/// Returns the problem of a failed device.
 pub(crate) fn device_problem(error: &engram_kernels::Error) -> Problem {
     Problem::of(ProblemKind::Unavailable, format!("the device failed: {error}"))
 }
 
-/// What was read of all partitions here is not of those that were here before.
+/// Returns the problem of a read during which the set of served partitions changed.
 pub(crate) fn moved() -> Problem {
-    let text = "partitions came to this worker, or left it, while they were read";
+    let text = "the partitions of this worker changed during the read";
     Problem::of(ProblemKind::Unavailable, text).retry_after(LEASE_RETRY_MS)
 }
 
-pub(crate) fn overloaded(full: &Overloaded) -> Problem {
+pub(crate) fn overloaded(full: &Overload) -> Problem {
     Problem::of(ProblemKind::Overloaded, full.to_string()).retry_after(OVERLOAD_RETRY_MS)
 }
 
 pub(crate) fn ended() -> Problem {
-    Problem::of(ProblemKind::Unavailable, "the store of this worker has ended")
+    Problem::of(ProblemKind::Unavailable, "the store of this worker has stopped")
 }

@@ -1,7 +1,7 @@
-//! Learning epochs: one engine write per message, messages in order, partitions apart.
+//! Learning epochs: one engine write per message; messages in order, partitions independent.
 
-use crate::engine::Answers;
-use crate::part::forwarded;
+use crate::engine::WriteResults;
+use crate::partition_write::forward_problem;
 use crate::service::Memories;
 use engram_memory::{Command, LearningEpoch, MAX_IDS, Ordinal, Outcome, PartitionId, Record, Reply, RunId, Updates};
 use engram_proto::v1::{self, Problem, ProblemKind};
@@ -12,81 +12,85 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
-/// Messages handed to the engine and not answered: the next is decoded while the log is being synced.
-const AHEAD: usize = 4;
-/// How long an owner may take for parts that are passed on to it.
+/// Messages submitted to the engine without a result: the next is decoded while the log is synced.
+const MAX_PENDING: usize = 4;
+/// Deadline of a forwarded message.
 const FORWARD_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The head of an epoch.
+/// Identity and decay of an epoch.
 #[derive(Debug, Clone, Copy)]
-struct Head {
+struct EpochHead {
     run: RunId,
     n: LearningEpoch,
     decay: u32,
 }
 
-/// Records of one message that the engine has, with what each is: the last of a partition's epoch or not.
-struct Flying {
-    answers: oneshot::Receiver<Answers>,
+/// Records of one submitted message, each with whether it completes its partition's epoch.
+struct PendingMessage {
+    results: oneshot::Receiver<WriteResults>,
     records: Vec<(PartitionId, bool)>,
 }
 
-/// What the epoch did so far.
+/// Accumulated results of the epoch.
 #[derive(Default)]
-struct Sum {
+struct EpochTotals {
     outcome: Outcome,
     versions: Vec<v1::PartitionVersion>,
-    /// The first problem of each partition; what follows of it is not executed.
+    /// First problem of each partition; later parts of it are not executed.
     problems: BTreeMap<PartitionId, Problem>,
     quality: engram_memory::QualityVector,
 }
 
 impl Memories {
-    pub(crate) async fn epoch(&self, mut messages: Streaming<v1::EpochRequest>) -> Result<v1::EpochReply, Status> {
-        let mut sum = Sum::default();
-        let mut flying: VecDeque<Flying> = VecDeque::new();
+    pub(crate) async fn epoch(
+        &self,
+        mut messages: Streaming<v1::LearnEpochRequest>,
+    ) -> Result<v1::LearnEpochResponse, Status> {
+        let mut totals = EpochTotals::default();
+        let mut pending: VecDeque<PendingMessage> = VecDeque::new();
         while let Some(message) = messages.message().await? {
             let head = head(&message).map_err(Problem::into_status)?;
-            self.shared.taken_over(message.parts.iter().map(|part| PartitionId(part.partition))).await;
-            let (records, elsewhere) = self.sort(head, message, &mut sum).map_err(Problem::into_status)?;
+            self.shared.wait_until_served(message.parts.iter().map(|part| PartitionId(part.partition))).await;
+            let (records, remote) = self.sort(head, message, &mut totals).map_err(Problem::into_status)?;
             if !records.is_empty() {
-                let seats = records.iter().map(|(partition, record)| (*partition, closes(&record.command))).collect();
-                let answers = self.shared.engine.submit(records).map_err(Problem::into_status)?;
-                flying.push_back(Flying { answers, records: seats });
+                let record_slots =
+                    records.iter().map(|(partition, record)| (*partition, completes_epoch(&record.command))).collect();
+                let results = self.shared.engine.submit(records).map_err(Problem::into_status)?;
+                pending.push_back(PendingMessage { results, records: record_slots });
             }
-            self.pass_on_epoch(elsewhere, &mut sum).await?;
-            while flying.len() >= AHEAD {
-                self.land(&mut flying, &mut sum).await?;
+            self.forward_epoch(remote, &mut totals).await?;
+            while pending.len() >= MAX_PENDING {
+                self.complete_oldest(&mut pending, &mut totals).await?;
             }
         }
-        while !flying.is_empty() {
-            self.land(&mut flying, &mut sum).await?;
+        while !pending.is_empty() {
+            self.complete_oldest(&mut pending, &mut totals).await?;
         }
-        self.shared.metrics.updates.inc_by(sum.outcome.applied);
-        self.shared.metrics.epoch_parts.inc_by(sum.versions.len() as u64);
-        Ok(v1::EpochReply {
-            outcome: Some((&sum.outcome).into()),
-            quality: answers::quality_to_wire(&sum.quality),
-            versions: sum.versions,
-            problems: sum.problems.into_values().collect(),
+        self.shared.metrics.updates.inc_by(totals.outcome.applied);
+        self.shared.metrics.partition_epochs.inc_by(totals.versions.len() as u64);
+        Ok(v1::LearnEpochResponse {
+            outcome: Some((&totals.outcome).into()),
+            quality: answers::quality_to_wire(&totals.quality),
+            versions: totals.versions,
+            problems: totals.problems.into_values().collect(),
         })
     }
 
-    /// Records for the engine, and messages for other owners; what nobody serves goes into `sum`.
+    /// Returns records for the engine, and messages to forward; unserved partitions become problems in `sum`.
     #[allow(clippy::type_complexity, reason = "two lists that are used once")]
     fn sort(
         &self,
-        head: Head,
-        message: v1::EpochRequest,
-        sum: &mut Sum,
-    ) -> Result<(Vec<(PartitionId, Record)>, BTreeMap<Ordinal, v1::EpochRequest>), Problem> {
+        head: EpochHead,
+        message: v1::LearnEpochRequest,
+        totals: &mut EpochTotals,
+    ) -> Result<(Vec<(PartitionId, Record)>, BTreeMap<Ordinal, v1::LearnEpochRequest>), Problem> {
         let rows: usize = message.parts.iter().filter_map(|part| part.updates.as_ref()).map(|it| it.ids.len()).sum();
         if rows > MAX_IDS {
             let text = format!("ids: {rows} in one message is not allowed; allowed: at most 65,536");
             return Err(Problem::of(ProblemKind::Invalid, text));
         }
         let mut records = Vec::with_capacity(message.parts.len());
-        let mut elsewhere: BTreeMap<Ordinal, v1::EpochRequest> = BTreeMap::new();
+        let mut remote: BTreeMap<Ordinal, v1::LearnEpochRequest> = BTreeMap::new();
         for part in message.parts {
             let partition = self.shared.check_partition(part.partition)?;
             if part.part == 0 || part.part > part.parts {
@@ -101,108 +105,116 @@ impl Memories {
             match (self.shared.engine.served_settings(partition), self.route(partition)) {
                 (Some(settings), _) => {
                     let updates = columns::updates(part.updates.unwrap_or_default(), settings.rate)?;
-                    if !sum.problems.contains_key(&partition) {
+                    if !totals.problems.contains_key(&partition) {
                         let steps = steps(head, number, parts, updates);
                         records.extend(steps.map(|command| (partition, Record::bare(command))));
                     }
                 }
-                (None, Some(owner)) => {
-                    let message = elsewhere.entry(owner).or_insert_with(|| v1::EpochRequest {
+                (None, Some(primary)) => {
+                    let message = remote.entry(primary).or_insert_with(|| v1::LearnEpochRequest {
                         run: message.run.clone(),
-                        n: message.n,
+                        epoch: message.epoch,
                         decay: message.decay,
                         parts: Vec::new(),
                     });
                     message.parts.push(part);
                 }
-                // Without its rate a quality has no delta, and the partition may be served the next moment.
+                // A quality has no delta without the rate of its partition, so the values are checked with another one.
                 (None, None) => {
                     columns::updates(part.updates.unwrap_or_default(), 1)?;
-                    sum.problems.entry(partition).or_insert_with(|| self.shared.not_primary(partition));
+                    totals.problems.entry(partition).or_insert_with(|| self.shared.not_primary(partition));
                 }
             }
         }
-        Ok((records, elsewhere))
+        Ok((records, remote))
     }
 
-    /// Takes the answers of the oldest message.
-    async fn land(&self, flying: &mut VecDeque<Flying>, sum: &mut Sum) -> Result<(), Status> {
-        let Some(Flying { answers, records }) = flying.pop_front() else { return Ok(()) };
-        let answers =
-            answers.await.map_err(|_| Problem::of(ProblemKind::Unavailable, "the store has ended").into_status())?;
-        for ((partition, closes), answer) in records.into_iter().zip(answers) {
-            let committed = match answer {
+    /// Waits for the results of the oldest message.
+    async fn complete_oldest(
+        &self,
+        pending: &mut VecDeque<PendingMessage>,
+        totals: &mut EpochTotals,
+    ) -> Result<(), Status> {
+        let Some(PendingMessage { results, records }) = pending.pop_front() else { return Ok(()) };
+        let results =
+            results.await.map_err(|_| Problem::of(ProblemKind::Unavailable, "the store has stopped").into_status())?;
+        for ((partition, completes_epoch), result) in records.into_iter().zip(results) {
+            let committed = match result {
                 Ok(committed) => committed,
                 Err(error) => {
                     let problem = self.problem(&error);
-                    sum.problems.entry(partition).or_insert(problem.at(partition));
+                    totals.problems.entry(partition).or_insert(problem.at(partition));
                     continue;
                 }
             };
             match committed.reply {
                 Reply::Applied(mut outcome) => {
                     if let Some(quality) = outcome.quality.take() {
-                        sum.quality.merge(&quality);
+                        totals.quality.merge(&quality);
                     }
-                    sum.outcome.merge(&outcome);
-                    if closes && !sum.problems.contains_key(&partition) {
-                        sum.versions.push(v1::PartitionVersion::of(partition, committed.term, committed.lsn));
+                    totals.outcome.merge(&outcome);
+                    if completes_epoch && !totals.problems.contains_key(&partition) {
+                        totals.versions.push(v1::PartitionVersion::of(partition, committed.term, committed.lsn));
                     }
                 }
                 Reply::Refused(refusal) => {
-                    sum.problems.entry(partition).or_insert(Problem::from(&refusal).at(partition));
+                    totals.problems.entry(partition).or_insert(Problem::from(&refusal).at(partition));
                 }
             }
         }
         Ok(())
     }
 
-    /// Passes parts to their owners, each message once; the next message waits, so that parts stay in order.
-    async fn pass_on_epoch(&self, elsewhere: BTreeMap<Ordinal, v1::EpochRequest>, sum: &mut Sum) -> Result<(), Status> {
+    /// Forwards parts to their primaries, each message once. The next message waits, so that parts stay in order.
+    async fn forward_epoch(
+        &self,
+        remote: BTreeMap<Ordinal, v1::LearnEpochRequest>,
+        totals: &mut EpochTotals,
+    ) -> Result<(), Status> {
         let peers = &self.shared.peers;
-        let calls = elsewhere.into_iter().map(|(owner, message)| async move {
+        let calls = remote.into_iter().map(|(primary, message)| async move {
             self.shared.metrics.forwarded.inc_by(message.parts.len() as u64);
             let partitions: Vec<PartitionId> = message.parts.iter().map(|part| PartitionId(part.partition)).collect();
             let call = async {
                 let request = peers.request(tokio_stream::iter([message]), FORWARD_DEADLINE);
-                peers.worker(owner)?.learn_epoch(request).await.map_err(|status| forwarded(&status))
+                peers.worker(primary)?.learn_epoch(request).await.map_err(|status| forward_problem(&status))
             };
-            let answer = self.shared.while_owned(owner, &partitions, call).await;
-            (partitions, answer)
+            let result = self.shared.while_primary(primary, &partitions, call).await;
+            (partitions, result)
         });
-        for (partitions, answer) in join_all(calls).await {
-            let reply = match answer {
+        for (partitions, result) in join_all(calls).await {
+            let reply = match result {
                 Ok(reply) => reply.into_inner(),
                 Err(problem) => {
                     for partition in partitions {
-                        sum.problems.entry(partition).or_insert_with(|| problem.clone().at(partition));
+                        totals.problems.entry(partition).or_insert_with(|| problem.clone().at(partition));
                     }
                     continue;
                 }
             };
             let broken = |error: answers::Malformed| Status::internal(error.to_string());
-            sum.outcome.merge(&reply.outcome.unwrap_or_default().try_into().map_err(broken)?);
-            sum.quality.merge(&answers::quality_from_wire(&reply.quality).map_err(broken)?);
-            sum.versions.extend(reply.versions);
+            totals.outcome.merge(&reply.outcome.unwrap_or_default().try_into().map_err(broken)?);
+            totals.quality.merge(&answers::quality_from_wire(&reply.quality).map_err(broken)?);
+            totals.versions.extend(reply.versions);
             for problem in reply.problems {
-                sum.problems.entry(PartitionId(problem.partition.unwrap_or_default())).or_insert(problem);
+                totals.problems.entry(PartitionId(problem.partition.unwrap_or_default())).or_insert(problem);
             }
         }
         Ok(())
     }
 }
 
-fn head(message: &v1::EpochRequest) -> Result<Head, Problem> {
+fn head(message: &v1::LearnEpochRequest) -> Result<EpochHead, Problem> {
     let run = answers::run_id(&message.run).map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()))?;
-    if message.n == 0 {
+    if message.epoch == 0 {
         return Err(Problem::of(ProblemKind::Invalid, "n: 0 is not allowed; allowed: learning epochs from 1"));
     }
-    Ok(Head { run, n: LearningEpoch(message.n), decay: columns::decay("decay", message.decay)? })
+    Ok(EpochHead { run, n: LearningEpoch(message.epoch), decay: columns::decay("decay", message.decay)? })
 }
 
-/// The records of one part: a small epoch is one record, a large one is begun with its first part and ended with its last.
-fn steps(head: Head, part: u32, parts: u32, updates: Updates) -> impl Iterator<Item = Command> {
-    let Head { run, n, decay } = head;
+/// Returns the records of one part. A small epoch is one record; a large one starts with its first part and ends with its last.
+fn steps(head: EpochHead, part: u32, parts: u32, updates: Updates) -> impl Iterator<Item = Command> {
+    let EpochHead { run, n, decay } = head;
     let (whole, rest) = if parts == 1 {
         (Some(Command::Epoch { run, n, decay, updates }), [None, None, None])
     } else {
@@ -213,7 +225,7 @@ fn steps(head: Head, part: u32, parts: u32, updates: Updates) -> impl Iterator<I
     whole.into_iter().chain(rest.into_iter().flatten())
 }
 
-/// Whether a record ends its partition's epoch.
-const fn closes(command: &Command) -> bool {
+/// Returns whether a record completes its partition's epoch.
+const fn completes_epoch(command: &Command) -> bool {
     matches!(command, Command::Epoch { .. } | Command::EpochEnd { .. })
 }

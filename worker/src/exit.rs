@@ -1,12 +1,12 @@
-//! Why a process of a cluster ended, as its exit status: that reaches whoever started it also where no log can be written.
+//! Exit statuses: the cause of a process failure, which reaches the parent process even if no log can be written.
 //!
-//! The numbers are between processes of one binary; people see the code that each stands for.
+//! The numbers are internal to processes of one binary; users see the error code that each stands for.
 
 use engram_api::Code;
 use std::io;
 use std::process::ExitStatus;
 
-/// The status of each cause: clear of a plain failure (1), of a panic (101) and of what shells use (from 126).
+/// Exit status of each cause. Avoids a plain failure (1), a panic (101) and the statuses of shells (from 126).
 const STATUSES: [(i32, Code); 13] = [
     (70, Code::Immutable),
     (71, Code::StateDirectoryInUse),
@@ -23,24 +23,24 @@ const STATUSES: [(i32, Code); 13] = [
     (82, Code::CapacityExceeded),
 ];
 
-/// The status of a worker that has done what is done without the others, and is to be started again at once.
-pub const AGAIN: i32 = 90;
+/// Exit status of a worker that asks to be restarted at once, after it has loaded a snapshot.
+pub const RESTART: i32 = 90;
 
-/// The status that a process ends with that fails with `error`; 1 where the log alone tells why.
+/// Returns the exit status for `error`; 1 if only the log has the cause.
 pub fn status(error: &anyhow::Error) -> i32 {
     let code = of(error);
-    STATUSES.into_iter().find(|(_, known)| Some(*known) == code).map_or(1, |(status, _)| status)
+    STATUSES.into_iter().find(|(_, candidate)| Some(*candidate) == code).map_or(1, |(status, _)| status)
 }
 
-/// The cause that a process told with its status.
-pub fn told(status: ExitStatus) -> Option<Code> {
-    STATUSES.into_iter().find(|(known, _)| status.code() == Some(*known)).map(|(_, code)| code)
+/// Returns the cause that an exit status stands for.
+pub fn cause(status: ExitStatus) -> Option<Code> {
+    STATUSES.into_iter().find(|(candidate, _)| status.code() == Some(*candidate)).map(|(_, code)| code)
 }
 
-/// How a process ended, in words.
-pub fn described(status: ExitStatus) -> String {
+/// Describes how a process ended.
+pub fn description(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt as _;
-    if let Some(cause) = told(status) {
+    if let Some(cause) = cause(status) {
         return format!("{}, {cause}", cause.title());
     }
     match (status.code(), status.signal()) {
@@ -50,12 +50,12 @@ pub fn described(status: ExitStatus) -> String {
     }
 }
 
-/// Whether another start would meet the same. What holds a folder or a port may be a process that is just ending.
-pub const fn is_lasting(cause: Code) -> bool {
+/// Returns whether a restart would fail with the same cause. A process that is just ending may hold the folder or the port.
+pub const fn is_permanent(cause: Code) -> bool {
     !matches!(cause, Code::StateDirectoryInUse | Code::PortInUse)
 }
 
-/// The code under which an error is explained, if it has one of its own.
+/// Returns the error code of an error, if it has one.
 pub fn of(error: &anyhow::Error) -> Option<Code> {
     error.chain().find_map(|cause| {
         if let Some(error) = cause.downcast_ref::<crate::Error>() {
@@ -100,7 +100,7 @@ fn store(error: &engram_store::Error) -> Option<Code> {
 fn coordinator(error: &engram_coordinator::Error) -> Option<Code> {
     match error {
         engram_coordinator::Error::MapStore(error) => map_store(error),
-        engram_coordinator::Error::Fixed { .. } => Some(Code::Immutable),
+        engram_coordinator::Error::FixedSettingChanged { .. } => Some(Code::Immutable),
         _ => None,
     }
 }
@@ -132,7 +132,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
 
     #[test]
-    fn a_cause_survives_its_status_under_whatever_it_is_wrapped() {
+    fn a_cause_is_recovered_from_the_status_of_a_wrapped_error() {
         let full = || engram_store::Error::DiskFull { operation: "write", path: "wal".into() };
         let damaged = || engram_store::Error::Corrupt { path: "wal".into(), offset: 7, what: "its checksum is wrong" };
         let no_gpu = crate::Error::NoGpu { why: "there is no driver".to_owned() };
@@ -142,13 +142,13 @@ mod tests {
             (anyhow::Error::new(crate::Error::from(damaged())).context("failed to start"), Some(Code::Corrupt)),
             (io::Error::from(io::ErrorKind::AddrInUse).into(), Some(Code::PortInUse)),
             (io::Error::from(io::ErrorKind::TimedOut).into(), None),
-            (anyhow::anyhow!("it is what it is"), None),
+            (anyhow::anyhow!("an error without a code"), None),
         ];
         for (error, code) in cases {
-            // What the system gives for a process that ended by itself.
+            // The raw status of a process that exited.
             let ended = ExitStatus::from_raw(status(&error) << 8);
-            assert_eq!((of(&error), told(ended)), (code, code), "{error:#}");
+            assert_eq!((of(&error), cause(ended)), (code, code), "{error:#}");
         }
-        assert_eq!(told(ExitStatus::from_raw(9)), None, "a signal tells no cause");
+        assert_eq!(cause(ExitStatus::from_raw(9)), None, "a signal has no cause");
     }
 }

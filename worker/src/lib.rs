@@ -1,60 +1,60 @@
 //! One worker of a cluster: gRPC services over the store and the learning runs.
 //!
-//! Decides what a request may hold ([`engram_proto::columns`] checks it before memory is taken), which parts are executed here and which are
-//! passed to their owner (at most one hop), and when the worker is ready. What a record does is the store's business, who serves which
-//! partition the map's.
+//! Decides which requests are valid ([`engram_proto::columns`] checks them before memory is allocated), which parts are executed
+//! here and which are forwarded to their primary (at most one hop), and when the worker is ready. The store decides what a record
+//! does, the map who serves which partition.
 //!
 //! ```text
-//! client listener ─┐                 ┌─ parts of this worker ── engine (store) ── log, device
+//! client listener ─┐                 ┌─ local parts ── engine (store) ── log, device
 //! peer listener ───┴─ edge ─ service ┤
-//! admin listener, socket             └─ other parts ── client library ── peer listener of their owner
-//! heartbeat thread ── map, members ── view ── engine: what the map gives to this very process it serves
-//! links ───────────── records, acknowledgements, copies of state ── engines of other workers
+//! admin listener, socket             └─ other parts ── client library ── peer listener of their primary
+//! heartbeat thread ── map, members ── view ── engine: serves the partitions that the map assigns to this process
+//! links ───────────── records, acknowledgements, state transfers ── engines of other workers
 //! ```
 //!
-//! Invariants: nothing is executed on a partition that the store does not serve; a request is refused as a whole before any of its parts
-//! is executed, or answered part by part; a request keeps its session when it is passed on; what was acknowledged survives
-//! [`Worker::run`]'s end.
+//! Invariants: nothing is executed on a partition that the store does not serve; a request is rejected as a whole before any of its
+//! parts is executed, or answered part by part; a forwarded request keeps its session; acknowledged writes survive the end of
+//! [`Worker::run`].
 #![forbid(unsafe_code)]
 
+mod activation;
 mod admin;
 mod admission;
+mod authorization;
 mod batch;
 mod bootstrap;
+mod cluster_view;
+mod coordinator_addresses;
+mod cpu_pressure;
 mod device;
 mod drain;
 mod edge;
 mod engine;
 mod epoch;
 pub mod exit;
-mod hands;
+mod gpu_fault;
 mod heartbeat;
+mod http;
 mod listeners;
 pub mod machine;
-mod metrics;
-mod modes;
+mod map_state;
+pub mod metrics;
 mod options;
-mod page;
-mod part;
+mod partition_write;
 mod peers;
 pub mod pod;
-mod processors;
 mod profile;
 mod read;
+mod read_consistency;
 mod recall;
-mod rights;
-mod roster;
 mod runs;
 mod service;
 mod shared;
 pub mod supervise;
-mod testimony;
-mod trouble;
-mod view;
 mod worker;
 mod write;
 
 pub use edge::{AllowAll, Authorizer, Principal};
-pub use options::{Bootstrap, Listen, MapPlace, Options, Tls, TokenFiles};
+pub use options::{Bootstrap, Listen, MapLocation, Options, Tls, TokenFiles};
 pub use tonic::codegen::http::HeaderMap;
 pub use worker::{Addresses, Error, Handle, Worker};

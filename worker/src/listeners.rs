@@ -1,10 +1,10 @@
-//! The listeners: clients, peers, administration (and its socket), the HTTP page.
+//! Listeners: clients, peers, administration (with its socket), HTTP.
 
 use crate::admin::Admin;
 use crate::edge::{ADMINISTRATORS, Authorizer, Edge};
-use crate::machine::{Connection, Listening};
+use crate::http;
+use crate::machine::{Connection, Listener};
 use crate::options::{Listen, Tls};
-use crate::page;
 use crate::peers;
 use crate::service::{Memories, Plane};
 use crate::shared::Shared;
@@ -26,44 +26,44 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-/// A call may take at most this long, whatever its sender allows.
+/// Maximum duration of a call, whatever its client allows.
 const CALL_DEADLINE: Duration = Duration::from_secs(60);
-/// Streams per connection; a sender of more waits.
-const STREAMS: u32 = 256;
-/// Bytes of the head of a request: the library's default would be 16 MiB.
-const HEADER_BYTES: u32 = 16 << 10;
-/// Bytes that may be on their way: one full message per stream, several per connection.
+/// Maximum number of streams per connection; further ones wait.
+const MAX_STREAMS: u32 = 256;
+/// Maximum size of request headers; the library's default is 16 MiB.
+const MAX_HEADER_BYTES: u32 = 16 << 10;
+/// HTTP/2 flow-control windows: one full message per stream, several per connection.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// Bound listeners.
 pub(crate) struct Listeners {
-    client: Listening,
-    peer: Listening,
-    /// For administration and for HTTP; absent on a simulated machine.
-    looked_after: Option<(Listening, TcpListener)>,
-    /// When clients and administrators are asked to connect anew, under TLS.
+    client: Listener,
+    peer: Listener,
+    /// Administration and HTTP; absent on a simulated machine.
+    admin_and_http: Option<(Listener, TcpListener)>,
+    /// Age after which clients and administrators must reconnect, under TLS.
     connection_age: Option<Duration>,
 }
 
-/// Where they are.
+/// Addresses of the bound listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Bound {
+pub(crate) struct BoundAddresses {
     pub(crate) client: SocketAddr,
     pub(crate) peer: SocketAddr,
     pub(crate) admin: SocketAddr,
     pub(crate) http: SocketAddr,
 }
 
-/// Accepts connections: over TLS where there are certificates, and then for `lifetime` each.
-fn listening(
+/// Accepts connections: over TLS if there are certificates, and then with a maximum lifetime.
+fn listener(
     listener: TcpListener,
     address: SocketAddr,
     keys: Option<&Arc<Keys>>,
     callers: Callers,
     lifetime: Option<Duration>,
-) -> Listening {
+) -> Listener {
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let incoming = match keys {
         None => incoming.map(|accepted| accepted.map(Connection::Tcp)).boxed(),
@@ -71,26 +71,29 @@ fn listening(
             .map(|accepted| accepted.map(|secured| Connection::Tls(Box::new(secured))))
             .boxed(),
     };
-    Listening { address, incoming }
+    Listener { address, incoming }
 }
 
-/// Whose calls a listener takes, of those that are known: of a connection in clear, and on the socket, nobody is.
+/// Certificate roles that a listener accepts. Callers on a plaintext connection or on the socket have no role and are accepted.
 ///
-/// A person's certificate is one of the whole cluster, so it administrates as well; a worker's never does, and only a worker's passes
-/// between workers.
+/// A user's certificate is valid for the whole cluster, administration included. A worker's certificate never administrates, and
+/// only workers call the peer listener.
 const CLIENTS: &[Role] = &[Role::Worker, Role::Coordinator, Role::Client];
 const PEERS: &[Role] = &[Role::Worker];
 
 impl Listeners {
-    /// Those of a simulated machine.
-    pub(crate) fn simulated(client: Listening, peer: Listening) -> (Self, Bound) {
-        let nowhere = SocketAddr::new(client.address.ip(), 0);
-        let bound = Bound { client: client.address, peer: peer.address, admin: nowhere, http: nowhere };
-        (Self { client, peer, looked_after: None, connection_age: None }, bound)
+    /// Wraps the listeners of a simulated machine.
+    pub(crate) fn simulated(client: Listener, peer: Listener) -> (Self, BoundAddresses) {
+        let unbound = SocketAddr::new(client.address.ip(), 0);
+        let bound = BoundAddresses { client: client.address, peer: peer.address, admin: unbound, http: unbound };
+        (Self { client, peer, admin_and_http: None, connection_age: None }, bound)
     }
 
-    /// Binds all of them, or none.
-    pub(crate) async fn bind(listen: &Listen, secured: Option<(&Tls, &Arc<Keys>)>) -> Result<(Self, Bound), Error> {
+    /// Binds all listeners, or none.
+    pub(crate) async fn bind(
+        listen: &Listen,
+        secured: Option<(&Tls, &Arc<Keys>)>,
+    ) -> Result<(Self, BoundAddresses), Error> {
         let bind = |role: &'static str, address: SocketAddr| async move {
             let listener = TcpListener::bind(address).await.map_err(|source| Error::Bind { role, address, source })?;
             let bound = listener.local_addr().map_err(|source| Error::Bind { role, address, source })?;
@@ -100,34 +103,34 @@ impl Listeners {
         let (peer, peer_at) = bind("peer", listen.peer).await?;
         let (admin, admin_at) = bind("admin", listen.admin).await?;
         let (http, http_at) = bind("HTTP", listen.http).await?;
-        let bound = Bound { client: client_at, peer: peer_at, admin: admin_at, http: http_at };
+        let bound = BoundAddresses { client: client_at, peer: peer_at, admin: admin_at, http: http_at };
         let (tls, keys) = secured.unzip();
         let lifetime = tls.map(Tls::connection_lifetime);
-        let with_tokens = tls.is_some_and(|tls| tls.tokens.is_some());
-        let clients = if with_tokens { Callers::Anyone } else { Callers::Certified };
-        let client = listening(client, client_at, keys, clients, lifetime);
-        // The end of a connection between members is evidence of a death: these last until they break.
-        let peer = listening(peer, peer_at, keys, Callers::Certified, None);
-        let admin = listening(admin, admin_at, keys, Callers::Certified, lifetime);
+        let accepts_tokens = tls.is_some_and(|tls| tls.tokens.is_some());
+        let clients = if accepts_tokens { Callers::Anyone } else { Callers::Certified };
+        let client = listener(client, client_at, keys, clients, lifetime);
+        // The end of a connection between members is evidence of a death, so these connections have no maximum lifetime.
+        let peer = listener(peer, peer_at, keys, Callers::Certified, None);
+        let admin = listener(admin, admin_at, keys, Callers::Certified, lifetime);
         let connection_age = tls.map(Tls::connection_age);
-        Ok((Self { client, peer, looked_after: Some((admin, http)), connection_age }, bound))
+        Ok((Self { client, peer, admin_and_http: Some((admin, http)), connection_age }, bound))
     }
 
-    /// Serves on all of them until the worker stops and what was in flight is done. What workers say to each other apart: others may
-    /// wait for it.
+    /// Serves on all listeners until the worker stops and calls in flight are complete. The peer servers are returned separately,
+    /// because the others may wait for them.
     pub(crate) async fn serve(
         self,
         shared: Arc<Shared>,
         authorizer: Arc<dyn Authorizer>,
         services: Routes,
     ) -> (JoinSet<Result<(), Error>>, JoinSet<Result<(), Error>>) {
-        let (mut serving, mut between) = (JoinSet::new(), JoinSet::new());
+        let (mut servers, mut peer_servers) = (JoinSet::new(), JoinSet::new());
         let edge = |callers| Edge::new(Arc::clone(&shared), Arc::clone(&authorizer), callers);
         let age = self.connection_age;
         let stop = || {
             let mut stopping = shared.stopping.subscribe();
             async move {
-                // An error means that the worker is gone, which ends this as well.
+                // An error means that the worker was dropped, which ends this as well.
                 let _ = stopping.wait_for(|stopping| *stopping).await;
             }
         };
@@ -142,9 +145,9 @@ impl Listeners {
             .layer(edge(CLIENTS).with_accounts(accounts.clone()))
             .add_routes(services)
             .add_service(service)
-            // Who has a token instead of a certificate reaches no other listener.
+            // Clients with a token can reach no other listener.
             .add_optional_service(accounts.map(|_| admin()));
-        serving.spawn(failed("client", server.serve_with_incoming_shutdown(self.client.incoming, stop())));
+        servers.spawn(serve_as("client", server.serve_with_incoming_shutdown(self.client.incoming, stop())));
 
         let memories = Memories { shared: Arc::clone(&shared), plane: Plane::Peer };
         let service = MemoryServiceServer::new(memories)
@@ -157,66 +160,68 @@ impl Listeners {
             .layer(edge(PEERS))
             .add_routes(peer)
             .add_service(service);
-        between.spawn(failed("peer", server.serve_with_incoming_shutdown(self.peer.incoming, stop())));
+        peer_servers.spawn(serve_as("peer", server.serve_with_incoming_shutdown(self.peer.incoming, stop())));
 
-        let Some((admin_listener, http_listener)) = self.looked_after else { return (serving, between) };
+        let Some((admin_listener, http_listener)) = self.admin_and_http else { return (servers, peer_servers) };
         let server = builder(age).layer(edge(ADMINISTRATORS)).add_service(admin());
-        serving.spawn(failed("admin", server.serve_with_incoming_shutdown(admin_listener.incoming, stop())));
+        servers.spawn(serve_as("admin", server.serve_with_incoming_shutdown(admin_listener.incoming, stop())));
         match admin_socket(&shared) {
             Ok((listener, path)) => {
                 let server = builder(None).layer(edge(ADMINISTRATORS)).add_service(admin());
                 let served = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop());
-                serving.spawn(async move {
-                    let result = failed("admin socket", served).await;
-                    // Gone already, or left for the next start to replace.
+                servers.spawn(async move {
+                    let result = serve_as("admin socket", served).await;
+                    // The next start replaces a leftover.
                     let _ = std::fs::remove_file(path);
                     result
                 });
             }
-            // The path of a socket is short on every system; the port remains.
-            Err(error) => tracing::warn!(%error, "no admin socket in the state directory; use the admin port"),
+            // Socket paths have a short maximum length; the port remains.
+            Err(error) => {
+                tracing::warn!(%error, "failed to bind the admin socket in the state directory; use the admin port");
+            }
         }
 
-        let http = axum::serve(http_listener, page::router(Arc::clone(&shared))).with_graceful_shutdown(stop());
-        serving.spawn(async move { http.await.map_err(|source| Error::Http { source }) });
-        (serving, between)
+        let http = axum::serve(http_listener, http::router(Arc::clone(&shared))).with_graceful_shutdown(stop());
+        servers.spawn(async move { http.await.map_err(|source| Error::Http { source }) });
+        (servers, peer_servers)
     }
 }
 
 fn builder(connection_age: Option<Duration>) -> Server {
     let server = Server::builder();
-    // Without a grace: with one the library would end connections at once, and what is under way on them.
+    // Without a grace period: with one the library would end connections at once, with the calls in flight on them.
     let server = match connection_age {
         Some(age) => server.max_connection_age(age),
         None => server,
     };
     server
         .timeout(CALL_DEADLINE)
-        .max_concurrent_streams(STREAMS)
-        .http2_max_header_list_size(HEADER_BYTES)
+        .max_concurrent_streams(MAX_STREAMS)
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
 }
 
-/// Reflection of all services; health comes with its reporter.
+/// Adds reflection of all services; the health service comes with its reporter.
 pub(crate) fn reflection(routes: &mut tonic::service::RoutesBuilder) {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1();
-    routes.add_service(reflection.expect("the descriptors were made by the build of the protocol"));
+    routes.add_service(reflection.expect("the descriptors are generated at build time"));
 }
 
-async fn failed(
+async fn serve_as(
     role: &'static str,
-    serving: impl Future<Output = Result<(), tonic::transport::Error>>,
+    servers: impl Future<Output = Result<(), tonic::transport::Error>>,
 ) -> Result<(), Error> {
-    serving.await.map_err(|source| Error::Serve { role, source })
+    servers.await.map_err(|source| Error::Serve { role, source })
 }
 
-/// A socket in the state directory, for this user alone; the lock of the directory says that nobody else listens on it.
+/// Binds the socket in the state directory, for this user only. The lock of the directory excludes another listener.
 fn admin_socket(shared: &Shared) -> std::io::Result<(UnixListener, PathBuf)> {
     let path = shared.options.state_dir.join("admin.sock");
     match std::fs::remove_file(&path) {

@@ -1,7 +1,7 @@
-//! The seam to the machine: clocks, network and store of a worker. A simulator gives its own.
+//! Abstraction of the machine: clocks, network and store of a worker. A simulator provides its own.
 
 use engram_client::Network;
-use engram_identity::{Caller, Secured};
+use engram_identity::{Caller, TlsConnection};
 use engram_memory::Incarnation;
 use engram_store::peer::Peers;
 use engram_store::{Clock, Handle, Recovery};
@@ -15,56 +15,56 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tonic::transport::server::Connected;
 
-/// A machine that is not the one of this process. There is no administration and no HTTP page on it, and no thread: beats are a
-/// task like any other.
+/// A machine other than that of this process. It has no administration, no HTTP listener and no threads: heartbeats are a task.
 pub struct Machine {
-    /// Its clocks.
+    /// Clocks.
     pub clock: Arc<dyn Clock>,
-    /// How the worker reaches others.
+    /// Outgoing network.
     pub network: Network,
-    /// The listener for clients.
-    pub client: Listening,
-    /// The listener for workers of the same cluster.
-    pub peer: Listening,
+    /// Listener for clients.
+    pub client: Listener,
+    /// Listener for workers of the same cluster.
+    pub peer: Listener,
     /// Opens and starts the store.
-    pub open: Box<Open>,
+    pub open: Box<OpenStore>,
 }
 
-/// Opens and starts a store that speaks to others as it is told.
-pub type Open = dyn FnOnce(engram_store::Options, Box<dyn Peers>) -> Result<Opened, engram_store::Error> + Send;
+/// Opens and starts a store that sends through the given channels.
+pub type OpenStore =
+    dyn FnOnce(engram_store::Options, Box<dyn Peers>) -> Result<OpenedStore, engram_store::Error> + Send;
 
-/// A store that was started.
-pub struct Opened {
-    /// The way to it.
+/// A started store.
+pub struct OpenedStore {
+    /// Handle of the store.
     pub store: Handle,
-    /// What was found on its disk.
+    /// Result of recovery.
     pub recovery: Recovery,
-    /// Since which of its processes nothing was lost on that disk.
+    /// First incarnation since which no write to the disk was lost.
     pub lossless_since: Incarnation,
-    /// The device that passes over its memories, with its threads.
+    /// Name and threads of its device.
     pub device: (String, usize),
 }
 
-/// A listener that is bound.
-pub struct Listening {
-    /// Where.
+/// A bound listener.
+pub struct Listener {
+    /// Bound address.
     pub address: SocketAddr,
-    /// What it accepts.
+    /// Accepted connections.
     pub incoming: BoxStream<'static, io::Result<Connection>>,
 }
 
-/// Bytes in both directions.
+/// A bidirectional byte stream.
 pub trait Bytes: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Bytes for T {}
 
 /// An accepted connection.
 pub enum Connection {
-    /// Of the network of this machine.
+    /// Plaintext TCP.
     Tcp(TcpStream),
-    /// Of the same, over TLS.
-    Tls(Box<Secured>),
-    /// Of a simulated one.
+    /// TLS over TCP.
+    Tls(Box<TlsConnection>),
+    /// Simulated.
     Simulated(Pin<Box<dyn Bytes>>),
 }
 
@@ -74,7 +74,7 @@ impl Connected for Connection {
     fn connect_info(&self) -> Caller {
         match self {
             Self::Tls(secured) => secured.connect_info(),
-            Self::Tcp(_) | Self::Simulated(_) => Caller::Clear,
+            Self::Tcp(_) | Self::Simulated(_) => Caller::Plaintext,
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The worker of the images.
+//! Worker program of the container images.
 //!
-//! Without a command it is the first process of a pod's container: it reads what the operator and the kubelet say, starts the worker and
-//! looks after it.
+//! Without a command it is the first process of a pod's container: it reads the settings of the operator and the kubelet, and
+//! starts and supervises the worker.
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
@@ -11,64 +11,64 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// One worker of an Engram cluster: without a command, in a pod, told by the operator's settings.
+/// One worker of an Engram cluster. Without a command it runs in a pod, with the settings of the operator
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
-    /// The settings of the cluster, as the operator mounts them
+    /// Settings of the cluster, as mounted by the operator
     #[arg(long, value_name = "FILE", default_value = pod::SETTINGS)]
     settings: PathBuf,
-    /// The worker's disk
+    /// State directory of the worker
     #[arg(long, value_name = "FOLDER", default_value = pod::STATE)]
     state_dir: PathBuf,
-    /// Whom the cluster's processes believe, as the operator mounts it
-    #[arg(long, value_name = "FOLDER", default_value = pod::AUTHORITY)]
-    authority: PathBuf,
-    /// Where the pod keeps its key and certificate: in memory
+    /// Directory with the cluster's trust bundle, as mounted by the operator
+    #[arg(long, value_name = "FOLDER", default_value = pod::TRUST_BUNDLE)]
+    trust_bundle: PathBuf,
+    /// In-memory directory for the pod's key and certificate
     #[arg(long, value_name = "FOLDER", default_value = pod::IDENTITY)]
     identity: PathBuf,
-    /// The token with which it asks for a certificate
+    /// Token for certificate requests
     #[arg(long, value_name = "FILE", default_value = pod::IDENTITY_TOKEN)]
     identity_token: PathBuf,
 }
 
 impl Arguments {
-    fn places(&self) -> pod::Places {
+    fn identity_paths(&self) -> pod::IdentityPaths {
         let tokens = TokenFiles {
-            keys: self.authority.join("jwks.json"),
-            issuer: self.authority.join("issuer"),
+            keys: self.trust_bundle.join("jwks.json"),
+            issuer: self.trust_bundle.join("issuer"),
             access: self.settings.with_file_name("access.json"),
         };
-        let (authority, folder, token) = (self.authority.clone(), self.identity.clone(), self.identity_token.clone());
-        pod::Places { authority, folder, token, tokens }
+        let (ca, folder, token) = (self.trust_bundle.clone(), self.identity.clone(), self.identity_token.clone());
+        pod::IdentityPaths { ca, folder, token, tokens }
     }
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serves, with no process above it
+    /// Run the worker without a supervisor
     Serve {
-        /// Options as JSON: cluster, place in it, state directory, listeners, coordinators; - reads standard input
+        /// Options as JSON: cluster, ordinal, state directory, listeners, coordinators; - reads standard input
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Hands over all that the worker of this machine leads, and waits for it: what a pod does before it is stopped
+    /// Transfer all primaries of the worker of this machine to other workers and wait: run before a pod is stopped
     Drain {
-        /// How long it may take, 1ms to 55s
+        /// Maximum duration, 1ms to 55s
         #[arg(long, value_name = "DURATION", default_value = "45s", value_parser = deadline)]
         deadline: Duration,
-        /// The worker's socket
+        /// Admin socket of the worker
         #[arg(long, value_name = "PATH", default_value = "/var/lib/engram/admin.sock")]
         socket: PathBuf,
     },
-    /// Asks a page until it answers with 200: for health checks, and for tests of an installation
+    /// Request a page until it responds with 200: for health checks and installation tests
     Healthcheck {
         /// The page
         #[arg(value_name = "HOST:PORT/PATH", default_value = "127.0.0.1:9090/readyz")]
         page: String,
-        /// For how long it is asked again
+        /// How long to retry
         #[arg(long, value_name = "DURATION", default_value = "0s")]
         wait: engram_api::Duration,
     },
@@ -87,10 +87,10 @@ fn main() {
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("ENGRAM_LOG").unwrap_or_else(|_| "info".into()))
         .with_ansi(false)
         .with_writer(std::io::stderr)
-        // Telling that stderr cannot be written to would be a write to stderr, and a panic.
+        // Reporting a failed write to stderr would write to stderr, and panic.
         .log_internal_errors(false)
         .init();
-    let ended = match &arguments.command {
+    let result = match &arguments.command {
         None => supervise(&arguments),
         Some(Command::Serve { config }) => serve(config),
         Some(Command::Drain { deadline, socket }) => drain(socket, *deadline),
@@ -98,10 +98,10 @@ fn main() {
             pod::healthcheck(page, Duration::from_millis(wait.as_millis())).map(|()| 0)
         }
     };
-    let status = ended.unwrap_or_else(|error| {
-        tracing::error!(error = format!("{error:#}"), "ended");
+    let status = result.unwrap_or_else(|error| {
+        tracing::error!(error = format!("{error:#}"), "failed");
         if matches!(arguments.command, None | Some(Command::Serve { .. })) {
-            pod::tell_kubelet(&format!("{error:#}"));
+            pod::write_termination_message(&format!("{error:#}"));
         }
         exit::status(&error)
     });
@@ -110,18 +110,18 @@ fn main() {
 
 fn supervise(arguments: &Arguments) -> Result<i32> {
     let settings = pod::Settings::read(&arguments.settings)?;
-    let place = pod::Place::from_environment()?;
-    let identity = settings.identity(&place, || arguments.places())?;
-    let options = settings.options(place, arguments.state_dir.clone());
+    let info = pod::PodInfo::from_environment()?;
+    let identity = settings.identity(&info, || arguments.identity_paths())?;
+    let options = settings.options(info, arguments.state_dir.clone());
     // One thread: the kernel ties a child to the thread that started it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start")?;
     runtime.block_on(pod::supervise(options, identity))
 }
 
-/// The status to end with.
+/// Returns the exit status.
 fn serve(config: &Path) -> Result<i32> {
     let text = if config == Path::new("-") {
-        // The process that writes them is the one to end with.
+        // The parent writes the options; this process ends with it.
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
             .context("failed to tie this process to its parent")?;
@@ -132,7 +132,7 @@ fn serve(config: &Path) -> Result<i32> {
         std::fs::read(config).with_context(|| format!("failed to read the options from {}", config.display()))?
     };
     let options: Options = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is not what a worker's options look like", config.display()))?;
+        .with_context(|| format!("{} does not contain valid worker options", config.display()))?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start threads")?;
     runtime.block_on(async {
@@ -145,25 +145,26 @@ fn serve(config: &Path) -> Result<i32> {
         };
         let worker = Worker::build(options).await?;
         let handle = worker.handle();
-        pod::introduce(&handle.member());
+        pod::announce(&handle.member());
         worker.run(stop).await?;
-        Ok(if handle.begins_again() { exit::AGAIN } else { 0 })
+        Ok(if handle.restart_requested() { exit::RESTART } else { 0 })
     })
 }
 
-/// 0 when nothing that could have been handed over is left.
+/// Returns 0 if no partition is left that could have been transferred.
 fn drain(socket: &Path, deadline: Duration) -> Result<i32> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("failed to start")?;
-    let began = Instant::now();
+    let started = Instant::now();
     let reply = runtime.block_on(pod::drain(socket, deadline))?;
-    let left = reply.left.len();
-    // The kubelet shows this to whoever looks at the pod's events, where the hook failed.
-    if left == 0 {
-        println!("handed over {} partition(s)", reply.handed_over);
+    let remaining = reply.remaining.len();
+    // The kubelet shows the output in the pod's events if the hook failed.
+    if remaining == 0 {
+        println!("transferred {} partition(s)", reply.transferred);
         return Ok(0);
     }
-    let late = began.elapsed() >= deadline;
-    let why = if late { "the time is over" } else { "no other copy is in sync, or no coordinator answers" };
-    println!("handed over {} partition(s); {left} stay here: {why}", reply.handed_over);
-    Ok(i32::from(late))
+    let timed_out = started.elapsed() >= deadline;
+    let reason =
+        if timed_out { "the deadline passed" } else { "no other replica is in sync, or no coordinator responds" };
+    println!("transferred {} partition(s); {remaining} remain: {reason}", reply.transferred);
+    Ok(i32::from(timed_out))
 }

@@ -1,11 +1,12 @@
-//! What this worker counts, in the format of Prometheus. Names begin with `engram_`; every series carries `learner_cluster` and `worker`.
+//! Metrics of a worker in the Prometheus text format. Names begin with `engram_`; every series has the labels `learner_cluster` and `worker`.
 
-use crate::admission::{Admission, Kind};
+use crate::admission::{Admission, RequestKind};
+use crate::authorization::AccountAuthorizer;
 use crate::peers::Traffic;
-use crate::rights::Accounts;
 use crate::shared::Shared;
+pub use engram_api::metrics::{MetricDescriptor, MetricType};
 use engram_identity::{Keys, Reason};
-use engram_kernels::Standing;
+use engram_kernels::MirrorStatus;
 use engram_proto::v1::PartitionStatus;
 use engram_store::Distribution;
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -13,13 +14,13 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use tonic::Code;
 
-/// Methods whose calls are told apart; others are counted together, so that a caller cannot make series.
+/// Methods with their own series. All others share one, so that a client cannot create series.
 const METHODS: [&str; 25] = [
     "OpenSession",
     "GetOutcome",
@@ -80,6 +81,41 @@ struct GpuLabels {
     device: String,
 }
 
+/// Labels of every series.
+const WORKER_LABELS: [&str; 2] = ["learner_cluster", "worker"];
+
+/// Registers metrics and records their descriptors.
+struct Registrar {
+    registry: Registry,
+    catalog: Vec<MetricDescriptor>,
+}
+
+impl Registrar {
+    /// Registers `metric` as `engram_<name>`, whose series have `labels` in addition to those of the worker.
+    fn register(&mut self, name: &str, labels: &[&'static str], help: &str, metric: impl Metric) {
+        let (metric_type, suffix) = match metric.metric_type() {
+            prometheus_client::metrics::MetricType::Counter => (MetricType::Counter, "_total"),
+            prometheus_client::metrics::MetricType::Histogram => (MetricType::Histogram, ""),
+            _ => (MetricType::Gauge, ""),
+        };
+        self.catalog.push(descriptor(&format!("{name}{suffix}"), metric_type, labels, help));
+        self.registry.register(name, help, metric);
+    }
+}
+
+fn descriptor(name: &str, metric_type: MetricType, labels: &[&'static str], help: &str) -> MetricDescriptor {
+    let labels = WORKER_LABELS.iter().chain(labels).copied().collect();
+    MetricDescriptor { name: format!("engram_{name}"), metric_type, help: help.to_owned(), labels }
+}
+
+/// Returns the descriptors of all metrics that a worker exports, by name.
+pub fn catalog() -> Vec<MetricDescriptor> {
+    let mut catalog = Metrics::new("", 0, &Traffic::default(), true).catalog;
+    catalog.extend(DISTRIBUTIONS.map(|(name, help)| descriptor(name, MetricType::Histogram, &[], help)));
+    catalog.sort_by(|left, right| left.name.cmp(&right.name));
+    catalog
+}
+
 /// Calls by method and code.
 #[derive(Debug, Clone)]
 pub(crate) struct Calls {
@@ -105,281 +141,308 @@ impl Calls {
         self.seconds.get_or_create(&MethodLabels { method }).observe(elapsed.as_secs_f64());
     }
 
-    pub(crate) fn panicked(&self) {
+    pub(crate) fn count_panic(&self) {
         self.panics.inc();
     }
 }
 
-/// All that is counted.
+/// The metrics of a worker.
 pub(crate) struct Metrics {
     registry: Registry,
+    catalog: Vec<MetricDescriptor>,
     pub(crate) calls: Calls,
     /// Updates and rows applied through the services.
     pub(crate) updates: Counter,
-    /// Partitions' epochs completed.
-    pub(crate) epoch_parts: Counter,
-    /// Parts passed on to their owners.
+    /// Learning epochs completed, one per partition.
+    pub(crate) partition_epochs: Counter,
+    /// Sub-requests forwarded to their primary.
     pub(crate) forwarded: Counter,
-    /// Partitions that this worker began to serve.
-    pub(crate) taken_over: Counter,
+    /// Partitions of which this worker became the serving primary.
+    pub(crate) promotions: Counter,
     build: Family<BuildLabels, Gauge>,
-    admitted: Admitted,
-    tls: Option<Tls>,
-    mirrors: Mirrors,
+    admission: AdmissionMetrics,
+    tls: Option<TlsMetrics>,
+    store: StoreMetrics,
 }
 
-/// What is let in, by kind.
-struct Admitted {
+/// Admission control by kind of request.
+struct AdmissionMetrics {
     limit: Family<KindLabels, Gauge<u64, AtomicU64>>,
-    under_way: Family<KindLabels, Gauge<u64, AtomicU64>>,
-    refused: Family<KindLabels, Counter>,
+    in_flight: Family<KindLabels, Gauge<u64, AtomicU64>>,
+    rejected: Family<KindLabels, Counter>,
 }
 
-impl Admitted {
-    fn registered(registry: &mut Registry) -> Self {
-        let own = Self { limit: Family::default(), under_way: Family::default(), refused: Family::default() };
-        let help = "Reads and writes that may be under way: found out from how long they take";
-        registry.register("admission_limit", help, own.limit.clone());
-        registry.register("admission_under_way", "Reads and writes that are under way", own.under_way.clone());
-        let help = "Reads and writes turned away because as many were under way as are answered in time";
-        registry.register("admission_refused", help, own.refused.clone());
-        own
+impl AdmissionMetrics {
+    fn new(registrar: &mut Registrar) -> Self {
+        let metrics = Self { limit: Family::default(), in_flight: Family::default(), rejected: Family::default() };
+        let help = "Adaptive limit of reads and writes in flight";
+        registrar.register("requests_in_flight_limit", &["kind"], help, metrics.limit.clone());
+        let help = "Reads and writes in flight";
+        registrar.register("requests_in_flight", &["kind"], help, metrics.in_flight.clone());
+        let help = "Reads and writes rejected because the limit of requests in flight was reached";
+        registrar.register("rejected_requests", &["kind"], help, metrics.rejected.clone());
+        metrics
     }
 
     fn set(&self, admission: &Admission) {
-        for kind in Kind::ALL {
-            let labels = KindLabels { kind: kind.word() };
-            let (limit, under_way, refused) =
-                admission.with(kind, |it| (it.limit() as u64, it.under_way() as u64, it.refused()));
+        for kind in RequestKind::ALL {
+            let labels = KindLabels { kind: kind.as_str() };
+            let (limit, in_flight, rejected) =
+                admission.with(kind, |it| (it.limit() as u64, it.in_flight() as u64, it.rejected()));
             self.limit.get_or_create(&labels).set(limit);
-            self.under_way.get_or_create(&labels).set(under_way);
-            self.refused.get_or_create(&labels).inner().store(refused, Ordering::Relaxed);
+            self.in_flight.get_or_create(&labels).set(in_flight);
+            self.rejected.get_or_create(&labels).inner().store(rejected, Ordering::Relaxed);
         }
     }
 }
 
-/// What is counted under TLS.
-struct Tls {
-    refused: Family<ReasonLabels, Counter>,
+/// Authentication and certificates; only with TLS.
+struct TlsMetrics {
+    failures: Family<ReasonLabels, Counter>,
     expiry: Gauge<i64>,
-    failures: Counter,
-    token_failures: Counter,
+    reload_failures: Counter,
+    token_reload_failures: Counter,
 }
 
-impl Tls {
-    fn registered(registry: &mut Registry) -> Self {
-        let own = Self {
-            refused: Family::default(),
+impl TlsMetrics {
+    fn new(registrar: &mut Registrar) -> Self {
+        let metrics = Self {
+            failures: Family::default(),
             expiry: Gauge::default(),
-            failures: Counter::default(),
-            token_failures: Counter::default(),
+            reload_failures: Counter::default(),
+            token_reload_failures: Counter::default(),
         };
-        let help = "Connections and calls that were refused for their certificate or token, by reason";
-        registry.register("tls_refused", help, own.refused.clone());
-        let help = "Seconds until the certificate in use is valid no more";
-        registry.register("certificate_expiry_seconds", help, own.expiry.clone());
-        let help = "Looks at the certificates' files that found them of no use; the old ones stay in use";
-        registry.register("certificate_reload_failures", help, own.failures.clone());
-        let help = "Looks at the keys of tokens and the rights of accounts that found them of no use; what was known stays in use";
-        registry.register("token_reload_failures", help, own.token_failures.clone());
-        own
+        let help = "Connections and calls refused for their certificate, token or permissions";
+        registrar.register("authentication_failures", &["reason"], help, metrics.failures.clone());
+        let help = "Seconds until the certificate in use expires, negative once it is expired";
+        registrar.register("certificate_expiry_seconds", &[], help, metrics.expiry.clone());
+        let help = "Failed reloads of the certificate files; the certificate in use stays";
+        registrar.register("certificate_reload_failures", &[], help, metrics.reload_failures.clone());
+        let help = "Failed reloads of the token keys or the access list; those in use stay";
+        registrar.register("token_reload_failures", &[], help, metrics.token_reload_failures.clone());
+        metrics
     }
 
-    fn set(&self, keys: &Keys, accounts: Option<&Accounts>) {
+    fn set(&self, keys: &Keys, accounts: Option<&AccountAuthorizer>) {
         for reason in Reason::ALL {
-            let counter = self.refused.get_or_create(&ReasonLabels { reason: reason.word() });
+            let counter = self.failures.get_or_create(&ReasonLabels { reason: reason.as_str() });
             counter.inner().store(keys.refusals().of(reason), Ordering::Relaxed);
         }
         let seconds = |duration: Duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
-        let left = keys.until().duration_since(SystemTime::now());
+        let left = keys.expires_at().duration_since(SystemTime::now());
         self.expiry.set(left.map_or_else(|error| -seconds(error.duration()), seconds));
-        self.failures.inner().store(keys.failures(), Ordering::Relaxed);
-        self.token_failures.inner().store(accounts.map_or(0, Accounts::failures), Ordering::Relaxed);
+        self.reload_failures.inner().store(keys.failures(), Ordering::Relaxed);
+        self.token_reload_failures
+            .inner()
+            .store(accounts.map_or(0, AccountAuthorizer::reload_failures), Ordering::Relaxed);
     }
 }
 
-/// Counters and gauges whose value lives elsewhere, set when the page is asked for.
-struct Mirrors {
+/// Counters and gauges of values that other components own, set at each scrape.
+struct StoreMetrics {
     applied_records: Counter,
     created: Counter,
     evicted: Counter,
-    refused: Counter,
+    rejected: Counter,
     failed: Counter,
-    overloaded: Counter,
-    logged_bytes: Counter,
+    overload_rejections: Counter,
+    wal_written_bytes: Counter,
     snapshots: Counter,
     failed_snapshots: Counter,
     scrubbed_snapshots: Counter,
     damaged_snapshots: Counter,
     reads: Counter,
-    shipped_records: Counter,
-    copies_sent: Counter,
-    copied_bytes: Counter,
-    copies_installed: Counter,
+    replicated_records: Counter,
+    transfers_sent: Counter,
+    transfer_sent_bytes: Counter,
+    transfers_installed: Counter,
     memories: Gauge<u64, AtomicU64>,
     memory_bytes: Gauge<u64, AtomicU64>,
-    log_bytes: Gauge<u64, AtomicU64>,
-    gpus: Gpus,
+    wal_bytes: Gauge<u64, AtomicU64>,
+    gpus: GpuMetrics,
     gpu_threshold: Gauge<i64>,
-    waiting: Gauge<u64, AtomicU64>,
+    pending: Gauge<u64, AtomicU64>,
     partitions: Gauge<u64, AtomicU64>,
     map_version: Gauge<u64, AtomicU64>,
     ready: Gauge<u64, AtomicU64>,
     resident: Gauge<u64, AtomicU64>,
     uptime: Gauge<u64, AtomicU64>,
-    lag_ms: Gauge<u64, AtomicU64>,
-    links: Gauge<u64, AtomicU64>,
+    event_loop_lag: Gauge<f64, AtomicU64>,
+    streams: Gauge<u64, AtomicU64>,
     replication_lag: Gauge<u64, AtomicU64>,
-    healing_lag: Gauge<u64, AtomicU64>,
-    short_of_copies: Gauge<u64, AtomicU64>,
-    healing: Gauge<u64, AtomicU64>,
+    rereplication_lag: Gauge<u64, AtomicU64>,
+    under_replicated: Gauge<u64, AtomicU64>,
+    rereplicating: Gauge<u64, AtomicU64>,
 }
 
-impl Mirrors {
-    fn registered(registry: &mut Registry) -> Self {
+impl StoreMetrics {
+    fn new(registrar: &mut Registrar) -> Self {
         let gpu_threshold = Gauge::<i64>::default();
-        let help = "Memories of a pass from which GPUs do it; -1 = never, or there is none";
-        registry.register("gpu_threshold_memories", help, gpu_threshold.clone());
-        let gpus = Gpus::registered(registry);
+        let help = "Memories in a pass from which the GPUs run it; -1 without GPUs or when they never run passes";
+        registrar.register("gpu_threshold_memories", &[], help, gpu_threshold.clone());
+        let event_loop_lag = Gauge::<f64, AtomicU64>::default();
+        let help = "Delay of the last timer tick on the threads of the gRPC services";
+        registrar.register("event_loop_lag_seconds", &[], help, event_loop_lag.clone());
+        let gpus = GpuMetrics::new(registrar);
         Self {
-            applied_records: counter(registry, "applied_records", "Records applied"),
-            created: counter(registry, "created_memories", "Memories created"),
-            evicted: counter(registry, "evicted_memories", "Memories evicted or removed"),
-            refused: counter(registry, "refused_records", "Records refused before the log"),
-            failed: counter(registry, "failed_records", "Records whose log batch could not be written"),
-            overloaded: counter(
-                registry,
-                "overloaded_calls",
-                "Calls turned away because as much was under way as is taken",
+            applied_records: counter(registrar, "applied_records", "Records applied"),
+            created: counter(registrar, "created_memories", "Memories created"),
+            evicted: counter(registrar, "evicted_memories", "Memories evicted or removed"),
+            rejected: counter(registrar, "rejected_records", "Records rejected before they reached the log"),
+            failed: counter(registrar, "failed_records", "Records whose batch could not be written to the log"),
+            overload_rejections: counter(
+                registrar,
+                "overload_rejections",
+                "Calls rejected because the worker was at its limit of work in flight",
             ),
-            logged_bytes: counter(registry, "logged_bytes", "Bytes of records logged"),
-            snapshots: counter(registry, "snapshots", "Snapshots written"),
-            failed_snapshots: counter(registry, "failed_snapshots", "Snapshots that failed"),
-            scrubbed_snapshots: counter(registry, "scrubbed_snapshots", "Snapshots that were read again, and right"),
-            damaged_snapshots: counter(
-                registry,
-                "damaged_snapshots",
-                "Snapshots that were found damaged when they were read again",
+            wal_written_bytes: counter(
+                registrar,
+                "wal_written_bytes",
+                "Bytes of records written to the write-ahead log",
             ),
-            reads: counter(registry, "store_reads", "Reads that the store ran"),
-            shipped_records: counter(registry, "shipped_records", "Records sent to other copies, each time"),
-            copies_sent: counter(registry, "copies_sent", "Copies of a partition's state sent to a worker"),
-            copied_bytes: counter(registry, "copied_bytes", "Bytes of such copies that were sent"),
-            copies_installed: counter(
-                registry,
-                "copies_installed",
-                "Copies of a partition's state that were taken over here",
+            snapshots: counter(registrar, "snapshots", "Snapshots written"),
+            failed_snapshots: counter(registrar, "failed_snapshots", "Snapshots that failed"),
+            scrubbed_snapshots: counter(registrar, "scrubbed_snapshots", "Snapshots scrubbed and found intact"),
+            damaged_snapshots: counter(registrar, "damaged_snapshots", "Snapshots that scrubbing found damaged"),
+            reads: counter(registrar, "store_reads", "Reads executed by the store"),
+            replicated_records: counter(
+                registrar,
+                "replicated_records",
+                "Records sent to other replicas, counted once per replica and attempt",
+            ),
+            transfers_sent: counter(
+                registrar,
+                "state_transfers_sent",
+                "Transfers of a partition's state sent to another worker",
+            ),
+            transfer_sent_bytes: counter(registrar, "state_transfer_sent_bytes", "Bytes sent in state transfers"),
+            transfers_installed: counter(
+                registrar,
+                "state_transfers_installed",
+                "Transfers of a partition's state received and installed",
             ),
             gpu_threshold,
             gpus,
-            memories: gauge(registry, "memories", "Memories on this worker"),
-            memory_bytes: gauge(registry, "memory_bytes", "Bytes of device, columns and indices"),
-            log_bytes: gauge(registry, "log_bytes", "Bytes that the write-ahead log holds"),
-            waiting: gauge(registry, "waiting_records", "Records proposed and not yet answered"),
-            partitions: gauge(registry, "partitions", "Partitions served"),
-            map_version: gauge(registry, "map_version", "Version of the partition map that this worker has"),
-            ready: gauge(registry, "ready", "1 when all partitions given to this worker are served"),
-            resident: gauge(registry, "resident_memory_bytes", "Resident memory of the process"),
-            uptime: gauge(registry, "uptime_seconds", "Seconds since the worker started"),
+            memories: gauge(registrar, "memories", "Memories on this worker"),
+            memory_bytes: gauge(registrar, "store_memory_bytes", "Bytes of host memory in columns and indices"),
+            wal_bytes: gauge(registrar, "wal_bytes", "Size of the write-ahead log on disk"),
+            pending: gauge(registrar, "pending_records", "Records proposed and not yet acknowledged"),
+            partitions: gauge(registrar, "partitions", "Partitions served"),
+            map_version: gauge(registrar, "partition_map_version", "Version of the partition map in use"),
+            ready: gauge(registrar, "ready", "1 if the worker serves every partition assigned to it"),
+            resident: gauge(registrar, "resident_memory_bytes", "Resident memory of the process"),
+            uptime: gauge(registrar, "uptime_seconds", "Seconds since the worker started"),
             replication_lag: gauge(
-                registry,
+                registrar,
                 "replication_lag_records",
-                "Records that the copy in sync which is furthest behind lacks, of the partitions served here",
+                "Records that the slowest in-sync replica of a partition served here lacks",
             ),
-            healing_lag: gauge(
-                registry,
-                "healing_lag_records",
-                "Records that the copy being made which is furthest behind lacks, of the partitions served here",
+            rereplication_lag: gauge(
+                registrar,
+                "rereplication_lag_records",
+                "Records that the slowest learner of a partition served here lacks",
             ),
-            short_of_copies: gauge(
-                registry,
-                "partitions_short_of_copies",
-                "Partitions served here with fewer copies in sync than the cluster shall have",
+            under_replicated: gauge(
+                registrar,
+                "under_replicated_partitions",
+                "Partitions served here with fewer in-sync replicas than configured",
             ),
-            healing: gauge(registry, "partitions_healing", "Partitions served here of which copies are being made"),
-            links: gauge(registry, "peer_links", "Open streams to other workers"),
-            lag_ms: gauge(registry, "loop_lag_milliseconds", "Lateness of timers on the threads of the services"),
+            rereplicating: gauge(
+                registrar,
+                "rereplicating_partitions",
+                "Partitions served here that are being re-replicated",
+            ),
+            streams: gauge(registrar, "peer_streams", "Open streams to other workers"),
+            event_loop_lag,
         }
     }
 }
 
-fn counter(registry: &mut Registry, name: &str, help: &str) -> Counter {
+fn counter(registrar: &mut Registrar, name: &str, help: &str) -> Counter {
     let counter = Counter::default();
-    registry.register(name, help, counter.clone());
+    registrar.register(name, &[], help, counter.clone());
     counter
 }
 
-fn gauge(registry: &mut Registry, name: &str, help: &str) -> Gauge<u64, AtomicU64> {
+fn gauge(registrar: &mut Registrar, name: &str, help: &str) -> Gauge<u64, AtomicU64> {
     let gauge = Gauge::default();
-    registry.register(name, help, gauge.clone());
+    registrar.register(name, &[], help, gauge.clone());
     gauge
 }
 
-/// What is counted of each GPU.
-struct Gpus {
+/// Metrics by GPU.
+struct GpuMetrics {
     passes: Family<GpuLabels, Counter>,
     fallbacks: Family<GpuLabels, Counter>,
-    mirrored_bytes: Family<GpuLabels, Counter>,
-    bytes: Family<GpuLabels, Gauge<u64, AtomicU64>>,
+    uploaded_bytes: Family<GpuLabels, Counter>,
+    allocated_bytes: Family<GpuLabels, Gauge<u64, AtomicU64>>,
     memories: Family<GpuLabels, Gauge<u64, AtomicU64>>,
-    given_up: Family<GpuLabels, Gauge<u64, AtomicU64>>,
+    disabled: Family<GpuLabels, Gauge<u64, AtomicU64>>,
     host_memories: Gauge<u64, AtomicU64>,
 }
 
-impl Gpus {
-    fn registered(registry: &mut Registry) -> Self {
-        let own = Self {
+impl GpuMetrics {
+    fn new(registrar: &mut Registrar) -> Self {
+        let metrics = Self {
             passes: Family::default(),
             fallbacks: Family::default(),
-            mirrored_bytes: Family::default(),
-            bytes: Family::default(),
+            uploaded_bytes: Family::default(),
+            allocated_bytes: Family::default(),
             memories: Family::default(),
-            given_up: Family::default(),
+            disabled: Family::default(),
             host_memories: Gauge::default(),
         };
-        registry.register("gpu_passes", "Passes over memories that a GPU did, or its part of", own.passes.clone());
-        let help = "Passes large enough for a GPU whose part the CPU did, as it was full or failed";
-        registry.register("gpu_fallbacks", help, own.fallbacks.clone());
-        let help = "Bytes of changed memories that a GPU took before its passes";
-        registry.register("gpu_mirrored_bytes", help, own.mirrored_bytes.clone());
-        registry.register("gpu_bytes", "Bytes of columns on a GPU", own.bytes.clone());
-        registry.register("gpu_memories", "Memories of the partitions on a GPU", own.memories.clone());
-        let help = "1 when this worker had a GPU and gave it up; restart it to try again";
-        registry.register("gpu_given_up", help, own.given_up.clone());
-        let help = "Memories of the partitions that no GPU has room for, where there are GPUs";
-        registry.register("gpu_host_memories", help, own.host_memories.clone());
-        own
+        let labels = &["device"];
+        registrar.register(
+            "gpu_passes",
+            labels,
+            "Passes over memories that the GPU took part in",
+            metrics.passes.clone(),
+        );
+        let help = "GPU passes that fell back to the CPU because the GPU was full or failed";
+        registrar.register("gpu_fallbacks", labels, help, metrics.fallbacks.clone());
+        let help = "Bytes of changed memories uploaded to the GPU";
+        registrar.register("gpu_uploaded_bytes", labels, help, metrics.uploaded_bytes.clone());
+        let help = "Bytes of GPU memory in columns";
+        registrar.register("gpu_allocated_bytes", labels, help, metrics.allocated_bytes.clone());
+        registrar.register("gpu_memories", labels, "Memories of the partitions on the GPU", metrics.memories.clone());
+        let help = "1 if the worker disabled this GPU after an error; a restart tries it again";
+        registrar.register("gpu_disabled", labels, help, metrics.disabled.clone());
+        let help = "Memories of partitions that fit on no GPU, on workers with GPUs";
+        registrar.register("gpu_host_memories", &[], help, metrics.host_memories.clone());
+        metrics
     }
 
-    fn set(&self, standing: &Standing) {
-        for held in &standing.devices {
-            let labels = GpuLabels { device: held.id.clone() };
+    fn set(&self, status: &MirrorStatus) {
+        for device in &status.devices {
+            let labels = GpuLabels { device: device.id.clone() };
             let count = |family: &Family<GpuLabels, Counter>, value| {
                 family.get_or_create(&labels).inner().store(value, Ordering::Relaxed);
             };
-            count(&self.passes, held.passes);
-            count(&self.fallbacks, held.fallbacks);
-            count(&self.mirrored_bytes, held.mirrored_bytes);
+            count(&self.passes, device.passes);
+            count(&self.fallbacks, device.fallbacks);
+            count(&self.uploaded_bytes, device.mirrored_bytes);
             let state = |family: &Family<GpuLabels, Gauge<u64, AtomicU64>>, value| {
                 family.get_or_create(&labels).set(value);
             };
-            state(&self.bytes, held.bytes);
-            state(&self.memories, held.memories);
-            state(&self.given_up, u64::from(held.given_up.is_some()));
+            state(&self.allocated_bytes, device.bytes);
+            state(&self.memories, device.memories);
+            state(&self.disabled, u64::from(device.given_up.is_some()));
         }
-        if standing.devices.is_empty() {
-            // An alert waits for this one, so every worker tells it; an empty label is none.
-            self.given_up.get_or_create(&GpuLabels { device: String::new() }).set(0);
+        if status.devices.is_empty() {
+            // An alert refers to this series, so a worker without GPUs exports it, too; an empty label counts as absent.
+            self.disabled.get_or_create(&GpuLabels { device: String::new() }).set(0);
         }
-        self.host_memories.set(standing.host_memories);
+        self.host_memories.set(status.host_memories);
     }
 }
 
 impl Metrics {
     pub(crate) fn new(cluster: &str, ordinal: u32, traffic: &Traffic, has_tls: bool) -> Self {
-        let labels = [("learner_cluster", cluster.to_owned()), ("worker", ordinal.to_string())];
+        let labels = WORKER_LABELS.into_iter().zip([cluster.to_owned(), ordinal.to_string()]);
         let labels = labels.map(|(name, value)| (name.into(), value.into()));
-        let mut registry = Registry::with_prefix_and_labels("engram", labels.into_iter());
+        let registry = Registry::with_prefix_and_labels("engram", labels);
+        let mut registrar = Registrar { registry, catalog: Vec::new() };
         // From 20 us, about the cost of a loopback call, to 10 s, the deadline of an attempt.
         let buckets =
             || Histogram::new([2e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0]);
@@ -388,84 +451,105 @@ impl Metrics {
             seconds: Family::new_with_constructor(buckets as fn() -> Histogram),
             panics: Counter::default(),
         };
-        registry.register("requests", "Calls by method and gRPC code", calls.total.clone());
-        registry.register("request_seconds", "Seconds from a call's head to its answer's", calls.seconds.clone());
-        registry.register("panics", "Calls that ended in a panic", calls.panics.clone());
-        let of_links = [
-            ("peer_sent_bytes", "Bytes of records, copies and answers sent to other workers", &traffic.sent_bytes),
+        registrar.register(
+            "requests",
+            &["method", "code"],
+            "Calls by method and gRPC status code",
+            calls.total.clone(),
+        );
+        let help = "Time from the head of a request to the head of its response";
+        registrar.register("request_duration_seconds", &["method"], help, calls.seconds.clone());
+        registrar.register("panics", &[], "Calls that ended in a panic", calls.panics.clone());
+        let by_traffic = [
+            ("peer_sent_bytes", "Bytes sent to other workers on peer streams", &traffic.sent_bytes),
+            ("peer_received_bytes", "Bytes received from other workers on peer streams", &traffic.received_bytes),
+            ("peer_streams_opened", "Streams to other workers opened", &traffic.opened),
             (
-                "peer_received_bytes",
-                "Bytes of records, copies and answers that came from them",
-                &traffic.received_bytes,
+                "peer_stream_overflows",
+                "Streams closed because the other worker did not read what was queued",
+                &traffic.overflowed,
             ),
-            ("peer_links_opened", "Streams to other workers that were opened", &traffic.opened),
-            ("peer_links_overflowed", "Streams cut because a worker did not read what waited", &traffic.overflowed),
         ];
-        for (name, help, counter) in of_links {
-            registry.register(name, help, counter.clone());
+        for (name, help, counter) in by_traffic {
+            registrar.register(name, &[], help, counter.clone());
         }
-        let updates = counter(&mut registry, "updates", "Updates and rows applied for callers of this worker");
-        let epoch_parts =
-            counter(&mut registry, "partition_epochs", "Learning epochs completed, counted per partition");
-        let taken_over = counter(&mut registry, "partitions_taken_over", "Partitions that this worker began to serve");
-        let forwarded = counter(&mut registry, "forwarded_parts", "Parts of requests passed on to their owner");
-        let mirrors = Mirrors::registered(&mut registry);
+        let updates = counter(&mut registrar, "updates", "Updates and rows applied for clients of this worker");
+        let help = "Learning epochs completed, counted per partition";
+        let partition_epochs = counter(&mut registrar, "partition_epochs", help);
+        let help = "Partitions that this worker started to serve as primary";
+        let promotions = counter(&mut registrar, "partition_promotions", help);
+        let help = "Sub-requests forwarded to the primary of their partition";
+        let forwarded = counter(&mut registrar, "forwarded_requests", help);
+        let store = StoreMetrics::new(&mut registrar);
         let build = Family::<BuildLabels, Gauge>::default();
-        registry.register("build_info", "Always 1; what runs here", build.clone());
-        let admitted = Admitted::registered(&mut registry);
-        let tls = has_tls.then(|| Tls::registered(&mut registry));
-        Self { registry, calls, updates, epoch_parts, forwarded, taken_over, build, admitted, tls, mirrors }
+        registrar.register("build_info", &["version", "device"], "Always 1; version and device in use", build.clone());
+        let admission = AdmissionMetrics::new(&mut registrar);
+        let tls = has_tls.then(|| TlsMetrics::new(&mut registrar));
+        let Registrar { registry, catalog } = registrar;
+        Self {
+            registry,
+            catalog,
+            calls,
+            updates,
+            partition_epochs,
+            forwarded,
+            promotions,
+            build,
+            admission,
+            tls,
+            store,
+        }
     }
 
-    /// The page, with how the partitions stand.
+    /// Renders the page; `partitions` are the current statuses of the partitions on this worker.
     pub(crate) fn page(&self, shared: &Shared, partitions: &[PartitionStatus]) -> String {
         let served = || partitions.iter().filter(|status| status.primary);
-        let copies = shared.options.spec.replication_factor;
-        self.mirrors.replication_lag.set(served().map(|status| status.lag).max().unwrap_or(0));
-        self.mirrors.healing_lag.set(served().map(|status| status.healing_lag).max().unwrap_or(0));
-        self.mirrors.short_of_copies.set(served().filter(|status| status.in_sync < copies).count() as u64);
-        self.mirrors.healing.set(served().filter(|status| !status.healing.is_empty()).count() as u64);
+        let replicas = shared.options.spec.replication_factor;
+        let store = &self.store;
+        store.replication_lag.set(served().map(|status| status.lag).max().unwrap_or(0));
+        store.rereplication_lag.set(served().map(|status| status.re_replication_lag).max().unwrap_or(0));
+        store.under_replicated.set(served().filter(|status| status.in_sync < replicas).count() as u64);
+        store.rereplicating.set(served().filter(|status| !status.re_replicating_to.is_empty()).count() as u64);
         let stats = shared.engine.stats();
         let set = |counter: &Counter, value: u64| counter.inner().store(value, Ordering::Relaxed);
-        let mirrors = &self.mirrors;
-        set(&mirrors.applied_records, stats.applied_records);
-        set(&mirrors.created, stats.created_memories);
-        set(&mirrors.evicted, stats.evicted_memories);
-        set(&mirrors.refused, stats.refused_records);
-        set(&mirrors.failed, stats.failed_records);
-        let refused: u64 = Kind::ALL.iter().map(|kind| shared.admission.with(*kind, |it| it.refused())).sum();
-        set(&mirrors.overloaded, stats.overloaded_calls + refused);
-        set(&mirrors.logged_bytes, stats.logged_bytes);
-        set(&mirrors.snapshots, stats.snapshots);
-        set(&mirrors.failed_snapshots, stats.failed_snapshots);
-        set(&mirrors.scrubbed_snapshots, stats.scrubbed_snapshots);
-        set(&mirrors.damaged_snapshots, stats.damaged_snapshots);
-        set(&mirrors.reads, stats.reads);
-        set(&mirrors.shipped_records, stats.shipped_records);
-        set(&mirrors.copies_sent, stats.copies_sent);
-        set(&mirrors.copied_bytes, stats.copied_bytes);
-        set(&mirrors.copies_installed, stats.copies_installed);
+        set(&store.applied_records, stats.applied_records);
+        set(&store.created, stats.created_memories);
+        set(&store.evicted, stats.evicted_memories);
+        set(&store.rejected, stats.refused_records);
+        set(&store.failed, stats.failed_records);
+        let rejected: u64 = RequestKind::ALL.iter().map(|kind| shared.admission.with(*kind, |it| it.rejected())).sum();
+        set(&store.overload_rejections, stats.overloaded_calls + rejected);
+        set(&store.wal_written_bytes, stats.logged_bytes);
+        set(&store.snapshots, stats.snapshots);
+        set(&store.failed_snapshots, stats.failed_snapshots);
+        set(&store.scrubbed_snapshots, stats.scrubbed_snapshots);
+        set(&store.damaged_snapshots, stats.damaged_snapshots);
+        set(&store.reads, stats.reads);
+        set(&store.replicated_records, stats.shipped_records);
+        set(&store.transfers_sent, stats.transfers_sent);
+        set(&store.transfer_sent_bytes, stats.transfer_sent_bytes);
+        set(&store.transfers_installed, stats.transfers_installed);
         let gpu = stats.gpu.clone().unwrap_or_default();
-        mirrors.gpus.set(&gpu);
+        store.gpus.set(&gpu);
         let threshold = gpu.threshold.filter(|_| gpu.at_work().next().is_some());
-        mirrors.gpu_threshold.set(threshold.map_or(-1, |memories| i64::try_from(memories).unwrap_or(i64::MAX)));
-        mirrors.links.set(shared.links.members().len() as u64);
-        mirrors.memories.set(stats.memories);
-        mirrors.memory_bytes.set(stats.memory_bytes);
-        mirrors.log_bytes.set(stats.log_bytes);
-        mirrors.waiting.set(stats.waiting_records);
-        mirrors.partitions.set(shared.engine.versions(shared.partitions()).len() as u64);
-        mirrors.map_version.set(shared.view.borrow().version());
-        mirrors.ready.set(u64::from(shared.is_ready()));
-        mirrors.resident.set(resident_bytes());
-        mirrors.uptime.set(shared.started.elapsed().as_secs());
-        mirrors.lag_ms.set(shared.loop_lag_ms.load(Ordering::Relaxed));
-        self.admitted.set(&shared.admission);
+        store.gpu_threshold.set(threshold.map_or(-1, |memories| i64::try_from(memories).unwrap_or(i64::MAX)));
+        store.streams.set(shared.links.members().len() as u64);
+        store.memories.set(stats.memories);
+        store.memory_bytes.set(stats.memory_bytes);
+        store.wal_bytes.set(stats.log_bytes);
+        store.pending.set(stats.waiting_records);
+        store.partitions.set(shared.engine.versions(shared.partitions()).len() as u64);
+        store.map_version.set(shared.view.borrow().version());
+        store.ready.set(u64::from(shared.is_ready()));
+        store.resident.set(resident_bytes());
+        store.uptime.set(shared.started.elapsed().as_secs());
+        store.event_loop_lag.set(shared.event_loop_lag_ms.load(Ordering::Relaxed) as f64 / 1e3);
+        self.admission.set(&shared.admission);
         if let Some((tls, keys)) = self.tls.as_ref().zip(shared.keys.as_ref()) {
             tls.set(keys, shared.accounts.as_deref());
         }
         let build = BuildLabels { version: env!("CARGO_PKG_VERSION"), device: shared.device.name(stats.gpu.as_ref()) };
-        // What runs here may have become another.
+        // The device may have changed since the last scrape.
         self.build.clear();
         self.build.get_or_create(&build).set(1);
         let mut page = String::new();
@@ -474,31 +558,26 @@ impl Metrics {
         page.truncate(page.len() - if page.ends_with(page_end) { page_end.len() } else { 0 });
         let labels =
             format!("learner_cluster=\"{}\",worker=\"{}\"", shared.options.cluster_name, shared.options.ordinal);
-        distribution(
-            &mut page,
-            &labels,
-            "log_batch_records",
-            "Records per batch of the log",
-            &stats.batch_records,
-            1.0,
-        );
-        distribution(&mut page, &labels, "log_batch_bytes", "Bytes per batch of the log", &stats.batch_bytes, 1.0);
-        distribution(
-            &mut page,
-            &labels,
-            "log_sync_seconds",
-            "Seconds until a batch was durable",
-            &stats.write_us,
-            1e-6,
-        );
-        distribution(&mut page, &labels, "apply_seconds", "Seconds to apply a batch", &stats.apply_us, 1e-6);
+        let values =
+            [(&stats.batch_records, 1.0), (&stats.batch_bytes, 1.0), (&stats.write_us, 1e-6), (&stats.apply_us, 1e-6)];
+        for ((name, help), (distribution, unit)) in DISTRIBUTIONS.into_iter().zip(values) {
+            encode_distribution(&mut page, &labels, name, help, distribution, unit);
+        }
         page.push_str(page_end);
         page
     }
 }
 
-/// A distribution of the store in powers of two, as a histogram.
-fn distribution(page: &mut String, labels: &str, name: &str, help: &str, values: &Distribution, unit: f64) {
+/// Histograms that the store collects itself: name and help.
+const DISTRIBUTIONS: [(&str, &str); 4] = [
+    ("wal_batch_records", "Records per batch of the write-ahead log"),
+    ("wal_batch_bytes", "Bytes per batch of the write-ahead log"),
+    ("wal_sync_duration_seconds", "Time until a batch of the write-ahead log was durable"),
+    ("apply_duration_seconds", "Time to apply a batch"),
+];
+
+/// Appends a distribution of the store, whose buckets are powers of two, as a histogram.
+fn encode_distribution(page: &mut String, labels: &str, name: &str, help: &str, values: &Distribution, unit: f64) {
     let mut lines = format!("# HELP engram_{name} {help}.\n# TYPE engram_{name} histogram\n");
     let mut cumulated = 0;
     for (power, count) in values.counts.iter().enumerate().take_while(|(power, _)| *power < 32) {
@@ -512,9 +591,9 @@ fn distribution(page: &mut String, labels: &str, name: &str, help: &str, values:
     page.push_str(&lines);
 }
 
-/// Resident memory of this process; 0 where the system does not tell.
+/// Returns the resident memory of this process, or 0 if the system does not report it.
 pub(crate) fn resident_bytes() -> u64 {
-    /// The kernel tells pages of this size on every platform that workers run on.
+    /// Size of the pages that the kernel counts, on every platform that workers run on.
     const PAGE_BYTES: u64 = 4_096;
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).map_or(0, |pages| pages * PAGE_BYTES)
@@ -547,11 +626,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_caller_cannot_make_series() {
+    fn every_metric_has_a_unique_prefixed_name_in_base_units() {
+        let catalog = catalog();
+        for pair in catalog.windows(2) {
+            assert!(pair[0].name < pair[1].name, "{} is registered twice", pair[1].name);
+        }
+        for metric in catalog {
+            let is_total = metric.name.ends_with("_total");
+            assert_eq!(is_total, metric.metric_type == MetricType::Counter, "{}", metric.name);
+            let foreign_unit = ["_ms", "_milliseconds", "_us", "_mib"].into_iter().find(|it| metric.name.contains(it));
+            assert_eq!(foreign_unit, None, "{} is not in a base unit", metric.name);
+        }
+    }
+
+    #[test]
+    fn a_client_cannot_create_series() {
         let metrics = Metrics::new("demo", 0, &Traffic::default(), false);
         let calls = &metrics.calls;
         assert_eq!(calls.name(calls.method("/engram.v1.MemoryService/Rank")), "Rank");
         assert_eq!(calls.name(calls.method("/x/anything")), "other");
-        assert!(resident_bytes() > 0, "the system tells what this process uses");
+        assert!(resident_bytes() > 0, "the system reports the resident memory of a process");
     }
 }

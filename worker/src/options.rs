@@ -1,4 +1,4 @@
-//! What a worker is told at its start.
+//! Options of a worker.
 
 use engram_api::{LearnerClusterSpec, SoloPolicy};
 use engram_identity::Files;
@@ -13,54 +13,53 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a worker is told at its start, as JSON.
+/// Options of a worker, as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Options {
-    /// Cluster it belongs to, 32 hex digits.
+    /// Cluster of the worker, 32 hex digits.
     #[serde(with = "hex")]
     pub cluster: ClusterId,
     /// Name of the cluster.
     pub cluster_name: String,
-    /// Place in the cluster, 0 to workers - 1.
+    /// Ordinal in the cluster, 0 to workers - 1.
     pub ordinal: u32,
-    /// Its disk.
+    /// State directory.
     pub state_dir: PathBuf,
-    /// Where it listens.
+    /// Listen addresses.
     #[serde(default)]
     pub listen: Listen,
-    /// Host under which others reach its listeners; absent = the address that it listens on.
+    /// Advertised host of its listeners; absent = the listen address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advertise_host: Option<String>,
-    /// `host:port` of the coordinators. It beats to all of them.
+    /// Coordinators as `host:port`. The worker sends heartbeats to all of them.
     pub coordinators: Vec<String>,
-    /// `host:port` at which this worker finds others' peer listeners, by ordinal, instead of what they say of themselves: for a
-    /// proxy in between.
+    /// Overrides of other workers' peer addresses as `host:port`, by ordinal, for a proxy in between.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub peer_detours: BTreeMap<u32, String>,
-    /// Where the partition map is kept, if this worker reaches it: it writes the map itself while no coordinator answers.
+    /// Location of the partition map, if this worker can reach it: it writes the map itself while no coordinator responds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub map_place: Option<MapPlace>,
-    /// Threads of the passes over memories; absent = the cores of the machine. Workers that share a machine share its cores.
+    pub map_location: Option<MapLocation>,
+    /// Threads of passes over memories; absent = all cores. Workers on one machine share its cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// How many workers share the GPUs of this machine, this one among them; absent = it has all that it sees.
+    /// Number of workers that share the GPUs of this machine, including this one; absent = all visible GPUs are its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_workers: Option<u32>,
-    /// How long a GPU may take for one wait before it counts as lost; absent = 2 s. Meanwhile this worker answers nothing, and longer
-    /// than its leases last others take over what it leads.
+    /// Maximum duration of one wait for a GPU before it counts as failed; absent = 2 s. The worker answers nothing meanwhile, and
+    /// if this exceeds its leases, others take over its partitions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_deadline_ms: Option<u64>,
-    /// Where the volumes are that runs may name, a folder each; absent = runs read the disk of this machine.
+    /// Folder with the volumes that runs may read, one subfolder each; absent = runs read the disk of this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<PathBuf>,
-    /// Where the volumes are that snapshots go to and come from, a folder each; absent = there are none.
+    /// Folder with the volumes of snapshots, one subfolder each; absent = there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<PathBuf>,
-    /// Certificates; absent = all listeners but that of metrics are in clear.
+    /// Certificates; absent = all listeners use plaintext.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<Tls>,
-    /// How a new disk is loaded, of a cluster whose specification has a `bootstrap`; absent = as the specification and the environment say.
+    /// How a new disk is loaded in a cluster with `spec.bootstrap`; absent = as the specification and the environment say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<Bootstrap>,
     /// The cluster's specification.
@@ -71,86 +70,85 @@ pub struct Options {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Bootstrap {
-    /// Workers that the snapshot is shared out between, which a change of their number meanwhile does not change; absent = those of the
-    /// specification.
+    /// Number of workers that the snapshot is divided between, unaffected by scaling meanwhile; absent = that of the specification.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
-    /// A folder with the credentials of the storage, where the specification names a Secret.
+    /// Folder with the credentials of the storage, if the specification names a Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
 }
 
-/// TLS on the listeners and towards others, with certificates on both sides.
+/// TLS for incoming and outgoing connections, with certificates on both sides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Tls {
-    /// Where the certificates are.
+    /// Certificate files.
     pub files: Files,
-    /// Whose tokens clients may show instead of a certificate; absent = nobody's.
+    /// Verification of client tokens as an alternative to certificates; absent = tokens are rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<TokenFiles>,
-    /// When clients and administrators are asked to connect anew, which shows their certificate again, in milliseconds; absent = 10 min. Shorter ends
-    /// connections of an old certificate sooner, and costs more handshakes.
+    /// Age in milliseconds after which clients and administrators must reconnect, which verifies their certificate again; absent =
+    /// 10 min. Shorter ends connections of an old certificate sooner, and costs more handshakes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_age_ms: Option<u64>,
-    /// How long streams that then go on may still take, in milliseconds; absent = 65 s, more than any call but a stream takes.
+    /// Time in milliseconds for running streams after that; absent = 65 s, longer than any call except streams.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_grace_ms: Option<u64>,
 }
 
-/// Where it stands whose tokens are taken, and what their accounts may do. All of it is read again when it changes.
+/// Files for verifying tokens, and the permissions of their accounts. They are reloaded when they change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TokenFiles {
     /// Public keys of the issuer, as a JSON Web Key Set.
     pub keys: PathBuf,
-    /// Name of the issuer: what tokens have as `iss`.
+    /// Name of the issuer: the `iss` of tokens.
     pub issuer: PathBuf,
-    /// Rights by account: a list as `spec.access`, as JSON, each with its namespace.
+    /// Permissions by account: JSON in the format of `spec.access`, each with its namespace.
     pub access: PathBuf,
 }
 
-/// When clients are asked to connect anew, at most, and how long streams may go on then.
+/// Maximum age of client connections, and grace period for running streams after it.
 const CONNECTION_AGE: Duration = Duration::from_secs(600);
 const CONNECTION_GRACE: Duration = Duration::from_secs(65);
-/// Connections of an old certificate end well within the third of its life that is left when the next one comes: this part of a life is
-/// their age at most, and their grace.
-const PARTS_OF_LIFE: u32 = 6;
+/// Connections of an old certificate end well within the third of its lifetime that remains at renewal: age and grace period are
+/// each at most this fraction of the lifetime.
+const LIFETIME_FRACTION: u32 = 6;
 
 impl Tls {
-    /// With these files, whose certificates are good for `lifetime` each.
+    /// Creates options for certificates with this lifetime.
     pub fn of(files: Files, lifetime: Duration) -> Self {
-        let ms = |most: Duration| Some(most.min(lifetime / PARTS_OF_LIFE).as_millis() as u64);
+        let ms = |maximum: Duration| Some(maximum.min(lifetime / LIFETIME_FRACTION).as_millis() as u64);
         Self { files, tokens: None, connection_age_ms: ms(CONNECTION_AGE), connection_grace_ms: ms(CONNECTION_GRACE) }
     }
 
-    /// When clients and administrators are asked to connect anew.
+    /// Returns the age after which clients and administrators must reconnect.
     pub fn connection_age(&self) -> Duration {
         self.connection_age_ms.map_or(CONNECTION_AGE, Duration::from_millis)
     }
 
-    /// When a connection of theirs ends, whatever goes on over it.
+    /// Returns the age after which a connection is closed, including running streams.
     pub fn connection_lifetime(&self) -> Duration {
         self.connection_age() + self.connection_grace_ms.map_or(CONNECTION_GRACE, Duration::from_millis)
     }
 }
 
-/// Where the partition map is kept.
+/// Location of the partition map.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum MapPlace {
-    /// In a folder that the workers of a machine share with their coordinator.
+pub enum MapLocation {
+    /// A folder that the workers of a machine share with their coordinator.
     Folder(PathBuf),
-    /// In an API server, as a `PartitionMap`. Which server, and with which rights, this process's environment says.
+    /// A `PartitionMap` object. The environment of the process determines API server and permissions.
     Object {
         /// Its namespace.
         namespace: String,
-        /// Its name: that of the cluster.
+        /// Name of the object: that of the cluster.
         name: String,
     },
 }
 
-/// Where a worker listens; port 0 = any free one.
+/// Listen addresses of a worker; port 0 = any free port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Listen {
@@ -165,8 +163,8 @@ pub struct Listen {
 }
 
 impl Listen {
-    /// Any free ports of `address`.
-    pub const fn anywhere(address: IpAddr) -> Self {
+    /// Uses any free ports of `address`.
+    pub const fn any_port(address: IpAddr) -> Self {
         let any = SocketAddr::new(address, 0);
         Self { client: any, peer: any, admin: any, http: any }
     }
@@ -180,12 +178,12 @@ impl Default for Listen {
 }
 
 impl Options {
-    /// Its place.
+    /// Returns the ordinal.
     pub const fn ordinal(&self) -> Ordinal {
         Ordinal(self.ordinal)
     }
 
-    /// What is fixed of the cluster.
+    /// Returns the immutable properties of the cluster.
     pub fn shape(&self) -> Shape {
         let dtype = match self.spec.features.dtype {
             engram_api::FeatureType::F16 => FeatureType::F16,
@@ -201,10 +199,10 @@ impl Options {
         Shape { partitions: self.spec.partitions, law, features }
     }
 
-    /// What a partition is configured to when it is activated.
+    /// Returns the settings of a partition when it is activated.
     ///
     /// # Errors
-    /// A learning rate or initial weight that the law does not admit.
+    /// A learning rate or initial weight is out of range for the law.
     pub fn settings(&self) -> Result<Settings, OutOfRange> {
         let learning = &self.spec.learning;
         let initial = edge::setting(learning.initial_weight)?;
@@ -220,7 +218,7 @@ impl Options {
         })
     }
 
-    /// What its store is told.
+    /// Returns the options of its store.
     ///
     /// # Errors
     /// As [`Self::settings`].
@@ -229,13 +227,13 @@ impl Options {
         store.scrub_ms = self.spec.maintenance.scrub_interval.as_millis();
         store.wal.durability = self.durability();
         store.replication.ordinal = self.ordinal();
-        store.replication.copies = self.spec.replication_factor;
+        store.replication.replicas = self.spec.replication_factor;
         store.replication.min_in_sync = self.min_in_sync();
-        store.replication.copy_bytes_per_s = self.spec.maintenance.copy_rate.as_bytes();
+        store.replication.transfer_bytes_per_s = self.spec.maintenance.copy_rate.as_bytes();
         Ok(store)
     }
 
-    /// Fewest copies in sync with which a partition takes writes.
+    /// Returns the minimum number of in-sync replicas for writes.
     pub const fn min_in_sync(&self) -> usize {
         match self.spec.solo_policy {
             SoloPolicy::MinIsr if self.spec.replication_factor > 1 => 2,
@@ -243,7 +241,7 @@ impl Options {
         }
     }
 
-    /// When a write counts as done.
+    /// Returns when a write counts as durable.
     pub const fn durability(&self) -> Durability {
         match self.spec.durability.mode {
             engram_api::DurabilityMode::Sync => Durability::Sync,
@@ -253,7 +251,7 @@ impl Options {
     }
 }
 
-/// The cluster of an id as it is written: 32 hex digits, and no sign before them.
+/// Parses a cluster id: 32 hex digits without a sign.
 pub(crate) fn cluster_of(id: &str) -> Option<ClusterId> {
     id.parse().ok().filter(|_| id.len() == 32 && !id.starts_with('+'))
 }
@@ -287,7 +285,7 @@ mod tests {
             advertise_host: None,
             coordinators: vec!["127.0.0.1:7440".into()],
             peer_detours: BTreeMap::from([(1, "127.0.0.1:7001".into())]),
-            map_place: Some(MapPlace::Object { namespace: "research".into(), name: "demo".into() }),
+            map_location: Some(MapLocation::Object { namespace: "research".into(), name: "demo".into() }),
             threads: Some(2),
             machine_workers: None,
             gpu_deadline_ms: None,
@@ -309,12 +307,12 @@ mod tests {
     }
 
     #[test]
-    fn options_survive_json_and_misspelt_fields_do_not() {
+    fn options_round_trip_through_json_and_unknown_fields_are_rejected() {
         let options = options();
         let json = serde_json::to_string(&options).unwrap();
         let read: Options = serde_json::from_str(&json).unwrap();
         assert_eq!((read.cluster, read.spec), (options.cluster, options.spec.clone()));
-        assert_eq!((&read.peer_detours, &read.map_place), (&options.peer_detours, &options.map_place));
+        assert_eq!((&read.peer_detours, &read.map_location), (&options.peer_detours, &options.map_location));
         assert_eq!(read.tls, options.tls);
         let misspelt = json.replace("stateDir", "statedir");
         assert!(serde_json::from_str::<Options>(&misspelt).unwrap_err().to_string().contains("statedir"));
@@ -322,16 +320,16 @@ mod tests {
     }
 
     #[test]
-    fn a_store_reads_again_and_copies_as_the_manifest_says_and_by_its_own_defaults_where_that_is_silent() {
-        let told = |options: &Options| {
+    fn store_options_follow_the_manifest_and_default_to_the_stores_own() {
+        let configured = |options: &Options| {
             let store = options.store().unwrap();
-            (store.scrub_ms, store.replication.copy_bytes_per_s)
+            (store.scrub_ms, store.replication.transfer_bytes_per_s)
         };
         let mut options = options();
-        let by_itself = engram_store::Options::new(options.cluster, options.shape(), options.settings().unwrap());
-        assert_eq!(told(&options), (by_itself.scrub_ms, by_itself.replication.copy_bytes_per_s));
+        let defaults = engram_store::Options::new(options.cluster, options.shape(), options.settings().unwrap());
+        assert_eq!(configured(&options), (defaults.scrub_ms, defaults.replication.transfer_bytes_per_s));
         let manifest = r#"{ "scrubInterval": "2h", "copyRate": "16Mi/s" }"#;
         options.spec.maintenance = serde_json::from_str(manifest).unwrap();
-        assert_eq!(told(&options), (2 * 60 * 60 * 1_000, 16 << 20));
+        assert_eq!(configured(&options), (2 * 60 * 60 * 1_000, 16 << 20));
     }
 }

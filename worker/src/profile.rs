@@ -1,4 +1,4 @@
-//! What the devices of this worker do, recorded while somebody asks for it.
+//! Recording of what the devices of this worker do.
 
 use crate::shared::Shared;
 use engram_kernels::profiler::{Kind, Recorder, Track};
@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// When to come again while another records, in milliseconds.
+/// Retry hint while another recording is running, in milliseconds.
 const BUSY_RETRY_MS: u64 = 1_000;
 
-/// The recorders of this worker: of its own passes first, then of its GPUs. All are off unless somebody records.
+/// Recorders of this worker: first of its CPU passes, then of its GPUs. All are off unless a recording is running.
 #[derive(Debug, Default)]
 pub(crate) struct Profiling {
     recorders: Vec<Recorder>,
     is_recording: AtomicBool,
 }
 
-/// Ends a recording, also when whoever asked has gone.
+/// Ends a recording, also if the client that requested it has gone.
 struct Recording<'a>(&'a Profiling);
 
 impl Drop for Recording<'_> {
@@ -33,36 +33,36 @@ impl Profiling {
         Self { recorders, is_recording: AtomicBool::new(false) }
     }
 
-    /// The only recording, from now on; `None` while there is another.
-    fn begin(&self, most_spans: u32) -> Option<Recording<'_>> {
+    /// Starts a recording; `None` if one is running.
+    fn begin(&self, max_spans: u32) -> Option<Recording<'_>> {
         if self.is_recording.swap(true, Ordering::AcqRel) {
             return None;
         }
         let origin = Instant::now();
-        self.recorders.iter().for_each(|recorder| recorder.start(origin, most_spans as usize));
+        self.recorders.iter().for_each(|recorder| recorder.start(origin, max_spans as usize));
         Some(Recording(self))
     }
 }
 
 impl Recording<'_> {
-    /// Ends it; what was recorded, also of the devices that did nothing.
-    fn end(self) -> v1::ProfileReply {
-        v1::ProfileReply { tracks: self.0.recorders.iter().map(|recorder| to_wire(&recorder.stop())).collect() }
+    /// Ends the recording and returns all tracks, including those of idle devices.
+    fn end(self) -> v1::ProfileResponse {
+        v1::ProfileResponse { tracks: self.0.recorders.iter().map(|recorder| to_wire(&recorder.stop())).collect() }
     }
 }
 
-/// Records for as long as is asked for, or until this worker stops.
-pub(crate) async fn record(shared: &Shared, asked: v1::ProfileRequest) -> Result<v1::ProfileReply, Problem> {
-    let v1::ProfileRequest { duration_ms, most_spans } = asked;
-    let limits = [("duration_ms", duration_ms, MAX_PROFILE_MS), ("most_spans", most_spans, MAX_PROFILE_SPANS)];
+/// Records for the requested time, or until the worker stops.
+pub(crate) async fn record(shared: &Shared, request: v1::ProfileRequest) -> Result<v1::ProfileResponse, Problem> {
+    let v1::ProfileRequest { duration_ms, max_spans } = request;
+    let limits = [("duration_ms", duration_ms, MAX_PROFILE_MS), ("max_spans", max_spans, MAX_PROFILE_SPANS)];
     for (field, value, most) in limits {
         if !(1..=most).contains(&value) {
             let text = format!("{field}: {value} is not allowed; allowed: 1 to {most}");
             return Err(Problem::of(ProblemKind::Invalid, text));
         }
     }
-    let Some(recording) = shared.device.profiling.begin(most_spans) else {
-        let text = "the devices of this worker are being recorded for somebody else";
+    let Some(recording) = shared.device.profiling.begin(max_spans) else {
+        let text = "another recording of this worker's devices is in progress";
         return Err(Problem::of(ProblemKind::Overloaded, text).retry_after(BUSY_RETRY_MS));
     };
     let mut stopping = shared.stopping.subscribe();
@@ -76,8 +76,8 @@ pub(crate) async fn record(shared: &Shared, asked: v1::ProfileRequest) -> Result
 fn to_wire(track: &Track) -> v1::ProfileTrack {
     let mut wire = v1::ProfileTrack { device: track.device.clone(), dropped: track.dropped, ..Default::default() };
     for span in &track.spans {
-        let known = wire.names.iter().position(|name| name == span.name);
-        let name = known.unwrap_or_else(|| {
+        let existing = wire.names.iter().position(|name| name == span.name);
+        let name = existing.unwrap_or_else(|| {
             wire.names.push(span.name.to_owned());
             wire.names.len() - 1
         });
@@ -86,9 +86,9 @@ fn to_wire(track: &Track) -> v1::ProfileTrack {
             Kind::Copy => ProfileKind::Copy,
             Kind::Wait => ProfileKind::Wait,
         };
-        wire.name_of.push(name as u32);
-        wire.kind_of.push(kind.into());
-        wire.begin_ns.push(span.begin_ns);
+        wire.name_indices.push(name as u32);
+        wire.kinds.push(kind.into());
+        wire.start_ns.push(span.begin_ns);
         wire.duration_ns.push(span.end_ns - span.begin_ns);
     }
     wire
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_recording_at_a_time_and_none_outlives_whoever_asked() {
+    fn recordings_are_exclusive_and_end_with_their_request() {
         let recorders = ["cpu", "gpu"].map(|name| Recorder::off(name.to_owned()));
         let profiling = Profiling::of(recorders.to_vec());
         let recording = profiling.begin(2).unwrap();
@@ -111,11 +111,11 @@ mod tests {
         let reply = recording.end();
         let [cpu, gpu] = &reply.tracks[..] else { panic!("{reply:?}") };
         assert_eq!(
-            (cpu.device.as_str(), &cpu.names[..], &cpu.name_of[..]),
+            (cpu.device.as_str(), &cpu.names[..], &cpu.name_indices[..]),
             ("cpu", &["rank".into(), "epoch".into()][..], &[0, 1][..])
         );
-        assert_eq!((cpu.dropped, cpu.begin_ns.len(), cpu.duration_ns.len()), (1, 2, 2));
-        assert_eq!(gpu.kind_of, [i32::from(ProfileKind::Wait)]);
+        assert_eq!((cpu.dropped, cpu.start_ns.len(), cpu.duration_ns.len()), (1, 2, 2));
+        assert_eq!(gpu.kinds, [i32::from(ProfileKind::Wait)]);
 
         drop(profiling.begin(2).unwrap());
         assert!(recorders.iter().all(|recorder| !recorder.is_on()));

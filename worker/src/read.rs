@@ -1,61 +1,66 @@
-//! Reads: of this worker's partitions on the engine's thread, of all through the client library. What is read
-//! has a lease of every copy in sync, or what else the reader asked for ([`crate::modes`]), but for the keys of a rank's later pages.
+//! Reads: of local partitions on the engine's thread, of all partitions through the client library. Reads are linearizable by
+//! leases of all in-sync replicas, or as the client requested ([`crate::read_consistency`]), except the keys of later pages of a
+//! ranking.
 
 use crate::batch::{Batches, Columns, of_rows};
 use crate::engine::device_problem;
-use crate::modes::How;
+use crate::read_consistency::ReadConsistency;
 use crate::service::{Memories, Plane};
 use engram_client::{Error, GetOptions, QualityOptions, RankOptions};
 use engram_memory::quality::MAX_HISTOGRAM_BITS;
 use engram_memory::{Group, MemoryId, PartitionId, partition_of};
 use engram_proto::v1::{self, MemoryBatch, Problem, ProblemKind};
 use engram_proto::{answers, columns};
-use engram_store::Ranked;
+use engram_store::RankedMemory;
 use futures::FutureExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 use std::panic::AssertUnwindSafe;
-use std::sync::PoisonError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-type Batched = BoxStream<'static, Result<MemoryBatch, Status>>;
+type BatchStream = BoxStream<'static, Result<MemoryBatch, Status>>;
 type Sender = mpsc::Sender<Result<MemoryBatch, Status>>;
 
-/// Batches gathered before the reader takes them.
-const AHEAD: usize = 4;
-/// Rows read at once: between two pages the engine turns to writes.
-const PAGE: u32 = 4_096;
+/// Batches produced ahead of the client.
+const BATCHES_AHEAD: usize = 4;
+/// Rows per page: the engine processes writes between two pages.
+const PAGE_ROWS: u32 = 4_096;
 
 impl Memories {
-    pub(crate) async fn get(&self, asked: v1::GetMemoriesRequest) -> Result<Batched, Problem> {
-        columns::check_rows(asked.ids.len())?;
+    pub(crate) async fn get(&self, request: v1::GetMemoriesRequest) -> Result<BatchStream, Problem> {
+        columns::check_rows(request.ids.len())?;
         let partitions = self.shared.partitions();
-        self.shared.taken_over(asked.ids.iter().map(|id| partition_of(MemoryId(*id), partitions))).await;
+        self.shared.wait_until_served(request.ids.iter().map(|id| partition_of(MemoryId(*id), partitions))).await;
         let is_here = |id: &u64| self.shared.engine.position(partition_of(MemoryId(*id), partitions)).is_some();
-        let how = self.how_of_primary(asked.read)?;
-        let wanted = Columns { features: asked.with_features, payloads: asked.with_payloads };
-        let (here, elsewhere): (Vec<u64>, Vec<u64>) = asked.ids.iter().partition(|id| is_here(id));
-        if let (Plane::Peer, Some(id)) = (self.plane, elsewhere.first()) {
+        let consistency = self.primary_consistency(request.read)?;
+        let columns = Columns { features: request.with_features, payloads: request.with_payloads };
+        let (local, remote): (Vec<u64>, Vec<u64>) = request.ids.iter().partition(|id| is_here(id));
+        if let (Plane::Peer, Some(id)) = (self.plane, remote.first()) {
             return Err(self.shared.not_primary(partition_of(MemoryId(*id), partitions)));
         }
         let mut batches = Vec::new();
-        if !here.is_empty() || elsewhere.is_empty() {
-            batches = self.get_here(&how, here, wanted).await?;
+        if !local.is_empty() || remote.is_empty() {
+            batches = self.get_local(&consistency, local, columns).await?;
         }
-        if !elsewhere.is_empty() {
-            batches.extend(self.get_elsewhere(&how, &elsewhere, wanted).await?);
+        if !remote.is_empty() {
+            batches.extend(self.get_remote(&consistency, &remote, columns).await?);
         }
         Ok(futures::stream::iter(batches.into_iter().map(Ok)).boxed())
     }
 
-    async fn get_here(&self, how: &How, ids: Vec<u64>, wanted: Columns) -> Result<Vec<MemoryBatch>, Problem> {
+    async fn get_local(
+        &self,
+        consistency: &ReadConsistency,
+        ids: Vec<u64>,
+        columns: Columns,
+    ) -> Result<Vec<MemoryBatch>, Problem> {
         let (shape, count) = (self.shared.shape.features, self.shared.partitions());
-        let mut asked: Vec<PartitionId> = ids.iter().map(|id| partition_of(MemoryId(*id), count)).collect();
-        asked.sort_unstable();
-        asked.dedup();
-        let read = self.read_some(how, asked, move |partitions| {
-            let mut batches = Batches::new(wanted, shape);
+        let mut request: Vec<PartitionId> = ids.iter().map(|id| partition_of(MemoryId(*id), count)).collect();
+        request.sort_unstable();
+        request.dedup();
+        let read = self.read_some(consistency, request, move |partitions| {
+            let mut batches = Batches::new(columns, shape);
             let each = |id: MemoryId, memory: Option<engram_store::Memory<'_>>| match memory {
                 Some(memory) => batches.push(&memory),
                 None => batches.missing(id.0),
@@ -66,37 +71,42 @@ impl Memories {
         read.await?.map_err(|error| device_problem(&error))
     }
 
-    async fn get_elsewhere(&self, how: &How, ids: &[u64], wanted: Columns) -> Result<Vec<MemoryBatch>, Problem> {
+    async fn get_remote(
+        &self,
+        consistency: &ReadConsistency,
+        ids: &[u64],
+        columns: Columns,
+    ) -> Result<Vec<MemoryBatch>, Problem> {
         let ids: Vec<MemoryId> = ids.iter().copied().map(MemoryId).collect();
-        let options = GetOptions { features: wanted.features, payloads: wanted.payloads };
-        let found = self.peers(how).get(&ids, options).await.map_err(|error| passed_on(&error))?;
-        // A row has at most 64 KiB of payload, 16 KiB of features and a key: so many are below a message.
-        let mut batches: Vec<MemoryBatch> = found.memories.chunks(32).map(of_rows).collect();
-        if !found.missing.is_empty() {
-            let missing = found.missing.iter().map(|id| id.0).collect();
+        let options = GetOptions { features: columns.features, payloads: columns.payloads };
+        let result = self.peers(consistency).get(&ids, options).await.map_err(|error| client_problem(&error))?;
+        // A row has at most 64 KiB of payload, 16 KiB of features and a key, so 32 rows fit into a message.
+        let mut batches: Vec<MemoryBatch> = result.memories.chunks(32).map(of_rows).collect();
+        if !result.missing.is_empty() {
+            let missing = result.missing.iter().map(|id| id.0).collect();
             batches.push(MemoryBatch { missing, ..Default::default() });
         }
         Ok(batches)
     }
 
-    pub(crate) async fn quality(&self, asked: v1::QualityRequest) -> Result<v1::QualityReply, Problem> {
-        if asked.histogram_bits.is_some_and(|bits| bits > MAX_HISTOGRAM_BITS) {
-            let bits = asked.histogram_bits.unwrap_or_default();
+    pub(crate) async fn quality(&self, request: v1::GetQualityRequest) -> Result<v1::GetQualityResponse, Problem> {
+        if request.histogram_bits.is_some_and(|bits| bits > MAX_HISTOGRAM_BITS) {
+            let bits = request.histogram_bits.unwrap_or_default();
             let text = format!("histogram_bits: {bits} is not allowed; allowed: 0 to {MAX_HISTOGRAM_BITS}");
             return Err(Problem::of(ProblemKind::Invalid, text));
         }
-        let how = self.how(asked.read)?;
-        let broadcast = self.shared.broadcast.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if !self.is_local(asked.local) {
+        let consistency = self.consistency(request.read)?;
+        let broadcast = self.shared.broadcast.read().clone();
+        if !self.is_local(request.local) {
             let options =
-                QualityOptions { histogram_bits: asked.histogram_bits, covered_updates: asked.covered_updates };
-            let quality = self.peers(&how).quality(options).await.map_err(|error| passed_on(&error))?;
+                QualityOptions { histogram_bits: request.histogram_bits, covered_updates: request.covered_updates };
+            let quality = self.peers(&consistency).quality(options).await.map_err(|error| client_problem(&error))?;
             let coverage = quality.coverage.iter().map(|(group, (addressed, covered))| v1::GroupCoverage {
                 group: u32::from(group.0),
                 addressed: *addressed,
                 covered: *covered,
             });
-            return Ok(v1::QualityReply {
+            return Ok(v1::GetQualityResponse {
                 groups: answers::quality_to_wire(&quality.vector),
                 histogram: quality.histogram.as_ref().map(answers::histogram_to_wire).unwrap_or_default(),
                 coverage: coverage.collect(),
@@ -104,10 +114,10 @@ impl Memories {
                 broadcast,
             });
         }
-        let read = self.read_all(how, move |partitions, versions| {
+        let read = self.read_all(consistency, move |partitions, versions| {
             let vector = partitions.quality()?;
-            let histogram = asked.histogram_bits.map(|bits| partitions.histogram(bits)).transpose()?;
-            let coverage = match asked.covered_updates {
+            let histogram = request.histogram_bits.map(|bits| partitions.histogram(bits)).transpose()?;
+            let coverage = match request.covered_updates {
                 0 => Vec::new(),
                 updates => partitions.coverage(u64::from(updates))?,
             };
@@ -119,7 +129,7 @@ impl Memories {
             addressed: group.addressed,
             covered: group.full,
         });
-        Ok(v1::QualityReply {
+        Ok(v1::GetQualityResponse {
             groups: answers::quality_to_wire(&vector),
             histogram: histogram.as_ref().map(answers::histogram_to_wire).unwrap_or_default(),
             coverage: coverage.collect(),
@@ -128,35 +138,35 @@ impl Memories {
         })
     }
 
-    pub(crate) async fn digest(&self, asked: v1::DigestRequest) -> Result<v1::DigestReply, Problem> {
-        let how = self.how(asked.read)?;
-        if !self.is_local(asked.local) {
-            let digested = self.peers(&how).digest().await.map_err(|error| passed_on(&error))?;
-            return Ok(v1::DigestReply {
-                digest: answers::identity(digested.digest.0),
-                memories: digested.memories,
-                versions: digested.versions,
+    pub(crate) async fn digest(&self, request: v1::GetDigestRequest) -> Result<v1::GetDigestResponse, Problem> {
+        let consistency = self.consistency(request.read)?;
+        if !self.is_local(request.local) {
+            let remote_digest = self.peers(&consistency).digest().await.map_err(|error| client_problem(&error))?;
+            return Ok(v1::GetDigestResponse {
+                digest: answers::identity(remote_digest.digest.0),
+                memories: remote_digest.memories,
+                versions: remote_digest.versions,
             });
         }
-        let read = self.read_all(how, move |partitions, versions| {
+        let read = self.read_all(consistency, move |partitions, versions| {
             let digest = partitions.digest()?;
             Ok((digest, partitions.memories(), versions))
         });
         let (digest, memories, versions) = read.await?.map_err(|error| device_problem(&error))?;
-        Ok(v1::DigestReply { digest: answers::identity(digest.0), memories, versions })
+        Ok(v1::GetDigestResponse { digest: answers::identity(digest.0), memories, versions })
     }
 
-    pub(crate) async fn ranked(&self, asked: v1::RankRequest) -> Result<Batched, Problem> {
-        let group = match asked.group {
+    pub(crate) async fn ranked(&self, request: v1::RankRequest) -> Result<BatchStream, Problem> {
+        let group = match request.group {
             None => None,
             Some(group) => {
                 Some(answers::group(group).map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()))?)
             }
         };
-        let how = self.how(asked.read.clone())?;
-        if !self.is_local(asked.local) {
-            let options = RankOptions { limit: asked.limit, group, keys: asked.with_keys };
-            let mut ranked = self.peers(&how).rank(options).await.map_err(|error| passed_on(&error))?;
+        let consistency = self.consistency(request.read.clone())?;
+        if !self.is_local(request.local) {
+            let options = RankOptions { limit: request.limit, group, keys: request.with_keys };
+            let mut ranked = self.peers(&consistency).rank(options).await.map_err(|error| client_problem(&error))?;
             return Ok(stream(move |sender| async move {
                 loop {
                     match ranked.next().await {
@@ -166,29 +176,34 @@ impl Memories {
                             }
                         }
                         Ok(None) => return,
-                        Err(error) => return fail(&sender, passed_on(&error)).await,
+                        Err(error) => return fail(&sender, client_problem(&error)).await,
                     }
                 }
             }));
         }
-        self.ranked_here(how, asked, group).await
+        self.rank_local(consistency, request, group).await
     }
 
-    async fn ranked_here(&self, how: How, asked: v1::RankRequest, group: Option<Group>) -> Result<Batched, Problem> {
-        let limit = usize::try_from(asked.limit).ok().filter(|limit| *limit > 0);
-        let read = self.read_all(how, move |partitions, versions| {
+    async fn rank_local(
+        &self,
+        consistency: ReadConsistency,
+        request: v1::RankRequest,
+        group: Option<Group>,
+    ) -> Result<BatchStream, Problem> {
+        let limit = usize::try_from(request.limit).ok().filter(|limit| *limit > 0);
+        let read = self.read_all(consistency, move |partitions, versions| {
             let ranked = partitions.rank(limit, group)?;
-            // The first page takes its keys from the same state; later ones may miss those removed meanwhile.
-            let first = &ranked[..ranked.len().min(PAGE as usize)];
+            // The first page has keys of the same state; later pages may miss memories removed meanwhile.
+            let first = &ranked[..ranked.len().min(PAGE_ROWS as usize)];
             let mut batch = rank_batch(first);
-            if asked.with_keys {
+            if request.with_keys {
                 add_keys(partitions, &mut batch)?;
             }
             batch.versions = versions;
             Ok((batch, ranked))
         });
         let (first, ranked) = read.await?.map_err(|error| device_problem(&error))?;
-        if ranked.len() <= PAGE as usize {
+        if ranked.len() <= PAGE_ROWS as usize {
             return Ok(futures::stream::iter([Ok(first)]).boxed());
         }
         let engine = self.shared.engine.clone();
@@ -196,9 +211,9 @@ impl Memories {
             if sender.send(Ok(first)).await.is_err() {
                 return;
             }
-            for page in ranked[PAGE as usize..].chunks(PAGE as usize) {
+            for page in ranked[PAGE_ROWS as usize..].chunks(PAGE_ROWS as usize) {
                 let mut batch = rank_batch(page);
-                if asked.with_keys {
+                if request.with_keys {
                     let keyed = engine.read(move |partitions| add_keys(partitions, &mut batch).map(|()| batch)).await;
                     batch = match keyed {
                         Ok(Ok(batch)) => batch,
@@ -213,12 +228,12 @@ impl Memories {
         }))
     }
 
-    pub(crate) async fn scan(&self, asked: v1::ScanMemoriesRequest) -> Result<Batched, Problem> {
-        let how = self.how_of_primary(asked.read)?;
-        let wanted = Columns { features: asked.with_features, payloads: asked.with_payloads };
-        if !self.is_local(asked.local) {
-            let options = GetOptions { features: wanted.features, payloads: wanted.payloads };
-            let mut scan = self.peers(&how).scan(options).await.map_err(|error| passed_on(&error))?;
+    pub(crate) async fn scan(&self, request: v1::ScanMemoriesRequest) -> Result<BatchStream, Problem> {
+        let consistency = self.primary_consistency(request.read)?;
+        let columns = Columns { features: request.with_features, payloads: request.with_payloads };
+        if !self.is_local(request.local) {
+            let options = GetOptions { features: columns.features, payloads: columns.payloads };
+            let mut scan = self.peers(&consistency).scan(options).await.map_err(|error| client_problem(&error))?;
             return Ok(stream(move |sender| async move {
                 loop {
                     match scan.next().await {
@@ -230,7 +245,7 @@ impl Memories {
                             }
                         }
                         Ok(None) => return,
-                        Err(error) => return fail(&sender, passed_on(&error)).await,
+                        Err(error) => return fail(&sender, client_problem(&error)).await,
                     }
                 }
             }));
@@ -247,9 +262,9 @@ impl Memories {
             for partition in versions.iter().map(|version| PartitionId(version.partition)) {
                 let mut before = None;
                 loop {
-                    let page = memories.read_some(&how, vec![partition], move |partitions| {
-                        let mut batches = Batches::new(wanted, shape);
-                        let next = partitions.scan(partition, before, PAGE, |memory| batches.push(&memory))?;
+                    let page = memories.read_some(&consistency, vec![partition], move |partitions| {
+                        let mut batches = Batches::new(columns, shape);
+                        let next = partitions.scan(partition, before, PAGE_ROWS, |memory| batches.push(&memory))?;
                         Ok((batches.finish(), next))
                     });
                     let (batches, next) = match page.await {
@@ -276,7 +291,7 @@ impl Memories {
     }
 }
 
-fn rank_batch(page: &[Ranked]) -> MemoryBatch {
+fn rank_batch(page: &[RankedMemory]) -> MemoryBatch {
     MemoryBatch {
         ids: page.iter().map(|ranked| ranked.id.0).collect(),
         weight_units: page.iter().map(|ranked| ranked.weight.units()).collect(),
@@ -284,7 +299,7 @@ fn rank_batch(page: &[Ranked]) -> MemoryBatch {
     }
 }
 
-/// Adds keys and groups to a ranked page.
+/// Adds keys and groups to a page of a ranking.
 pub(crate) fn add_keys(
     partitions: &mut engram_store::Partitions,
     batch: &mut MemoryBatch,
@@ -300,30 +315,30 @@ pub(crate) fn add_keys(
     Ok(())
 }
 
-/// Runs `fill` in a task of its own. A panic in it is told to the reader: a stream that just ended would pass for complete.
-fn stream<F, Fut>(fill: F) -> Batched
+/// Runs `fill` in its own task. A panic is sent as an error: a stream that just ended would look complete.
+fn stream<F, Fut>(fill: F) -> BatchStream
 where
     F: FnOnce(Sender) -> Fut,
     Fut: Future<Output = ()> + Send + 'static,
 {
-    let (sender, receiver) = mpsc::channel(AHEAD);
+    let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
     let guard = sender.clone();
-    let filling = AssertUnwindSafe(fill(sender)).catch_unwind();
+    let task = AssertUnwindSafe(fill(sender)).catch_unwind();
     tokio::spawn(async move {
-        if filling.await.is_err() {
-            tracing::error!("a task that streamed memories panicked");
-            let _ = guard.send(Err(Status::internal("the worker failed while it read"))).await;
+        if task.await.is_err() {
+            tracing::error!("streaming memories panicked");
+            let _ = guard.send(Err(Status::internal("the read panicked"))).await;
         }
     });
     ReceiverStream::new(receiver).boxed()
 }
 
 async fn fail(sender: &Sender, problem: Problem) {
-    // A reader that is gone needs no reason.
+    // The client may have gone.
     let _ = sender.send(Err(problem.into_status())).await;
 }
 
-/// Why a read over all workers failed.
-pub(crate) fn passed_on(error: &Error) -> Problem {
+/// Converts the failure of a read over all workers.
+pub(crate) fn client_problem(error: &Error) -> Problem {
     error.problem().cloned().unwrap_or_else(|| Problem::of(ProblemKind::Unavailable, error.to_string()))
 }

@@ -1,35 +1,35 @@
-//! `MemoryService`, the same on the client's and on the peers' listener: on the latter nothing is passed on.
+//! `MemoryService` on the client and peer listeners. The peer listener never forwards.
 
-use crate::part::Body;
+use crate::cluster_view::ClusterView;
+use crate::partition_write::WriteBody;
 use crate::shared::Shared;
-use crate::view::View;
-use crate::write::Asked;
+use crate::write::WritePart;
 use engram_memory::session::WINDOW;
 use engram_proto::v1::memory_service_server::MemoryService;
 use engram_proto::v1::{self, MemoryBatch, Problem, ProblemKind};
 use futures::stream::BoxStream;
 use std::pin::pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Sessions live a day by the partitions' watermarks; renewing four times in it leaves room for clocks and pauses.
+/// Partitions keep sessions for a day; four renewals per day leave a margin for clocks and pauses.
 const RENEW_AFTER: Duration = Duration::from_secs(6 * 60 * 60);
-/// How long whoever asks for a newer map is kept waiting at most.
-pub(crate) const NEWS_MOST: Duration = Duration::from_secs(30);
+/// Maximum wait of a request for a newer map.
+pub(crate) const MAX_MAP_WAIT: Duration = Duration::from_secs(30);
 
-/// Which listener a request came by.
+/// Listener of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plane {
-    /// What is not this worker's is passed on.
+    /// Requests for other workers are forwarded.
     Client,
-    /// What is not this worker's is refused.
+    /// Requests for other workers are rejected.
     Peer,
 }
 
-/// The memories of one worker.
+/// Serves the memories of one worker.
 #[derive(Clone)]
 pub(crate) struct Memories {
     pub(crate) shared: Arc<Shared>,
@@ -43,30 +43,30 @@ fn reply<T>(answer: Result<T, Problem>) -> Result<Response<T>, Status> {
 }
 
 impl Memories {
-    /// What is known of the cluster at this moment.
-    fn told(&self, view: &mut watch::Receiver<View>) -> Result<v1::PartitionMapReply, Problem> {
+    /// Returns the current partition map.
+    fn current_map(&self, view: &mut watch::Receiver<ClusterView>) -> Result<v1::GetPartitionMapResponse, Problem> {
         let (name, dimension) = (&self.shared.options.cluster_name, self.shared.shape.features.dimension);
         let unknown = || Problem::of(ProblemKind::Unavailable, "the partition map is not known yet").retry_after(100);
         view.borrow_and_update().map_reply(name, dimension).ok_or_else(unknown)
     }
 
-    /// A write, once there is room for it.
-    async fn changes(
+    /// Runs a write under admission control.
+    async fn admit_write(
         &self,
         method: &'static str,
         session: Option<v1::Session>,
-        asked: Vec<Asked>,
-    ) -> Result<v1::WriteReply, Problem> {
-        self.shared.admission.within(method, self.write(session, asked)).await
+        parts: Vec<WritePart>,
+    ) -> Result<v1::WriteResponse, Problem> {
+        self.shared.admission.run(method, self.write(session, parts)).await
     }
 
-    /// A read, once there is room for it.
-    async fn reads<T>(
+    /// Runs a read under admission control.
+    async fn admit_read<T>(
         &self,
         method: &'static str,
         read: impl Future<Output = Result<T, Problem>>,
     ) -> Result<T, Problem> {
-        self.shared.admission.within(method, read).await
+        self.shared.admission.run(method, read).await
     }
 }
 
@@ -79,8 +79,8 @@ impl MemoryService for Memories {
     async fn open_session(
         &self,
         _request: Request<v1::OpenSessionRequest>,
-    ) -> Result<Response<v1::OpenSessionReply>, Status> {
-        Ok(Response::new(v1::OpenSessionReply {
+    ) -> Result<Response<v1::OpenSessionResponse>, Status> {
+        Ok(Response::new(v1::OpenSessionResponse {
             session: Some(v1::Session { opened_ms: self.shared.clock.now_ms(), random: rand::random() }),
             window: WINDOW as u32,
             renew_after_ms: RENEW_AFTER.as_millis() as u64,
@@ -90,137 +90,150 @@ impl MemoryService for Memories {
     async fn get_outcome(
         &self,
         request: Request<v1::GetOutcomeRequest>,
-    ) -> Result<Response<v1::GetOutcomeReply>, Status> {
+    ) -> Result<Response<v1::GetOutcomeResponse>, Status> {
         reply(self.outcome(request.into_inner()).await)
     }
 
-    async fn upsert(&self, request: Request<Streaming<v1::UpsertRequest>>) -> Result<Response<v1::WriteReply>, Status> {
+    async fn upsert(
+        &self,
+        request: Request<Streaming<v1::UpsertRequest>>,
+    ) -> Result<Response<v1::WriteResponse>, Status> {
         let mut messages = request.into_inner();
-        let mut written = v1::WriteReply::default();
+        let mut written = v1::WriteResponse::default();
         while let Some(message) = messages.message().await? {
-            let asked = message.parts.into_iter().map(|mut part| Asked {
+            let parts = message.parts.into_iter().map(|mut part| WritePart {
                 partition: part.partition.take(),
                 seq: std::mem::take(&mut part.seq),
-                body: Body::Upsert(part),
+                body: WriteBody::Upsert(part),
             });
-            let reply = self.changes("Upsert", message.session, asked.collect()).await.map_err(Problem::into_status)?;
+            let reply =
+                self.admit_write("Upsert", message.session, parts.collect()).await.map_err(Problem::into_status)?;
             written.parts.extend(reply.parts);
         }
         Ok(Response::new(written))
     }
 
-    async fn remove(&self, request: Request<v1::RemoveRequest>) -> Result<Response<v1::WriteReply>, Status> {
+    async fn remove(&self, request: Request<v1::RemoveRequest>) -> Result<Response<v1::WriteResponse>, Status> {
         let message = request.into_inner();
-        let asked = message.parts.into_iter().map(|part| Asked {
+        let parts = message.parts.into_iter().map(|part| WritePart {
             partition: part.partition,
             seq: part.seq,
-            body: Body::Remove(part.ids),
+            body: WriteBody::Remove(part.ids),
         });
-        reply(self.changes("Remove", message.session, asked.collect()).await)
+        reply(self.admit_write("Remove", message.session, parts.collect()).await)
     }
 
     async fn apply_reinforcement(
         &self,
-        request: Request<v1::ReinforceRequest>,
-    ) -> Result<Response<v1::WriteReply>, Status> {
+        request: Request<v1::ApplyReinforcementRequest>,
+    ) -> Result<Response<v1::WriteResponse>, Status> {
         let message = request.into_inner();
-        let asked = message.parts.into_iter().map(|part| Asked {
+        let parts = message.parts.into_iter().map(|part| WritePart {
             partition: part.partition,
             seq: part.seq,
-            body: Body::Reinforce(part.updates.unwrap_or_default()),
+            body: WriteBody::Reinforce(part.updates.unwrap_or_default()),
         });
-        reply(self.changes("ApplyReinforcement", message.session, asked.collect()).await)
+        reply(self.admit_write("ApplyReinforcement", message.session, parts.collect()).await)
     }
 
-    async fn apply_decay(&self, request: Request<v1::DecayRequest>) -> Result<Response<v1::WriteReply>, Status> {
+    async fn apply_decay(
+        &self,
+        request: Request<v1::ApplyDecayRequest>,
+    ) -> Result<Response<v1::WriteResponse>, Status> {
         let message = request.into_inner();
-        let body = Body::Decay(message.amount);
-        let asked = if message.parts.is_empty() {
-            vec![Asked { partition: None, seq: 0, body }]
+        let body = WriteBody::Decay(message.amount);
+        let parts = if message.parts.is_empty() {
+            vec![WritePart { partition: None, seq: 0, body }]
         } else {
             let part =
-                |part: &v1::DecayPart| Asked { partition: Some(part.partition), seq: part.seq, body: body.clone() };
+                |part: &v1::DecayPart| WritePart { partition: Some(part.partition), seq: part.seq, body: body.clone() };
             message.parts.iter().map(part).collect()
         };
-        reply(self.changes("ApplyDecay", message.session, asked).await)
+        reply(self.admit_write("ApplyDecay", message.session, parts).await)
     }
 
     async fn learn_epoch(
         &self,
-        request: Request<Streaming<v1::EpochRequest>>,
-    ) -> Result<Response<v1::EpochReply>, Status> {
+        request: Request<Streaming<v1::LearnEpochRequest>>,
+    ) -> Result<Response<v1::LearnEpochResponse>, Status> {
         self.epoch(request.into_inner()).await.map(Response::new)
     }
 
     async fn broadcast_quality(
         &self,
         request: Request<v1::BroadcastQualityRequest>,
-    ) -> Result<Response<v1::BroadcastQualityReply>, Status> {
-        let told = request.into_inner();
-        let checked = engram_proto::answers::run_id(&told.run).map(drop);
-        let checked = checked.and_then(|()| engram_proto::answers::quality_from_wire(&told.quality).map(drop));
-        checked.map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()).into_status())?;
-        let mut broadcast = self.shared.broadcast.write().unwrap_or_else(PoisonError::into_inner);
-        // Broadcasts are waited for by nobody, and one may overtake another.
-        if broadcast.as_ref().is_none_or(|known| known.run != told.run || known.n <= told.n) {
-            *broadcast = Some(told);
+    ) -> Result<Response<v1::BroadcastQualityResponse>, Status> {
+        let received = request.into_inner();
+        let validated = engram_proto::answers::run_id(&received.run).map(drop);
+        let validated = validated.and_then(|()| engram_proto::answers::quality_from_wire(&received.quality).map(drop));
+        validated.map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()).into_status())?;
+        let mut broadcast = self.shared.broadcast.write();
+        // Broadcasts are not awaited, so one may overtake another.
+        if broadcast.as_ref().is_none_or(|current| current.run != received.run || current.epoch <= received.epoch) {
+            *broadcast = Some(received);
         }
-        Ok(Response::new(v1::BroadcastQualityReply {}))
+        Ok(Response::new(v1::BroadcastQualityResponse {}))
     }
 
     async fn get_memories(
         &self,
         request: Request<v1::GetMemoriesRequest>,
     ) -> Result<Response<Self::GetMemoriesStream>, Status> {
-        reply(self.reads("GetMemories", self.get(request.into_inner())).await)
+        reply(self.admit_read("GetMemories", self.get(request.into_inner())).await)
     }
 
     async fn scan_memories(
         &self,
         request: Request<v1::ScanMemoriesRequest>,
     ) -> Result<Response<Self::ScanMemoriesStream>, Status> {
-        reply(self.reads("ScanMemories", self.scan(request.into_inner())).await)
+        reply(self.admit_read("ScanMemories", self.scan(request.into_inner())).await)
     }
 
-    async fn get_quality(&self, request: Request<v1::QualityRequest>) -> Result<Response<v1::QualityReply>, Status> {
-        reply(self.reads("GetQuality", self.quality(request.into_inner())).await)
+    async fn get_quality(
+        &self,
+        request: Request<v1::GetQualityRequest>,
+    ) -> Result<Response<v1::GetQualityResponse>, Status> {
+        reply(self.admit_read("GetQuality", self.quality(request.into_inner())).await)
     }
 
     async fn rank(&self, request: Request<v1::RankRequest>) -> Result<Response<Self::RankStream>, Status> {
-        reply(self.reads("Rank", self.ranked(request.into_inner())).await)
+        reply(self.admit_read("Rank", self.ranked(request.into_inner())).await)
     }
 
-    async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallReply>, Status> {
-        reply(self.reads("Recall", self.recalled(request.into_inner())).await)
+    async fn recall(&self, request: Request<v1::RecallRequest>) -> Result<Response<v1::RecallResponse>, Status> {
+        reply(self.admit_read("Recall", self.recalled(request.into_inner())).await)
     }
 
-    async fn get_digest(&self, request: Request<v1::DigestRequest>) -> Result<Response<v1::DigestReply>, Status> {
-        reply(self.reads("GetDigest", self.digest(request.into_inner())).await)
+    async fn get_digest(
+        &self,
+        request: Request<v1::GetDigestRequest>,
+    ) -> Result<Response<v1::GetDigestResponse>, Status> {
+        reply(self.admit_read("GetDigest", self.digest(request.into_inner())).await)
     }
 
     async fn get_partition_map(
         &self,
-        request: Request<v1::PartitionMapRequest>,
-    ) -> Result<Response<v1::PartitionMapReply>, Status> {
-        let v1::PartitionMapRequest { newer_than, wait_ms, known } = request.into_inner();
+        request: Request<v1::GetPartitionMapRequest>,
+    ) -> Result<Response<v1::GetPartitionMapResponse>, Status> {
+        let v1::GetPartitionMapRequest { newer_than, wait_ms, known_stamp } = request.into_inner();
         let mut view = self.shared.view.subscribe();
         let mut stopping = self.shared.stopping.subscribe();
-        let mut time_is_up = pin!(sleep(NEWS_MOST.min(Duration::from_millis(wait_ms.into()))));
-        let mut asked_now = true;
+        let mut timeout = pin!(sleep(MAX_MAP_WAIT.min(Duration::from_millis(wait_ms.into()))));
+        let mut first_check = true;
         loop {
-            let told = self.told(&mut view);
-            let is_known = match &told {
-                Ok(map) if known == 0 => map.version <= newer_than && asked_now,
-                Ok(map) => map.stamp == known,
+            let response = self.current_map(&mut view);
+            let is_known = match &response {
+                Ok(map) if known_stamp == 0 => map.version <= newer_than && first_check,
+                Ok(map) => map.stamp == known_stamp,
                 Err(_) => true,
             };
             if wait_ms == 0 || !is_known {
-                return reply(told);
+                return reply(response);
             }
             tokio::select! {
-                _ = view.changed() => asked_now = false,
-                () = &mut time_is_up => return reply(told),
-                _ = stopping.wait_for(|stopping| *stopping) => return reply(told),
+                _ = view.changed() => first_check = false,
+                () = &mut timeout => return reply(response),
+                _ = stopping.wait_for(|stopping| *stopping) => return reply(response),
             }
         }
     }

@@ -1,113 +1,114 @@
-//! What the services, the heartbeat and the pages of one worker share.
+//! State shared by the services, the heartbeat and the HTTP pages of one worker.
 
+use crate::activation;
 use crate::admission::Admission;
-use crate::bootstrap::Bootstrap;
+use crate::authorization::AccountAuthorizer;
+use crate::bootstrap::BootstrapProgress;
+use crate::cluster_view::ClusterView;
+use crate::coordinator_addresses::CoordinatorAddresses;
+use crate::cpu_pressure::CpuPressure;
 use crate::device::Device;
 use crate::engine::Engine;
-use crate::hands;
 use crate::metrics::Metrics;
 use crate::options::Options;
-use crate::peers::{Greeter, Links, MapKeeper, OPINION_MS, Proposals, Witness};
-use crate::processors::Waits;
-use crate::rights::Accounts;
-use crate::roster::Roster;
+use crate::peers::{HelloContext, Links, MIN_AGE_MS, MapStoreClient, PeerDetector, Proposals};
 use crate::runs::Runs;
-use crate::view::View;
 use engram_client::{Client, Network};
 use engram_cluster::PartitionMap;
-use engram_identity::{Expected, Keys, Reason, Role};
+use engram_identity::{ExpectedPeer, Keys, Reason, Role};
 use engram_memory::{Incarnation, Member, Ordinal, PartitionId, Shape};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::Clock;
 use engram_store::leases::GRANT_MS;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
 
-/// One worker.
+/// Shared state of one worker.
 pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) shape: Shape,
     pub(crate) member: Member,
-    /// The one that the store has too.
+    /// The store uses the same clock.
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) network: Network,
-    /// Who this process is to others, under TLS.
+    /// Certificate of this process, under TLS.
     pub(crate) keys: Option<Arc<Keys>>,
-    /// Whose tokens clients may show instead of a certificate.
-    pub(crate) accounts: Option<Arc<Accounts>>,
+    /// Authorization of client tokens.
+    pub(crate) accounts: Option<Arc<AccountAuthorizer>>,
     pub(crate) engine: Engine,
-    /// To the other workers, and to this one for what is asked of all.
+    /// Client of all workers, including this one for requests to all.
     pub(crate) peers: Client,
     pub(crate) metrics: Metrics,
-    /// How much of its work may be under way.
+    /// Limits of reads and writes in flight.
     pub(crate) admission: Admission,
-    /// The learning runs that are driven here.
+    /// Learning runs driven by this worker.
     pub(crate) runs: Runs,
-    pub(crate) view: watch::Sender<View>,
-    /// Who this worker is, to others.
-    pub(crate) greeter: Greeter,
+    pub(crate) view: watch::Sender<ClusterView>,
+    /// Identity of this worker in hellos.
+    pub(crate) hello: HelloContext,
     /// Open streams to the stores of other workers.
     pub(crate) links: Arc<Links>,
-    /// What the replicas here ask of the map.
+    /// Map changes proposed by the replicas here.
     pub(crate) proposals: Arc<Proposals>,
-    /// The map where it is kept, if this worker reaches it.
-    pub(crate) map_keeper: Option<MapKeeper>,
-    witness: Mutex<Witness>,
+    /// Direct client of the map store, if this worker can reach it.
+    pub(crate) map_store: Option<MapStoreClient>,
+    peer_detector: Mutex<PeerDetector>,
     pub(crate) coordinators: Coordinators,
-    pub(crate) roster: Roster,
-    /// Version of the newest map that this disk had seen when this process began; 0 = none.
-    pub(crate) seen_before: AtomicU64,
-    /// The newest question of a coordinator for what this disk has seen; 0 = none.
-    pub(crate) testify: watch::Sender<u64>,
-    /// Planned moves of primaryship that the store was told of.
-    hand_overs: Mutex<HandOvers>,
-    /// Who is about to be stopped, as far as the store was told.
+    pub(crate) coordinator_addresses: CoordinatorAddresses,
+    /// Version of the newest map that this disk had recorded when the process started; 0 = none.
+    pub(crate) disk_map_version: AtomicU64,
+    /// Number of the newest map state request of a coordinator; 0 = none.
+    pub(crate) map_state_request: watch::Sender<u64>,
+    /// Leadership transfers requested from the store.
+    leadership_transfers: Mutex<LeadershipTransfers>,
+    /// Leaving workers that the store was notified of.
     leavers: Mutex<BTreeSet<Ordinal>>,
-    /// Room for requests that wait for a partition that is coming here.
-    pub(crate) held: Semaphore,
-    /// Set once: no request is taken any more.
+    /// Permits for requests that wait for a partition that is being activated.
+    pub(crate) waiting: Semaphore,
+    /// Set once: requests are rejected from then on.
     pub(crate) stopping: watch::Sender<bool>,
-    /// About to be stopped: it hands over what it leads.
+    /// Set while the worker is drained before a stop.
     pub(crate) leaving: AtomicBool,
-    /// How the load of a new disk stands.
-    pub(crate) bootstrap: Bootstrap,
-    /// It stops to be started again at once.
-    pub(crate) begins_again: AtomicBool,
-    /// Somebody asked for an orderly stop.
-    pub(crate) asked_to_stop: tokio::sync::Notify,
+    /// Progress of loading a new disk.
+    pub(crate) bootstrap: BootstrapProgress,
+    /// Set if the process exits to be restarted at once.
+    pub(crate) restart_requested: AtomicBool,
+    /// Notified when an orderly stop is requested.
+    pub(crate) stop_requested: tokio::sync::Notify,
     pub(crate) broadcast: RwLock<Option<v1::BroadcastQualityRequest>>,
     pub(crate) started: Instant,
-    /// The same by the clock of beats and leases, in milliseconds.
+    /// Start time by the clock of heartbeats and leases, in milliseconds.
     started_ms: u64,
     pub(crate) recovery: String,
     pub(crate) device: Device,
     pub(crate) last_snapshot_ms: AtomicU64,
-    /// When the thread of the beats turned last, by the clock of beats and leases.
-    pub(crate) turned_ms: AtomicU64,
-    /// Lateness of timers on the runtime of the services, in milliseconds.
-    pub(crate) loop_lag_ms: AtomicU64,
+    /// When the heartbeat thread made progress last, by the clock of heartbeats and leases.
+    pub(crate) heartbeat_turn_ms: AtomicU64,
+    /// Delay of timers on the runtime of the services, in milliseconds.
+    pub(crate) event_loop_lag_ms: AtomicU64,
 }
 
-/// Planned moves of primaryship.
+/// Leadership transfers.
 #[derive(Debug, Default)]
-struct HandOvers {
-    /// What each coordinator wants, by its address. They decide the same, but not in one moment: what one does not name yet is not
-    /// called off, or a partition would be stopped and let go again.
-    wanted: BTreeMap<String, BTreeMap<PartitionId, Ordinal>>,
-    /// What the store was told.
-    asked: BTreeMap<PartitionId, Ordinal>,
+struct LeadershipTransfers {
+    /// Transfers requested by each coordinator, by its address. Coordinators decide the same, but not at the same moment: a
+    /// transfer that one does not list yet is not cancelled, otherwise a partition would be paused and resumed.
+    by_coordinator: BTreeMap<String, BTreeMap<PartitionId, Ordinal>>,
+    /// Transfers requested from the store.
+    requested: BTreeMap<PartitionId, Ordinal>,
 }
 
-/// What a worker is made of before it runs.
-pub(crate) struct Parts {
+/// Components of a worker before it runs.
+pub(crate) struct SharedParts {
     pub(crate) options: Options,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) network: Network,
     pub(crate) keys: Option<Arc<Keys>>,
-    pub(crate) greeter: Greeter,
+    pub(crate) greeter: HelloContext,
     pub(crate) links: Arc<Links>,
     pub(crate) proposals: Arc<Proposals>,
     pub(crate) engine: Engine,
@@ -116,11 +117,11 @@ pub(crate) struct Parts {
     pub(crate) device: Device,
 }
 
-/// Whether a coordinator is heard.
+/// Tracks whether any coordinator is connected.
 pub(crate) struct Coordinators {
     clock: Arc<dyn Clock>,
     streams: AtomicUsize,
-    /// When the last stream ended, in milliseconds of the clock that counts suspends; at first when this worker started.
+    /// When the last stream ended, in milliseconds of the clock that counts suspends; initially the start of the worker.
     lost_ms: AtomicU64,
 }
 
@@ -129,8 +130,8 @@ impl Coordinators {
         Self { streams: AtomicUsize::new(0), lost_ms: AtomicU64::new(clock.elapsed_ms()), clock }
     }
 
-    /// A stream is open while the value lives.
-    pub(crate) fn heard(&self) -> impl Drop + '_ {
+    /// Counts a stream as open while the returned value lives.
+    pub(crate) fn stream_opened(&self) -> impl Drop + '_ {
         struct Open<'a>(&'a Coordinators);
         impl Drop for Open<'_> {
             fn drop(&mut self) {
@@ -142,8 +143,8 @@ impl Coordinators {
         Open(self)
     }
 
-    /// For how long none has been heard; 0 = one is.
-    pub(crate) fn unheard_ms(&self) -> u64 {
+    /// Returns for how long no coordinator has been connected; 0 = one is.
+    pub(crate) fn silence_ms(&self) -> u64 {
         if self.streams.load(Ordering::Acquire) > 0 {
             return 0;
         }
@@ -152,24 +153,29 @@ impl Coordinators {
 }
 
 impl Shared {
-    /// The network towards coordinators: over TLS nobody else is believed.
+    /// Returns the network for connections to coordinators, which verifies their role under TLS.
     pub(crate) fn to_coordinators(&self) -> Network {
-        self.network.to(Expected::any(Role::Coordinator))
+        self.network.for_peer(ExpectedPeer::any(Role::Coordinator))
     }
 
-    pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { options, clock, network, keys, greeter, links, proposals, engine, peers, recovery, device } = parts;
+    pub(crate) fn new(parts: SharedParts) -> Self {
+        let SharedParts { options, clock, network, keys, greeter, links, proposals, engine, peers, recovery, device } =
+            parts;
         let tokens = options.tls.as_ref().and_then(|tls| tls.tokens.as_ref());
-        let accounts = tokens.map(|files| Arc::new(Accounts::open(files, options.cluster)));
+        let accounts = tokens.map(|files| Arc::new(AccountAuthorizer::open(files, options.cluster)));
         if let Some(accounts) = &accounts {
-            accounts.follow();
+            accounts.watch_files();
         }
         Self {
             shape: options.shape(),
             metrics: Metrics::new(&options.cluster_name, options.ordinal, &links.traffic, keys.is_some()),
-            admission: Admission::new(if network.is_simulated() { Waits::unknown() } else { Waits::here() }),
-            roster: Roster::new(&options.coordinators, !network.is_simulated()),
-            map_keeper: MapKeeper::of(&options),
+            admission: Admission::new(if network.is_simulated() {
+                CpuPressure::unknown()
+            } else {
+                CpuPressure::of_process()
+            }),
+            coordinator_addresses: CoordinatorAddresses::new(&options.coordinators, !network.is_simulated()),
+            map_store: MapStoreClient::of(&options),
             options,
             member: greeter.member,
             network,
@@ -178,35 +184,35 @@ impl Shared {
             engine,
             peers,
             runs: Runs::default(),
-            view: watch::Sender::new(View::default()),
-            greeter,
+            view: watch::Sender::new(ClusterView::default()),
+            hello: greeter,
             links,
             proposals,
-            witness: Mutex::new(Witness::new(clock.elapsed_ms())),
+            peer_detector: Mutex::new(PeerDetector::new(clock.elapsed_ms())),
             coordinators: Coordinators::new(Arc::clone(&clock)),
-            seen_before: AtomicU64::new(0),
-            testify: watch::Sender::new(0),
-            hand_overs: Mutex::default(),
+            disk_map_version: AtomicU64::new(0),
+            map_state_request: watch::Sender::new(0),
+            leadership_transfers: Mutex::default(),
             leavers: Mutex::default(),
-            held: Semaphore::new(hands::HELD),
+            waiting: Semaphore::new(activation::MAX_WAITING),
             started_ms: clock.elapsed_ms(),
-            turned_ms: AtomicU64::new(clock.elapsed_ms()),
+            heartbeat_turn_ms: AtomicU64::new(clock.elapsed_ms()),
             clock,
             stopping: watch::Sender::new(false),
             leaving: AtomicBool::new(false),
-            bootstrap: Bootstrap::default(),
-            begins_again: AtomicBool::new(false),
-            asked_to_stop: tokio::sync::Notify::new(),
+            bootstrap: BootstrapProgress::default(),
+            restart_requested: AtomicBool::new(false),
+            stop_requested: tokio::sync::Notify::new(),
             broadcast: RwLock::default(),
             started: Instant::now(),
             recovery,
             device,
             last_snapshot_ms: AtomicU64::new(0),
-            loop_lag_ms: AtomicU64::new(0),
+            event_loop_lag_ms: AtomicU64::new(0),
         }
     }
 
-    /// The clock of beats and leases.
+    /// Returns the time by the clock of heartbeats and leases.
     pub(crate) fn elapsed_ms(&self) -> u64 {
         self.clock.elapsed_ms()
     }
@@ -219,7 +225,7 @@ impl Shared {
         self.shape.partitions
     }
 
-    /// The partitions that are served here.
+    /// Returns the partitions served here.
     pub(crate) fn served(&self) -> Vec<PartitionId> {
         self.engine.served(self.partitions())
     }
@@ -228,139 +234,142 @@ impl Shared {
         *self.stopping.borrow()
     }
 
-    /// Whether it is about to be stopped and shall be given nothing to lead.
+    /// Returns whether the worker is being drained and must not become primary.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// Has a map, serves all that it gives to this process, and could take over from a partner.
+    /// Returns whether it has a map, serves all partitions assigned to it, and could take over from a partner.
     pub(crate) fn is_ready(&self) -> bool {
         !self.is_stopping() && self.is_settled() && self.is_complete()
     }
 
-    /// Whether this process is old enough to take over: until the leases have ended that the process before it may have granted it serves
-    /// nothing, and without an opinion it is no witness. Whoever stops workers one after another waits for it.
+    /// Returns whether this process is old enough to take over: until the leases that its predecessor may have granted have expired
+    /// it serves nothing, and until its minimum age it suspects no partner. A rolling restart waits for it.
     fn is_settled(&self) -> bool {
-        let first = self.options.spec.replication_factor == 1 || self.member.incarnation == Incarnation(1);
-        first || self.elapsed_ms().saturating_sub(self.started_ms) >= OPINION_MS.max(GRANT_MS)
+        let is_first_process = self.options.spec.replication_factor == 1 || self.member.incarnation == Incarnation(1);
+        is_first_process || self.elapsed_ms().saturating_sub(self.started_ms) >= MIN_AGE_MS.max(GRANT_MS)
     }
 
-    /// Serves every partition whose primary by the map is at this place. One that still stands under the process before this one waits
-    /// to be given to it, or to another.
+    /// Returns whether it serves every partition whose primary is this ordinal. A partition still assigned to the previous process
+    /// is not served until it is assigned to this one, or another.
     fn is_complete(&self) -> bool {
         let Some(map) = self.view.borrow().map.clone() else { return false };
-        let mine = map.entries().filter(|(_, entry)| entry.primary == self.ordinal());
-        let mut served =
-            mine.map(|(partition, entry)| entry.served_by(&self.member) && self.engine.position(partition).is_some());
+        let own_entries = map.entries().filter(|(_, entry)| entry.primary == self.ordinal());
+        let mut served = own_entries
+            .map(|(partition, entry)| entry.served_by(&self.member) && self.engine.position(partition).is_some());
         served.all(|served| served)
     }
 
-    /// Counts somebody who was turned away for who they are or what they may.
+    /// Counts an authentication or authorization failure.
     pub(crate) fn count_refusal(&self, reason: Reason) {
         if let Some(keys) = &self.keys {
             keys.refusals().count(reason);
         }
     }
 
-    /// What keeps the store from serving, if something does.
+    /// Returns the fault of the store, if any.
     pub(crate) fn fault(&self) -> Option<String> {
         self.engine.stats().fault
     }
 
-    /// Takes what a coordinator says; whether it is news.
-    pub(crate) fn hear(&self, coordinator: &str, mut reply: v1::BeatReply) -> bool {
+    /// Applies a coordinator's response; returns whether map or members changed.
+    pub(crate) fn receive(&self, coordinator: &str, mut reply: v1::HeartbeatResponse) -> bool {
         for member in &mut reply.members {
             if let Some(detour) = self.options.peer_detours.get(&member.ordinal) {
                 member.peer_address.clone_from(detour);
             }
         }
-        let news = self.view.send_if_modified(|view| view.take(&reply, self.options.cluster, self.shape.partitions));
-        if news {
-            self.tell_map();
+        let changed =
+            self.view.send_if_modified(|view| view.update(&reply, self.options.cluster, self.shape.partitions));
+        if changed {
+            self.publish_map();
         }
-        self.hand_over(coordinator, &reply.hand_overs);
-        self.testify.send_if_modified(|asked| std::mem::replace(asked, reply.testify) != reply.testify);
-        news
+        self.transfer_leadership(coordinator, &reply.leadership_transfers);
+        self.map_state_request.send_if_modified(|last_request| {
+            std::mem::replace(last_request, reply.map_state_request) != reply.map_state_request
+        });
+        changed
     }
 
-    /// Version of the newest map that this disk has seen; 0 = none.
+    /// Returns the version of the newest map that this disk has recorded; 0 = none.
     pub(crate) fn seen_version(&self) -> u64 {
-        self.view.borrow().version().max(self.seen_before.load(Ordering::Acquire))
+        self.view.borrow().version().max(self.disk_map_version.load(Ordering::Acquire))
     }
 
-    /// Gives partitions to those who shall lead them: all that a coordinator wants now, so that one that nobody names any more is called
-    /// off. One that is not heard any more wants nothing.
-    pub(crate) fn hand_over(&self, coordinator: &str, wanted: &[v1::HandOver]) {
-        let mut moves = self.hand_overs.lock().unwrap_or_else(PoisonError::into_inner);
-        if wanted.is_empty() {
-            moves.wanted.remove(coordinator);
+    /// Applies the leadership transfers that a coordinator requests now; transfers that no coordinator lists any more are
+    /// cancelled. A disconnected coordinator requests none.
+    pub(crate) fn transfer_leadership(&self, coordinator: &str, requested: &[v1::LeadershipTransfer]) {
+        let mut transfers = self.leadership_transfers.lock();
+        if requested.is_empty() {
+            transfers.by_coordinator.remove(coordinator);
         } else {
-            let wanted = wanted.iter().map(|move_| (PartitionId(move_.partition), Ordinal(move_.to))).collect();
-            moves.wanted.insert(coordinator.to_owned(), wanted);
+            let requested =
+                requested.iter().map(|transfer| (PartitionId(transfer.partition), Ordinal(transfer.to))).collect();
+            transfers.by_coordinator.insert(coordinator.to_owned(), requested);
         }
-        // Where two differ the first one counts.
+        // If two coordinators differ, the first one counts.
         let all: BTreeMap<PartitionId, Ordinal> =
-            moves.wanted.values().rev().flatten().map(|(partition, to)| (*partition, *to)).collect();
-        for partition in moves.asked.keys().filter(|partition| !all.contains_key(partition)) {
-            // To itself: it goes on leading.
-            self.engine.hand_over(*partition, self.ordinal());
+            transfers.by_coordinator.values().rev().flatten().map(|(partition, to)| (*partition, *to)).collect();
+        for partition in transfers.requested.keys().filter(|partition| !all.contains_key(partition)) {
+            // A transfer to this worker cancels the previous one.
+            self.engine.transfer_leadership(*partition, self.ordinal());
         }
         for (partition, to) in &all {
-            self.engine.hand_over(*partition, *to);
+            self.engine.transfer_leadership(*partition, *to);
         }
-        moves.asked = all;
+        transfers.requested = all;
     }
 
-    /// Takes a map that was read where it is kept.
+    /// Applies a map that was read from the map store.
     pub(crate) fn read_map(&self, map: PartitionMap) {
-        if self.view.send_if_modified(|view| view.take_map(map, self.options.cluster, self.shape.partitions)) {
-            self.tell_map();
+        if self.view.send_if_modified(|view| view.update_map(map, self.options.cluster, self.shape.partitions)) {
+            self.publish_map();
         }
     }
 
-    /// Tells the store who leaves, where that is news. Where this worker is about to be stopped itself it shrinks nothing: of all that
-    /// are stopped at once none is alone for it.
-    pub(crate) fn tell_leavers(&self) {
+    /// Notifies the store of changes of the leaving workers. A worker that is leaving itself drops no replicas, so that workers
+    /// that are stopped at once keep each other's.
+    pub(crate) fn update_leavers(&self) {
         let leavers = if self.is_leaving() { BTreeSet::new() } else { self.view.borrow().leavers() };
-        let mut told = self.leavers.lock().unwrap_or_else(PoisonError::into_inner);
-        if *told != leavers {
+        let mut notified = self.leavers.lock();
+        if *notified != leavers {
             self.engine.leaving(leavers.clone());
-            *told = leavers;
+            *notified = leavers;
         }
     }
 
-    /// Tells the store and the way to the other workers what the view says.
-    fn tell_map(&self) {
-        self.tell_leavers();
+    /// Passes the map to the store and the client of the other workers.
+    fn publish_map(&self) {
+        self.update_leavers();
         let view = self.view.borrow();
         if let Some(map) = &view.map {
-            self.engine.learn(Arc::clone(map));
+            self.engine.update_map(Arc::clone(map));
         }
         if let Some(map) = view.client_map(&self.options.cluster_name, self.shape.features.dimension) {
             self.peers.set_map(map);
         }
     }
 
-    /// What this worker thinks of its partners.
-    pub(crate) fn witness(&self) -> MutexGuard<'_, Witness> {
-        // A panic while it was held left a detector behind that goes on with the next event.
-        self.witness.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the failure detector of partners.
+    pub(crate) fn peer_detector(&self) -> MutexGuard<'_, PeerDetector> {
+        self.peer_detector.lock()
     }
 
-    /// What to tell of a partition that is not served here.
+    /// Returns the problem for a partition that is not served here.
     pub(crate) fn not_primary(&self, partition: PartitionId) -> Problem {
         let view = self.view.borrow();
-        let owner = view.owner(partition);
-        let text = match owner {
-            Some(owner) if owner == self.ordinal() => {
+        let primary = view.primary(partition);
+        let text = match primary {
+            Some(primary) if primary == self.ordinal() => {
                 format!("partition {partition} is being activated on this worker")
             }
-            Some(owner) => format!("partition {partition} is served by worker {owner}"),
+            Some(primary) => format!("partition {partition} is served by worker {primary}"),
             None => "the partition map is not known yet".to_owned(),
         };
         let mut problem = Problem::of(ProblemKind::NotPrimary, text).at(partition);
         problem.map_version = view.version();
-        problem.primary = owner.map(|owner| owner.0);
+        problem.primary = primary.map(|primary| primary.0);
         problem
     }
 

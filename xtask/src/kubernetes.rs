@@ -1,7 +1,7 @@
-//! `cargo xtask kubernetes`: the tests on a real cluster in namespaces of this machine (package engram-kubernetes-tests).
+//! `cargo xtask kubernetes`: tests on a real cluster in namespaces of this machine (package engram-kubernetes-tests).
 //!
-//! All of it is the program `engram-test-cluster`; this command builds it and hands the arguments on. A machine that cannot run
-//! it says why, and ends with the program's status for "skipped" (77), which `.ci/run` tells apart from a failure.
+//! The program `engram-test-cluster` does the work; this command builds it and passes the arguments on. On a machine that cannot run it, it exits
+//! with the program's status for "skipped" (77), which CI distinguishes from a failure.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,19 +13,19 @@ use crate::process;
 use crate::workspace::{self, Profile};
 
 const PROGRAMS: [&str; 4] = ["engram-test-cluster", "engram-operator", "engram-worker", "engram"];
-/// Where they are.
+/// Directory of the tests' programs.
 const PACKAGES: [&str; 4] = ["engram-kubernetes-tests", "engram-operator", "engram-worker", "engram-cli"];
 
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
-    /// Build what runs as users run it: slower to build, and what is measured counts. The campaign always does
+    /// Build in release, as users do: slower to build, but measurements count. Implied for the fault campaign
     #[arg(long)]
     release: bool,
-    /// Also build the worker of an earlier commit, for suite `versions`: workers go back to it, and on again, under load
+    /// Also build the worker of an earlier commit, for suite `versions`: workers are downgraded and upgraded under load
     #[arg(long, value_name = "REVISION")]
     earlier: Option<String>,
-    /// up | down | kubectl ... | load-image ARCHIVE | run [SUITE]; without any, all suites run on a cluster of their own
+    /// up | down | kubectl ... | load-image ARCHIVE | run [SUITE]; without arguments, all suites run on a new cluster
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -51,10 +51,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(status.code().and_then(|it| u8::try_from(it).ok()).unwrap_or(1)))
 }
 
-/// Builds the program, and operator, worker and command beside it, where it looks for them; returns that folder.
+/// Builds the program, and operator, worker and CLI next to it, where it expects them; returns that folder.
 pub(crate) fn build(release: bool) -> Result<PathBuf> {
-    // Selected as `cargo build --release` selects them, and `cargo xtask test`, together with a test: with other features their
-    // dependencies would be built once more.
+    // With the same selection as `cargo build --release` and `cargo xtask test`, plus a test: other features would rebuild dependencies.
     let (profile, mut build) = if release {
         let selection = PACKAGES.iter().flat_map(|name| ["-p", name]);
         (Profile::Release, Profile::Release.cargo("build", ["-q"].into_iter().chain(selection)))
@@ -66,11 +65,11 @@ pub(crate) fn build(release: bool) -> Result<PathBuf> {
     Ok(profile.folder())
 }
 
-/// Builds the worker of another commit, in folders of its own, which stay for the next time.
+/// Builds the worker of another commit, in separate folders that are kept for the next time.
 fn build_earlier(revision: &str, program: &Path) -> Result<()> {
     let folder = workspace::target().join("earlier");
     let (source, target) = (folder.join("source"), folder.join("target"));
-    // A checkout of its own, since a worktree would be told of in this one's repository.
+    // A separate clone, since a worktree would be registered in this repository.
     if source.exists() {
         fs::remove_dir_all(&source).with_context(|| format!("failed to remove {}", source.display()))?;
     }

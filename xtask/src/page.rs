@@ -1,7 +1,7 @@
-//! `cargo xtask page`: whether a report works in a real browser, on its own.
+//! `cargo xtask page`: checks that a report works offline in a real browser.
 //!
-//! A headless Chromium opens the file with every host name made unresolvable. The page passes when it has drawn something,
-//! has written nothing to its console, and has asked the network for nothing.
+//! A headless Chromium opens the file while all host names are unresolvable. The page passes if it has drawn something, has written nothing to its
+//! console, and has requested nothing from the network.
 
 use std::fs;
 use std::path::Path;
@@ -13,21 +13,21 @@ use serde::Deserialize;
 
 use crate::{process, tools, workspace};
 
-/// How long the browser may take in all; it needs about a second.
+/// Time limit of the browser; it needs about a second.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// How much of the page's own time passes before it counts as settled.
+/// Virtual time of the page until it counts as loaded.
 const SETTLE_MS: u32 = 10_000;
 
-/// Checks `report`, and writes what it looks like to `screenshot`.
+/// Checks `report` and optionally writes a screenshot.
 ///
 /// # Errors
-/// When the page fails the check, or there is no browser to check it with.
+/// When the page fails the check, or there is no browser.
 pub(crate) fn run(report: &Path, screenshot: Option<&Path>) -> Result<()> {
     let report = report.canonicalize().with_context(|| format!("failed to find {}", report.display()))?;
     let url = format!("file://{}", report.display());
     let scratch = workspace::target().join("page-check");
-    fs::create_dir_all(&scratch).with_context(|| format!("failed to make {}", scratch.display()))?;
+    fs::create_dir_all(&scratch).with_context(|| format!("failed to create {}", scratch.display()))?;
     let network_log = scratch.join("network.json");
 
     let mut check = browser(&scratch)?;
@@ -38,16 +38,16 @@ pub(crate) fn run(report: &Path, screenshot: Option<&Path>) -> Result<()> {
 
     let mut faults = console_messages(&stderr);
     let log = fs::read_to_string(&network_log).context("failed to read Chromium's network log")?;
-    faults.extend(requests_of_the_page(&log)?.into_iter().map(|wanted| format!("loads from outside: {wanted}")));
+    faults.extend(requests_of_the_page(&log)?.into_iter().map(|address| format!("loads from outside: {address}")));
     if !String::from_utf8_lossy(&opened.stdout).contains("<svg") {
         faults.push("draws nothing: no <svg> in the page".to_owned());
     }
     if let Some(picture) = screenshot {
-        let picture = std::path::absolute(picture).context("failed to name the picture")?;
+        let picture = std::path::absolute(picture).context("failed to resolve the path of the screenshot")?;
         let mut draw = browser(&scratch)?;
         draw.arg(format!("--screenshot={}", picture.display())).args(["--window-size=1280,4000", &url]);
         let drawn = process::capture_within(&mut draw, LIMIT)?;
-        ensure!(drawn.status.success() && picture.is_file(), "Chromium wrote no picture ({})", drawn.status);
+        ensure!(drawn.status.success() && picture.is_file(), "Chromium wrote no screenshot ({})", drawn.status);
     }
     if !faults.is_empty() {
         bail!("{} fails in a browser:\n  {}", report.display(), faults.join("\n  "));
@@ -59,7 +59,7 @@ pub(crate) fn run(report: &Path, screenshot: Option<&Path>) -> Result<()> {
 fn browser(scratch: &Path) -> Result<Command> {
     let mut command = Command::new(tools::chromium()?);
     command.args(["--headless=new", "--disable-gpu", "--no-first-run", "--disable-extensions", "--hide-scrollbars"]);
-    // As root, in containers, Chromium has no sandbox; what it opens here is a file that we wrote ourselves.
+    // As root, in containers, Chromium has no sandbox; the opened file is trusted.
     command.args(["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-sync"]);
     command.args(["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr"]);
     command.arg(format!("--virtual-time-budget={SETTLE_MS}"));
@@ -67,15 +67,15 @@ fn browser(scratch: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// What the page wrote to its console, uncaught errors included.
+/// Returns console messages of the page, uncaught errors included.
 fn console_messages(stderr: &str) -> Vec<String> {
-    let said = stderr.lines().filter_map(|line| line.split_once("CONSOLE").map(|(_, said)| said));
-    said.map(|said| format!("console: {}", said.trim_start_matches(|sign: char| sign != '"'))).collect()
+    let expected = stderr.lines().filter_map(|line| line.split_once("CONSOLE").map(|(_, expected)| expected));
+    expected.map(|expected| format!("console: {}", expected.trim_start_matches(|sign: char| sign != '"'))).collect()
 }
 
-/// The addresses that the page itself asked the network for. Requests of the browser's own have no origin.
+/// Returns the network addresses that the page requested. Requests of the browser itself have no origin.
 fn requests_of_the_page(network_log: &str) -> Result<Vec<String>> {
-    let log: NetworkLog = serde_json::from_str(network_log).context("Chromium's network log is not as expected")?;
+    let log: NetworkLog = serde_json::from_str(network_log).context("failed to parse Chromium's network log")?;
     let mut urls: Vec<String> = log
         .events
         .into_iter()
@@ -109,11 +109,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn console_messages_and_requests_of_the_page_are_told_from_those_of_the_browser() {
+    fn messages_and_requests_of_the_page_are_distinguished_from_the_browsers() {
         let stderr = "[1:2:0/0:ERROR:dbus/bus.cc:405] Failed to connect\n\
             [1:1:0/0:INFO:CONSOLE:7] \"Uncaught ReferenceError: x is not defined\", source: file:///r.html (7)";
-        let said = "console: \"Uncaught ReferenceError: x is not defined\", source: file:///r.html (7)";
-        assert_eq!(console_messages(stderr), [said]);
+        let expected = "console: \"Uncaught ReferenceError: x is not defined\", source: file:///r.html (7)";
+        assert_eq!(console_messages(stderr), [expected]);
 
         let log = r#"{"events": [
             {"type": 1},

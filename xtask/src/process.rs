@@ -1,4 +1,4 @@
-//! Child processes: shown before they run, their output passed on as it comes, their status an error when it is not 0.
+//! Child processes: printed before they run, output forwarded, and a non-zero status is an error.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -8,31 +8,31 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// How often a child with a deadline is looked at.
+/// Poll interval for a child with a deadline.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Runs `command` with this program's own input and output.
+/// Runs `command` with this program's standard input and output.
 ///
 /// # Errors
-/// When it cannot be started, or ends with a status other than 0.
+/// When it cannot be started, or exits with a non-zero status.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     announce(command);
     let status = command.status().with_context(|| format!("failed to start {}", name(command)))?;
     expect_success(command, status)
 }
 
-/// Runs `command`, passes its standard output on line by line, and shows each line to `observe` as well.
+/// Runs `command`, forwards its standard output line by line, and passes each line to `observe`.
 ///
 /// # Errors
-/// When it cannot be started or read. A status other than 0 is the caller's to judge.
+/// When it cannot be started or read. The caller judges a non-zero status.
 pub(crate) fn run_observed(command: &mut Command, mut observe: impl FnMut(&str)) -> Result<ExitStatus> {
     announce(command);
     let mut child =
         command.stdout(Stdio::piped()).spawn().with_context(|| format!("failed to start {}", name(command)))?;
-    let mut reader = BufReader::new(child.stdout.take().expect("standard output was piped above"));
+    let mut reader = BufReader::new(child.stdout.take().expect("standard output is piped"));
     let mut out = std::io::stdout().lock();
     let mut line = Vec::new();
-    // Bytes, not strings: a test may print anything.
+    // Bytes rather than strings: tests may print anything.
     while reader.read_until(b'\n', &mut line).context("failed to read the output of a child")? > 0 {
         out.write_all(&line).context("failed to write to standard output")?;
         out.flush().context("failed to write to standard output")?;
@@ -42,10 +42,10 @@ pub(crate) fn run_observed(command: &mut Command, mut observe: impl FnMut(&str))
     child.wait().with_context(|| format!("failed to wait for {}", name(command)))
 }
 
-/// Runs `command` and returns its standard output; its standard error is passed on.
+/// Runs `command` and returns its standard output; its standard error is forwarded.
 ///
 /// # Errors
-/// When it cannot be started, ends with a status other than 0, or does not write UTF-8.
+/// When it cannot be started, exits with a non-zero status, or does not write UTF-8.
 pub(crate) fn read(command: &mut Command) -> Result<String> {
     announce(command);
     let output =
@@ -57,7 +57,7 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
 /// Runs `command` silently, and kills it after `limit`.
 ///
 /// # Errors
-/// When it cannot be started, or does not end in time. A status other than 0 is the caller's to judge.
+/// When it cannot be started or exceeds the limit. The caller judges a non-zero status.
 pub(crate) fn capture_within(command: &mut Command, limit: Duration) -> Result<Output> {
     let started = Instant::now();
     let mut child = command
@@ -66,9 +66,9 @@ pub(crate) fn capture_within(command: &mut Command, limit: Duration) -> Result<O
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("failed to start {}", name(command)))?;
-    // Both pipes are drained while the child runs, or a full pipe would stop it.
-    let stdout = drain(child.stdout.take().expect("standard output was piped above"));
-    let stderr = drain(child.stderr.take().expect("standard error was piped above"));
+    // Both pipes are drained while the child runs, since a full pipe would block it.
+    let stdout = drain(child.stdout.take().expect("standard output is piped"));
+    let stderr = drain(child.stderr.take().expect("standard error is piped"));
     let status = loop {
         if let Some(status) = child.try_wait().with_context(|| format!("failed to wait for {}", name(command)))? {
             break status;
@@ -76,7 +76,7 @@ pub(crate) fn capture_within(command: &mut Command, limit: Duration) -> Result<O
         if started.elapsed() >= limit {
             child.kill().with_context(|| format!("failed to kill {}", name(command)))?;
             child.wait().with_context(|| format!("failed to wait for {}", name(command)))?;
-            bail!("{} did not end within {} s", name(command), limit.as_secs());
+            bail!("{} did not exit within {} s", name(command), limit.as_secs());
         }
         thread::sleep(POLL);
     };
@@ -109,7 +109,7 @@ fn name(command: &Command) -> String {
 }
 
 fn line(command: &Command) -> String {
-    // The file name is enough to recognise the program: cargo gives its own as a long path.
+    // The file name suffices to identify the program: cargo's own path is long.
     let program = std::path::Path::new(command.get_program());
     let mut words = vec![program.file_name().unwrap_or(program.as_os_str()).to_string_lossy()];
     words.extend(command.get_args().map(OsStr::to_string_lossy));

@@ -1,9 +1,8 @@
-//! `cargo xtask sbom`: what each program that is shipped is made of, as CycloneDX 1.5 in JSON.
+//! `cargo xtask sbom`: a bill of materials for each shipped program, as CycloneDX 1.5 JSON.
 //!
-//! From `cargo metadata` and `Cargo.lock` alone: the crates that are linked into a program on Linux, and the macros that wrote parts
-//! of it, with their licences and the checksums by which the registry's files were taken. No time and no random number stands in it:
-//! the same sources give the same bytes. Features are those of the whole workspace, so that a crate may be listed that one program
-//! does without.
+//! Based on `cargo metadata` and `Cargo.lock`: the crates that a program on Linux links, and procedural macros, with their licences and registry
+//! checksums. The output is deterministic: it contains neither times nor random numbers. Features are those of the whole workspace, so a crate may
+//! be listed that one of the programs does not use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,15 +13,15 @@ use serde_json::{Value, json};
 
 use crate::{process, workspace};
 
-/// The programs that are shipped, and the packages that they are in.
+/// Shipped programs and their packages.
 const PROGRAMS: [(&str, &str); 3] =
     [("engram", "engram-cli"), ("engram-worker", "engram-worker"), ("engram-operator", "engram-operator")];
-/// What they are shipped for; crates of other systems are in no program.
+/// Target of the shipped programs; crates for other systems are excluded.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Where the files are written (default: target/sbom)
+    /// Output folder (default: target/sbom)
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 }
@@ -30,10 +29,10 @@ pub(crate) struct Options {
 /// Writes one file for each program.
 ///
 /// # Errors
-/// When the metadata cannot be had, or a bill would not hold together.
+/// When cargo metadata fails, or a bill is inconsistent.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let folder = options.output.clone().unwrap_or_else(|| workspace::target().join("sbom"));
-    fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
     let mut metadata = workspace::cargo(["metadata", "--format-version=1", "--locked", "--filter-platform", TARGET]);
     let metadata: Value = serde_json::from_str(&process::read(&mut metadata)?)?;
     let lock = fs::read_to_string(workspace::root().join("Cargo.lock"))?;
@@ -48,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Checksums of the registry's files (SHA-256) by name and version.
+/// Returns the SHA-256 checksums of the registry's files by name and version.
 fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
     let mut found = BTreeMap::new();
     for package in lock.split("[[package]]").skip(1) {
@@ -63,7 +62,7 @@ fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
     found
 }
 
-/// What a program is made of.
+/// Returns the bill of materials of a program.
 fn bill(
     metadata: &Value,
     checksums: &BTreeMap<(String, String), String>,
@@ -72,7 +71,7 @@ fn bill(
 ) -> Result<Value> {
     let all = metadata["packages"].as_array().context("the metadata lists no packages")?;
     let packages: BTreeMap<&str, &Value> = all.iter().filter_map(|it| Some((it["id"].as_str()?, it))).collect();
-    let nodes = metadata["resolve"]["nodes"].as_array().context("the metadata resolves nothing")?;
+    let nodes = metadata["resolve"]["nodes"].as_array().context("the metadata has no resolve graph")?;
     let nodes: BTreeMap<&str, &Value> = nodes.iter().filter_map(|it| Some((it["id"].as_str()?, it))).collect();
     let root = packages.iter().find(|(_, it)| it["name"] == package && it["source"].is_null());
     let (root, about) = root.with_context(|| format!("no package {package}"))?;
@@ -84,7 +83,7 @@ fn bill(
             continue;
         }
         let node = nodes.get(id).with_context(|| format!("{id} is not resolved"))?;
-        // Not what builds or tests it.
+        // Excludes build and development dependencies.
         let is_linked = |dependency: &&Value| {
             dependency["dep_kinds"].as_array().into_iter().flatten().any(|kind| kind["kind"].is_null())
         };
@@ -97,7 +96,7 @@ fn bill(
     let reference = |id: &str| packages.get(id).map(|package| purl(package)).unwrap_or_default();
     let mut components = Vec::new();
     for id in linked.keys().filter(|id| *id != root) {
-        let package = packages.get(id).with_context(|| format!("{id} is described nowhere"))?;
+        let package = packages.get(id).with_context(|| format!("{id} has no package"))?;
         components.push(component(package, checksums));
     }
     let dependencies: Vec<Value> = linked
@@ -105,7 +104,7 @@ fn bill(
         .map(|(id, on)| json!({ "ref": reference(id), "dependsOn": on.iter().map(|id| reference(id)).collect::<BTreeSet<_>>() }))
         .collect();
     let names: BTreeSet<&str> = components.iter().filter_map(|it| it["bom-ref"].as_str()).collect();
-    ensure!(names.len() == components.len(), "two components have one name");
+    ensure!(names.len() == components.len(), "component names are not unique");
     let mut main = component(about, checksums);
     main["type"] = "application".into();
     main["name"] = program.into();
@@ -117,7 +116,7 @@ fn bill(
 
 fn purl(package: &Value) -> String {
     let text = |field: &str| package[field].as_str().unwrap_or_default();
-    // The characters of versions that a purl has to write otherwise.
+    // Version characters that a purl must escape.
     format!("pkg:cargo/{}@{}", text("name"), text("version").replace('+', "%2B"))
 }
 
@@ -127,7 +126,7 @@ fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) ->
     let mut component = json!({
         "type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl, "scope": "required",
     });
-    // Older crates separate alternatives by a slash, which is no expression.
+    // Older crates separate alternatives by a slash, which is not a valid expression.
     let licence = text("license").replace('/', " OR ");
     if !licence.is_empty() {
         component["licenses"] = json!([{ "expression": licence }]);
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bill_names_what_is_linked_with_its_checksum_and_not_what_builds_or_tests() {
+    fn bill_lists_linked_crates_with_checksums_only() {
         let registry = Some("registry+https://github.com/rust-lang/crates.io-index");
         let metadata = json!({
             "packages": [
@@ -184,7 +183,7 @@ mod tests {
         assert_eq!(bytes["licenses"][0]["expression"], "MIT OR Apache-2.0");
         assert_eq!(bytes["purl"], "pkg:cargo/bytes@1.2.3%2Bz");
         assert_eq!(bill["metadata"]["component"]["name"], "engram");
-        // Every reference is to something that is listed.
+        // Every reference resolves.
         let listed: BTreeSet<&str> =
             bill["components"].as_array().unwrap().iter().filter_map(|it| it["bom-ref"].as_str()).collect();
         for dependency in bill["dependencies"].as_array().unwrap() {

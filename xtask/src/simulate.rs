@@ -1,8 +1,8 @@
-//! `cargo xtask simulate`: seeds of the simulated cluster, on every core.
+//! `cargo xtask simulate`: runs seeds of the simulated cluster on every core.
 //!
-//! The seeds are run by the binary of package engram-simulation, built with every assertion, and for release but for `--debug`. This command says how many, shows first that a seed leaves the same trace in two processes, and shares the time
-//! between the modes. The last part of the time is for package engram-network-simulation: fewer seeds, of whole workers over a
-//! simulated network.
+//! The binary of package engram-simulation runs the seeds, built with all assertions, and optimized unless `--debug` is set. This command first
+//! checks that a seed produces the same trace in two processes, then divides the time among the modes. The last part of the time is for package
+//! engram-network-simulation: fewer seeds, of whole workers over a simulated network.
 
 use std::process::Command;
 
@@ -11,11 +11,11 @@ use anyhow::{Result, ensure};
 use crate::process;
 use crate::workspace::{self, Profile};
 
-/// Seeds that are run in two processes before any other.
+/// Seeds whose determinism is checked first.
 const REPLAYED: &str = "20";
-/// The network simulation's: each is a process of its own, and takes as long as thousands of the others.
+/// Seeds of the network simulation, each of which runs in its own process and takes as long as thousands of the others.
 const NETWORK_REPLAYED: u64 = 2;
-/// One part in so many of the time is for the network simulation, and at most one seed in so many of a mode's.
+/// Divisor of the time and of the seeds for the network simulation.
 const NETWORK_SHARE: u64 = 3;
 const NETWORK_SEEDS: u64 = 10;
 
@@ -27,50 +27,50 @@ pub(crate) struct Options {
     /// The first seed
     #[arg(long, default_value_t = 0, value_name = "S")]
     start: u64,
-    /// Ends after so many seconds, all modes together, the build apart
+    /// Time limit in seconds for all modes together, without the build
     #[arg(long, default_value_t = 3_600, value_name = "T")]
     seconds: u64,
-    /// sync, replicated or async; all of them without it
+    /// sync, replicated or async; all of them by default
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
-    /// What every run is about: open, alone, leases, promotions, restarts, copies or rot; without it each seed decides
+    /// Scenario of every run: open, alone, leases, promotions, restarts, copies or rot; drawn from the seed by default
     #[arg(long, value_name = "NAME")]
-    season: Option<String>,
-    /// Runs this seed alone and prints what happens, step by step
+    scenario: Option<String>,
+    /// Run only this seed and print its trace, step by step
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Plants a defect in every process and expects it to be found
+    /// Inject a bug into every process and expect it to be found
     #[arg(long, value_name = "NAME")]
-    defect: Option<String>,
-    /// Plants every defect, one after the other, each where it shows soonest, and prints which seeds find which
-    /// (docs/results/defects.md)
-    #[arg(long, conflicts_with_all = ["defect", "mode", "season", "seed"])]
-    defects: bool,
-    /// Only real workers, coordinator and clients over a simulated network; without it they get the last third of the time, and a tenth of the seeds
-    #[arg(long, conflicts_with_all = ["mode", "season", "defect", "defects"])]
+    injected_bug: Option<String>,
+    /// Inject every bug, one after the other, each where it is found soonest, and print which seeds find it
+    /// (docs/results/injected-bugs.md)
+    #[arg(long, conflicts_with_all = ["injected_bug", "mode", "scenario", "seed"])]
+    injected_bugs: bool,
+    /// Run only real workers, coordinator and clients over a simulated network; by default they get the last third of the time and a tenth of the seeds
+    #[arg(long, conflicts_with_all = ["mode", "scenario", "injected_bug", "injected_bugs"])]
     network: bool,
-    /// Built as the tests are: sooner where these are built anyway, while each seed takes two to six times as long
-    #[arg(long, conflicts_with_all = ["defect", "defects"])]
+    /// Build like the tests: faster if those are built anyway, while each seed takes two to six times as long
+    #[arg(long, conflicts_with_all = ["injected_bug", "injected_bugs"])]
     debug: bool,
 }
 
 /// Runs seeds.
 ///
 /// # Errors
-/// When something did not hold, a kind of fault never happened, or a trace was not the same again.
+/// When an invariant was violated, a kind of fault never happened, or a trace was not reproducible.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.network {
         return network(options, options.seeds, options.seconds);
     }
-    let chosen = options.mode.is_some() || options.season.is_some();
-    let with_network = !chosen && options.defect.is_none() && !options.defects && options.seed.is_none();
+    let chosen = options.mode.is_some() || options.scenario.is_some();
+    let with_network = !chosen && options.injected_bug.is_none() && !options.injected_bugs && options.seed.is_none();
     let network_seconds = if with_network { options.seconds / NETWORK_SHARE } else { 0 };
-    let defects = options.defect.is_some() || options.defects;
-    let features: &[&str] = if defects { &["--features", "engram-simulation/defects"] } else { &[] };
+    let with_bugs = options.injected_bug.is_some() || options.injected_bugs;
+    let features: &[&str] = if with_bugs { &["--features", "engram-simulation/defects"] } else { &[] };
     build("engram-simulation", features, options)?;
-    if options.defects {
+    if options.injected_bugs {
         let mut score = simulation("sync", options)?;
-        score.args(["--defect", "all"]);
+        score.args(["--injected-bug", "all"]);
         for (name, value) in [("--seeds", options.seeds), ("--start", options.start), ("--seconds", options.seconds)] {
             score.arg(name).arg(value.to_string());
         }
@@ -85,8 +85,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let seconds = ((options.seconds - network_seconds) / modes.len() as u64).max(1);
     for mode in modes {
         println!("mode {mode}");
-        if options.defect.is_none() {
-            replays(mode, options)?;
+        if options.injected_bug.is_none() {
+            check_determinism(mode, options)?;
         }
         let mut seeds = simulation(mode, options)?;
         for (name, value) in [("--seeds", options.seeds), ("--start", options.start), ("--seconds", seconds)] {
@@ -106,10 +106,10 @@ fn network(options: &Options, seeds: u64, seconds: u64) -> Result<()> {
     }
     println!("network");
     for seed in options.start..options.start + NETWORK_REPLAYED {
-        let told = || -> Result<Vec<u8>> {
+        let trace = || -> Result<Vec<u8>> {
             Ok(binary("engram-network-simulation", options)?.args(["--seed", &seed.to_string()]).output()?.stdout)
         };
-        ensure!(told()? == told()?, "seed {seed} went another way the second time");
+        ensure!(trace()? == trace()?, "seed {seed} is not deterministic: its traces differ");
     }
     for (name, value) in [("--seeds", seeds.max(1)), ("--start", options.start), ("--seconds", seconds.max(1))] {
         command.arg(name).arg(value.to_string());
@@ -117,8 +117,8 @@ fn network(options: &Options, seeds: u64, seconds: u64) -> Result<()> {
     process::run(&mut command)
 }
 
-/// Runs some seeds in two processes: their traces are the same, whatever else the processes did.
-fn replays(mode: &str, options: &Options) -> Result<()> {
+/// Runs some seeds in two processes and compares the traces.
+fn check_determinism(mode: &str, options: &Options) -> Result<()> {
     let traces = |threads: &str| -> Result<Option<String>> {
         let mut command = simulation(mode, options)?;
         let output = command.args(["--seeds", REPLAYED, "--threads", threads]).output()?;
@@ -126,18 +126,18 @@ fn replays(mode: &str, options: &Options) -> Result<()> {
         Ok(text.lines().find_map(|line| line.split_once("; traces ")).map(|(_, traces)| traces.to_owned()))
     };
     let (one, two) = (traces("1")?, traces("2")?);
-    ensure!(one.is_some() && one == two, "{REPLAYED} seeds left the traces {one:?}, and then {two:?}");
+    ensure!(one.is_some() && one == two, "{REPLAYED} seeds are not deterministic: traces {one:?} and {two:?}");
     Ok(())
 }
 
 fn simulation(mode: &str, options: &Options) -> Result<Command> {
     let mut command = binary("engram-simulation", options)?;
     command.args(["--mode", mode]);
-    if let Some(season) = &options.season {
-        command.args(["--season", season]);
+    if let Some(scenario) = &options.scenario {
+        command.args(["--scenario", scenario]);
     }
-    if let Some(defect) = &options.defect {
-        command.args(["--defect", defect]);
+    if let Some(bug) = &options.injected_bug {
+        command.args(["--injected-bug", bug]);
     }
     Ok(command)
 }
@@ -145,13 +145,13 @@ fn simulation(mode: &str, options: &Options) -> Result<Command> {
 /// Builds one of the simulators.
 fn build(package: &str, arguments: &[&str], options: &Options) -> Result<()> {
     if options.debug {
-        // Selected from the whole workspace together with a test: then everything has the features that it has in `cargo xtask test`.
+        // Selected from the whole workspace together with a test: features are then those of `cargo xtask test`.
         return process::run(
             &mut Profile::of_tests()?.cargo("build", ["--workspace", "--test", "worker", "--bin", package]),
         );
     }
-    // Selected together with the binary of the product: then the crates of others have the features that they have there, as far
-    // as they can, and a release build that exists is used. The wrapper adds the assertions of our own crates.
+    // Selected together with the product's binary: other crates then have mostly the same features, and an existing release build is reused. The
+    // wrapper adds the assertions of the workspace's crates.
     let mut cargo = Profile::Release.cargo("build", ["-p", "engram-cli", "-p", package, "--bin", package]);
     let wrapper = workspace::root().join("crates/simulation/rustc.sh");
     process::run(cargo.args(arguments).env("RUSTC_WORKSPACE_WRAPPER", wrapper))

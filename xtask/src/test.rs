@@ -1,8 +1,7 @@
-//! `cargo xtask test`: every test of the workspace, and a closing line that sums them up.
+//! `cargo xtask test`: runs every test of the workspace and prints a summary line.
 //!
-//! The counts are read from the `test result:` lines of cargo's test harness, which stay visible. A stage that fails without
-//! counting a failed test (it did not compile, or a test binary was killed) counts as one failed test, so that the closing
-//! line never looks clean when the exit status is not.
+//! The counts come from the `test result:` lines of cargo's test harness, which stay visible. A stage that fails without counting a failed test
+//! (a compile error, or a killed test binary) counts as one failed test, so that the summary always reflects the exit status.
 
 use std::ops::AddAssign;
 use std::path::PathBuf;
@@ -15,18 +14,21 @@ use crate::test_programs::{self, TestProgram};
 use crate::workspace::{self, Profile};
 use crate::{process, tools};
 
-/// Tests that take a minute or two, begun before the others: at the end, nobody is left to wait for them alone.
+/// Tests that take a minute or two, started first so that they do not run alone at the end.
 const LONGEST: [&str; 2] = ["chaos", "model"];
+
+/// Start of the line that a test prints to standard error when this machine cannot run it.
+const SKIPPED: &str = "skipped: ";
 
 /// The package with the tests that start real processes.
 const PROCESS_TESTS: &str = "engram-tests";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Also runs the tests that take minutes (`#[ignore = "full: ..."]`)
+    /// Also run the tests that take minutes (`#[ignore = "full: ..."]`)
     #[arg(long)]
     full: bool,
-    /// Runs only the tests whose name contains this
+    /// Run only the tests whose name contains this
     filter: Option<String>,
 }
 
@@ -50,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 
     let mut documentation = cargo_test(["--workspace", "--exclude", PROCESS_TESTS, "--doc"])?;
-    // Never the ignored ones: in documentation those are examples that are not meant to run.
+    // Ignored documentation tests are examples that are not meant to run.
     documentation.arg("--").args(harness_arguments(filter, false));
     stages.run("documentation tests", || count(&mut documentation, &mut total));
 
@@ -76,8 +78,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The process tests by name, but selected from the whole workspace: with another selection of packages their dependencies
-/// would have other features and be built once more.
+/// Returns the command for the process tests by name, selected from the whole workspace: another selection of packages would change features and
+/// rebuild dependencies.
 ///
 /// # Errors
 /// When their folder cannot be read.
@@ -93,18 +95,18 @@ fn process_tests() -> Result<Command> {
     Ok(command)
 }
 
-/// The Python that runs the S3-compatible storage of the process tests; `None`, with a word about it, where it cannot be had: the tests that
-/// need it say that they are skipped.
+/// Returns the Python that runs the S3-compatible storage of the process tests; `None`, with a message, if it is not available: tests that need it
+/// report themselves as skipped.
 fn object_storage() -> Option<PathBuf> {
     let made = tools::python("object-storage", "moto", &["moto[s3]==5.2.5", "flask==3.1.3", "flask-cors==6.0.5"]);
-    made.inspect_err(|error| eprintln!("no storage for objects, backups to one are not tested: {error:#}")).ok()
+    made.inspect_err(|error| eprintln!("skipped: backups to object storage: {error:#}")).ok()
 }
 
 fn release_binary() -> PathBuf {
     Profile::Release.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX))
 }
 
-/// Whether the filter leaves any process test: a release build for nothing would take minutes.
+/// Returns whether the filter matches a process test: otherwise the release build would be wasted.
 fn process_tests_match(filter: Option<&str>) -> Result<bool> {
     let Some(filter) = filter else { return Ok(true) };
     let mut command = Profile::of_tests()?.cargo("test", ["-q", "-p", PROCESS_TESTS, "--", "--list", filter]);
@@ -122,7 +124,7 @@ fn harness_arguments(filter: Option<&str>, include_ignored: bool) -> Vec<String>
     include_ignored.then_some("--include-ignored").into_iter().chain(filter).map(str::to_owned).collect()
 }
 
-/// Runs test programs and adds what they counted to `total`.
+/// Runs test programs and adds their counts to `total`.
 ///
 /// # Errors
 /// When a test failed, or a program could not run.
@@ -138,7 +140,8 @@ fn count_programs(
     let ran = test_programs::run(&programs, arguments, environment, |output, well| {
         let mut of_this = Counts::default();
         output.lines().filter_map(Counts::parse).for_each(|line| of_this += line);
-        // It was killed, or it is something else that went wrong.
+        of_this.move_skipped(output);
+        // Killed, or failed outside of a test.
         if !well && of_this.failed == 0 {
             of_this += Counts::CRASH;
         }
@@ -153,7 +156,7 @@ fn count_programs(
     Ok(())
 }
 
-/// Runs one stage of tests and adds what it counted to `total`.
+/// Runs one stage of tests and adds its counts to `total`.
 ///
 /// # Errors
 /// When a test failed, or cargo did.
@@ -178,10 +181,18 @@ struct Counts {
 }
 
 impl Counts {
-    /// A stage that ended badly without naming a failed test.
+    /// Counts of a stage that failed without naming a failed test.
     const CRASH: Self = Self { passed: 0, failed: 1, skipped: 0 };
 
-    /// Reads a line like `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s`.
+    /// Moves the tests that could not run from passed to skipped: each prints one line `skipped: REASON`.
+    fn move_skipped(&mut self, output: &str) {
+        let lines = output.lines().filter(|line| line.starts_with(SKIPPED)).count() as u64;
+        let moved = lines.min(self.passed);
+        self.passed -= moved;
+        self.skipped += moved;
+    }
+
+    /// Parses a line like `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s`.
     fn parse(line: &str) -> Option<Self> {
         let (_, numbers) = line.strip_prefix("test result: ")?.split_once(". ")?;
         let mut counts = Self::default();
@@ -210,7 +221,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_from_result_lines_and_from_nothing_else() {
+    fn test_that_could_not_run_counts_as_skipped() {
+        let output = "test a ... ok\nskipped: no g++ here\ntest b ... ok\n";
+        let mut counts = Counts { passed: 2, failed: 0, skipped: 1 };
+        counts.move_skipped(output);
+        assert_eq!(counts, Counts { passed: 1, failed: 0, skipped: 2 });
+    }
+
+    #[test]
+    fn counts_are_parsed_from_result_lines_only() {
         let ok = "test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured; 7 filtered out; finished in 0.05s";
         assert_eq!(Counts::parse(ok), Some(Counts { passed: 12, failed: 0, skipped: 3 }));
         let failed =

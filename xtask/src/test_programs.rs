@@ -1,7 +1,6 @@
-//! Test programs as cargo builds them, run side by side.
+//! Test programs as built by cargo, run in parallel.
 //!
-//! Cargo runs one after the other, and many of ours wait more than they compute: for a failure to be noticed, for a process to end. What a
-//! program prints is shown in one piece when it ends.
+//! Cargo runs them one after another, although many tests mostly wait. The output of a program is shown in one piece when it ends.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -36,18 +35,18 @@ struct Profile {
     test: bool,
 }
 
-/// A program with tests in it.
+/// A program with tests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TestProgram {
-    /// Of its target: a crate, or a file in `tests/`.
+    /// Name of its target: a crate, or a file in `tests/`.
     name: String,
-    /// Of its package, where it is run.
+    /// Directory of its package, where it runs.
     folder: PathBuf,
     executable: PathBuf,
 }
 
 impl TestProgram {
-    /// Reads what cargo prints of something that it built; `None` where that is no program with tests.
+    /// Parses a cargo message; returns `None` if it does not describe a program with tests.
     fn parse(line: &str) -> Option<Self> {
         let message: Message = serde_json::from_str(line).ok()?;
         if message.reason != "compiler-artifact" || !message.profile?.test {
@@ -57,18 +56,19 @@ impl TestProgram {
         Some(Self { name: message.target?.name, folder, executable: message.executable? })
     }
 
-    /// The name of its target.
+    /// Returns the name of its target.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs it, and returns how it ended and what it printed.
+    /// Runs it and returns its status and output.
     fn run(&self, arguments: &[String], environment: &[(&str, PathBuf)]) -> Result<(ExitStatus, Vec<u8>)> {
         let folder = workspace::target().join("test-output");
-        let log = folder.join(self.executable.file_name().context("a program without a name")?).with_extension("log");
+        let log = folder
+            .join(self.executable.file_name().context("the program path has no file name")?)
+            .with_extension("log");
         let failed = || format!("failed to run {}", self.executable.display());
-        // A file, since a pipe would be open for as long as any process that a test left behind; one file, so that lines stay in the
-        // order in which they were printed.
+        // A file rather than a pipe, which any process left behind by a test would keep open; one file, so that lines stay in order.
         fs::create_dir_all(&folder).with_context(failed)?;
         let file = File::options().create(true).append(true).open(&log).with_context(failed)?;
         file.set_len(0).with_context(failed)?;
@@ -84,13 +84,13 @@ impl TestProgram {
 /// Builds the programs of a `cargo test` command.
 ///
 /// # Errors
-/// When something does not build.
+/// When the build fails.
 pub(crate) fn build(cargo_test: &mut Command) -> Result<Vec<TestProgram>> {
     let messages = process::read(cargo_test.args(["--no-run", "--message-format=json-render-diagnostics"]))?;
     Ok(messages.lines().filter_map(TestProgram::parse).collect())
 }
 
-/// Runs all of them, as many at a time as there are processors, and shows each one's output to `ended`, with whether it ended well.
+/// Runs all of them, one per processor at a time, and passes each one's output and success to `ended`.
 ///
 /// # Errors
 /// When one cannot be run.
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_told_from_what_else_is_built() {
+    fn test_programs_are_distinguished_from_other_artifacts() {
         let line = |reason: &str, test: bool, executable: &str| {
             format!(
                 r#"{{"reason":"{reason}","manifest_path":"/w/store/Cargo.toml","target":{{"name":"gpu","kind":["test"]}},
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_badly_is_told_with_all_that_it_printed() {
+    fn failed_program_is_reported_with_its_output() {
         let program = TestProgram { name: "sh".into(), folder: "/".into(), executable: "/bin/sh".into() };
         let script = "echo out; echo err >&2; echo $WORD; exit 3";
         let mut seen = Vec::new();

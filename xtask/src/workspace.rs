@@ -1,4 +1,4 @@
-//! Where things are: the root of the checkout, cargo, what it builds in which profile, and the folder for that.
+//! Paths of the checkout, cargo commands, and build profiles.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,24 +7,24 @@ use std::sync::LazyLock;
 
 use anyhow::{Result, bail};
 
-/// The root of the checkout.
+/// Returns the root of the checkout.
 pub(crate) fn root() -> &'static Path {
-    // `cargo run` names the folder of this package at run time as well. That one holds even where checkouts share a target
-    // folder and this program was built in another of them.
+    // `cargo run` sets this variable at run time as well. It is correct even if checkouts share a target folder and another one built this
+    // program.
     static PACKAGE: LazyLock<PathBuf> = LazyLock::new(|| {
         std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
     });
-    PACKAGE.parent().expect("xtask/ lies in the root of the checkout")
+    PACKAGE.parent().expect("xtask/ is in the root of the checkout")
 }
 
-/// Cargo's folder for what is built: `CARGO_TARGET_DIR` when set, otherwise `target/`.
+/// Returns cargo's output folder: `CARGO_TARGET_DIR` if set, otherwise `target/`.
 pub(crate) fn target() -> PathBuf {
-    // `join` keeps an absolute path and takes a relative one from the root, where cargo is started.
+    // `join` keeps an absolute path and resolves a relative one from the root, where cargo is started.
     root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
-/// The cargo that runs this program, started in the root of the checkout. It is told nothing of the package that this program is
-/// of: a crate whose build asks for that would be built again, with all that need it.
+/// Returns a command for the cargo that runs this program, in the root of the checkout. Removes the variables of this package, which would
+/// otherwise rebuild crates that read them.
 pub(crate) fn cargo<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root());
@@ -38,44 +38,59 @@ pub(crate) fn cargo<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> 
     command
 }
 
-/// A profile of cargo's.
+/// A profile of Cargo.toml.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// `dev`, and `test`, which is the same here.
+    /// `dev`, and `test`, which equals it here.
     Dev,
+    /// `ci`: release with assertions and few optimizations.
+    Ci,
     /// `release`.
     Release,
 }
 
 impl Profile {
-    /// That of tests, and of what is built with them: `dev`, or what `ENGRAM_TEST_PROFILE` names. Whoever builds for release anyway, as CI
-    /// does, has what both depend on built once when the tests are built so too; with assertions, if the variables of cargo's ask for them.
+    /// Environment variable that names the profile of tests: dev or ci.
+    pub(crate) const VARIABLE: &str = "ENGRAM_TEST_PROFILE";
+
+    /// Returns the profile of tests and of programs built with them: the one that [`Self::VARIABLE`] names, `dev` by default.
     ///
     /// # Errors
-    /// When it names something else.
+    /// The variable has another value.
     pub(crate) fn of_tests() -> Result<Self> {
-        let named = std::env::var_os("ENGRAM_TEST_PROFILE").unwrap_or_default();
+        let named = std::env::var_os(Self::VARIABLE).unwrap_or_default();
         match named.to_str() {
-            Some("release") => Ok(Self::Release),
+            Some("ci") => Ok(Self::Ci),
             Some("dev" | "") => Ok(Self::Dev),
-            _ => bail!("ENGRAM_TEST_PROFILE is {named:?}; allowed: dev, release"),
+            _ => bail!("{} is {named:?}; allowed: dev, ci", Self::VARIABLE),
         }
     }
 
-    /// [`cargo`] with a command that builds, in this profile.
+    /// Returns the profile of benchmarks and fuzz targets: `release`, or `ci` where the tests use it, so that dependencies are built once.
+    ///
+    /// # Errors
+    /// As [`Self::of_tests`].
+    pub(crate) fn of_tools() -> Result<Self> {
+        Ok(if Self::of_tests()? == Self::Ci { Self::Ci } else { Self::Release })
+    }
+
+    /// Returns a [`cargo`] build command in this profile.
     pub(crate) fn cargo<S: AsRef<OsStr>>(self, command: &str, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut cargo = cargo([command]);
-        if self == Self::Release {
-            cargo.arg("--release");
+        match self {
+            Self::Dev => {}
+            Self::Ci => drop(cargo.args(["--profile", "ci"])),
+            Self::Release => drop(cargo.arg("--release")),
         }
         cargo.args(arguments);
         cargo
     }
 
-    /// The folder of the programs that are built in it.
+    /// Returns the folder of its programs.
     pub(crate) fn folder(self) -> PathBuf {
         target().join(match self {
             Self::Dev => "debug",
+            Self::Ci => "ci",
             Self::Release => "release",
         })
     }
@@ -89,12 +104,12 @@ mod tests {
     use crate::process;
 
     #[test]
-    fn what_several_commands_build_has_the_same_features_in_all_of_them() {
+    fn shared_crates_have_the_same_features_in_all_commands() {
         let built_of = |edges: &str, selection: &[&str]| -> BTreeSet<String> {
             let mut tree =
                 cargo(["tree", "--locked", "--offline", "--edges", edges, "--prefix", "none", "--format", "{p} {f}"]);
             let listed = process::read(tree.args(selection)).unwrap();
-            // What was listed before is marked.
+            // Already listed packages are marked.
             listed.lines().map(|it| it.trim_end_matches("(*)").trim_end().to_owned()).collect()
         };
         let tests = built_of("normal,dev", &["--workspace"]);
@@ -105,12 +120,9 @@ mod tests {
         let benchmarks = ["-p", "engram-cli", "-p", "engram-benchmarks"];
         for selection in [&command[..], &cluster, &benchmarks] {
             let programs = built_of("normal", selection);
-            // One feature more of one small crate, and all that rests on it is built twice: minutes, for whoever builds both.
+            // A different feature of one small crate rebuilds everything that depends on it.
             let other: Vec<_> = programs.difference(&tests).collect();
-            assert!(
-                other.is_empty(),
-                "{selection:?}: these have other features in the tests; name such a feature: {other:?}"
-            );
+            assert!(other.is_empty(), "{selection:?}: features differ from those of the tests: {other:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Memory per memory: what is resident in a process that has done nothing but fill its store, log on.
+//! Memory per memory: resident bytes of a process with a filled store and log.
 
 use std::fs;
 use std::path::Path;
@@ -12,22 +12,22 @@ use crate::row::{Budget, Row};
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// Sizes between which the promise is made.
+/// Sizes between which the budget applies.
 const PROMISED: (u32, u32) = (1_000_000, 10_000_000);
 
-/// What a child process measures of itself: fills a store and answers how many bytes are resident then.
+/// Fills a store and returns the resident bytes of this process; runs in a child process.
 ///
 /// # Errors
-/// When the store fails, or the system does not tell.
+/// When the store fails, or the system does not report memory use.
 pub(crate) fn resident_when_filled(memories: u32, scratch: &Path) -> Result<u64> {
-    let store = Logged::filled(memories, 1, scratch)?;
+    let store = Logged::create_filled(memories, 1, scratch)?;
     let bytes = resident()?;
     store.end()?;
     Ok(bytes)
 }
 
-/// One process for each of `sizes`; the slope between the two largest, and what is left without memories.
-pub(super) fn rows(sizes: &[u32], scratch: &Path) -> Result<Vec<Row>> {
+/// Measures one process for each of `sizes`: the slope between the two largest, and the remainder.
+pub(super) fn footprint_rows(sizes: &[u32], scratch: &Path) -> Result<Vec<Row>> {
     let mut measured = Vec::new();
     for &memories in sizes {
         eprintln!("store: resident memory with {memories} memories");
@@ -42,13 +42,13 @@ pub(super) fn rows(sizes: &[u32], scratch: &Path) -> Result<Vec<Row>> {
     measured.dedup_by_key(|(memories, _)| *memories);
     if let [.., (fewer, low), (more, high)] = measured[..] {
         let slope = (high - low) / f64::from(more - fewer);
-        let beside = low - slope * f64::from(fewer);
+        let overhead = low - slope * f64::from(fewer);
         let promised = |bound| ((fewer, more) == PROMISED).then_some(Budget::Absolute(bound));
         rows.extend([
             Row::lower(format!("memory per memory, from {fewer} memories on"), more, "B", once(slope))
-                .promised(promised(24.0)),
-            Row::lower("memory of the process beside its memories", more, "MiB", once(beside / MIB))
-                .promised(promised(32.0)),
+                .with_budgets(promised(24.0)),
+            Row::lower("memory of the process without its memories", more, "MiB", once(overhead / MIB))
+                .with_budgets(promised(32.0)),
         ]);
     }
     Ok(rows)

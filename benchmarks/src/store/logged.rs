@@ -1,4 +1,4 @@
-//! With a log: epochs that are durable before they are answered, and recovery.
+//! Store with a log: durable epochs, and recovery.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use engram_kernels::Cpu;
 use engram_memory::{ClusterId, PartitionId, Record, Settings, Term};
 use engram_store::disk::File;
-use engram_store::{Committed, Disk, Engine, FileDisk, Handle, Options, Store, SystemClock};
+use engram_store::{CommittedWrite, Disk, Engine, FileDisk, Handle, Options, Store, SystemClock};
 use tempfile::TempDir;
 
 use super::{Epochs, SHAPE, check_epoch, inserts};
@@ -17,13 +17,13 @@ use crate::measure;
 use crate::population::PARTITIONS;
 use crate::row::{Figure, Row};
 
-/// How long the store may take for one answer. Only a hang takes longer.
+/// Limit of one store response, exceeded only by a hang.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Bytes that are preallocated for the bare writes, as the log preallocates its segments.
+/// Preallocated bytes for bare writes, like a log segment.
 const BARE_BYTES: u64 = 64 << 20;
 
-/// A store on threads over a folder of its own.
+/// A store with threads and its own folder.
 pub(super) struct Logged {
     handle: Handle,
     threads: usize,
@@ -31,8 +31,8 @@ pub(super) struct Logged {
 }
 
 /// Measures one size.
-pub(super) fn rows(memories: u32, threads: usize, scratch: &Path) -> Result<Vec<Row>> {
-    let store = Logged::filled(memories, threads, scratch)?;
+pub(super) fn logged_rows(memories: u32, threads: usize, scratch: &Path) -> Result<Vec<Row>> {
+    let store = Logged::create_filled(memories, threads, scratch)?;
     let epoch = store.epoch(memories)?;
     let (store, from_log) = store.recovery(memories)?;
     store.snapshot()?;
@@ -41,14 +41,14 @@ pub(super) fn rows(memories: u32, threads: usize, scratch: &Path) -> Result<Vec<
     Ok(vec![
         epoch,
         Row::lower("recovery from the log alone: inserts and the epochs above", memories, "ms", from_log),
-        Row::lower("recovery from snapshots, the log behind them read and checked", memories, "ms", from_snapshots),
+        Row::lower("recovery from snapshots, with the following log read and checked", memories, "ms", from_snapshots),
     ])
 }
 
 impl Logged {
-    pub(super) fn filled(memories: u32, threads: usize, scratch: &Path) -> Result<Self> {
+    pub(super) fn create_filled(memories: u32, threads: usize, scratch: &Path) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("engram-bench-").tempdir_in(scratch);
-        let folder = folder.with_context(|| format!("failed to make a folder in {}", scratch.display()))?;
+        let folder = folder.with_context(|| format!("failed to create a folder in {}", scratch.display()))?;
         let logged = Self { handle: start(open(folder.path(), threads)?)?, threads, folder };
         let mut created = 0;
         for batch in inserts(memories) {
@@ -59,16 +59,16 @@ impl Logged {
         Ok(logged)
     }
 
-    fn write(&self, records: Vec<(PartitionId, Record)>) -> Result<Vec<Committed>> {
+    fn write(&self, records: Vec<(PartitionId, Record)>) -> Result<Vec<CommittedWrite>> {
         let answers = wait(|done| self.handle.write(records, done))?;
         Ok(answers.into_iter().collect::<Result<_, _>>()?)
     }
 
-    /// Beside the bare write and sync of as many bytes, in turns.
+    /// Measures epochs alternately with bare writes and syncs of as many bytes.
     fn epoch(&self, memories: u32) -> Result<Row> {
         let mut epochs = Epochs::new(memories)?;
         let mut turn = || {
-            // The store takes records for good, as it does from a request.
+            // The store takes ownership of records, as it does for a request.
             let committed = self.write(epochs.next().to_vec())?;
             check_epoch(memories, committed.iter().map(|it| &it.reply))
         };
@@ -77,9 +77,9 @@ impl Logged {
         let bytes = vec![0x5a; (self.handle.stats().batch_bytes.sum - before) as usize];
         let mut bare = Bare::create(&FileDisk::new(self.folder.path().join("bare"))?)?;
         let (ours, floor) = measure::side_by_side(turn, || bare.write(&bytes))?;
-        let title = "the same epoch, log on: a record per partition, one fdatasync, then applied";
+        let title = "learning epoch with log: a record per partition, one fdatasync, then applied";
         let name = format!("write and fdatasync of {} KiB", bytes.len() >> 10);
-        Ok(Row::lower(title, memories, "ms", ours).beside(&name, floor))
+        Ok(Row::lower(title, memories, "ms", ours).with_peer(&name, floor))
     }
 
     fn snapshot(&self) -> Result<()> {
@@ -90,7 +90,7 @@ impl Logged {
         Ok(())
     }
 
-    /// Ends the store in order. Its folder goes when what is returned is dropped, and not before nobody writes there.
+    /// Stops the store. Its folder is removed when the returned value is dropped, after all writers have stopped.
     pub(super) fn end(self) -> Result<TempDir> {
         wait(|done| -> Result<()> {
             self.handle.stop(done);
@@ -99,7 +99,7 @@ impl Logged {
         Ok(self.folder)
     }
 
-    /// Ends the store, then opens it again and again.
+    /// Stops the store and measures opening it.
     fn recovery(self, memories: u32) -> Result<(Self, Figure)> {
         let threads = self.threads;
         let folder = self.end()?;
@@ -114,7 +114,7 @@ impl Logged {
     }
 }
 
-/// Opens the store in `folder`; with it, how many memories were recovered.
+/// Opens the store in `folder` and returns the number of recovered memories.
 fn open(folder: &Path, threads: usize) -> Result<(Store, u64)> {
     let disk = Arc::new(FileDisk::new(folder)?);
     let options = Options::new(ClusterId(1), SHAPE, Settings::default());
@@ -122,12 +122,12 @@ fn open(folder: &Path, threads: usize) -> Result<(Store, u64)> {
     Ok((store, recovery.memories))
 }
 
-/// Starts a store and has it serve every partition.
+/// Starts a store that serves every partition.
 fn start((store, _): (Store, u64)) -> Result<Handle> {
     let next = |partition| (partition, Term(store.promised(partition).0 + 1));
     let terms = (0..PARTITIONS).map(PartitionId).map(next).collect();
     let handle =
-        Engine::start(store, Box::new(engram_store::Alone)).context("failed to start the threads of the store")?;
+        Engine::start(store, Box::new(engram_store::NoPeers)).context("failed to start the threads of the store")?;
     let activated = wait(|done| -> Result<()> {
         handle.activate(terms, done);
         Ok(())
@@ -136,20 +136,20 @@ fn start((store, _): (Store, u64)) -> Result<Handle> {
     Ok(handle)
 }
 
-/// Waits for what an engine answers through a callback.
+/// Waits for an engine's callback.
 fn wait<T: Send + 'static, E: Into<anyhow::Error>>(
     ask: impl FnOnce(Box<dyn FnOnce(T) + Send>) -> Result<(), E>,
 ) -> Result<T> {
     let (answer, answered) = channel();
-    // Whoever asked may have given up.
+    // The receiver may have timed out.
     ask(Box::new(move |value| drop(answer.send(value)))).map_err(Into::into)?;
     answered.recv_timeout(DEADLINE).map_err(|error| match error {
-        RecvTimeoutError::Timeout => anyhow!("the store did not answer within {} s", DEADLINE.as_secs()),
-        RecvTimeoutError::Disconnected => anyhow!("the store ended"),
+        RecvTimeoutError::Timeout => anyhow!("the store did not respond within {} s", DEADLINE.as_secs()),
+        RecvTimeoutError::Disconnected => anyhow!("the store stopped"),
     })
 }
 
-/// A preallocated file that is written and synced as the log is, without a log.
+/// A preallocated file that is written and synced like a log.
 struct Bare {
     file: Box<dyn File>,
     offset: u64,

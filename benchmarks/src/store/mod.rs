@@ -1,4 +1,4 @@
-//! The store in process: updates by id and reads without a log, learning epochs and recovery with one, memory per memory.
+//! The store in process: updates and reads by id without a log, learning epochs and recovery with one, memory per memory.
 
 pub(crate) mod footprint;
 mod logged;
@@ -14,29 +14,29 @@ use engram_memory::{
 use crate::population::{self, DECAY, PARTITIONS, UPDATES};
 use crate::row::Row;
 
-/// Memories given to the store at once while it is filled.
+/// Memories per batch while the store is filled.
 const ROWS: u32 = 1 << 16;
 
-/// Measures all sizes; logs lie in folders under `scratch`.
+/// Measures all sizes; logs are in folders under `scratch`.
 ///
 /// # Errors
-/// When the store fails, or does not hold or do what it was told.
-pub(crate) fn rows(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
+/// When the store fails, or returns unexpected results.
+pub(crate) fn store_rows(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &memories in sizes {
-        eprintln!("store: {memories} memories, log off");
-        rows.extend(unlogged::rows(memories, threads)?);
-        eprintln!("store: {memories} memories, log on");
-        rows.extend(logged::rows(memories, threads, scratch)?);
+        eprintln!("store: {memories} memories, without log");
+        rows.extend(unlogged::unlogged_rows(memories, threads)?);
+        eprintln!("store: {memories} memories, with log");
+        rows.extend(logged::logged_rows(memories, threads, scratch)?);
     }
-    rows.extend(footprint::rows(sizes, scratch)?);
+    rows.extend(footprint::footprint_rows(sizes, scratch)?);
     Ok(rows)
 }
 
-/// The cluster that all of this is a part of.
+/// Cluster id of all suites.
 const SHAPE: Shape = Shape { partitions: PARTITIONS, law: Law::Linear, features: FeatureShape::NONE };
 
-/// Batches that insert `memories` memories.
+/// Returns batches that insert `memories` memories.
 fn inserts(memories: u32) -> impl Iterator<Item = Vec<(PartitionId, Record)>> {
     (0..memories).step_by(ROWS as usize).map(move |start| {
         let end = memories.min(start.saturating_add(ROWS));
@@ -45,7 +45,7 @@ fn inserts(memories: u32) -> impl Iterator<Item = Vec<(PartitionId, Record)>> {
     })
 }
 
-/// The learning epochs of one run, with the same updates each.
+/// The learning epochs of a run, with the same updates each.
 struct Epochs {
     ids: Vec<MemoryId>,
     delta: i32,
@@ -55,7 +55,7 @@ struct Epochs {
 }
 
 impl Epochs {
-    /// Updates of distinct memories in no order.
+    /// Creates updates of distinct memories in random order.
     fn new(memories: u32) -> Result<Self> {
         let (delta, decay) = (population::delta()?, edge::setting(DECAY)?);
         let ids = population::distinct(UPDATES, memories).into_iter().map(population::id).collect();
@@ -64,7 +64,7 @@ impl Epochs {
         Ok(epochs)
     }
 
-    /// Makes the records anew, one for each partition: one without updates decays all the same.
+    /// Recreates the records, one per partition: a partition without updates decays, too.
     fn split(&mut self) {
         let parts = population::by_partition(&self.ids).into_iter().map(|ids| {
             let (run, n) = (RunId(1), LearningEpoch(self.n));
@@ -74,7 +74,7 @@ impl Epochs {
         self.records = (0..).map(PartitionId).zip(parts).collect();
     }
 
-    /// The records of the next epoch.
+    /// Returns the records of the next epoch.
     fn next(&mut self) -> &[(PartitionId, Record)] {
         self.n += 1;
         for (_, record) in &mut self.records {
@@ -86,11 +86,11 @@ impl Epochs {
     }
 }
 
-/// Checks that an epoch did what it was to do, on all memories.
+/// Checks the results of an epoch on all memories.
 fn check_epoch<'a>(memories: u32, replies: impl IntoIterator<Item = &'a Reply>) -> Result<()> {
     let (mut whole, mut applied) = (QualityVector::default(), 0);
     for reply in replies {
-        let Reply::Applied(outcome) = reply else { bail!("an epoch was refused: {reply:?}") };
+        let Reply::Applied(outcome) = reply else { bail!("epoch was rejected: {reply:?}") };
         whole.merge(outcome.quality.as_ref().unwrap_or(&QualityVector::default()));
         applied += outcome.applied;
     }
@@ -100,7 +100,7 @@ fn check_epoch<'a>(memories: u32, replies: impl IntoIterator<Item = &'a Reply>) 
     Ok(())
 }
 
-/// Rows and updates that were applied; none where they were refused.
+/// Returns the number of applied rows and updates; 0 if rejected.
 fn applied(reply: &Reply) -> u64 {
     match reply {
         Reply::Applied(outcome) => outcome.applied,

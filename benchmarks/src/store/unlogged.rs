@@ -1,4 +1,4 @@
-//! Without a log: epochs, updates and reads by id.
+//! Store without a log: epochs, updates and reads by id.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,22 +14,22 @@ use crate::measure;
 use crate::population::{self, PARTITIONS, UPDATES};
 use crate::row::{Budget, Row};
 
-/// Batches of one repeat: enough updates that the cache holds no trace of the last ones.
+/// Batches per repeat: enough to evict earlier updates from the cache.
 const BATCHES: usize = 100;
-/// Reads of one repeat, and repeats.
+/// Reads per repeat, and repeats.
 const READS: usize = 100_000;
 const ROUNDS: u64 = 7;
 
 /// Measures one size.
-pub(super) fn rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
-    let mut rows = epoch(&mut filled(memories, threads)?, memories)?;
-    let mut store = filled(memories, 1)?;
+pub(super) fn unlogged_rows(memories: u32, threads: usize) -> Result<Vec<Row>> {
+    let mut rows = epoch(&mut create_filled_store(memories, threads)?, memories)?;
+    let mut store = create_filled_store(memories, 1)?;
     rows.push(reinforce(&mut store, memories)?);
     rows.push(read(&mut store, memories)?);
     Ok(rows)
 }
 
-fn filled(memories: u32, threads: usize) -> Result<Partitions> {
+fn create_filled_store(memories: u32, threads: usize) -> Result<Partitions> {
     let mut store = Partitions::new(Box::new(Cpu::new(threads)), SHAPE);
     for partition in 0..PARTITIONS {
         store.open(PartitionId(partition), Settings::default());
@@ -37,7 +37,7 @@ fn filled(memories: u32, threads: usize) -> Result<Partitions> {
     for batch in inserts(memories) {
         store.apply_batch(&batch)?;
     }
-    ensure!(store.memories() == u64::from(memories), "{} of {memories} memories are there", store.memories());
+    ensure!(store.memories() == u64::from(memories), "{} of {memories} memories were inserted", store.memories());
     Ok(store)
 }
 
@@ -53,12 +53,12 @@ fn epoch(store: &mut Partitions, memories: u32) -> Result<Vec<Row>> {
     let row = |title: &str, figure| Row::lower(title, memories, "ms", figure).workload("epoch-by-id");
     Ok(vec![
         row(title, given),
-        row("the same by id, the split of the updates by partition included", split),
-        row("the same by id, mean from one fold of the decay clock to the next", mean),
+        row("learning epoch by id, including the split of updates by partition", split),
+        row("learning epoch by id, mean from one fold of the decay clock to the next", mean),
     ])
 }
 
-/// One epoch. Returns whether the clocks folded.
+/// Runs one epoch and returns whether the clocks folded.
 fn turn(store: &mut Partitions, epochs: &mut Epochs, memories: u32) -> Result<bool> {
     let before = clock(store)?;
     let replies = store.apply_batch(epochs.next())?;
@@ -67,7 +67,7 @@ fn turn(store: &mut Partitions, epochs: &mut Epochs, memories: u32) -> Result<bo
 }
 
 fn clock(store: &Partitions) -> Result<u32> {
-    Ok(store.clock(PartitionId(0)).context("partition 0 is not there")?.units())
+    Ok(store.clock(PartitionId(0)).context("partition 0 is missing")?.units())
 }
 
 fn reinforce(store: &mut Partitions, memories: u32) -> Result<Row> {
@@ -97,11 +97,10 @@ fn reinforce(store: &mut Partitions, memories: u32) -> Result<Row> {
     };
     let title = "reinforcement by id, batches of 10,000, 256 partitions, one core";
     let row = Row::higher(title, memories, "M updates/s", rate(all));
-    Ok(row.beside("its touches of memory alone", rate(floor)).promised(budget))
+    Ok(row.with_peer("memory accesses only", rate(floor)).with_budgets(budget))
 }
 
-/// The floor under an update by id: a word of an index, the id that it leads to, and the potential, at random places, batch by
-/// batch and partition by partition.
+/// Lower bound of an update by id: a word of an index, the id that it points to, and the potential, at random positions, by batch and partition.
 struct Touches {
     index: Vec<u32>,
     ids: Vec<u64>,
@@ -121,7 +120,7 @@ impl Touches {
         });
         Self {
             homes: homes.collect(),
-            // As many words as an index has that is half full, which lead everywhere.
+            // As many words as a half-full index, with random targets.
             index: (0..2 * memories).map(|place| place / 2).collect(),
             ids: (0..u64::from(memories)).collect(),
             potentials: vec![0; memories as usize],
@@ -148,11 +147,11 @@ fn read(store: &mut Partitions, memories: u32) -> Result<Row> {
             let before = Instant::now();
             let found = black_box(store.get(id)?).is_some();
             took_us.push(before.elapsed().as_secs_f64() * 1e6);
-            ensure!(found, "memory {id} is not there");
+            ensure!(found, "memory {id} is missing");
         }
         took_us.sort_by(f64::total_cmp);
         p99.push(took_us[READS * 99 / 100]);
     }
     let title = "read of one memory by id, 99th percentile";
-    Ok(Row::lower(title, memories, "us", measure::lowest(p99)).promised([Budget::Absolute(2.0)]))
+    Ok(Row::lower(title, memories, "us", measure::lowest(p99)).with_budgets([Budget::Absolute(2.0)]))
 }

@@ -1,4 +1,4 @@
-//! What writers feel of backups: one after another, to a folder on the disk that has the logs as well.
+//! Write latency during backups: one after another, to a folder on the disk that also has the logs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use crate::measure;
 use crate::row::{Budget, Row};
 
 const WORKERS: u32 = 3;
-const COPIES: u32 = 2;
-/// One is over too soon for a p99.
+const REPLICAS: u32 = 2;
+/// Minimum number of backups: one is too short for a p99.
 const BACKUPS: u32 = 10;
-/// How long is looked at what nobody troubles.
+/// Duration of the baseline without backups.
 const QUIET: Duration = Duration::from_secs(30);
 const QUIET_NAME: &str = "before";
 
-pub(super) fn rows(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<Vec<Row>> {
-    eprintln!("backup: {memories} memories, {COPIES} copies on {WORKERS} workers");
-    // Nothing is to be evicted, however unevenly ids hash.
+pub(super) fn backup_rows(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<Vec<Row>> {
+    eprintln!("backup: {memories} memories, {REPLICAS} replicas on {WORKERS} workers");
+    // Large enough that no memory is evicted, however unevenly ids hash.
     let capacity = json!({ "memories": 2 * u64::from(memories) + 1_000_000 });
-    let spec = json!({ "workers": WORKERS, "replicationFactor": COPIES, "capacity": capacity });
+    let spec = json!({ "workers": WORKERS, "replicationFactor": REPLICAS, "capacity": capacity });
     let cluster = Arc::new(Cluster::start(scratch, &spec, |command| Ok(command.spawn()?))?);
     runtime.block_on(async {
-        let client = cluster.filled(memories).await?;
-        let load = Load::half_of_what_is_taken(&client, memories).await?;
-        eprintln!("backup: {:.0} requests a second from now on, half of what is taken", load.per_second());
+        let client = cluster.connect_and_fill(memories).await?;
+        let load = Load::at_half_capacity(&client, memories).await?;
+        eprintln!("backup: sending {:.0} requests per second, half of capacity", load.per_second());
 
         let writers = load.start();
         sleep(QUIET).await;
@@ -47,28 +47,28 @@ pub(super) fn rows(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<V
         }
         let meanwhile = writers.stop().await?;
 
-        let name = format!("{WORKERS} workers, R = {COPIES}, {BACKUPS} backups");
-        let beside_quiet = |says: &str, share| {
+        let name = format!("{WORKERS} workers, R = {REPLICAS}, {BACKUPS} backups");
+        let with_baseline = |says: &str, share| {
             let ours = measure::quantile(&meanwhile, share);
             Row::lower(format!("{name}: write of {FEW} updates meanwhile, {says}"), memories, "ms", ours)
-                .beside(QUIET_NAME, measure::quantile(&quiet, share))
+                .with_peer(QUIET_NAME, measure::quantile(&quiet, share))
         };
         Ok(vec![
             Row::lower(format!("{name}: one backup"), memories, "s", measure::lowest(took_s)),
             Row::lower(format!("{name}: a memory of a backup"), memories, "bytes", {
                 measure::once(bytes as f64 / f64::from(memories))
             }),
-            beside_quiet("p50", 0.5),
-            beside_quiet("p99", 0.99).promised([Budget::Ratio { peer: QUIET_NAME.to_owned(), at_least: 0.5 }]),
+            with_baseline("p50", 0.5),
+            with_baseline("p99", 0.99).with_budgets([Budget::Ratio { peer: QUIET_NAME.to_owned(), at_least: 0.5 }]),
         ])
     })
 }
 
-/// Makes a backup of all. Answers how many bytes it has.
+/// Backs up all partitions and returns the size in bytes.
 fn back_up(cluster: &Cluster, number: u32) -> Result<u64> {
     let (name, to) = (format!("backup-{number}"), cluster.folder().join("backups"));
-    let to = to.to_str().context("the scratch folder has a name that is no text")?;
-    let told = cluster.engram(["snapshot", "create", &name, "--to", to, "-o", "json"])?;
-    let made: Value = serde_json::from_slice(&told).context("engram snapshot create did not write JSON")?;
-    made["items"][0]["bytes"].as_u64().context("engram snapshot create tells no bytes")
+    let to = to.to_str().context("the path of the scratch folder is not UTF-8")?;
+    let output = cluster.engram(["snapshot", "create", &name, "--to", to, "-o", "json"])?;
+    let snapshot: Value = serde_json::from_slice(&output).context("engram snapshot create did not write JSON")?;
+    snapshot["items"][0]["bytes"].as_u64().context("engram snapshot create returned no size")
 }

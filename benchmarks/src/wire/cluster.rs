@@ -24,27 +24,27 @@ use tokio::task::JoinHandle;
 
 use crate::population::{self, PARTITIONS};
 
-/// How long all workers may take until they serve, and until they have stopped.
+/// Limit for all workers to start serving, and to stop.
 const DEADLINE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
-/// Memories given to the cluster at once while it is filled.
+/// Memories per batch while the cluster is filled.
 const ROWS: u32 = 1 << 15;
 const NAME: &str = "bench";
 const ID: ClusterId = ClusterId(1);
 
-/// What a cluster is like.
+/// Configuration of a cluster.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) workers: u32,
-    /// Copies of each partition.
-    pub(crate) copies: u32,
+    /// Replicas of each partition.
+    pub(crate) replicas: u32,
     pub(crate) durability: DurabilityMode,
 }
 
 impl Shape {
-    /// One copy, in mode sync.
+    /// Returns a configuration with one replica, in mode sync.
     pub(super) const fn plain(workers: u32) -> Self {
-        Self { workers, copies: 1, durability: DurabilityMode::Sync }
+        Self { workers, replicas: 1, durability: DurabilityMode::Sync }
     }
 }
 
@@ -53,15 +53,15 @@ pub(super) struct Cluster {
     pub(super) addresses: Vec<Addresses>,
     workers: Vec<Running>,
     map: Arc<FileStore>,
-    /// The disk of each worker.
+    /// Store identity of each worker.
     stores: BTreeMap<Ordinal, StoreId>,
-    copies: usize,
+    replicas: usize,
     coordinator: Running,
-    /// Removed when everything that writes there has ended.
+    /// Removed after everything that writes there has stopped.
     _folder: TempDir,
 }
 
-/// A part of the cluster that runs until it is told to stop.
+/// A part of the cluster that runs until it is stopped.
 struct Running {
     options: Option<engram_worker::Options>,
     stop: watch::Sender<bool>,
@@ -69,8 +69,8 @@ struct Running {
 }
 
 impl Cluster {
-    /// A cluster that holds `memories` memories; `threads` for each worker's passes over them.
-    pub(super) async fn filled(shape: Shape, memories: u32, threads: usize, scratch: &Path) -> Result<Self> {
+    /// Starts a cluster with `memories` memories; each worker uses `threads` threads for passes.
+    pub(super) async fn start_filled(shape: Shape, memories: u32, threads: usize, scratch: &Path) -> Result<Self> {
         let cluster = Self::start(shape, memories, threads, scratch).await?;
         let session = cluster.client.session();
         for start in (0..memories).step_by(ROWS as usize) {
@@ -80,24 +80,24 @@ impl Cluster {
             session.upsert(Rows { ids, weights, groups, ..Rows::default() }).await?;
         }
         let held = cluster.client.digest().await?.memories;
-        ensure!(held == u64::from(memories), "{held} of {memories} memories are there");
+        ensure!(held == u64::from(memories), "{held} of {memories} memories were inserted");
         Ok(cluster)
     }
 
     async fn start(shape: Shape, memories: u32, threads: usize, scratch: &Path) -> Result<Self> {
-        let Shape { workers, copies, durability } = shape;
+        let Shape { workers, replicas, durability } = shape;
         let folder = tempfile::Builder::new().prefix("engram-bench-").tempdir_in(scratch);
-        let folder = folder.with_context(|| format!("failed to make a folder in {}", scratch.display()))?;
+        let folder = folder.with_context(|| format!("failed to create a folder in {}", scratch.display()))?;
         let mut spec = LearnerClusterSpec {
             partitions: PARTITIONS,
-            replication_factor: copies,
+            replication_factor: replicas,
             durability: Durability { mode: durability },
             ..LearnerClusterSpec::with_workers(workers)
         };
-        // Nothing is to be evicted, however unevenly ids hash.
+        // Large enough that no memory is evicted, however unevenly ids hash.
         spec.capacity.memories = 2 * u64::from(memories) + u64::from(PARTITIONS) * 1_000;
         let options = engram_coordinator::Options {
-            replication_factor: copies,
+            replication_factor: replicas,
             keeps_all: durability == DurabilityMode::Sync,
             ..engram_coordinator::Options::new(ID, NAME, PARTITIONS, workers)
         };
@@ -114,11 +114,11 @@ impl Cluster {
                 cluster_name: NAME.to_owned(),
                 ordinal,
                 state_dir: folder.path().join(format!("worker-{ordinal}")),
-                listen: Listen::anywhere(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+                listen: Listen::any_port(IpAddr::V4(Ipv4Addr::LOCALHOST)),
                 advertise_host: None,
                 coordinators: coordinators.clone(),
                 peer_detours: Default::default(),
-                map_place: None,
+                map_location: None,
                 threads: Some(threads),
                 machine_workers: None,
                 gpu_deadline_ms: None,
@@ -135,14 +135,14 @@ impl Cluster {
         }
         until_ready(&handles).await?;
         let endpoints = addresses.iter().map(|addresses| addresses.client.to_string());
-        let client = Client::connect(engram_client::Options::new(endpoints).of_cluster(ID)).await?;
+        let client = Client::connect(engram_client::Options::new(endpoints).with_cluster(ID)).await?;
         let stores = handles.iter().map(|handle| (handle.member().ordinal, handle.member().store)).collect();
-        let copies = copies as usize;
-        Ok(Self { client, addresses, workers: running, map, stores, copies, coordinator, _folder: folder })
+        let replicas = replicas as usize;
+        Ok(Self { client, addresses, workers: running, map, stores, replicas, coordinator, _folder: folder })
     }
 
-    /// Takes a worker's disk away and starts it again on an empty one. Answers how many copies were on it.
-    pub(super) async fn lose(&mut self, ordinal: usize) -> Result<usize> {
+    /// Replaces a worker's disk by an empty one and restarts it. Returns the number of lost replicas.
+    pub(super) async fn lose_disk(&mut self, ordinal: usize) -> Result<usize> {
         let worker = self.workers.remove(ordinal);
         let options = worker.options.clone().context("workers have options")?;
         let there = Ordinal(options.ordinal);
@@ -155,10 +155,14 @@ impl Cluster {
         Ok(held)
     }
 
-    /// Whether every partition has all its copies, on disks that are still there.
-    pub(super) fn is_whole(&self) -> Result<bool> {
+    /// Returns whether every partition has all its replicas, on disks that still exist.
+    pub(super) fn is_fully_replicated(&self) -> Result<bool> {
         let is_there = |member: &Member| self.stores.get(&member.ordinal) == Some(&member.store);
-        Ok(self.map()?.partitions.iter().all(|entry| entry.isr.iter().filter(|it| is_there(it)).count() == self.copies))
+        Ok(self
+            .map()?
+            .partitions
+            .iter()
+            .all(|entry| entry.isr.iter().filter(|it| is_there(it)).count() == self.replicas))
     }
 
     fn map(&self) -> Result<PartitionMap> {
@@ -167,7 +171,7 @@ impl Cluster {
 
     /// Stops everything in order.
     pub(super) async fn stop(self) -> Result<()> {
-        // All at once: each waits a while for copies on the others.
+        // All at once: each waits for replicas on the others.
         let parts = self.workers.into_iter().chain([self.coordinator]);
         let stopped = try_join_all(parts.map(Running::stop));
         tokio::time::timeout(DEADLINE, stopped).await.context("the cluster did not stop in time")?.map(drop)
@@ -184,7 +188,7 @@ impl Running {
     {
         let (stop, mut stopped) = watch::channel(false);
         let until_stopped = async move {
-            // The sender is gone when the cluster is: that is a stop as well.
+            // A dropped sender also means stop.
             let _ = stopped.wait_for(|stopped| *stopped).await;
         };
         Self { options, stop, task: tokio::spawn(run(Box::pin(until_stopped))) }
@@ -206,7 +210,7 @@ impl Running {
 async fn until_ready(workers: &[Handle]) -> Result<()> {
     let started = Instant::now();
     while !workers.iter().all(Handle::is_ready) {
-        ensure!(started.elapsed() < DEADLINE, "not all workers serve within {} s", DEADLINE.as_secs());
+        ensure!(started.elapsed() < DEADLINE, "workers did not start serving within {} s", DEADLINE.as_secs());
         tokio::time::sleep(POLL).await;
     }
     Ok(())

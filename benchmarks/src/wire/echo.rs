@@ -1,4 +1,4 @@
-//! The floor under a call: a bare tonic server that answers every call with one message, at once.
+//! Lower bound of a call: a bare tonic server that immediately returns one message.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,7 +20,7 @@ use tonic_prost::ProstCodec;
 
 const PATH: PathAndQuery = PathAndQuery::from_static("/bench.Echo/Echo");
 
-/// A client of an echo server, which ends with it.
+/// A client of an echo server, which stops with it.
 pub(super) struct Echo {
     grpc: tonic::client::Grpc<Channel>,
     server: AbortHandle,
@@ -37,9 +37,9 @@ impl Echo {
         Ok(Self { grpc: tonic::client::Grpc::new(connected(address).await?), server })
     }
 
-    /// One call.
+    /// Makes one call.
     pub(super) async fn call(&mut self, message: GetMemoriesRequest) -> Result<MemoryBatch> {
-        self.grpc.ready().await.context("the echo server does not answer")?;
+        self.grpc.ready().await.context("the echo server does not respond")?;
         let codec: ProstCodec<GetMemoriesRequest, MemoryBatch> = ProstCodec::default();
         Ok(self.grpc.unary(tonic::Request::new(message), PATH, codec).await?.into_inner())
     }
@@ -51,9 +51,9 @@ impl Drop for Echo {
     }
 }
 
-/// A connection as the client library makes them.
+/// Opens a connection like the client library does.
 pub(super) async fn connected(address: SocketAddr) -> Result<Channel> {
-    let endpoint = Channel::from_shared(format!("http://{address}")).context("an address that is none")?;
+    let endpoint = Channel::from_shared(format!("http://{address}")).context("invalid address")?;
     endpoint.tcp_nodelay(true).connect().await.context("failed to connect")
 }
 

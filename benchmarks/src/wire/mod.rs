@@ -1,16 +1,15 @@
-//! Calls over gRPC on loopback: workers, their coordinator and a client in this one process, on its cores.
+//! gRPC calls on loopback: workers, coordinator and client in this process.
 //!
-//! Workers are whole: listeners, heartbeats, logs that are synced before an answer (one copy, mode sync, where nothing else
-//! is said).
+//! Workers are complete: listeners, heartbeats, logs that are synced before a response (one replica, mode sync, unless stated otherwise).
 
 mod backup;
 mod cluster;
-mod copies;
 mod echo;
 mod fleet;
-mod healing;
 mod overload;
 mod processes;
+mod re_replication;
+mod replication;
 mod single;
 mod writers;
 
@@ -22,43 +21,43 @@ use tokio::runtime::Runtime;
 
 use crate::row::Row;
 
-/// Measures what copies cost, by their number and the mode.
+/// Measures the cost of replication, by number of replicas and mode.
 ///
 /// # Errors
 /// As [`rows`].
-pub(crate) fn copies(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
+pub(crate) fn replication(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
-    let rows = sizes.iter().map(|&memories| copies::rows(&runtime, memories, scratch));
-    Ok(rows.collect::<Result<Vec<_>>>()?.concat())
+    let wire_rows = sizes.iter().map(|&memories| replication::replication_rows(&runtime, memories, scratch));
+    Ok(wire_rows.collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// Measures how copies are re-made after a disk was lost, and what writers feel meanwhile.
+/// Measures re-replication after the loss of a disk, and write latency meanwhile.
 ///
 /// # Errors
 /// As [`rows`].
-pub(crate) fn healing(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
+pub(crate) fn re_replication(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
-    let rows = sizes.iter().map(|&memories| healing::rows(&runtime, memories, scratch));
+    let rows = sizes.iter().map(|&memories| re_replication::re_replication_rows(&runtime, memories, scratch));
     Ok(rows.collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// Measures what writers feel while backups are made.
+/// Measures write latency during backups.
 ///
 /// # Errors
 /// As [`rows`].
 pub(crate) fn backup(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
-    let rows = sizes.iter().map(|&memories| backup::rows(&runtime, memories, scratch));
+    let rows = sizes.iter().map(|&memories| backup::backup_rows(&runtime, memories, scratch));
     Ok(rows.collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// Measures what becomes of requests that are more than the cluster takes, for so long.
+/// Measures requests above capacity, for this duration.
 ///
 /// # Errors
 /// As [`rows`].
 pub(crate) fn overload(sizes: &[u32], threads: usize, lasts: Duration, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
-    let rows = sizes.iter().map(|&memories| overload::rows(&runtime, memories, lasts, scratch));
+    let rows = sizes.iter().map(|&memories| overload::overload_rows(&runtime, memories, lasts, scratch));
     Ok(rows.collect::<Result<Vec<_>>>()?.concat())
 }
 
@@ -70,13 +69,13 @@ fn runtime(threads: usize) -> Result<Runtime> {
 /// Measures one worker at all sizes, then fleets whose workers have at most as many memories as the largest of them.
 ///
 /// # Errors
-/// When a cluster does not start, or does not answer what it should.
+/// When a cluster does not start, or returns unexpected results.
 pub(crate) fn rows(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
     let mut rows = Vec::new();
     for &memories in sizes {
-        rows.extend(single::rows(&runtime, memories, threads, scratch)?);
+        rows.extend(single::single_worker_rows(&runtime, memories, threads, scratch)?);
     }
-    rows.extend(fleet::rows(&runtime, sizes.iter().copied().max().unwrap_or(0), scratch)?);
+    rows.extend(fleet::fleet_rows(&runtime, sizes.iter().copied().max().unwrap_or(0), scratch)?);
     Ok(rows)
 }

@@ -1,10 +1,9 @@
-//! Twice what a cluster takes: what is refused and how, what those feel that are not, and what memory it costs, beside half of what it
-//! takes.
+//! Twice the capacity of a cluster: rejections, latency of accepted requests, and memory, compared with half of the capacity.
 //!
-//! The cluster is one of processes, as `engram up` starts them, so that their memory is theirs. Requests come on a schedule whether those
-//! before them are answered or not, as from many users: a cluster that takes on more than it does only makes all of them wait. No request
-//! is repeated, and who is not answered within [`PATIENCE`] gives up. Each is one message to the worker that leads its partition, without
-//! the client library. Users are elsewhere: the cluster has half of the processors for itself, and whoever makes the load has the others.
+//! The cluster consists of processes, as started by `engram up`, so that their memory can be measured. Requests arrive on a schedule, regardless of
+//! responses, as from many users: a cluster that accepts more than it can process only delays all of them. Requests are not retried, and a caller
+//! without a response gives up after [`PATIENCE`]. Each is one message to the primary's worker, without the client library. The cluster has half of
+//! the processors for itself, and the load generator has the others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,30 +34,30 @@ use crate::population::{self, QUALITY};
 use crate::row::{Budget, Figure, Row};
 
 const WORKERS: usize = 3;
-/// Updates of a request, of one partition: so many that the work is the store's. Of small ones reading and answering calls is most of it,
-/// for those who make the load as well, who would have to be more than the cluster.
+/// Updates of a request, of one partition: so many that the store dominates. For small requests the calls dominate, and the load generator would
+/// need more processors than the cluster.
 const UPDATES: usize = 4_096;
-/// Connections to each worker, which has room for so many calls on each.
+/// Connections to each worker, each with a limit of concurrent calls.
 const CONNECTIONS: usize = 8;
-/// Requests under way while the highest rate is looked for, and for how long.
+/// Requests in flight while capacity is measured, and for how long.
 const FULL_WRITERS: usize = 64;
 const FULL: Duration = Duration::from_secs(10);
-/// Parts of that rate that come then: what a cluster is meant for, and too much.
+/// Offered load relative to capacity: the intended load, and overload.
 const HALF: f64 = 0.5;
 const HALF_LASTS: Duration = Duration::from_secs(15);
 const TIMES: f64 = 2.0;
-/// How long somebody waits for an answer.
+/// Timeout of a caller.
 const PATIENCE: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(1);
 /// The calling thread.
 const THIS: Pid = Pid::from_raw(0);
-/// Names of the figures at the highest rate that is answered, and at half of it.
+/// Names of the figures at capacity, and at half of it.
 const FULL_NAME: &str = "at capacity";
 const HALF_NAME: &str = "at half load";
 
-pub(super) fn rows(runtime: &Runtime, memories: u32, lasts: Duration, scratch: &Path) -> Result<Vec<Row>> {
+pub(super) fn overload_rows(runtime: &Runtime, memories: u32, lasts: Duration, scratch: &Path) -> Result<Vec<Row>> {
     eprintln!("overload: {memories} memories on {WORKERS} workers, for {} s", lasts.as_secs());
-    let shared = Shared::among(sched_getaffinity(THIS)?);
+    let shared = CpuSplit::split(sched_getaffinity(THIS)?);
     let spec = json!({ "workers": WORKERS, "replicationFactor": 2 });
     let cluster = Cluster::start(scratch, &spec, |command| shared.spawn(command))?;
     runtime.block_on(async {
@@ -66,39 +65,39 @@ pub(super) fn rows(runtime: &Runtime, memories: u32, lasts: Duration, scratch: &
         let full = at_capacity(&load).await?;
         let capacity = full.accepted_ms.len() as f64 / FULL.as_secs_f64();
         eprintln!(
-            "overload: {capacity:.0} requests a second are answered; now {HALF} times as many, then {TIMES} times"
+            "overload: capacity is {capacity:.0} requests per second; now {HALF} times as many, then {TIMES} times"
         );
-        let half = offered(&cluster, &load, capacity * HALF, HALF_LASTS).await?;
-        let over = offered(&cluster, &load, capacity * TIMES, lasts).await?;
+        let half = run_at_rate(&cluster, &load, capacity * HALF, HALF_LASTS).await?;
+        let over = run_at_rate(&cluster, &load, capacity * TIMES, lasts).await?;
         Ok(table(memories, capacity, &half, &over))
     })
 }
 
-/// Which processors are whose, until it goes.
-struct Shared {
+/// Division of the processors, in effect until dropped.
+struct CpuSplit {
     all: CpuSet,
     cluster: CpuSet,
     load: CpuSet,
 }
 
-impl Shared {
-    /// Shares `all` out; one alone is everybody's.
-    fn among(all: CpuSet) -> Self {
+impl CpuSplit {
+    /// Divides `all` into halves; a single processor is shared.
+    fn split(all: CpuSet) -> Self {
         let numbers: Vec<usize> = (0..CpuSet::count()).filter(|&it| all.is_set(it) == Ok(true)).collect();
         let of = |numbers: &[usize]| {
             let mut set = CpuSet::new();
-            numbers.iter().for_each(|&it| set.set(it).expect("it is in a set of the same size"));
+            numbers.iter().for_each(|&it| set.set(it).expect("the processor is in a set of the same size"));
             set
         };
         let (load, cluster) = numbers.split_at(numbers.len() / 2);
         if load.is_empty() {
-            eprintln!("overload: one processor, which load and cluster share");
+            eprintln!("overload: load generator and cluster share one processor");
             return Self { cluster: all, load: all, all };
         }
         Self { cluster: of(cluster), load: of(load), all }
     }
 
-    /// Starts a process on the processors of the cluster, where its own will be as well.
+    /// Starts a process on the processors of the cluster; its children inherit them.
     fn spawn(&self, command: &mut Command) -> Result<Child> {
         sched_setaffinity(THIS, &self.cluster)?;
         let spawned = command.spawn();
@@ -107,18 +106,18 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for CpuSplit {
     fn drop(&mut self) {
-        // What is measured after this is measured by a process of its own.
+        // Later measurements run in their own process.
         let _ = restrict(&self.all);
     }
 }
 
-/// Restricts every thread of this process.
+/// Restricts every thread of this process to processors.
 fn restrict(to: &CpuSet) -> Result<()> {
     for thread in fs::read_dir("/proc/self/task").context("failed to list the threads of this process")? {
-        let number = thread?.file_name().to_string_lossy().parse().context("a thread has no number")?;
-        // One that has ended meanwhile needs no processor.
+        let number = thread?.file_name().to_string_lossy().parse().context("invalid thread id")?;
+        // The thread has exited meanwhile.
         match sched_setaffinity(Pid::from_raw(number), to) {
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(error) => return Err(error).context("failed to restrict a thread"),
@@ -127,11 +126,11 @@ fn restrict(to: &CpuSet) -> Result<()> {
     Ok(())
 }
 
-/// What became of requests that came on a schedule.
+/// Results of requests on a schedule.
 struct Phase {
     tally: Tally,
     lasted: Duration,
-    /// The most memory that the workers had meanwhile.
+    /// Peak memory of the workers.
     most_mib: f64,
 }
 
@@ -147,47 +146,47 @@ fn table(memories: u32, capacity: f64, half: &Phase, over: &Phase) -> Vec<Row> {
     let at_least = 1.0 / 3.0;
     let of_accepted = |share, says: &str| {
         Row::lower(format!("{name}: {says} of those accepted"), memories, "ms", over.tally.quantile(share))
-            .beside(HALF_NAME, half.tally.quantile(share))
-            .promised([Budget::Ratio { peer: HALF_NAME.to_owned(), at_least }])
+            .with_peer(HALF_NAME, half.tally.quantile(share))
+            .with_budgets([Budget::Ratio { peer: HALF_NAME.to_owned(), at_least }])
     };
     let rate = |says: &str, count: fn(&Tally) -> usize| {
         let row = format!("{name}: {says}");
         Row::lower(row, memories, "requests/s", over.per_second(count(&over.tally)))
-            .beside(HALF_NAME, half.per_second(count(&half.tally)))
+            .with_peer(HALF_NAME, half.per_second(count(&half.tally)))
     };
     vec![
         Row::higher(format!("{name}: accepted"), memories, "requests/s", over.per_second(over.tally.accepted_ms.len()))
-            .beside(FULL_NAME, measure::once(capacity)),
-        rate("refused, and told why", |tally| tally.refused),
-        rate("not answered in time", |tally| tally.unanswered),
+            .with_peer(FULL_NAME, measure::once(capacity)),
+        rate("rejected with a reason", |tally| tally.refused),
+        rate("timed out", |tally| tally.unanswered),
         of_accepted(0.5, "p50"),
         of_accepted(0.99, "p99"),
-        Row::lower(format!("{name}: memory of all workers at most"), memories, "MiB", measure::once(over.most_mib))
-            .beside(HALF_NAME, measure::once(half.most_mib)),
+        Row::lower(format!("{name}: peak memory of all workers"), memories, "MiB", measure::once(over.most_mib))
+            .with_peer(HALF_NAME, measure::once(half.most_mib)),
     ]
 }
 
-/// What became of requests.
+/// Counts of requests by outcome.
 #[derive(Debug, Default)]
 struct Tally {
-    /// How long those took that were done, in milliseconds.
+    /// Durations of successful requests in milliseconds.
     accepted_ms: Vec<f64>,
-    /// The cluster said no, and why.
+    /// Rejections with a reason.
     refused: usize,
-    /// Nobody said anything.
+    /// Requests without a response.
     unanswered: usize,
 }
 
 impl Tally {
-    fn note(&mut self, took: Duration, done: &Result<(), Status>) {
-        let told = |status: &Status| {
+    fn note(&mut self, duration: Duration, result: &Result<(), Status>) {
+        let is_explained = |status: &Status| {
             let problem = v1::Problem::from_status(status);
             let says_when = problem.is_some_and(|it| it.kind() == ProblemKind::Overloaded && it.retry_after_ms > 0);
             says_when && status.code() == Code::ResourceExhausted
         };
-        match done {
-            Ok(()) => self.accepted_ms.push(took.as_secs_f64() * 1e3),
-            Err(status) if told(status) => self.refused += 1,
+        match result {
+            Ok(()) => self.accepted_ms.push(duration.as_secs_f64() * 1e3),
+            Err(status) if is_explained(status) => self.refused += 1,
             Err(_) => self.unanswered += 1,
         }
     }
@@ -203,26 +202,27 @@ impl Tally {
     }
 }
 
-/// Ways to the workers, and what is where.
+/// Connections to the workers, and the location of memories.
 struct Load {
-    /// The connections to the worker that leads, and the memories, by partition.
+    /// Connections to the primary, and the memories, by partition.
     partitions: Vec<(Vec<MemoryServiceClient<Channel>>, Vec<u64>)>,
 }
 
 impl Load {
     async fn new(cluster: &Cluster, memories: u32) -> Result<Self> {
-        let map = cluster.filled(memories).await?.map()?;
+        let map = cluster.connect_and_fill(memories).await?.map()?;
         let mut ways = BTreeMap::new();
         for (ordinal, worker) in &map.workers {
-            let address = worker.client_address.parse().context("a worker's address is none")?;
+            let address = worker.client_address.parse().context("invalid worker address")?;
             let mut channels = Vec::new();
             for _ in 0..CONNECTIONS {
                 channels.push(MemoryServiceClient::new(connected(address).await?));
             }
             ways.insert(*ordinal, channels);
         }
-        let way =
-            |placement: &Placement| Ok((ways.get(&placement.primary).context("nobody leads")?.clone(), Vec::new()));
+        let way = |placement: &Placement| {
+            Ok((ways.get(&placement.primary).context("partition has no primary")?.clone(), Vec::new()))
+        };
         let mut partitions = map.partitions.iter().map(way).collect::<Result<Vec<(_, Vec<u64>)>>>()?;
         let count = partitions.len() as u32;
         for id in (0..memories).map(population::id) {
@@ -239,18 +239,18 @@ impl Load {
         let ids = ids.iter().copied().cycle().skip(first).take(UPDATES).collect();
         let updates = v1::Updates { ids, quality: Some(QUALITY), ..v1::Updates::default() };
         let part = v1::ReinforcePart { partition: Some(partition as u32), seq: 0, updates: Some(updates) };
-        let mut request = tonic::Request::new(v1::ReinforceRequest { session: None, parts: vec![part] });
+        let mut request = tonic::Request::new(v1::ApplyReinforcementRequest { session: None, parts: vec![part] });
         request.set_timeout(PATIENCE);
         let answer = ways[seed as usize % ways.len()].clone().apply_reinforcement(request).await?.into_inner();
         let problem = answer.parts.into_iter().find_map(|part| match part.result {
-            Some(v1::partition_reply::Result::Problem(problem)) => Some(problem.into_status()),
+            Some(v1::partition_result::Result::Problem(problem)) => Some(problem.into_status()),
             _ => None,
         });
         problem.map_or(Ok(()), Err)
     }
 }
 
-/// Each writer sends the next request when the last is answered.
+/// Measures capacity: each writer sends the next request after the last response.
 async fn at_capacity(load: &Arc<Load>) -> Result<Tally> {
     let until = Instant::now() + FULL;
     let mut writers = JoinSet::new();
@@ -261,26 +261,26 @@ async fn at_capacity(load: &Arc<Load>) -> Result<Tally> {
             let mut seed = number as u64;
             while Instant::now() < until {
                 let begun = Instant::now();
-                let done = load.write(seed).await;
-                tally.note(begun.elapsed(), &done);
+                let result = load.write(seed).await;
+                tally.note(begun.elapsed(), &result);
                 seed += FULL_WRITERS as u64;
             }
             tally
         });
     }
     let mut all = Tally::default();
-    while let Some(ended) = writers.join_next().await {
-        all.add(ended.context("a writer panicked")?);
+    while let Some(joined) = writers.join_next().await {
+        all.add(joined.context("a writer panicked")?);
     }
     ensure!(!all.accepted_ms.is_empty(), "nothing was written");
     Ok(all)
 }
 
-/// Requests as they come.
-async fn offered(cluster: &Cluster, load: &Arc<Load>, rate: f64, lasts: Duration) -> Result<Phase> {
+/// Sends requests at a rate.
+async fn run_at_rate(cluster: &Cluster, load: &Arc<Load>, rate: f64, lasts: Duration) -> Result<Phase> {
     let (mut tally, mut most_mib) = (Tally::default(), 0.0_f64);
-    // As many as come within the patience of one.
-    let mut under_way = JoinSet::new();
+    // As many as arrive within one timeout.
+    let mut in_flight = JoinSet::new();
     let begun = Instant::now();
     let (mut sent, mut looked) = (0_u64, begun);
     let mut clock = interval(TICK);
@@ -290,23 +290,23 @@ async fn offered(cluster: &Cluster, load: &Arc<Load>, rate: f64, lasts: Duration
         for seed in sent..due {
             let load = Arc::clone(load);
             let due = begun + Duration::from_secs_f64(seed as f64 / rate);
-            under_way.spawn(async move {
-                let done = load.write(seed).await;
-                (due.elapsed(), done)
+            in_flight.spawn(async move {
+                let result = load.write(seed).await;
+                (due.elapsed(), result)
             });
         }
         sent = due;
-        while let Some(ended) = under_way.try_join_next() {
-            let (took, done) = ended.context("a request panicked")?;
-            tally.note(took, &done);
+        while let Some(joined) = in_flight.try_join_next() {
+            let (duration, result) = joined.context("a request panicked")?;
+            tally.note(duration, &result);
         }
         if looked.elapsed() > Duration::from_secs(1) {
             (looked, most_mib) = (Instant::now(), most_mib.max(cluster.resident_mib()?));
         }
     }
-    while let Some(ended) = under_way.join_next().await {
-        let (took, done) = ended.context("a request panicked")?;
-        tally.note(took, &done);
+    while let Some(joined) = in_flight.join_next().await {
+        let (duration, result) = joined.context("a request panicked")?;
+        tally.note(duration, &result);
     }
     Ok(Phase { tally, lasted: lasts, most_mib })
 }

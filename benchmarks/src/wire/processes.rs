@@ -1,4 +1,4 @@
-//! A cluster of processes, as `engram up` starts them.
+//! A cluster of processes, as started by `engram up`.
 
 use std::fs;
 use std::path::Path;
@@ -16,12 +16,12 @@ use crate::population;
 
 const READY: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
-/// Memories given to it at once.
+/// Memories per batch while the cluster is filled.
 const ROWS: u32 = 1 << 15;
-/// Where in its folder its state is.
+/// State directory in its folder.
 const STATE: &str = "state";
 
-/// Processes under `engram up`; ended when it goes.
+/// Processes of `engram up`, stopped on drop.
 pub(super) struct Cluster {
     up: Child,
     endpoints: Vec<String>,
@@ -30,7 +30,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// One of this `spec`, started by `spawn`.
+    /// Starts a cluster of this `spec` with `spawn`.
     pub(super) fn start(
         scratch: &Path,
         spec: &Value,
@@ -51,22 +51,22 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// What is written here is gone with the cluster.
+    /// Returns its folder, which is removed with the cluster.
     pub(super) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Runs `engram` with these arguments on this cluster, and answers what it wrote.
+    /// Runs `engram` with these arguments on this cluster, and returns its output.
     pub(super) fn engram<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Result<Vec<u8>> {
         let mut command = engram()?;
         command.args(arguments).arg("--state-dir").arg(self.folder.path().join(STATE));
-        let ended = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("failed to run engram")?;
-        ensure!(ended.status.success(), "engram ended with {}", ended.status);
-        Ok(ended.stdout)
+        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("failed to run engram")?;
+        ensure!(output.status.success(), "engram exited with {}", output.status);
+        Ok(output.stdout)
     }
 
-    /// A client of it, which has given it `memories` memories.
-    pub(super) async fn filled(&self, memories: u32) -> Result<Client> {
+    /// Returns a client, after inserting `memories` memories.
+    pub(super) async fn connect_and_fill(&self, memories: u32) -> Result<Client> {
         let client = Client::connect(Options::new(self.endpoints.iter().cloned())).await?;
         let session = client.session();
         for start in (0..memories).step_by(ROWS as usize) {
@@ -82,13 +82,13 @@ impl Cluster {
         let file = self.folder.path().join(STATE).join("endpoints.json");
         loop {
             ensure!(begun.elapsed() < READY, "engram up is not ready within {} s", READY.as_secs());
-            ensure!(self.up.try_wait()?.is_none(), "engram up has ended");
+            ensure!(self.up.try_wait()?.is_none(), "engram up has exited");
             std::thread::sleep(POLL);
-            // Before the first is written there is none.
+            // There is no file before the first write.
             let Ok(text) = fs::read_to_string(&file) else { continue };
-            let known: Value = serde_json::from_str(&text).context("endpoints.json is not JSON")?;
-            if known["ready"] == true {
-                let workers = known["workers"].as_array().context("endpoints.json names no workers")?;
+            let endpoints: Value = serde_json::from_str(&text).context("endpoints.json is not JSON")?;
+            if endpoints["ready"] == true {
+                let workers = endpoints["workers"].as_array().context("endpoints.json has no workers")?;
                 let addresses = workers.iter().filter_map(|it| it["client"].as_str().map(str::to_owned));
                 self.endpoints = addresses.collect();
                 self.workers = workers.iter().filter_map(|it| it["process"]["pid"].as_u64()).collect();
@@ -97,11 +97,11 @@ impl Cluster {
         }
     }
 
-    /// What is resident of all workers.
+    /// Returns the resident memory of all workers.
     pub(super) fn resident_mib(&self) -> Result<f64> {
         let mut kib = 0.0;
         for worker in &self.workers {
-            let status = fs::read_to_string(format!("/proc/{worker}/status")).context("a worker has ended")?;
+            let status = fs::read_to_string(format!("/proc/{worker}/status")).context("a worker has exited")?;
             let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
             kib += line.trim().trim_end_matches(" kB").parse::<f64>().context("VmRSS is no number")?;
         }
@@ -113,13 +113,13 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         let up = Pid::from_raw(self.up.id().cast_signed());
         if kill(up, Signal::SIGTERM).is_ok() {
-            // It ends its workers; nothing better can be done about one that does not end.
+            // It stops its workers; a worker that does not stop is leaked.
             let _ = self.up.wait();
         }
     }
 }
 
-/// The command that was built with this program.
+/// Returns the `engram` binary that was built with this program.
 fn engram() -> Result<Command> {
     Ok(Command::new(std::env::current_exe()?.with_file_name("engram")))
 }

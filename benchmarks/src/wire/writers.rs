@@ -1,5 +1,5 @@
-//! Writers that send at half of what a cluster takes, on a schedule: a request counts from when it was due, so that one that waits makes
-//! those behind it late too.
+//! Writers that send at half of capacity, on a schedule: the latency of a request counts from when it was due, so that a delay also affects those
+//! after it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,23 +12,23 @@ use tokio::time::{interval, sleep};
 
 use crate::population::{self, QUALITY};
 
-/// Updates of a request, and writers that send them.
+/// Updates of a request, and number of writers.
 pub(super) const FEW: usize = 100;
 const WRITERS: usize = 8;
-/// How long is looked for the highest rate.
+/// Duration of the capacity measurement.
 const FULL: Duration = Duration::from_secs(3);
 
-/// What the writers of a cluster send.
+/// Load of the writers of a cluster.
 pub(super) struct Load {
     sessions: Vec<Arc<Session>>,
     memories: u32,
-    /// From one request of a writer to its next; zero: as soon as the last is answered.
+    /// Interval between the requests of a writer; zero: send after each response.
     pause: Duration,
 }
 
 impl Load {
-    /// Half of what is answered where each writer sends the next request as soon as the last is answered.
-    pub(super) async fn half_of_what_is_taken(client: &Client, memories: u32) -> Result<Self> {
+    /// Returns half of the capacity, measured with writers that send after each response.
+    pub(super) async fn at_half_capacity(client: &Client, memories: u32) -> Result<Self> {
         let sessions = (0..WRITERS).map(|_| Arc::new(client.session())).collect();
         let full = Self { sessions, memories, pause: Duration::ZERO };
         let writers = full.start();
@@ -37,7 +37,7 @@ impl Load {
         Ok(Self { pause: Duration::from_secs_f64(2.0 * WRITERS as f64 / taken), ..full })
     }
 
-    /// Requests a second.
+    /// Returns the requests per second.
     pub(super) fn per_second(&self) -> f64 {
         WRITERS as f64 / self.pause.as_secs_f64()
     }
@@ -52,7 +52,7 @@ impl Load {
     }
 }
 
-/// Until it is stopped. Answers how many milliseconds each request took.
+/// Sends requests until stopped, and returns their latencies in milliseconds.
 async fn write(
     session: Arc<Session>,
     memories: u32,
@@ -74,14 +74,14 @@ async fn write(
     Ok(took_ms)
 }
 
-/// Writers under way.
+/// Running writers.
 pub(super) struct Writers {
     stop: watch::Sender<bool>,
     running: JoinSet<Result<Vec<f64>>>,
 }
 
 impl Writers {
-    /// How many milliseconds their requests took.
+    /// Stops the writers and returns the latencies in milliseconds.
     pub(super) async fn stop(mut self) -> Result<Vec<f64>> {
         self.stop.send_replace(true);
         let mut took_ms = Vec::new();

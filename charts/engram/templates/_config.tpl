@@ -1,14 +1,14 @@
-{{/* The operator's file, whole; empty where no setting is given. What other values set is refused: they become flags, which count more. */}}
+{{/* The operator's configuration file; empty without settings. Fails on settings of other values: those become flags, which take precedence. */}}
 {{- define "engram.config" -}}
 {{- $elsewhere := dict
-  "coordinator" "the chart sets it by itself"
-  "http" "the chart sets it by itself"
-  "pod" "the chart sets it by itself"
+  "coordinator" "set by the chart"
+  "http" "set by the chart"
+  "pod" "set by the chart"
   "worker" "set worker.image, worker.cudaImage and imagePullSecrets instead"
   "watchNamespaces" "set watchNamespaces instead"
   "leaderElection" "set leaderElection instead"
   "logging" "set logging instead" }}
-{{- /* Values that are kept from a release of before (--reuse-values) have none. */}}
+{{- /* Values reused from an older release (--reuse-values) have none. */}}
 {{- $config := default dict .Values.config }}
 {{- range $field, $instead := $elsewhere }}
 {{- if hasKey $config $field }}

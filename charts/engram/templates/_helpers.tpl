@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Name of the objects: the release's, which names this chart already or is put before it. */}}
+{{/* Name of the objects: the release's name, followed by the chart's name unless it contains it. */}}
 {{- define "engram.fullname" -}}
 {{- $name := include "engram.name" . }}
 {{- if .Values.fullnameOverride }}
@@ -18,7 +18,7 @@
 {{ include "engram.fullname" . }}-operator
 {{- end }}
 
-{{/* The name is a contract: the NetworkPolicies of workers let it in. */}}
+{{/* The labels are a contract: NetworkPolicies of workers select them. */}}
 {{- define "engram.selector" -}}
 app.kubernetes.io/name: engram-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -36,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Metadata but for the name. Call with (dict "root" $ "labels" map "annotations" map). */}}
+{{/* Labels and annotations. Call with (dict "root" $ "labels" map "annotations" map). */}}
 {{- define "engram.metadata" -}}
 labels:
   {{- include "engram.labels" .root | nindent 2 }}
@@ -62,17 +62,17 @@ annotations:
 
 {{- define "engram.serviceAccount" -}}
 {{- if .Values.serviceAccount.create }}{{ default (include "engram.operator" .) .Values.serviceAccount.name }}
-{{- else }}{{ required "serviceAccount.name: empty; needed where serviceAccount.create is false" .Values.serviceAccount.name }}{{ end }}
+{{- else }}{{ required "serviceAccount.name is required if serviceAccount.create is false" .Values.serviceAccount.name }}{{ end }}
 {{- end }}
 
-{{/* The security context of a pod; OpenShift chooses users itself. */}}
+{{/* Pod security context; OpenShift assigns users itself. */}}
 {{- define "engram.podSecurityContext" -}}
 {{- $context := .Values.podSecurityContext }}
 {{- if .Values.openshift }}{{ $context = omit $context "runAsUser" "runAsGroup" "fsGroup" }}{{ end }}
 {{- toYaml $context }}
 {{- end }}
 
-{{/* How a monitor asks for /metrics. */}}
+{{/* Scrape endpoint of a monitor. */}}
 {{- define "engram.endpoint" -}}
 port: http
 path: /metrics
@@ -89,7 +89,7 @@ metricRelabelings:
 {{- end }}
 {{- end }}
 
-{{/* Variables of traces, as YAML of a map; empty where no endpoint is named. */}}
+{{/* Environment variables for tracing, as a YAML map; empty without an endpoint. */}}
 {{- define "engram.otel" -}}
 {{- with .Values.otel }}
 {{- if .endpoint }}
@@ -103,7 +103,7 @@ OTEL_TRACES_SAMPLER_ARG: {{ .samplerRatio | quote }}
 {{- with .resourceAttributes }}
 {{- $pairs := list }}
 {{- range $key, $value := . }}
-{{- /* Commas and signs of equality are between pairs. */}}
+{{- /* Escapes commas and equals signs. */}}
 {{- $pairs = append $pairs (printf "%s=%s" (urlquery $key) (urlquery $value) | replace "+" "%20") }}
 {{- end }}
 OTEL_RESOURCE_ATTRIBUTES: {{ join "," $pairs | quote }}

@@ -1,23 +1,23 @@
 {{/*
-What the operator may do in the namespaces that it looks after. It makes Roles for workers, and may hand on only what it has itself.
+Permissions of the operator in watched namespaces. It creates Roles for workers, and can grant only permissions that it has itself.
 */}}
 {{- define "engram.rules" -}}
-# What people ask for.
+# User-created objects.
 - apiGroups: [engram.dev]
   resources: [learnerclusters, learnerruns]
   verbs: [list, watch]
-# The order to replace a worker, once it is carried out.
+# Removes the replace annotation once a worker has been replaced.
 - apiGroups: [engram.dev]
   resources: [learnerclusters]
   verbs: [patch]
-# Runs whose time after their end is over.
+# Deletes runs after their time to live.
 - apiGroups: [engram.dev]
   resources: [learnerruns]
   verbs: [delete]
 - apiGroups: [engram.dev]
   resources: [learnerclusters/status, learnerruns/status]
   verbs: [patch]
-# What is made for a cluster blocks its deletion until it is gone itself; some API servers ask for this right then.
+# Required for blockOwnerDeletion on API servers with OwnerReferencesPermissionEnforcement.
 - apiGroups: [engram.dev]
   resources: [learnerclusters/finalizers]
   verbs: [update]
@@ -46,7 +46,7 @@ What the operator may do in the namespaces that it looks after. It makes Roles f
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]
 {{- if .Values.certManager.enabled }}
-# What cert-manager is asked for, where a cluster says tls.mode: CertManager. The Secret that it fills is not in it.
+# Certificates of clusters with tls.mode: CertManager. Reading the resulting Secret is not included.
 - apiGroups: [cert-manager.io]
   resources: [certificates]
   verbs: [get, create, patch]

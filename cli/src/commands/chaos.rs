@@ -1,15 +1,15 @@
-//! `engram chaos`: a local cluster of its own, troubled for a bounded time, and what that cost.
+//! `engram chaos`: fault injection on a temporary local cluster.
 //!
-//! The cluster is that of `engram up`, with a proxy on every link between its processes. Load and proxies run on threads of their
-//! own, so that neither waits for the other nor for the supervisor.
+//! The cluster is started as by `engram up`, with a proxy on every link between its processes. Load and proxies run on their own
+//! threads, so that neither delays the other or the supervisor.
 
-use crate::args::Context;
 use crate::commands::up;
-use crate::error::Ended;
+use crate::context::Context;
+use crate::error::Exit;
 use crate::local::Endpoints;
 use crate::local::ports::Ports;
 use crate::local::state::{Cluster, FORMAT, StateDir};
-use crate::local::supervisor::{Detours, Plan, Supervisor};
+use crate::local::supervisor::{Plan, ProxyAddresses, Supervisor};
 use crate::output::{Output, Table, count};
 use crate::progress::Progress;
 use crate::route::Route;
@@ -19,7 +19,7 @@ use engram_faults::campaign::{self, Field, Processes};
 use engram_faults::health::Health;
 use engram_faults::network::{Network, Node};
 use engram_faults::outages::Spread;
-use engram_faults::outcome::{Outcome, Troubled};
+use engram_faults::outcome::{FaultReport, Outcome};
 use engram_memory::ClusterId;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -28,79 +28,79 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// How long the cluster may take to get ready.
-const READY: Duration = Duration::from_secs(120);
-/// Memories that it may hold: more than a campaign of hours makes.
+/// Timeout for the cluster to become ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Capacity of the cluster: more memories than a campaign of hours creates.
 const CAPACITY: u64 = 100_000_000;
-/// Threads of load and proxies.
+/// Threads for load and proxies.
 const THREADS: usize = 2;
-/// Faults that may wait to be told.
-const TOLD: usize = 16;
+/// Capacity of the channel of finished faults.
+const PROGRESS_CAPACITY: usize = 16;
 
-/// Trouble a local cluster of its own and check that nothing acknowledged is lost or applied twice
+/// Inject faults into a temporary local cluster and verify its guarantees
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram chaos                                         20 kills, 5 pauses, 5 cuts
-  engram chaos --kills 300 --pauses 100 --cuts 100 --seconds 7200 -o json > chaos.json
-  engram chaos --seed 7                                the same faults in the same order
+  engram chaos                                         20 kills, 5 pauses, 5 network faults
+  engram chaos --kills 300 --pauses 100 --network-faults 100 --seconds 7200 -o json > chaos.json
+  engram chaos --seed 7                                repeat the faults of a seed
 
-It starts a cluster on free ports, writes to it through the client library, and does one fault after another, each when the
-cluster is whole again: kill -9 of workers and coordinator, stopped processes, cut, slow and reset links, empty disks. In the end
-every weight and every copy is checked. Exit code 1: something was lost, applied twice, different, or did not heal.")]
-pub(crate) struct Arguments {
-    /// Workers of the cluster
+Starts a cluster on free ports, writes through the client library and injects one fault after another, each when the cluster has
+recovered: SIGKILL of workers and coordinator, SIGSTOP, dropped, delayed and reset links, empty disks. Finally every weight and
+every replica is verified. Exit code 1: a write was lost or applied twice, replicas differ, or the cluster did not recover.")]
+pub(crate) struct Chaos {
+    /// Number of workers
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=32))]
     workers: u32,
-    /// Copies of each partition, at most as many as workers
-    #[arg(long, value_name = "N", default_value_t = COPIES, value_parser = clap::value_parser!(u32).range(1..=3))]
-    copies: u32,
-    /// Partitions; each has a client of its own
+    /// Replicas of each partition, at most the number of workers
+    #[arg(long, value_name = "N", default_value_t = REPLICAS, value_parser = clap::value_parser!(u32).range(1..=3))]
+    replicas: u32,
+    /// Number of partitions, each with its own client
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     partitions: u32,
-    /// When a write counts as done
+    /// Durability mode of the cluster
     #[arg(long, value_name = "MODE", value_enum, default_value = "sync")]
     durability: Durability,
-    /// Kills of processes
+    /// Number of process kills
     #[arg(long, value_name = "N", default_value_t = 20)]
     kills: u32,
-    /// Stops of processes that go on afterwards
+    /// Number of process pauses
     #[arg(long, value_name = "N", default_value_t = 5)]
     pauses: u32,
-    /// Cuts, delays and resets of links
+    /// Number of network faults: dropped, delayed or reset links
     #[arg(long, value_name = "N", default_value_t = 5)]
-    cuts: u32,
-    /// How long the faults may take all together; the campaign fails when some are left then
+    network_faults: u32,
+    /// Time limit of the campaign in seconds; it fails if faults are left
     #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Decides order and victims [default: random, and printed]
+    /// Seed for order and targets of the faults [default: random]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Load during the campaign, as a share of the throughput measured without faults just before
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5, value_parser = share)]
+    /// Load during the campaign, as a fraction of the throughput measured before it
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = fraction)]
     load: f64,
 }
 
-/// Copies that this version keeps unless told otherwise.
-const COPIES: u32 = 2;
+/// Default number of replicas.
+const REPLICAS: u32 = 2;
 
-/// The words of `spec.durability.mode` on the command line that make a promise about what was acknowledged.
+/// Values of `spec.durability.mode` that guarantee acknowledged writes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Durability {
     Sync,
     Replicated,
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    let share = text.parse().map_err(|_| "it is no number".to_owned())?;
-    if (0.01..=1.0).contains(&share) { Ok(share) } else { Err("allowed: 0.01 to 1".into()) }
+fn fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.01..=1.0).contains(&fraction) { Ok(fraction) } else { Err("allowed: 0.01 to 1".into()) }
 }
 
-/// The processes of the cluster as it writes them down.
-struct Local {
+/// The processes of the cluster, from `endpoints.json`.
+struct LocalProcesses {
     folder: PathBuf,
 }
 
-impl Processes for Local {
+impl Processes for LocalProcesses {
     fn worker(&self, ordinal: u32) -> Option<u32> {
         let endpoints = Endpoints::read(&self.folder).ok()??;
         endpoints.workers.iter().find(|worker| worker.ordinal == ordinal)?.process.map(|process| process.pid)
@@ -115,45 +115,46 @@ impl Processes for Local {
     }
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
-    let copies = arguments.copies.min(arguments.workers);
+pub(crate) async fn run(arguments: &Chaos, context: &Context) -> anyhow::Result<ExitCode> {
+    let replicas = arguments.replicas.min(arguments.workers);
     let plan = campaign::Plan {
         kills: arguments.kills,
         pauses: arguments.pauses,
-        cuts: arguments.cuts,
+        cuts: arguments.network_faults,
         limit: Duration::from_secs(arguments.seconds),
         seed: arguments.seed.unwrap_or_else(|| u64::from(rand::random::<u32>())),
         share: arguments.load,
         workers: arguments.workers,
-        copies,
+        copies: replicas,
     };
     let (folder, temporary) = match &context.state_dir {
         Some(folder) => (folder.clone(), None),
         None => {
-            let made = tempfile::TempDir::with_prefix("engram-chaos-").context("failed to make a temporary folder")?;
-            (made.path().join("state"), Some(made))
+            let created =
+                tempfile::TempDir::with_prefix("engram-chaos-").context("failed to create a temporary directory")?;
+            (created.path().join("state"), Some(created))
         }
     };
     let (faults, seed) = (plan.kills + plan.pauses + plan.cuts, plan.seed);
     context.output.note(format!("{faults} faults with seed {seed}; state and logs in {}", folder.display()));
-    let ran = troubled(arguments, plan, &folder, context).await;
-    let good = ran.as_ref().is_ok_and(|outcome| outcome.wrong().is_empty());
-    if let Some(temporary) = temporary.filter(|_| !good) {
+    let result = run_campaign(arguments, plan, &folder, context).await;
+    let passed = result.as_ref().is_ok_and(|outcome| outcome.violations().is_empty());
+    if let Some(temporary) = temporary.filter(|_| !passed) {
         let kept = temporary.keep();
-        context.output.note(format!("what is left of the cluster stays in {}", kept.display()));
+        context.output.note(format!("kept state and logs of the cluster in {}", kept.display()));
     }
-    let outcome = ran?;
-    tell(&outcome, &context.output)?;
-    let wrong = outcome.wrong();
+    let outcome = result?;
+    print(&outcome, &context.output)?;
+    let wrong = outcome.violations();
     for problem in &wrong {
         context.output.note(format!("failed: {problem}"));
     }
-    if wrong.is_empty() { Ok(ExitCode::Ok) } else { Err(Ended(ExitCode::Failed).into()) }
+    if wrong.is_empty() { Ok(ExitCode::Ok) } else { Err(Exit(ExitCode::Failed).into()) }
 }
 
-fn spec(arguments: &Arguments, copies: u32) -> LearnerClusterSpec {
+fn spec(arguments: &Chaos, replicas: u32) -> LearnerClusterSpec {
     let mut spec = LearnerClusterSpec::with_workers(arguments.workers);
-    spec.replication_factor = copies;
+    spec.replication_factor = replicas;
     spec.partitions = arguments.partitions;
     spec.capacity.memories = CAPACITY;
     spec.durability.mode = match arguments.durability {
@@ -164,14 +165,18 @@ fn spec(arguments: &Arguments, copies: u32) -> LearnerClusterSpec {
 }
 
 /// Starts the cluster, runs the campaign, and stops the cluster.
-async fn troubled(
-    arguments: &Arguments,
+async fn run_campaign(
+    arguments: &Chaos,
     plan: campaign::Plan,
     folder: &std::path::Path,
     context: &Context,
 ) -> anyhow::Result<Outcome> {
     let mut state = StateDir::hold(folder)?;
-    anyhow::ensure!(state.cluster()?.is_none(), "{} holds a cluster; chaos wants a new folder", folder.display());
+    anyhow::ensure!(
+        state.cluster()?.is_none(),
+        "{} contains a cluster; chaos requires a new state directory",
+        folder.display()
+    );
     let spec = spec(arguments, plan.copies);
     let cluster = ClusterId(rand::random());
     let created = Cluster {
@@ -181,7 +186,7 @@ async fn troubled(
         memories: 0,
         spec: spec.clone(),
     };
-    state.keep(&created)?;
+    state.save(&created)?;
     let ports = Ports::choose(spec.workers, 0)?;
     let peers: Vec<_> = ports.workers.iter().map(|listen| listen.peer).collect();
     let endpoints: Vec<String> = ports.workers.iter().map(|listen| listen.client.to_string()).collect();
@@ -192,8 +197,8 @@ async fn troubled(
         .enable_all()
         .build()
         .context("failed to start threads")?;
-    let opened = threads.spawn(async move { Network::open(&peers, coordinator, plan.seed).await });
-    let network = opened.await.context("the proxies panicked")?.context("failed to open a proxy")?;
+    let network = threads.spawn(async move { Network::open(&peers, coordinator, plan.seed).await });
+    let network = network.await.context("the proxies panicked")?.context("failed to start the proxies")?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut supervisor = Supervisor::start(Plan {
         cluster,
@@ -202,29 +207,29 @@ async fn troubled(
         spec,
         folder: state.folder().to_owned(),
         ports,
-        detours: Some(detours(&network, plan.workers)),
+        proxies: Some(proxies(&network, plan.workers)),
         tls: None,
         route: Route::Direct,
     })?;
-    let processes = Local { folder: state.folder().to_owned() };
-    let known = supervisor.endpoints();
-    let readied = supervisor
+    let processes = LocalProcesses { folder: state.folder().to_owned() };
+    let endpoints_at_start = supervisor.endpoints();
+    let ready = supervisor
         .while_running(async |events| {
             tokio::select! {
-                ready = up::ready(&known, context, READY) => ready,
-                error = up::failure(events, context) => Err(error),
+                ready = up::wait_until_ready(&endpoints_at_start, context, READY_TIMEOUT) => ready,
+                error = up::wait_for_failure(events, context) => Err(error),
             }
         })
         .await;
-    let outcome = match readied.and_then(|()| supervisor.set_ready()) {
+    let outcome = match ready.and_then(|()| supervisor.set_ready()) {
         Ok(()) => {
-            let (told, mut heard) = mpsc::channel(TOLD);
+            let (sender, mut receiver) = mpsc::channel(PROGRESS_CAPACITY);
             let campaign = threads.spawn(async move {
                 let health = Health::new(coordinator, plan.copies);
                 let (plan, processes, network) = (&plan, &processes, &network);
                 let field = Field { plan, processes, network, health: &health, endpoints: &endpoints, cluster };
-                // One that is not told for want of room is in the outcome all the same.
-                campaign::run(field, |troubled| drop(told.try_send((troubled.number as u64, line(troubled))))).await
+                // A full channel drops progress only; the outcome has every fault.
+                campaign::run(field, |troubled| drop(sender.try_send((troubled.number as u64, line(troubled))))).await
             });
             supervisor
                 .while_running(async |events| {
@@ -235,15 +240,15 @@ async fn troubled(
                     loop {
                         tokio::select! {
                             outcome = &mut campaign => break outcome,
-                            Some((done, line)) = heard.recv() => {
+                            Some((done, line)) = receiver.recv() => {
                                 progress.note(&context.output, &line);
                                 if context.output.live {
                                     progress.set(done, "");
                                 }
                             }
-                            // The end of a process is one that was asked for, or the campaign finds out.
+                            // Process exits are injected, or detected by the campaign.
                             Some(_) = events.recv() => {}
-                            Some(()) = interrupted.recv() => return Err(Ended(ExitCode::Interrupted).into()),
+                            Some(()) = interrupted.recv() => return Err(Exit(ExitCode::Interrupted).into()),
                         }
                     }
                     .context("the campaign panicked")?
@@ -258,57 +263,60 @@ async fn troubled(
     outcome
 }
 
-fn detours(network: &Network, workers: u32) -> Detours {
+fn proxies(network: &Network, workers: u32) -> ProxyAddresses {
     let address = |from, to| network.address(Node::Worker(from), to);
     let peers = |from| {
         let others = (0..workers).filter_map(|to| Some((to, address(from, Node::Worker(to))?.to_string())));
         others.collect::<BTreeMap<u32, String>>()
     };
-    Detours {
+    ProxyAddresses {
         coordinator: (0..workers).filter_map(|from| address(from, Node::Coordinator)).collect(),
         peers: (0..workers).map(peers).collect(),
     }
 }
 
-/// A fault that is over, in a line.
-fn line(troubled: &Troubled) -> String {
-    let Troubled { number, of, kind, whom, restored, outages } = troubled;
+/// Describes a finished fault in one line.
+fn line(troubled: &FaultReport) -> String {
+    let FaultReport { number, of, kind, whom, restored, outages } = troubled;
     let longest = outages.iter().max().copied().unwrap_or_default().as_secs_f64();
     format!(
-        "{number}/{of} {kind} ({whom}): whole after {:.2} s; {} partitions waited, {longest:.2} s at most",
+        "{number}/{of} {kind} ({whom}): recovered after {:.2} s; {} partitions unavailable for at most {longest:.2} s",
         restored.as_secs_f64(),
         outages.len()
     )
 }
 
-fn tell(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
+fn print(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
     if output.is_structured() {
-        let wrong = outcome.wrong();
+        let wrong = outcome.violations();
         let mut value =
             json!({ "apiVersion": API_VERSION, "kind": "Chaos", "passed": wrong.is_empty(), "wrong": wrong });
         let fields = serde_json::to_value(outcome)?;
-        value.as_object_mut().context("it is an object")?.extend(fields.as_object().cloned().unwrap_or_default());
+        value
+            .as_object_mut()
+            .context("the result is not an object")?
+            .extend(fields.as_object().cloned().unwrap_or_default());
         return output.value(&value);
     }
     let mut faults = Table::new(&[
         "fault",
-        ">done",
-        ">waits",
+        ">count",
+        ">outages",
         ">p50 s",
         ">p99 s",
         ">max s",
         ">longest p50 s",
         ">longest p99 s",
-        ">whole p50 s",
-        ">whole max s",
+        ">recovery p50 s",
+        ">recovery max s",
     ]);
     let second = |ms: f64| format!("{:.2}", ms / 1_000.0);
     for kind in &outcome.faults {
-        let Spread { count: waits, p50_ms, p99_ms, max_ms } = kind.unavailable;
+        let Spread { count: outages, p50_ms, p99_ms, max_ms } = kind.unavailable;
         faults.row([
             kind.kind.to_owned(),
             kind.done.to_string(),
-            waits.to_string(),
+            outages.to_string(),
             second(p50_ms),
             second(p99_ms),
             second(max_ms),
@@ -324,7 +332,7 @@ fn tell(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
         format!("{} batches/s, p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms", count(load.operations_per_second as u64))
     };
     let mut text = format!(
-        "\nseed {}, {} workers, {} copies of {} partitions, {:.0} s\nat full load:   {}\nwithout faults: {}\nwith them:      {}\n",
+        "\nseed {}, {} workers, {} replicas of {} partitions, {:.0} s\nfull load:      {}\nwithout faults: {}\nwith faults:    {}\n",
         outcome.seed,
         outcome.workers,
         outcome.copies,
@@ -336,8 +344,8 @@ fn tell(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
     );
     if let Some(ledger) = &outcome.ledger {
         text.push_str(&format!(
-            "operations: {} acknowledged, {} never, {} unknown (the fate of {} batches was asked for)\n\
-             lost: {}, applied twice: {}, applied unasked: {}\n",
+            "operations: {} acknowledged, {} not applied, {} unknown (outcome queried for {} batches)\n\
+             lost: {}, applied twice: {}, applied without request: {}\n",
             count(ledger.acked),
             count(ledger.never),
             count(ledger.unknown),
@@ -349,7 +357,7 @@ fn tell(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
     }
     if let Some(replicas) = &outcome.replicas {
         text.push_str(&format!(
-            "copies: {} of {} looks at the digest differ, {} memories\n",
+            "replicas: {} of {} digest comparisons differ, {} memories\n",
             replicas.different,
             replicas.compared,
             count(replicas.memories)

@@ -1,50 +1,50 @@
-//! `engram config`: what a manifest means, and what it may say.
+//! `engram config`: effective manifests and their JSON Schema.
 
-use crate::args::Context;
 use crate::commands::manifest;
+use crate::context::Context;
 use crate::error::problem;
 use crate::output::Format;
-use engram_api::{Code, ExitCode, Needs};
+use engram_api::{Code, ExitCode, Requirement};
 use std::path::PathBuf;
 
-/// Show what a manifest means, or what it may say
+/// Show the effective manifest or the JSON Schema
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram config show cluster.yaml --effective
   engram config schema > manifest.schema.json")]
-pub(crate) struct Arguments {
+pub(crate) struct Config {
     #[command(subcommand)]
-    command: Command,
+    command: ConfigCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
-    /// Print a manifest as it was understood
+enum ConfigCommand {
+    /// Print a validated manifest
     #[command(before_help = "Examples:
-  engram config show cluster.yaml               the file, checked
-  engram config show cluster.yaml --effective   with every default filled in")]
+  engram config show cluster.yaml               print the file after validation
+  engram config show cluster.yaml --effective   with all defaults filled in")]
     Show {
-        /// The manifest; `-` is stdin
+        /// Path of the manifest; `-` is stdin
         file: PathBuf,
-        /// Fill in every default
+        /// Fill in all defaults
         #[arg(long)]
         effective: bool,
     },
-    /// Print the JSON Schema of manifests, with which editors complete and check them
+    /// Print the JSON Schema of manifests, for completion and validation in editors
     #[command(before_help = "Examples:
   engram config schema > manifest.schema.json
   engram config schema LearnerRun")]
     Schema {
-        /// One kind only: `LearnerCluster` or `LearnerRun`
+        /// Limit the schema to one kind: `LearnerCluster` or `LearnerRun`
         kind: Option<String>,
     },
 }
 
-pub(crate) fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Config, context: &Context) -> anyhow::Result<ExitCode> {
     match &arguments.command {
-        Command::Show { file, effective } => {
+        ConfigCommand::Show { file, effective } => {
             let text = manifest::text(file)?;
-            let manifest = engram_api::parse(&text, &file.display().to_string(), Needs::Anything)?;
+            let manifest = engram_api::parse(&text, &file.display().to_string(), Requirement::Anything)?;
             if context.output.format == Format::Json {
                 let documents: Vec<serde_json::Value> = manifest
                     .cluster
@@ -65,10 +65,10 @@ pub(crate) fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<Ex
                 context.output.text(&text)?;
             }
         }
-        Command::Schema { kind } => {
+        ConfigCommand::Schema { kind } => {
             let schema = engram_api::schema(kind.as_deref()).ok_or_else(|| {
-                let word = kind.as_deref().unwrap_or_default();
-                problem(Code::NotOneOf, format!("kind is {word}; allowed: LearnerCluster, LearnerRun"))
+                let name = kind.as_deref().unwrap_or_default();
+                problem(Code::NotOneOf, format!("kind is {name}; allowed: LearnerCluster, LearnerRun"))
             })?;
             context.output.value(&schema)?;
         }

@@ -1,7 +1,7 @@
-//! `engram down`: stops a local cluster in order.
+//! `engram down`: stops a local cluster gracefully.
 
-use crate::args::Context;
-use crate::error::{problem, said};
+use crate::context::Context;
+use crate::error::{failure, problem};
 use crate::local::state::{self, StateDir};
 use crate::target::Local;
 use anyhow::Context as _;
@@ -12,32 +12,32 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Between looks at a process that is stopping.
-const LOOK: Duration = Duration::from_millis(50);
+/// Poll interval while the supervisor stops.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Stop a local cluster in order; the data stays
+/// Stop a local cluster gracefully and keep its data
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram down                        stop it; the data is there at the next `up`
-  engram down --delete-data          stop it and delete its data, after asking
+  engram down                        stop the cluster; the next `engram up` reuses its data
+  engram down --delete-data          stop the cluster and delete its data, after confirmation
   engram down --cluster words --delete-data --yes")]
-pub(crate) struct Arguments {
-    /// Delete the state directory as well
+pub(crate) struct Down {
+    /// Delete the state directory
     #[arg(long)]
     delete_data: bool,
-    /// Do not ask
+    /// Skip the confirmation
     #[arg(short, long)]
     yes: bool,
-    /// How long it may take to stop in order, in seconds; then it is killed
+    /// Grace period in seconds, after which the cluster is killed
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: &Down, context: &Context) -> anyhow::Result<ExitCode> {
     let (folder, running) = match Local::find(context) {
         Ok(local) => (local.folder.clone(), Some(local)),
-        // Data can be deleted of a cluster that does not run, if it was named.
-        Err(error) if arguments.delete_data => match named(context)? {
+        // The data of a stopped cluster can be deleted if the cluster is named.
+        Err(error) if arguments.delete_data => match named_folder(context)? {
             Some(folder) if folder.join("cluster.json").exists() => (folder, None),
             _ => return Err(error),
         },
@@ -48,22 +48,22 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     }
     if let Some(local) = running {
         stop(&local, Duration::from_secs(arguments.timeout), context).await?;
-        context.output.note(format!("cluster {} is stopped", local.endpoints.name));
+        context.output.note(format!("stopped cluster {}", local.endpoints.name));
     }
     if arguments.delete_data {
         let state = StateDir::hold(&folder)?;
-        // Only a folder that is a cluster's is deleted.
+        // Fails unless the folder is the state directory of a cluster.
         let cluster = state.cluster()?;
         let name = cluster.map_or_else(String::new, |cluster| cluster.name);
         state.delete()?;
-        context.output.note(format!("the data of cluster {name} is deleted"));
+        context.output.note(format!("deleted the data of cluster {name}"));
     } else {
-        context.output.note(format!("its data is in {}; `engram up` goes on with it", folder.display()));
+        context.output.note(format!("its data is kept in {}; `engram up FILE` reuses it", folder.display()));
     }
     Ok(ExitCode::Ok)
 }
 
-fn named(context: &Context) -> anyhow::Result<Option<PathBuf>> {
+fn named_folder(context: &Context) -> anyhow::Result<Option<PathBuf>> {
     match (&context.state_dir, &context.cluster) {
         (Some(folder), _) => Ok(Some(folder.clone())),
         (None, Some(name)) => Ok(Some(state::base()?.join(name))),
@@ -71,34 +71,34 @@ fn named(context: &Context) -> anyhow::Result<Option<PathBuf>> {
     }
 }
 
-/// Asks its supervisor to stop, and kills it when that takes too long: its processes end with it.
+/// Sends SIGTERM to the supervisor, and SIGKILL after the grace period; its child processes exit with it.
 async fn stop(local: &Local, limit: Duration, context: &Context) -> anyhow::Result<()> {
     let supervisor = local.endpoints.supervisor;
     let deadline = Instant::now() + limit;
     supervisor.signal(Signal::SIGTERM);
     while supervisor.is_alive() {
         if Instant::now() >= deadline {
-            context.output.note(format!("process {} does not stop in order; killing it", supervisor.pid));
+            context.output.note(format!("process {} did not stop in time; killing it", supervisor.pid));
             supervisor.signal(Signal::SIGKILL);
         }
         if Instant::now() >= deadline + limit {
-            let message = format!("process {} does not end", supervisor.pid);
+            let message = format!("process {} did not exit", supervisor.pid);
             return Err(problem(Code::DeadlineExceeded, message));
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
 fn confirm(question: &str) -> anyhow::Result<()> {
     if !std::io::stdin().is_terminal() {
-        return Err(said(ExitCode::Usage, format!("{question} nobody can be asked here; say --yes")));
+        return Err(failure(ExitCode::Usage, format!("{question} stdin is not a terminal; confirm with --yes")));
     }
-    write!(std::io::stderr(), "{question} [y/N] ").context("failed to ask")?;
+    write!(std::io::stderr(), "{question} [y/N] ").context("failed to prompt")?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer).context("failed to read the answer")?;
     if matches!(answer.trim(), "y" | "Y" | "yes") {
         return Ok(());
     }
-    Err(crate::error::Ended(ExitCode::Interrupted).into())
+    Err(crate::error::Exit(ExitCode::Interrupted).into())
 }

@@ -1,7 +1,7 @@
-//! `engram explain`: the long text of an error code.
+//! `engram explain`: explanations of error codes.
 
-use crate::args::Context;
-use crate::error::said;
+use crate::context::Context;
+use crate::error::failure;
 use crate::output::{Format, Table};
 use engram_api::{Code, ExitCode};
 use serde_json::json;
@@ -10,13 +10,13 @@ use serde_json::json;
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram explain ENG-0402
-  engram explain              all codes")]
-pub(crate) struct Arguments {
-    /// The code, as `ENG-0402` or `0402`; without it all are listed
+  engram explain              list all codes")]
+pub(crate) struct Explain {
+    /// Error code, such as `ENG-0402` or `0402` [default: list all codes]
     code: Option<String>,
 }
 
-pub(crate) fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Explain, context: &Context) -> anyhow::Result<ExitCode> {
     let object = |code: &Code| {
         let exit = code.exit_code();
         json!({
@@ -33,7 +33,10 @@ pub(crate) fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<Ex
         return Ok(ExitCode::Ok);
     };
     let Some((code, text)) = Code::find(text).zip(engram_api::explain(text)) else {
-        return Err(said(ExitCode::NotFound, format!("{text} is no error code; `engram explain` lists them")));
+        return Err(failure(
+            ExitCode::NotFound,
+            format!("unknown error code {text}; `engram explain` lists all codes"),
+        ));
     };
     match context.output.format {
         Format::Json | Format::Yaml => context.output.value(&object(&code))?,

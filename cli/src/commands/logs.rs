@@ -1,6 +1,6 @@
-//! `engram logs`: what the processes of a local cluster wrote, merged by time.
+//! `engram logs`: logs of the processes of a local cluster, merged by time.
 
-use crate::args::Context;
+use crate::context::Context;
 use crate::error::problem;
 use crate::local::state;
 use crate::target::Local;
@@ -13,28 +13,28 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Between looks at files that may have grown.
-const LOOK: Duration = Duration::from_millis(200);
-/// Read of one file at a time while following: more waits for the next look.
+/// Poll interval with `--follow`.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Bytes read from one file per poll.
 const READ_BYTES: u64 = 1 << 20;
-/// Colours of the names, by place.
+/// ANSI colors of the process names.
 const COLORS: [u8; 6] = [36, 33, 32, 35, 34, 31];
 
-/// Show what the processes of a local cluster wrote
+/// Print the logs of a local cluster
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram logs                    all processes, by time
-  engram logs -f                 and follow
+  engram logs                    logs of all processes, by time
+  engram logs -f                 follow the logs
   engram logs worker-2           or: engram logs 2
   engram logs coordinator --tail 20")]
-pub(crate) struct Arguments {
-    /// `worker-N`, `N`, `coordinator` or `up`; without it all
-    #[arg(value_name = "WORKER")]
+pub(crate) struct Logs {
+    /// `worker-N`, `N`, `coordinator` or `up` [default: all]
+    #[arg(value_name = "PROCESS")]
     process: Option<String>,
-    /// Go on with what is written from now on, until Ctrl-C
+    /// Print new lines as they are written, until Ctrl-C
     #[arg(short, long)]
     follow: bool,
-    /// Lines of each process to begin with
+    /// Number of recent lines of each process to print
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     tail: usize,
 }
@@ -43,19 +43,19 @@ pub(crate) struct Arguments {
 struct Log {
     path: PathBuf,
     prefix: String,
-    read: u64,
-    /// The beginning of a line whose end is not there yet.
+    offset: u64,
+    /// Incomplete last line.
     rest: Vec<u8>,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: &Logs, context: &Context) -> anyhow::Result<ExitCode> {
     let folder = folder(context)?;
     let mut logs = select(&folder, arguments, context)?;
     let mut lines = Vec::new();
     for log in &mut logs {
         log.tail(arguments.tail, &mut lines)?;
     }
-    // Lines of one process keep their order: the sort is stable, and a line without a time has that of the line before.
+    // Stable sort: lines without a timestamp keep the timestamp of the line before.
     lines.sort_by(|(a, _), (b, _)| a.cmp(b));
     let mut out = std::io::stdout().lock();
     for (_, line) in lines {
@@ -68,18 +68,18 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     loop {
         out.flush()?;
         tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
             Some(()) = interrupted.recv() => return Ok(ExitCode::Ok),
         }
         for log in &mut logs {
-            for line in log.grown()? {
+            for line in log.new_lines()? {
                 out.write_all(line.as_bytes())?;
             }
         }
     }
 }
 
-/// The state directory: logs outlive their cluster, so that it need not run.
+/// Returns the state directory. The cluster need not run.
 fn folder(context: &Context) -> anyhow::Result<PathBuf> {
     if let Some(folder) = &context.state_dir {
         return Ok(folder.clone());
@@ -91,7 +91,7 @@ fn folder(context: &Context) -> anyhow::Result<PathBuf> {
     Local::find(context).map(|local| local.folder)
 }
 
-fn select(folder: &Path, arguments: &Arguments, context: &Context) -> anyhow::Result<Vec<Log>> {
+fn select(folder: &Path, arguments: &Logs, context: &Context) -> anyhow::Result<Vec<Log>> {
     let wanted = arguments.process.as_ref().map(|name| match name.parse::<u32>() {
         Ok(ordinal) => format!("worker-{ordinal}"),
         Err(_) => name.clone(),
@@ -102,13 +102,13 @@ fn select(folder: &Path, arguments: &Arguments, context: &Context) -> anyhow::Re
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".log").map(str::to_owned))
         .collect();
-    // worker-10 comes after worker-9.
+    // Sorts worker-10 after worker-9.
     names.sort_by_key(|name| (name.len(), name.clone()));
-    let known = names.join(", ");
+    let existing = names.join(", ");
     if let Some(wanted) = &wanted {
         names.retain(|name| name == wanted);
         if names.is_empty() {
-            let message = format!("no process called {wanted} has a log; there are: {known}");
+            let message = format!("no log of process {wanted}; existing logs: {existing}");
             return Err(problem(Code::NoLocalCluster, message));
         }
     }
@@ -120,27 +120,27 @@ fn select(folder: &Path, arguments: &Arguments, context: &Context) -> anyhow::Re
             (None, true) => format!("\u{1b}[{}m{text}\u{1b}[0m", COLORS[index % COLORS.len()]),
             (None, false) => text,
         };
-        Log { path: state::log(folder, &name), prefix, read: 0, rest: Vec::new() }
+        Log { path: state::log(folder, &name), prefix, offset: 0, rest: Vec::new() }
     };
     Ok(names.into_iter().enumerate().map(log).collect())
 }
 
 impl Log {
-    /// Its last lines, each under the time that it begins with.
-    fn tail(&mut self, most: usize, lines: &mut Vec<(String, String)>) -> anyhow::Result<()> {
+    /// Appends the last lines, each with its timestamp.
+    fn tail(&mut self, limit: usize, lines: &mut Vec<(String, String)>) -> anyhow::Result<()> {
         let file = File::open(&self.path).with_context(|| format!("failed to read {}", self.path.display()))?;
         let mut reader = BufReader::new(file);
         let (mut kept, mut time, mut line) = (VecDeque::new(), String::new(), Vec::new());
         while reader.read_until(b'\n', &mut line).with_context(|| format!("failed to read {}", self.path.display()))?
             > 0
         {
-            self.read += line.len() as u64;
+            self.offset += line.len() as u64;
             let text = String::from_utf8_lossy(&line).into_owned();
             if let Some(stamp) = stamp(&text) {
                 time = stamp.to_owned();
             }
             kept.push_back((time.clone(), format!("{}{}\n", self.prefix, text.trim_end_matches('\n'))));
-            if kept.len() > most {
+            if kept.len() > limit {
                 kept.pop_front();
             }
             line.clear();
@@ -149,29 +149,29 @@ impl Log {
         Ok(())
     }
 
-    /// Whole lines written since the last look.
-    fn grown(&mut self) -> anyhow::Result<Vec<String>> {
+    /// Returns complete lines written since the last call.
+    fn new_lines(&mut self) -> anyhow::Result<Vec<String>> {
         let mut file = match File::open(&self.path) {
             Ok(file) => file,
-            // Put aside; the next one comes with its process.
+            // Rotated; the process creates a new file.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error).with_context(|| format!("failed to read {}", self.path.display())),
         };
-        if file.metadata()?.len() < self.read {
-            (self.read, self.rest) = (0, Vec::new());
+        if file.metadata()?.len() < self.offset {
+            (self.offset, self.rest) = (0, Vec::new());
         }
-        file.seek(SeekFrom::Start(self.read))?;
+        file.seek(SeekFrom::Start(self.offset))?;
         let before = self.rest.len();
         file.take(READ_BYTES).read_to_end(&mut self.rest)?;
-        self.read += (self.rest.len() - before) as u64;
-        let whole = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |position| position + 1);
-        let lines: Vec<u8> = self.rest.drain(..whole).collect();
+        self.offset += (self.rest.len() - before) as u64;
+        let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |position| position + 1);
+        let lines: Vec<u8> = self.rest.drain(..end).collect();
         let lines = String::from_utf8_lossy(&lines).into_owned();
         Ok(lines.lines().map(|line| format!("{}{line}\n", self.prefix)).collect())
     }
 }
 
-/// The time that a line begins with, as it stands there: RFC 3339 in UTC sorts as text.
+/// Returns the timestamp at the start of a line. RFC 3339 in UTC sorts as text.
 fn stamp(line: &str) -> Option<&str> {
     let (first, _) = line.split_once(' ')?;
     let bytes = first.as_bytes();

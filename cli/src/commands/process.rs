@@ -1,4 +1,4 @@
-//! The hidden commands `worker` and `coordinator`: one process of a local cluster, told by a file what it is for.
+//! Hidden commands `worker` and `coordinator`: one process of a local cluster, configured by a file.
 
 use crate::local::child;
 use engram_api::ExitCode;
@@ -7,27 +7,23 @@ use std::path::PathBuf;
 /// A process of a local cluster.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Process {
-    /// Run one worker
+    /// Run a worker process
     #[command(hide = true)]
-    Worker(Arguments),
-    /// Run the coordinator
+    Worker(ProcessOptions),
+    /// Run the coordinator process
     #[command(hide = true)]
-    Coordinator(Arguments),
+    Coordinator(ProcessOptions),
 }
 
-/// Where a process finds what it is for.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
-    /// Options as JSON
+pub(crate) struct ProcessOptions {
+    /// Options in JSON
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
 }
 
 impl Process {
-    /// Runs it until it is told to stop, or until whoever started it is gone.
-    ///
-    /// # Errors
-    /// It cannot start, or failed.
+    /// Runs the process until it is stopped or its parent exits.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Worker(arguments) => child::worker(&arguments.config),

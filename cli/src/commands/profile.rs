@@ -1,7 +1,7 @@
-//! `engram profile`: where the time of a worker's devices goes.
+//! `engram profile`: timeline and bottleneck analysis of a worker's devices.
 
-use crate::args::Context;
-use crate::error::said;
+use crate::context::Context;
+use crate::error::failure;
 use crate::local::admin;
 use crate::output::{Table, count};
 use crate::target::Target;
@@ -14,53 +14,53 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Seconds that may be recorded.
+/// Allowed recording time in seconds.
 const SECONDS: std::ops::RangeInclusive<f64> = 0.01..=MAX_PROFILE_MS as f64 / 1e3;
-/// Names of kernels and passes are few; a worker that tells of more makes them up.
+/// Limit on distinct span names, which are leaked: bounds memory for a malformed response.
 const MAX_NAMES: usize = 1_000;
 
-/// Record what a worker's devices do for a while, and say what bounds them
+/// Profile the devices of a worker and report the bottleneck
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram profile                            worker 0 for 5 seconds, to profile-0.json
+  engram profile                            record worker 0 for 5 seconds to profile-0.json
   engram profile 2 --seconds 20
   engram profile --trace rank.json -o json | jq .bottleneck
   engram -n research profile 1              a worker in Kubernetes
 
-The trace is for https://ui.perfetto.dev or chrome://tracing. While a GPU is recorded each of its kernels is waited for, so it is slower.")]
-pub(crate) struct Arguments {
+Open the trace with https://ui.perfetto.dev. Recording a GPU synchronizes after every kernel, which slows it down.")]
+pub(crate) struct Profile {
     /// Number of the worker
     #[arg(value_name = "WORKER", default_value_t = 0)]
     worker: u32,
-    /// How long to record
+    /// Recording time in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     seconds: f64,
-    /// Where the timeline goes, as Chrome trace JSON; profile-WORKER.json unless said
+    /// Output file for the timeline in Chrome trace format [default: profile-WORKER.json]
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
 
-/// What was found, for programs.
+/// Result for JSON and YAML output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Found {
+struct Report {
     worker: u32,
     seconds: f64,
     trace: String,
     devices: Vec<Device>,
-    /// Absent where nothing was done.
+    /// Absent if no device was active.
     #[serde(flatten)]
-    analysis: Option<Verdict>,
+    analysis: Option<BottleneckAnalysis>,
 }
 
-/// A device; shares of the time from the first span of all to the last.
+/// A device and its shares of the time from the first span of any device to the last.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Device {
     device: String,
     spans: usize,
     dropped: u64,
-    /// Absent where no device did anything.
+    /// Absent if no device was active.
     #[serde(skip_serializing_if = "Option::is_none")]
     shares: Option<Shares>,
 }
@@ -74,52 +74,55 @@ struct Shares {
     idle: f64,
 }
 
-/// What is to be said of all devices that passes were for.
+/// Bottleneck analysis over the devices that execute passes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Verdict {
+struct BottleneckAnalysis {
     load_imbalance: f64,
     transfer_share: f64,
     synchronization_share: f64,
     bottleneck: &'static str,
-    /// The part of the time that it takes.
+    /// Share of the time that the bottleneck takes.
     bottleneck_share: f64,
-    /// The kernel, or the device that others wait for; absent for the others.
+    /// Name of the kernel, or of the slowest device; absent for other bottlenecks.
     #[serde(skip_serializing_if = "Option::is_none")]
     bottleneck_name: Option<String>,
     advice: &'static str,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
-    let Arguments { worker, seconds, trace } = arguments;
+pub(crate) async fn run(arguments: &Profile, context: &Context) -> anyhow::Result<ExitCode> {
+    let Profile { worker, seconds, trace } = arguments;
     if !SECONDS.contains(seconds) {
         let message = format!("--seconds is {seconds}; allowed: {} to {} seconds", SECONDS.start(), SECONDS.end());
-        return Err(said(ExitCode::Usage, message));
+        return Err(failure(ExitCode::Usage, message));
     }
     let target = Target::find(context).await?;
-    let doors = target.administration();
-    if doors.is_empty() {
-        let message = "this command asks a worker's administration, which --address does not name; name a local cluster, or one in Kubernetes";
-        return Err(said(ExitCode::Usage, message));
+    let admin_endpoints = target.admin_endpoints();
+    if admin_endpoints.is_empty() {
+        let message = "this command needs the admin port of a worker, and --address names client ports only; use --cluster, --state-dir or --namespace";
+        return Err(failure(ExitCode::Usage, message));
     }
-    let Some((_, door)) = doors.iter().find(|(ordinal, _)| ordinal == worker) else {
-        let known: Vec<String> = doors.iter().map(|(ordinal, _)| ordinal.to_string()).collect();
-        return Err(said(ExitCode::NotFound, format!("there is no worker {worker}; there are: {}", known.join(", "))));
+    let Some((_, endpoint)) = admin_endpoints.iter().find(|(ordinal, _)| ordinal == worker) else {
+        let existing: Vec<String> = admin_endpoints.iter().map(|(ordinal, _)| ordinal.to_string()).collect();
+        return Err(failure(
+            ExitCode::NotFound,
+            format!("worker {worker} not found; existing workers: {}", existing.join(", ")),
+        ));
     };
-    context.output.note(format!("recording worker {worker} for {seconds} s"));
-    let asked = v1::ProfileRequest { duration_ms: (seconds * 1e3) as u32, most_spans: MAX_PROFILE_SPANS };
-    let reply = admin::profile(door, asked).await?;
+    context.output.note(format!("profiling worker {worker} for {seconds} s"));
+    let request = v1::ProfileRequest { duration_ms: (seconds * 1e3) as u32, max_spans: MAX_PROFILE_SPANS };
+    let reply = admin::profile(endpoint, request).await?;
     let tracks = tracks(reply)?;
 
     let path = trace.clone().unwrap_or_else(|| PathBuf::from(format!("profile-{worker}.json")));
     std::fs::write(&path, chrome_trace(&tracks)).with_context(|| format!("failed to write {}", path.display()))?;
-    let found = found(*worker, *seconds, path.display().to_string(), &tracks);
+    let report = report(*worker, *seconds, path.display().to_string(), &tracks);
     if context.output.is_structured() {
-        context.output.value(&serde_json::to_value(&found)?)?;
+        context.output.value(&serde_json::to_value(&report)?)?;
         return Ok(ExitCode::Ok);
     }
     let mut table = Table::new(&["device", ">spans", ">kernels", ">copies", ">waits", ">idle"]);
-    for device in &found.devices {
+    for device in &report.devices {
         let share = |of: fn(Shares) -> f64| device.shares.map_or_else(|| "-".into(), |shares| percent(of(shares)));
         table.row([
             device.device.clone(),
@@ -130,26 +133,26 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
             share(|it| it.idle),
         ]);
     }
-    context.output.list(&found.devices, &table)?;
-    for device in found.devices.iter().filter(|device| device.dropped > 0) {
-        context.output.note(format!("{}: {} spans more were dropped", device.device, count(device.dropped)));
+    context.output.list(&report.devices, &table)?;
+    for device in report.devices.iter().filter(|device| device.dropped > 0) {
+        context.output.note(format!("{}: dropped {} spans", device.device, count(device.dropped)));
     }
-    match &found.analysis {
-        None => context.output.note("no device did anything meanwhile: ask the cluster for something"),
-        Some(verdict) => {
-            let name = verdict.bottleneck_name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
+    match &report.analysis {
+        None => context.output.note("no device was active; profile while the cluster is under load"),
+        Some(analysis) => {
+            let name = analysis.bottleneck_name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
             context.output.text(&format!(
                 "\nload imbalance {}, transfer {}, synchronization {}\nbottleneck: {}{name}, {} of the time: {}\n",
-                percent(verdict.load_imbalance),
-                percent(verdict.transfer_share),
-                percent(verdict.synchronization_share),
-                verdict.bottleneck,
-                percent(verdict.bottleneck_share),
-                verdict.advice,
+                percent(analysis.load_imbalance),
+                percent(analysis.transfer_share),
+                percent(analysis.synchronization_share),
+                analysis.bottleneck,
+                percent(analysis.bottleneck_share),
+                analysis.advice,
             ))?;
         }
     }
-    context.output.note(format!("the timeline is in {}, for https://ui.perfetto.dev", found.trace));
+    context.output.note(format!("wrote {}; open it with https://ui.perfetto.dev", report.trace));
     Ok(ExitCode::Ok)
 }
 
@@ -157,41 +160,41 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// The tracks as the profiler knows them.
-fn tracks(reply: v1::ProfileReply) -> anyhow::Result<Vec<Track>> {
+/// Converts the tracks of a response.
+fn tracks(reply: v1::ProfileResponse) -> anyhow::Result<Vec<Track>> {
     let mut names = BTreeMap::new();
     reply.tracks.into_iter().map(|track| from_wire(track, &mut names)).collect()
 }
 
-fn from_wire(wire: v1::ProfileTrack, known: &mut BTreeMap<String, &'static str>) -> anyhow::Result<Track> {
-    let count = wire.begin_ns.len();
-    let lengths = [wire.name_of.len(), wire.kind_of.len(), wire.duration_ns.len()];
-    ensure!(lengths.iter().all(|&length| length == count), "the worker told of spans without all that belongs to them");
+fn from_wire(wire: v1::ProfileTrack, interned: &mut BTreeMap<String, &'static str>) -> anyhow::Result<Track> {
+    let count = wire.start_ns.len();
+    let lengths = [wire.name_indices.len(), wire.kinds.len(), wire.duration_ns.len()];
+    ensure!(lengths.iter().all(|&length| length == count), "the worker returned span columns of different lengths");
     let names: Vec<&'static str> = wire
         .names
         .into_iter()
         .map(|name| {
-            ensure!(known.len() < MAX_NAMES, "the worker told of more than {MAX_NAMES} names");
-            // Names of the profiler live as long as the process: here for one command.
-            Ok(*known.entry(name).or_insert_with_key(|name| String::leak(name.clone())))
+            ensure!(interned.len() < MAX_NAMES, "the worker returned more than {MAX_NAMES} span names");
+            // The profiler expects static names; this process is short-lived.
+            Ok(*interned.entry(name).or_insert_with_key(|name| String::leak(name.clone())))
         })
         .collect::<anyhow::Result<_>>()?;
     let mut spans = Vec::with_capacity(count);
     for at in 0..count {
-        let name = names.get(wire.name_of[at] as usize).context("the worker told of a span without a name")?;
-        let kind = match ProfileKind::try_from(wire.kind_of[at]) {
+        let name = names.get(wire.name_indices[at] as usize).context("the worker returned a span without a name")?;
+        let kind = match ProfileKind::try_from(wire.kinds[at]) {
             Ok(ProfileKind::Kernel) => Kind::Kernel,
             Ok(ProfileKind::Copy) => Kind::Copy,
-            // What a later version tells of is no work of a device that this one knows.
+            // Span kinds of later versions count as waiting.
             Ok(ProfileKind::Wait | ProfileKind::Unspecified) | Err(_) => Kind::Wait,
         };
-        let begin_ns = wire.begin_ns[at];
+        let begin_ns = wire.start_ns[at];
         spans.push(Span { kind, name, begin_ns, end_ns: begin_ns.saturating_add(wire.duration_ns[at]) });
     }
     Ok(Track { device: wire.device, spans, dropped: wire.dropped })
 }
 
-/// Which tracks compete: those of GPUs where one did anything, since the worker's own passes then wait for them.
+/// Returns the tracks to compare: the GPUs if one was active (the CPU track then waits for them), else the CPU.
 fn compared(tracks: &[Track]) -> &[Track] {
     match tracks.split_first() {
         Some((_, gpus)) if gpus.iter().any(|track| !track.spans.is_empty()) => gpus,
@@ -199,17 +202,17 @@ fn compared(tracks: &[Track]) -> &[Track] {
     }
 }
 
-fn found(worker: u32, seconds: f64, trace: String, tracks: &[Track]) -> Found {
-    let whole = analyse(tracks);
+fn report(worker: u32, seconds: f64, trace: String, tracks: &[Track]) -> Report {
+    let overall = analyse(tracks);
     let devices = tracks.iter().enumerate().map(|(at, track)| Device {
         device: track.device.clone(),
         spans: track.spans.len(),
         dropped: track.dropped,
-        shares: whole.as_ref().map(|whole| shares(&whole.devices[at], whole.window_ns as f64)),
+        shares: overall.as_ref().map(|overall| shares(&overall.devices[at], overall.window_ns as f64)),
     });
     let compared = compared(tracks);
-    let analysis = analyse(compared).map(|analysis| verdict(&analysis, compared));
-    Found { worker, seconds, trace, devices: devices.collect(), analysis }
+    let analysis = analyse(compared).map(|analysis| summarize(&analysis, compared));
+    Report { worker, seconds, trace, devices: devices.collect(), analysis }
 }
 
 fn shares(parts: &Parts, window: f64) -> Shares {
@@ -221,22 +224,22 @@ fn shares(parts: &Parts, window: f64) -> Shares {
     }
 }
 
-fn verdict(analysis: &Analysis, tracks: &[Track]) -> Verdict {
+fn summarize(analysis: &Analysis, tracks: &[Track]) -> BottleneckAnalysis {
     let (bottleneck, bottleneck_share, bottleneck_name, advice) = match &analysis.bottleneck {
         Bottleneck::Kernel { name, share } => {
-            ("kernel", *share, Some((*name).to_owned()), "the devices compute; this is what they do longest")
+            ("kernel", *share, Some((*name).to_owned()), "the devices are compute-bound in this kernel")
         }
-        Bottleneck::Transfer { share } => ("transfer", *share, None, "devices wait for their data"),
+        Bottleneck::Transfer { share } => ("transfer", *share, None, "the devices are bound by data transfer"),
         Bottleneck::Imbalance { device, share } => {
             let name = tracks.get(*device).map(|track| track.device.clone());
-            ("imbalance", *share, name, "the others are done before it: partitions are spread unevenly")
+            ("imbalance", *share, name, "this device is the slowest: partitions are distributed unevenly")
         }
         Bottleneck::Synchronization { share } => {
-            ("synchronization", *share, None, "devices wait, and not because another has more to do")
+            ("synchronization", *share, None, "the devices wait for synchronization")
         }
-        Bottleneck::Host { share } => ("host", *share, None, "nothing is asked of the devices"),
+        Bottleneck::Host { share } => ("host", *share, None, "the devices are idle: the host is the bottleneck"),
     };
-    Verdict {
+    BottleneckAnalysis {
         load_imbalance: analysis.imbalance,
         transfer_share: analysis.shares.copies,
         synchronization_share: analysis.shares.waits,
@@ -256,18 +259,18 @@ mod tests {
         v1::ProfileTrack {
             device: device.into(),
             names: names.iter().map(|&name| name.to_owned()).collect(),
-            name_of: spans.iter().map(|span| span.0).collect(),
-            kind_of: spans.iter().map(|span| span.1.into()).collect(),
-            begin_ns: spans.iter().map(|span| span.2).collect(),
+            name_indices: spans.iter().map(|span| span.0).collect(),
+            kinds: spans.iter().map(|span| span.1.into()).collect(),
+            start_ns: spans.iter().map(|span| span.2).collect(),
             duration_ns: spans.iter().map(|span| span.3).collect(),
             dropped: 3,
         }
     }
 
     #[test]
-    fn gpus_are_compared_with_each_other_and_the_worker_with_nobody() {
+    fn gpus_are_compared_with_each_other_and_not_with_the_cpu() {
         use ProfileKind::{Copy, Kernel, Wait};
-        let reply = v1::ProfileReply {
+        let reply = v1::ProfileResponse {
             tracks: vec![
                 wire("cpu", &["rank"], &[(0, Wait, 0, 1_000)]),
                 wire("gpu 0", &["upload", "sort"], &[(0, Copy, 0, 50), (1, Kernel, 50, 950)]),
@@ -275,38 +278,38 @@ mod tests {
             ],
         };
         let tracks = tracks(reply).unwrap();
-        let found = found(0, 1.0, "t.json".into(), &tracks);
-        assert_eq!(found.devices[0].shares, Some(Shares { kernels: 0.0, copies: 0.0, waits: 1.0, idle: 0.0 }));
-        assert_eq!(found.devices[1].shares, Some(Shares { kernels: 0.95, copies: 0.05, waits: 0.0, idle: 0.0 }));
-        let verdict = found.analysis.unwrap();
-        assert_eq!((verdict.bottleneck, verdict.bottleneck_name.as_deref()), ("imbalance", Some("gpu 0")));
-        assert!((verdict.bottleneck_share - 0.3).abs() < 1e-9 && (verdict.transfer_share - 0.025).abs() < 1e-9);
+        let report = report(0, 1.0, "t.json".into(), &tracks);
+        assert_eq!(report.devices[0].shares, Some(Shares { kernels: 0.0, copies: 0.0, waits: 1.0, idle: 0.0 }));
+        assert_eq!(report.devices[1].shares, Some(Shares { kernels: 0.95, copies: 0.05, waits: 0.0, idle: 0.0 }));
+        let analysis = report.analysis.unwrap();
+        assert_eq!((analysis.bottleneck, analysis.bottleneck_name.as_deref()), ("imbalance", Some("gpu 0")));
+        assert!((analysis.bottleneck_share - 0.3).abs() < 1e-9 && (analysis.transfer_share - 0.025).abs() < 1e-9);
     }
 
     #[test]
-    fn a_worker_without_gpus_is_bound_by_its_own_passes() {
-        let reply = v1::ProfileReply {
+    fn cpu_passes_are_the_bottleneck_without_gpus() {
+        let reply = v1::ProfileResponse {
             tracks: vec![
                 wire("cpu", &["rank", "write"], &[(0, ProfileKind::Kernel, 0, 970), (1, ProfileKind::Copy, 970, 30)]),
                 wire("gpu", &[], &[]),
             ],
         };
         let tracks = tracks(reply).unwrap();
-        let found = found(0, 1.0, "t.json".into(), &tracks);
-        let verdict = found.analysis.unwrap();
-        assert_eq!((verdict.bottleneck, verdict.bottleneck_name.as_deref()), ("kernel", Some("rank")));
+        let report = report(0, 1.0, "t.json".into(), &tracks);
+        let analysis = report.analysis.unwrap();
+        assert_eq!((analysis.bottleneck, analysis.bottleneck_name.as_deref()), ("kernel", Some("rank")));
         assert!(chrome_trace(&tracks).contains(r#""cat":"copy","name":"write""#));
-        assert_eq!(found.devices[0].dropped, 3);
+        assert_eq!(report.devices[0].dropped, 3);
     }
 
     #[test]
-    fn a_worker_that_did_nothing_has_no_verdict_and_nonsense_is_refused() {
-        let nothing = tracks(v1::ProfileReply { tracks: vec![wire("cpu", &[], &[])] }).unwrap();
-        assert!(found(0, 1.0, String::new(), &nothing).analysis.is_none());
+    fn idle_workers_have_no_analysis_and_malformed_responses_are_rejected() {
+        let nothing = tracks(v1::ProfileResponse { tracks: vec![wire("cpu", &[], &[])] }).unwrap();
+        assert!(report(0, 1.0, String::new(), &nothing).analysis.is_none());
         let unnamed = wire("cpu", &["rank"], &[(1, ProfileKind::Kernel, 0, 1)]);
-        assert!(tracks(v1::ProfileReply { tracks: vec![unnamed] }).is_err());
+        assert!(tracks(v1::ProfileResponse { tracks: vec![unnamed] }).is_err());
         let mut short = wire("cpu", &["rank"], &[(0, ProfileKind::Kernel, 0, 1)]);
         short.duration_ns.clear();
-        assert!(tracks(v1::ProfileReply { tracks: vec![short] }).is_err());
+        assert!(tracks(v1::ProfileResponse { tracks: vec![short] }).is_err());
     }
 }

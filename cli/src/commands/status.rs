@@ -1,8 +1,8 @@
-//! `engram status`: one page that answers "is it fine?".
+//! `engram status`: health of a cluster on one page.
 
-use super::watch::{self, Look};
-use crate::args::{Context, Named};
-use crate::error::{self, Ended};
+use super::overview::{self, Overview};
+use crate::context::{ClusterArgument, Context};
+use crate::error::{self, Exit};
 use crate::local::admin;
 use crate::output::{Output, Style, Table, bytes, count, seconds};
 use crate::target::Target;
@@ -10,7 +10,7 @@ use engram_api::ExitCode;
 use engram_proto::v1::ClusterStatus;
 use std::collections::BTreeMap;
 
-/// Show whether a cluster is fine, and what to do if not
+/// Show the health of a cluster and what to do next
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram status
@@ -18,16 +18,16 @@ use std::collections::BTreeMap;
   engram status --address 127.0.0.1:7443
   engram -n research status words      LearnerCluster words in Kubernetes
 
-Exit codes: 0 it is fine, 4 it is not ready, 3 or 6 there is none.")]
-pub(crate) struct Arguments {
+Exit codes: 0 ready, 4 not ready, 3 not found, 6 unreachable.")]
+pub(crate) struct Status {
     #[command(flatten)]
-    named: Named,
+    cluster: ClusterArgument,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
-    let target = Target::find(&context.of(&arguments.named)).await?;
+pub(crate) async fn run(arguments: &Status, context: &Context) -> anyhow::Result<ExitCode> {
+    let target = Target::find(&context.for_cluster(&arguments.cluster)).await?;
     let client = target.connect().await?;
-    let mut look = watch::look(&client, &target).await?;
+    let mut overview = overview::read(&client, &target).await?;
     let mut restarts = BTreeMap::new();
     match &target {
         Target::Remote(..) => {}
@@ -40,29 +40,30 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     }
     if !matches!(target, Target::Remote(..)) {
         match coordinator(&target).await {
-            // What both see is said once.
             Ok(status) => {
-                look.orders = status.orders.iter().map(super::orders::told).collect();
+                overview.overrides = status.overrides.iter().map(super::partition::describe).collect();
                 for condition in status.conditions {
-                    if !look.conditions.iter().any(|known| known.starts_with(&condition)) {
-                        look.conditions.push(condition);
+                    if !overview.conditions.iter().any(|it| it.starts_with(&condition)) {
+                        overview.conditions.push(condition);
                     }
                 }
             }
-            // That the caller may not ask says nothing of the cluster.
+            // A caller without permission learns nothing about the health of the coordinator.
             Err(error) if error::code(&error) == ExitCode::Denied => context.output.note(format!("note: {error:#}")),
             Err(_) => {
-                look.conditions.push("the coordinator does not answer; workers go on under the map they have".into());
+                overview
+                    .conditions
+                    .push("the coordinator does not respond; workers continue with their current partition map".into());
             }
         }
-        look.ready = look.conditions.is_empty();
+        overview.ready = overview.conditions.is_empty();
     }
     if context.output.is_structured() {
-        context.output.value(&serde_json::to_value(&look)?)?;
+        context.output.value(&serde_json::to_value(&overview)?)?;
     } else {
-        context.output.text(&text(&look, &restarts, &context.output))?;
+        context.output.text(&text(&overview, &restarts, &context.output))?;
     }
-    if look.ready { Ok(ExitCode::Ok) } else { Err(Ended(ExitCode::NotReady).into()) }
+    if overview.ready { Ok(ExitCode::Ok) } else { Err(Exit(ExitCode::NotReady).into()) }
 }
 
 async fn coordinator(target: &Target) -> anyhow::Result<ClusterStatus> {
@@ -70,32 +71,33 @@ async fn coordinator(target: &Target) -> anyhow::Result<ClusterStatus> {
     admin::cluster(&coordinator, cluster).await
 }
 
-fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
-    let verdict = if look.ready { output.paint(Style::Good, "fine") } else { output.paint(Style::Bad, "not ready") };
+fn text(overview: &Overview, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
+    let verdict =
+        if overview.ready { output.paint(Style::Good, "ready") } else { output.paint(Style::Bad, "not ready") };
     let mut text = format!(
         "{} {}: {verdict}\n{}\n",
         output.paint(Style::Bold, "cluster"),
-        look.name,
+        overview.name,
         output.paint(
             Style::Dim,
             &format!(
                 "{} memories in {} partitions on {} workers, map version {}, id {}",
-                count(look.memories),
-                look.partitions,
-                look.workers.len(),
-                look.map_version,
-                look.cluster
+                count(overview.memories),
+                overview.partitions,
+                overview.workers.len(),
+                overview.map_version,
+                overview.cluster
             )
         )
     );
-    if let Some(copies) = &look.copies {
-        text.push_str(&format!("{}\n", output.paint(Style::Dim, &copies.told())));
+    if let Some(replication) = &overview.replication {
+        text.push_str(&format!("{}\n", output.paint(Style::Dim, &replication.describe())));
     }
-    for condition in &look.conditions {
+    for condition in &overview.conditions {
         text.push_str(&format!("  {} {condition}\n", output.paint(Style::Warning, "!")));
     }
-    for order in &look.orders {
-        text.push_str(&format!("  {}\n", output.paint(Style::Dim, order)));
+    for map_override in &overview.overrides {
+        text.push_str(&format!("  {}\n", output.paint(Style::Dim, map_override)));
     }
     text.push('\n');
     let mut workers = Table::new(&[
@@ -103,8 +105,8 @@ fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
         "state",
         "address",
         ">memories",
-        ">leads",
-        ">follows",
+        ">primaries",
+        ">backups",
         ">updates",
         ">memory",
         ">log",
@@ -112,21 +114,22 @@ fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
         ">restarts",
         "+device",
     ]);
-    for worker in &look.workers {
+    for worker in &overview.workers {
         let state = match (worker.alive, worker.ready) {
-            (false, _) => "silent",
+            (false, _) => "unreachable",
             (true, false) => "starting",
             (true, true) => "ready",
         };
-        let share = look.copies.as_ref().map(|it| it.workers.get(&worker.ordinal).copied().unwrap_or_default());
+        let share =
+            overview.replication.as_ref().map(|it| it.workers.get(&worker.ordinal).copied().unwrap_or_default());
         let restarts = restarts.get(&worker.ordinal).map_or_else(|| "-".into(), ToString::to_string);
         workers.row([
             worker.ordinal.to_string(),
             state.into(),
             worker.address.clone(),
             count(worker.memories),
-            share.map_or_else(|| worker.partitions.to_string(), |share| share.leads.to_string()),
-            share.map_or_else(|| "-".into(), |share| share.follows.to_string()),
+            share.map_or_else(|| worker.partitions.to_string(), |share| share.primaries.to_string()),
+            share.map_or_else(|| "-".into(), |share| share.backups.to_string()),
             count(worker.updates),
             bytes(worker.resident_bytes),
             bytes(worker.log_bytes),
@@ -136,9 +139,10 @@ fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
         ]);
     }
     text.push_str(&workers.render(output));
-    if !look.runs.is_empty() {
-        let mut runs = Table::new(&["run", "phase", ">epoch", ">epochs", ">updates", ">elapsed", ">to go", "message"]);
-        for run in &look.runs {
+    if !overview.runs.is_empty() {
+        let mut runs =
+            Table::new(&["run", "phase", ">epoch", ">epochs", ">updates", ">elapsed", ">remaining", "message"]);
+        for run in &overview.runs {
             runs.row([
                 run.name.clone(),
                 run.phase.clone(),
@@ -146,16 +150,16 @@ fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
                 if run.epochs == 0 { "-".into() } else { count(run.epochs) },
                 count(run.updates),
                 seconds(run.elapsed_seconds),
-                run.eta_seconds.filter(|_| run.is_going_on()).map_or_else(|| "-".into(), seconds),
+                run.eta_seconds.filter(|_| run.is_active()).map_or_else(|| "-".into(), seconds),
                 run.message.clone(),
             ]);
         }
         text.push('\n');
         text.push_str(&runs.render(output));
     }
-    if !look.quality.is_empty() {
+    if !overview.quality.is_empty() {
         let mut groups = Table::new(&["group", ">memories", ">mean", ">min", ">max"]);
-        for group in &look.quality {
+        for group in &overview.quality {
             groups.row([
                 group.group.to_string(),
                 count(group.count),
@@ -167,23 +171,23 @@ fn text(look: &Look, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
         text.push('\n');
         text.push_str(&groups.render(output));
     }
-    text.push_str(&format!("\nnext: {}\n", next(look)));
+    text.push_str(&format!("\nnext: {}\n", next(overview)));
     text
 }
 
-/// What to do now.
-fn next(look: &Look) -> &'static str {
-    if look.workers.iter().any(|worker| !worker.alive) {
-        "engram logs    says why a worker ended; it is started again by itself"
-    } else if !look.ready {
-        "engram logs -f    shows what is going on; recovery of a large log takes a while"
-    } else if look.runs.iter().any(|run| run.phase == "Failed") {
-        "engram describe run NAME    says why a run failed"
-    } else if look.runs.iter().any(|run| run.phase == "Running") {
-        "engram top    shows how the run goes on"
-    } else if look.memories == 0 {
-        "engram run FILE    learns; engram insert    adds memories"
+/// Suggests the next command.
+fn next(overview: &Overview) -> &'static str {
+    if overview.workers.iter().any(|worker| !worker.alive) {
+        "engram logs    shows why a worker exited; it is restarted automatically"
+    } else if !overview.ready {
+        "engram logs -f    follows the logs; recovery of a large log takes a while"
+    } else if overview.runs.iter().any(|run| run.phase == "Failed") {
+        "engram describe run NAME    shows why a run failed"
+    } else if overview.runs.iter().any(|run| run.phase == "Running") {
+        "engram top    shows the progress of the run"
+    } else if overview.memories == 0 {
+        "engram run FILE    submits a run"
     } else {
-        "engram rank --limit 20    shows the memories of highest weight"
+        "engram rank --limit 20    lists the memories with the highest weight"
     }
 }

@@ -1,8 +1,8 @@
-//! `engram top`: a cluster as it lives.
+//! `engram top`: live view of a cluster.
 
-use super::watch::{self, Look, Run};
-use crate::args::{Context, Named};
-use crate::error::said;
+use super::overview::{self, Overview, Run};
+use crate::context::{ClusterArgument, Context};
+use crate::error::failure;
 use crate::output::{Table, bytes, count, seconds};
 use crate::target::Target;
 use anyhow::Context as _;
@@ -18,61 +18,61 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
-/// Looks that the sparkline remembers: more than a terminal is wide.
+/// Samples kept for the sparkline: more than the width of a terminal.
 const HISTORY: usize = 400;
-/// Events that are remembered.
+/// Events kept.
 const EVENTS: usize = 100;
-/// How long a key may wait to be seen.
+/// Poll interval of the keyboard.
 const KEY: Duration = Duration::from_millis(100);
 
-/// Watch a cluster: workers, runs, quality, events
+/// Show a live view of workers, runs, weights and events
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram top
   engram top --interval 5
-  engram top --once -o json      one look, for scripts
+  engram top --once -o json      one sample, for scripts
   engram -n research top words   LearnerCluster words in Kubernetes
 
-Keys: q or Ctrl-C ends.")]
-pub(crate) struct Arguments {
+Keys: q, Esc or Ctrl-C quits.")]
+pub(crate) struct Top {
     #[command(flatten)]
-    named: Named,
-    /// Seconds between looks
+    cluster: ClusterArgument,
+    /// Seconds between updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
-    /// Look once and print it
+    /// Print one sample and exit
     #[arg(long)]
     once: bool,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: &Top, context: &Context) -> anyhow::Result<ExitCode> {
     if !(0.1..=3_600.0).contains(&arguments.interval) {
         let message = format!("--interval is {}; allowed: 0.1 to 3600 seconds", arguments.interval);
-        return Err(said(ExitCode::Usage, message));
+        return Err(failure(ExitCode::Usage, message));
     }
-    let target = Target::find(&context.of(&arguments.named)).await?;
+    let target = Target::find(&context.for_cluster(&arguments.cluster)).await?;
     let client = target.connect().await?;
     if arguments.once {
         return once(&client, &target, context).await;
     }
     if !std::io::stdout().is_terminal() {
-        return Err(said(ExitCode::Usage, "top needs a terminal; in scripts say: engram top --once -o json"));
+        return Err(failure(ExitCode::Usage, "top requires a terminal; in scripts use: engram top --once -o json"));
     }
-    let mut terminal = ratatui::try_init().context("failed to take the terminal")?;
+    let mut terminal = ratatui::try_init().context("failed to initialize the terminal")?;
     let result = live(&client, &target, Duration::from_secs_f64(arguments.interval), context, &mut terminal).await;
     ratatui::restore();
     result.map(|()| ExitCode::Ok)
 }
 
 async fn once(client: &Client, target: &Target, context: &Context) -> anyhow::Result<ExitCode> {
-    let look = watch::look(client, target).await?;
+    let overview = overview::read(client, target).await?;
     if context.output.is_structured() {
-        context.output.value(&serde_json::to_value(&look)?)?;
+        context.output.value(&serde_json::to_value(&overview)?)?;
         return Ok(ExitCode::Ok);
     }
     let mut table =
-        Table::new(&["worker", "state", ">memories", ">partitions", ">updates", ">memory", ">waiting", "device"]);
-    for worker in &look.workers {
+        Table::new(&["worker", "state", ">memories", ">partitions", ">updates", ">memory", ">pending", "device"]);
+    for worker in &overview.workers {
         table.row([
             worker.ordinal.to_string(),
             state(worker).into(),
@@ -80,11 +80,11 @@ async fn once(client: &Client, target: &Target, context: &Context) -> anyhow::Re
             worker.partitions.to_string(),
             count(worker.updates),
             bytes(worker.resident_bytes),
-            worker.waiting_records.to_string(),
+            worker.pending_records.to_string(),
             worker.device.clone(),
         ]);
     }
-    context.output.list(&look.workers, &table)?;
+    context.output.list(&overview.workers, &table)?;
     Ok(ExitCode::Ok)
 }
 
@@ -102,13 +102,13 @@ async fn live(
     keys.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = ticks.tick() => match watch::look(client, target).await {
-                Ok(look) => view.see(look, Instant::now()),
-                Err(error) => view.event(format!("no answer: {error:#}")),
+            _ = ticks.tick() => match overview::read(client, target).await {
+                Ok(overview) => view.update(overview, Instant::now()),
+                Err(error) => view.event(format!("failed to read the cluster state: {error:#}")),
             },
             _ = keys.tick() => {
                 while crossterm::event::poll(Duration::ZERO).context("failed to read the terminal")? {
-                    if ends(&crossterm::event::read().context("failed to read the terminal")?) {
+                    if quits(&crossterm::event::read().context("failed to read the terminal")?) {
                         return Ok(());
                     }
                 }
@@ -123,26 +123,26 @@ async fn live(
     }
 }
 
-fn ends(event: &Event) -> bool {
+fn quits(event: &Event) -> bool {
     let Event::Key(key) = event else { return false };
     let interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
     key.kind == KeyEventKind::Press && (interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
 }
 
-const fn state(worker: &watch::Worker) -> &'static str {
+const fn state(worker: &overview::Worker) -> &'static str {
     match (worker.alive, worker.ready) {
-        (false, _) => "silent",
+        (false, _) => "unreachable",
         (true, false) => "starting",
         (true, true) => "ready",
     }
 }
 
-/// What is on the screen, and what it is made from. Knows no terminal.
+/// Contents of the screen, independent of a terminal.
 struct View {
     color: bool,
-    look: Look,
-    at: Option<Instant>,
-    /// Updates per second of each worker since the look before.
+    overview: Overview,
+    updated_at: Option<Instant>,
+    /// Updates per second of each worker since the previous sample.
     rates: BTreeMap<u32, f64>,
     /// Updates per second of all workers, newest last.
     history: VecDeque<u64>,
@@ -154,8 +154,8 @@ impl View {
     fn new(color: bool) -> Self {
         Self {
             color,
-            look: Look::default(),
-            at: None,
+            overview: Overview::default(),
+            updated_at: None,
             rates: BTreeMap::new(),
             history: VecDeque::new(),
             events: VecDeque::new(),
@@ -172,16 +172,16 @@ impl View {
         }
     }
 
-    /// Takes a look, and notes what changed since the one before.
-    fn see(&mut self, look: Look, now: Instant) {
-        let before = std::mem::replace(&mut self.look, look);
-        if let Some(at) = self.at {
+    /// Takes a sample and records events for changes since the previous one.
+    fn update(&mut self, overview: Overview, now: Instant) {
+        let before = std::mem::replace(&mut self.overview, overview);
+        if let Some(at) = self.updated_at {
             let elapsed = now.saturating_duration_since(at).as_secs_f64().max(1e-3);
-            let look = self.look.clone();
+            let overview = self.overview.clone();
             let mut total = 0.0;
-            for worker in &look.workers {
+            for worker in &overview.workers {
                 let old = before.workers.iter().find(|old| old.ordinal == worker.ordinal);
-                // A worker that started anew counts from nothing.
+                // A restarted worker counts from zero.
                 let counted = old.map_or(0, |old| worker.updates.checked_sub(old.updates).unwrap_or(worker.updates));
                 let rate = if old.is_some_and(|old| old.alive) { counted as f64 / elapsed } else { 0.0 };
                 total += rate;
@@ -192,24 +192,24 @@ impl View {
                     self.event(format!("worker {}: {} -> {}", worker.ordinal, state(old), state(worker)));
                 }
                 if old.is_some_and(|old| old.incarnation != worker.incarnation) {
-                    self.event(format!("worker {} was started again", worker.ordinal));
+                    self.event(format!("worker {} restarted", worker.ordinal));
                 }
             }
             self.history.push_back(total as u64);
             if self.history.len() > HISTORY {
                 self.history.pop_front();
             }
-            for run in &look.runs {
+            for run in &overview.runs {
                 let old = before.runs.iter().find(|old| old.name == run.name);
                 if old.is_none_or(|old| old.phase != run.phase) {
                     self.event(format!("run {}: {} {}", run.name, run.phase, run.message));
                 }
             }
-            if before.map_version != look.map_version {
-                self.event(format!("partition map {} -> {}", before.map_version, look.map_version));
+            if before.map_version != overview.map_version {
+                self.event(format!("partition map {} -> {}", before.map_version, overview.map_version));
             }
         }
-        self.at = Some(now);
+        self.updated_at = Some(now);
     }
 
     fn style(&self, color: Color) -> Style {
@@ -217,27 +217,27 @@ impl View {
     }
 
     fn draw(&self, frame: &mut Frame<'_>) {
-        let look = &self.look;
-        let run = look.runs.iter().find(|run| run.is_going_on()).or_else(|| look.runs.last());
-        let [head, workers, middle, groups, events, foot] = Layout::vertical([
+        let overview = &self.overview;
+        let run = overview.runs.iter().find(|run| run.is_active()).or_else(|| overview.runs.last());
+        let [header, workers, middle, groups, events, footer] = Layout::vertical([
             Constraint::Length(1),
-            Constraint::Length(look.workers.len().min(20) as u16 + 3),
+            Constraint::Length(overview.workers.len().min(20) as u16 + 3),
             Constraint::Length(if run.is_some() { 7 } else { 4 }),
-            Constraint::Length(look.quality.len().min(6) as u16 + 3),
+            Constraint::Length(overview.quality.len().min(6) as u16 + 3),
             Constraint::Min(3),
             Constraint::Length(1),
         ])
         .areas(frame.area());
-        let verdict = if look.ready { ("fine", Color::Green) } else { ("not ready", Color::Red) };
+        let health = if overview.ready { ("ready", Color::Green) } else { ("not ready", Color::Red) };
         let title = format!(
             "engram  {}  {}  {} memories  {} partitions  map {}",
-            look.name,
-            verdict.0,
-            count(look.memories),
-            look.partitions,
-            look.map_version
+            overview.name,
+            health.0,
+            count(overview.memories),
+            overview.partitions,
+            overview.map_version
         );
-        frame.render_widget(Line::styled(title, self.style(verdict.1).add_modifier(Modifier::BOLD)), head);
+        frame.render_widget(Line::styled(title, self.style(health.1).add_modifier(Modifier::BOLD)), header);
         frame.render_widget(self.workers(), workers);
         let [progress, line] =
             Layout::vertical([Constraint::Length(if run.is_some() { 3 } else { 0 }), Constraint::Min(3)]).areas(middle);
@@ -250,20 +250,22 @@ impl View {
         let block = Block::bordered().title(format!(" updates/s: {} ", count(now)));
         frame.render_widget(Sparkline::default().data(shown).style(self.style(Color::Cyan)).block(block), line);
         frame.render_widget(self.groups(), groups);
-        let copies = look.copies.iter().map(|copies| {
-            let color = if copies.short + copies.inactive == 0 { Color::Green } else { Color::Yellow };
-            Line::styled(format!("copies: {}", copies.told()), self.style(color))
+        let replication = overview.replication.iter().map(|state| {
+            let color = if state.under_replicated + state.activating == 0 { Color::Green } else { Color::Yellow };
+            Line::styled(format!("replication: {}", state.describe()), self.style(color))
         });
         let conditions =
-            look.conditions.iter().map(|text| Line::styled(format!("! {text}"), self.style(Color::Yellow)));
-        let lines: Vec<Line<'_>> =
-            copies.chain(conditions).chain(self.events.iter().rev().map(|text| Line::raw(text.as_str()))).collect();
+            overview.conditions.iter().map(|text| Line::styled(format!("! {text}"), self.style(Color::Yellow)));
+        let lines: Vec<Line<'_>> = replication
+            .chain(conditions)
+            .chain(self.events.iter().rev().map(|text| Line::raw(text.as_str())))
+            .collect();
         frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" events ")), events);
-        frame.render_widget(Line::styled("q: end", Style::new().add_modifier(Modifier::DIM)), foot);
+        frame.render_widget(Line::styled("q: quit", Style::new().add_modifier(Modifier::DIM)), footer);
     }
 
     fn workers(&self) -> Grid<'_> {
-        let rows = self.look.workers.iter().map(|worker| {
+        let rows = self.overview.workers.iter().map(|worker| {
             let color = if worker.ready { Color::Green } else { Color::Red };
             let rate = self.rates.get(&worker.ordinal).copied().unwrap_or(0.0);
             Row::new([
@@ -277,18 +279,18 @@ impl View {
                 Cell::from(worker.device.as_str()),
             ])
         });
-        let head = ["worker", "state", "memories", "partitions", "updates/s", "memory", "uptime", "device"];
-        let widths = [7, 9, 13, 11, 12, 11, 9].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]);
+        let header = ["worker", "state", "memories", "partitions", "updates/s", "memory", "uptime", "device"];
+        let widths = [7, 12, 13, 11, 12, 11, 9].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]);
         Grid::new(rows, widths)
-            .header(Row::new(head).style(Style::new().add_modifier(Modifier::BOLD)))
+            .header(Row::new(header).style(Style::new().add_modifier(Modifier::BOLD)))
             .block(Block::bordered().title(" workers "))
     }
 
     fn progress(&self, run: &Run) -> Gauge<'_> {
         let of = if run.epochs > 0 { format!(" of {}", count(run.epochs)) } else { String::new() };
         let mut label = format!("{} epoch {}{of}", run.phase, count(run.epoch));
-        if let Some(eta) = run.eta_seconds.filter(|_| run.is_going_on()) {
-            label.push_str(&format!(", {} to go", seconds(eta)));
+        if let Some(eta) = run.eta_seconds.filter(|_| run.is_active()) {
+            label.push_str(&format!(", {} remaining", seconds(eta)));
         }
         for (name, value) in run.metrics.iter().take(4) {
             label.push_str(&format!(", {name} {value:.3}"));
@@ -301,7 +303,7 @@ impl View {
     }
 
     fn groups(&self) -> Grid<'_> {
-        let rows = self.look.quality.iter().map(|group| {
+        let rows = self.overview.quality.iter().map(|group| {
             Row::new([
                 group.group.to_string(),
                 count(group.count),
@@ -314,7 +316,7 @@ impl View {
             .header(
                 Row::new(["group", "memories", "mean", "min", "max"]).style(Style::new().add_modifier(Modifier::BOLD)),
             )
-            .block(Block::bordered().title(" quality "))
+            .block(Block::bordered().title(" weights "))
     }
 }
 
@@ -324,15 +326,15 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    fn look(updates: u64, incarnation: u64, phase: &str) -> Look {
-        let worker = watch::Worker {
+    fn sample(updates: u64, incarnation: u64, phase: &str) -> Overview {
+        let worker = overview::Worker {
             ordinal: 0,
             alive: true,
             ready: true,
             updates,
             incarnation,
             device: "CPU".into(),
-            ..watch::Worker::default()
+            ..overview::Worker::default()
         };
         let run = Run {
             name: "history".into(),
@@ -349,23 +351,30 @@ mod tests {
             message: String::new(),
             metrics: BTreeMap::new(),
         };
-        let quality = vec![watch::Group { group: 7, count: 12, mean: 0.25, min: 0.0, max: 1.0 }];
-        Look { name: "demo".into(), ready: true, workers: vec![worker], runs: vec![run], quality, ..Look::default() }
+        let quality = vec![overview::Group { group: 7, count: 12, mean: 0.25, min: 0.0, max: 1.0 }];
+        Overview {
+            name: "demo".into(),
+            ready: true,
+            workers: vec![worker],
+            runs: vec![run],
+            quality,
+            ..Overview::default()
+        }
     }
 
     #[test]
-    fn the_screen_shows_workers_run_quality_and_what_changed() {
+    fn screen_shows_workers_run_weights_and_events() {
         let mut view = View::new(false);
         let began = Instant::now();
-        view.see(look(0, 1, "Running"), began);
-        view.see(look(5_000, 1, "Running"), began + Duration::from_secs(1));
-        view.see(look(100, 2, "Succeeded"), began + Duration::from_secs(2));
-        assert_eq!(view.history, [5_000, 100], "a worker that started anew counts from nothing");
+        view.update(sample(0, 1, "Running"), began);
+        view.update(sample(5_000, 1, "Running"), began + Duration::from_secs(1));
+        view.update(sample(100, 2, "Succeeded"), began + Duration::from_secs(2));
+        assert_eq!(view.history, [5_000, 100], "a restarted worker counts from zero");
         let mut terminal = Terminal::new(TestBackend::new(100, 30)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();
         let screen = terminal.backend().to_string();
-        for shown in ["demo", "fine", "ready", "Succeeded epoch 30 of 60", "0.250000", "worker 0 was started again"] {
-            assert!(screen.contains(shown), "{shown} is not on the screen:\n{screen}");
+        for shown in ["demo", "ready", "Succeeded epoch 30 of 60", "0.250000", "worker 0 restarted"] {
+            assert!(screen.contains(shown), "{shown} is missing on the screen:\n{screen}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! `engram up`: a local cluster from a manifest, and the runs of that manifest on it.
+//! `engram up`: starts a local cluster and executes the runs of a manifest.
 
-use crate::args::Context;
 use crate::commands::data::run as runs;
 use crate::commands::manifest;
-use crate::error::{Ended, problem, report, said};
+use crate::context::Context;
+use crate::error::{Exit, failure, problem, report};
 use crate::local::certificates::{self, Certificates};
 use crate::local::ports::{self, Ports};
 use crate::local::state::{self, Cluster, FORMAT, StateDir};
@@ -11,10 +11,10 @@ use crate::local::supervisor::{Event, Plan, Supervisor};
 use crate::local::{Endpoints, admin, detach};
 use crate::output::count;
 use crate::progress::Progress;
-use crate::route::{Door, Route};
+use crate::route::{Endpoint, Route};
 use crate::target::Local;
 use anyhow::Context as _;
-use engram_api::{Code, ExitCode, GpuMode, LearnerClusterSpec, Manifest, Needs, Problem};
+use engram_api::{Code, ExitCode, GpuMode, LearnerClusterSpec, Manifest, Problem, Requirement};
 use engram_client::Client;
 use engram_identity::{Keys, Role};
 use engram_kernels::gpu::cuda;
@@ -27,60 +27,60 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// Between looks at a worker that is getting ready.
-const LOOK: Duration = Duration::from_millis(50);
+/// Poll interval while workers start.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Start a local cluster and learn what the manifest says
+/// Start a local cluster and execute the runs of the manifest
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram up examples/cluster.yaml                     start, learn, keep serving until Ctrl-C
-  engram up examples/cluster.yaml --exit-when-done    for scripts: the exit code is the result of the runs
-  engram up cluster.yaml -d                           in the background; `engram down` stops it
-  engram up cluster.yaml --port-base 0                on free ports, beside another cluster
-  engram up cluster.yaml --tls                        with certificates on every connection
-  engram up cluster.yaml --report report.html         and write a page with charts about the run
+  engram up examples/cluster.yaml                     start, execute the runs, serve until Ctrl-C
+  engram up examples/cluster.yaml --exit-when-done    exit with the result of the runs, for scripts
+  engram up cluster.yaml -d                           run in the background; stop it with `engram down`
+  engram up cluster.yaml --port-base 0                on free ports, next to another cluster
+  engram up cluster.yaml --tls                        with mutual TLS on every connection
+  engram up cluster.yaml --report report.html         write an HTML page with charts about the run
 
-The first Ctrl-C stops the cluster in order; a run that was going on resumes at the next `up`. A second one kills it.")]
-pub(crate) struct Arguments {
+The first Ctrl-C stops the cluster gracefully; the next `engram up` resumes interrupted runs. A second Ctrl-C kills it.")]
+pub(crate) struct Up {
     /// Manifest with one LearnerCluster and any number of LearnerRuns; `-` is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Run in the background; returns when the cluster is ready
+    /// Run in the background; return when the cluster is ready
     #[arg(short, long, conflicts_with = "exit_when_done")]
     detach: bool,
-    /// With --detach: return when the runs have ended, with their result
+    /// With --detach: wait for the runs and exit with their result
     #[arg(long, requires = "detach")]
     wait: bool,
-    /// Use a GPU: where there is one, always, never; instead of spec.gpu.mode
+    /// Use of GPUs; overrides spec.gpu.mode
     #[arg(long, value_name = "WHEN")]
     gpu: Option<Gpu>,
-    /// Memories of a pass from which a GPU does it; instead of spec.gpu.threshold [default: measured at start]
+    /// Smallest pass, in memories, that runs on a GPU; overrides spec.gpu.threshold [default: measured at start]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
     gpu_threshold: Option<u64>,
-    /// First port of worker 0; the others follow. 0 = free ports
+    /// First port of worker 0, from which all other ports are derived; 0 = free ports
     #[arg(long, value_name = "PORT", default_value_t = ports::BASE)]
     port_base: u16,
-    /// Threads of each worker's passes over memories [default: cores / workers, at least 1]
+    /// Compute threads of each worker [default: cores / workers, at least 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     worker_threads: Option<u16>,
-    /// Stop when the runs have ended, with their result as exit code
+    /// Stop when the runs are finished and exit with their result
     #[arg(long)]
     exit_when_done: bool,
-    /// Write a self-contained HTML page about the run (one run in the file)
+    /// Write an HTML report of the run; requires a manifest with one run
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
-    /// Certificates on every connection between the processes and of commands, of an authority of this cluster's own
+    /// Use mutual TLS on all connections, with certificates of a CA created for this cluster
     #[arg(long)]
     tls: bool,
-    /// How long a certificate is valid: for tests of their renewal
+    /// Lifetime of certificates, for tests of their renewal
     #[arg(long, value_name = "SECONDS", hide = true, requires = "tls", value_parser = clap::value_parser!(u32).range(6..))]
     certificate_lifetime: Option<u32>,
-    /// How long the cluster may take to get ready, in seconds
+    /// Timeout in seconds for the cluster to become ready
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 }
 
-/// The words of `spec.gpu.mode` on the command line.
+/// Values of `spec.gpu.mode` on the command line.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Gpu {
     Auto,
@@ -88,27 +88,27 @@ enum Gpu {
     Disabled,
 }
 
-/// How the time of serving ended.
-enum End {
-    /// The runs have ended, and nothing else is wanted.
-    Done(anyhow::Result<()>),
-    /// Somebody asked.
-    Asked(anyhow::Result<()>),
+/// Why the cluster stops.
+enum Shutdown {
+    /// All runs are finished (`--exit-when-done`).
+    RunsFinished(anyhow::Result<()>),
+    /// A signal was received.
+    Signal(anyhow::Result<()>),
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: &Up, context: &Context) -> anyhow::Result<ExitCode> {
     if arguments.detach && arguments.file == Path::new("-") {
-        return Err(said(
+        return Err(failure(
             ExitCode::Usage,
-            "--detach reads the manifest twice, and stdin can be read once; give a file",
+            "--detach reads the manifest twice and cannot read it from stdin; give a file",
         ));
     }
-    let manifest = manifest::read(&arguments.file, Needs::Cluster)?;
+    let manifest = manifest::read(&arguments.file, Requirement::Cluster)?;
     let detached = arguments.detach && detach::is_child();
     if !detached {
-        manifest::tell_notes(&manifest, context);
+        manifest::print_notes(&manifest, context);
     }
-    let cluster = manifest.cluster.as_ref().context("a manifest for `up` has a cluster")?;
+    let cluster = manifest.cluster.as_ref().context("the manifest has no LearnerCluster")?;
     let mut spec = cluster.spec.clone();
     if let Some(gpu) = arguments.gpu {
         spec.gpu.mode = match gpu {
@@ -124,14 +124,14 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
         None => state::base()?.join(&cluster.metadata.name),
     };
     if arguments.detach && !detached {
-        return leave(arguments, context, &manifest, &folder).await;
+        return start_detached(arguments, context, &manifest, &folder).await;
     }
 
     let mut state = StateDir::hold(&folder)?;
     let created = prepare(&state, &manifest, &spec)?;
-    // Who holds something is needed for the start, whatever the manifest says by now.
+    // Workers that still have partitions are started even if the manifest asks for fewer.
     let ports = Ports::choose(created.spec.workers, arguments.port_base)?;
-    state.keep(&created)?;
+    state.save(&created)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = (cores / spec.workers as usize).max(1);
     let cluster = created.id()?;
@@ -139,7 +139,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     let open = || Certificates::open(state.folder(), &created.name, cluster, lifetime).map(Rc::new);
     let tls = arguments.tls.then(open).transpose()?;
     let route = match &tls {
-        // This process reports deaths and asks for status: what coordinators do.
+        // The supervisor acts with the coordinator's role: it reports deaths and reads status.
         Some(tls) => Route::Secured(Keys::open(tls.tls(Role::Coordinator, 0).files)?),
         None => Route::Direct,
     };
@@ -150,62 +150,64 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
         folder: state.folder().to_owned(),
         ports,
         threads: arguments.worker_threads.map_or(threads, usize::from),
-        detours: None,
+        proxies: None,
         tls,
         route: route.clone(),
     };
     let mut signals = Signals::new()?;
     let mut supervisor = Supervisor::start(plan)?;
-    let ended = serve(&mut supervisor, &mut signals, arguments, context, &manifest, detached).await;
-    let held = match &ended {
-        Ok(_) => memories(&supervisor.endpoints(), &route).await,
+    let shutdown = serve(&mut supervisor, &mut signals, arguments, context, &manifest, detached).await;
+    let memories = match &shutdown {
+        Ok(_) => count_memories(&supervisor.endpoints(), &route).await,
         Err(_) => None,
     };
-    if !matches!(ended, Err(_) | Ok(End::Done(_))) {
-        context.output.note("stopping; Ctrl-C again kills");
+    if !matches!(shutdown, Err(_) | Ok(Shutdown::RunsFinished(_))) {
+        context.output.note("stopping; press Ctrl-C again to kill");
     }
     supervisor.stop(signals.next()).await;
-    if let Some(memories) = held {
-        let known = state.cluster()?.unwrap_or(created);
-        state.keep(&Cluster { memories, ..known })?;
+    if let Some(memories) = memories {
+        let cluster = state.cluster()?.unwrap_or(created);
+        state.save(&Cluster { memories, ..cluster })?;
     }
-    match ended? {
-        End::Done(result) | End::Asked(result) => result.map(|()| ExitCode::Ok),
+    match shutdown? {
+        Shutdown::RunsFinished(result) | Shutdown::Signal(result) => result.map(|()| ExitCode::Ok),
     }
 }
 
-/// Checks what needs no state: a start that cannot succeed changes nothing.
-fn check(arguments: &Arguments, manifest: &Manifest, spec: &LearnerClusterSpec) -> anyhow::Result<()> {
+/// Validates the request before anything is changed.
+fn check(arguments: &Up, manifest: &Manifest, spec: &LearnerClusterSpec) -> anyhow::Result<()> {
     if spec.gpu.mode == GpuMode::Required
-        && let Err(why) = cuda::probe()
+        && let Err(reason) = cuda::probe()
     {
-        let message = format!("spec.gpu.mode is Required, and no GPU can be used: {why}; nothing was started");
-        return Err(Problem::new(Code::GpuRequired, message).help("run on the CPU:   --gpu disabled").into());
+        let message = format!("spec.gpu.mode is Required and no GPU is usable: {reason}; nothing was started");
+        return Err(Problem::new(Code::GpuRequired, message).help("run on the CPU: --gpu disabled").into());
     }
     let runs: Vec<_> = manifest.runs.iter().filter(|run| !run.spec.suspend).collect();
     if arguments.report.is_some() && runs.len() != 1 {
-        let message = format!("--report is for a file with one run; {} has {}", arguments.file.display(), runs.len());
+        let message =
+            format!("--report requires a manifest with one run; {} has {}", arguments.file.display(), runs.len());
         return Err(problem(Code::Conflicting, message));
     }
     runs.into_iter().try_for_each(|run| runs::check_source(&runs::absolute(manifest, &run.spec)?))
 }
 
-/// Compares the manifest with what is in the state directory, and says what shall be there.
+/// Compares the manifest with the state directory and returns the new contents of `cluster.json`.
 fn prepare(state: &StateDir, manifest: &Manifest, spec: &LearnerClusterSpec) -> anyhow::Result<Cluster> {
     let name = manifest.cluster.as_ref().map(|cluster| cluster.metadata.name.clone()).unwrap_or_default();
     let Some(old) = state.cluster()? else {
         if let Some(volume) = spec.bootstrap.as_ref().and_then(|bootstrap| bootstrap.snapshot.volume.as_ref()) {
             let message = format!(
-                "spec.bootstrap.snapshot.volume is {volume}; allowed in clusters in Kubernetes only: here set url"
+                "spec.bootstrap.snapshot.volume is {volume}, which is supported in Kubernetes only; set url instead"
             );
-            let help = "or bring it here from its folder: engram snapshot restore NAME --from FOLDER --state-dir DIR";
+            let help = "or restore it from its folder: engram snapshot restore NAME --from FOLDER --state-dir DIR";
             return Err(Problem::new(Code::NotSupported, message).help(help).into());
         }
         let cluster = ClusterId(rand::random()).to_string();
         return Ok(Cluster { format_version: FORMAT, cluster, name, memories: 0, spec: spec.clone() });
     };
     if old.name != name {
-        let message = format!("state directory {} is of cluster {}, not of {name}", state.folder().display(), old.name);
+        let message =
+            format!("state directory {} belongs to cluster {}, not to {name}", state.folder().display(), old.name);
         return Err(problem(Code::OtherCluster, message));
     }
     manifest.check_against(&old.spec, old.memories)?;
@@ -213,100 +215,102 @@ fn prepare(state: &StateDir, manifest: &Manifest, spec: &LearnerClusterSpec) -> 
     Ok(Cluster { spec: LearnerClusterSpec { workers, ..spec.clone() }, ..old })
 }
 
-/// Waits until the cluster is ready, runs what the manifest says, and serves until it is time to stop.
+/// Waits until the cluster is ready, executes the runs, and serves until shutdown.
 async fn serve(
     supervisor: &mut Supervisor,
     signals: &mut Signals,
-    arguments: &Arguments,
+    arguments: &Up,
     context: &Context,
     manifest: &Manifest,
     detached: bool,
-) -> anyhow::Result<End> {
+) -> anyhow::Result<Shutdown> {
     let endpoints = supervisor.endpoints();
     let limit = Duration::from_secs(arguments.timeout);
     let folder = supervisor.folder().to_owned();
-    let stays = !detached && !arguments.exit_when_done;
+    let stays_up = !detached && !arguments.exit_when_done;
     let local = Local::of(folder.clone(), endpoints)?;
     let client = supervisor
         .while_running(async |events| {
             let ready = async {
-                wait_for_map(&local, context, limit, stays).await?;
-                ready(&local.endpoints, context, limit).await
+                wait_for_map(&local, context, limit, stays_up).await?;
+                wait_until_ready(&local.endpoints, context, limit).await
             };
             tokio::select! {
                 ready = ready => ready?,
-                error = failure(events, context) => return Err(error),
-                () = signals.next() => return Err(Ended(ExitCode::Interrupted).into()),
+                error = wait_for_failure(events, context) => return Err(error),
+                () = signals.next() => return Err(Exit(ExitCode::Interrupted).into()),
             }
             anyhow::Ok(Client::connect(local.options()?).await?)
         })
         .await?;
     supervisor.set_ready()?;
     if detached {
-        detach::settle(&folder)?;
+        detach::leave_terminal(&folder)?;
     } else {
-        tell_endpoints(&supervisor.endpoints(), &folder, context);
+        print_endpoints(&supervisor.endpoints(), &folder, context);
     }
     supervisor
         .while_running(async |events| {
-            let learnt = tokio::select! {
-                learnt = learn(&client, manifest, arguments, context) => learnt,
-                error = failure(events, context) => return Err(error),
-                () = signals.next() => return Ok(End::Asked(Err(Ended(ExitCode::Interrupted).into()))),
+            let result = tokio::select! {
+                result = execute_runs(&client, manifest, arguments, context) => result,
+                error = wait_for_failure(events, context) => return Err(error),
+                () = signals.next() => return Ok(Shutdown::Signal(Err(Exit(ExitCode::Interrupted).into()))),
             };
             if arguments.exit_when_done {
-                return Ok(End::Done(learnt));
+                return Ok(Shutdown::RunsFinished(result));
             }
-            let told = match learnt {
+            let result = match result {
                 Ok(()) => Ok(()),
-                // The cluster goes on serving what it has learnt so far; the end has the code of the failure.
+                // The cluster continues to serve; the exit code reports the failure.
                 Err(error) => {
                     report(&error, context);
-                    Err(Ended(crate::error::code(&error)).into())
+                    Err(Exit(crate::error::code(&error)).into())
                 }
             };
-            tell_next(&folder, context);
+            print_next_steps(&folder, context);
             tokio::select! {
-                error = failure(events, context) => Err(error),
-                () = signals.next() => Ok(End::Asked(told)),
+                error = wait_for_failure(events, context) => Err(error),
+                () = signals.next() => Ok(Shutdown::Signal(result)),
             }
         })
         .await
 }
 
-/// Waits until there is a map. Of one that is lost it tells what to do: where `stays` it waits until that is done, since the order
-/// needs the cluster up. What else keeps a map from being there is found by whoever waits for the workers.
-async fn wait_for_map(local: &Local, context: &Context, limit: Duration, stays: bool) -> anyhow::Result<()> {
+/// Waits for a partition map. If the map is lost, reports how to rebuild it and, with `stays_up`, waits for the rebuild, which needs
+/// a running cluster. Other failures surface while waiting for the workers.
+async fn wait_for_map(local: &Local, context: &Context, limit: Duration, stays_up: bool) -> anyhow::Result<()> {
     let (coordinator, cluster) = (local.coordinator(), local.cluster()?);
     let deadline = Instant::now() + limit;
-    let mut told = false;
-    while told || Instant::now() < deadline {
-        // A coordinator that is just starting does not answer yet.
+    let mut is_reported = false;
+    while is_reported || Instant::now() < deadline {
+        // A starting coordinator does not respond yet.
         if let Ok(status) = admin::cluster(&coordinator, cluster).await {
-            if !status.map_lost.is_empty() && !told {
+            if !status.map_lost.is_empty() && !is_reported {
                 let lost = Problem::new(Code::MapLost, status.map_lost)
                     .help(format!(
-                        "make it anew:       engram partition rebuild-map --state-dir {}",
+                        "rebuild the map: engram partition rebuild-map --state-dir {}",
                         local.folder.display()
                     ))
-                    .help("that order needs the cluster up, in the foreground: engram up FILE");
-                if !stays {
+                    .help("rebuild-map needs a running cluster, in the foreground: engram up FILE");
+                if !stays_up {
                     return Err(lost.into());
                 }
                 report(&lost.into(), context);
-                context.output.note("the cluster stays up for that order and serves nothing before; Ctrl-C stops it");
-                told = true;
+                context
+                    .output
+                    .note("waiting for rebuild-map; no partition is served until then; Ctrl-C stops the cluster");
+                is_reported = true;
             } else if status.map_lost.is_empty() && status.map.is_some() {
                 return Ok(());
             }
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
-/// Waits for every worker's readiness.
-pub(crate) async fn ready(endpoints: &Endpoints, context: &Context, limit: Duration) -> anyhow::Result<()> {
+/// Waits until every worker is ready.
+pub(crate) async fn wait_until_ready(endpoints: &Endpoints, context: &Context, limit: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + limit;
     let workers = &endpoints.workers;
     let mut progress = Progress::new(&context.output, "starting workers", Some(workers.len() as u64));
@@ -316,102 +320,102 @@ pub(crate) async fn ready(endpoints: &Endpoints, context: &Context, limit: Durat
         loop {
             match admin::page(&worker.http.into(), "/readyz").await {
                 Ok((200, _)) => break,
-                Ok((_, reason)) => last = reason.trim().to_owned(),
+                Ok((_, body)) => last = body.trim().to_owned(),
                 Err(_) => {}
             }
             if Instant::now() >= deadline {
-                let why = if last.is_empty() { "it does not answer yet" } else { &last };
-                let message = format!("{} is not ready after {} s: {why}", worker.name(), limit.as_secs());
+                let reason = if last.is_empty() { "no response" } else { &last };
+                let message = format!("{} is not ready after {} s: {reason}", worker.name(), limit.as_secs());
                 return Err(Problem::new(Code::StartTimedOut, message)
-                    .help("give it more time:   --timeout SECONDS")
+                    .help("increase the timeout: --timeout SECONDS")
                     .into());
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
     progress.set(workers.len() as u64, "");
     Ok(())
 }
 
-/// Tells of processes that are started again; completes when the start is given up.
-pub(crate) async fn failure(events: &mut mpsc::Receiver<Event>, context: &Context) -> anyhow::Error {
+/// Prints supervisor events; completes with an error when the start fails.
+pub(crate) async fn wait_for_failure(events: &mut mpsc::Receiver<Event>, context: &Context) -> anyhow::Error {
     while let Some(event) = events.recv().await {
         match event {
             Event::Restarted { name, exit } => {
-                context.output.note(format!("{name} ended ({exit}) and is started again; see: engram logs {name}"));
+                context.output.note(format!("{name} exited ({exit}) and is restarted; see: engram logs {name}"));
             }
-            Event::Resized { workers } => context.output.note(format!("the cluster has {workers} worker(s) now")),
-            Event::Trouble(error) => context.output.note(format!("not done yet, tried again: {error:#}")),
+            Event::Resized { workers } => context.output.note(format!("the cluster has {workers} worker(s)")),
+            Event::Retrying(error) => context.output.note(format!("retrying: {error:#}")),
             Event::Failed(error) => return error,
         }
     }
-    anyhow::anyhow!("the supervisor ended")
+    anyhow::anyhow!("the supervisor exited")
 }
 
-/// Runs what the manifest says, in its order.
-async fn learn(client: &Client, manifest: &Manifest, arguments: &Arguments, context: &Context) -> anyhow::Result<()> {
+/// Executes the runs of the manifest in order.
+async fn execute_runs(client: &Client, manifest: &Manifest, arguments: &Up, context: &Context) -> anyhow::Result<()> {
     for object in &manifest.runs {
         let name = &object.metadata.name;
-        let on_cluster = client.list_runs().await?.into_iter().find(|status| status.name == *name);
+        let existing = client.list_runs().await?.into_iter().find(|status| status.name == *name);
         if object.spec.suspend {
-            if on_cluster.is_some() {
+            if existing.is_some() {
                 runs::suspend(client, name, true).await?;
             }
             context.output.note(format!("run {name} is suspended: spec.suspend is true"));
             continue;
         }
-        if on_cluster.is_some_and(|status| status.phase() == RunPhase::Suspended) {
+        if existing.is_some_and(|status| status.phase() == RunPhase::Suspended) {
             runs::suspend(client, name, false).await?;
         }
-        // With --detach --wait two processes submit it, and neither of them is late.
+        // With --detach --wait both processes submit the run.
         if !runs::submit(client, manifest, object).await? && !arguments.wait {
-            let known = client.list_runs().await?;
-            let phase = known.iter().find(|status| status.name == *name).map(|status| status.phase());
+            let statuses = client.list_runs().await?;
+            let phase = statuses.iter().find(|status| status.name == *name).map(|status| status.phase());
             context.output.note(match phase {
                 Some(RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled) => {
-                    format!("run {name} has ended already and is not run again; a new run needs a new name")
+                    format!("run {name} is already finished; rename it to run it again")
                 }
-                _ => format!("run {name} goes on where it was"),
+                _ => format!("resuming run {name}"),
             });
         }
-        let learnt = runs::follow_to_end(client, name, &context.output).await?;
+        let report = runs::follow_to_end(client, name, &context.output).await?;
         let path = arguments.report.as_ref().filter(|_| !arguments.wait || !detach::is_child());
-        if let (Some(path), Some(learnt)) = (path, &learnt) {
-            runs::write_page(learnt, path)?;
+        if let (Some(path), Some(report)) = (path, &report) {
+            runs::write_page(report, path)?;
             context.output.note(format!("wrote {}", path.display()));
         }
     }
     Ok(())
 }
 
-/// Starts a copy of this command in the background, waits until it is ready, and leaves it.
-async fn leave(
-    arguments: &Arguments,
+/// Starts this command in the background and waits until the cluster is ready.
+async fn start_detached(
+    arguments: &Up,
     context: &Context,
     manifest: &Manifest,
     folder: &Path,
 ) -> anyhow::Result<ExitCode> {
     let pid = match detach::start().await? {
-        detach::Started::Ready(pid) => pid,
-        detach::Started::Ended(code) => return Err(Ended(code).into()),
+        detach::Background::Ready(pid) => pid,
+        detach::Background::Exited(code) => return Err(Exit(code).into()),
     };
     let Some(local) = Local::at(folder)? else {
         return Err(problem(
             Code::WorkerFailedToStart,
-            format!("the cluster ended at once; see {}/logs", folder.display()),
+            format!("the cluster exited immediately; see {}/logs", folder.display()),
         ));
     };
-    tell_endpoints(&local.endpoints, folder, context);
+    print_endpoints(&local.endpoints, folder, context);
     if arguments.wait {
         let client = Client::connect(local.options()?).await?;
-        learn(&client, manifest, arguments, context).await?;
+        execute_runs(&client, manifest, arguments, context).await?;
     }
-    context.output.note(format!("process {pid} serves in the background"));
-    tell_next(folder, context);
+    context.output.note(format!("running in the background as process {pid}"));
+    print_next_steps(folder, context);
     Ok(ExitCode::Ok)
 }
 
-fn tell_endpoints(endpoints: &Endpoints, folder: &Path, context: &Context) {
+fn print_endpoints(endpoints: &Endpoints, folder: &Path, context: &Context) {
     let mut text = format!("cluster {} is ready: {} worker(s)\n", endpoints.name, endpoints.workers.len());
     for worker in &endpoints.workers {
         let line = format!("  {:<10} gRPC {}   http://{}/metrics\n", worker.name(), worker.client, worker.http);
@@ -419,33 +423,33 @@ fn tell_endpoints(endpoints: &Endpoints, folder: &Path, context: &Context) {
     }
     let security = if endpoints.tls {
         let client = certificates::client(folder).certificate;
-        format!("TLS, both sides with certificates; yours: {}", client.display())
+        format!("mutual TLS; client certificate: {}", client.display())
     } else {
-        "loopback only, in clear: whoever runs programs on this machine may call it".to_owned()
+        "plaintext on loopback; every local user can connect".to_owned()
     };
     text.push_str(&format!("  security   {security}\n  state      {}", folder.display()));
     context.output.note(text);
 }
 
-fn tell_next(folder: &Path, context: &Context) {
-    let usual = state::base().is_ok_and(|base| folder.parent() == Some(base.as_path()));
-    let option = if usual { String::new() } else { format!(" --state-dir {}", folder.display()) };
+fn print_next_steps(folder: &Path, context: &Context) {
+    let is_default = state::base().is_ok_and(|base| folder.parent() == Some(base.as_path()));
+    let option = if is_default { String::new() } else { format!(" --state-dir {}", folder.display()) };
     context.output.note(format!(
         "next:\n  engram status{option}\n  engram rank --limit 20{option}\n  engram top{option}\n  engram down{option}"
     ));
 }
 
-/// Memories held, for the next start; `None` where a worker does not answer.
-async fn memories(endpoints: &Endpoints, route: &Route) -> Option<u64> {
+/// Counts the memories of all workers, for the next start; `None` if a worker does not respond.
+async fn count_memories(endpoints: &Endpoints, route: &Route) -> Option<u64> {
     let mut sum = 0;
     for worker in &endpoints.workers {
-        sum += admin::status(&Door::at(worker.admin, route)).await.ok()?.memories;
+        sum += admin::status(&Endpoint::at(worker.admin, route)).await.ok()?.memories;
     }
-    tracing::debug!(memories = count(sum), "held");
+    tracing::debug!(memories = count(sum), "counted memories before shutdown");
     Some(sum)
 }
 
-/// The signals that ask for an end.
+/// The signals that request a shutdown.
 struct Signals([Signal; 3]);
 
 impl Signals {

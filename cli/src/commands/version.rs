@@ -1,30 +1,30 @@
-//! `engram version`: of this command, and of the cluster that it would talk to.
+//! `engram version`: versions of the client and of the cluster.
 
-use crate::args::Context;
+use crate::context::Context;
 use crate::output::Table;
 use crate::target::Target;
 use engram_api::ExitCode;
 use serde_json::json;
 
-/// Show the version of this command and of the workers
+/// Print the versions of the client and of the workers
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram version
   engram version --client -o json")]
-pub(crate) struct Arguments {
-    /// Of this command only
+pub(crate) struct Version {
+    /// Print the client version only
     #[arg(long)]
     client: bool,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: &Version, context: &Context) -> anyhow::Result<ExitCode> {
     let mut workers = Vec::new();
-    // No cluster is an answer too.
+    // Without a cluster only the client version is printed.
     if !arguments.client
         && let Ok(target) = Target::find(context).await
     {
-        for (ordinal, door) in target.administration() {
-            if let Ok(status) = crate::local::admin::status(&door).await {
+        for (ordinal, endpoint) in target.admin_endpoints() {
+            if let Ok(status) = crate::local::admin::status(&endpoint).await {
                 workers.push(json!({ "worker": ordinal, "version": status.version }));
             }
         }

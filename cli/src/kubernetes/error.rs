@@ -1,38 +1,36 @@
-//! What the API server refuses, in words that say what can be done about it.
+//! Error messages for requests to the API server.
 
-use crate::error::said;
+use crate::error::failure;
 use engram_api::ExitCode;
 use engram_mapstore::with_causes;
 use kube::Error;
 
-/// An error of the API server: what was `wanted`, and the right that it takes (`list pods`).
-pub(super) fn told(error: &Error, wanted: &str, right: &str, namespace: &str) -> anyhow::Error {
+/// Converts an error of the API server. `action` is what failed (`to list pods`), `permission` what it requires (`list pods`).
+pub(super) fn describe(error: &Error, action: &str, permission: &str, namespace: &str) -> anyhow::Error {
     let code = match error {
         Error::Api(status) => Some(status.code),
         Error::UpgradeConnection(kube::client::UpgradeConnectionError::ProtocolSwitch(code)) => Some(code.as_u16()),
         _ => None,
     };
     let text = match error {
-        // Its own display says everything twice.
+        // The Display of a status repeats the message.
         Error::Api(status) => status.message.clone(),
         Error::UpgradeConnection(_) => format!("{error}"),
         _ => with_causes(error),
     };
     match code {
-        Some(401) => said(
+        Some(401) => failure(
             ExitCode::Denied,
-            format!(
-                "failed {wanted}: the API server does not know who asks: {text}; log in, or name another --context"
-            ),
+            format!("failed {action}: unauthenticated: {text}; log in, or select another --context"),
         ),
-        Some(403) => said(
+        Some(403) => failure(
             ExitCode::Denied,
-            format!("failed {wanted}: not allowed, it takes the right to {right} in namespace {namespace}: {text}"),
+            format!("failed {action}: missing permission to {permission} in namespace {namespace}: {text}"),
         ),
-        Some(404) => said(ExitCode::NotFound, format!("failed {wanted} in namespace {namespace}: {text}")),
-        Some(409) => said(ExitCode::Conflict, format!("failed {wanted} in namespace {namespace}: {text}")),
-        Some(_) => said(ExitCode::Failed, format!("failed {wanted} in namespace {namespace}: {text}")),
-        None => said(ExitCode::Unreachable, format!("failed {wanted}: the API server does not answer: {text}")),
+        Some(404) => failure(ExitCode::NotFound, format!("failed {action} in namespace {namespace}: {text}")),
+        Some(409) => failure(ExitCode::Conflict, format!("failed {action} in namespace {namespace}: {text}")),
+        Some(_) => failure(ExitCode::Failed, format!("failed {action} in namespace {namespace}: {text}")),
+        None => failure(ExitCode::Unreachable, format!("failed {action}: the API server does not respond: {text}")),
     }
 }
 
@@ -41,28 +39,28 @@ mod tests {
     use super::*;
     use kube::core::Status;
 
-    fn refused(code: u16, message: &str) -> (String, ExitCode) {
+    fn describe_status(code: u16, message: &str) -> (String, ExitCode) {
         let status = Status { code, message: message.into(), ..Status::default() };
-        let error = told(&Error::Api(Box::new(status)), "to list pods", "list pods", "research");
+        let error = describe(&Error::Api(Box::new(status)), "to list pods", "list pods", "research");
         (error.to_string(), crate::error::code(&error))
     }
 
     #[test]
-    fn what_is_missing_is_named_with_the_right_that_it_takes() {
-        let (text, code) = refused(403, "pods is forbidden: User \"ann\" cannot list");
-        assert!(text.contains("the right to list pods in namespace research"), "{text}");
+    fn missing_permissions_are_named() {
+        let (text, code) = describe_status(403, "pods is forbidden: User \"ann\" cannot list");
+        assert!(text.contains("missing permission to list pods in namespace research"), "{text}");
         assert!(text.contains("User \"ann\""), "{text}");
         assert_eq!(code, ExitCode::Denied);
-        assert_eq!(refused(404, "gone").1, ExitCode::NotFound);
-        assert_eq!(refused(401, "Unauthorized").1, ExitCode::Denied);
-        assert_eq!(refused(422, "workers: 101").1, ExitCode::Failed);
+        assert_eq!(describe_status(404, "gone").1, ExitCode::NotFound);
+        assert_eq!(describe_status(401, "Unauthorized").1, ExitCode::Denied);
+        assert_eq!(describe_status(422, "workers: 101").1, ExitCode::Failed);
     }
 
     #[test]
-    fn a_port_that_may_not_be_forwarded_is_a_right_too() {
+    fn forbidden_port_forwarding_names_the_permission() {
         let code = tonic::codegen::http::StatusCode::FORBIDDEN;
         let error = Error::UpgradeConnection(kube::client::UpgradeConnectionError::ProtocolSwitch(code));
-        let error = told(&error, "to forward a port of pod words-worker-0", "create pods/portforward", "research");
+        let error = describe(&error, "to forward a port of pod words-worker-0", "create pods/portforward", "research");
         assert!(error.to_string().contains("create pods/portforward in namespace research"), "{error}");
         assert_eq!(crate::error::code(&error), ExitCode::Denied);
     }

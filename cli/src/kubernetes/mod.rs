@@ -1,21 +1,22 @@
-//! A cluster in a Kubernetes: found by its `LearnerCluster`, reached through the API server.
+//! A cluster in Kubernetes: found by its `LearnerCluster`, reached through the API server.
 //!
-//! Workers tell clients the addresses of their pods, which mean nothing outside. Nothing is translated for that: whoever opens a
-//! connection to such an address gets one to the pod that has it ([`Forwarder`]), so that the client library goes straight to each
-//! owner and follows the map as it does inside.
+//! Workers advertise pod addresses, which are not routable from outside. [`Forwarder`] connects to the pod that has such an
+//! address, so that the client library connects to each primary directly and follows the partition map as inside of Kubernetes.
 
+mod address;
 mod error;
 mod forward;
-mod orders;
-mod pass;
-mod place;
+mod overrides;
 mod runs;
+mod token;
 mod upgrade;
 
 pub(crate) use forward::{Dialer, Forwarder};
+pub(crate) use upgrade::UpgradeState;
 
-use crate::error::said;
-use crate::route::{Door, Route};
+use crate::context::KubernetesOptions;
+use crate::error::failure;
+use crate::route::{Endpoint, Route};
 use anyhow::Context as _;
 use engram_api::ExitCode;
 use engram_mapstore::with_causes;
@@ -27,88 +28,65 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What workers and operator agree on, and never change.
+/// Ports of workers, fixed by the operator.
 const CLIENT_PORT: u16 = 7443;
 const ADMIN_PORT: u16 = 7445;
-/// Who changes objects, in their managed fields.
+/// Field manager of changes to objects.
 const MANAGER: &str = "engram-cli";
-/// How long the API server may take to take a connection, and to answer all that a cluster is found by.
+/// Deadlines to connect to the API server, and to find a cluster.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const FIND_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Which Kubernetes, and where in it.
-#[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "Kubernetes")]
-pub(crate) struct Asked {
-    /// The cluster is in Kubernetes, in this namespace [default: that of the context]
-    #[arg(short, long, value_name = "NAMESPACE", global = true)]
-    pub(crate) namespace: Option<String>,
-    /// The cluster is in the Kubernetes of this context of the kubeconfig
-    #[arg(long, value_name = "NAME", global = true)]
-    pub(crate) context: Option<String>,
-    /// The kubeconfig [default: KUBECONFIG, ~/.kube/config, or the account of the pod that this runs in]
-    #[arg(long, value_name = "FILE", global = true)]
-    pub(crate) kubeconfig: Option<PathBuf>,
+/// Loads the client configuration that the options select.
+async fn client_config(options: &KubernetesOptions) -> anyhow::Result<Config> {
+    let kubeconfig_options = KubeConfigOptions { context: options.context.clone(), ..KubeConfigOptions::default() };
+    let config = match (&options.kubeconfig, &options.context) {
+        (Some(file), _) => match Kubeconfig::read_from(file) {
+            Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &kubeconfig_options).boxed().await,
+            Err(error) => Err(error),
+        },
+        (None, Some(_)) => Config::from_kubeconfig(&kubeconfig_options).boxed().await,
+        (None, None) => {
+            let inferred = Config::infer().boxed().await;
+            return inferred.map_err(|error| unconfigured(&with_causes(&error)));
+        }
+    };
+    config.map_err(|error| unconfigured(&with_causes(&error)))
 }
 
-impl Asked {
-    /// Whether anything was said of Kubernetes.
-    pub(crate) const fn is_given(&self) -> bool {
-        self.namespace.is_some() || self.context.is_some() || self.kubeconfig.is_some()
-    }
-
-    async fn config(&self) -> anyhow::Result<Config> {
-        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
-        let config = match (&self.kubeconfig, &self.context) {
-            (Some(file), _) => match Kubeconfig::read_from(file) {
-                Ok(read) => Config::from_custom_kubeconfig(read, &options).boxed().await,
-                Err(error) => Err(error),
-            },
-            (None, Some(_)) => Config::from_kubeconfig(&options).boxed().await,
-            (None, None) => {
-                let inferred = Config::infer().boxed().await;
-                return inferred.map_err(|found| unconfigured(&with_causes(&found)));
-            }
-        };
-        config.map_err(|found| unconfigured(&with_causes(&found)))
-    }
+fn unconfigured(reason: &str) -> anyhow::Error {
+    let message =
+        format!("failed to load a Kubernetes configuration: {reason}; set KUBECONFIG, --kubeconfig or --context");
+    failure(ExitCode::Usage, message)
 }
 
-fn unconfigured(why: &str) -> anyhow::Error {
-    let message = format!(
-        "no Kubernetes to ask: {why}; set KUBECONFIG, or name a file with --kubeconfig and a context with --context"
-    );
-    said(ExitCode::Usage, message)
-}
-
-/// A worker's pod.
+/// A worker and its pod.
 #[derive(Debug, Clone)]
 pub(crate) struct Worker {
-    /// Its place in the cluster.
     pub(crate) ordinal: u32,
-    /// The pod.
+    /// Name of the pod.
     pub(crate) pod: String,
-    /// Its address, once it has one.
+    /// IP address of the pod, once assigned.
     host: Option<String>,
-    /// Whether it serves.
+    /// Whether the pod is ready.
     ready: bool,
-    /// How often its container was started again.
+    /// Container restarts.
     pub(crate) restarts: u32,
-    /// What Kubernetes says of it: `Pending`, `Running`.
+    /// Pod phase, such as `Pending` or `Running`.
     phase: String,
 }
 
-/// A cluster in a Kubernetes, as it was when it was looked at.
+/// Snapshot of a cluster in Kubernetes.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     client: Client,
     namespace: String,
     name: String,
-    /// The `LearnerCluster`.
+    /// The `LearnerCluster` object.
     object: Value,
     /// By ordinal.
     pub(crate) workers: Vec<Worker>,
@@ -116,55 +94,59 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Finds a cluster: by name, or the only one of the namespace.
+    /// Finds a cluster by name, or the only one of the namespace.
     ///
     /// # Errors
-    /// No Kubernetes is configured or answers, the caller may not look, or there is no such cluster: the message names those
-    /// that there are.
-    pub(crate) async fn find(asked: &Asked, name: Option<&str>, token: Option<&Path>) -> anyhow::Result<Self> {
-        let mut config = asked.config().await?;
+    /// Kubernetes is not configured or does not respond, a permission is missing, or the cluster does not exist.
+    pub(crate) async fn find(
+        options: &KubernetesOptions,
+        name: Option<&str>,
+        token: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        let mut config = client_config(options).await?;
         config.connect_timeout = Some(CONNECT_DEADLINE);
-        let namespace = asked.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).map_err(|found| unconfigured(&with_causes(&found)))?;
-        let found = tokio::time::timeout(FIND_DEADLINE, Self::look(client, namespace, name, token).boxed()).await;
-        found.map_err(|_| {
-            let message =
-                format!("the API server did not tell where the cluster is within {} s", FIND_DEADLINE.as_secs());
-            said(ExitCode::Unreachable, message)
+        let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).map_err(|error| unconfigured(&with_causes(&error)))?;
+        let cluster = tokio::time::timeout(FIND_DEADLINE, Self::read(client, namespace, name, token).boxed()).await;
+        cluster.map_err(|_| {
+            let message = format!("the API server did not respond within {} s", FIND_DEADLINE.as_secs());
+            failure(ExitCode::Unreachable, message)
         })?
     }
 
-    async fn look(client: Client, namespace: String, name: Option<&str>, token: Option<&Path>) -> anyhow::Result<Self> {
+    async fn read(client: Client, namespace: String, name: Option<&str>, token: Option<&Path>) -> anyhow::Result<Self> {
         let object = find_object(&client, &namespace, name).await?;
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let selector = format!("engram.dev/cluster={name},engram.dev/component=worker");
         let pods = forward::list(&client, &namespace, &selector).await?;
         let forwarder = Arc::new(Forwarder::new(client.clone(), &namespace, &selector, &pods));
-        let network = pass::network(&client, &namespace, &object, &forwarder, token).await?;
+        let network = token::network(&client, &namespace, &object, &forwarder, token).await?;
         let mut workers: Vec<Worker> = pods.iter().filter_map(worker).collect();
         workers.sort_by_key(|worker| worker.ordinal);
         let route = Route::Forwarded(forwarder, network);
         Ok(Self { client, namespace, name, object, workers, route })
     }
 
-    /// The way to its pods.
+    /// Returns the route to the pods.
     pub(crate) const fn route(&self) -> &Route {
         &self.route
     }
 
-    /// Its id.
+    /// Returns the cluster id.
     ///
     /// # Errors
-    /// The operator has not given it one yet.
+    /// The operator has not created the cluster yet.
     pub(crate) fn id(&self) -> anyhow::Result<ClusterId> {
         let id = self.object["status"]["clusterId"].as_str().and_then(|id| id.parse().ok());
-        id.ok_or_else(|| said(ExitCode::NotReady, format!("{self} has not been made yet: {}", self.told())))
+        id.ok_or_else(|| {
+            failure(ExitCode::NotReady, format!("{self} has not been created yet: {}", self.operator_status()))
+        })
     }
 
-    /// Where its Ready workers serve clients.
+    /// Returns the client addresses of the ready workers.
     ///
     /// # Errors
-    /// None is Ready.
+    /// No worker is ready.
     pub(crate) fn endpoints(&self) -> anyhow::Result<Vec<String>> {
         let ready = self.workers.iter().filter(|worker| worker.ready);
         let endpoints: Vec<String> = ready.filter_map(|worker| worker.address(CLIENT_PORT)).collect();
@@ -172,79 +154,78 @@ impl Cluster {
             return Ok(endpoints);
         }
         let pods: Vec<String> = self.workers.iter().map(|it| format!("{} is {}", it.pod, it.phase)).collect();
-        let pods = if pods.is_empty() { "it has no pods".to_owned() } else { pods.join(", ") };
-        Err(said(ExitCode::NotReady, format!("no worker of {self} is Ready: {pods}; {}", self.told())))
+        let pods = if pods.is_empty() { "no pods".to_owned() } else { pods.join(", ") };
+        Err(failure(ExitCode::NotReady, format!("no worker of {self} is ready: {pods}; {}", self.operator_status())))
     }
 
-    /// Opens a connection to a worker, and closes it: whether the caller may at all.
+    /// Opens and closes a connection to a worker, to check permissions.
     ///
     /// # Errors
-    /// No Ready worker is reached.
-    pub(crate) async fn reach(&self) -> anyhow::Result<()> {
-        let mut why = None;
+    /// No ready worker can be reached.
+    pub(crate) async fn check_access(&self) -> anyhow::Result<()> {
+        let mut last_error = None;
         for endpoint in self.endpoints()? {
             match self.route.open(&endpoint).await {
                 Ok(_) => return Ok(()),
-                Err(error) => why = Some(self.route.failure(error.into())),
+                Err(error) => last_error = Some(self.route.explain(error.into())),
             }
         }
-        Err(why.expect("there is an endpoint where there is no error"))
+        Err(last_error.expect("endpoints() returns at least one"))
     }
 
-    /// Where its coordinators listen, as its workers are told.
+    /// Returns the coordinator's endpoint, from the configuration of the workers.
     ///
     /// # Errors
-    /// The operator has not looked at it yet, or the caller may not look.
-    pub(crate) async fn coordinator(&self) -> anyhow::Result<Door> {
+    /// The operator has not reconciled the cluster yet, or a permission is missing.
+    pub(crate) async fn coordinator(&self) -> anyhow::Result<Endpoint> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let found = maps.get_opt(&format!("{}-config", self.name)).boxed().await;
-        let refused =
-            |found: kube::Error| error::told(&found, "to find the coordinator", "get configmaps", &self.namespace);
-        let text = found.map_err(refused)?.and_then(|map| map.data?.remove("cluster.json"));
+        let map = maps.get_opt(&format!("{}-config", self.name)).boxed().await;
+        let describe =
+            |error: kube::Error| error::describe(&error, "to find the coordinator", "get configmaps", &self.namespace);
+        let text = map.map_err(describe)?.and_then(|map| map.data?.remove("cluster.json"));
         let settings: Option<Value> = text.and_then(|text| serde_json::from_str(&text).ok());
         let address = settings.and_then(|settings| settings["coordinators"][0].as_str().map(str::to_owned));
-        let address =
-            address.ok_or_else(|| said(ExitCode::NotReady, format!("no operator has looked at {self} yet")))?;
-        Ok(Door { address, route: self.route.clone() })
+        let address = address
+            .ok_or_else(|| failure(ExitCode::NotReady, format!("{self} has not been reconciled by an operator yet")))?;
+        Ok(Endpoint { address, route: self.route.clone() })
     }
 
-    /// Where each worker is administered, by ordinal; those without an address are absent.
-    pub(crate) fn administration(&self) -> Vec<(u32, Door)> {
-        // Who has a token instead of a certificate is administered where clients are served.
+    /// Returns the admin endpoints of the workers, by ordinal, except of pods without an address.
+    pub(crate) fn admin_endpoints(&self) -> Vec<(u32, Endpoint)> {
+        // Token authentication is served on the client port only.
         let port = if matches!(self.route, Route::Forwarded(_, Some(_))) { CLIENT_PORT } else { ADMIN_PORT };
-        let door = |worker: &Worker| {
-            Some((worker.ordinal, Door { address: worker.address(port)?, route: self.route.clone() }))
+        let endpoint = |worker: &Worker| {
+            Some((worker.ordinal, Endpoint { address: worker.address(port)?, route: self.route.clone() }))
         };
-        self.workers.iter().filter_map(door).collect()
+        self.workers.iter().filter_map(endpoint).collect()
     }
 
-    /// Asks for so many workers, as `kubectl scale` does.
+    /// Sets the number of workers, as `kubectl scale` does.
     ///
     /// # Errors
-    /// The API server refuses it: the caller may not, or the spec's rules forbid it.
+    /// A permission is missing, or the value is invalid.
     pub(crate) async fn scale(&self, workers: u32) -> anyhow::Result<()> {
         let objects = objects(&self.client, Some(&self.namespace));
         let change = Patch::Merge(json!({ "spec": { "replicas": workers } }));
         let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         let patched = objects.patch_scale(&self.name, &parameters, &change).boxed().await;
-        let refused =
-            |found: kube::Error| error::told(&found, "to scale", "patch learnerclusters/scale", &self.namespace);
-        patched.map(drop).map_err(refused)
+        let describe =
+            |error: kube::Error| error::describe(&error, "to scale", "patch learnerclusters/scale", &self.namespace);
+        patched.map(drop).map_err(describe)
     }
 
-    /// What keeps it from having so many workers that all have their share, as the operator tells it.
-    ///
-    /// # Errors
-    /// The API server does not tell.
+    /// Returns why scaling to `workers` is not complete, according to the operator.
     pub(crate) async fn unscaled(&self, workers: u32) -> anyhow::Result<Option<String>> {
-        let found = objects(&self.client, Some(&self.namespace)).get(&self.name).boxed().await;
-        let found = found.map_err(|found| error::told(&found, "to look", "get learnerclusters", &self.namespace))?;
-        Ok(unscaled(&serde_json::to_value(found)?, workers))
+        let object = objects(&self.client, Some(&self.namespace)).get(&self.name).boxed().await;
+        let object = object.map_err(|error| {
+            error::describe(&error, "to read the LearnerCluster", "get learnerclusters", &self.namespace)
+        })?;
+        Ok(unscaled(&serde_json::to_value(object)?, workers))
     }
 
-    /// What the operator says of it.
-    fn told(&self) -> String {
-        told(&self.object)
+    /// Returns phase and message that the operator reports.
+    fn operator_status(&self) -> String {
+        operator_status(&self.object)
     }
 }
 
@@ -296,72 +277,72 @@ fn objects(client: &Client, namespace: Option<&str>) -> Api<DynamicObject> {
     }
 }
 
-/// The `LearnerCluster` that is meant.
+/// Finds the `LearnerCluster` with this name, or the only one of the namespace.
 async fn find_object(client: &Client, namespace: &str, name: Option<&str>) -> anyhow::Result<Value> {
-    let found = objects(client, Some(namespace)).list(&ListParams::default()).await;
-    let found = match found {
+    let list = objects(client, Some(namespace)).list(&ListParams::default()).await;
+    let list = match list {
         Err(kube::Error::Api(status)) if status.code == 404 => {
-            return Err(said(
+            return Err(failure(
                 ExitCode::NotFound,
-                "this Kubernetes does not know LearnerClusters: Engram is not installed in it",
+                "the LearnerCluster resource does not exist: Engram is not installed in this Kubernetes cluster",
             ));
         }
-        found => {
-            found.map_err(|found| error::told(&found, "to list LearnerClusters", "list learnerclusters", namespace))?
+        list => {
+            list.map_err(|error| error::describe(&error, "to list LearnerClusters", "list learnerclusters", namespace))?
         }
     };
-    let names =
-        |found: &[DynamicObject]| -> Vec<String> { found.iter().filter_map(|it| it.metadata.name.clone()).collect() };
-    let here = names(&found.items);
-    let chosen = found.items.into_iter().filter(|it| name.is_none_or(|name| it.metadata.name.as_deref() == Some(name)));
+    let existing: Vec<String> = list.items.iter().filter_map(|it| it.metadata.name.clone()).collect();
+    let chosen = list.items.into_iter().filter(|it| name.is_none_or(|name| it.metadata.name.as_deref() == Some(name)));
     let mut chosen: Vec<DynamicObject> = chosen.collect();
     if chosen.len() == 1 {
-        return serde_json::to_value(chosen.remove(0)).context("the LearnerCluster is no JSON");
+        return serde_json::to_value(chosen.remove(0)).context("failed to serialize the LearnerCluster");
     }
-    if !here.is_empty() {
-        let there = here.join(", ");
+    if !existing.is_empty() {
+        let existing = existing.join(", ");
         return Err(match name {
             Some(name) => {
-                let message = format!("there is no LearnerCluster {name} in namespace {namespace}; there are: {there}");
-                said(ExitCode::NotFound, message)
+                let message = format!("LearnerCluster {name} not found in namespace {namespace}; existing: {existing}");
+                failure(ExitCode::NotFound, message)
             }
-            None => {
-                said(ExitCode::Usage, format!("namespace {namespace} has several LearnerClusters ({there}); name one"))
-            }
+            None => failure(
+                ExitCode::Usage,
+                format!("namespace {namespace} has several LearnerClusters ({existing}); select one with --cluster"),
+            ),
         });
     }
-    let what = name.map_or_else(|| "no LearnerCluster".to_owned(), |name| format!("no LearnerCluster {name}"));
-    Err(said(
+    let subject = name.map_or_else(|| "LearnerCluster".to_owned(), |name| format!("LearnerCluster {name}"));
+    Err(failure(
         ExitCode::NotFound,
-        format!("there is {what} in namespace {namespace}{}", elsewhere(client, namespace).await),
+        format!("{subject} not found in namespace {namespace}{}", alternatives(client, namespace).await),
     ))
 }
 
-/// What may have been meant where a namespace has nothing: as far as the caller may look.
-async fn elsewhere(client: &Client, namespace: &str) -> String {
+/// Lists clusters of other namespaces, as far as the caller has permission.
+async fn alternatives(client: &Client, namespace: &str) -> String {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let mut text = String::new();
     if matches!(namespaces.get_opt(namespace).await, Ok(None)) {
-        text.push_str(", and no such namespace");
+        text.push_str(", which does not exist");
     }
     let all = objects(client, None).list(&ListParams::default()).await;
-    let place = |it: DynamicObject| Some(format!("{}/{}", it.metadata.namespace?, it.metadata.name?));
-    match all.map(|all| all.items.into_iter().filter_map(place).collect::<Vec<_>>()) {
-        Ok(all) if all.is_empty() => text.push_str("; there is none in any namespace"),
-        Ok(all) => text.push_str(&format!("; there are: {}", all.join(", "))),
-        // Who may look at one namespace alone is told of that one.
+    let qualified_name = |it: DynamicObject| Some(format!("{}/{}", it.metadata.namespace?, it.metadata.name?));
+    match all.map(|all| all.items.into_iter().filter_map(qualified_name).collect::<Vec<_>>()) {
+        Ok(all) if all.is_empty() => text.push_str("; no namespace has one"),
+        Ok(all) => text.push_str(&format!("; existing: {}", all.join(", "))),
+        // The caller has permission for this namespace only.
         Err(_) => {}
     }
     text
 }
 
-/// What the operator says of a cluster: its phase, and why it is not Ready.
-fn told(object: &Value) -> String {
-    let Some(phase) = object["status"]["phase"].as_str() else { return "no operator has looked at it yet".into() };
-    let why = ready(object).and_then(|condition| condition["message"].as_str()).filter(|message| !message.is_empty());
-    match why {
-        Some(why) => format!("the operator says {phase}: {why}"),
-        None => format!("the operator says {phase}"),
+/// Returns the phase of a cluster, and the message of its Ready condition.
+fn operator_status(object: &Value) -> String {
+    let Some(phase) = object["status"]["phase"].as_str() else { return "not reconciled by an operator yet".into() };
+    let message =
+        ready(object).and_then(|condition| condition["message"].as_str()).filter(|message| !message.is_empty());
+    match message {
+        Some(message) => format!("phase {phase}: {message}"),
+        None => format!("phase {phase}"),
     }
 }
 
@@ -372,21 +353,21 @@ fn ready(object: &Value) -> Option<&Value> {
 fn unscaled(object: &Value, workers: u32) -> Option<String> {
     let status = &object["status"];
     if status["observedGeneration"] != object["metadata"]["generation"] || object["spec"]["workers"] != workers {
-        return Some("the operator has not looked at it yet".into());
+        return Some("waiting for the operator to reconcile the change".into());
     }
-    let counted = &status["workers"];
-    for (field, what) in [("total", "there"), ("ready", "ready")] {
-        if counted[field] != workers {
-            return Some(format!("{} of {workers} workers are {what}", counted[field]));
+    let counts = &status["workers"];
+    for (field, state) in [("total", "created"), ("ready", "ready")] {
+        if counts[field] != workers {
+            return Some(format!("{} of {workers} workers are {state}", counts[field]));
         }
     }
     let partitions = &status["partitions"];
-    for field in ["degraded", "alone", "unavailable"] {
+    for (field, state) in [("underReplicated", "under-replicated"), ("unavailable", "unavailable")] {
         if partitions[field].as_u64().unwrap_or(0) > 0 {
-            return Some(format!("{} partitions are {field}", partitions[field]));
+            return Some(format!("{} partitions are {state}", partitions[field]));
         }
     }
-    ready(object).is_none_or(|ready| ready["status"] != "True").then(|| told(object))
+    ready(object).is_none_or(|ready| ready["status"] != "True").then(|| operator_status(object))
 }
 
 #[cfg(test)]
@@ -400,29 +381,29 @@ mod tests {
             "status": {
                 "observedGeneration": 4, "phase": "Reconciling",
                 "workers": { "total": total, "ready": total },
-                "partitions": { "healthy": 16, "degraded": 0, "alone": 0, "unavailable": 0 },
+                "partitions": { "healthy": 16, "underReplicated": 0, "singleReplica": 0, "unavailable": 0 },
                 "conditions": [{ "type": "Ready", "status": ready, "message": "moving" }],
             },
         })
     }
 
     #[test]
-    fn a_cluster_is_scaled_when_the_operator_says_so_of_the_newest_spec() {
-        let says = |object: &Value| unscaled(object, 3).unwrap_or_default();
-        assert_eq!(says(&object(3, 3, "True")), "");
-        assert!(says(&object(5, 3, "True")).contains("not looked"));
-        assert!(says(&object(3, 2, "True")).contains("2 of 3 workers are there"));
-        assert_eq!(says(&object(3, 3, "False")), "the operator says Reconciling: moving");
+    fn scaling_is_complete_when_the_operator_reports_it_for_the_latest_spec() {
+        let missing = |object: &Value| unscaled(object, 3).unwrap_or_default();
+        assert_eq!(missing(&object(3, 3, "True")), "");
+        assert!(missing(&object(5, 3, "True")).contains("waiting for the operator"));
+        assert!(missing(&object(3, 2, "True")).contains("2 of 3 workers are created"));
+        assert_eq!(missing(&object(3, 3, "False")), "phase Reconciling: moving");
         let mut behind = object(3, 3, "True");
         behind["metadata"]["generation"] = 5.into();
-        assert!(says(&behind).contains("not looked"), "what it says of an older spec does not count");
+        assert!(missing(&behind).contains("waiting for the operator"), "status of an older generation does not count");
         let mut short = object(3, 3, "True");
-        short["status"]["partitions"]["degraded"] = 2.into();
-        assert_eq!(says(&short), "2 partitions are degraded");
+        short["status"]["partitions"]["underReplicated"] = 2.into();
+        assert_eq!(missing(&short), "2 partitions are under-replicated");
     }
 
     #[test]
-    fn a_worker_is_read_from_its_pod() {
+    fn workers_are_read_from_pods() {
         let pod = |status: Value| -> Pod {
             serde_json::from_value(json!({ "metadata": { "name": "words-worker-12" }, "status": status })).unwrap()
         };
@@ -438,8 +419,8 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_says_is_told_in_a_line() {
-        assert_eq!(told(&json!({})), "no operator has looked at it yet");
-        assert_eq!(told(&object(3, 3, "False")), "the operator says Reconciling: moving");
+    fn operator_status_has_phase_and_message() {
+        assert_eq!(operator_status(&json!({})), "not reconciled by an operator yet");
+        assert_eq!(operator_status(&object(3, 3, "False")), "phase Reconciling: moving");
     }
 }

@@ -1,11 +1,11 @@
-//! Talking to the processes of a cluster: administration of workers, status of the coordinator, plain HTTP pages.
+//! Requests to the processes of a cluster: admin service of workers, coordinator service, HTTP pages.
 
-use crate::error::said;
-use crate::route::Door;
+use crate::error::failure;
+use crate::route::Endpoint;
 use anyhow::{Context as _, bail, ensure};
 use engram_api::ExitCode;
 use engram_client::Network;
-use engram_identity::{Expected, Role};
+use engram_identity::{ExpectedPeer, Role};
 use engram_memory::ClusterId;
 use engram_proto::answers::identity;
 use engram_proto::v1;
@@ -16,128 +16,131 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{self, Channel};
 use tonic::{Request, Status};
 
-/// How long a process may take to answer.
+/// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// How long the coordinator may take for an order that it asks every worker about first.
-const ORDER_DEADLINE: Duration = Duration::from_secs(15);
-/// How long a worker may take to write its part of a snapshot: a disk of 50 MB/s writes 90 GB in that time.
+/// Deadline of an override, for which the coordinator queries every worker.
+const OVERRIDE_DEADLINE: Duration = Duration::from_secs(15);
+/// Deadline for a worker to write its part of a snapshot: 90 GB at 50 MB/s.
 const SNAPSHOT_DEADLINE: Duration = Duration::from_secs(30 * 60);
-/// Far more than a page of metrics has.
+/// Size limit of an HTTP page, far above that of a metrics page.
 const MAX_PAGE_BYTES: u64 = 4 << 20;
 
-/// What a worker says of itself.
+/// Returns the status of a worker.
 ///
 /// # Errors
-/// It does not answer in time.
-pub(crate) async fn status(admin: &Door) -> anyhow::Result<v1::WorkerStatus> {
-    let ask = async {
+/// The request fails or times out.
+pub(crate) async fn status(admin: &Endpoint) -> anyhow::Result<v1::WorkerStatus> {
+    let call = async {
         let mut client = AdminServiceClient::new(channel(admin, Role::Worker).await?)
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        anyhow::Ok(client.get_worker_status(v1::WorkerStatusRequest {}).await?.into_inner())
+        anyhow::Ok(client.get_worker_status(v1::GetWorkerStatusRequest {}).await?.into_inner())
     };
-    timeout(DEADLINE, ask).await.with_context(|| format!("{admin} does not answer"))?
+    timeout(DEADLINE, call).await.with_context(|| format!("{admin} does not respond"))?
 }
 
-/// Records what a worker's devices do.
+/// Profiles the devices of a worker.
 ///
 /// # Errors
-/// It does not answer in time, or records for somebody else.
-pub(crate) async fn profile(admin: &Door, asked: v1::ProfileRequest) -> anyhow::Result<v1::ProfileReply> {
-    let patience = DEADLINE + Duration::from_millis(asked.duration_ms.into());
-    let ask = async {
+/// The request fails or times out, or another profile is in progress.
+pub(crate) async fn profile(admin: &Endpoint, request: v1::ProfileRequest) -> anyhow::Result<v1::ProfileResponse> {
+    let deadline = DEADLINE + Duration::from_millis(request.duration_ms.into());
+    let call = async {
         let mut client = AdminServiceClient::new(channel(admin, Role::Worker).await?)
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        let reply = client.profile(asked).await;
-        reply.map(tonic::Response::into_inner).map_err(|status| said(exit(status.code()), status.message()))
+        let reply = client.profile(request).await;
+        reply.map(tonic::Response::into_inner).map_err(|status| failure(exit(status.code()), status.message()))
     };
-    timeout(patience, ask).await.with_context(|| format!("{admin} does not answer"))?
+    timeout(deadline, call).await.with_context(|| format!("{admin} does not respond"))?
 }
 
-/// Has a worker write what it leads into a folder of its machine.
+/// Makes a worker write the partitions of which it is primary to a local folder.
 ///
 /// # Errors
-/// It does not answer in time, or cannot write.
-pub(crate) async fn snapshot(admin: &Door, folder: String) -> anyhow::Result<v1::CreateSnapshotReply> {
-    let ask = async {
+/// The request fails or times out, or the worker fails to write.
+pub(crate) async fn snapshot(admin: &Endpoint, folder: String) -> anyhow::Result<v1::CreateSnapshotResponse> {
+    let call = async {
         let mut client = AdminServiceClient::new(channel(admin, Role::Worker).await?)
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        let answer = client.create_snapshot(v1::CreateSnapshotRequest { folder }).await;
-        let reply = answer.map_err(|status| match v1::Problem::from_status(&status) {
-            Some(problem) => anyhow::Error::new(engram_client::Error::Refused(Box::new(problem))),
+        let response = client.create_snapshot(v1::CreateSnapshotRequest { folder }).await;
+        let reply = response.map_err(|status| match v1::Problem::from_status(&status) {
+            Some(problem) => anyhow::Error::new(engram_client::Error::Rejected(Box::new(problem))),
             None => anyhow::anyhow!("{}", status.message()),
         })?;
         anyhow::Ok(reply.into_inner())
     };
-    let answer = timeout(SNAPSHOT_DEADLINE, ask).await;
-    answer.map_err(anyhow::Error::from).flatten().with_context(|| format!("the worker at {admin} wrote no snapshot"))
+    let result = timeout(SNAPSHOT_DEADLINE, call).await;
+    result
+        .map_err(anyhow::Error::from)
+        .flatten()
+        .with_context(|| format!("the worker at {admin} failed to write a snapshot"))
 }
 
-/// What the coordinator says of the cluster.
+/// Returns the status of a cluster from its coordinator.
 ///
 /// # Errors
-/// It does not answer in time.
-pub(crate) async fn cluster(coordinator: &Door, cluster: ClusterId) -> anyhow::Result<v1::ClusterStatus> {
-    let asked = v1::ClusterStatusRequest { cluster: identity(cluster.0) };
-    let ask = async {
+/// The request fails or times out.
+pub(crate) async fn cluster(coordinator: &Endpoint, cluster: ClusterId) -> anyhow::Result<v1::ClusterStatus> {
+    let request = v1::GetClusterStatusRequest { cluster: identity(cluster.0) };
+    let call = async {
         let mut client = CoordinatorServiceClient::new(channel(coordinator, Role::Coordinator).await?)
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        anyhow::Ok(client.get_cluster_status(asked).await?.into_inner())
+        anyhow::Ok(client.get_cluster_status(request).await?.into_inner())
     };
-    timeout(DEADLINE, ask).await.with_context(|| format!("{coordinator} does not answer"))?
+    timeout(DEADLINE, call).await.with_context(|| format!("{coordinator} does not respond"))?
 }
 
-/// Asks for more or fewer workers, or for workers to be emptied or used again.
+/// Sets the goal of a cluster: number of workers, and workers to drain or undrain.
 ///
 /// # Errors
-/// The coordinator does not answer in time, or refuses.
-pub(crate) async fn set_goal(coordinator: &Door, goal: v1::SetGoalRequest) -> anyhow::Result<v1::SetGoalReply> {
-    let ask = async {
+/// The request fails, times out or is rejected.
+pub(crate) async fn set_goal(coordinator: &Endpoint, goal: v1::SetGoalRequest) -> anyhow::Result<v1::SetGoalResponse> {
+    let call = async {
         let mut client = CoordinatorServiceClient::new(channel(coordinator, Role::Coordinator).await?);
         match client.set_goal(goal).await {
             Ok(reply) => anyhow::Ok(reply.into_inner()),
-            Err(status) => Err(said(exit(status.code()), status.message())),
+            Err(status) => Err(failure(exit(status.code()), status.message())),
         }
     };
-    timeout(DEADLINE, ask).await.with_context(|| format!("{coordinator} does not answer"))?
+    timeout(DEADLINE, call).await.with_context(|| format!("{coordinator} does not respond"))?
 }
 
-/// Orders that a lost map is made anew from what workers have seen.
+/// Rebuilds a lost partition map from the states that workers report.
 ///
 /// # Errors
-/// The coordinator does not answer in time, or cannot.
+/// The request fails or times out.
 pub(crate) async fn rebuild_map(
-    coordinator: &Door,
-    order: v1::RebuildMapRequest,
-) -> anyhow::Result<v1::RebuildMapReply> {
-    let ask = async {
+    coordinator: &Endpoint,
+    request: v1::RebuildMapRequest,
+) -> anyhow::Result<v1::RebuildMapResponse> {
+    let call = async {
         let client = CoordinatorServiceClient::new(channel(coordinator, Role::Coordinator).await?);
         let mut client = client.max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        let reply = client.rebuild_map(order).await;
-        reply.map(tonic::Response::into_inner).map_err(|status| said(exit(status.code()), status.message()))
+        let reply = client.rebuild_map(request).await;
+        reply.map(tonic::Response::into_inner).map_err(|status| failure(exit(status.code()), status.message()))
     };
-    timeout(ORDER_DEADLINE, ask).await.with_context(|| format!("{coordinator} does not answer"))?
+    timeout(OVERRIDE_DEADLINE, call).await.with_context(|| format!("{coordinator} does not respond"))?
 }
 
-/// Orders that a copy leads that is not in sync.
+/// Promotes a replica that is not in sync.
 ///
 /// # Errors
-/// As [`rebuild_map`].
+/// The request fails or times out.
 pub(crate) async fn force_promote(
-    coordinator: &Door,
-    order: v1::ForcePromoteRequest,
-) -> anyhow::Result<v1::ForcePromoteReply> {
-    let ask = async {
+    coordinator: &Endpoint,
+    request: v1::ForcePromoteRequest,
+) -> anyhow::Result<v1::ForcePromoteResponse> {
+    let call = async {
         let mut client = CoordinatorServiceClient::new(channel(coordinator, Role::Coordinator).await?);
-        let reply = client.force_promote(order).await;
-        reply.map(tonic::Response::into_inner).map_err(|status| said(exit(status.code()), status.message()))
+        let reply = client.force_promote(request).await;
+        reply.map(tonic::Response::into_inner).map_err(|status| failure(exit(status.code()), status.message()))
     };
-    timeout(ORDER_DEADLINE, ask).await.with_context(|| format!("{coordinator} does not answer"))?
+    timeout(OVERRIDE_DEADLINE, call).await.with_context(|| format!("{coordinator} does not respond"))?
 }
 
-/// How a command ends that the coordinator refused.
+/// Returns the exit code for a gRPC status.
 const fn exit(code: tonic::Code) -> ExitCode {
     match code {
         tonic::Code::InvalidArgument => ExitCode::Usage,
@@ -149,10 +152,10 @@ const fn exit(code: tonic::Code) -> ExitCode {
     }
 }
 
-/// Puts the caller's token on calls, where there is one.
-struct Carrying(Network);
+/// Adds the caller's token to requests, if there is one.
+struct TokenInterceptor(Network);
 
-impl Interceptor for Carrying {
+impl Interceptor for TokenInterceptor {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(token) = self.0.authorization() {
             request.metadata_mut().insert("authorization", token);
@@ -161,54 +164,57 @@ impl Interceptor for Carrying {
     }
 }
 
-async fn channel(door: &Door, role: Role) -> anyhow::Result<InterceptedService<Channel, Carrying>> {
-    let endpoint = Endpoint::from_shared(format!("http://{door}"))?.connect_timeout(DEADLINE);
-    let network = door.route.network().to(Expected::any(role));
-    let connected = network.connect(endpoint).await;
-    let channel = connected
-        .map_err(|error| door.route.failure(error.into()))
-        .with_context(|| format!("failed to connect to {door}"))?;
-    Ok(InterceptedService::new(channel, Carrying(network)))
+async fn channel(endpoint: &Endpoint, role: Role) -> anyhow::Result<InterceptedService<Channel, TokenInterceptor>> {
+    let target = transport::Endpoint::from_shared(format!("http://{endpoint}"))?.connect_timeout(DEADLINE);
+    let network = endpoint.route.network().for_peer(ExpectedPeer::any(role));
+    let channel = network.connect(target).await;
+    let channel = channel
+        .map_err(|error| endpoint.route.explain(error.into()))
+        .with_context(|| format!("failed to connect to {endpoint}"))?;
+    Ok(InterceptedService::new(channel, TokenInterceptor(network)))
 }
 
-/// Gets a page: its status code and its text.
+/// Requests an HTTP page and returns status code and body.
 ///
 /// # Errors
-/// Nobody answers in time, or not in HTTP.
-pub(crate) async fn page(http: &Door, path: &str) -> anyhow::Result<(u16, String)> {
+/// The request fails or times out.
+pub(crate) async fn page(http: &Endpoint, path: &str) -> anyhow::Result<(u16, String)> {
     let get = async {
         let mut stream = http.route.open(&http.address).await?;
         let request = format!("GET {path} HTTP/1.0\r\nHost: {http}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
-        // As long as it says: the end of a connection through an API server takes its time.
-        let mut answer = Vec::new();
-        while !is_whole(&answer) && answer.len() as u64 <= MAX_PAGE_BYTES && stream.read_buf(&mut answer).await? > 0 {}
-        ensure!(answer.len() as u64 <= MAX_PAGE_BYTES, "the page is larger than {MAX_PAGE_BYTES} bytes");
-        let answer = String::from_utf8(answer).context("the page is not text")?;
-        let Some((head, body)) = answer.split_once("\r\n\r\n") else { bail!("the answer is not HTTP") };
+        // Stops at Content-Length: the API server delays the end of forwarded connections.
+        let mut response = Vec::new();
+        while !is_complete(&response)
+            && response.len() as u64 <= MAX_PAGE_BYTES
+            && stream.read_buf(&mut response).await? > 0
+        {}
+        ensure!(response.len() as u64 <= MAX_PAGE_BYTES, "the page is larger than {MAX_PAGE_BYTES} bytes");
+        let response = String::from_utf8(response).context("the page is not text")?;
+        let Some((head, body)) = response.split_once("\r\n\r\n") else { bail!("the response is not HTTP") };
         let code = head.split_whitespace().nth(1).and_then(|code| code.parse().ok()).context("no status code")?;
         anyhow::Ok((code, body.to_owned()))
     };
-    timeout(DEADLINE, get).await.with_context(|| format!("{http} does not answer"))?
+    timeout(DEADLINE, get).await.with_context(|| format!("{http} does not respond"))?
 }
 
-/// Whether an answer of HTTP has all the bytes that its head tells of. One that does not tell ends with its connection.
-fn is_whole(answer: &[u8]) -> bool {
-    let Some(head) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return false };
-    let text = String::from_utf8_lossy(&answer[..head]).to_ascii_lowercase();
+/// Whether an HTTP response has all bytes of its Content-Length. Without one it ends with the connection.
+fn is_complete(response: &[u8]) -> bool {
+    let Some(head) = response.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return false };
+    let text = String::from_utf8_lossy(&response[..head]).to_ascii_lowercase();
     let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
-    length.is_some_and(|length| answer.len() >= head + 4 + length)
+    length.is_some_and(|length| response.len() >= head + 4 + length)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_whole;
+    use super::is_complete;
 
     #[test]
-    fn an_answer_is_whole_when_it_is_as_long_as_it_says() {
-        assert!(!is_whole(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n"));
-        assert!(!is_whole(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\no"));
-        assert!(is_whole(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"));
-        assert!(!is_whole(b"HTTP/1.0 200 OK\r\n\r\nok"), "only the end of the connection tells");
+    fn response_is_complete_at_its_content_length() {
+        assert!(!is_complete(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n"));
+        assert!(!is_complete(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\no"));
+        assert!(is_complete(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"));
+        assert!(!is_complete(b"HTTP/1.0 200 OK\r\n\r\nok"), "without Content-Length the connection must close");
     }
 }

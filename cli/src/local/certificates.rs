@@ -1,18 +1,18 @@
-//! The certificates of a local cluster: `up` is its authority, issues one to every process and one to the person, and replaces each before
-//! it ends.
+//! Certificates of a local cluster: `up` is the CA. It issues one certificate to every process and one to the user, and renews each
+//! before it expires.
 //!
 //! ```text
-//! tls/ca.pem           the authority's certificate: what everybody believes
-//! tls/ca.key           its key, read by `up` alone
-//! tls/worker-0.pem ..  key and certificate of a process, in one file so that both are replaced at once
-//! tls/coordinator.pem  of the coordinator, and of `up` itself
-//! tls/client.pem       of the person: what the commands show
+//! tls/ca.pem           CA certificate, the trust bundle
+//! tls/ca.key           CA key, read by `up` only
+//! tls/worker-0.pem ..  key and certificate of a process, in one file to replace both atomically
+//! tls/coordinator.pem  for the coordinator, and for `up` itself
+//! tls/client.pem       client certificate of the commands
 //! ```
 
 use crate::error::problem;
 use anyhow::Context as _;
 use engram_api::Code;
-use engram_identity::{Authority, Files, LIFETIME, Name, Role};
+use engram_identity::{CertificateAuthority, Files, LIFETIME, Name, Role};
 use engram_memory::ClusterId;
 use engram_worker::Tls;
 use std::cell::RefCell;
@@ -24,17 +24,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 const FOLDER: &str = "tls";
-const AUTHORITY: &str = "ca.pem";
-const AUTHORITY_KEY: &str = "ca.key";
+const CA_CERTIFICATE: &str = "ca.pem";
+const CA_KEY: &str = "ca.key";
 
-/// The authority of a local cluster, and what it has issued.
+/// The CA of a local cluster, and the certificates that it has issued.
 pub(crate) struct Certificates {
     folder: PathBuf,
     cluster_name: String,
     cluster: ClusterId,
-    authority: Authority,
+    authority: CertificateAuthority,
     lifetime: Duration,
-    /// When each is due to be replaced.
+    /// Renewal time of each certificate.
     due: RefCell<BTreeMap<(Role, u32), SystemTime>>,
 }
 
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Certificates {
 }
 
 impl Certificates {
-    /// Opens the authority of a state directory, which is made where there is none, and issues what `up` and the person need.
+    /// Opens or creates the CA of a state directory, and issues the certificates of `up` and of the user.
     ///
     /// # Errors
     /// A file cannot be read or written, or is damaged.
@@ -56,25 +56,27 @@ impl Certificates {
         lifetime: Option<Duration>,
     ) -> anyhow::Result<Self> {
         let folder = state_dir.join(FOLDER);
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-        made.map_err(|error| unusable("make", &folder, &error))?;
-        let (key_path, path) = (folder.join(AUTHORITY_KEY), folder.join(AUTHORITY));
+        let result = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        result.map_err(|error| unusable("create", &folder, &error))?;
+        let (key_path, path) = (folder.join(CA_KEY), folder.join(CA_CERTIFICATE));
         let authority = match fs::read_to_string(&key_path) {
             Ok(key) => {
                 let text = fs::read_to_string(&path).map_err(|error| unusable("read", &path, &error))?;
-                let opened = Authority::open(cluster, &key, &text);
-                opened.with_context(|| format!("{} is of no use; delete it for a new one", folder.display()))?
+                let opened = CertificateAuthority::open(cluster, &key, &text);
+                opened.with_context(|| {
+                    format!("the CA in {} is invalid; delete the folder to create a new one", folder.display())
+                })?
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let authority = Authority::create(cluster, SystemTime::now())?;
-                // The key last: without it there is no authority yet.
+                let authority = CertificateAuthority::create(cluster, SystemTime::now())?;
+                // The key is written last and marks a complete CA.
                 replace(&path, authority.certificate())?;
                 replace(&key_path, &authority.key())?;
                 authority
             }
             Err(error) => return Err(unusable("read", &key_path, &error)),
         };
-        let own = Self {
+        let certificates = Self {
             folder,
             cluster_name: cluster_name.to_owned(),
             cluster,
@@ -82,15 +84,15 @@ impl Certificates {
             lifetime: lifetime.unwrap_or(LIFETIME),
             due: RefCell::default(),
         };
-        own.issue(Role::Coordinator, 0)?;
-        own.issue(Role::Client, 0)?;
-        Ok(own)
+        certificates.issue(Role::Coordinator, 0)?;
+        certificates.issue(Role::Client, 0)?;
+        Ok(certificates)
     }
 
-    /// Issues a new certificate to a process.
+    /// Issues a new certificate.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn issue(&self, role: Role, ordinal: u32) -> anyhow::Result<()> {
         let name = Name::local(&self.cluster_name, self.cluster, role, ordinal);
         let issued = self.authority.issue(&name, SystemTime::now(), self.lifetime)?;
@@ -99,23 +101,23 @@ impl Certificates {
         Ok(())
     }
 
-    /// Replaces what is due.
+    /// Renews all certificates that are due.
     ///
     /// # Errors
-    /// As [`Self::issue`]; what is left is due still.
+    /// As [`Self::issue`]; failed renewals stay due.
     pub(crate) fn renew(&self) -> anyhow::Result<()> {
         let now = SystemTime::now();
-        let due: Vec<_> = self.due.borrow().iter().filter(|(_, at)| **at <= now).map(|(whose, _)| *whose).collect();
-        // One that cannot be written keeps nobody else's from being.
-        let mut failed = due.into_iter().filter_map(|(role, ordinal)| self.issue(role, ordinal).err());
-        let first = failed.next();
-        failed.for_each(drop);
+        let due: Vec<_> = self.due.borrow().iter().filter(|(_, at)| **at <= now).map(|(holder, _)| *holder).collect();
+        // A failed renewal does not prevent the others.
+        let mut errors = due.into_iter().filter_map(|(role, ordinal)| self.issue(role, ordinal).err());
+        let first = errors.next();
+        errors.for_each(drop);
         first.map_or(Ok(()), Err)
     }
 
-    /// What a process is told of its certificates.
+    /// Returns the TLS options of a process.
     pub(crate) fn tls(&self, role: Role, ordinal: u32) -> Tls {
-        Tls::of(Files::pair(self.folder.join(AUTHORITY), self.path(role, ordinal)), self.lifetime)
+        Tls::of(Files::pair(self.folder.join(CA_CERTIFICATE), self.path(role, ordinal)), self.lifetime)
     }
 
     fn path(&self, role: Role, ordinal: u32) -> PathBuf {
@@ -126,13 +128,13 @@ impl Certificates {
     }
 }
 
-/// The person's certificate in a state directory.
+/// Returns the client certificate of a state directory.
 pub(crate) fn client(state_dir: &Path) -> Files {
     let folder = state_dir.join(FOLDER);
-    Files::pair(folder.join(AUTHORITY), folder.join("client.pem"))
+    Files::pair(folder.join(CA_CERTIFICATE), folder.join("client.pem"))
 }
 
-/// Writes a file that nobody else can read, in one step.
+/// Replaces a file atomically, readable by the owner only.
 fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let temporary = path.with_extension("tmp");
     let write = || {
@@ -140,7 +142,7 @@ fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // New, so that its mode is this one.
+        // A new file, so that the mode applies.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
@@ -149,12 +151,12 @@ fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     write().map_err(|error| unusable("write", path, &error))
 }
 
-fn unusable(what: &str, path: &Path, error: &io::Error) -> anyhow::Error {
+fn unusable(action: &str, path: &Path, error: &io::Error) -> anyhow::Error {
     let code = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Code::DiskFull,
         _ => Code::StateDirectoryUnusable,
     };
-    problem(code, format!("failed to {what} {}: {error}", path.display()))
+    problem(code, format!("failed to {action} {}: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -164,30 +166,30 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
-    fn an_authority_stays_and_what_it_issues_is_replaced_when_due() {
+    fn the_ca_is_kept_and_its_certificates_are_renewed_when_due() {
         let state = tempfile::tempdir().unwrap();
         let open = |lifetime| Certificates::open(state.path(), "demo", ClusterId(1), lifetime).unwrap();
         let first = open(None);
         first.issue(Role::Worker, 3).unwrap();
         let read = |name: &str| fs::read_to_string(state.path().join(FOLDER).join(name)).unwrap();
-        let (authority, worker) = (read(AUTHORITY), read("worker-3.pem"));
+        let (authority, worker) = (read(CA_CERTIFICATE), read("worker-3.pem"));
         first.renew().unwrap();
         assert_eq!(read("worker-3.pem"), worker, "not due");
         // Due at once.
         let again = open(Some(Duration::ZERO));
-        assert_eq!(read(AUTHORITY), authority, "the next `up` has the same one");
+        assert_eq!(read(CA_CERTIFICATE), authority, "the next `up` keeps the CA");
         again.issue(Role::Worker, 3).unwrap();
         let worker = read("worker-3.pem");
         again.renew().unwrap();
         assert_ne!(read("worker-3.pem"), worker);
-        // A folder in its place, which no file replaces.
-        let person = read("client.pem");
+        // A folder at the path makes the renewal fail.
+        let client_certificate = read("client.pem");
         again.issue(Role::Worker, 0).unwrap();
         let path = state.path().join(FOLDER).join("worker-0.pem");
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         again.renew().unwrap_err();
-        assert_ne!(read("client.pem"), person, "one that fails keeps nobody from theirs");
+        assert_ne!(read("client.pem"), client_certificate, "a failed renewal does not prevent the others");
         fs::remove_dir(&path).unwrap();
         for entry in fs::read_dir(state.path().join(FOLDER)).unwrap() {
             let path = entry.unwrap().path();
@@ -203,13 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_that_is_damaged_is_told_and_not_replaced() {
+    fn a_damaged_ca_is_reported_and_not_replaced() {
         let state = tempfile::tempdir().unwrap();
         let open = || Certificates::open(state.path(), "demo", ClusterId(1), None);
         open().unwrap();
-        let path = state.path().join(FOLDER).join(AUTHORITY_KEY);
+        let path = state.path().join(FOLDER).join(CA_KEY);
         fs::write(&path, "no key").unwrap();
-        assert!(format!("{:#}", open().unwrap_err()).contains("is of no use"));
+        assert!(format!("{:#}", open().unwrap_err()).contains("is invalid"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "no key");
     }
 }

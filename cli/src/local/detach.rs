@@ -1,4 +1,4 @@
-//! `up -d`: a copy of the command in a session of its own, that says with the end of its stderr that it has settled.
+//! `up -d`: runs the command as a background process in its own session. The background process closes its stderr when ready.
 
 use super::state;
 use anyhow::Context as _;
@@ -10,28 +10,28 @@ use std::process::Stdio;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 
-/// Set for the copy that runs in the background.
+/// Environment variable that marks the background process.
 const VARIABLE: &str = "ENGRAM_UP_IN_BACKGROUND";
 
-/// What became of the copy.
-pub(crate) enum Started {
-    /// It serves; its process id.
+/// State of the background process.
+pub(crate) enum Background {
+    /// The cluster is ready; process id.
     Ready(u32),
-    /// It ended, having said why.
-    Ended(ExitCode),
+    /// It exited, after printing the reason.
+    Exited(ExitCode),
 }
 
-/// Whether this is the copy.
+/// Whether this is the background process.
 pub(crate) fn is_child() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
-/// Starts the copy, passes on what it says, and returns when it serves or has ended. It looks after its own deadlines.
+/// Starts the background process, forwards its stderr, and returns when it is ready or has exited.
 ///
 /// # Errors
-/// It cannot be started.
-pub(crate) async fn start() -> anyhow::Result<Started> {
-    let program = std::env::current_exe().context("failed to find this program")?;
+/// The process cannot be started.
+pub(crate) async fn start() -> anyhow::Result<Background> {
+    let program = std::env::current_exe().context("failed to locate this executable")?;
     let mut child = Command::new(program)
         .args(std::env::args_os().skip(1))
         .env(VARIABLE, "1")
@@ -39,35 +39,35 @@ pub(crate) async fn start() -> anyhow::Result<Started> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .context("failed to start a copy of this program")?;
-    let pid = child.id().context("the copy ended at once")?;
-    let mut said = child.stderr.take().context("the copy has no stderr")?;
+        .context("failed to start the background process")?;
+    let pid = child.id().context("the background process exited immediately")?;
+    let mut stderr = child.stderr.take().context("the background process has no stderr")?;
     let mut buffer = [0; 4_096];
     loop {
-        match said.read(&mut buffer).await.context("failed to listen to the copy")? {
+        match stderr.read(&mut buffer).await.context("failed to read stderr of the background process")? {
             0 => break,
-            // Nobody listens on a closed stderr, and that is no reason to lose sight of the copy.
+            // A closed stderr is no reason to fail.
             read => drop(std::io::stderr().write_all(&buffer[..read])),
         }
     }
-    // Its stderr has ended: it has settled, or it has ended, which takes no time to see.
-    let ended = tokio::time::timeout(std::time::Duration::from_millis(500), child.wait()).await;
-    match ended {
-        Err(_) => Ok(Started::Ready(pid)),
+    // stderr is closed: the process is ready, or has exited.
+    let exited = tokio::time::timeout(std::time::Duration::from_millis(500), child.wait()).await;
+    match exited {
+        Err(_) => Ok(Background::Ready(pid)),
         Ok(status) => {
-            let code = status.context("failed to wait for the copy")?.code().unwrap_or(1);
-            let known = ExitCode::ALL.into_iter().find(|known| i32::from(known.number()) == code);
-            Ok(Started::Ended(known.unwrap_or(ExitCode::Failed)))
+            let code = status.context("failed to wait for the background process")?.code().unwrap_or(1);
+            let exit_code = ExitCode::ALL.into_iter().find(|it| i32::from(it.number()) == code);
+            Ok(Background::Exited(exit_code.unwrap_or(ExitCode::Failed)))
         }
     }
 }
 
-/// Leaves the terminal: from here on this process is in a session of its own, and says what it says to `logs/up.log`.
+/// Detaches from the terminal: starts a new session and redirects output to `logs/up.log`.
 ///
 /// # Errors
 /// The log cannot be opened.
-pub(crate) fn settle(folder: &Path) -> anyhow::Result<()> {
-    // It fails for the leader of a group, which this process is not unless somebody made it one; then it has its session.
+pub(crate) fn leave_terminal(folder: &Path) -> anyhow::Result<()> {
+    // Fails only for a process group leader, which has its own group already.
     let _ = nix::unistd::setsid();
     let path = state::log(folder, "up");
     let log = OpenOptions::new().create(true).append(true).open(&path);

@@ -1,4 +1,4 @@
-//! `endpoints.json`: what a local cluster that runs writes of itself, for commands and for scripts.
+//! `endpoints.json`: processes and addresses of a running local cluster, for commands and scripts.
 
 use super::process::Process;
 use super::state::{self, FORMAT};
@@ -10,26 +10,26 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// Its name in the state directory.
+/// File name in the state directory.
 const FILE: &str = "endpoints.json";
 
-/// A local cluster and where it listens. It is there while the cluster runs; a cluster that was killed leaves it behind,
-/// which [`Endpoints::is_running`] sees.
+/// Processes and addresses of a local cluster. The file exists while the cluster runs; a killed cluster leaves it behind, which
+/// [`Endpoints::is_running`] detects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Endpoints {
-    /// Version of this structure.
+    /// Version of the file format.
     pub(crate) format_version: u32,
-    /// The cluster, 32 hex digits.
+    /// Cluster id, 32 hex digits.
     pub(crate) cluster: String,
-    /// Its name.
+    /// Cluster name.
     pub(crate) name: String,
     /// `engram up`.
     #[serde(flatten)]
     pub(crate) supervisor: Process,
-    /// Whether all workers were ready once.
+    /// Whether all workers have been ready.
     pub(crate) ready: bool,
-    /// Whether its listeners speak TLS, and the person's certificate is in the state directory.
+    /// Whether connections use TLS, with a client certificate in the state directory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) tls: bool,
     /// The coordinator.
@@ -42,11 +42,11 @@ pub(crate) struct Endpoints {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CoordinatorEndpoint {
-    /// Its process; absent between its end and its restart.
+    /// Process; absent while restarting.
     pub(crate) process: Option<Process>,
-    /// Where it listens.
+    /// Listen address.
     pub(crate) address: SocketAddr,
-    /// How often it was started again.
+    /// Number of restarts.
     pub(crate) restarts: u32,
 }
 
@@ -54,40 +54,40 @@ pub(crate) struct CoordinatorEndpoint {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct WorkerEndpoints {
-    /// Its place in the cluster.
+    /// Number of the worker.
     pub(crate) ordinal: u32,
-    /// Its process; absent between its end and its restart.
+    /// Process; absent while restarting.
     pub(crate) process: Option<Process>,
-    /// How often it was started again.
+    /// Number of restarts.
     pub(crate) restarts: u32,
-    /// For clients.
+    /// Client address.
     pub(crate) client: SocketAddr,
-    /// For other workers.
+    /// Peer address.
     pub(crate) peer: SocketAddr,
-    /// For administration.
+    /// Admin address.
     pub(crate) admin: SocketAddr,
-    /// For metrics and health.
+    /// HTTP address for metrics and health.
     pub(crate) http: SocketAddr,
 }
 
 impl WorkerEndpoints {
-    /// Of a worker that has not been started yet.
+    /// Returns the endpoints of a worker that is not started yet.
     pub(crate) const fn new(ordinal: u32, listen: Listen) -> Self {
         let Listen { client, peer, admin, http } = listen;
         Self { ordinal, process: None, restarts: 0, client, peer, admin, http }
     }
 
-    /// What people call it, and its log file.
+    /// Returns the name of the worker and of its log.
     pub(crate) fn name(&self) -> String {
         format!("worker-{}", self.ordinal)
     }
 }
 
 impl Endpoints {
-    /// Reads those of a state directory; `None` where there are none.
+    /// Reads the file of a state directory; `None` if it does not exist.
     ///
     /// # Errors
-    /// They cannot be read, or are of a newer version.
+    /// The file cannot be read, or has a newer format.
     pub(crate) fn read(folder: &Path) -> anyhow::Result<Option<Self>> {
         let path = Self::path(folder);
         let text = match std::fs::read_to_string(&path) {
@@ -108,21 +108,21 @@ impl Endpoints {
         read.map(Some).map_err(|error| problem(Code::StateDirectoryUnusable, damaged(error)))
     }
 
-    /// Writes them, replacing what is there in one step. They say nothing after a crash, so nobody waits for the disk.
+    /// Replaces the file atomically, without sync: it is meaningless after a crash.
     ///
     /// # Errors
-    /// The file system refuses.
+    /// The file cannot be written.
     pub(crate) fn write(&self, folder: &Path) -> anyhow::Result<()> {
         state::replace_json(&Self::path(folder), self)
     }
 
-    /// Takes them away: the cluster has ended.
+    /// Removes the file when the cluster stops.
     pub(crate) fn remove(folder: &Path) {
-        // One that stays is found to be of a process that has ended.
+        // A stale file names a process that has exited.
         let _ = std::fs::remove_file(Self::path(folder));
     }
 
-    /// Whether the supervisor that wrote them still runs.
+    /// Whether the supervisor that wrote the file is running.
     pub(crate) fn is_running(&self) -> bool {
         self.format_version <= FORMAT && self.supervisor.is_alive()
     }

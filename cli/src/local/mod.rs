@@ -1,4 +1,4 @@
-//! The local cluster: a coordinator and workers as processes of this machine, under one supervisor.
+//! Local clusters: a coordinator and workers as local processes under one supervisor.
 
 pub(crate) mod admin;
 pub(crate) mod certificates;

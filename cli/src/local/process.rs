@@ -1,29 +1,29 @@
-//! What the system tells of processes. A process is known by its id and the moment it started: ids are used again.
+//! Operating system processes, identified by process id and start time, because ids are reused.
 
 use serde::{Deserialize, Serialize};
 
-/// A process of this machine, told apart from later ones with the same id.
+/// A local process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Process {
-    /// Its id.
+    /// Process id.
     pub(crate) pid: u32,
-    /// When it started, in clock ticks since boot; 0 where the system does not tell.
+    /// Start time in clock ticks since boot; 0 if unknown.
     pub(crate) started: u64,
 }
 
 impl Process {
-    /// The process that has this id now.
+    /// Returns the process that has this id.
     pub(crate) fn of(pid: u32) -> Self {
         Self { pid, started: stat(pid).map_or(0, |stat| stat.started) }
     }
 
-    /// This process.
+    /// Returns this process.
     pub(crate) fn this() -> Self {
         Self::of(std::process::id())
     }
 
-    /// Whether it still runs. A process that has ended and was not waited for does not.
+    /// Whether the process is running; zombies are not.
     pub(crate) fn is_alive(self) -> bool {
         match stat(self.pid) {
             Some(stat) => stat.started == self.started && !matches!(stat.state, 'Z' | 'X'),
@@ -33,22 +33,22 @@ impl Process {
         }
     }
 
-    /// Sends a signal, if it still runs.
+    /// Sends a signal if the process is running.
     pub(crate) fn signal(self, signal: nix::sys::signal::Signal) -> bool {
         let Ok(pid) = i32::try_from(self.pid) else { return false };
         self.is_alive() && nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).is_ok()
     }
 
-    /// Its resident memory in bytes.
+    /// Returns the resident memory in bytes.
     pub(crate) fn resident_bytes(self) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
         line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
     }
 
-    /// Seconds since it started.
+    /// Returns the seconds since the start.
     pub(crate) fn uptime_seconds(self) -> Option<f64> {
-        /// Linux tells ticks of 10 ms to programs, whatever its own clock.
+        /// USER_HZ, which Linux reports to programs independently of its own clock.
         const TICKS_PER_SECOND: f64 = 100.0;
         let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
         let now: f64 = uptime.split_whitespace().next()?.parse().ok()?;
@@ -63,7 +63,7 @@ struct Stat {
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in parentheses and may hold anything, parentheses too.
+    // The name is in parentheses and may contain parentheses.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;
     // The state is the third field; the start is the 22nd.
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_not_taken_for_a_later_one_with_its_id() {
+    fn processes_with_a_reused_id_are_distinguished() {
         let this = Process::this();
         assert!(this.is_alive() && this.resident_bytes().is_some_and(|bytes| bytes > 0));
         assert!(!Process { started: this.started + 1, ..this }.is_alive());

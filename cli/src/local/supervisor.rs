@@ -1,9 +1,9 @@
-//! Looks after the processes of a local cluster: starts them, starts them again, reports deaths, follows the goal that a person
-//! set (more or fewer workers), stops them in order.
+//! Supervises the processes of a local cluster: starts and restarts them, reports deaths to the coordinator, follows the goal (number of
+//! workers), and stops them gracefully.
 //!
-//! Invariants: a report of a death names the incarnation that died, never a later one; a worker that shall go is stopped when
-//! the map gives it nothing any more; a process is started by the thread that lasts as long as this program (the kernel ties a child to that
-//! thread); a dropped supervisor leaves nothing running; workers stop before the coordinator.
+//! Invariants: a death report names the incarnation that died, never a later one; a surplus worker is stopped only after the partition
+//! map assigns it nothing; processes are started by the main thread, because the kernel ties a child to the thread that starts it;
+//! a dropped supervisor leaves no process running; workers stop before the coordinator.
 
 use super::certificates::Certificates;
 use super::child::CoordinatorOptions;
@@ -18,7 +18,7 @@ use engram_api::{Code, DurabilityMode, LearnerClusterSpec};
 use engram_identity as identity;
 use engram_memory::ClusterId;
 use engram_proto::v1;
-use engram_worker::{Listen, MapPlace, exit as cause, supervise};
+use engram_worker::{Listen, MapLocation, exit as worker_exit, supervise};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -34,90 +34,88 @@ use tokio::task::{JoinHandle, LocalSet};
 
 mod goal;
 
-/// Before a process is started again: at first, and at most.
+/// Restart back-off: initial and maximum.
 const BACK_OFF: Duration = Duration::from_millis(100);
-const BACK_OFF_MOST: Duration = Duration::from_secs(5);
-/// A process that ran this long has earned a quick restart.
-const STEADY: Duration = Duration::from_secs(10);
-/// Deaths of one process before the cluster was ready, after which the start is given up: the first may be bad luck.
-const DEATHS_AT_START: u32 = 3;
-/// How long a process may take to stop in order: a worker drains calls and seals its log in less.
-const STOP: Duration = Duration::from_secs(45);
-/// A log longer than this at the start of its process is put aside, over the one put aside before.
-const LOG_BYTES: u64 = 16 << 20;
-/// Between looks at the certificates that are due.
-const RENEWAL: Duration = Duration::from_secs(1);
-/// Lines of a log that a failed start shows.
+const BACK_OFF_MAX: Duration = Duration::from_secs(5);
+/// Uptime after which the back-off is reset.
+const STABLE_UPTIME: Duration = Duration::from_secs(10);
+/// Exits of one process before the cluster is ready after which the start fails.
+const MAX_EXITS_AT_START: u32 = 3;
+/// Timeout of a graceful stop: a worker finishes its requests and seals its log in less.
+const STOP_TIMEOUT: Duration = Duration::from_secs(45);
+/// Size above which a log is rotated when its process starts; one old log is kept.
+const MAX_LOG_BYTES: u64 = 16 << 20;
+/// Interval of checks for certificates that are due.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
+/// Lines of the log in the error message of a failed start.
 const LAST_LINES: usize = 12;
-/// Restarts that may wait to be told.
+/// Capacity of the event channel.
 const EVENTS: usize = 64;
 
-/// What a local cluster consists of.
+/// Configuration of a local cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// The cluster.
     pub(crate) cluster: ClusterId,
-    /// Its name.
     pub(crate) name: String,
-    /// Its specification. The workers that it names are those of a new cluster; as many are started as have ports, and then
-    /// the coordinator says how many there shall be.
+    /// Specification. `workers` applies to a new cluster; initially one worker per entry of `ports` is started, later the goal of the
+    /// coordinator decides.
     pub(crate) spec: LearnerClusterSpec,
-    /// Its state directory.
+    /// State directory.
     pub(crate) folder: PathBuf,
-    /// Where it listens.
+    /// Listen addresses.
     pub(crate) ports: Ports,
-    /// Threads of each worker's passes over memories.
+    /// Compute threads of each worker.
     pub(crate) threads: usize,
-    /// Proxies between the processes.
-    pub(crate) detours: Option<Detours>,
-    /// Certificates of the processes; absent = they talk in clear.
+    /// Addresses of proxies between the processes.
+    pub(crate) proxies: Option<ProxyAddresses>,
+    /// Certificates of the processes; absent = plaintext.
     pub(crate) tls: Option<Rc<Certificates>>,
-    /// The way from here to the processes.
+    /// Route to the processes.
     pub(crate) route: Route,
 }
 
-/// Addresses that workers are given instead of the real ones, those of proxies in between. Indexed by who is given them.
+/// Addresses of fault-injection proxies that workers connect to instead of the real ones. Indexed by the connecting worker.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Detours {
-    /// Where the coordinator is found.
+pub(crate) struct ProxyAddresses {
+    /// Proxies to the coordinator.
     pub(crate) coordinator: Vec<SocketAddr>,
-    /// Where other workers are found, by ordinal.
+    /// Proxies to other workers, by ordinal.
     pub(crate) peers: Vec<BTreeMap<u32, String>>,
 }
 
-/// Something that people should hear of.
+/// Events that are shown to the user.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A process ended and is started again.
+    /// A process exited and is restarted.
     Restarted {
-        /// What it is called.
+        /// Name of the process.
         name: String,
-        /// How it ended.
+        /// Exit status.
         exit: String,
     },
-    /// The cluster has more workers, or fewer.
+    /// The number of workers has changed.
     Resized {
-        /// Workers now.
+        /// Number of workers.
         workers: usize,
     },
-    /// Something that was asked for while it ran could not be done; it is tried again.
-    Trouble(anyhow::Error),
-    /// The start is given up.
+    /// An operation failed and is retried.
+    Retrying(anyhow::Error),
+    /// The start failed.
     Failed(anyhow::Error),
 }
 
-/// What a process shall do.
+/// Desired state of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Will {
+enum Desired {
     Run,
     Stop,
     Kill,
 }
 
-/// The processes of a local cluster. They end when it is dropped.
+/// Supervisor of the processes of a local cluster. Dropping it kills them.
 pub(crate) struct Supervisor {
     shared: Rc<Shared>,
-    coordinator: Kept,
+    coordinator: ManagedProcess,
     goal: JoinHandle<()>,
     renewal: JoinHandle<()>,
     events: mpsc::Receiver<Event>,
@@ -127,13 +125,13 @@ pub(crate) struct Supervisor {
 struct Shared {
     plan: Plan,
     endpoints: RefCell<Endpoints>,
-    workers: RefCell<BTreeMap<u32, Kept>>,
+    workers: RefCell<BTreeMap<u32, ManagedProcess>>,
     events: mpsc::Sender<Event>,
 }
 
-/// A process that is kept running.
-struct Kept {
-    will: watch::Sender<Will>,
+/// A process that is restarted when it exits.
+struct ManagedProcess {
+    desired: watch::Sender<Desired>,
     task: JoinHandle<()>,
 }
 
@@ -145,10 +143,10 @@ enum Role {
 }
 
 impl Supervisor {
-    /// Writes what each process is told, and starts them.
+    /// Writes the configuration of all processes and starts them.
     ///
     /// # Errors
-    /// A file cannot be written. Nothing runs then.
+    /// A file cannot be written; no process is running then.
     pub(crate) fn start(plan: Plan) -> anyhow::Result<Self> {
         let endpoints = endpoints(&plan);
         configure(&plan)?;
@@ -157,61 +155,61 @@ impl Supervisor {
         let (endpoints, workers) = (RefCell::new(endpoints), RefCell::default());
         let shared = Rc::new(Shared { plan, endpoints, workers, events: sender });
         let tasks = LocalSet::new();
-        let coordinator = Kept::start(&shared, Role::Coordinator, |task| tasks.spawn_local(task));
+        let coordinator = ManagedProcess::start(&shared, Role::Coordinator, |task| tasks.spawn_local(task));
         for ordinal in 0..shared.plan.ports.workers.len() as u32 {
-            let kept = Kept::start(&shared, Role::Worker(ordinal), |task| tasks.spawn_local(task));
-            shared.workers.borrow_mut().insert(ordinal, kept);
+            let process = ManagedProcess::start(&shared, Role::Worker(ordinal), |task| tasks.spawn_local(task));
+            shared.workers.borrow_mut().insert(ordinal, process);
         }
         let goal = tasks.spawn_local(goal::follow(Rc::clone(&shared)));
         let renewal = tasks.spawn_local(renew(Rc::clone(&shared)));
         Ok(Self { shared, coordinator, goal, renewal, events, tasks })
     }
 
-    /// Runs `body` while the processes are looked after; nothing happens to them otherwise.
+    /// Runs `body` and the supervision of the processes, which makes progress only meanwhile.
     pub(crate) async fn while_running<T>(&mut self, body: impl AsyncFnOnce(&mut mpsc::Receiver<Event>) -> T) -> T {
         let Self { tasks, events, .. } = self;
         tasks.run_until(body(events)).await
     }
 
-    /// What is known of the processes now.
+    /// Returns the current processes and addresses.
     pub(crate) fn endpoints(&self) -> Endpoints {
         self.shared.endpoints.borrow().clone()
     }
 
-    /// The state directory.
+    /// Returns the state directory.
     pub(crate) fn folder(&self) -> &Path {
         &self.shared.plan.folder
     }
 
-    /// Remembers that all were ready: from here on a process that dies is started again for ever.
+    /// Marks the cluster as ready: from then on processes are restarted without limit.
     pub(crate) fn set_ready(&self) -> anyhow::Result<()> {
         self.shared.endpoints.borrow_mut().ready = true;
         self.shared.write()
     }
 
-    /// Stops the workers in order, then the coordinator. When `killed` completes, what still runs is killed.
-    pub(crate) async fn stop(mut self, killed: impl Future<Output = ()>) {
-        // Nobody comes or goes any more.
+    /// Stops the workers, then the coordinator, gracefully. When `kill` completes, remaining processes are killed.
+    pub(crate) async fn stop(mut self, kill: impl Future<Output = ()>) {
+        // No more workers are started or stopped.
         self.goal.abort();
         self.renewal.abort();
         let Self { shared, coordinator, tasks, .. } = &mut self;
         let mut workers = shared.workers.take();
-        let coordinator_will = coordinator.will.clone();
-        let wills: Vec<_> = workers.values().map(|kept| kept.will.clone()).chain([coordinator_will]).collect();
+        let coordinator_state = coordinator.desired.clone();
+        let states: Vec<_> = workers.values().map(|worker| worker.desired.clone()).chain([coordinator_state]).collect();
         let stopping = async {
-            for kept in workers.values() {
-                kept.will.send_replace(Will::Stop);
+            for worker in workers.values() {
+                worker.desired.send_replace(Desired::Stop);
             }
-            for kept in workers.values_mut() {
-                kept.ended().await;
+            for worker in workers.values_mut() {
+                worker.exited().await;
             }
-            coordinator.will.send_replace(Will::Stop);
-            coordinator.ended().await;
+            coordinator.desired.send_replace(Desired::Stop);
+            coordinator.exited().await;
         };
         let killing = async {
-            killed.await;
-            for will in &wills {
-                will.send_replace(Will::Kill);
+            kill.await;
+            for state in &states {
+                state.send_replace(Desired::Kill);
             }
             std::future::pending::<()>().await;
         };
@@ -229,23 +227,23 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // The tasks own the children, which are killed with them; here no way leads past an orderly stop.
+        // The tasks own the children, which are killed when dropped.
         Endpoints::remove(&self.shared.plan.folder);
     }
 }
 
-impl Kept {
+impl ManagedProcess {
     fn start(
         shared: &Rc<Shared>,
         role: Role,
         spawn: impl FnOnce(Pin<Box<dyn Future<Output = ()>>>) -> JoinHandle<()>,
     ) -> Self {
-        let (will, told) = watch::channel(Will::Run);
-        Self { will, task: spawn(Box::pin(keep(Rc::clone(shared), role, told))) }
+        let (desired, receiver) = watch::channel(Desired::Run);
+        Self { desired, task: spawn(Box::pin(supervise_process(Rc::clone(shared), role, receiver))) }
     }
 
-    /// Waits until its process has ended for good.
-    async fn ended(&mut self) {
+    /// Waits until the process has exited and is not restarted.
+    async fn exited(&mut self) {
         // A task that panicked has dropped its child, which killed it.
         let _ = (&mut self.task).await;
     }
@@ -256,8 +254,8 @@ impl Shared {
         self.endpoints.borrow().write(&self.plan.folder)
     }
 
-    /// Notes what became of a process. A note that cannot be written (a full disk) costs nobody a process.
-    fn note(&self, role: Role, process: Option<Process>) {
+    /// Records the process of a role, or its exit. A failed write (disk full) does not affect the process.
+    fn record(&self, role: Role, process: Option<Process>) {
         {
             let mut endpoints = self.endpoints.borrow_mut();
             let (slot, restarts) = match role {
@@ -267,7 +265,7 @@ impl Shared {
                 }
                 Role::Worker(ordinal) => {
                     let mut workers = endpoints.workers.iter_mut();
-                    // One that went for good is not told of any more.
+                    // Removed workers are not recorded.
                     let Some(worker) = workers.find(|worker| worker.ordinal == ordinal) else { return };
                     (&mut worker.process, &mut worker.restarts)
                 }
@@ -277,12 +275,11 @@ impl Shared {
             }
             *slot = process;
         }
-        // See above.
         let _ = self.write();
     }
 
-    fn tell(&self, event: Event) {
-        // Nobody reads while the cluster stops, and a reader that is behind has enough to read.
+    fn publish(&self, event: Event) {
+        // Events are dropped if the reader has stopped or is behind.
         let _ = self.events.try_send(event);
     }
 }
@@ -303,104 +300,103 @@ impl Role {
     }
 }
 
-/// Replaces certificates before they end. By the clock of the wall, as certificates go: a machine may have slept.
+/// Renews certificates before they expire, by wall-clock time, which also advances during system sleep.
 async fn renew(shared: Rc<Shared>) {
     let Some(certificates) = &shared.plan.tls else { return };
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
-        tokio::time::sleep(RENEWAL).await;
+        tokio::time::sleep(RENEWAL_INTERVAL).await;
         match certificates.renew() {
-            Ok(()) => is_told = false,
-            // Tried again until it succeeds: a third of their life is left. Once is enough to tell.
-            Err(error) if !std::mem::replace(&mut is_told, true) => shared.tell(Event::Trouble(error)),
+            Ok(()) => is_reported = false,
+            // Retried until it succeeds; a third of the lifetime is left. Reported once.
+            Err(error) if !std::mem::replace(&mut is_reported, true) => shared.publish(Event::Retrying(error)),
             Err(_) => {}
         }
     }
 }
 
-/// Keeps one process running until it shall stop.
-async fn keep(shared: Rc<Shared>, role: Role, mut will: watch::Receiver<Will>) {
-    let (mut wait, mut deaths) = (BACK_OFF, 0);
-    while *will.borrow() == Will::Run {
-        let began = Instant::now();
+/// Restarts one process until it should stop.
+async fn supervise_process(shared: Rc<Shared>, role: Role, mut desired: watch::Receiver<Desired>) {
+    let (mut back_off, mut exits) = (BACK_OFF, 0);
+    while *desired.borrow() == Desired::Run {
+        let started_at = Instant::now();
         let (exit, cause) = match spawn(&shared.plan, role) {
             Ok(mut child) => {
                 let process = child.id().map(Process::of);
-                shared.note(role, process);
-                // Taken out, since waiting closes it, and its end is what tells the process to stop.
+                shared.record(role, process);
+                // Taken, because waiting closes stdin, which makes the process stop.
                 let stdin = child.stdin.take();
-                let known = Known::of(&shared, role);
+                let identity = MemberIdentity::query(&shared, role);
                 let exit = tokio::select! {
                     exit = child.wait() => exit,
-                    () = told(&mut will) => return end(child, stdin, will).await,
+                    () = should_stop(&mut desired) => return stop_process(child, stdin, desired).await,
                 };
-                let begins_again = exit.as_ref().is_ok_and(|status| status.code() == Some(cause::AGAIN));
-                let cause = exit.as_ref().ok().and_then(|status| cause::told(*status));
-                let exit = exit.map_or_else(|error| error.to_string(), cause::described);
-                if let (Some(member), Some(process)) = (known.member(), process) {
-                    report(&shared, member, process.pid, exit.clone());
+                let restarts_at_once = exit.as_ref().is_ok_and(|status| status.code() == Some(worker_exit::RESTART));
+                let cause = exit.as_ref().ok().and_then(|status| worker_exit::cause(*status));
+                let exit = exit.map_or_else(|error| error.to_string(), worker_exit::description);
+                if let (Some(member), Some(process)) = (identity.member(), process) {
+                    report_death(&shared, member, process.pid, exit.clone());
                 }
-                shared.note(role, None);
-                if begins_again {
+                shared.record(role, None);
+                if restarts_at_once {
                     continue;
                 }
                 (exit, cause)
             }
-            Err(error) => (format!("it cannot be started: {error:#}"), cause::of(&error)),
+            Err(error) => (format!("failed to start: {error:#}"), worker_exit::of(&error)),
         };
-        deaths += 1;
-        let hopeless = deaths >= DEATHS_AT_START || cause.is_some_and(cause::is_lasting);
-        if hopeless && !shared.endpoints.borrow().ready {
-            return shared.tell(Event::Failed(failed_start(&shared.plan, role, deaths, &exit, cause)));
+        exits += 1;
+        let has_failed = exits >= MAX_EXITS_AT_START || cause.is_some_and(worker_exit::is_permanent);
+        if has_failed && !shared.endpoints.borrow().ready {
+            return shared.publish(Event::Failed(failed_start(&shared.plan, role, exits, &exit, cause)));
         }
-        shared.tell(Event::Restarted { name: role.name(), exit });
-        if began.elapsed() >= STEADY {
-            wait = BACK_OFF;
+        shared.publish(Event::Restarted { name: role.name(), exit });
+        if started_at.elapsed() >= STABLE_UPTIME {
+            back_off = BACK_OFF;
         }
         tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            () = told(&mut will) => return,
+            () = tokio::time::sleep(back_off) => {}
+            () = should_stop(&mut desired) => return,
         }
-        wait = (wait * 2).min(BACK_OFF_MOST);
+        back_off = (back_off * 2).min(BACK_OFF_MAX);
     }
 }
 
-/// Completes when the process shall no longer run.
-async fn told(will: &mut watch::Receiver<Will>) {
-    // An error means that the supervisor is gone, and its processes with it.
-    let _ = will.wait_for(|will| *will > Will::Run).await;
+/// Completes when the process should stop.
+async fn should_stop(desired: &mut watch::Receiver<Desired>) {
+    // An error means that the supervisor was dropped.
+    let _ = desired.wait_for(|state| *state > Desired::Run).await;
 }
 
-/// Ends a process: in order, by force when that takes too long or is asked for.
-async fn end(mut child: Child, stdin: Option<ChildStdin>, mut will: watch::Receiver<Will>) {
-    // The end of its stdin is what it waits for.
+/// Stops a process gracefully, and kills it after a timeout or on request.
+async fn stop_process(mut child: Child, stdin: Option<ChildStdin>, mut desired: watch::Receiver<Desired>) {
+    // The child exits when its stdin closes.
     drop(stdin);
     let stopped = tokio::select! {
-        exit = tokio::time::timeout(STOP, child.wait()) => exit.is_ok(),
-        _ = will.wait_for(|will| *will == Will::Kill) => false,
+        exit = tokio::time::timeout(STOP_TIMEOUT, child.wait()) => exit.is_ok(),
+        _ = desired.wait_for(|state| *state == Desired::Kill) => false,
     };
     if !stopped {
-        // It may have ended in this very moment.
+        // Fails if the process has just exited.
         let _ = child.kill().await;
     }
 }
 
-/// Who a process is in the cluster: learnt from itself once it answers. A process that died before it could say is nobody whose
-/// death the coordinator could have use of.
-struct Known {
+/// Member identity of a worker process, queried from the process. The death of a process that never responded need not be reported.
+struct MemberIdentity {
     member: Rc<RefCell<Option<v1::MemberId>>>,
-    asking: Option<JoinHandle<()>>,
+    query: Option<JoinHandle<()>>,
 }
 
-impl Known {
-    fn of(shared: &Rc<Shared>, role: Role) -> Self {
+impl MemberIdentity {
+    fn query(shared: &Rc<Shared>, role: Role) -> Self {
         let member = Rc::new(RefCell::new(None));
-        let Role::Worker(ordinal) = role else { return Self { member, asking: None } };
+        let Role::Worker(ordinal) = role else { return Self { member, query: None } };
         let endpoints = shared.endpoints.borrow();
-        let at = endpoints.workers.iter().find(|worker| worker.ordinal == ordinal).map(|worker| worker.admin);
-        let (told, network) = (Rc::clone(&member), shared.plan.route.network());
-        let ask = async move |at| *told.borrow_mut() = Some(supervise::member(at, &network).await);
-        Self { member, asking: at.map(|at| tokio::task::spawn_local(async move { ask(at).await })) }
+        let admin = endpoints.workers.iter().find(|worker| worker.ordinal == ordinal).map(|worker| worker.admin);
+        let (target, network) = (Rc::clone(&member), shared.plan.route.network());
+        let query = async move |admin| *target.borrow_mut() = Some(supervise::member(admin, &network).await);
+        Self { member, query: admin.map(|admin| tokio::task::spawn_local(async move { query(admin).await })) }
     }
 
     fn member(&self) -> Option<v1::MemberId> {
@@ -408,16 +404,16 @@ impl Known {
     }
 }
 
-impl Drop for Known {
+impl Drop for MemberIdentity {
     fn drop(&mut self) {
-        if let Some(asking) = &self.asking {
-            asking.abort();
+        if let Some(query) = &self.query {
+            query.abort();
         }
     }
 }
 
-/// Tells the coordinator of a death, beside everything else: it may be dead itself, and learns then from silence.
-fn report(shared: &Shared, member: v1::MemberId, pid: u32, exit: String) {
+/// Reports a death to the coordinator in the background. If the coordinator is down, it detects the death by missing heartbeats.
+fn report_death(shared: &Shared, member: v1::MemberId, pid: u32, exit: String) {
     let (coordinator, cluster) = (shared.plan.ports.coordinator, shared.plan.cluster);
     let network = shared.plan.route.network();
     tokio::task::spawn_local(async move {
@@ -427,7 +423,7 @@ fn report(shared: &Shared, member: v1::MemberId, pid: u32, exit: String) {
 
 fn spawn(plan: &Plan, role: Role) -> anyhow::Result<Child> {
     let log = open_log(&state::log(&plan.folder, &role.name()))?;
-    let program = std::env::current_exe().context("failed to find this program")?;
+    let program = std::env::current_exe().context("failed to locate this executable")?;
     let mut command = Command::new(program);
     command
         .arg(role.command())
@@ -436,15 +432,15 @@ fn spawn(plan: &Plan, role: Role) -> anyhow::Result<Child> {
         .stdin(Stdio::piped())
         .stdout(log.try_clone().context("failed to share the log")?)
         .stderr(log)
-        // A Ctrl-C at the terminal is for `up`, which stops its processes in order.
+        // Ctrl-C at the terminal goes to `up` only, which stops its processes.
         .process_group(0)
         .kill_on_drop(true);
     command.spawn().context("failed to start a process")
 }
 
 fn open_log(path: &Path) -> anyhow::Result<File> {
-    if path.metadata().is_ok_and(|metadata| metadata.len() > LOG_BYTES) {
-        // A log that cannot be put aside goes on growing.
+    if path.metadata().is_ok_and(|metadata| metadata.len() > MAX_LOG_BYTES) {
+        // If rotation fails, the log continues to grow.
         let _ = std::fs::rename(path, path.with_extension("log.old"));
     }
     let log = OpenOptions::new().create(true).append(true).open(path);
@@ -455,7 +451,7 @@ fn config(folder: &Path, role: Role) -> PathBuf {
     folder.join("config").join(format!("{}.json", role.name()))
 }
 
-/// Writes what each process is told.
+/// Writes the configuration of all processes.
 fn configure(plan: &Plan) -> anyhow::Result<()> {
     let coordinator = CoordinatorOptions {
         cluster: plan.cluster.to_string(),
@@ -474,11 +470,11 @@ fn configure(plan: &Plan) -> anyhow::Result<()> {
     (0..).zip(&plan.ports.workers).try_for_each(|(ordinal, listen)| configure_worker(plan, ordinal, *listen))
 }
 
-/// Writes what a worker is told.
+/// Writes the configuration of a worker.
 fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result<()> {
-    let detours = plan.detours.as_ref();
-    let coordinator = detours.and_then(|detours| detours.coordinator.get(ordinal as usize));
-    let peers = detours.and_then(|detours| detours.peers.get(ordinal as usize));
+    let proxies = plan.proxies.as_ref();
+    let coordinator = proxies.and_then(|proxies| proxies.coordinator.get(ordinal as usize));
+    let peers = proxies.and_then(|proxies| proxies.peers.get(ordinal as usize));
     if let Some(certificates) = &plan.tls {
         certificates.issue(identity::Role::Worker, ordinal)?;
     }
@@ -491,7 +487,7 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
         advertise_host: None,
         coordinators: vec![coordinator.unwrap_or(&plan.ports.coordinator).to_string()],
         peer_detours: peers.cloned().unwrap_or_default(),
-        map_place: Some(MapPlace::Folder(plan.folder.clone())),
+        map_location: Some(MapLocation::Folder(plan.folder.clone())),
         threads: Some(plan.threads),
         machine_workers: Some(plan.spec.workers),
         gpu_deadline_ms: None,
@@ -502,7 +498,7 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
         spec: plan.spec.clone(),
     };
     std::fs::create_dir_all(&options.state_dir).map_err(|error| {
-        let message = format!("failed to make {}: {error}", options.state_dir.display());
+        let message = format!("failed to create {}: {error}", options.state_dir.display());
         problem(Code::StateDirectoryUnusable, message)
     })?;
     state::write_json(&config(&plan.folder, Role::Worker(ordinal)), &options)
@@ -524,14 +520,15 @@ fn endpoints(plan: &Plan) -> Endpoints {
     }
 }
 
-fn failed_start(plan: &Plan, role: Role, deaths: u32, exit: &str, cause: Option<Code>) -> anyhow::Error {
+fn failed_start(plan: &Plan, role: Role, exits: u32, exit: &str, cause: Option<Code>) -> anyhow::Error {
     let name = role.name();
     let path = state::log(&plan.folder, &name);
     let log = std::fs::read(&path).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
     let lines: Vec<&str> = log.lines().collect();
     let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n  ");
-    let times = if deaths == 1 { String::new() } else { format!(" {deaths} times") };
-    let message = format!("{name} ended{times} before it was ready ({exit}); the end of {}:\n  {last}", path.display());
+    let times = if exits == 1 { String::new() } else { format!(" {exits} times") };
+    let message =
+        format!("{name} exited{times} before it was ready ({exit}); last lines of {}:\n  {last}", path.display());
     problem(cause.unwrap_or(Code::WorkerFailedToStart), message)
 }

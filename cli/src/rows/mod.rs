@@ -1,14 +1,13 @@
-//! Memories in files: JSON Lines and CSV, plain or packed, as `insert` and `reinforce` read and `export` writes them.
+//! Files of memories, JSON Lines or CSV, optionally compressed: read by `insert` and `reinforce`, written by `export`.
 //!
-//! A row names its memory by `id` or `key` (both only where they agree). What a row may hold is checked when it is read, with
-//! its line; a name that is not known is refused, so that a misspelt column is never ignored. What `export` wrote can be
-//! inserted again.
+//! A row names its memory by `id` or `key` (both only if they agree). Rows are validated when read, and errors name the line.
+//! Unknown columns are rejected, so that a misspelt column is never ignored. Exported files can be inserted again.
 
-mod packing;
+mod compression;
 mod reader;
 mod writer;
 
-pub(crate) use packing::Packing;
+pub(crate) use compression::Compression;
 pub(crate) use reader::Reader;
 pub(crate) use writer::Writer;
 
@@ -24,20 +23,20 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use tempfile::NamedTempFile;
 
-/// How rows are written.
+/// Format of a file of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// One JSON object per line.
     Jsonl,
-    /// Comma-separated values under a line of names.
+    /// Comma-separated values with a header line.
     Csv,
 }
 
 impl Format {
-    /// The format that a file's name tells, packed or not.
+    /// Returns the format for the extension of a file name.
     ///
     /// # Errors
-    /// The name tells none.
+    /// The extension is unknown.
     pub(crate) fn of_path(path: &Path) -> Result<Self, Problem> {
         let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
         let bare = name.strip_suffix(".zst").or(name.strip_suffix(".gz")).unwrap_or(&name);
@@ -47,30 +46,30 @@ impl Format {
             _ => Err(Problem::new(
                 Code::Conflicting,
                 format!(
-                    "the name of {} tells no format; known: .jsonl, .csv, each also with .zst or .gz",
+                    "{} has an unknown extension; known: .jsonl, .csv, optionally followed by .zst or .gz",
                     path.display()
                 ),
             )
-            .help("say it:    --format jsonl")),
+            .help("give the format: --format jsonl")),
         }
     }
 }
 
-/// What rows are read for: which names they may have, and which they must.
+/// The command that reads rows, which decides the allowed and required columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Memories, with feature vectors of so many numbers.
+    /// Memories to insert.
     Insert {
-        /// Of the cluster; 0 = it takes none.
+        /// Feature dimension of the cluster; 0 = no features.
         dimension: usize,
     },
-    /// Updates: each with a quality or a delta.
+    /// Updates, each with a quality or a delta.
     Reinforce,
 }
 
 impl Purpose {
-    /// The command that wants them.
-    pub(crate) const fn word(self) -> &'static str {
+    /// Returns the name of the command.
+    pub(crate) const fn command(self) -> &'static str {
         match self {
             Self::Insert { .. } => "insert",
             Self::Reinforce => "reinforce",
@@ -78,7 +77,7 @@ impl Purpose {
     }
 }
 
-/// One row of a file.
+/// A row of a file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Row {
     pub(crate) id: MemoryId,
@@ -91,7 +90,7 @@ pub(crate) struct Row {
     pub(crate) delta: Option<f32>,
 }
 
-/// A memory as JSON, in files and on stdout. What it does not have is left out.
+/// A memory as JSON, in files and on stdout. Absent fields are omitted.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Object<'a> {
@@ -102,10 +101,10 @@ pub(crate) struct Object<'a> {
     group: u8,
     #[serde(skip_serializing_if = "<[f32]>::is_empty")]
     features: &'a [f32],
-    /// Where it is text.
+    /// Set if the payload is UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<&'a str>,
-    /// Where it is not.
+    /// Set if the payload is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
 }
@@ -125,18 +124,18 @@ impl<'a> Object<'a> {
     }
 }
 
-/// The weight, exact.
+/// Returns the exact weight.
 pub(crate) fn weight(memory: &Memory) -> f64 {
     f64::from(memory.weight.units()) / f64::from(engram_memory::ONE)
 }
 
-/// Writes a file that appears whole or not at all.
+/// Writes a file atomically.
 ///
 /// # Errors
-/// The file system refuses.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+/// The file cannot be written.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let write = || {
-        let mut file = temporary_beside(path)?;
+        let mut file = temporary_for(path)?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         file.persist(path)?;
@@ -145,11 +144,11 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     write().with_context(|| format!("failed to write {}", path.display()))
 }
 
-/// A file that takes the name `path` when it is persisted.
-pub(crate) fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
+/// Creates a temporary file in the folder of `path`, to be renamed to `path`.
+pub(crate) fn temporary_for(path: &Path) -> io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // As a file that is simply created: others may read it, as far as the umask admits.
+    // Same permissions as a regularly created file, subject to the umask.
     let permissions = std::fs::Permissions::from_mode(0o666);
     tempfile::Builder::new().prefix(".engram-").permissions(permissions).tempfile_in(folder)
 }

@@ -1,6 +1,6 @@
-//! Reads rows, a batch at a time.
+//! Reads rows in batches.
 
-use super::{Format, Packing, Purpose, Row};
+use super::{Compression, Format, Purpose, Row};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use engram_api::{Code, Problem};
@@ -12,15 +12,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Rows that are read, sent and acknowledged together.
+/// Maximum number of rows of a batch.
 const BATCH_ROWS: usize = 16_384;
-/// The same in bytes of keys, features and payloads, which may be large.
+/// Size limit of a batch in bytes of keys, features and payloads.
 const BATCH_BYTES: usize = 4 << 20;
-/// Most bytes of one line: the longest features and payload, as text, and some room. A file without line ends is an error and
-/// not an exhausted machine.
-const LINE_BYTES: u64 = 1 << 20;
+/// Size limit of a line: the longest features and payload as text. Bounds memory for a file without line ends.
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
-/// Reads rows of one file.
+/// Reader of one file.
 pub(crate) struct Reader {
     name: String,
     purpose: Purpose,
@@ -36,13 +35,13 @@ enum Source {
 
 struct Csv {
     reader: csv::Reader<Bounded>,
-    /// What the reader may still take for the record at hand.
+    /// Bytes left for the current record.
     left: Arc<AtomicU64>,
     names: csv::StringRecord,
     record: csv::StringRecord,
 }
 
-/// A row as it stands in a file; `F` is how features are written.
+/// A row as written in a file; `F` is the type of the features.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, bound = "F: Deserialize<'de>")]
 struct Raw<F> {
@@ -61,7 +60,7 @@ impl Reader {
     /// Opens a file, or standard input for `-`.
     ///
     /// # Errors
-    /// It cannot be opened, or its name tells no format and none was given.
+    /// The file cannot be opened, or its format is unknown.
     pub(crate) fn open(path: &Path, format: Option<Format>, purpose: Purpose) -> Result<Self, Problem> {
         let unreadable = |error: io::Error| {
             Problem::new(Code::SourceUnreadable, format!("failed to read {}: {error}", path.display()))
@@ -77,7 +76,7 @@ impl Reader {
             None => Format::of_path(path)?,
         };
         let counted = Counted { inner: File::open(path).map_err(unreadable)?, read: Arc::clone(&read) };
-        let text = Packing::of_path(path).reader(counted).map_err(unreadable)?;
+        let text = Compression::of_path(path).reader(counted).map_err(unreadable)?;
         Ok(Self::new(path.display().to_string(), format, purpose, text, read))
     }
 
@@ -91,7 +90,7 @@ impl Reader {
         let rows = match format {
             Format::Jsonl => Source::Jsonl(BufReader::new(text), Vec::new()),
             Format::Csv => {
-                let left = Arc::new(AtomicU64::new(LINE_BYTES));
+                let left = Arc::new(AtomicU64::new(MAX_LINE_BYTES));
                 let bounded = Bounded { inner: text, left: Arc::clone(&left) };
                 let reader = csv::ReaderBuilder::new().has_headers(false).from_reader(bounded);
                 let (names, record) = Default::default();
@@ -101,17 +100,17 @@ impl Reader {
         Self { name, purpose, rows, read, line: 0 }
     }
 
-    /// Bytes of the file that were read so far, packed as they are.
+    /// Returns a counter of the (compressed) bytes read.
     pub(crate) fn bytes_read(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.read)
     }
 
-    /// Groups the rows into batches.
+    /// Returns the rows in batches.
     pub(crate) fn batches(self) -> Batches {
         Batches { reader: self, ended: false }
     }
 
-    /// Reads all rows and keeps none: whether they are right.
+    /// Validates all rows.
     ///
     /// # Errors
     /// As [`Self::next_row`].
@@ -120,25 +119,25 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the next row, `None` at the end.
+    /// Reads the next row; `None` at the end.
     ///
     /// # Errors
-    /// The row is wrong: with its line, what was found and what is allowed.
+    /// The row is invalid: with line, value and allowed values.
     pub(crate) fn next_row(&mut self) -> Result<Option<Row>, Problem> {
         match &mut self.rows {
             Source::Jsonl(text, line) => loop {
                 line.clear();
                 self.line += 1;
-                let bytes = text.take(LINE_BYTES + 1).read_until(b'\n', line);
+                let bytes = text.take(MAX_LINE_BYTES + 1).read_until(b'\n', line);
                 let bytes = match bytes {
                     Ok(bytes) => bytes,
-                    Err(error) => return Err(self.wrong(error)),
+                    Err(error) => return Err(self.invalid(error)),
                 };
                 if bytes == 0 {
                     return Ok(None);
                 }
-                if bytes as u64 > LINE_BYTES {
-                    return Err(self.wrong(format!("the line is longer than {LINE_BYTES} bytes")));
+                if bytes as u64 > MAX_LINE_BYTES {
+                    return Err(self.invalid(format!("the line is longer than {MAX_LINE_BYTES} bytes")));
                 }
                 if line.trim_ascii().is_empty() {
                     continue;
@@ -149,14 +148,14 @@ impl Reader {
                     Err(error) => {
                         let text = error.to_string();
                         let end = text.rfind(" at line ").unwrap_or(text.len());
-                        Err(self.wrong(format!("{} (column {})", &text[..end], error.column())))
+                        Err(self.invalid(format!("{} (column {})", &text[..end], error.column())))
                     }
                 };
             },
             Source::Csv(csv) => {
                 let Csv { reader, left, names, record } = &mut **csv;
-                left.store(LINE_BYTES, Ordering::Relaxed);
-                if names.is_empty() && !reader.read_record(names).map_err(|error| wrong(&self.name, 1, error))? {
+                left.store(MAX_LINE_BYTES, Ordering::Relaxed);
+                if names.is_empty() && !reader.read_record(names).map_err(|error| invalid(&self.name, 1, error))? {
                     return Ok(None);
                 }
                 let more = reader.read_record(record);
@@ -166,13 +165,13 @@ impl Reader {
                     Ok(true) => {}
                     Err(error) => {
                         let line = error.position().map_or(self.line, csv::Position::line);
-                        return Err(wrong(&self.name, line, error));
+                        return Err(invalid(&self.name, line, error));
                     }
                 }
                 let raw: Result<Raw<String>, _> = record.deserialize(Some(names));
                 match raw {
                     Ok(raw) => self.row(raw, |text| numbers(&text)).map(Some),
-                    Err(error) => Err(self.wrong(csv_reason(&error))),
+                    Err(error) => Err(self.invalid(csv_reason(&error))),
                 }
             }
         }
@@ -181,60 +180,63 @@ impl Reader {
     fn row<F>(&self, raw: Raw<F>, features: impl FnOnce(F) -> Result<Vec<f32>, String>) -> Result<Row, Problem> {
         let key = raw.key.filter(|key| !key.is_empty());
         let id = match (raw.id, &key) {
-            (None, None) => return Err(self.wrong("neither id nor key is given; one of them is needed")),
+            (None, None) => return Err(self.invalid("neither id nor key is given; one is required")),
             (Some(id), None) => MemoryId(id),
-            (given, Some(key)) => {
+            (id, Some(key)) => {
                 if key.len() > MAX_KEY_BYTES {
-                    return Err(self.wrong(format!("key has {} bytes; allowed: 1 to {MAX_KEY_BYTES}", key.len())));
+                    return Err(self.invalid(format!("key has {} bytes; allowed: 1 to {MAX_KEY_BYTES}", key.len())));
                 }
-                let id = key_id(key.as_bytes());
-                if given.is_some_and(|given| given != id.0) {
-                    return Err(self.wrong(format!("id is {}, but key {key:?} has the id {id}", given.unwrap_or(0))));
+                let derived = key_id(key.as_bytes());
+                if let Some(id) = id.filter(|id| *id != derived.0) {
+                    return Err(self.invalid(format!("id is {id}, but key {key:?} has the id {derived}")));
                 }
-                id
+                derived
             }
         };
         let group = match raw.group {
             None => None,
             Some(group) => {
-                Some(u8::try_from(group).map_err(|_| self.wrong(format!("group is {group}; allowed: 0 to 255")))?)
+                Some(u8::try_from(group).map_err(|_| self.invalid(format!("group is {group}; allowed: 0 to 255")))?)
             }
         };
         let payload = match (raw.payload, raw.payload_base64) {
-            (Some(_), Some(_)) => return Err(self.wrong("payload and payloadBase64 are both given; allowed: one")),
+            (Some(_), Some(_)) => return Err(self.invalid("payload and payloadBase64 cannot both be given")),
             (Some(text), None) => text.into_bytes(),
-            (None, Some(text)) => {
-                STANDARD.decode(&text).map_err(|error| self.wrong(format!("payloadBase64 is no Base64: {error}")))?
-            }
+            (None, Some(text)) => STANDARD
+                .decode(&text)
+                .map_err(|error| self.invalid(format!("payloadBase64 is not valid Base64: {error}")))?,
             (None, None) => Vec::new(),
         };
         if payload.len() > MAX_PAYLOAD_BYTES {
             return Err(
-                self.wrong(format!("payload has {} bytes; allowed: at most {MAX_PAYLOAD_BYTES}", payload.len()))
+                self.invalid(format!("payload has {} bytes; allowed: at most {MAX_PAYLOAD_BYTES}", payload.len()))
             );
         }
         let has_features = raw.features.is_some();
-        let features = raw.features.map_or(Ok(Vec::new()), features).map_err(|error| self.wrong(error))?;
+        let features = raw.features.map_or(Ok(Vec::new()), features).map_err(|error| self.invalid(error))?;
         match self.purpose {
             Purpose::Insert { .. } if raw.quality.is_some() || raw.delta.is_some() => {
-                return Err(self.wrong("quality and delta are for `reinforce`; allowed here: weight"));
+                return Err(self.invalid("quality and delta are not allowed in `engram insert`; use weight"));
             }
             Purpose::Insert { dimension } if !features.is_empty() && features.len() != dimension => {
-                let what = format!("features have {} numbers; the cluster's dimension is {dimension}", features.len());
-                return Err(self.problem(Code::WrongDimension, what));
+                let message =
+                    format!("features have {} numbers; the dimension of the cluster is {dimension}", features.len());
+                return Err(self.problem(Code::WrongDimension, message));
             }
             Purpose::Insert { .. } => {}
             Purpose::Reinforce => {
                 if raw.quality.is_some() == raw.delta.is_some() {
-                    return Err(self.wrong("exactly one of quality and delta is needed"));
+                    return Err(self.invalid("exactly one of quality and delta is required"));
                 }
                 if raw.weight.is_some() || group.is_some() || has_features || !payload.is_empty() {
-                    return Err(self.wrong("weight, group, features and payload are for `insert`"));
+                    return Err(
+                        self.invalid("weight, group, features and payload are not allowed in `engram reinforce`")
+                    );
                 }
             }
         }
         if let Some(bad) = features.iter().find(|feature| !feature.is_finite()) {
-            return Err(self.wrong(format!("features hold {bad}; allowed: finite numbers of single precision")));
+            return Err(self.invalid(format!("features contain {bad}; allowed: finite single-precision numbers")));
         }
         Ok(Row {
             id,
@@ -251,33 +253,34 @@ impl Reader {
     fn number(&self, name: &str, value: Option<f64>, least: f64) -> Result<Option<f32>, Problem> {
         match value {
             Some(value) if !(least..=1.0).contains(&value) => {
-                Err(self.wrong(format!("{name} is {value}; allowed: {least} to 1")))
+                Err(self.invalid(format!("{name} is {value}; allowed: {least} to 1")))
             }
             other => Ok(other.map(|value| value as f32)),
         }
     }
 
-    /// A problem of the row that was read last.
-    fn wrong(&self, what: impl std::fmt::Display) -> Problem {
-        wrong(&self.name, self.line, what)
+    /// Returns an error for the current row.
+    fn invalid(&self, message: impl std::fmt::Display) -> Problem {
+        invalid(&self.name, self.line, message)
     }
 
-    fn problem(&self, code: Code, what: impl std::fmt::Display) -> Problem {
-        Problem::new(code, format!("{}, line {}: {what}", self.name, self.line))
+    fn problem(&self, code: Code, message: impl std::fmt::Display) -> Problem {
+        Problem::new(code, format!("{}, line {}: {message}", self.name, self.line))
     }
 }
 
-fn wrong(name: &str, line: u64, what: impl std::fmt::Display) -> Problem {
-    Problem::new(Code::InvalidValue, format!("{name}, line {line}: {what}"))
+fn invalid(name: &str, line: u64, message: impl std::fmt::Display) -> Problem {
+    Problem::new(Code::InvalidValue, format!("{name}, line {line}: {message}"))
 }
 
 fn numbers(text: &str) -> Result<Vec<f32>, String> {
-    let number =
-        |word: &str| word.parse().map_err(|_| format!("features hold {word:?}; allowed: numbers, blanks between"));
+    let number = |text: &str| {
+        text.parse().map_err(|_| format!("features contain {text:?}; allowed: numbers separated by spaces"))
+    };
     text.split_ascii_whitespace().map(number).collect()
 }
 
-/// The text of a CSV error without its position, which is said already.
+/// Returns the message of a CSV error without its position, which is added separately.
 fn csv_reason(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::Deserialize { err, .. } => err.kind().to_string(),
@@ -285,17 +288,17 @@ fn csv_reason(error: &csv::Error) -> String {
     }
 }
 
-/// Rows in batches.
+/// Iterator over batches of rows.
 pub(crate) struct Batches {
     reader: Reader,
     ended: bool,
 }
 
 impl Batches {
-    /// Reads the next batch, `None` at the end. Rows of one batch have the same columns.
+    /// Reads the next batch; `None` at the end.
     ///
     /// # Errors
-    /// A row is wrong; rows before it that were not given out yet are dropped.
+    /// A row is invalid; earlier rows of the batch are dropped.
     pub(crate) fn next_batch(&mut self) -> Result<Option<Vec<Row>>, Problem> {
         let (mut rows, mut bytes) = (Vec::new(), 0);
         while !self.ended && rows.len() < BATCH_ROWS && bytes < BATCH_BYTES {
@@ -311,7 +314,7 @@ impl Batches {
     }
 }
 
-/// Keeps an unclosed quote from drawing the whole file into memory.
+/// Limits the size of a record: an unclosed quote would otherwise read the whole file into memory.
 struct Bounded {
     inner: Box<dyn Read + Send>,
     left: Arc<AtomicU64>,
@@ -321,10 +324,10 @@ impl Read for Bounded {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let left = self.left.load(Ordering::Relaxed);
         if left == 0 {
-            return Err(io::Error::other(format!("a record is longer than {LINE_BYTES} bytes")));
+            return Err(io::Error::other(format!("a record is longer than {MAX_LINE_BYTES} bytes")));
         }
-        let most = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        let read = self.inner.read(&mut bytes[..most])?;
+        let limit = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let read = self.inner.read(&mut bytes[..limit])?;
         self.left.store(left - read as u64, Ordering::Relaxed);
         Ok(read)
     }

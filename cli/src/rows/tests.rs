@@ -18,7 +18,7 @@ fn read(format: Format, text: &[u8]) -> Result<Vec<Row>, Problem> {
 }
 
 #[test]
-fn what_is_exported_is_what_is_inserted() {
+fn exported_rows_can_be_inserted() {
     let memories = [
         Memory {
             id: key_id(b"go,\"vern\"\nment"),
@@ -45,7 +45,7 @@ fn what_is_exported_is_what_is_inserted() {
 }
 
 #[test]
-fn a_wrong_row_is_named_with_line_value_and_what_is_allowed() {
+fn invalid_rows_are_reported_with_line_value_and_allowed_values() {
     let cases: [(Format, &str, &str); 11] = [
         (
             Format::Jsonl,
@@ -56,12 +56,12 @@ fn a_wrong_row_is_named_with_line_value_and_what_is_allowed() {
         (Format::Jsonl, "{\"weight\":1}", "line 1: neither id nor key is given"),
         (Format::Jsonl, "{\"id\":1,\"key\":\"a\"}", "line 1: id is 1, but key \"a\" has the id 14598278634844962250"),
         (Format::Jsonl, "{\"id\":1,\"group\":256}", "line 1: group is 256; allowed: 0 to 255"),
-        (Format::Jsonl, "{\"id\":1,\"quality\":0.5}", "quality and delta are for `reinforce`"),
+        (Format::Jsonl, "{\"id\":1,\"quality\":0.5}", "quality and delta are not allowed in `engram insert`"),
         (Format::Jsonl, "{\"id\":-1}", "line 1: invalid value: integer `-1`, expected u64"),
-        (Format::Jsonl, "{\"id\":1,\"payloadBase64\":\"!\"}", "payloadBase64 is no Base64"),
+        (Format::Jsonl, "{\"id\":1,\"payloadBase64\":\"!\"}", "payloadBase64 is not valid Base64"),
         (Format::Csv, "key,weight\na,0.5\nb,NaN\n", "rows, line 3: weight is NaN; allowed: 0 to 1"),
         (Format::Csv, "key,wieght\na,0.5\n", "line 2: unknown field `wieght`"),
-        (Format::Csv, "id,features\n1,0.5 x\n", "line 2: features hold \"x\""),
+        (Format::Csv, "id,features\n1,0.5 x\n", "line 2: features contain \"x\""),
     ];
     for (format, text, expected) in cases {
         let error = read(format, text.as_bytes()).unwrap_err().to_string();
@@ -69,12 +69,12 @@ fn a_wrong_row_is_named_with_line_value_and_what_is_allowed() {
     }
     let dimension = read(Format::Jsonl, b"{\"id\":1,\"features\":[1,2,3]}").unwrap_err();
     assert_eq!(dimension.code(), Code::WrongDimension);
-    assert!(dimension.message().contains("3 numbers; the cluster's dimension is 2"), "{dimension}");
+    assert!(dimension.message().contains("3 numbers; the dimension of the cluster is 2"), "{dimension}");
     for (row, expected) in [
         ("{\"id\":1,\"quality\":0.5,\"delta\":0.5}", "exactly one of quality and delta"),
         ("{\"id\":1}", "exactly one of quality and delta"),
         ("{\"id\":1,\"delta\":-2}", "delta is -2; allowed: -1 to 1"),
-        ("{\"id\":1,\"delta\":1,\"weight\":1}", "are for `insert`"),
+        ("{\"id\":1,\"delta\":1,\"weight\":1}", "are not allowed in `engram reinforce`"),
     ] {
         let error = read_for(Purpose::Reinforce, Format::Jsonl, row.as_bytes()).unwrap_err().to_string();
         assert!(error.contains(expected), "{row} gives {error:?}");
@@ -87,8 +87,10 @@ fn a_wrong_row_is_named_with_line_value_and_what_is_allowed() {
 }
 
 #[test]
-fn the_format_is_told_by_the_name_or_asked_for() {
+fn formats_are_detected_by_extension() {
     assert_eq!(Format::of_path(Path::new("a/b.JSONL.zst")).unwrap(), Format::Jsonl);
     assert_eq!(Format::of_path(Path::new("b.csv.gz")).unwrap(), Format::Csv);
-    assert!(Format::of_path(Path::new("b.parquet")).unwrap_err().to_string().contains("b.parquet tells no format"));
+    assert!(
+        Format::of_path(Path::new("b.parquet")).unwrap_err().to_string().contains("b.parquet has an unknown extension")
+    );
 }

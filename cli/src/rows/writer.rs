@@ -1,4 +1,4 @@
-//! Writes memories as rows that [`super::Reader`] reads.
+//! Writes memories as rows that [`super::Reader`] can read.
 
 use super::{Format, Object, weight};
 use base64::Engine as _;
@@ -18,10 +18,10 @@ enum Rows<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a file; features and payloads have a column only where `columns` asks for them.
+    /// Starts a file. `columns` decides whether it has features and payloads.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Writing fails.
     pub(crate) fn new(to: W, format: Format, columns: GetOptions) -> io::Result<Self> {
         let rows = match format {
             Format::Jsonl => Rows::Jsonl(to),
@@ -40,7 +40,7 @@ impl<W: Write> Writer<W> {
     /// Writes a memory.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Writing fails.
     pub(crate) fn write(&mut self, memory: &Memory) -> io::Result<()> {
         match &mut self.rows {
             Rows::Jsonl(to) => {
@@ -63,10 +63,10 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Ends the rows.
+    /// Flushes all rows.
     ///
     /// # Errors
-    /// What was buffered cannot be written.
+    /// Writing fails.
     pub(crate) fn finish(self) -> io::Result<W> {
         match self.rows {
             Rows::Jsonl(to) => Ok(to),

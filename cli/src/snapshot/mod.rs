@@ -1,39 +1,39 @@
-//! Snapshots of a whole local cluster: how one is made, and how a state directory is rebuilt from it.
+//! Snapshots of local clusters: creation, and restore to a state directory.
 
-mod gather;
+mod collect;
 mod restore;
 
-pub(crate) use gather::gather;
-pub(crate) use restore::{From, Into, restore};
+pub(crate) use collect::collect;
+pub(crate) use restore::{Backup, Destination, restore};
 
 use crate::local::state::{Cluster, FORMAT};
 use anyhow::Context as _;
 use engram_snapshot::Manifest;
 use std::path::{Path, PathBuf};
 
-/// How a storage is reached.
+/// Options of object storage.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Object storage")]
-pub(crate) struct Storage {
-    /// Where an S3-compatible storage listens [default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS]
+#[command(next_help_heading = "Object storage options")]
+pub(crate) struct StorageOptions {
+    /// Endpoint of an S3-compatible storage [default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS]
     #[arg(long, value_name = "URL")]
     s3_endpoint: Option<String>,
-    /// Its region [default: AWS_REGION, AWS_DEFAULT_REGION, or us-east-1]
+    /// Region [default: AWS_REGION, AWS_DEFAULT_REGION, or us-east-1]
     #[arg(long, value_name = "NAME")]
     s3_region: Option<String>,
-    /// Folder with the files accessKeyId and secretAccessKey [default: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY]
+    /// Folder with files accessKeyId and secretAccessKey [default: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY]
     #[arg(long, value_name = "DIR")]
     s3_credentials: Option<PathBuf>,
 }
 
-impl Storage {
+impl StorageOptions {
     pub(crate) fn options(self) -> engram_objects::Options {
         let Self { s3_endpoint: endpoint, s3_region: region, s3_credentials: credentials } = self;
         engram_objects::Options { endpoint, region, credentials: credentials.map(engram_objects::Credentials::Folder) }
     }
 }
 
-/// The cluster that a snapshot was made of, for a state directory that has none.
+/// Returns the cluster of a snapshot, for a new state directory.
 pub(crate) fn cluster_of(manifest: &Manifest) -> anyhow::Result<Cluster> {
     let cluster = Cluster {
         format_version: FORMAT,
@@ -41,20 +41,20 @@ pub(crate) fn cluster_of(manifest: &Manifest) -> anyhow::Result<Cluster> {
         name: manifest.cluster_name.clone(),
         memories: manifest.memories,
         spec: serde_json::from_value(manifest.spec.clone())
-            .context("this version does not know the specification of the cluster in the snapshot")?,
+            .context("the cluster specification in the snapshot is not supported by this version")?,
     };
     cluster.id().map(|_| cluster)
 }
 
-/// The snapshots of a state directory.
+/// Returns the folder of snapshots in a state directory.
 pub(crate) fn folder(state_dir: &Path) -> PathBuf {
     state_dir.join("snapshots")
 }
 
-/// Milliseconds since 1970 as RFC 3339, to the second, UTC.
+/// Formats milliseconds since 1970 as RFC 3339 in UTC, in seconds.
 pub(crate) fn rfc3339(ms: u64) -> String {
     let (seconds, days) = (ms / 1_000 % 86_400, ms / 86_400_000);
-    // Days to a date of the Gregorian calendar, in eras of 400 years that begin on 1 March.
+    // Gregorian calendar in eras of 400 years that start on 1 March (Hinnant, chrono-compatible date algorithms).
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -70,7 +70,7 @@ pub(crate) fn rfc3339(ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn times_are_those_of_the_calendar() {
+    fn dates_follow_the_gregorian_calendar() {
         for (ms, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399_999, "2000-02-28T23:59:59Z"),

@@ -1,4 +1,4 @@
-//! Who may do what with a cluster: the rights of ServiceAccounts, as `spec.access` gives them.
+//! Authorization: the rights of ServiceAccounts from `spec.access`.
 
 use crate::kubernetes::{Access, Right};
 use std::collections::BTreeMap;
@@ -8,16 +8,16 @@ use std::fmt;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessList(BTreeMap<(String, String), Vec<Right>>);
 
-/// What a call takes.
+/// Right that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// Some right, whichever.
+pub enum RequiredRight {
+    /// Any right.
     Any,
-    /// This one, or [`Right::Admin`].
+    /// This right, or [`Right::Admin`].
     One(Right),
 }
 
-impl fmt::Display for Need {
+impl fmt::Display for RequiredRight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Any => f.write_str("any right"),
@@ -26,24 +26,24 @@ impl fmt::Display for Need {
     }
 }
 
-/// Why an account may not do something.
+/// Why a call is not authorized.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Missing {
-    /// It has no rights at all.
+pub enum AccessDenied {
+    /// The account has no rights.
     Account {
-        /// What would do.
-        needed: Need,
+        /// Required right.
+        needed: RequiredRight,
     },
-    /// It has others.
+    /// The account lacks the required right.
     Right {
-        /// What would do.
-        needed: Need,
-        /// What it has.
+        /// Required right.
+        needed: RequiredRight,
+        /// Rights of the account.
         has: Vec<Right>,
     },
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for AccessDenied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Account { needed } => {
@@ -57,23 +57,23 @@ impl fmt::Display for Missing {
     }
 }
 
-impl std::error::Error for Missing {}
+impl std::error::Error for AccessDenied {}
 
 impl AccessList {
-    /// The rights that `entries` give together; an entry without a namespace means an account of `namespace`.
+    /// Merges the rights of `entries`; an entry without a namespace means an account in `namespace`.
     pub fn new(entries: impl IntoIterator<Item = Access>, namespace: &str) -> Self {
         let mut list = Self::default();
         for Access { service_account, namespace: of, rights } in entries {
             let account = (of.unwrap_or_else(|| namespace.to_owned()), service_account);
-            let known = list.0.entry(account).or_default();
-            let new: Vec<Right> = rights.into_iter().filter(|right| !known.contains(right)).collect();
-            known.extend(new);
+            let granted = list.0.entry(account).or_default();
+            let new: Vec<Right> = rights.into_iter().filter(|right| !granted.contains(right)).collect();
+            granted.extend(new);
         }
         list.0.retain(|_, rights| !rights.is_empty());
         list
     }
 
-    /// The list, as [`Self::parse`] reads it.
+    /// Returns the list in the form that [`Self::parse`] reads.
     pub fn entries(&self) -> Vec<Access> {
         let entry = |((namespace, name), rights): (&(String, String), &Vec<Right>)| Access {
             service_account: name.clone(),
@@ -83,10 +83,10 @@ impl AccessList {
         self.0.iter().map(entry).collect()
     }
 
-    /// Reads a list of entries as JSON, each with its namespace.
+    /// Parses a JSON list of entries, each with a namespace.
     ///
     /// # Errors
-    /// It is something else, with the place.
+    /// Fails on invalid entries, with their position.
     pub fn parse(json: &[u8]) -> Result<Self, String> {
         let entries: Vec<Access> = serde_json::from_slice(json).map_err(|error| format!("access: {error}"))?;
         match entries.iter().find(|entry| entry.namespace.is_none()) {
@@ -95,45 +95,45 @@ impl AccessList {
         }
     }
 
-    /// Checks that an account may do what takes `needed`.
+    /// Checks that an account has the right `needed`.
     ///
     /// # Errors
-    /// What it lacks.
-    pub fn check(&self, namespace: &str, name: &str, needed: Need) -> Result<(), Missing> {
+    /// Returns the missing right.
+    pub fn check(&self, namespace: &str, name: &str, needed: RequiredRight) -> Result<(), AccessDenied> {
         let Some(has) = self.0.get(&(namespace.to_owned(), name.to_owned())) else {
-            return Err(Missing::Account { needed });
+            return Err(AccessDenied::Account { needed });
         };
         let may = match needed {
-            Need::Any => true,
-            Need::One(right) => has.contains(&right) || has.contains(&Right::Admin),
+            RequiredRight::Any => true,
+            RequiredRight::One(right) => has.contains(&right) || has.contains(&Right::Admin),
         };
-        if may { Ok(()) } else { Err(Missing::Right { needed, has: has.clone() }) }
+        if may { Ok(()) } else { Err(AccessDenied::Right { needed, has: has.clone() }) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Word as _;
+    use crate::ManifestEnum as _;
 
     fn entry(name: &str, namespace: Option<&str>, rights: &[Right]) -> Access {
         Access { service_account: name.into(), namespace: namespace.map(Into::into), rights: rights.to_vec() }
     }
 
     #[test]
-    fn a_right_is_for_what_it_says_and_admin_for_everything() {
+    fn a_right_allows_its_calls_and_admin_allows_all() {
         for has in Right::ALL {
             let list = AccessList::new([entry("trainer", None, &[*has])], "research");
             for needed in Right::ALL {
-                let may = list.check("research", "trainer", Need::One(*needed)).is_ok();
+                let may = list.check("research", "trainer", RequiredRight::One(*needed)).is_ok();
                 assert_eq!(may, has == needed || *has == Right::Admin, "{has} for {needed}");
             }
-            assert_eq!(list.check("research", "trainer", Need::Any), Ok(()));
+            assert_eq!(list.check("research", "trainer", RequiredRight::Any), Ok(()));
         }
     }
 
     #[test]
-    fn accounts_of_other_names_and_namespaces_have_nothing() {
+    fn accounts_of_other_names_and_namespaces_have_no_rights() {
         let list = AccessList::new(
             [
                 entry("trainer", None, &[Right::Read]),
@@ -143,16 +143,17 @@ mod tests {
             ],
             "research",
         );
-        let why = |namespace, name, right| list.check(namespace, name, Need::One(right)).unwrap_err().to_string();
+        let why =
+            |namespace, name, right| list.check(namespace, name, RequiredRight::One(right)).unwrap_err().to_string();
         assert_eq!(why("research", "trainer", Right::Decay), "lacks the right Decay; it has: Read, Reinforce");
         assert!(why("research", "idle", Right::Read).contains("needed: the right Read, by spec.access"));
-        assert!(list.check("elsewhere", "trainer", Need::One(Right::Decay)).is_ok());
+        assert!(list.check("elsewhere", "trainer", RequiredRight::One(Right::Decay)).is_ok());
         assert!(why("elsewhere", "trainer", Right::Read).contains("it has: Decay"));
-        assert!(list.check("", "trainer", Need::Any).is_err());
+        assert!(list.check("", "trainer", RequiredRight::Any).is_err());
     }
 
     #[test]
-    fn a_list_survives_its_file_and_a_wrong_one_is_refused_by_name() {
+    fn a_list_round_trips_and_an_invalid_one_is_rejected() {
         let list = AccessList::new([entry("trainer", None, &[Right::Read])], "research");
         let json = serde_json::to_vec(&list.entries()).unwrap();
         assert_eq!(AccessList::parse(&json), Ok(list));

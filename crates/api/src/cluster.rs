@@ -1,7 +1,7 @@
-//! `LearnerCluster`: a fleet of workers that holds one set of memories.
+//! `LearnerCluster`: a set of workers that holds one set of memories.
 //!
-//! The attributes are the one source of truth: the JSON Schema made from them is published, and is what checks a
-//! manifest ([`crate::parse`]). A field that is absent has its default here, so a parsed spec holds effective values.
+//! The attributes are the single source of truth: the JSON Schema generated from them is published and validates
+//! manifests ([`crate::parse`]). An absent field takes its default here, so a parsed spec holds effective values.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -10,20 +10,20 @@ use crate::kubernetes::{
     Access, FreeForm, GpuSelector, NetworkPolicy, Scheduling, Service, Storage, Telemetry, Tls, TlsMode,
     UpdateStrategy, Upgrade, Volume,
 };
+use crate::manifest_enum::words;
 use crate::object::{Kind, Object};
 use crate::quantity::{Duration, Rate};
-use crate::snapshot::SnapshotPlace;
-use crate::word::words;
+use crate::snapshot::SnapshotLocation;
 
-/// A fleet of workers that holds one set of memories.
+/// A set of workers that holds one set of memories.
 pub type LearnerCluster = Object<LearnerClusterSpec>;
 
 impl Kind for LearnerClusterSpec {
     const KIND: &'static str = "LearnerCluster";
 }
 
-/// Settings above 0 start here, exclusive: weights are kept in units of 2^-30 and rounded to the nearest, so that
-/// 2^-31 and anything smaller would silently become 0.
+/// Exclusive lower bound of a positive weight, rate or decay: weights are stored in units of 2^-30 and rounded to nearest,
+/// so 2^-31 and below would silently become 0.
 pub const SMALLEST_SETTING: f64 = 1.0 / (1_u64 << 31) as f64;
 
 /// Schema of a weight or decay: 0, or above [`SMALLEST_SETTING`] and at most 1.
@@ -36,32 +36,32 @@ pub(crate) fn setting(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// What a cluster shall be.
+/// Desired state of a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LearnerClusterSpec {
-    /// Number of worker processes, 1 to 100. More workers hold and serve more; partitions are spread over them. Locally
-    /// they share the cores of the machine, so more workers than cores gain nothing but a rehearsal.
+    /// Number of worker processes, 1 to 100. More workers hold and serve more; partitions are spread over them. In local mode
+    /// they share the cores of one machine, so more workers than cores add no throughput.
     #[schemars(range(min = 1, max = 100), example = 5)]
     pub workers: u32,
 
-    /// Copies of each partition, 1 to 3, at most `workers`; absent means 2, or 1 with one worker. With one copy a lost disk
-    /// loses its memories; with two, one worker at a time may be lost without anybody noticing for longer than a moment.
+    /// Replicas of each partition, 1 to 3, at most `workers`; absent means 2, or 1 with one worker. With one replica a lost
+    /// disk loses its memories; with two, the cluster tolerates the loss of one worker at a time.
     #[serde(default = "default_replication_factor")]
     #[schemars(range(min = 1, max = 3))]
     pub replication_factor: u32,
 
-    /// Number of partitions that the memories are hashed into, 1 to 1,024; fixed at creation. More partitions spread
-    /// more evenly over many workers; fewer cost less per learning epoch.
+    /// Number of partitions that memories are hashed into, 1 to 1,024; immutable. More partitions spread more evenly over
+    /// many workers; fewer cost less per learning epoch.
     #[serde(default = "default_partitions")]
     #[schemars(range(min = 1, max = 1024))]
     pub partitions: u32,
 
-    /// How much is kept.
+    /// Maximum number of memories.
     #[serde(default)]
     pub capacity: Capacity,
 
-    /// The law by which weights change.
+    /// How weights change.
     #[serde(default)]
     pub learning: Learning,
 
@@ -69,80 +69,82 @@ pub struct LearnerClusterSpec {
     #[serde(default)]
     pub features: Features,
 
-    /// When a write counts as done.
+    /// When a write is acknowledged.
     #[serde(default)]
     pub durability: Durability,
 
-    /// Whether a lone copy may take writes; without effect with one copy.
+    /// Whether a partition's only in-sync replica accepts writes; without effect with a `replicationFactor` of 1.
     #[serde(default)]
     pub solo_policy: SoloPolicy,
 
-    /// How long a partition that has lost a copy waits for the killed worker to come back with it, before it is copied to
-    /// another worker, 0s to 60s; without effect with one copy. Longer copies less after a crash, and leaves a partition
-    /// with a copy too few for longer.
+    /// How long an under-replicated partition waits for a failed worker to return before it is re-replicated to another worker,
+    /// 0s to 60s; without effect with a `replicationFactor` of 1. Longer copies less data after a crash but leaves the
+    /// partition under-replicated for longer.
     #[serde(default = "default_restart_grace")]
     #[schemars(extend("x-maximum" = "60s"))]
     pub restart_grace: Duration,
 
-    /// Work of the workers beside requests.
+    /// Background work of the workers.
     #[serde(default)]
     pub maintenance: Maintenance,
 
-    /// Use of graphics processors.
+    /// Use of GPUs.
     #[serde(default)]
     pub gpu: Gpu,
 
-    /// Version of the worker; empty means what the operator brings.
+    /// Version of the worker; empty means the operator's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub version: Option<String>,
 
-    /// Whole reference of the worker's image, instead of `version`.
+    /// Full reference of the worker's image, instead of `version`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub image: Option<String>,
 
-    /// Whether a new version is taken by itself.
+    /// Whether workers are upgraded automatically when the operator offers a new version.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub upgrade: Option<Upgrade>,
 
-    /// How pods are replaced.
+    /// How pods are replaced when their template changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub update_strategy: Option<UpdateStrategy>,
 
-    /// Requests and limits of a worker's container. What is named in neither is requested: 250m of cpu, 256Mi of memory.
+    /// Resource requests and limits of the worker container. Defaults where neither is set: requests of 250m cpu and 256Mi
+    /// memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub resources: Option<FreeForm>,
 
-    /// Disks of the workers. Locally `--state-dir` says where the state lies.
+    /// Disks of the workers. In local mode `--state-dir` sets the location.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub storage: Option<Storage>,
 
-    /// Claims that workers mount, to read only, and runs name as `input`. A change replaces the pods one by one.
+    /// PersistentVolumeClaims that workers mount read-only and runs refer to as `input`. A change replaces the pods one by one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend(
         "x-kubernetes-only" = true, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]
     ))]
     pub inputs: Option<Vec<Volume>>,
 
-    /// Claims that workers mount, to read and to write, and snapshots name as `volume`. A change replaces the pods one by one.
+    /// PersistentVolumeClaims that workers mount read-write and snapshots refer to as `volume`. A change replaces the pods one by
+    /// one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend(
         "x-kubernetes-only" = true, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]
     ))]
     pub snapshot_volumes: Option<Vec<Volume>>,
 
-    /// Who may do what with a token instead of a certificate; nobody by default, but for people by `engram -n`. Refused where `tls.mode` is `Disabled`. A change is
-    /// taken without a restart, within about a minute.
+    /// Rights of ServiceAccounts that authenticate with a token instead of a certificate; by default only the account of
+    /// `engram -n`. Rejected where `tls.mode` is `Disabled`. A change takes effect without a restart, within about a minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub access: Option<Vec<Access>>,
 
-    /// The Service that clients talk to.
+    /// Service for clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub service: Option<Service>,
@@ -152,12 +154,12 @@ pub struct LearnerClusterSpec {
     #[schemars(extend("x-kubernetes-only" = true))]
     pub network_policy: Option<NetworkPolicy>,
 
-    /// Certificates. A local cluster listens on loopback only; there `engram up --tls` decides.
+    /// TLS. A local cluster listens on loopback only; there `engram up --tls` applies.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub tls: Option<Tls>,
 
-    /// Where pods run.
+    /// Scheduling of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub scheduling: Option<Scheduling>,
@@ -167,38 +169,38 @@ pub struct LearnerClusterSpec {
     #[schemars(extend("x-kubernetes-only" = true))]
     pub telemetry: Option<Telemetry>,
 
-    /// What a new cluster begins with; absent means empty. Fixed at creation.
+    /// Initial content of a new cluster; absent means empty. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<Bootstrap>,
 
-    /// Stops changes to the cluster's Kubernetes objects, not its failover.
+    /// Pauses changes to the cluster's Kubernetes objects; failover continues.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub paused: Option<bool>,
 
-    /// Takes the pods away and keeps the disks.
+    /// Removes the pods and keeps the disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub suspend: Option<bool>,
 
-    /// Which controller looks after the object.
+    /// Controller that reconciles the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub managed_by: Option<String>,
 
-    /// Metadata and spec of a pod, merged last.
+    /// Pod template (metadata and spec) that is merged over the generated one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub pod_template: Option<FreeForm>,
 }
 
 impl LearnerClusterSpec {
-    /// Where certificates come from on Kubernetes.
+    /// Returns where certificates come from on Kubernetes.
     pub fn tls_mode(&self) -> TlsMode {
         self.tls.as_ref().and_then(|tls| tls.mode).unwrap_or_default()
     }
 
-    /// Makes a spec of `workers` workers in which everything else has its default.
+    /// Returns a spec of `workers` workers with defaults for everything else.
     pub fn with_workers(workers: u32) -> Self {
         Self {
             workers,
@@ -235,12 +237,12 @@ impl LearnerClusterSpec {
     }
 }
 
-/// Of two workers or more. A manifest with one worker that says nothing gets what that worker can hold.
+/// Default with two workers or more; parsing lowers it to 1 with one worker.
 const fn default_replication_factor() -> u32 {
     2
 }
 
-/// Several times what a worker takes to start.
+/// Several times the start time of a worker.
 const fn default_restart_grace() -> Duration {
     Duration::from_millis(3_000)
 }
@@ -249,24 +251,25 @@ const fn default_partitions() -> u32 {
     256
 }
 
-/// What a new cluster begins with.
+/// Initial content of a new cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Bootstrap {
-    /// A snapshot, of whatever cluster: law and features must be those of this one; workers and partitions need not.
-    pub snapshot: SnapshotPlace,
+    /// A snapshot of any cluster with the same law and features; its workers and partitions may differ.
+    pub snapshot: SnapshotLocation,
 }
 
-/// How much is kept.
+/// Maximum number of memories.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Capacity {
-    /// Memories that the whole cluster holds, copies not counted, 1 to 1,000,000,000. A memory takes about 24 bytes of
-    /// main memory beside its key, features and payload. May be lowered below what is held only with `policy: Evict`.
+    /// Maximum number of memories in the whole cluster, replicas not counted, 1 to 1,000,000,000. A memory takes about 24 bytes
+    /// of main memory, in addition to its key, features and payload. Can be lowered below the current number only with
+    /// `policy: Evict`.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub memories: u64,
 
-    /// What happens when a partition is over its limit.
+    /// What happens when a partition reaches its limit.
     pub policy: CapacityPolicy,
 }
 
@@ -277,35 +280,35 @@ impl Default for Capacity {
 }
 
 words! {
-    /// What happens when a partition is over its limit.
+    /// What happens when a partition reaches its limit.
     #[derive(Default)]
     pub enum CapacityPolicy {
-        /// The weakest memories make room.
+        /// Evicts the memories with the lowest weights.
         #[default]
         Evict,
-        /// New memories are refused.
+        /// Rejects new memories.
         Refuse,
     }
 }
 
-/// The law by which weights change.
+/// How weights change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Learning {
-    /// The law of decay; fixed at creation.
+    /// Decay law; immutable.
     pub law: Law,
 
-    /// Weight gained per unit of quality, above 2^-31 and at most 1. Higher learns and forgets an error faster, and
-    /// lets a single event say more.
+    /// Learning rate: weight gained per unit of quality, above 2^-31 and at most 1. Higher learns and corrects errors faster,
+    /// and gives a single event more influence.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = SMALLEST_SETTING))]
     pub rate: f64,
 
-    /// Weight of a new memory, 0, or above 2^-31 and at most 1. 0 where a memory must earn its place.
+    /// Weight of a new memory: 0, or above 2^-31 and at most 1.
     #[schemars(schema_with = "setting")]
     pub initial_weight: f64,
 
-    /// Weight that every memory loses per epoch, for runs that do not say: 0, or above 2^-31 and at most 1. Higher
-    /// forgets sooner; 0 never forgets.
+    /// Default weight loss per epoch, for runs without `decay`: 0, or above 2^-31 and at most 1. Higher forgets sooner; 0 never
+    /// forgets.
     #[schemars(schema_with = "setting")]
     pub decay: f64,
 }
@@ -317,11 +320,11 @@ impl Default for Learning {
 }
 
 words! {
-    /// The law of decay.
+    /// Decay law.
     #[derive(Default)]
     #[schemars(extend("x-later" = { "Exponential": "set law: Linear" }))]
     pub enum Law {
-        /// Every memory loses the same weight per epoch, down to 0.
+        /// Linear decay: every memory loses the same weight per epoch, down to 0.
         #[default]
         Linear,
     }
@@ -331,71 +334,71 @@ words! {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Features {
-    /// Numbers per memory, 0 to 4,096; 0 means no features; fixed at creation. Each costs the bytes of `dtype`.
+    /// Length of a memory's feature vector, 0 to 4,096; 0 means no features; immutable. Each element takes the size of `dtype`.
     #[schemars(range(min = 0, max = 4096))]
     pub dimension: u32,
 
-    /// How a number is stored; fixed at creation.
+    /// Element type; immutable.
     pub dtype: FeatureType,
 }
 
 words! {
-    /// How a number of a feature vector is stored.
+    /// Element type of feature vectors.
     #[derive(Default)]
     pub enum FeatureType {
-        /// Two bytes, about three decimal digits.
+        /// 16-bit float: two bytes, about three decimal digits.
         #[default]
         F16,
-        /// Four bytes, about seven decimal digits.
+        /// 32-bit float: four bytes, about seven decimal digits.
         F32,
     }
 }
 
-/// When a write counts as done.
+/// When a write is acknowledged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Durability {
-    /// What must have happened before a write is acknowledged.
+    /// Condition for acknowledging a write.
     pub mode: DurabilityMode,
 }
 
 words! {
-    /// What must have happened before a write is acknowledged.
+    /// Condition for acknowledging a write.
     #[derive(Default)]
     pub enum DurabilityMode {
-        /// Every copy has it on disk: survives the loss of power everywhere.
+        /// Every in-sync replica has it on disk: survives a power failure of all nodes.
         #[default]
         Sync,
-        /// Every copy has it in main memory. With one copy this means `Sync`.
+        /// Every in-sync replica has it in main memory. With a single replica this means `Sync`.
         Replicated,
-        /// The primary has it in main memory: the fastest; a killed worker may lose the last moments.
+        /// The primary has it in main memory: fastest; a failed worker may lose the most recent writes.
         Async,
     }
 }
 
 words! {
-    /// Whether a lone copy may take writes.
+    /// Whether a partition's only in-sync replica accepts writes.
     #[derive(Default)]
     pub enum SoloPolicy {
-        /// It may, and puts every write on disk before it acknowledges.
+        /// Accepts writes, each written to disk before it is acknowledged.
         #[default]
         SoloDurable,
-        /// It may not: writes wait until a second copy is in sync.
+        /// Rejects writes until a second replica is in sync.
         MinIsr,
     }
 }
 
-/// Work of the workers beside requests.
+/// Background work of the workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Maintenance {
-    /// Time within which a worker reads every snapshot on its disk once again and checks it, 1h or more. Less finds damage
-    /// sooner, and reads more.
+    /// Interval within which a worker re-reads and verifies every snapshot on its disk, at least 1h. Shorter detects damage
+    /// sooner and reads more.
     #[schemars(extend("x-minimum" = "1h"))]
     pub scrub_interval: Duration,
-    /// Most that a worker sends per second while it copies partitions to others; 0Mi/s means no limit. It sends less by
-    /// itself while that slows writes. More makes lost copies whole sooner, and writes meanwhile slower; without effect with
-    /// one copy.
+    /// Maximum rate at which a worker sends data for re-replication; 0Mi/s means no limit. The worker throttles itself further
+    /// while re-replication slows writes. Higher restores replicas sooner and slows writes meanwhile; without effect with a
+    /// `replicationFactor` of 1.
     pub copy_rate: Rate,
 }
 
@@ -405,24 +408,24 @@ impl Default for Maintenance {
     }
 }
 
-/// Use of graphics processors.
+/// Use of GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Gpu {
-    /// Whether a device is used.
+    /// Whether GPUs are used.
     pub mode: GpuMode,
 
-    /// Memories per pass from which a device is used, 0 to 1,000,000,000; absent means measured at start. Lower gives
-    /// the device smaller passes, whose transfers may cost more than they save.
+    /// Minimum number of memories of a pass that runs on the GPU, 0 to 1,000,000,000; absent means measured at start. Lower
+    /// gives the GPU smaller passes, whose transfers may cost more than they save.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub threshold: Option<u64>,
 
-    /// How the partitions of a worker with several devices are shared out between them; absent means `LatencyOptimized`.
+    /// How partitions are distributed over the GPUs of a worker; absent means `LatencyOptimized`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partitioner: Option<GpuPartitioner>,
 
-    /// Devices per worker.
+    /// GPUs per worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16), extend("x-kubernetes-only" = true))]
     pub count: Option<u32>,
@@ -432,17 +435,17 @@ pub struct Gpu {
     #[schemars(extend("x-kubernetes-only" = true))]
     pub resource_name: Option<String>,
 
-    /// Device memory that a worker may use.
+    /// GPU memory that a worker may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub memory_limit: Option<crate::quantity::Size>,
 
-    /// Which devices will do.
+    /// Required properties of GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub selector: Option<GpuSelector>,
 
-    /// Claim template of dynamic resource allocation.
+    /// Name of the ResourceClaimTemplate (dynamic resource allocation).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub resource_claim_template_name: Option<String>,
@@ -454,29 +457,29 @@ pub struct Gpu {
 }
 
 words! {
-    /// How partitions are shared out between the devices of a worker: what is to be as small as possible.
+    /// How partitions are distributed over the GPUs of a worker: the quantity that is minimized.
     pub enum GpuPartitioner {
-        /// The most memories of a device.
+        /// The largest number of memories on one GPU.
         Balanced,
-        /// The longest time that a device computes, by its measured throughput.
+        /// The longest compute time of one GPU, by its measured throughput.
         CapabilityAware,
-        /// The largest share of a device's free memory that is taken.
+        /// The largest used share of one GPU's free memory.
         MemoryAware,
-        /// The time until the last device answers, with what each device adds to every pass.
+        /// The latency of a pass, including the overhead of each GPU.
         LatencyOptimized,
     }
 }
 
 words! {
-    /// Whether a device is used.
+    /// Whether GPUs are used.
     #[derive(Default)]
     pub enum GpuMode {
-        /// Where there is one.
+        /// Uses GPUs where available.
         #[default]
         Auto,
-        /// Always: without one nothing starts.
+        /// Requires a GPU; a worker without one does not start.
         Required,
-        /// Never.
+        /// Never uses GPUs.
         Disabled,
     }
 }

@@ -1,28 +1,28 @@
 //! Exit codes of the `engram` command. Scripts branch on them: a code never changes its meaning.
 
-/// What a command's end means. `engram check` alone has codes of its own: it is a monitoring probe.
+/// Exit code of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum ExitCode {
-    /// It did what it was asked.
+    /// Success.
     Ok = 0,
-    /// It failed.
+    /// The command failed.
     Failed = 1,
-    /// It was asked wrongly: the command line, or a manifest that does not validate.
+    /// Invalid command line or manifest.
     Usage = 2,
-    /// Something that was named is not there.
+    /// A named object does not exist.
     NotFound = 3,
-    /// Not ready, or out of time.
+    /// Not ready, or deadline exceeded.
     NotReady = 4,
-    /// Something is in the way: state directory or port in use, immutable field changed, required GPU missing.
+    /// Failed precondition: state directory or port in use, immutable field changed, required GPU missing.
     Conflict = 5,
-    /// Nobody answers.
+    /// No worker responds.
     Unreachable = 6,
-    /// Not allowed.
+    /// Permission denied.
     Denied = 7,
-    /// Versions that do not go together.
+    /// Incompatible versions.
     Incompatible = 8,
-    /// Stopped by a signal from the keyboard.
+    /// Interrupted by a signal.
     Interrupted = 130,
 }
 
@@ -41,17 +41,17 @@ impl ExitCode {
         Self::Interrupted,
     ];
 
-    /// Returns the number that the process ends with.
+    /// Returns the process exit status.
     pub const fn number(self) -> u8 {
         self as u8
     }
 
-    /// Returns the meaning, for the documentation.
+    /// Returns a description, for the documentation.
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Failed => "failed",
-            Self::Usage => "usage; a manifest that does not validate",
+            Self::Usage => "invalid usage or manifest",
             Self::NotFound => "not found",
             Self::NotReady => "not ready or timed out",
             Self::Conflict => {

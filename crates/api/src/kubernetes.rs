@@ -1,8 +1,7 @@
-//! Settings that mean something in Kubernetes only.
+//! Settings that apply to Kubernetes only.
 //!
-//! They are checked wherever the manifest is read, so that the file that runs on a laptop is a correct one for a
-//! cluster too, and are then listed as ignored. All are optional and have no defaults here: what an absent one means is
-//! for the operator to say.
+//! They are validated in local mode as well, so that a manifest that runs on a laptop is valid on Kubernetes, and are then
+//! reported as ignored. All are optional; the operator defines their defaults.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +9,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::manifest_enum::words;
 use crate::quantity::{Duration, Size};
-use crate::word::words;
 
-/// A part of a Kubernetes object, kept as written.
+/// A part of a Kubernetes object, passed through unchanged.
 pub type FreeForm = Map<String, Value>;
 
 /// Declares a struct whose fields are all optional.
@@ -32,30 +31,30 @@ macro_rules! optional {
 pub(crate) use optional;
 
 words! {
-    /// Whether a new version is taken by itself.
+    /// Whether workers are upgraded automatically.
     pub enum Upgrade {
-        /// When asked.
+        /// On request only.
         Manual,
-        /// When the operator brings one.
+        /// Whenever the operator offers a new version.
         Auto,
     }
 }
 
 optional! {
-    /// How pods are replaced.
+    /// How pods are replaced when their template changes.
     pub struct UpdateStrategy {
-        /// Who deletes the old pods.
+        /// Which side deletes old pods.
         #[serde(rename = "type")]
         pub strategy: UpdateType,
     }
 }
 
 words! {
-    /// Who deletes the old pods.
+    /// Which side deletes old pods.
     pub enum UpdateType {
-        /// The operator, one after another.
+        /// The operator replaces pods one by one.
         Rolling,
-        /// You; the operator only drains.
+        /// The user deletes pods; the operator only drains them.
         OnDelete,
     }
 }
@@ -63,106 +62,107 @@ words! {
 optional! {
     /// Disks of the workers.
     pub struct Storage {
-        /// Size of each worker's disk; it only grows.
+        /// Size of each worker's disk; can only grow.
         pub size: Size,
-        /// Storage class of the claims.
+        /// Storage class of the PersistentVolumeClaims.
         pub storage_class_name: String,
-        /// What becomes of the claims when the cluster is deleted.
+        /// Whether the PersistentVolumeClaims are kept when the cluster is deleted.
         pub retain_policy: RetainPolicy,
-        /// Keeps the state in the pod: lost with it.
+        /// Keeps the data in the pod (emptyDir): it is lost with the pod.
         pub ephemeral: bool,
-        /// What happens when a node is lost.
+        /// Handling of a lost node.
         pub on_node_loss: OnNodeLoss,
     }
 }
 
 words! {
-    /// What becomes of the claims when the cluster is deleted.
+    /// Whether the PersistentVolumeClaims are kept when the cluster is deleted.
     pub enum RetainPolicy {
-        /// They stay.
+        /// Keeps them.
         Retain,
-        /// They go.
+        /// Deletes them.
         Delete,
     }
 }
 
 optional! {
-    /// What happens when a node is lost.
+    /// Handling of a lost node.
     pub struct OnNodeLoss {
-        /// What is done.
+        /// Action to take.
         pub action: NodeLossAction,
-        /// How long the node is waited for.
+        /// How long to wait for the node before acting.
         pub after: Duration,
     }
 }
 
 words! {
-    /// What is done about a lost node.
+    /// Action on a lost node.
     pub enum NodeLossAction {
-        /// Its worker starts elsewhere with an empty disk.
+        /// Recreates its worker on another node with an empty disk.
         Replace,
-        /// Nothing.
+        /// Waits for the node to return.
         Wait,
     }
 }
 
-/// A claim that every worker mounts, so that it must let several nodes do so: `ReadOnlyMany` or `ReadWriteMany` to read, `ReadWriteMany` to write.
+/// A PersistentVolumeClaim that every worker mounts. Its access mode must allow several nodes: `ReadOnlyMany` or
+/// `ReadWriteMany` for inputs, `ReadWriteMany` for snapshots.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Volume {
-    /// Name, by which it is meant elsewhere.
+    /// Name that runs and snapshots refer to.
     #[schemars(extend("format" = "engram-name"), example = &"corpus")]
     pub name: String,
-    /// The claim.
+    /// The PersistentVolumeClaim.
     #[schemars(example = serde_json::json!({ "claimName": "corpus" }))]
     pub persistent_volume_claim: Claim,
 }
 
-/// A claim of the cluster's namespace.
+/// A PersistentVolumeClaim in the cluster's namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Claim {
-    /// Its name.
+    /// Name of the PersistentVolumeClaim.
     #[schemars(length(min = 1), example = &"corpus")]
     pub claim_name: String,
 }
 
-/// Rights of one service account.
+/// Rights of one ServiceAccount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Access {
-    /// Name of the service account.
+    /// Name of the ServiceAccount.
     #[schemars(length(min = 1), example = &"trainer")]
     pub service_account: String,
-    /// Its namespace; absent means the cluster's.
+    /// Namespace of the ServiceAccount; absent means the cluster's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// What it may do.
+    /// Rights that it has.
     #[schemars(example = serde_json::json!(["Read"]))]
     pub rights: Vec<Right>,
 }
 
 words! {
-    /// What a service account may do.
+    /// Right of a ServiceAccount.
     pub enum Right {
         /// Get, rank, recall, quality; watch runs.
         Read,
-        /// Change weights of single memories, insert and remove.
+        /// Insert, remove and change weights of single memories.
         Reinforce,
-        /// Let all memories decay; run epochs, whatever they change.
+        /// Decay all memories; run learning epochs.
         Decay,
-        /// Everything, also what administrators order: stop, drain, snapshots.
+        /// Everything, including administration: stop, drain, snapshots.
         Admin,
     }
 }
 
 optional! {
-    /// The Service that clients talk to.
+    /// Service for clients.
     pub struct Service {
-        /// Its type.
+        /// Type of the Service.
         #[serde(rename = "type")]
         pub service_type: ServiceType,
-        /// Its annotations.
+        /// Annotations of the Service.
         pub annotations: BTreeMap<String, String>,
     }
 }
@@ -170,7 +170,7 @@ optional! {
 words! {
     /// Type of a Service.
     pub enum ServiceType {
-        /// Reachable inside the cluster.
+        /// Reachable inside the Kubernetes cluster.
         ClusterIP,
         /// Reachable at a port of every node.
         NodePort,
@@ -182,66 +182,66 @@ words! {
 optional! {
     /// Which pods may reach the workers.
     pub struct NetworkPolicy {
-        /// Whether there is a policy.
+        /// Whether to create a NetworkPolicy.
         pub enabled: bool,
-        /// Peers as in `from` of a NetworkPolicy; empty means the same namespace.
+        /// Allowed clients, as in `from` of a NetworkPolicy; empty means the same namespace.
         pub clients: Vec<FreeForm>,
     }
 }
 
 optional! {
-    /// Certificates.
+    /// TLS of a cluster.
     pub struct Tls {
-        /// Where they come from; absent means `Auto`; fixed at creation.
+        /// Source of the certificates; absent means `Auto`; immutable.
         pub mode: TlsMode,
-        /// How long one is valid, at least 10m; absent means 24h. It is replaced after two thirds of that. Shorter ends a stolen one sooner;
-        /// longer survives an operator that is away for longer.
+        /// Lifetime of a certificate, at least 10m; absent means 24h. Certificates are renewed after two thirds of it. Shorter limits
+        /// the use of a stolen certificate; longer tolerates a longer outage of the operator.
         #[schemars(extend("x-minimum" = "10m"))]
         pub certificate_lifetime: Duration,
-        /// With mode `Secret`: a Secret of the cluster's namespace with `tls.crt`, `tls.key` and `ca.crt`, which all workers share. What the
-        /// certificate must say, condition `Certified` tells. It is read again when it changes.
+        /// With mode `Secret`: a Secret in the cluster's namespace with `tls.crt`, `tls.key` and `ca.crt`, shared by all workers. Condition
+        /// `CertificateValid` reports the name that the certificate must have. Changes of the Secret are picked up automatically.
         #[schemars(length(max = 253))]
         pub secret_name: String,
-        /// With mode `CertManager`: who signs.
+        /// With mode `CertManager`: issuer that signs the certificate.
         pub issuer_ref: IssuerRef,
-        /// Trust domain of the names in certificates.
+        /// Trust domain of the certificates' SPIFFE IDs.
         pub trust_domain: String,
     }
 }
 
 optional! {
-    /// An issuer of cert-manager. It has to say who it is (`ca.crt` of the Secret), as those of kinds CA and Vault do.
+    /// A cert-manager issuer. It must publish its CA (`ca.crt` of the Secret), as issuers of type CA and Vault do.
     pub struct IssuerRef {
-        /// Its name.
+        /// Name of the issuer.
         #[schemars(length(max = 253))]
         pub name: String,
-        /// Its kind: `Issuer`, of the cluster's namespace, which is meant where none is named, or `ClusterIssuer`; other groups have their own.
+        /// Kind of the issuer: `Issuer` (default, in the cluster's namespace), `ClusterIssuer`, or a kind of another `group`.
         #[schemars(length(max = 63))]
         pub kind: String,
-        /// Its API group; absent means cert-manager's own.
+        /// API group of the issuer; absent means cert-manager's.
         #[schemars(length(max = 253))]
         pub group: String,
     }
 }
 
 words! {
-    /// Where certificates come from.
+    /// Source of the certificates.
     #[derive(Default)]
     pub enum TlsMode {
-        /// The operator's own authority: every connection shows a certificate.
+        /// The operator's own CA signs: mutual TLS on every connection.
         #[default]
         Auto,
-        /// The issuer `issuerRef` of cert-manager, which the operator has fill Secret `<cluster>-worker-tls`: every connection shows a certificate.
+        /// The cert-manager issuer `issuerRef` signs, into Secret `<cluster>-worker-tls`: mutual TLS on every connection.
         CertManager,
-        /// The Secret `secretName`, which somebody else fills: every connection shows a certificate.
+        /// The user provides Secret `secretName`: mutual TLS on every connection.
         Secret,
-        /// Nowhere: no TLS. For tests, and for networks that encrypt by themselves, as service meshes do.
+        /// No TLS. For tests, and for networks that encrypt traffic themselves, such as service meshes.
         Disabled,
     }
 }
 
 optional! {
-    /// Where pods run.
+    /// Scheduling of the pods.
     pub struct Scheduling {
         /// Priority class of the pods.
         pub priority_class_name: String,
@@ -251,7 +251,7 @@ optional! {
         pub tolerations: Vec<FreeForm>,
         /// Affinity of the pods.
         pub affinity: FreeForm,
-        /// What the workers are spread over; also the failure domain.
+        /// Topology that workers are spread over; also the failure domain of replicas.
         pub topology_spread: TopologySpread,
         /// Queue of the gang scheduler.
         pub queue_name: String,
@@ -259,7 +259,7 @@ optional! {
 }
 
 words! {
-    /// What the workers are spread over.
+    /// Topology that workers are spread over.
     pub enum TopologySpread {
         /// Nodes.
         Node,
@@ -271,24 +271,24 @@ words! {
 optional! {
     /// Traces and metrics.
     pub struct Telemetry {
-        /// Where traces are sent.
+        /// OTLP endpoint for traces.
         pub otlp_endpoint: String,
-        /// Share of requests that are traced.
+        /// Fraction of requests that are traced.
         #[schemars(range(min = 0, max = 1))]
         pub sampler_ratio: f64,
-        /// Whether a PodMonitor is made.
+        /// Whether to create a PodMonitor.
         pub pod_monitor: bool,
     }
 }
 
 optional! {
-    /// Which devices will do.
+    /// Required properties of GPUs.
     pub struct GpuSelector {
-        /// Product names, any of them.
+        /// Accepted product names.
         pub products: Vec<String>,
-        /// Least device memory.
+        /// Minimum GPU memory.
         pub min_memory: Size,
-        /// Least compute capability: `"8.0"`.
+        /// Minimum compute capability: `"8.0"`.
         pub min_compute_capability: String,
     }
 }

@@ -1,12 +1,12 @@
-//! What a user writes: the kinds `LearnerCluster` and `LearnerRun`, the file of the operator, and every error that a user can read.
+//! User-facing types: the kinds `LearnerCluster` and `LearnerRun`, the operator's configuration file, and error codes.
 //!
-//! The crate decides what a manifest may say: fields, defaults, ranges, rules between fields, and the sentences that
-//! explain what is wrong. It talks to nobody and reads no file. The same types serve a laptop and, later, Kubernetes.
+//! The crate defines what a manifest may contain: fields, defaults, ranges, rules between fields, and error messages. It does
+//! no I/O. The same types serve local mode and Kubernetes.
 //!
 //! Invariants:
-//! - A field is described once, by the attributes of the types; JSON Schema, checks and documentation come from there.
-//! - A [`Manifest`] holds no value outside its range, and nothing in it was ignored in silence.
-//! - All problems of a file are found at once, in its order, each with its place.
+//! - A field is described once, by the attributes of the types; JSON Schema, validation and documentation are generated.
+//! - A [`Manifest`] holds no value outside its range, and no field of it is silently ignored.
+//! - All problems of a file are reported at once, in its order, each with its location.
 //! - Error codes and exit codes never change their meaning.
 //!
 //! ```
@@ -34,8 +34,9 @@ mod code;
 pub mod crd;
 mod exit;
 mod kubernetes;
-mod later;
 mod manifest;
+mod manifest_enum;
+pub mod metrics;
 mod object;
 mod objects;
 pub mod operator;
@@ -45,19 +46,20 @@ mod run;
 mod schema;
 mod snapshot;
 pub mod status;
-mod word;
+mod unsupported;
 
-pub use access::{AccessList, Missing, Need};
+pub use access::{AccessDenied, AccessList, RequiredRight};
 pub use cluster::{
     Bootstrap, Capacity, CapacityPolicy, Durability, DurabilityMode, FeatureType, Features, Gpu, GpuMode,
     GpuPartitioner, Law, LearnerCluster, LearnerClusterSpec, Learning, Maintenance, SMALLEST_SETTING, SoloPolicy,
 };
 pub use code::{Code, explain};
 pub use exit::ExitCode;
-pub use manifest::{Manifest, Needs, check_immutable, parse, parse_object, parse_operator_configuration};
+pub use manifest::{Manifest, Requirement, check_immutable, parse, parse_object, parse_operator_configuration};
+pub use manifest_enum::ManifestEnum;
 pub use object::{API_VERSION, Kind, MANAGED_BY, MAX_NAME_LENGTH, Metadata, Object, is_name};
-pub use objects::{ObjectPlace, SecretRef};
-pub use problem::{Place, Problem, Problems};
+pub use objects::{ObjectLocation, SecretRef};
+pub use problem::{Location, Problem, Problems};
 pub use quantity::{Duration, Rate, Size};
 pub use run::{
     Clock, ClusterRef, Columns, ConfigMapKey, EPOCH_SPAN, EVENT_QUALITY, EventFormat, Events, Example, ExampleName,
@@ -65,10 +67,9 @@ pub use run::{
     SYNTHETIC_EPOCHS, Signal, Source, Synthetic, TOP_K, Until,
 };
 pub use schema::{operator_schema, schema};
-pub use snapshot::SnapshotPlace;
-pub use word::Word;
+pub use snapshot::SnapshotLocation;
 
-/// Settings that mean something in Kubernetes only.
+/// Settings that apply to Kubernetes only.
 pub mod kubernetes_only {
     pub use crate::kubernetes::*;
 }

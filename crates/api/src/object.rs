@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 /// The group and version of every kind.
 pub const API_VERSION: &str = "engram.dev/v1alpha1";
 
-/// Who looks after an object that does not say (`spec.managedBy`).
+/// Default controller of an object (`spec.managedBy`).
 pub const MANAGED_BY: &str = "engram.dev/operator";
 
-/// The longest name. Kubernetes allows 63 characters; the names of a cluster's own objects (`words-worker-99` and the
-/// like) are longer than the cluster's, and take the difference.
+/// Maximum length of a name. Kubernetes allows 63 characters; the rest is for suffixes of dependent objects
+/// (`words-worker-99`).
 pub const MAX_NAME_LENGTH: usize = 45;
 
 /// The settings of one kind.
 pub trait Kind: JsonSchema {
-    /// The word after `kind:`.
+    /// Value of `kind`.
     const KIND: &'static str;
 }
 
@@ -28,11 +28,11 @@ pub trait Kind: JsonSchema {
 pub struct Object<S> {
     /// Always [`API_VERSION`].
     pub api_version: Cow<'static, str>,
-    /// The word of [`Kind::KIND`].
+    /// Value of [`Kind::KIND`].
     pub kind: Cow<'static, str>,
-    /// Who the object is.
+    /// Identity of the object.
     pub metadata: Metadata,
-    /// What the object shall be.
+    /// Desired state of the object.
     pub spec: S,
 }
 
@@ -64,16 +64,16 @@ impl<S: Kind> JsonSchema for Object<S> {
     }
 }
 
-/// Who an object is.
+/// Identity of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
     /// Name of the object: `a-z`, `0-9` and `-`, starting with a letter, not ending with `-`, at most 45 characters.
-    /// A run that is complete under a name is not run again: a new run needs a new name.
+    /// A completed run is not repeated under the same name: a new run needs a new name.
     #[schemars(extend("format" = "engram-name", "pattern" = "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength" = MAX_NAME_LENGTH))]
     #[schemars(example = &"words")]
     pub name: String,
-    /// Kubernetes namespace; without meaning in local mode.
+    /// Kubernetes namespace; ignored in local mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Labels, for selection.
@@ -84,7 +84,7 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Tells whether `name` may name an object.
+/// Returns whether `name` is a valid object name.
 pub fn is_name(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     name.len() <= MAX_NAME_LENGTH

@@ -1,50 +1,51 @@
-//! Places in a storage for objects.
+//! Locations in object storage.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What an address of a place looks like; a run may have `{name}` as its last part.
+/// Pattern of an address; a run may have `{name}` as its last part.
 pub(crate) const PATTERN: &str =
     "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_-][A-Za-z0-9._-]*)*(/[{]name[}])?/?$";
-/// The same in words.
+/// Description of [`PATTERN`] for error messages.
 pub(crate) const ALLOWED: &str = "s3://BUCKET/PREFIX, with 3 to 63 of a-z, 0-9, - and . in the bucket, and A-Z, a-z, 0-9, -, _ and . between \
      the slashes of the prefix";
-/// A file in a storage that speaks the protocol of S3.
+
+/// A file in S3-compatible object storage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ObjectPlace {
-    /// The bucket, and the file in it.
+pub struct ObjectLocation {
+    /// Bucket and key of the file.
     #[schemars(length(min = 1, max = 1024), extend("format" = "engram-s3"), example = &"s3://events/2026/sales.csv")]
     pub url: String,
 
-    /// Where the storage listens, as `http://minio.storage:9000`; absent means as the environment of the workers says, else AWS. Over
-    /// `http://` what is sent can be read on the way.
+    /// Endpoint of the storage, such as `http://minio.storage:9000`; absent means the environment of the workers, else AWS. `http://`
+    /// is unencrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("format" = "engram-endpoint"))]
     pub endpoint: Option<String>,
 
-    /// Its region; absent means as the environment of the workers says, else `us-east-1`.
+    /// Region; absent means the environment of the workers, else `us-east-1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub region: Option<String>,
 
-    /// Who asks: a Secret of the same namespace with the keys `accessKeyId` and `secretAccessKey`, and `sessionToken` where there is one; absent
-    /// means as the environment of the workers says, as it always does in local mode.
+    /// Credentials: a Secret in the same namespace with the keys `accessKeyId`, `secretAccessKey` and optionally `sessionToken`;
+    /// absent, and always in local mode, means the environment of the workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub secret_ref: Option<SecretRef>,
 }
 
-/// Names a Secret.
+/// Reference to a Secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SecretRef {
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), example = &"s3")]
     pub name: String,
 }
 
-/// Whether a text is an address of a place.
+/// Returns whether a text is an address in object storage.
 pub(crate) fn is_address(text: &str) -> bool {
     let Some(rest) = text.strip_prefix("s3://") else { return false };
     let rest = rest.strip_suffix('/').unwrap_or(rest);
@@ -57,22 +58,22 @@ pub(crate) fn is_address(text: &str) -> bool {
     (3..=63).contains(&bucket.len()) && ends && inside && parts.all(is_part)
 }
 
-/// Whether an address is that of one object: not a bucket, no folder, and the same for every run.
+/// Returns whether an address names one object: not a bucket, not a folder, without `{name}`.
 pub(crate) fn is_object(text: &str) -> bool {
     let (_, key) = text.strip_prefix("s3://").and_then(|rest| rest.split_once('/')).unwrap_or_default();
     !key.is_empty() && !key.ends_with(['/', '}'])
 }
 
-/// Whether a text may stand between two slashes: neither `..` nor anything hidden.
+/// Returns whether a text is a valid path segment: neither `..` nor hidden.
 pub(crate) fn is_part(part: &str) -> bool {
     let word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !part.is_empty() && !part.starts_with('.') && part.bytes().all(word)
 }
 
-/// Whether a text says where a storage listens.
+/// Returns whether a text is an endpoint of object storage.
 pub(crate) fn is_endpoint(text: &str) -> bool {
     let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
-    // Who asks is said elsewhere, and shown nowhere.
+    // Credentials in the URL would be logged.
     host.is_some_and(|host| !host.is_empty() && !host.contains(['@', ' ', '?', '#']) && host.is_ascii())
 }
 

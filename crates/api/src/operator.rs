@@ -1,7 +1,7 @@
-//! `OperatorConfiguration`: the file that an operator is started with (`--config`).
+//! `OperatorConfiguration`: the operator's configuration file (`--config`).
 //!
-//! A field that is absent is left to a flag, to the environment and then to its default, so every field is optional here. As with
-//! manifests the attributes are the one source of truth: they make the schema that checks a file and that the chart publishes.
+//! Every field is optional: flags and environment variables take precedence, defaults come last. The attributes are the single source
+//! of truth: the schema generated from them validates a file and is published with the chart.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -10,15 +10,15 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::kubernetes::optional;
+use crate::manifest_enum::words;
 use crate::quantity::Duration;
-use crate::word::words;
 
-/// The group and version of the file. A group of its own: no API server knows the kind.
+/// API group and version of the file. The group is separate because the kind is not served by API servers.
 pub const API_VERSION: &str = "operator.engram.dev/v1alpha1";
-/// The word after `kind:`.
+/// Value of `kind`.
 pub const KIND: &str = "OperatorConfiguration";
 
-/// Settings of an operator. What flags and environment say counts more, what is absent from both has its default.
+/// Settings of the operator. Flags and environment variables take precedence; absent fields have their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Configuration {
@@ -30,43 +30,43 @@ pub struct Configuration {
     #[schemars(extend("const" = KIND))]
     pub kind: Cow<'static, str>,
 
-    /// How workers find the operator.
+    /// Endpoint for workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coordinator: Option<Coordinator>,
 
-    /// Probes and metrics.
+    /// Endpoint for probes and metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http: Option<Http>,
 
-    /// What workers run where a cluster does not say. A change is offered to the clusters, and restarts no worker.
+    /// Default worker image. A change is offered to clusters as an update and restarts no worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<Worker>,
 
-    /// Namespaces to look after; absent or empty means all.
+    /// Namespaces to watch; absent or empty means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "namespaces")]
     pub watch_namespaces: Option<Vec<String>>,
 
-    /// Who of several replicas writes.
+    /// Leader election between replicas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leader_election: Option<LeaderElection>,
 
-    /// Who this operator is. Replicas that share a file must not share a name: Kubernetes tells each its own in the variable `POD_NAME`.
+    /// Identity of this replica. Replicas that share a file must differ: set the environment variable `POD_NAME` instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<Pod>,
 
-    /// Clusters that are looked at at the same time, 1 to 256; absent means 8. More finish a restart sooner and load the API server more.
+    /// Maximum number of concurrent reconciles, 1 to 256; absent means 8. Higher completes a restart sooner and loads the API server
+    /// more.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256))]
     pub concurrency: Option<u16>,
 
-    /// How long certificates are good instead of what clusters say, at least 6s; absent means as they say. For tests, which cannot wait for
-    /// days: short ones are renewed all the time.
+    /// Certificate lifetime that overrides the clusters' settings, at least 6s; absent means no override. For tests only.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-minimum" = "6s", "x-maximum" = "365d"))]
     pub certificate_lifetime: Option<Duration>,
 
-    /// What is logged.
+    /// Logging.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logging: Option<Logging>,
 }
@@ -90,20 +90,19 @@ impl Default for Configuration {
 }
 
 impl Configuration {
-    /// Writes the file. It parses to what was written.
+    /// Serializes the configuration; parsing the result returns the same value.
     pub fn to_yaml(&self) -> String {
         serde_saphyr::to_string(self).expect("the type has text keys and finite numbers only")
     }
 }
 
 optional! {
-    /// How workers find the operator.
+    /// Endpoint for workers.
     pub struct Coordinator {
-        /// Where workers' beats are listened for, an IP address and a port; absent means `0.0.0.0:7440`.
+        /// Listen address for worker heartbeats, an IP address and a port; absent means `0.0.0.0:7440`.
         #[schemars(extend("format" = "engram-listen"), example = &"0.0.0.0:7440")]
         pub listen: SocketAddr,
-        /// Where workers find every replica of this operator, each a host and a port: names that stand for all of them. Needed, here or as
-        /// a flag.
+        /// Addresses, each HOST:PORT, by which workers reach all replicas of this operator. Required, here or as a flag.
         #[serde(default)]
         #[schemars(schema_with = "addresses")]
         pub addresses: Vec<String>,
@@ -111,26 +110,26 @@ optional! {
 }
 
 optional! {
-    /// Probes and metrics.
+    /// Endpoint for probes and metrics.
     pub struct Http {
-        /// Where `/startupz`, `/livez`, `/readyz` and `/metrics` are, plain HTTP; absent means `0.0.0.0:9090`.
+        /// Listen address for `/startupz`, `/livez`, `/readyz` and `/metrics`, plain HTTP; absent means `0.0.0.0:9090`.
         #[schemars(extend("format" = "engram-listen"), example = &"0.0.0.0:9090")]
         pub listen: SocketAddr,
     }
 }
 
 optional! {
-    /// What workers run where a cluster does not say.
+    /// Default worker image.
     pub struct Worker {
-        /// Repository of their image; absent means `engram/worker`.
+        /// Repository of the image; absent means `engram/worker`.
         #[schemars(length(min = 1))]
         pub repository: String,
-        /// The same for workers whose pods are given GPUs; the tag is that of the other. Absent or empty means one image for all.
+        /// Repository of the image for pods with GPUs, with the same tag. Absent or empty means one image for all pods.
         pub cuda_repository: String,
-        /// Tag of both; absent means the version of the operator.
+        /// Tag of both images; absent means the version of the operator.
         #[schemars(length(min = 1))]
         pub version: String,
-        /// Secrets with which nodes pull them; absent means none.
+        /// Image pull secrets; absent means none.
         #[serde(default)]
         #[schemars(schema_with = "object_names")]
         pub pull_secrets: Vec<String>,
@@ -138,45 +137,45 @@ optional! {
 }
 
 optional! {
-    /// Who of several replicas writes.
+    /// Leader election between replicas.
     pub struct LeaderElection {
-        /// Whether a Lease decides; absent means `true`. Without one there must be one replica only.
+        /// Whether replicas elect a leader by a Lease; absent means `true`. Without it run a single replica only.
         pub enabled: bool,
-        /// Name of that Lease; absent means `engram-operator`.
+        /// Name of the Lease; absent means `engram-operator`.
         #[schemars(extend("format" = "engram-object-name"))]
         pub lease_name: String,
     }
 }
 
 optional! {
-    /// Who this operator is.
+    /// Identity of this replica.
     pub struct Pod {
-        /// Name of its pod: who holds the Lease; absent means `engram-operator`.
+        /// Name of the pod, which identifies the holder of the Lease; absent means `engram-operator`.
         #[schemars(extend("format" = "engram-object-name"))]
         pub name: String,
-        /// Namespace of its pod and of the Lease; absent means `default`.
+        /// Namespace of the pod and of the Lease; absent means `default`.
         #[schemars(extend("format" = "engram-namespace"))]
         pub namespace: String,
     }
 }
 
 optional! {
-    /// What is logged.
+    /// Logging.
     pub struct Logging {
-        /// Which lines: a level, or targets with levels; absent means `info`.
+        /// Log filter: a level, or targets with levels; absent means `info`.
         #[schemars(extend("format" = "engram-log"), example = &"engram_operator=debug,info")]
         pub level: String,
-        /// How; absent means `Text`.
+        /// Log format; absent means `Text`.
         pub format: LogFormat,
     }
 }
 
 words! {
-    /// How lines are logged.
+    /// Log format.
     pub enum LogFormat {
-        /// For people.
+        /// Human-readable text.
         Text,
-        /// One object a line, for collectors.
+        /// One JSON object per line.
         Json,
     }
 }
@@ -197,19 +196,19 @@ fn object_names(_: &mut SchemaGenerator) -> Schema {
     list("engram-object-name")
 }
 
-/// A format of a text: its name, whether a text is of it, and what is, in words.
+/// A string format: its name, its check, and a description of valid values.
 pub(crate) type Format = (&'static str, fn(&str) -> bool, &'static str);
 
-/// Formats that only this file has.
+/// String formats of this file.
 pub(crate) const FORMATS: [Format; 5] = [
-    ("engram-listen", is_listen, "an IP address and a port, as 0.0.0.0:7440 or [::]:7440"),
+    ("engram-listen", is_listen, "an IP address and a port, such as 0.0.0.0:7440 or [::]:7440"),
     ("engram-host-port", is_host_port, "HOST:PORT"),
     ("engram-namespace", is_label, "a-z, 0-9 and -, neither first nor last a -, 1 to 63 characters"),
     ("engram-object-name", is_bounded_name, "a-z, 0-9, - and ., neither first nor last a - or ., 1 to 253 characters"),
     (
         "engram-log",
         is_filter,
-        "off, error, warn, info, debug or trace, or such for single targets: engram_operator=debug,info",
+        "off, error, warn, info, debug or trace, optionally per target: engram_operator=debug,info",
     ),
 ];
 
@@ -233,7 +232,7 @@ fn is_bounded_name(text: &str) -> bool {
     text.len() <= 253 && is_object_name(text)
 }
 
-/// Whether a text is the name of an object of Kubernetes, and no path.
+/// Returns whether a text is a valid name of a Kubernetes object.
 pub(crate) fn is_object_name(text: &str) -> bool {
     let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let all = text.as_bytes();
@@ -242,7 +241,7 @@ pub(crate) fn is_object_name(text: &str) -> bool {
         && all.iter().all(|byte| is_alphanumeric(byte) || b"-.".contains(byte))
 }
 
-/// Whether a text says which lines are logged. What the logging library takes beyond this, spans and expressions, has its flag.
+/// Returns whether a text is a log filter. The flag accepts the logging library's full syntax: spans and expressions, too.
 fn is_filter(text: &str) -> bool {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let is_target = |target: &str| {

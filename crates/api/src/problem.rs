@@ -1,6 +1,6 @@
-//! What is wrong, said so that it can be put right: code, sentence, place in the file, advice.
+//! Error reports with code, message, location in the file and advice.
 //!
-//! One look everywhere: problems of a manifest have a place in it, all others do not.
+//! Problems of a manifest have a location in it, all others do not.
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
@@ -13,12 +13,12 @@ use miette::{
 use crate::code::Code;
 use crate::exit::ExitCode;
 
-/// Wide enough that no sentence is broken: what is one line here can be found by `grep`.
+/// Width that wraps no message, so that a message stays on one line for `grep`.
 const UNBROKEN_WIDTH: usize = 4096;
 
-/// Where in a file something stands.
+/// Location in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct Location {
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
@@ -29,33 +29,33 @@ pub struct Place {
     pub length: usize,
 }
 
-/// One thing that is wrong.
+/// One error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     code: Code,
     message: String,
     path: Option<String>,
-    place: Option<Place>,
+    place: Option<Location>,
     help: Vec<String>,
 }
 
 impl Problem {
-    /// Makes a problem. The message is one sentence in lower case without a full stop; it names what was found and what
-    /// is allowed.
+    /// Creates a problem. The message is one sentence in lower case without a full stop; it names the actual and the allowed
+    /// value.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), path: None, place: None, help: Vec::new() }
     }
 
-    /// Says which field it is about: `spec.capacity.memories`.
+    /// Sets the path of the field: `spec.capacity.memories`.
     #[must_use]
     pub fn of(mut self, path: impl Into<String>) -> Self {
         self.path = Some(path.into());
         self
     }
 
-    /// Says where in the file it is.
+    /// Sets the location in the file.
     #[must_use]
-    pub fn at(mut self, place: impl Into<Option<Place>>) -> Self {
+    pub fn at(mut self, place: impl Into<Option<Location>>) -> Self {
         self.place = place.into();
         self
     }
@@ -72,18 +72,18 @@ impl Problem {
         self.code
     }
 
-    /// Returns the sentence, without code and place.
+    /// Returns the message, without code and location.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Returns the field that it is about, if any.
+    /// Returns the path of the field, if any.
     pub fn path(&self) -> Option<&str> {
         self.path.as_deref()
     }
 
-    /// Returns the place in the file, if any.
-    pub fn place(&self) -> Option<Place> {
+    /// Returns the location in the file, if any.
+    pub fn location(&self) -> Option<Location> {
         self.place
     }
 
@@ -92,7 +92,7 @@ impl Problem {
         &self.help
     }
 
-    /// Renders the problem for people, with escape sequences for colour if asked. Ends with a line break.
+    /// Renders the problem for a terminal, optionally in colour. Ends with a line break.
     pub fn render(&self, color: bool) -> String {
         render(self, None, color)
     }
@@ -106,7 +106,7 @@ impl fmt::Display for Problem {
 
 impl Error for Problem {}
 
-/// Everything that is wrong with a file, in the order of the file; never empty.
+/// All problems of a file, in its order; never empty.
 #[derive(Clone, Debug)]
 pub struct Problems {
     source: NamedSource<Arc<str>>,
@@ -114,20 +114,20 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// Makes the problems of the file `origin`, whose text is `text`.
+    /// Creates the problems of the file `origin` with the content `text`.
     pub(crate) fn new(origin: &str, text: &str, mut problems: Vec<Problem>) -> Self {
-        problems.sort_by_key(Problem::place);
+        problems.sort_by_key(Problem::location);
         Self { source: NamedSource::new(origin, text.into()), problems }
     }
 
-    /// Returns how a command ends that meets these problems: the code that all have in common, else `Usage`.
+    /// Returns the exit code that all problems have in common, else `Usage`.
     pub fn exit_code(&self) -> ExitCode {
         let mut codes = self.problems.iter().map(|problem| problem.code.exit_code());
         let first = codes.next().unwrap_or(ExitCode::Usage);
         if codes.all(|code| code == first) { first } else { ExitCode::Usage }
     }
 
-    /// Renders all problems for people, with escape sequences for colour if asked. Ends with a line break.
+    /// Renders all problems for a terminal, optionally in colour. Ends with a line break.
     pub fn render(&self, color: bool) -> String {
         let reports: Vec<String> =
             self.problems.iter().map(|problem| render(problem, Some(&self.source), color)).collect();
@@ -161,22 +161,22 @@ impl fmt::Display for Problems {
 
 impl Error for Problems {}
 
-/// A problem as miette wants to see it. The code is in the header of the theme, hence absent here.
+/// A problem as a miette diagnostic. The theme's header prints the code.
 #[derive(Debug)]
-struct Report<'a> {
+struct DiagnosticView<'a> {
     problem: &'a Problem,
     source: Option<&'a NamedSource<Arc<str>>>,
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for DiagnosticView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.problem.message)
     }
 }
 
-impl Error for Report<'_> {}
+impl Error for DiagnosticView<'_> {}
 
-impl Diagnostic for Report<'_> {
+impl Diagnostic for DiagnosticView<'_> {
     fn source_code(&self) -> Option<&dyn miette::SourceCode> {
         self.source.map(|source| source as &dyn miette::SourceCode)
     }
@@ -197,8 +197,8 @@ fn render(problem: &Problem, source: Option<&NamedSource<Arc<str>>>, color: bool
         GraphicalReportHandler::new_themed(theme).with_width(UNBROKEN_WIDTH).with_wrap_lines(false).with_links(false);
     let mut text = String::new();
     handler
-        .render_report(&mut text, &Report { problem, source })
-        .expect("writing to a string does not fail, and places lie in the text they were found in");
+        .render_report(&mut text, &DiagnosticView { problem, source })
+        .expect("writing to a string does not fail, and locations are inside the text");
     let mut text = text.trim().to_owned();
     for (index, line) in problem.help.iter().enumerate() {
         let title = if index == 0 { "help:" } else { "     " };

@@ -1,6 +1,6 @@
-//! Quantities with a unit, as manifests write them: durations (`500ms`, `3s`), sizes (`64Mi`) and rates (`64Mi/s`).
+//! Quantities with a unit: durations (`500ms`, `3s`), sizes (`64Mi`) and rates (`64Mi/s`).
 //!
-//! One whole number and one unit; what is printed parses to the same value.
+//! A quantity is one integer and one unit; its text form parses to the same value.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,11 +12,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// The units of durations, in milliseconds, the largest first.
 const DURATION_UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// The units of sizes, in bytes, the largest first. Powers of two only: `64M` is refused, so that nobody gets 64 MB
-/// where 64 MiB was meant.
+/// The units of sizes, in bytes, the largest first. Powers of two only: `64M` is rejected, since it is
+/// easily confused with 64 MiB.
 const SIZE_UNITS: [(&str, u64); 4] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
 
-/// The units of rates, in bytes per second, the largest first. None is smaller, so that a rate meant in MiB is not taken in bytes.
+/// The units of rates, in bytes per second, the largest first. A rate without a unit is rejected.
 const RATE_UNITS: [(&str, u64); 2] = [("Gi/s", 1 << 30), ("Mi/s", 1 << 20)];
 
 /// A span of time in whole milliseconds: `500ms`, `3s`, `10m`, `24h`, `1d`.
@@ -24,17 +24,17 @@ const RATE_UNITS: [(&str, u64); 2] = [("Gi/s", 1 << 30), ("Mi/s", 1 << 20)];
 pub struct Duration(u64);
 
 impl Duration {
-    /// Makes a span of `milliseconds`.
+    /// Creates a duration of `milliseconds`.
     pub const fn from_millis(milliseconds: u64) -> Self {
         Self(milliseconds)
     }
 
-    /// Returns the span in milliseconds.
+    /// Returns the duration in milliseconds.
     pub const fn as_millis(self) -> u64 {
         self.0
     }
 
-    /// Returns the span as the standard library has it.
+    /// Converts to the standard library's type.
     pub const fn to_std(self) -> std::time::Duration {
         std::time::Duration::from_millis(self.0)
     }
@@ -45,7 +45,7 @@ impl Duration {
 pub struct Size(u64);
 
 impl Size {
-    /// Makes a size of `bytes`.
+    /// Creates a size of `bytes`.
     pub const fn from_bytes(bytes: u64) -> Self {
         Self(bytes)
     }
@@ -61,7 +61,7 @@ impl Size {
 pub struct Rate(u64);
 
 impl Rate {
-    /// Makes a rate of `mebibytes` per second.
+    /// Creates a rate of `mebibytes` per second.
     pub const fn from_mebibytes(mebibytes: u32) -> Self {
         Self((mebibytes as u64) << 20)
     }
@@ -72,7 +72,7 @@ impl Rate {
     }
 }
 
-/// Splits `text` into its digits and its unit and multiplies them; `None` where either is not understood.
+/// Parses digits and a unit; `None` where either is invalid.
 fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -180,10 +180,10 @@ mod tests {
         assert_eq!("10m".parse(), Ok(Duration::from_millis(600_000)));
         assert_eq!("64Mi".parse(), Ok(Size::from_bytes(64 << 20)));
         for bad in ["", "3", "s", "-3s", "1.5s", "3 s", "3S", "1h30m", "99999999999999999999d", "213503982335d"] {
-            assert!(bad.parse::<Duration>().is_err(), "{bad:?} must be refused");
+            assert!(bad.parse::<Duration>().is_err(), "{bad:?} must be rejected");
         }
         for bad in ["", "Mi", "64M", "64mi", "1e3", "16777216Ti"] {
-            assert!(bad.parse::<Size>().is_err(), "{bad:?} must be refused");
+            assert!(bad.parse::<Size>().is_err(), "{bad:?} must be rejected");
         }
         assert_eq!("64Mi/s".parse(), Ok(Rate::from_mebibytes(64)));
         assert_eq!(
@@ -191,7 +191,7 @@ mod tests {
             ("0Mi/s".into(), "2Gi/s".into())
         );
         for bad in ["", "64", "64Mi", "64Ki/s", "64 Mi/s", "1.5Gi/s", "-1Mi/s", "17179869184Gi/s"] {
-            assert!(bad.parse::<Rate>().is_err(), "{bad:?} must be refused");
+            assert!(bad.parse::<Rate>().is_err(), "{bad:?} must be rejected");
         }
     }
 

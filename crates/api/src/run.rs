@@ -1,17 +1,17 @@
 //! `LearnerRun`: a learning job on a cluster.
 //!
-//! As in `cluster`, the attributes are the one source of truth. What is absent and whose default depends on something
-//! else (the source, the cluster) is an `Option`; [`LearnerRunSpec::effective`] fills it in.
+//! As in `cluster`, the attributes are the single source of truth. A field whose default depends on other fields (the
+//! source, the cluster) is an `Option`; [`LearnerRunSpec::effective`] fills it in.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{LearnerClusterSpec, setting};
+use crate::manifest_enum::words;
 use crate::object::{Kind, Object};
-use crate::objects::ObjectPlace;
+use crate::objects::ObjectLocation;
 use crate::quantity::Duration;
-use crate::snapshot::SnapshotPlace;
-use crate::word::words;
+use crate::snapshot::SnapshotLocation;
 
 /// A learning job on a cluster.
 pub type LearnerRun = Object<LearnerRunSpec>;
@@ -20,29 +20,29 @@ impl Kind for LearnerRunSpec {
     const KIND: &'static str = "LearnerRun";
 }
 
-/// Epochs of a synthetic run that does not say: the two groups have parted completely well before.
+/// Default number of epochs of a synthetic run; its two groups separate completely well before.
 pub const SYNTHETIC_EPOCHS: u64 = 50;
-/// Quality of an event where neither the file nor the manifest says: it was useful, with a little doubt.
+/// Default quality of an event: a mostly positive signal.
 pub const EVENT_QUALITY: f64 = 0.9;
-/// Length of an epoch where events carry a time.
+/// Default length of an epoch where events carry a time.
 pub const EPOCH_SPAN: Duration = Duration::from_millis(86_400_000);
-/// Sizes of the top for which hits are counted.
+/// Default K of the top-K hit report.
 pub const TOP_K: u64 = 500;
-/// Where events are that pods can read.
+/// Event sources that pods can read, for messages.
 pub(crate) const KUBERNETES_EVENTS: &str = "configMap, s3, or input and path";
-/// Epochs before the first prediction: what was learned from fewer says little.
+/// Default number of epochs before the first prediction; earlier ones are made from too little data.
 pub const SKIP: u64 = 21;
 
-/// What a run shall do.
+/// Desired state of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(extend("x-blocks" = ["replay", "geodesic", "tropical", "fisher", "federated"]))]
 pub struct LearnerRunSpec {
-    /// The cluster that learns: one of the file, else of the context.
+    /// Cluster that the run belongs to: one in the same file, else in the context.
     #[schemars(example = serde_json::json!({ "name": "words" }))]
     pub cluster_ref: ClusterRef,
 
-    /// Kind of the run. The block of that name must follow, and no other.
+    /// Kind of the run. Exactly the block of that name must be set.
     #[schemars(example = &"Memory")]
     pub kind: RunKind,
 
@@ -50,31 +50,31 @@ pub struct LearnerRunSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryRun>,
 
-    /// Settings of `kind: Snapshot`: where it goes. Nothing may be there yet.
+    /// Settings of `kind: Snapshot`: destination, which must be empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshot: Option<SnapshotPlace>,
+    pub snapshot: Option<SnapshotLocation>,
 
-    /// With a synthetic source: ends the run at the first condition that holds; absent means all epochs.
+    /// With a synthetic source: conditions that end the run, whichever holds first; absent means all epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Until>,
 
-    /// Stops the run after its epoch and keeps its place; `false` goes on from there, or begins a snapshot anew.
+    /// Suspends the run after its current epoch; `false` resumes it from there, or restarts a snapshot.
     #[serde(default)]
     pub suspend: bool,
 
-    /// Seconds after which a finished run is deleted; absent means kept.
+    /// Seconds after which a finished run is deleted; absent means never.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub ttl_seconds_after_finished: Option<u64>,
 
-    /// Which controller looks after the object.
+    /// Controller that reconciles the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub managed_by: Option<String>,
 }
 
 impl LearnerRunSpec {
-    /// Makes a memory run over `source` on the cluster called `cluster`; everything else has its default.
+    /// Returns a memory run over `source` on the cluster called `cluster`, with defaults for everything else.
     pub fn memory(cluster: impl Into<String>, source: Source) -> Self {
         Self {
             cluster_ref: ClusterRef { name: cluster.into() },
@@ -94,8 +94,8 @@ impl LearnerRunSpec {
         }
     }
 
-    /// Fills in every default, those that depend on the source and on the cluster too. What stays absent has none:
-    /// `epochs` of events and git (all there are), `decay` where `cluster` is not known.
+    /// Returns the spec with every default filled in, including those that depend on the source and the cluster. Absent stay
+    /// `epochs` of events and git (all of them) and `decay` where `cluster` is unknown.
     pub fn effective(&self, cluster: Option<&LearnerClusterSpec>) -> Self {
         let mut spec = self.clone();
         let Some(memory) = &mut spec.memory else { return spec };
@@ -121,7 +121,7 @@ impl LearnerRunSpec {
     }
 }
 
-/// Names the cluster of a run.
+/// Reference to the cluster of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ClusterRef {
@@ -142,7 +142,7 @@ words! {
     pub enum RunKind {
         /// Learning epochs over a source: decay, then reinforcement, then aggregation.
         Memory,
-        /// A snapshot of the whole cluster, into a storage for objects or a volume. It changes nothing, and waits for no other run.
+        /// A snapshot of the whole cluster, to object storage or a volume. It is read-only and does not queue behind other runs.
         Snapshot,
     }
 }
@@ -151,68 +151,67 @@ words! {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MemoryRun {
-    /// Where the reinforcements come from.
+    /// Source of the reinforcements.
     pub source: Source,
 
-    /// Number of epochs, 1 to 1,000,000,000; absent means all of events and git, and 50 of a synthetic source. More
-    /// than the source has is no error.
+    /// Maximum number of epochs, 1 to 1,000,000,000; absent means all of an events or git source, and 50 of a synthetic source.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub epochs: Option<u64>,
 
-    /// Weight that every memory loses per epoch, 0, or above 2^-31 and at most 1; absent means `learning.decay` of the
-    /// cluster. Higher forgets sooner.
+    /// Weight loss per epoch: 0, or above 2^-31 and at most 1; absent means `learning.decay` of the cluster. Higher forgets
+    /// sooner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "setting")]
     pub decay: Option<f64>,
 
-    /// What happens to a reinforcement of a memory that is not there.
+    /// Handling of a reinforcement of a memory that does not exist.
     #[serde(default)]
     pub on_missing: OnMissing,
 
-    /// What is measured beside the learning.
+    /// Additional measurements.
     #[serde(default, skip_serializing_if = "Report::is_empty")]
     pub report: Report,
 }
 
 words! {
-    /// What happens to a reinforcement of a memory that is not there.
+    /// Handling of a reinforcement of a memory that does not exist.
     #[derive(Default)]
     pub enum OnMissing {
-        /// The memory is made with the initial weight and then reinforced.
+        /// Creates the memory with the initial weight, then reinforces it.
         #[default]
         Create,
-        /// The memory is reported; the rest is applied.
+        /// Reports the memory and applies the rest.
         Report,
     }
 }
 
-/// Where the reinforcements of a run come from: exactly one.
+/// Source of the reinforcements of a run: exactly one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(clippy::large_enum_variant, reason = "a run has one")]
 pub enum Source {
-    /// A data set that is built in: the same manifest runs on a laptop and in a cluster.
+    /// A built-in data set: the same manifest runs on a laptop and on Kubernetes.
     Example(Example),
     /// A file of events, ordered by epoch.
     Events(Events),
     /// History of a git repository: commits are epochs, paths are keys.
     Git(Git),
-    /// Two groups of made-up memories, one rewarded and one punished.
+    /// Two groups of generated memories, one rewarded and one punished.
     Synthetic(Synthetic),
 }
 
-/// A data set that is built in.
+/// A built-in data set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Example {
-    /// Its name.
+    /// Name of the data set.
     #[schemars(example = &"StateOfTheUnion")]
     pub name: ExampleName,
 }
 
 words! {
-    /// A data set that is built in.
+    /// A built-in data set.
     pub enum ExampleName {
         /// State of the Union addresses, 1790 to 2021: each address is an epoch, the words it uses are reinforced.
         StateOfTheUnion,
@@ -223,47 +222,46 @@ words! {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Events {
-    /// The file; relative to the manifest, or to `input`. In Kubernetes only with `input`.
+    /// Path of the file, relative to the manifest or to `input`. On Kubernetes only with `input`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096), example = &"events.csv")]
     pub path: Option<String>,
 
-    /// In Kubernetes: a ConfigMap of the run's namespace that holds the file, instead of `path`.
+    /// On Kubernetes: a ConfigMap in the run's namespace that holds the file, instead of `path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_map: Option<ConfigMapKey>,
 
-    /// A file in a storage for objects, instead of `path`. The worker that drives the run fetches it to its disk, all of it before the
-    /// first epoch.
+    /// A file in object storage, instead of `path`. The driver of the run downloads all of it to its disk before the first epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(example = serde_json::json!({ "url": "s3://events/2026/sales.csv.zst" }))]
-    pub s3: Option<ObjectPlace>,
+    pub s3: Option<ObjectLocation>,
 
-    /// In Kubernetes: the entry of the cluster's `spec.inputs` that has the file, as `path` in it.
+    /// On Kubernetes: entry of the cluster's `spec.inputs` that holds the file at `path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "engram-name"))]
     pub input: Option<String>,
 
-    /// Format of the file. `.zst` and `.gz` after the extension are unpacked.
+    /// Format of the file. Files that end with `.zst` or `.gz` are decompressed.
     #[serde(default)]
     pub format: EventFormat,
 
-    /// Which columns mean what.
+    /// Column names.
     #[schemars(example = serde_json::json!({ "key": "word", "epoch": "day" }))]
     pub columns: Columns,
 
-    /// Quality of every event, 0 to 1; 0.9 where neither `delta` nor a column says. Above 0.5 reinforces, below
+    /// Quality of every event, 0 to 1; default 0.9 where neither `delta` nor a column is set. Above 0.5 reinforces, below
     /// weakens.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1))]
     pub quality: Option<f64>,
 
-    /// Change of weight of every event, -1 to 1, instead of a quality.
+    /// Weight change of every event, -1 to 1, instead of a quality.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -1, max = 1))]
     pub delta: Option<f64>,
 
-    /// With `columns.time`: length of an epoch, at least 1ms; absent means 1d. Longer makes fewer, larger epochs, and
-    /// so less decay.
+    /// With `columns.time`: length of an epoch, at least 1ms; absent means 1d. Longer makes fewer, larger epochs and hence less
+    /// decay.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-minimum" = "1ms"))]
     pub epoch_span: Option<Duration>,
@@ -276,7 +274,7 @@ pub struct ConfigMapKey {
     /// Name of the ConfigMap.
     #[schemars(length(min = 1), example = &"sales")]
     pub name: String,
-    /// The key, which is the name of the file: `events.csv`.
+    /// Key, which is the name of the file: `events.csv`.
     #[schemars(length(min = 1), example = &"events.csv")]
     pub key: String,
 }
@@ -290,7 +288,7 @@ words! {
         Auto,
         /// One JSON object per line.
         Jsonl,
-        /// Comma-separated values with a line of names.
+        /// Comma-separated values with a header line.
         Csv,
         /// Apache Parquet.
         Parquet,
@@ -298,7 +296,7 @@ words! {
 }
 
 impl EventFormat {
-    /// Finds the format of the file at `path` by its extension, `.zst` and `.gz` aside; `None` where it is unknown.
+    /// Returns the format of the file at `path` by its extension, ignoring `.zst` and `.gz`; `None` if unknown.
     pub fn of_path(path: &str) -> Option<Self> {
         let lower = path.to_ascii_lowercase();
         let bare = lower.strip_suffix(".zst").or(lower.strip_suffix(".gz")).unwrap_or(&lower);
@@ -323,11 +321,11 @@ pub struct Columns {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub key: Option<String>,
-    /// Column of epoch numbers, which never fall, instead of `time`.
+    /// Column of epoch numbers, non-decreasing, instead of `time`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub epoch: Option<String>,
-    /// Column of times, RFC 3339 or Unix milliseconds, which never fall, instead of `epoch`.
+    /// Column of times, RFC 3339 or Unix milliseconds, non-decreasing, instead of `epoch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub time: Option<String>,
@@ -335,13 +333,13 @@ pub struct Columns {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub quality: Option<String>,
-    /// Column of changes of weight, -1 to 1.
+    /// Column of weight changes, -1 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub delta: Option<String>,
 }
 
-/// The column that says which memory an event is about.
+/// Column that identifies the memory of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity<'a> {
     /// Numeric ids.
@@ -350,7 +348,7 @@ pub enum Identity<'a> {
     Key(&'a str),
 }
 
-/// The column that says which epoch an event belongs to.
+/// Column that determines the epoch of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock<'a> {
     /// Epoch numbers.
@@ -364,34 +362,33 @@ pub enum Clock<'a> {
     },
 }
 
-/// What an event says about its memory.
+/// Reinforcement signal of an event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Signal<'a> {
     /// One quality for every event.
     Quality(f64),
-    /// One change of weight for every event.
+    /// One weight change for every event.
     Delta(f64),
     /// A column of qualities.
     QualityColumn(&'a str),
-    /// A column of changes of weight.
+    /// A column of weight changes.
     DeltaColumn(&'a str),
 }
 
 impl Events {
-    /// Returns the name of the file, which tells its format: the path, the key of the ConfigMap, or the address in a storage.
+    /// Returns the name of the file, which determines its format: the path, the key of the ConfigMap, or the URL.
     pub fn file_name(&self) -> &str {
         let key = self.config_map.as_ref().map(|file| file.key.as_str());
         let address = self.s3.as_ref().map(|place| place.url.as_str());
         self.path.as_deref().or(key).or(address).unwrap_or_default()
     }
 
-    /// Returns the format that applies, with `Auto` resolved; `None` where `Auto` meets an unknown extension, which a
-    /// checked manifest does not have.
+    /// Returns the format with `Auto` resolved; `None` for an unknown extension, which a validated manifest does not have.
     pub fn effective_format(&self) -> Option<EventFormat> {
         if self.format == EventFormat::Auto { EventFormat::of_path(self.file_name()) } else { Some(self.format) }
     }
 
-    /// Returns the column of identity. A checked manifest has exactly one; of two the key wins, of none it is `id`.
+    /// Returns the identity column. A validated manifest has exactly one; of two the key wins, of none it is `id`.
     pub fn identity(&self) -> Identity<'_> {
         match (&self.columns.key, &self.columns.id) {
             (Some(key), _) => Identity::Key(key),
@@ -400,7 +397,7 @@ impl Events {
         }
     }
 
-    /// Returns the column of epochs. A checked manifest has exactly one; of two the time wins, of none it is `epoch`.
+    /// Returns the epoch column. A validated manifest has exactly one; of two the time wins, of none it is `epoch`.
     pub fn clock(&self) -> Clock<'_> {
         match (&self.columns.time, &self.columns.epoch) {
             (Some(column), _) => Clock::Time { column, span: self.epoch_span.unwrap_or(EPOCH_SPAN) },
@@ -409,7 +406,7 @@ impl Events {
         }
     }
 
-    /// Returns what an event says. A checked manifest has at most one source of it; of several a column wins.
+    /// Returns the signal. A validated manifest has at most one source of it; of several a column wins.
     pub fn signal(&self) -> Signal<'_> {
         match (&self.columns.quality, &self.columns.delta, self.delta) {
             (Some(column), _, _) => Signal::QualityColumn(column),
@@ -424,15 +421,15 @@ impl Events {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Git {
-    /// The repository; relative to the manifest.
+    /// Path of the repository, relative to the manifest.
     #[schemars(length(min = 1))]
     pub path: String,
-    /// Where the history ends: a branch, tag or commit.
+    /// End of the history: a branch, tag or commit.
     #[schemars(length(min = 1))]
     pub revision: String,
-    /// The newest commits that are taken; 0 means all.
+    /// Maximum number of commits, newest first; 0 means all.
     pub max_commits: u64,
-    /// Quality of every touch, 0 to 1.
+    /// Quality of every touched path, 0 to 1.
     #[schemars(range(min = 0, max = 1))]
     pub quality: f64,
 }
@@ -443,15 +440,15 @@ impl Default for Git {
     }
 }
 
-/// Two groups of made-up memories: ids 0 to `memories - 1`, even ones in group 0, rewarded, odd ones in group 1,
-/// punished. The run wants those groups of the cluster to itself.
+/// Two groups of generated memories: ids 0 to `memories - 1`, even ones in group 0, rewarded, odd ones in group 1,
+/// punished. Groups 0 and 1 of the cluster must hold no other memories.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Synthetic {
     /// Number of memories, even, 2 to 1,000,000,000, at most the cluster's capacity.
     #[schemars(range(min = 2, max = 1_000_000_000), extend("multipleOf" = 2))]
     pub memories: u64,
-    /// Weight at the start, whatever the cluster says.
+    /// Initial weight, regardless of the cluster's setting.
     #[schemars(range(min = 0, max = 1))]
     pub initial_weight: f64,
     /// Quality of the rewarded group.
@@ -460,7 +457,7 @@ pub struct Synthetic {
     /// Quality of the punished group.
     #[schemars(range(min = 0, max = 1))]
     pub punished: f64,
-    /// Standard deviation added to each quality, 0 to 1; 0 gives each group one change of weight per epoch.
+    /// Standard deviation of noise added to each quality, 0 to 1; with 0 each group has one weight change per epoch.
     #[schemars(range(min = 0, max = 1))]
     pub noise: f64,
     /// Seed of the noise.
@@ -473,23 +470,23 @@ impl Default for Synthetic {
     }
 }
 
-/// What is measured beside the learning.
+/// Additional measurements of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Report {
-    /// With events and git: sizes of the top whose hits in the next epoch are counted, beside two baselines; 1 to 8
-    /// distinct values of 1 to 10,000; absent means 500 alone.
+    /// With events and git: values of K for which hits of the top-K memories in the next epoch are counted, compared with two
+    /// baselines; 1 to 8 distinct values of 1 to 10,000; absent means [500].
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8), inner(range(min = 1, max = 10_000)), extend("uniqueItems" = true))]
     pub top_k: Option<Vec<u64>>,
-    /// With events and git: epochs before the first prediction; absent means 21. Lower counts predictions made from
-    /// little.
+    /// With events and git: epochs before the first prediction; absent means 21. Lower includes predictions made from little
+    /// data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip: Option<u64>,
-    /// With a synthetic source: how the share of wrongly ordered pairs is found; absent means `Histogram`.
+    /// With a synthetic source: how the fraction of wrongly ordered pairs is computed; absent means `Histogram`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inversion: Option<Inversion>,
-    /// With a synthetic source: whether updates per memory are counted, 4 bytes each during the run; absent means
+    /// With a synthetic source: whether updates per memory are counted, at 4 bytes per memory during the run; absent means
     /// `true`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coverage: Option<bool>,
@@ -500,7 +497,7 @@ impl Report {
         *self == Self::default()
     }
 
-    /// Returns the sizes of the top whose hits are counted.
+    /// Returns the values of K for which hits are counted.
     pub fn top_k(&self) -> &[u64] {
         self.top_k.as_deref().unwrap_or(&[TOP_K])
     }
@@ -515,17 +512,17 @@ impl Report {
         self.inversion.unwrap_or_default()
     }
 
-    /// Tells whether updates per memory are counted.
+    /// Returns whether updates per memory are counted.
     pub fn coverage(&self) -> bool {
         self.coverage.unwrap_or(true)
     }
 }
 
 words! {
-    /// How the share of wrongly ordered pairs is found.
+    /// How the fraction of wrongly ordered pairs is computed.
     #[derive(Default)]
     pub enum Inversion {
-        /// From histograms of the weights: fast, exact to the width of a bin.
+        /// From histograms of the weights: fast, exact to the bin width.
         #[default]
         Histogram,
         /// From the weights themselves.
@@ -533,15 +530,15 @@ words! {
     }
 }
 
-/// Conditions that end a synthetic run: the first that holds.
+/// Conditions that end a synthetic run, whichever holds first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Until {
-    /// Difference of the groups' mean weights, above 0 and at most 1.
+    /// Difference of the groups' mean weights at which to stop, above 0 and at most 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub separation: Option<f64>,
-    /// That difference over what it was after the first epoch, above 1.
+    /// Ratio of that difference to its value after the first epoch at which to stop, above 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("exclusiveMinimum" = 1))]
     pub convergence: Option<f64>,

@@ -1,8 +1,8 @@
-//! JSON Schema of the kinds, made from the types.
+//! JSON Schema of the kinds, generated from the types.
 //!
-//! [`schema`] is what editors get. The checker walks the same schema with keywords of its own still in it:
-//! `x-kubernetes-only` (accepted and ignored in local mode), `x-later` (known, not in this version: name and advice),
-//! `x-blocks` (settings of other kinds of run), `x-minimum` and `x-maximum` (bounds of a string with a unit).
+//! [`schema`] is the published schema for editors. The validation uses the same schema with private keywords:
+//! `x-kubernetes-only` (ignored in local mode), `x-later` (reserved and not supported yet: name and advice), `x-blocks`
+//! (settings of other kinds of run), `x-minimum` and `x-maximum` (bounds of a string with a unit).
 
 use std::sync::LazyLock;
 
@@ -15,20 +15,20 @@ use crate::object::{Kind, Object};
 use crate::operator::Configuration;
 use crate::run::LearnerRunSpec;
 
-/// Schemas with the checker's keywords, one per kind, in the order of the documentation.
+/// Schemas with private keywords, one per kind, in the order of the documentation.
 pub(crate) static KINDS: LazyLock<[(&str, Value); 2]> =
     LazyLock::new(|| [generate::<LearnerClusterSpec>(), generate::<LearnerRunSpec>()]);
 
-/// Schema of the operator's file, with the checker's keywords.
+/// Schema of the operator's configuration file, with private keywords.
 pub(crate) static OPERATOR: LazyLock<Value> = LazyLock::new(inline::<Configuration>);
 
-/// Returns the JSON Schema (2020-12) of the operator's file. Unknown fields are refused at every level.
+/// Returns the JSON Schema (2020-12) of the operator's configuration file. Unknown fields are rejected at every level.
 pub fn operator_schema() -> Value {
     published(OPERATOR.clone())
 }
 
-/// Returns the JSON Schema (2020-12) of `kind`, or of a document of either kind where `kind` is `None`; `None` for a
-/// word that is no kind. Unknown fields are refused at every level.
+/// Returns the JSON Schema (2020-12) of `kind`, or of a document of either kind where `kind` is `None`; `None` for an unknown
+/// kind. Unknown fields are rejected at every level.
 pub fn schema(kind: Option<&str>) -> Option<Value> {
     let schema = match kind {
         Some(kind) => KINDS.iter().find(|(name, _)| *name == kind)?.1.clone(),
@@ -37,7 +37,7 @@ pub fn schema(kind: Option<&str>) -> Option<Value> {
     Some(published(schema))
 }
 
-/// What editors get of a schema with the checker's keywords.
+/// Returns a schema without private keywords.
 fn published(mut schema: Value) -> Value {
     publish(&mut schema);
     if let Value::Object(root) = &mut schema {
@@ -46,12 +46,12 @@ fn published(mut schema: Value) -> Value {
     schema
 }
 
-/// Makes the schema of one kind with nothing referred to: a walk needs no second lookup.
+/// Generates the schema of one kind, with subschemas inlined.
 fn generate<S: Kind>() -> (&'static str, Value) {
     (S::KIND, inline::<Object<S>>())
 }
 
-/// Makes the schema of a type with nothing referred to.
+/// Generates the schema of a type, with subschemas inlined.
 pub(crate) fn inline<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.inline_subschemas = true;
@@ -62,7 +62,7 @@ pub(crate) fn inline<T: JsonSchema>() -> Value {
     schema
 }
 
-/// Takes out what Rust's types say and a manifest does not: `null` for an absent field, the width of numbers.
+/// Removes artifacts of Rust types: `null` for an absent field, the width of numbers.
 fn tidy(schema: &mut Value) {
     each_object(schema, &mut |object| {
         if let Some(Value::Array(alternatives)) = object.get_mut("anyOf") {
@@ -94,7 +94,7 @@ fn tidy(schema: &mut Value) {
     });
 }
 
-/// Takes out the checker's keywords and its string formats, which no editor knows.
+/// Removes private keywords and string formats.
 fn publish(schema: &mut Value) {
     each_object(schema, &mut |object| {
         object.retain(|keyword, value| !(keyword.starts_with("x-") || keyword == "format" && value.as_str().is_some()));

@@ -1,58 +1,57 @@
-//! Where a snapshot goes, and where a new cluster finds one: in a storage for objects, or in a volume.
+//! Locations of snapshots: object storage or a volume.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::objects::{SecretRef, is_part};
 
-/// What a folder of a volume looks like; of a run its last part may be `{name}`.
+/// Pattern of a folder in a volume; of a run its last part may be `{name}`.
 pub(crate) const PATTERN: &str = "^([A-Za-z0-9_-][A-Za-z0-9._-]*/)*([A-Za-z0-9_-][A-Za-z0-9._-]*|[{]name[}])$";
-/// The same in words.
-pub(crate) const ALLOWED: &str = "a folder as it is seen from the top of the volume, with A-Z, a-z, 0-9, -, _ and . between its slashes, and no \
-     dot first";
-/// The part of a place that stands for the name of the run.
+/// Description of [`PATTERN`] for error messages.
+pub(crate) const ALLOWED: &str = "a folder relative to the root of the volume, with A-Z, a-z, 0-9, -, _ and . between its slashes, and no \
+     leading dot";
+/// Placeholder for the name of the run.
 pub(crate) const NAME: &str = "{name}";
 
-/// Where a snapshot is: at `url` in a storage that speaks the protocol of S3, or at `path` in a `volume`.
+/// Location of a snapshot: `url` in S3-compatible object storage, or `path` in a `volume`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct SnapshotPlace {
-    /// The bucket, and what the snapshot's files begin with in it. Of a run the last part may be `{name}`, which stands for the name of the run.
+pub struct SnapshotLocation {
+    /// Bucket and prefix of the snapshot's objects. In a run the last part may be `{name}`, the name of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("format" = "engram-s3"), example = &"s3://backups/words/monday")]
     pub url: Option<String>,
 
-    /// With `url`: where the storage listens, as `http://minio.storage:9000`; absent means as the environment of the workers says, else AWS.
-    /// Over `http://` what is sent can be read on the way.
+    /// With `url`: endpoint of the storage, such as `http://minio.storage:9000`; absent means the environment of the workers, else
+    /// AWS. `http://` is unencrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("format" = "engram-endpoint"))]
     pub endpoint: Option<String>,
 
-    /// With `url`: its region; absent means as the environment of the workers says, else `us-east-1`.
+    /// With `url`: region; absent means the environment of the workers, else `us-east-1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub region: Option<String>,
 
-    /// With `url`: who asks, a Secret of the same namespace with the keys `accessKeyId` and `secretAccessKey`, and `sessionToken` where there is
-    /// one; absent means as the environment of the workers says, as it always does in local mode.
+    /// With `url`: credentials, a Secret in the same namespace with the keys `accessKeyId`, `secretAccessKey` and optionally
+    /// `sessionToken`; absent, and always in local mode, means the environment of the workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub secret_ref: Option<SecretRef>,
 
-    /// In Kubernetes, instead of `url`: the entry of the cluster's `spec.snapshotVolumes` that has the snapshot, as `path` in it.
+    /// On Kubernetes, instead of `url`: entry of the cluster's `spec.snapshotVolumes` that holds the snapshot at `path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "engram-name"))]
     pub volume: Option<String>,
 
-    /// The folder of the snapshot in `volume`, made where it is not there. Of a run the last part may be `{name}`, which stands for the name
-    /// of the run.
+    /// Folder of the snapshot in `volume`, created if absent. In a run the last part may be `{name}`, the name of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("format" = "engram-folder"), example = &"words/monday")]
     pub path: Option<String>,
 }
 
-impl SnapshotPlace {
-    /// The address, `s3://BUCKET/PREFIX` or `volume://VOLUME/PATH`, for the run called `name`.
+impl SnapshotLocation {
+    /// Returns the address, `s3://BUCKET/PREFIX` or `volume://VOLUME/PATH`, for the run called `name`.
     pub fn address_of(&self, name: &str) -> String {
         let address = match (&self.volume, &self.path) {
             (Some(volume), Some(path)) => format!("volume://{volume}/{path}"),
@@ -62,7 +61,7 @@ impl SnapshotPlace {
     }
 }
 
-/// Whether a text is a folder of a volume.
+/// Returns whether a text is a folder of a volume.
 pub(crate) fn is_folder(text: &str) -> bool {
     let (parent, last) = text.rsplit_once('/').map_or((None, text), |(parent, last)| (Some(parent), last));
     parent.is_none_or(|parent| parent.split('/').all(is_part)) && (last == NAME || is_part(last))
@@ -82,14 +81,14 @@ mod tests {
         {
             assert!(!is_folder(bad), "{bad}");
         }
-        let stored = |url: &str| SnapshotPlace { url: Some(url.into()), ..SnapshotPlace::default() };
+        let stored = |url: &str| SnapshotLocation { url: Some(url.into()), ..SnapshotLocation::default() };
         assert_eq!(stored("s3://bbb/nightly/{name}").address_of("n-1"), "s3://bbb/nightly/n-1");
         assert_eq!(stored("s3://bbb/nightly/{name}/").address_of("n-1"), "s3://bbb/nightly/n-1");
         assert_eq!(stored("s3://bbb/monday/").address_of("n-1"), "s3://bbb/monday");
-        let kept = |path: &str| SnapshotPlace {
+        let kept = |path: &str| SnapshotLocation {
             volume: Some("backups".into()),
             path: Some(path.into()),
-            ..SnapshotPlace::default()
+            ..SnapshotLocation::default()
         };
         assert_eq!(kept("{name}").address_of("n-1"), "volume://backups/n-1");
         assert_eq!(kept("words/monday").address_of("n-1"), "volume://backups/words/monday");

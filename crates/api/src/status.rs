@@ -1,34 +1,34 @@
-//! What the operator reports: the `status` of the kinds, and the words of its conditions.
+//! The `status` of the kinds, and the types of its conditions.
 //!
-//! Conditions have the shape that generic tools know (kstatus): `Ready`, `Reconciling`, `Stalled`, each with the
-//! generation that it speaks about. People read `phase`, machines read conditions.
+//! Conditions follow kstatus: `Ready`, `Reconciling`, `Stalled`, each with the observed generation. `phase` is a summary
+//! for people; programs read conditions.
 
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::word::words;
+use crate::manifest_enum::words;
 
-/// Types of conditions, in the order in which they are listed.
+/// Condition types, in the order in which they are listed.
 pub mod condition {
-    /// Every partition is served, and what runs is what the spec asks for.
+    /// Every partition is served and the cluster matches its spec.
     pub const READY: &str = "Ready";
-    /// The operator is changing something.
+    /// The operator is changing the cluster towards its spec.
     pub const RECONCILING: &str = "Reconciling";
-    /// Nothing goes on until a person acts.
+    /// The cluster requires manual intervention.
     pub const STALLED: &str = "Stalled";
-    /// The spec is understood and possible.
+    /// The spec is valid and supported.
     pub const ACCEPTED: &str = "Accepted";
-    /// Every partition has its full number of copies in sync.
+    /// Every partition has all its replicas in sync.
     pub const REPLICATED: &str = "Replicated";
-    /// The certificate that was given to the workers is good: of clusters with `tls.mode: Secret` or `CertManager`.
-    pub const CERTIFIED: &str = "Certified";
-    /// Devices were asked for and some node offers them.
+    /// The workers' certificate is valid: of clusters with `tls.mode: Secret` or `CertManager`.
+    pub const CERTIFICATE_VALID: &str = "CertificateValid";
+    /// GPUs are requested and some node offers them.
     pub const GPU_AVAILABLE: &str = "GpuAvailable";
-    /// The operator would build another worker than the pinned one.
+    /// The operator offers a newer worker than the pinned one.
     pub const UPDATE_AVAILABLE: &str = "UpdateAvailable";
-    /// The pods are taken away and the disks kept.
+    /// The cluster has no pods and keeps its disks.
     pub const SUSPENDED: &str = "Suspended";
 }
 
@@ -36,19 +36,19 @@ pub mod condition {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What the condition is about.
+    /// Type of the condition.
     #[serde(rename = "type")]
     #[schemars(length(max = 316))]
     pub kind: String,
-    /// Whether it holds.
+    /// Status of the condition: True, False or Unknown.
     pub status: Truth,
-    /// Why, in one word.
+    /// Machine-readable reason for the last transition, in CamelCase.
     #[schemars(length(max = 1024))]
     pub reason: String,
-    /// Why, in a sentence for people.
+    /// Human-readable explanation.
     #[schemars(length(max = 32768))]
     pub message: String,
-    /// The generation of the object that the condition speaks about.
+    /// Generation of the object that the condition was computed for.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub observed_generation: Option<i64>,
@@ -58,37 +58,37 @@ pub struct Condition {
 }
 
 words! {
-    /// Whether a condition holds.
+    /// Status of a condition.
     pub enum Truth {
-        /// It does.
+        /// The condition holds.
         True,
-        /// It does not.
+        /// The condition does not hold.
         False,
-        /// Nobody can tell.
+        /// The operator cannot determine whether the condition holds.
         Unknown,
     }
 }
 
 words! {
-    /// State of a cluster, for people.
+    /// Summary of a cluster's state, for people.
     pub enum ClusterPhase {
-        /// The spec is refused.
+        /// The spec is invalid.
         Invalid,
-        /// Objects are made and workers start.
+        /// Objects are created and workers start.
         Starting,
-        /// Everything is as asked for.
+        /// The cluster matches its spec.
         Ready,
-        /// Served, with a copy too few somewhere.
+        /// All partitions are served, some are under-replicated.
         Degraded,
         /// Workers are replaced one by one.
         Updating,
         /// Workers are added or drained.
         Scaling,
-        /// On the way to no pods.
+        /// Pods are being removed.
         Suspending,
-        /// No pods; the disks are kept.
+        /// No pods run; the disks are kept.
         Suspended,
-        /// Waiting for a person.
+        /// The cluster requires manual intervention.
         Stalled,
     }
 }
@@ -97,28 +97,28 @@ words! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LearnerClusterStatus {
-    /// The generation that this status speaks about.
+    /// Generation of the object that this status was computed for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Identity of the data, 32 hexadecimal digits: on every disk and in the map.
+    /// Identity of the cluster's data, 32 hexadecimal digits: on every disk and in the partition map.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
-    /// State for people; machines read conditions.
+    /// Summary of the state, for people; programs read conditions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<ClusterPhase>,
     /// Label selector of the workers' pods, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// What runs; it changes only with the spec, or by `spec.upgrade: Auto`.
+    /// Revision that the workers run; it changes only with the spec or by `spec.upgrade: Auto`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<WorkerRevision>,
-    /// Numbers of workers.
+    /// Worker counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<WorkerCounts>,
-    /// Numbers of partitions by their copies in sync.
+    /// Partition counts by replication state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partitions: Option<PartitionCounts>,
-    /// Learning epochs that are done.
+    /// Completed learning epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
     /// Version of the workers.
@@ -134,7 +134,7 @@ pub struct LearnerClusterStatus {
     pub members: Vec<Member>,
 }
 
-/// What the workers run.
+/// Revision of the workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerRevision {
@@ -144,31 +144,31 @@ pub struct WorkerRevision {
     pub template_revision: u32,
 }
 
-/// Numbers of workers.
+/// Worker counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WorkerCounts {
     /// Pods that exist.
     pub total: i32,
-    /// Of these, ready.
+    /// Ready pods.
     pub ready: i32,
-    /// Of these, of the newest template.
+    /// Pods of the newest template.
     pub up_to_date: i32,
-    /// Of these, being emptied.
+    /// Pods that are being drained.
     pub draining: i32,
 }
 
-/// Numbers of partitions by their copies in sync.
+/// Partition counts by replication state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PartitionCounts {
-    /// With all copies.
+    /// Served, with all replicas in sync.
     pub healthy: i32,
-    /// With a copy too few.
-    pub degraded: i32,
-    /// With one copy where more are asked for.
-    pub alone: i32,
-    /// With none that serves.
+    /// Served, with fewer in-sync replicas than configured.
+    pub under_replicated: i32,
+    /// Served by a single replica where more are configured.
+    pub single_replica: i32,
+    /// Without an active primary: neither reads nor writes are served.
     pub unavailable: i32,
 }
 
@@ -178,30 +178,30 @@ pub struct PartitionCounts {
 pub struct Member {
     /// Name of its pod.
     pub name: String,
-    /// Number of its disk in the map.
+    /// Number of its store in the partition map.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<u32>,
-    /// The node that it runs on.
+    /// Node that it runs on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Partitions of which it is primary.
+    /// Partitions of which it is the primary.
     pub primaries: u32,
-    /// Partitions of which it holds another copy in sync.
+    /// Partitions of which it is an in-sync backup.
     pub backups: u32,
 }
 
 words! {
-    /// State of a run, for people.
+    /// Summary of a run's state, for people.
     pub enum RunPhase {
-        /// It waits.
+        /// The run is queued or waits for its cluster.
         Pending,
-        /// It learns.
+        /// The run is in progress.
         Running,
-        /// It was stopped and can go on.
+        /// The run is stopped and can be resumed.
         Suspended,
-        /// It is done.
+        /// The run has succeeded.
         Complete,
-        /// It has failed.
+        /// The run has failed or was cancelled.
         Failed,
     }
 }
@@ -210,13 +210,13 @@ words! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LearnerRunStatus {
-    /// The generation that this status speaks about.
+    /// Generation of the object that this status was computed for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// State for people; machines read conditions.
+    /// Summary of the state, for people; programs read conditions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<RunPhase>,
-    /// When the run was handed to a worker, RFC 3339. From then on its spec is fixed.
+    /// When the run was submitted to a worker, RFC 3339. Its spec is immutable from then on.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-format" = "date-time"))]
     pub start_time: Option<String>,
@@ -224,16 +224,16 @@ pub struct LearnerRunStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-format" = "date-time"))]
     pub completion_time: Option<String>,
-    /// Runs of the cluster before this one, the one that learns among them; 0 of one that learns.
+    /// Position in the cluster's queue: number of runs ahead of this one, the running one included; 0 while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_position: Option<u32>,
     /// Pod of the worker that drives the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// How far it is.
+    /// Progress of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// What a run of kind Snapshot has written, once it is complete.
+    /// Result of a run of kind Snapshot, once it is complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotResult>,
     /// Conditions, one of each type.
@@ -242,35 +242,35 @@ pub struct LearnerRunStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// A snapshot that was written.
+/// Result of a run of kind Snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SnapshotResult {
-    /// Where it is: `s3://BUCKET/PREFIX`, or `volume://VOLUME/PATH`.
+    /// Location: `s3://BUCKET/PREFIX` or `volume://VOLUME/PATH`.
     pub url: String,
     /// Digest of all memories.
     pub digest: String,
-    /// Memories in it.
+    /// Number of memories.
     pub memories: i64,
-    /// Bytes of its files.
+    /// Total size of its files, in bytes.
     pub bytes: i64,
-    /// Its partitions.
+    /// Number of partitions.
     pub partitions: i32,
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Progress {
-    /// Epochs that are done; of a snapshot, partitions.
+    /// Completed epochs; of a snapshot, partitions.
     pub epoch: i64,
-    /// Epochs in all, where known.
+    /// Total number of epochs, where known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<i64>,
-    /// Time that is left, about: `41s`.
+    /// Estimated time to completion: `41s`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta: Option<String>,
-    /// What was measured last, as decimal text.
+    /// Most recent metrics of the run, as decimal text.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, String>,
 }

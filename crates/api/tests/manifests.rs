@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use engram_api::{
     Capacity, CapacityPolicy, Clock, Columns, DurabilityMode, Duration, Events, FeatureType, Git, GpuMode,
-    GpuPartitioner, LearnerCluster, LearnerClusterSpec, LearnerRun, LearnerRunSpec, Learning, Manifest, Needs,
-    OnMissing, Source, Synthetic, Until, Word, parse, schema,
+    GpuPartitioner, LearnerCluster, LearnerClusterSpec, LearnerRun, LearnerRunSpec, Learning, Manifest, ManifestEnum,
+    OnMissing, Requirement, Source, Synthetic, Until, parse, schema,
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -20,14 +20,14 @@ fn read(path: &Path) -> String {
 }
 
 fn checked(text: &str, origin: &str) -> Manifest {
-    parse(text, origin, Needs::Anything).unwrap_or_else(|problems| panic!("{}\n{text}", problems.render(false)))
+    parse(text, origin, Requirement::Anything).unwrap_or_else(|problems| panic!("{}\n{text}", problems.render(false)))
 }
 
 /// Write the golden file anew with `UPDATE_GOLDEN=1 cargo test -p engram-api`, then read what changed.
 #[test]
 fn every_mistake_of_a_file_is_shown_at_once_with_place_and_advice() {
     let text = read(&folder("tests/golden/many-errors.yaml"));
-    let problems = parse(&text, "many-errors.yaml", Needs::Cluster).expect_err("the file is full of mistakes");
+    let problems = parse(&text, "many-errors.yaml", Requirement::Cluster).expect_err("the file is full of mistakes");
     let rendered = problems.render(false);
     let golden = folder("tests/golden/many-errors.txt");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -40,7 +40,7 @@ fn every_mistake_of_a_file_is_shown_at_once_with_place_and_advice() {
         assert!(codes.contains(code), "the file should also have {code}");
     }
     let places: Vec<_> =
-        problems.iter().map(|problem| problem.place().map(|place| (place.line, place.column))).collect();
+        problems.iter().map(|problem| problem.location().map(|place| (place.line, place.column))).collect();
     assert!(places.is_sorted(), "problems come in the order of the file: {places:?}");
     assert!(problems.render(true).contains("\u{1b}["), "colour when asked");
     assert!(!rendered.contains('\u{1b}'), "none when not");
@@ -57,7 +57,7 @@ fn the_examples_are_manifests_and_fields_of_the_schema() {
         }
         found += 1;
         let text = read(&path);
-        let manifest = parse(&text, &path.to_string_lossy(), Needs::Cluster)
+        let manifest = parse(&text, &path.to_string_lossy(), Requirement::Cluster)
             .unwrap_or_else(|problems| panic!("{}", problems.render(false)));
         assert!(manifest.ignored.is_empty(), "{}: an example means something everywhere", path.display());
         for run in &manifest.runs {
@@ -163,7 +163,7 @@ fn setting() -> impl Strategy<Value = f64> {
     prop_oneof![Just(0.0), Just(1.0), 4.7e-10..=1.0]
 }
 
-fn word<T: Word + std::fmt::Debug>() -> impl Strategy<Value = T> {
+fn word<T: ManifestEnum + std::fmt::Debug>() -> impl Strategy<Value = T> {
     proptest::sample::select(T::ALL)
 }
 
@@ -241,7 +241,7 @@ fn run(cluster: String) -> impl Strategy<Value = LearnerRun> {
 fn a_file_cut_anywhere_is_still_read_without_panic() {
     let text = read(&folder("tests/golden/many-errors.yaml"));
     for (end, _) in text.char_indices().step_by(3) {
-        let problems = parse(&text[..end], "cut.yaml", Needs::Cluster).expect_err("it is faulty from the start");
+        let problems = parse(&text[..end], "cut.yaml", Requirement::Cluster).expect_err("it is faulty from the start");
         assert!(!problems.is_empty() && problems.render(false).ends_with('\n'));
     }
 }
@@ -273,7 +273,7 @@ proptest! {
 
     #[test]
     fn no_text_makes_the_parser_panic(text in "(apiVersion|kind|spec|metadata|LearnerRun|[-:{}\\[\\]&*!|>'\"#%@`,? \n\té0-9.]){0,40}") {
-        if let Err(problems) = parse(&text, "any.yaml", Needs::Anything) {
+        if let Err(problems) = parse(&text, "any.yaml", Requirement::Anything) {
             prop_assert!(!problems.render(false).is_empty());
         }
     }

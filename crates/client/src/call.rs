@@ -1,4 +1,4 @@
-//! One attempt: its metadata, its deadline, and what its failure means.
+//! One attempt of a call: its metadata, its deadline, and the classification of its failure.
 
 use crate::error::Error;
 use crate::map::Map;
@@ -18,7 +18,7 @@ use tonic::{Code, Request, Status};
 
 pub(crate) type Service = MemoryServiceClient<Channel>;
 
-/// A client of one worker's memories with the limits of its plane.
+/// Returns a memory service client for one worker, with the limits of its plane.
 pub(crate) fn service(channel: Channel, plane: Plane) -> Service {
     let limit = message_limit(plane);
     MemoryServiceClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit)
@@ -31,7 +31,7 @@ pub(crate) fn message_limit(plane: Plane) -> usize {
     }
 }
 
-/// A request with its cluster, its trace, its token and its deadline.
+/// Creates a request with cluster, trace, token and deadline.
 pub(crate) fn request<T>(message: T, cluster: Option<ClusterId>, network: &Network, deadline: Duration) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline);
@@ -57,27 +57,27 @@ pub(crate) struct Failure {
     pub(crate) problem: Problem,
     /// Another attempt may succeed.
     pub(crate) retryable: bool,
-    /// The worker may have executed it all the same.
+    /// The worker may have executed the request nevertheless.
     pub(crate) maybe_executed: bool,
-    /// Who did not answer or does not lead, and the map by which it was asked: its successor is worth an attempt at once.
+    /// The worker that did not respond or is not primary, and the map used: its successor is worth an attempt at once.
     pub(crate) lost: Option<(Arc<Map>, Ordinal)>,
 }
 
 impl Failure {
-    /// Whatever a worker said about a part or a call.
+    /// Classifies a problem that a worker returned for a part or a call.
     pub(crate) fn of(problem: Problem) -> Self {
         let (retryable, maybe_executed) = match problem.kind() {
-            ProblemKind::NotPrimary | ProblemKind::Overloaded | ProblemKind::Stopping | ProblemKind::TooFewCopies => {
+            ProblemKind::NotPrimary | ProblemKind::Overloaded | ProblemKind::Stopping | ProblemKind::NotEnoughReplicas => {
                 (true, false)
             }
-            // Every write of this library has a number under which it is applied once.
+            // Every write of this library is numbered and applied at most once.
             ProblemKind::Unavailable | ProblemKind::OutcomeUnknown => (true, true),
             _ => (false, false),
         };
         Self { problem, retryable, maybe_executed, lost: None }
     }
 
-    /// Not executed, and worth another attempt.
+    /// Returns a retryable failure of a request that was not executed.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self {
             problem: Problem::of(ProblemKind::Unavailable, message),
@@ -87,21 +87,21 @@ impl Failure {
         }
     }
 
-    /// The attempt took too long.
+    /// Returns the failure of an attempt that timed out.
     pub(crate) fn timed_out() -> Self {
-        Self { maybe_executed: true, ..Self::unavailable("the worker did not answer in time") }
+        Self { maybe_executed: true, ..Self::unavailable("the worker did not respond in time") }
     }
 
-    /// Whether another worker may have, or soon have, what this one was asked for. One that is busy, or lacks copies in sync, has it
-    /// still, and its answer says when to come again.
-    pub(crate) fn sends_elsewhere(&self) -> bool {
+    /// Whether another worker may serve the request, now or soon. A worker that is overloaded, or lacks in-sync
+    /// replicas, is still the primary, and its response says when to retry.
+    pub(crate) fn should_retry_elsewhere(&self) -> bool {
         use ProblemKind::{NotPrimary, OutcomeUnknown, Stopping, Unavailable};
         matches!(self.problem.kind(), NotPrimary | OutcomeUnknown | Stopping | Unavailable)
     }
 
-    /// The problem, if another attempt may succeed.
+    /// Returns the problem if another attempt may succeed.
     pub(crate) fn into_retryable(self) -> Result<Problem, Error> {
-        if self.retryable { Ok(self.problem) } else { Err(Error::refused(self.problem)) }
+        if self.retryable { Ok(self.problem) } else { Err(Error::rejected(self.problem)) }
     }
 }
 
@@ -117,9 +117,9 @@ impl From<Status> for Failure {
             lost: None,
         };
         match status.code() {
-            // The next attempt would be answered alike.
+            // The next attempt would fail in the same way.
             _ if text(&status).contains(SPEAKS_TLS) => of(ProblemKind::Unauthenticated, false, false),
-            // Nobody listened: nothing can have been executed.
+            // Connection refused: nothing can have been executed.
             _ if refused_connection(&status) => of(ProblemKind::Unavailable, true, false),
             Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown | Code::Internal => {
                 of(ProblemKind::Unavailable, true, true)
@@ -127,7 +127,7 @@ impl From<Status> for Failure {
             // The server sheds load before it reads the request.
             Code::ResourceExhausted => of(ProblemKind::Overloaded, true, false),
             Code::InvalidArgument | Code::OutOfRange => of(ProblemKind::Invalid, false, false),
-            // Whoever guards the cluster may not be a worker.
+            // The status may come from a proxy in front of the cluster.
             Code::PermissionDenied => of(ProblemKind::Denied, false, false),
             Code::Unauthenticated => of(ProblemKind::Unauthenticated, false, false),
             _ => of(ProblemKind::Unspecified, false, false),
@@ -135,7 +135,7 @@ impl From<Status> for Failure {
     }
 }
 
-/// The status for people, with the cause that the transport hides in its source.
+/// Formats a status with the cause that the transport hides in its source.
 fn text(status: &Status) -> String {
     let mut text = if status.message().is_empty() { status.code().to_string() } else { status.message().to_owned() };
     let mut source = std::error::Error::source(status);

@@ -1,6 +1,7 @@
 //! One learning epoch over all partitions: one stream per worker.
 //!
-//! The parts of a partition depend on its updates alone, so that two drivers send equal parts and a repeat is recognised.
+//! The parts of a partition depend only on its updates, so that two drivers send equal parts and a repeat is
+//! recognised.
 
 use crate::call::Failure;
 use crate::client::Client;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Time an attempt may take for each message of its stream, on top of the deadline of an attempt.
+/// Additional time of an attempt per message of its stream.
 const PER_MESSAGE: Duration = Duration::from_millis(200);
 
 /// What an epoch reinforces, after its decay.
@@ -36,15 +37,15 @@ pub enum EpochUpdates {
 /// What an epoch did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EpochReport {
-    /// Counts over all partitions. Of an epoch that was sent again, what was applied before is not counted again.
+    /// Counts over all partitions. If an epoch is sent again, parts applied before are not counted again.
     pub outcome: Outcome,
     /// Quality of all memories after the epoch.
     pub quality: QualityVector,
-    /// Where each partition stands.
+    /// Version of each partition.
     pub versions: Vec<v1::PartitionVersion>,
 }
 
-/// The head of an epoch.
+/// Header of an epoch.
 #[derive(Debug, Clone, Copy)]
 struct Epoch {
     run: RunId,
@@ -55,11 +56,11 @@ struct Epoch {
 type Open = BTreeMap<PartitionId, Vec<EpochPart>>;
 
 impl Client {
-    /// Learns epoch `n` of a run on every partition: decay in [0, 1], then updates, then quality. A repeat is answered, not
-    /// applied: after an error the same epoch is to be sent again, with the same updates.
+    /// Learns epoch `n` of a run on every partition: decay in [0, 1], then updates, then quality. A repeat is
+    /// acknowledged, not applied: after an error the same epoch must be sent again, with the same updates.
     ///
     /// # Errors
-    /// As [`Error`] says; what a column may hold is checked before anything is sent.
+    /// As for [`Error`]; columns are validated before anything is sent.
     pub async fn learn_epoch(
         &self,
         run: RunId,
@@ -83,18 +84,18 @@ impl Client {
             let calls = by_owner.into_iter().map(|(owner, parts)| async move {
                 (self.send_epoch(map_now, owner, epoch, &parts, retry_now).await, parts)
             });
-            let mut met = None;
-            for (answer, mut parts) in join_all(calls).await {
-                match answer {
+            let mut failure_seen = None;
+            for (response, mut parts) in join_all(calls).await {
+                match response {
                     Ok(reply) => {
-                        let left = note(&mut report, reply, &parts, &mut met)?;
-                        parts.retain(|partition, _| left.contains(partition));
+                        let remaining = note(&mut report, reply, &parts, &mut failure_seen)?;
+                        parts.retain(|partition, _| remaining.contains(partition));
                     }
-                    Err(failure) => met = Some(failure),
+                    Err(failure) => failure_seen = Some(failure),
                 }
                 open.extend(parts);
             }
-            if let Some(failure) = met {
+            if let Some(failure) = failure_seen {
                 retry.after(self, failure).await?;
             }
         }
@@ -109,11 +110,11 @@ impl Client {
         epoch: Epoch,
         parts: &Open,
         retry: &Retry,
-    ) -> Result<v1::EpochReply, Failure> {
+    ) -> Result<v1::LearnEpochResponse, Failure> {
         let messages = messages(epoch, parts);
         let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
         let allowed = self.options().attempt_deadline + PER_MESSAGE * count;
-        let deadline = retry.left().unwrap_or(Duration::from_millis(1)).min(allowed);
+        let deadline = retry.remaining().unwrap_or(Duration::from_millis(1)).min(allowed);
         let mut service = self.service_of(map, owner)?;
         let request = self.request(futures::stream::iter(messages), deadline);
         let call = async {
@@ -123,13 +124,14 @@ impl Client {
         Ok(self.while_owner(map, owner, call).await?.into_inner())
     }
 
-    /// Tells every worker the global quality of an epoch, once each; answers how many took it of those that lead anything. Others are not
-    /// waited for: one whose node is gone would hold up every epoch. What is lost is told with the next epoch.
+    /// Sends every worker the global quality of an epoch, once; returns how many primaries received it. Other workers
+    /// are not waited for: one whose node is gone would delay every epoch. Lost messages are superseded by the next
+    /// epoch.
     pub async fn broadcast_quality(&self, run: RunId, n: LearningEpoch, quality: &QualityVector) -> usize {
         let Ok(map) = self.map() else { return 0 };
         let message = v1::BroadcastQualityRequest {
             run: answers::identity(run.0),
-            n: n.0,
+            epoch: n.0,
             quality: answers::quality_to_wire(quality),
         };
         let deadline = Duration::from_secs(2).min(self.options().attempt_deadline);
@@ -141,15 +143,15 @@ impl Client {
                 timeout(deadline, service.broadcast_quality(request)).await.ok()?.ok()
             }
         };
-        let leading = map.owners();
-        for owner in map.workers.keys().filter(|owner| !leading.contains(owner)) {
+        let primaries = map.owners();
+        for owner in map.workers.keys().filter(|owner| !primaries.contains(owner)) {
             tokio::spawn(call(*owner));
         }
-        join_all(leading.into_iter().map(call)).await.into_iter().flatten().count()
+        join_all(primaries.into_iter().map(call)).await.into_iter().flatten().count()
     }
 }
 
-/// The parts of every partition; one without updates has an empty one.
+/// Creates the parts of every partition; one without updates has an empty one.
 fn parts(updates: EpochUpdates, partitions: u32) -> Result<Open, Error> {
     let part = |partition: u32, updates| EpochPart { partition, part: 1, parts: 1, updates };
     let all = |updates: Option<v1::Updates>| -> Open {
@@ -181,11 +183,11 @@ fn parts(updates: EpochUpdates, partitions: u32) -> Result<Open, Error> {
     Ok(open)
 }
 
-/// Packs parts into messages, those of one partition in order.
-fn messages(epoch: Epoch, parts: &Open) -> Vec<v1::EpochRequest> {
-    let head = || v1::EpochRequest {
+/// Packs parts into messages, those of a partition in order.
+fn messages(epoch: Epoch, parts: &Open) -> Vec<v1::LearnEpochRequest> {
+    let head = || v1::LearnEpochRequest {
         run: answers::identity(epoch.run.0),
-        n: epoch.n.0,
+        epoch: epoch.n.0,
         decay: epoch.decay,
         parts: Vec::new(),
     };
@@ -204,33 +206,33 @@ fn messages(epoch: Epoch, parts: &Open) -> Vec<v1::EpochRequest> {
     messages
 }
 
-/// Adds what a worker did; answers the partitions that are to be sent again.
+/// Merges a worker's response; returns the partitions to send again.
 fn note(
     report: &mut EpochReport,
-    reply: v1::EpochReply,
+    reply: v1::LearnEpochResponse,
     sent: &Open,
-    met: &mut Option<Failure>,
+    failure_seen: &mut Option<Failure>,
 ) -> Result<BTreeSet<PartitionId>, Error> {
-    let mut left: BTreeSet<PartitionId> = sent.keys().copied().collect();
+    let mut remaining: BTreeSet<PartitionId> = sent.keys().copied().collect();
     for version in &reply.versions {
-        left.remove(&PartitionId(version.partition));
+        remaining.remove(&PartitionId(version.partition));
     }
     for problem in reply.problems {
         let failure = Failure::of(problem);
         if !failure.retryable {
-            return Err(Error::refused(failure.problem));
+            return Err(Error::rejected(failure.problem));
         }
-        *met = Some(failure);
+        *failure_seen = Some(failure);
     }
-    if !left.is_empty() && met.is_none() {
-        *met = Some(Failure::unavailable("a worker left partitions of an epoch out"));
+    if !remaining.is_empty() && failure_seen.is_none() {
+        *failure_seen = Some(Failure::unavailable("a worker omitted partitions of an epoch"));
     }
     if let Some(outcome) = reply.outcome {
         report.outcome.merge(&outcome.try_into()?);
     }
     report.quality.merge(&answers::quality_from_wire(&reply.quality)?);
     report.versions.extend(reply.versions);
-    Ok(left)
+    Ok(remaining)
 }
 
 #[cfg(test)]
@@ -240,7 +242,7 @@ mod tests {
     use engram_memory::MemoryId;
 
     #[test]
-    fn every_partition_has_its_parts_in_order_and_messages_stay_within_limits() {
+    fn parts_are_dense_and_in_order_and_messages_stay_within_limits() {
         let ids: Vec<_> = (0..200_000).map(MemoryId).collect();
         let updates = Updates { ids, signals: Signals::Quality(0.5), ..Updates::default() };
         let open = parts(EpochUpdates::ById(updates), 5).unwrap();
@@ -259,6 +261,6 @@ mod tests {
             }
         }
         assert_eq!(rows, 200_000);
-        assert_eq!(parts(EpochUpdates::None, 7).unwrap().len(), 7, "a partition without updates decays all the same");
+        assert_eq!(parts(EpochUpdates::None, 7).unwrap().len(), 7, "a partition without updates decays, too");
     }
 }

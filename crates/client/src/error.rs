@@ -1,6 +1,6 @@
-//! What can go wrong, for programs that branch on it.
+//! Errors of the client.
 
-use crate::write::Written;
+use crate::write::WriteResult;
 use engram_memory::{PartitionId, SessionId};
 use engram_proto::v1::{Problem, ProblemKind};
 use std::time::Duration;
@@ -8,85 +8,86 @@ use std::time::Duration;
 /// Why a call failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The cluster said no, and a retry would not change that. [`Error::kind`] says why.
+    /// The cluster rejected the request, and a retry would not change that. [`Error::kind`] gives the reason.
     #[error("{}", .0.message)]
-    Refused(Box<Problem>),
-    /// The deadline passed while a write was on its way: it may have been applied or not. `Session::fate` finds out.
-    #[error("no answer in time: whether request {seq} of partition {partition} was applied is unknown; {last}")]
-    Unknown {
-        /// The session it was sent under.
+    Rejected(Box<Problem>),
+    /// The deadline passed while a write was in flight: it may have been applied or not. `Session::write_outcome` finds
+    /// out.
+    #[error("deadline exceeded: outcome of request {seq} of partition {partition} is unknown; {last}")]
+    OutcomeUnknown {
+        /// Session of the request.
         session: SessionId,
-        /// Its partition.
+        /// Partition of the request.
         partition: PartitionId,
-        /// Its number in the session.
+        /// Sequence number in the session.
         seq: u64,
-        /// What the last attempt met.
+        /// Failure of the last attempt.
         last: String,
     },
     /// The deadline passed, and nothing was changed.
-    #[error("not done within {}: {}", seconds(.after), .last.message)]
+    #[error("deadline of {} exceeded: {}", seconds(.after), .last.message)]
     Deadline {
         /// The deadline.
         after: Duration,
-        /// What the last attempt met.
+        /// Failure of the last attempt.
         last: Box<Problem>,
     },
     /// Some parts of a batch were applied and others were not.
     #[error("{} of {} parts failed, the first: {}", .failures.len(), .failures.len() + .written.versions.len(), first(.failures))]
     Partial {
-        /// What was applied.
-        written: Box<Written>,
-        /// What was not, or is not known.
+        /// The applied parts.
+        written: Box<WriteResult>,
+        /// The parts that were not applied, or may not have been.
         failures: Vec<PartFailure>,
     },
-    /// No worker answered.
-    #[error("no worker answers at {endpoints}: {last}")]
+    /// No worker responded.
+    #[error("no worker responds at {endpoints}: {last}")]
     Connect {
-        /// Where it was tried.
+        /// The endpoints tried.
         endpoints: String,
-        /// What the last attempt met.
+        /// Failure of the last attempt.
         last: String,
     },
-    /// A worker broke the protocol: another version, or a fault of the program.
-    #[error("unexpected answer: {0}")]
+    /// A worker violated the protocol: another version, or a bug.
+    #[error("unexpected response: {0}")]
     Protocol(String),
 }
 
-/// One part of a batch that was not applied, or may not have been.
+/// A part of a batch that was not applied, or may not have been.
 #[derive(Debug, Clone)]
 pub struct PartFailure {
     /// Its partition.
     pub partition: PartitionId,
-    /// Why.
+    /// Its error.
     pub error: Error,
 }
 
 impl Error {
-    /// Why the cluster refused, where it did; [`ProblemKind::Unspecified`] otherwise.
+    /// Returns the reason given by the cluster, if any; [`ProblemKind::Unspecified`] otherwise.
     pub fn kind(&self) -> ProblemKind {
         match self {
-            Self::Refused(problem) | Self::Deadline { last: problem, .. } => problem.kind(),
-            Self::Partial { failures, .. } => failures.first().map_or(ProblemKind::Unspecified, |it| it.error.kind()),
+            Self::Rejected(problem) | Self::Deadline { last: problem, .. } => problem.kind(),
+            Self::Partial { failures, .. } => failures.first().map_or(ProblemKind::Unspecified, |failure| failure.error.kind()),
             Self::Connect { .. } => ProblemKind::Unavailable,
-            Self::Unknown { .. } | Self::Protocol(_) => ProblemKind::Unspecified,
+            Self::OutcomeUnknown { .. } | Self::Protocol(_) => ProblemKind::Unspecified,
         }
     }
 
-    /// The problem that the cluster gave, where there is one.
+    /// Returns the problem returned by the cluster, if any.
     pub fn problem(&self) -> Option<&Problem> {
         match self {
-            Self::Refused(problem) | Self::Deadline { last: problem, .. } => Some(problem),
+            Self::Rejected(problem) | Self::Deadline { last: problem, .. } => Some(problem),
             Self::Partial { failures, .. } => failures.first().and_then(|failure| failure.error.problem()),
             _ => None,
         }
     }
 
-    pub(crate) fn refused(problem: Problem) -> Self {
-        Self::Refused(Box::new(problem))
+    pub(crate) fn rejected(problem: Problem) -> Self {
+        Self::Rejected(Box::new(problem))
     }
 
     pub(crate) fn invalid(invalid: engram_proto::columns::Invalid) -> Self {
-        Self::refused(invalid.into())
+        Self::rejected(invalid.into())
     }
 }
 

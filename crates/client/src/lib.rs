@@ -1,15 +1,17 @@
-//! What a program uses to talk to a cluster: it knows the partition map and goes straight to the owner.
+//! Client library for Engram clusters: knows the partition map and sends requests directly to the primaries.
 //!
-//! Decides how a batch is split (by partition, in order, in bounded parts), when a request is sent again (same sequence number,
-//! to whoever is primary by then), and when it gives up (at its deadline, never before, and with the outcome typed:
-//! [`Error::Unknown`] where a write may or may not have been applied).
+//! Decides how a batch is split (by partition, in order, in bounded parts), when a request is retried (with the same
+//! sequence number, to the current primary), and when it fails (at its deadline, never before, with a typed outcome:
+//! [`Error::OutcomeUnknown`] if a write may or may not have been applied).
 //!
-//! - [`Client`] reads: [`Client::get`], [`Client::scan`], [`Client::rank`], [`Client::top`], [`Client::quality`], [`Client::digest`];
-//!   learns: [`Client::learn_epoch`], [`Client::broadcast_quality`]; and looks after runs: [`Client::submit_run`] and the like.
+//! - [`Client`] reads: [`Client::get`], [`Client::scan`], [`Client::rank`], [`Client::top`], [`Client::quality`],
+//! [`Client::digest`]; learns: [`Client::learn_epoch`], [`Client::broadcast_quality`]; and manages runs:
+//! [`Client::submit_run`] and others.
 //! - [`Session`] writes, each request exactly once.
 //!
-//! Invariants: one call per worker, never one per partition; every call has a deadline; every queue a bound; retries are at most a tenth
-//! of the traffic above a floor; a read over several partitions covers every partition exactly once or is repeated.
+//! Invariants: one call per worker, never one per partition; every call has a deadline; every queue has a bound;
+//! retries are at most a tenth of the traffic above a floor; a read over several partitions covers every partition
+//! exactly once or is repeated.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), engram_client::Error> {
@@ -31,7 +33,7 @@
 
 mod call;
 mod client;
-mod copies;
+mod replica_reads;
 mod epoch;
 mod error;
 mod map;
@@ -57,14 +59,14 @@ pub use client::Client;
 pub use epoch::{EpochReport, EpochUpdates};
 pub use error::{Error, PartFailure};
 pub use map::{Map, Placement, Worker};
-pub use network::{Dial, Network, Open, Stream};
+pub use network::{Dial, Network, StreamOpener, Stream};
 pub use options::{Options, Plane, ReadMode};
-pub use rank::{RankOptions, Ranked};
-pub use read::{Digested, Found, GetOptions, Quality, QualityOptions, Scan};
-pub use recall::{RecallOptions, Recalled};
-pub use retry::Budget;
+pub use rank::{RankOptions, Ranking};
+pub use read::{DigestResult, GetResult, GetOptions, Quality, QualityOptions, Scan};
+pub use recall::{RecallOptions, RecallMatch};
+pub use retry::RetryBudget;
 pub use rows::{GroupSignal, Memory, Rows, Signals, Updates};
 pub use runs::{Watch, run_id};
-pub use session::{Fate, Session};
+pub use session::{WriteOutcome, Session};
 pub use token::Token;
-pub use write::{Version, Written};
+pub use write::{Version, WriteResult};

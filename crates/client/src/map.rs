@@ -1,4 +1,4 @@
-//! The partition map as a client needs it: who serves which partition, and where.
+//! The partition map of a client: the primary of each partition, and the workers' addresses.
 
 use crate::error::Error;
 use crate::options::Plane;
@@ -6,18 +6,18 @@ use engram_memory::{ClusterId, Incarnation, MAX_PARTITIONS, MemoryId, Ordinal, P
 use engram_proto::{answers, v1};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who serves which partition, and where, as of one version.
+/// Primaries and addresses of a cluster at one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Map {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster: ClusterId,
-    /// Its name.
+    /// Name of the cluster.
     pub cluster_name: String,
-    /// Raised by one at every change.
+    /// Incremented at every change.
     pub version: u64,
     /// Indexed by partition.
     pub partitions: Vec<Placement>,
-    /// Workers with a copy in sync, by partition, the primary among them.
+    /// Workers with an in-sync replica, by partition, the primary included.
     pub in_sync: Vec<Vec<Ordinal>>,
     /// Workers by ordinal.
     pub workers: BTreeMap<Ordinal, Worker>,
@@ -25,19 +25,19 @@ pub struct Map {
     pub feature_dimension: u32,
 }
 
-/// Who serves a partition.
+/// The primary of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
     /// Number of the partition's configuration.
     pub term: Term,
-    /// Who serves it.
+    /// Ordinal of the primary.
     pub primary: Ordinal,
 }
 
-/// Where a worker is.
+/// Addresses of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Worker {
-    /// Process start on its disk.
+    /// Incarnation of its process.
     pub incarnation: Incarnation,
     /// `host:port` for clients.
     pub client_address: String,
@@ -45,7 +45,7 @@ pub struct Worker {
     pub peer_address: String,
     /// `host:port` of metrics and health.
     pub http_address: String,
-    /// Whether the coordinator hears it.
+    /// Whether the coordinator considers it alive.
     pub alive: bool,
 }
 
@@ -59,37 +59,37 @@ impl Worker {
 }
 
 impl Map {
-    /// Number of partitions P, at least 1.
+    /// Returns the number of partitions, at least 1.
     pub fn partition_count(&self) -> u32 {
         u32::try_from(self.partitions.len()).expect("checked when the map was read")
     }
 
-    /// The partition of a memory.
+    /// Returns the partition of a memory.
     pub fn partition_of(&self, id: MemoryId) -> PartitionId {
         partition_of(id, self.partition_count())
     }
 
-    /// Who serves a partition; `None` for one that is not in the map.
+    /// Returns the primary of a partition; `None` for one that is not in the map.
     pub fn owner(&self, partition: PartitionId) -> Option<Ordinal> {
         self.partitions.get(partition.0 as usize).map(|placement| placement.primary)
     }
 
-    /// Whether `newer` gives a partition of `owner` to somebody else.
+    /// Whether `newer` assigns a partition of `owner` to another worker.
     pub(crate) fn takes_from(&self, newer: &Self, owner: Ordinal) -> bool {
         let moved = |(old, new): (&Placement, &Placement)| old.primary == owner && new.primary != owner;
         newer.version > self.version && self.partitions.iter().zip(&newer.partitions).any(moved)
     }
 
-    /// Everyone who serves a partition.
+    /// Returns every worker that is primary of a partition.
     pub fn owners(&self) -> BTreeSet<Ordinal> {
         self.partitions.iter().map(|placement| placement.primary).collect()
     }
 }
 
-impl TryFrom<v1::PartitionMapReply> for Map {
+impl TryFrom<v1::GetPartitionMapResponse> for Map {
     type Error = Error;
 
-    fn try_from(from: v1::PartitionMapReply) -> Result<Self, Error> {
+    fn try_from(from: v1::GetPartitionMapResponse) -> Result<Self, Error> {
         if from.partitions.is_empty() || from.partitions.len() > MAX_PARTITIONS as usize {
             return Err(Error::Protocol(format!("a map of {} partitions; allowed: 1 to 1,024", from.partitions.len())));
         }

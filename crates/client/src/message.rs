@@ -1,10 +1,10 @@
-//! One message of writes: parts of one kind under one session, within the limits of a message.
+//! One write message: parts of one kind under one session, within the limits of a message.
 
 use crate::call::{Failure, Service};
 use crate::client::Client;
 use crate::session::PARTS_PER_PARTITION;
 use crate::window::Generation;
-use crate::write::{Body, Part, Seat};
+use crate::write::{Body, Part, RequestNumber};
 use engram_memory::MAX_IDS;
 use engram_proto::v1;
 use prost::Message as _;
@@ -26,12 +26,12 @@ impl Message {
         self.parts.is_empty()
     }
 
-    /// The session of its parts.
+    /// Returns the session of its parts.
     pub(crate) fn generation(&self) -> Option<&Arc<Generation>> {
-        self.parts.first().and_then(|part| part.seat.as_ref()).map(|seat| &seat.generation)
+        self.parts.first().and_then(|part| part.number.as_ref()).map(|number| &number.generation)
     }
 
-    pub(crate) fn has_room(&self, part: &Part) -> bool {
+    pub(crate) fn has_capacity(&self, part: &Part) -> bool {
         let (ids, bytes) = size(&part.body);
         self.is_empty()
             || (self.ids + ids <= MAX_IDS
@@ -57,11 +57,11 @@ impl Message {
         client: &Client,
         service: &mut Service,
         deadline: Duration,
-    ) -> Result<v1::WriteReply, Failure> {
+    ) -> Result<v1::WriteResponse, Failure> {
         let session = self.generation().map(|generation| v1::Session::from(generation.id));
-        let numbered = self.parts.iter().filter_map(|part| part.seat.as_ref().map(|seat| (part, seat)));
-        let answer = match self.parts.first().map(|part| &part.body) {
-            None => return Ok(v1::WriteReply::default()),
+        let numbered = self.parts.iter().filter_map(|part| part.number.as_ref().map(|number| (part, number)));
+        let response = match self.parts.first().map(|part| &part.body) {
+            None => return Ok(v1::WriteResponse::default()),
             Some(Body::Upsert(_)) => {
                 let parts = numbered.filter_map(upsert).collect();
                 let stream = futures::stream::iter([v1::UpsertRequest { session, parts }]);
@@ -74,21 +74,21 @@ impl Message {
             }
             Some(Body::Reinforce(_)) => {
                 let parts = numbered.filter_map(reinforce).collect();
-                let message = v1::ReinforceRequest { session, parts };
+                let message = v1::ApplyReinforcementRequest { session, parts };
                 timeout(deadline, service.apply_reinforcement(client.request(message, deadline))).await
             }
             Some(Body::Decay(amount)) => {
-                let part = |(part, seat): (&Part, &Seat)| v1::DecayPart { partition: part.partition.0, seq: seat.seq };
-                let message = v1::DecayRequest { session, amount: *amount, parts: numbered.map(part).collect() };
+                let part = |(part, number): (&Part, &RequestNumber)| v1::DecayPart { partition: part.partition.0, seq: number.seq };
+                let message = v1::ApplyDecayRequest { session, amount: *amount, parts: numbered.map(part).collect() };
                 timeout(deadline, service.apply_decay(client.request(message, deadline))).await
             }
         };
-        Ok(answer.map_err(|_| Failure::timed_out())??.into_inner())
+        Ok(response.map_err(|_| Failure::timed_out())??.into_inner())
     }
 }
 
 fn size(body: &Body) -> (usize, usize) {
-    /// Number, partition and field tags of a part.
+    /// Bytes of number, partition and field tags of a part.
     const HEAD: usize = 32;
     match body {
         Body::Upsert(part) => (part.ids.len(), HEAD + part.encoded_len()),
@@ -98,26 +98,26 @@ fn size(body: &Body) -> (usize, usize) {
     }
 }
 
-fn upsert((part, seat): (&Part, &Seat)) -> Option<v1::UpsertPart> {
+fn upsert((part, number): (&Part, &RequestNumber)) -> Option<v1::UpsertPart> {
     match &part.body {
-        Body::Upsert(rows) => Some(v1::UpsertPart { partition: Some(part.partition.0), seq: seat.seq, ..rows.clone() }),
+        Body::Upsert(rows) => Some(v1::UpsertPart { partition: Some(part.partition.0), seq: number.seq, ..rows.clone() }),
         _ => None,
     }
 }
 
-fn remove((part, seat): (&Part, &Seat)) -> Option<v1::RemovePart> {
+fn remove((part, number): (&Part, &RequestNumber)) -> Option<v1::RemovePart> {
     match &part.body {
         Body::Remove(ids) => {
-            Some(v1::RemovePart { partition: Some(part.partition.0), seq: seat.seq, ids: ids.clone() })
+            Some(v1::RemovePart { partition: Some(part.partition.0), seq: number.seq, ids: ids.clone() })
         }
         _ => None,
     }
 }
 
-fn reinforce((part, seat): (&Part, &Seat)) -> Option<v1::ReinforcePart> {
+fn reinforce((part, number): (&Part, &RequestNumber)) -> Option<v1::ReinforcePart> {
     match &part.body {
         Body::Reinforce(updates) => {
-            Some(v1::ReinforcePart { partition: Some(part.partition.0), seq: seat.seq, updates: Some(updates.clone()) })
+            Some(v1::ReinforcePart { partition: Some(part.partition.0), seq: number.seq, updates: Some(updates.clone()) })
         }
         _ => None,
     }

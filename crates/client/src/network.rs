@@ -1,8 +1,8 @@
-//! The seam to the network: how connections are made.
+//! Abstraction of the network: how connections are made.
 
 use crate::plain;
 use crate::token::Token;
-use engram_identity::{Expected, Followed, Keys, Roots, connect_anonymously_over};
+use engram_identity::{ExpectedPeer, WatchedFiles, Keys, Roots, connect_anonymously_over};
 use engram_memory::ClusterId;
 use futures::future::BoxFuture;
 use hyper_util::rt::TokioIo;
@@ -17,108 +17,108 @@ use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint, Error};
 use tower::service_fn;
 
-/// Makes connections, each with the deadlines and limits of its endpoint.
+/// Creates connections, each with the deadlines and limits of its endpoint.
 pub trait Dial: Send + Sync {
-    /// A connection that is there.
+    /// Connects now.
     fn connect(&self, endpoint: Endpoint) -> BoxFuture<'static, Result<Channel, Error>>;
 
-    /// A connection that is made when it is first used, and made again when it broke.
+    /// Returns a channel that connects at its first use, and reconnects when it breaks.
     fn connect_lazy(&self, endpoint: Endpoint) -> Channel;
 }
 
-/// Bytes both ways, however they go.
+/// A bidirectional byte stream.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// Opens ways for bytes to addresses that are not reached over TCP from here.
-pub trait Open: Send + Sync {
-    /// A way to `host:port`.
+/// Opens streams to addresses that are not directly reachable over TCP.
+pub trait StreamOpener: Send + Sync {
+    /// Opens a stream to `host:port`.
     fn open(&self, address: &str) -> BoxFuture<'static, io::Result<Box<dyn Stream>>>;
 }
 
-/// How connections are made: over TCP, over TLS, or as a simulator says.
+/// How connections are made: over TCP, over TLS, or by a simulator.
 #[derive(Clone, Default)]
-pub struct Network(Way);
+pub struct Network(Transport);
 
 #[derive(Clone, Default)]
-enum Way {
+enum Transport {
     #[default]
-    Clear,
-    Secured(Secured),
-    Carrying(Carrying),
-    Given(Arc<dyn Dial>),
+    Plaintext,
+    Tls(Tls),
+    WithToken(WithToken),
+    Simulated(Arc<dyn Dial>),
 }
 
 impl Network {
-    /// A network of a simulator's.
-    pub fn of(dial: impl Dial + 'static) -> Self {
-        Self(Way::Given(Arc::new(dial)))
+    /// Creates a simulated network.
+    pub fn simulated(dial: impl Dial + 'static) -> Self {
+        Self(Transport::Simulated(Arc::new(dial)))
     }
 
-    /// TLS, where a process of the cluster that `keys` are of must answer, with the certificate that they hold at that moment.
-    pub const fn secured(keys: Arc<Keys>, expected: Expected) -> Self {
-        Self(Way::Secured(Secured { keys, expected }))
+    /// Uses TLS with the current certificate of `keys`; a process of the same cluster must answer.
+    pub const fn with_tls(keys: Arc<Keys>, expected: ExpectedPeer) -> Self {
+        Self(Transport::Tls(Tls { keys, expected }))
     }
 
-    /// TLS, where a process of `cluster` must answer with a certificate that leads to `roots`; calls carry `token`, and no certificate
-    /// is shown.
-    pub const fn carrying(token: Token, roots: Arc<Followed<Roots>>, cluster: ClusterId, expected: Expected) -> Self {
-        Self(Way::Carrying(Carrying { token, roots, cluster, expected, opener: None }))
+    /// Uses TLS without a client certificate: a process of `cluster` must answer with a certificate signed by one of
+    /// `roots`, and calls carry `token`.
+    pub const fn with_token(token: Token, roots: Arc<WatchedFiles<Roots>>, cluster: ClusterId, expected: ExpectedPeer) -> Self {
+        Self(Transport::WithToken(WithToken { token, roots, cluster, expected, opener: None }))
     }
 
-    /// The same over ways that `opener` opens. Without effect but where calls carry a token.
+    /// Opens streams with `opener`. Only effective if calls carry a token.
     #[must_use]
-    pub fn through(self, opener: Arc<dyn Open>) -> Self {
+    pub fn with_opener(self, opener: Arc<dyn StreamOpener>) -> Self {
         match self.0 {
-            Way::Carrying(carrying) => Self(Way::Carrying(Carrying { opener: Some(opener), ..carrying })),
-            way => Self(way),
+            Transport::WithToken(with_token) => Self(Transport::WithToken(WithToken { opener: Some(opener), ..with_token })),
+            transport => Self(transport),
         }
     }
 
-    /// What calls carry as `authorization`, over TLS alone: in clear it would be anybody's.
+    /// Returns the `authorization` metadata of calls. It is only sent over TLS.
     pub fn authorization(&self) -> Option<AsciiMetadataValue> {
         match &self.0 {
-            Way::Carrying(carrying) => carrying.token.header(),
+            Transport::WithToken(with_token) => with_token.token.header(),
             _ => None,
         }
     }
 
-    /// The same network towards others: over TLS `expected` must answer. Without TLS nobody can tell.
+    /// Returns the same network for another `expected` peer. Without TLS peers are not verified.
     #[must_use]
-    pub fn to(&self, expected: Expected) -> Self {
+    pub fn for_peer(&self, expected: ExpectedPeer) -> Self {
         match &self.0 {
-            Way::Secured(secured) => Self(Way::Secured(Secured { expected, ..secured.clone() })),
-            Way::Carrying(carrying) => Self(Way::Carrying(Carrying { expected, ..carrying.clone() })),
-            way => Self(way.clone()),
+            Transport::Tls(tls) => Self(Transport::Tls(Tls { expected, ..tls.clone() })),
+            Transport::WithToken(with_token) => Self(Transport::WithToken(WithToken { expected, ..with_token.clone() })),
+            transport => Self(transport.clone()),
         }
     }
 
     /// Connects.
     ///
     /// # Errors
-    /// Nobody answers within the endpoint's deadline, or, over TLS, not who should.
+    /// No listener responds within the endpoint's deadline, or, over TLS, the wrong peer.
     pub async fn connect(&self, endpoint: Endpoint) -> Result<Channel, Error> {
         match &self.0 {
-            Way::Clear => plain::connect(endpoint).await,
-            Way::Secured(secured) => secured.connect(endpoint).await,
-            Way::Carrying(carrying) => carrying.connect(endpoint).await,
-            Way::Given(dial) => dial.connect(endpoint).await,
+            Transport::Plaintext => plain::connect(endpoint).await,
+            Transport::Tls(tls) => tls.connect(endpoint).await,
+            Transport::WithToken(with_token) => with_token.connect(endpoint).await,
+            Transport::Simulated(dial) => dial.connect(endpoint).await,
         }
     }
 
-    /// Whether a simulator makes them: names are its own, too.
+    /// Whether a simulator makes connections: host names are simulated, too.
     pub const fn is_simulated(&self) -> bool {
-        matches!(self.0, Way::Given(_))
+        matches!(self.0, Transport::Simulated(_))
     }
 
-    /// A connection that is made when it is first used, and made again when it broke.
+    /// Returns a channel that connects at its first use, and reconnects when it breaks.
     pub fn connect_lazy(&self, endpoint: Endpoint) -> Channel {
         match &self.0 {
-            Way::Clear => plain::connect_lazy(&endpoint),
-            Way::Secured(secured) => secured.connect_lazy(endpoint),
-            Way::Carrying(carrying) => carrying.connect_lazy(endpoint),
-            Way::Given(dial) => dial.connect_lazy(endpoint),
+            Transport::Plaintext => plain::connect_lazy(&endpoint),
+            Transport::Tls(tls) => tls.connect_lazy(endpoint),
+            Transport::WithToken(with_token) => with_token.connect_lazy(endpoint),
+            Transport::Simulated(dial) => dial.connect_lazy(endpoint),
         }
     }
 }
@@ -126,23 +126,23 @@ impl Network {
 impl fmt::Debug for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
-            Way::Clear => "TCP",
-            Way::Secured(_) => "TLS",
-            Way::Carrying(_) => "TLS with a token",
-            Way::Given(_) => "simulated",
+            Transport::Plaintext => "TCP",
+            Transport::Tls(_) => "TLS",
+            Transport::WithToken(_) => "TLS with a token",
+            Transport::Simulated(_) => "simulated",
         })
     }
 }
 
-/// Connections over TLS.
+/// TLS connections with a certificate.
 #[derive(Clone)]
-struct Secured {
+struct Tls {
     keys: Arc<Keys>,
-    expected: Expected,
+    expected: ExpectedPeer,
 }
 
-impl Secured {
-    /// To the address of `uri`; its scheme says nothing here.
+impl Tls {
+    /// Connects to the address of `uri`; its scheme is ignored.
     fn open(&self, uri: &Uri) -> BoxFuture<'static, io::Result<TokioIo<TlsStream<TcpStream>>>> {
         let Self { keys, expected } = self.clone();
         let address = uri.authority().map(ToString::to_string).unwrap_or_default();
@@ -150,33 +150,33 @@ impl Secured {
     }
 }
 
-impl Dial for Secured {
+impl Dial for Tls {
     fn connect(&self, endpoint: Endpoint) -> BoxFuture<'static, Result<Channel, Error>> {
-        let secured = self.clone();
-        Box::pin(async move { endpoint.connect_with_connector(service_fn(move |uri| secured.open(&uri))).await })
+        let tls = self.clone();
+        Box::pin(async move { endpoint.connect_with_connector(service_fn(move |uri| tls.open(&uri))).await })
     }
 
     fn connect_lazy(&self, endpoint: Endpoint) -> Channel {
-        let secured = self.clone();
-        endpoint.connect_with_connector_lazy(service_fn(move |uri| secured.open(&uri)))
+        let tls = self.clone();
+        endpoint.connect_with_connector_lazy(service_fn(move |uri| tls.open(&uri)))
     }
 }
 
-/// Connections over TLS of whoever has a token and no certificate.
+/// TLS connections with a token instead of a certificate.
 #[derive(Clone)]
-struct Carrying {
+struct WithToken {
     token: Token,
-    roots: Arc<Followed<Roots>>,
+    roots: Arc<WatchedFiles<Roots>>,
     cluster: ClusterId,
-    expected: Expected,
-    opener: Option<Arc<dyn Open>>,
+    expected: ExpectedPeer,
+    opener: Option<Arc<dyn StreamOpener>>,
 }
 
-/// TLS over whatever way leads there.
-type Opened = TokioIo<TlsStream<Box<dyn Stream>>>;
+/// TLS over any stream.
+type TokenStream = TokioIo<TlsStream<Box<dyn Stream>>>;
 
-impl Carrying {
-    fn open(&self, uri: &Uri) -> BoxFuture<'static, io::Result<Opened>> {
+impl WithToken {
+    fn open(&self, uri: &Uri) -> BoxFuture<'static, io::Result<TokenStream>> {
         let Self { roots, cluster, expected, opener, .. } = self.clone();
         let address = uri.authority().map(ToString::to_string).unwrap_or_default();
         Box::pin(async move {
@@ -188,21 +188,21 @@ impl Carrying {
                     Box::new(stream)
                 }
             };
-            roots.look_if_due();
+            roots.reload_if_due();
             let roots = roots.current();
             Ok(TokioIo::new(connect_anonymously_over(&roots, cluster, expected, &address, stream).await?))
         })
     }
 }
 
-impl Dial for Carrying {
+impl Dial for WithToken {
     fn connect(&self, endpoint: Endpoint) -> BoxFuture<'static, Result<Channel, Error>> {
-        let carrying = self.clone();
-        Box::pin(async move { endpoint.connect_with_connector(service_fn(move |uri| carrying.open(&uri))).await })
+        let with_token = self.clone();
+        Box::pin(async move { endpoint.connect_with_connector(service_fn(move |uri| with_token.open(&uri))).await })
     }
 
     fn connect_lazy(&self, endpoint: Endpoint) -> Channel {
-        let carrying = self.clone();
-        endpoint.connect_with_connector_lazy(service_fn(move |uri| carrying.open(&uri)))
+        let with_token = self.clone();
+        endpoint.connect_with_connector_lazy(service_fn(move |uri| with_token.open(&uri)))
     }
 }

@@ -1,10 +1,10 @@
-//! How a client behaves. Every figure has a default that suits an interactive program beside its cluster.
+//! Client options. Every value has a default that suits an interactive program close to its cluster.
 
 use crate::network::Network;
 use engram_memory::ClusterId;
 use std::time::Duration;
 
-/// Which listeners of the workers a client talks to.
+/// Which listeners of the workers a client connects to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Plane {
     /// The client listener: any worker answers, forwarding what it does not own.
@@ -14,53 +14,54 @@ pub enum Plane {
     Peer,
 }
 
-/// How reads are answered.
+/// Consistency of reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ReadMode {
-    /// At the primary, under its read leases: the latest state, as long as the rates of two clocks differ by less than 1 % over a
-    /// second.
+    /// At the primary, under its read leases: the latest state, as long as the rates of two clocks differ by less than
+    /// 1 % over a second.
     #[default]
     Linearizable,
-    /// At the primary, after every copy in sync has said that it leads: the latest state, whatever clocks do. Costs a round trip
-    /// between workers, and waits where one of them is gone and not yet replaced.
+    /// At the primary, after every in-sync replica has confirmed it: the latest state, independent of clocks. Costs a
+    /// round trip between workers, and waits while one of them is dead and not yet replaced.
     Confirmed,
-    /// Of any copy that lags by at most so much, a copy that is no primary first: for quality, rank and digest. Answers say in their
-    /// versions how far each one lags. Tells copies without a lag within the bound to ask their primary.
+    /// At any replica that lags by at most `max_lag`, a backup first: for quality, rank and digest. Responses contain
+    /// the lag of each partition. Replicas without a lag within the bound are skipped in favour of the primary.
     Replica {
-        /// Most lag, counted until the worker takes the read, in whole milliseconds; 0 asks a primary each time.
+        /// Maximum lag, measured when the worker receives the read, in whole milliseconds; 0 always reads at the
+        /// primary.
         max_lag: Duration,
     },
 }
 
-/// How a client behaves.
+/// Options of a client.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// `host:port` of some workers of the cluster, at least one: the others are learnt from them.
+    /// `host:port` of some workers of the cluster, at least one: the others are discovered.
     pub endpoints: Vec<String>,
-    /// The cluster that must answer. Ports are reused: without it the first answer decides.
+    /// The expected cluster. Ports are reused: without it the first response decides.
     pub cluster: Option<ClusterId>,
-    /// Which listeners to talk to.
+    /// Which listeners to connect to.
     pub plane: Plane,
-    /// How long a write may take, retries included. A worker's restart takes a second or two: below that its clients see errors,
-    /// above it a pause.
+    /// How long a write may take, retries included. A worker's restart takes a second or two: with less, clients see
+    /// errors; with more, a pause.
     pub write_deadline: Duration,
     /// How long a read may take, retries included.
     pub read_deadline: Duration,
-    /// How long one attempt may take before the request is sent again. Lower finds a hanging worker sooner, and repeats
-    /// requests to a slow one.
+    /// How long one attempt may take before the request is sent again. Lower detects a hanging worker sooner, and
+    /// repeats requests to a slow one.
     pub attempt_deadline: Duration,
-    /// How long a connection may take to come up.
+    /// How long a connection attempt may take.
     pub connect_deadline: Duration,
-    /// Retries per request that are always allowed on average: a tenth keeps a cluster in trouble from being buried.
+    /// Average number of retries allowed per request: a tenth prevents retry storms.
     pub retry_ratio: f64,
-    /// Retries a second that are allowed whatever the traffic.
+    /// Retries per second that are allowed regardless of the traffic.
     pub retry_floor: f64,
-    /// How connections are made. Over TCP by default; simulators have their own way.
+    /// How connections are made. TCP by default.
     pub network: Network,
 }
 
 impl Options {
-    /// Defaults, with these endpoints.
+    /// Returns the defaults with these endpoints.
     pub fn new<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -76,9 +77,9 @@ impl Options {
         }
     }
 
-    /// The same, for this cluster only.
+    /// Sets the expected cluster.
     #[must_use]
-    pub fn of_cluster(mut self, cluster: ClusterId) -> Self {
+    pub fn with_cluster(mut self, cluster: ClusterId) -> Self {
         self.cluster = Some(cluster);
         self
     }

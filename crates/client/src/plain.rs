@@ -1,4 +1,4 @@
-//! Connections in clear, which tell a listener that speaks TLS from one that is broken.
+//! Plaintext connections that detect a TLS listener.
 
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
@@ -11,11 +11,11 @@ use tonic::transport::{Channel, Endpoint, Error};
 use tower::util::BoxCloneService;
 use tower::{Service as _, ServiceExt as _};
 
-/// What a record of TLS begins with: an alert, or a handshake. HTTP/2 begins with the length of a short frame, of which the first byte
-/// is 0.
+/// First byte of a TLS record: an alert, or a handshake. HTTP/2 starts with the length of a short frame, whose first
+/// byte is 0.
 const TLS: [u8; 2] = [0x15, 0x16];
 
-/// How it is told. What is beneath the client library keeps of an error its text alone.
+/// Marker in the error text: layers below the client library keep only the text of an error.
 pub(crate) const SPEAKS_TLS: &str = "speaks TLS: this client has neither a certificate nor a token for it";
 
 type Connector = BoxCloneService<tonic::codegen::http::Uri, TokioIo<Plain>, tower::BoxError>;
@@ -33,7 +33,7 @@ fn connector(endpoint: &Endpoint) -> Connector {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
-    // It has several addresses of a name share the time.
+    // The connector divides this time among the addresses of a name.
     http.set_connect_timeout(endpoint.get_connect_timeout());
     let plain = tower::service_fn(move |uri: tonic::codegen::http::Uri| {
         let mut http = http.clone();
@@ -46,10 +46,10 @@ fn connector(endpoint: &Endpoint) -> Connector {
     BoxCloneService::new(plain)
 }
 
-/// A connection whose first byte is looked at.
+/// A connection whose first byte is inspected.
 struct Plain {
     stream: TcpStream,
-    /// Where it leads, until that byte has come.
+    /// Its address, until that byte has arrived.
     address: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! One connection per worker, made when it is first needed and made again when it broke.
+//! One connection per worker, created at its first use and recreated when it breaks.
 
 use crate::network::Network;
 use crate::options::Options;
@@ -7,12 +7,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 
-/// A worker that says nothing for this long is asked whether it is there.
+/// Interval of HTTP/2 keepalives on an idle connection.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// And given up when it does not say so for this long.
+/// How long the response to a keepalive may take.
 const KEEPALIVE_DEADLINE: Duration = Duration::from_secs(5);
-/// Bytes that may be on their way: one full message per stream, several per connection, or large batches stall on the
-/// default of 64 KiB.
+/// Flow-control windows: one full message per stream, several per connection; large batches stall with the default of
+/// 64 KiB.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
@@ -29,7 +29,7 @@ impl Pool {
         Self { connect_deadline, network, channels: Mutex::default() }
     }
 
-    /// The connection to `address`; the error says what is wrong with the address.
+    /// Returns the connection to `address`; the error says why the address is invalid.
     pub(crate) fn channel(&self, address: &str) -> Result<Channel, String> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = channels.get(address) {
@@ -49,8 +49,8 @@ impl Pool {
         Ok(channel)
     }
 
-    /// Drops the connections to addresses that the map no longer has.
-    pub(crate) fn retain(&self, known: impl Fn(&str) -> bool) {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner).retain(|address, _| known(address));
+    /// Drops the connections to addresses that the map no longer contains.
+    pub(crate) fn retain(&self, keep: impl Fn(&str) -> bool) {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).retain(|address, _| keep(address));
     }
 }

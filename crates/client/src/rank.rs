@@ -1,12 +1,12 @@
-//! Rank over all workers: each sorts its own, the client merges. Weight descending, then id ascending.
+//! Rank over all workers: each sorts its own memories, the client merges. Weight descending, then id ascending.
 
 use crate::call::Failure;
 use crate::client::Client;
-use crate::copies::Open;
+use crate::replica_reads::OpenPartitions;
 use crate::error::Error;
 use crate::map::Map;
 use crate::options::ReadMode;
-use crate::read::{broken, covers, next, opened};
+use crate::read::{protocol_violation, check_coverage, next, opened};
 use crate::retry::Retry;
 use crate::rows::{Memory, memories};
 use engram_memory::law::rank_order;
@@ -17,30 +17,30 @@ use std::collections::VecDeque;
 use std::time::Duration;
 use tonic::Streaming;
 
-/// Rows that [`Ranked::next`] gives at once.
+/// Maximum rows that [`Ranking::next`] returns at once.
 const ROWS: usize = 4_096;
 
-/// What to rank.
+/// Options of a rank query.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RankOptions {
-    /// How many of the first; 0 = all.
+    /// Maximum number of memories; 0 = all.
     pub limit: u64,
-    /// Of this group only.
+    /// Only this group.
     pub group: Option<Group>,
-    /// With keys.
+    /// Include keys.
     pub keys: bool,
 }
 
-/// Memories by rank, merged from all workers as they stream.
+/// Memories by rank, merged from the streams of all workers.
 #[derive(Debug)]
-pub struct Ranked {
+pub struct Ranking {
     runs: Vec<Run>,
     versions: Vec<v1::PartitionVersion>,
-    left: u64,
+    remaining: u64,
     deadline: Duration,
 }
 
-/// The sorted memories of one worker.
+/// Sorted memories of one worker.
 #[derive(Debug)]
 struct Run {
     stream: Streaming<v1::MemoryBatch>,
@@ -49,21 +49,22 @@ struct Run {
 }
 
 impl Client {
-    /// Ranks all memories, streaming: the first rows come before the last are sent. Each worker answers as of one moment.
+    /// Ranks all memories, streaming: the first rows arrive before the last are sent. Each worker responds from one
+    /// snapshot.
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn rank(&self, options: RankOptions) -> Result<Ranked, Error> {
+    pub async fn rank(&self, options: RankOptions) -> Result<Ranking, Error> {
         let mut retry = self.read();
         loop {
             match self.rank_once(options, &retry).await {
-                Ok(ranked) => return Ok(ranked),
+                Ok(ranking) => return Ok(ranking),
                 Err(failure) => retry.after(self, failure).await?,
             }
         }
     }
 
-    /// The first `limit` memories, of a group or of all. A worker that goes away meanwhile is waited for.
+    /// Returns the first `limit` memories, of a group or of all. Retries if a worker fails meanwhile.
     ///
     /// # Errors
     /// As [`Error`] says.
@@ -81,54 +82,54 @@ impl Client {
     }
 
     async fn top_once(&self, options: RankOptions, retry: &Retry) -> Result<Vec<Memory>, Failure> {
-        let mut ranked = self.rank_once(options, retry).await?;
+        let mut ranking = self.rank_once(options, retry).await?;
         let mut memories = Vec::new();
-        while let Some(rows) = ranked.pull().await? {
+        while let Some(rows) = ranking.pull().await? {
             memories.extend(rows);
         }
         Ok(memories)
     }
 
-    async fn rank_once(&self, options: RankOptions, retry: &Retry) -> Result<Ranked, Failure> {
+    async fn rank_once(&self, options: RankOptions, retry: &Retry) -> Result<Ranking, Failure> {
         let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
         let deadline = self.attempt(retry);
         let runs = match self.read_mode() {
-            ReadMode::Replica { .. } => self.run_copies(&map, options, deadline).await?,
+            ReadMode::Replica { .. } => self.run_replicas(&map, options, deadline).await?,
             _ => {
                 let map = &map;
                 let runs = map.owners().into_iter().map(|owner| async move {
                     let run = self.run(map, owner, options, &[], deadline).await?;
-                    covers(map, owner, &run.versions)?;
+                    check_coverage(map, owner, &run.versions)?;
                     Ok(run)
                 });
                 join_all(runs).await.into_iter().collect::<Result<Vec<_>, Failure>>()?
             }
         };
         let versions = runs.iter().flat_map(|run| run.versions.iter().copied()).collect();
-        let left = if options.limit == 0 { u64::MAX } else { options.limit };
-        Ok(Ranked { runs, versions, left, deadline })
+        let remaining = if options.limit == 0 { u64::MAX } else { options.limit };
+        Ok(Ranking { runs, versions, remaining, deadline })
     }
 
-    /// Of a copy of each partition, or of its primary where no other is close enough.
-    async fn run_copies(&self, map: &Map, options: RankOptions, deadline: Duration) -> Result<Vec<Run>, Failure> {
-        let mut open = Open::all(map);
+    /// Reads each partition from a backup, or from its primary if no backup is fresh enough.
+    async fn run_replicas(&self, map: &Map, options: RankOptions, deadline: Duration) -> Result<Vec<Run>, Failure> {
+        let mut open = OpenPartitions::all(map);
         let mut runs = Vec::new();
-        let mut met = None;
+        let mut failure_seen = None;
         for _ in 0..2 {
-            let asked = open.plan(map).into_iter().map(|(worker, partitions)| async move {
+            let requested = open.plan(map).into_iter().map(|(worker, partitions)| async move {
                 (self.run(map, worker, options, &partitions, deadline).await, partitions)
             });
-            for (run, asked) in join_all(asked).await {
-                match run.and_then(|run| open.answered(&asked, &run.versions).map(|()| run)) {
+            for (run, requested) in join_all(requested).await {
+                match run.and_then(|run| open.record_response(&requested, &run.versions).map(|()| run)) {
                     Ok(run) => runs.push(run),
-                    Err(failure) => met = Some(failure),
+                    Err(failure) => failure_seen = Some(failure),
                 }
             }
             if open.is_empty() {
                 return Ok(runs);
             }
         }
-        Err(met.unwrap_or_else(|| open.failure(self.read_mode())))
+        Err(failure_seen.unwrap_or_else(|| open.failure(self.read_mode())))
     }
 
     async fn run(
@@ -145,32 +146,32 @@ impl Client {
             limit: options.limit,
             group: options.group.map(|group| u32::from(group.0)),
             with_keys: options.keys,
-            read: self.how(partitions),
+            read: self.read_options(partitions),
         };
         let mut stream = opened(deadline, service.rank(self.request(message, deadline))).await?;
         let first = next(&mut stream, deadline).await?.unwrap_or_default();
-        let rows = memories(&first).map_err(|error| broken(&error))?.into();
+        let rows = memories(&first).map_err(|error| protocol_violation(&error))?.into();
         Ok(Run { stream, rows, versions: first.versions })
     }
 }
 
-impl Ranked {
-    /// The next rows; `None` after the last.
+impl Ranking {
+    /// Returns the next rows; `None` after the last.
     ///
     /// # Errors
-    /// A worker went away while it was read; the rank is to be asked for again.
+    /// A worker failed during the query; it must be repeated.
     pub async fn next(&mut self) -> Result<Option<Vec<Memory>>, Error> {
-        self.pull().await.map_err(|failure| Error::refused(failure.problem))
+        self.pull().await.map_err(|failure| Error::rejected(failure.problem))
     }
 
-    /// Where each partition stood.
+    /// Returns the version of each partition.
     pub fn versions(&self) -> &[v1::PartitionVersion] {
         &self.versions
     }
 
     async fn pull(&mut self) -> Result<Option<Vec<Memory>>, Failure> {
         let mut rows = Vec::new();
-        while rows.len() < ROWS && self.left > 0 {
+        while rows.len() < ROWS && self.remaining > 0 {
             let mut ended = false;
             for run in &mut self.runs {
                 ended |= !run.fill(self.deadline).await?;
@@ -179,7 +180,7 @@ impl Ranked {
                 self.runs.retain(|run| !run.rows.is_empty());
             }
             // Until one run is empty, the smallest head is the next of all.
-            while rows.len() < ROWS && self.left > 0 {
+            while rows.len() < ROWS && self.remaining > 0 {
                 let heads = self.runs.iter_mut().filter(|run| !run.rows.is_empty());
                 let best = heads.min_by(|a, b| {
                     let key = |run: &Run| (run.rows[0].weight, run.rows[0].id);
@@ -187,7 +188,7 @@ impl Ranked {
                 });
                 let Some(best) = best else { break };
                 rows.extend(best.rows.pop_front());
-                self.left -= 1;
+                self.remaining -= 1;
                 if best.rows.is_empty() {
                     break;
                 }
@@ -201,11 +202,11 @@ impl Ranked {
 }
 
 impl Run {
-    /// Makes sure that there is a head; false at the end.
+    /// Ensures that the run has a head; returns false at its end.
     async fn fill(&mut self, deadline: Duration) -> Result<bool, Failure> {
         while self.rows.is_empty() {
             match next(&mut self.stream, deadline).await? {
-                Some(batch) => self.rows = memories(&batch).map_err(|error| broken(&error))?.into(),
+                Some(batch) => self.rows = memories(&batch).map_err(|error| protocol_violation(&error))?.into(),
                 None => return Ok(false),
             }
         }

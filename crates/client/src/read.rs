@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tonic::{Response, Status, Streaming};
 
-/// What to read beside weight, group and key.
+/// Optional columns of a read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GetOptions {
     /// Feature vectors.
@@ -29,21 +29,21 @@ pub struct GetOptions {
     pub payloads: bool,
 }
 
-/// What a read of some ids found.
+/// Result of a read by id.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Found {
-    /// Memories in the order asked for.
+pub struct GetResult {
+    /// Memories in the requested order.
     pub memories: Vec<Memory>,
-    /// Ids that are not there, in the order asked for.
+    /// Ids that do not exist, in the requested order.
     pub missing: Vec<MemoryId>,
 }
 
-/// What to tell beside the quality vector.
+/// Options of a quality query.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QualityOptions {
     /// Bins of a histogram as a power of two, at most 12.
     pub histogram_bits: Option<u32>,
-    /// Coverage: memories with at least this many updates; 0 = not asked.
+    /// Coverage: memories with at least this many updates; 0 = disabled.
     pub covered_updates: u32,
 }
 
@@ -52,37 +52,37 @@ pub struct QualityOptions {
 pub struct Quality {
     /// Per group.
     pub vector: QualityVector,
-    /// Per group, when asked.
+    /// Per group, if requested.
     pub histogram: Option<Histogram>,
-    /// Per group, memories addressed at least once and those with at least `covered_updates`, when asked.
+    /// Per group, memories addressed at least once and those with at least `covered_updates`, if requested.
     pub coverage: BTreeMap<Group, (u64, u64)>,
-    /// The last global quality that the workers were told, with its run and epoch: of the worker that knows the latest.
+    /// The latest broadcast global quality that any worker received, with its run and epoch.
     pub broadcast: Option<(RunId, LearningEpoch, QualityVector)>,
-    /// Where each partition stood.
+    /// Version of each partition.
     pub versions: Vec<v1::PartitionVersion>,
 }
 
-/// The fingerprint of a whole cluster.
+/// Digest of a whole cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Digested {
+pub struct DigestResult {
     /// Order-free digest of all memories.
     pub digest: Digest,
-    /// How many there are.
+    /// Number of memories.
     pub memories: u64,
-    /// Where each partition stood.
+    /// Version of each partition.
     pub versions: Vec<v1::PartitionVersion>,
 }
 
 impl Client {
-    /// Reads some memories, at most as many as memory holds: the ids are split by worker and message.
+    /// Reads memories by id; the ids are split by worker and message.
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn get(&self, ids: &[MemoryId], options: GetOptions) -> Result<Found, Error> {
+    pub async fn get(&self, ids: &[MemoryId], options: GetOptions) -> Result<GetResult, Error> {
         let mut retry = self.read();
         self.check_primary()?;
         let mut read: HashMap<u64, Memory> = HashMap::with_capacity(ids.len());
-        // By partition first: owners may change between attempts.
+        // Grouped by partition: primaries may change between attempts.
         let mut open: BTreeMap<PartitionId, Vec<u64>> = BTreeMap::new();
         for (partition, ids) in split::ids(&raw(ids.to_vec()), self.map()?.partition_count()) {
             open.entry(partition).or_default().extend(ids);
@@ -101,28 +101,28 @@ impl Client {
                 let read = self.get_from(map_now, owner, &ids, options, retry_now);
                 (self.while_owner(map_now, owner, read).await, wanted)
             });
-            let mut met = None;
-            for (answer, wanted) in join_all(calls).await {
-                match answer {
+            let mut failure_seen = None;
+            for (response, wanted) in join_all(calls).await {
+                match response {
                     Ok(memories) => read.extend(memories.into_iter().map(|memory| (memory.id.0, memory))),
                     Err(failure) => {
-                        met = Some(failure);
+                        failure_seen = Some(failure);
                         open.extend(wanted);
                     }
                 }
             }
-            if let Some(failure) = met {
+            if let Some(failure) = failure_seen {
                 retry.after(self, failure).await?;
             }
         }
-        let mut found = Found::default();
+        let mut result = GetResult::default();
         for id in ids {
             match read.get(&id.0) {
-                Some(memory) => found.memories.push(memory.clone()),
-                None => found.missing.push(*id),
+                Some(memory) => result.memories.push(memory.clone()),
+                None => result.missing.push(*id),
             }
         }
-        Ok(found)
+        Ok(result)
     }
 
     async fn get_from(
@@ -134,34 +134,34 @@ impl Client {
         retry: &Retry,
     ) -> Result<Vec<Memory>, Failure> {
         let mut service = self.service_of(map, owner)?;
-        let mut found = Vec::with_capacity(ids.len());
+        let mut rows = Vec::with_capacity(ids.len());
         for ids in ids.chunks(MAX_IDS) {
             let message = v1::GetMemoriesRequest {
                 ids: ids.to_vec(),
                 with_features: options.features,
                 with_payloads: options.payloads,
-                read: self.how(&[]),
+                read: self.read_options(&[]),
             };
             let deadline = self.attempt(retry);
             let mut batches = opened(deadline, service.get_memories(self.request(message, deadline))).await?;
             while let Some(batch) = next(&mut batches, deadline).await? {
-                found.extend(memories(&batch).map_err(|error| broken(&error))?);
+                rows.extend(memories(&batch).map_err(|error| protocol_violation(&error))?);
             }
         }
-        Ok(found)
+        Ok(rows)
     }
 
-    /// Quality of all memories.
+    /// Returns the quality of all memories.
     ///
     /// # Errors
     /// As [`Error`] says.
     pub async fn quality(&self, options: QualityOptions) -> Result<Quality, Error> {
         if options.histogram_bits.is_some_and(|bits| bits > MAX_HISTOGRAM_BITS) {
-            return Err(Error::refused(Problem::of(ProblemKind::Invalid, "histogram_bits: allowed: 0 to 12")));
+            return Err(Error::rejected(Problem::of(ProblemKind::Invalid, "histogram_bits: allowed: 0 to 12")));
         }
         let replies = self
-            .everywhere(|mut service, read, deadline| async move {
-                let message = v1::QualityRequest {
+            .fan_out(|mut service, read, deadline| async move {
+                let message = v1::GetQualityRequest {
                     local: true,
                     histogram_bits: options.histogram_bits,
                     covered_updates: options.covered_updates,
@@ -185,11 +185,11 @@ impl Client {
                 let sum = quality.coverage.entry(answers::group(entry.group)?).or_default();
                 *sum = (sum.0 + entry.addressed, sum.1 + entry.covered);
             }
-            if let Some(told) = reply.broadcast {
-                let epoch = LearningEpoch(told.n);
-                if quality.broadcast.as_ref().is_none_or(|(_, known, _)| *known < epoch) {
-                    let vector = answers::quality_from_wire(&told.quality)?;
-                    quality.broadcast = Some((answers::run_id(&told.run)?, epoch, vector));
+            if let Some(broadcast) = reply.broadcast {
+                let epoch = LearningEpoch(broadcast.epoch);
+                if quality.broadcast.as_ref().is_none_or(|(_, latest, _)| *latest < epoch) {
+                    let vector = answers::quality_from_wire(&broadcast.quality)?;
+                    quality.broadcast = Some((answers::run_id(&broadcast.run)?, epoch, vector));
                 }
             }
             quality.versions.extend(reply.versions);
@@ -197,28 +197,28 @@ impl Client {
         Ok(quality)
     }
 
-    /// The fingerprint of all memories.
+    /// Returns the digest of all memories.
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn digest(&self) -> Result<Digested, Error> {
+    pub async fn digest(&self) -> Result<DigestResult, Error> {
         let replies = self
-            .everywhere(|mut service, read, deadline| async move {
-                let request = self.request(v1::DigestRequest { local: true, read }, deadline);
+            .fan_out(|mut service, read, deadline| async move {
+                let request = self.request(v1::GetDigestRequest { local: true, read }, deadline);
                 let reply = service.get_digest(request).await?.into_inner();
                 Ok((reply.versions.clone(), reply))
             })
             .await?;
-        let mut digested = Digested::default();
+        let mut result = DigestResult::default();
         for reply in replies {
-            digested.digest.merge(answers::digest(&reply.digest)?);
-            digested.memories += reply.memories;
-            digested.versions.extend(reply.versions);
+            result.digest.merge(answers::digest(&reply.digest)?);
+            result.memories += reply.memories;
+            result.versions.extend(reply.versions);
         }
-        Ok(digested)
+        Ok(result)
     }
 
-    /// All memories, in no order, worker by worker.
+    /// Scans all memories, unordered, worker by worker.
     ///
     /// # Errors
     /// As [`Error`] says.
@@ -226,29 +226,29 @@ impl Client {
         self.check_primary()?;
         let map = self.map()?;
         let owners = map.owners().into_iter().collect();
-        Ok(Scan { client: self.clone(), options, map, owners, open: None, told: false })
+        Ok(Scan { client: self.clone(), options, map, owners, open: None, has_returned_rows: false })
     }
 
-    /// Asks every worker that serves something; each must answer for exactly the partitions that the map gives it. Copies are asked
-    /// instead where these will do.
-    pub(crate) async fn everywhere<T, F, A>(&self, ask: F) -> Result<Vec<T>, Error>
+    /// Calls every primary; each must respond for exactly the partitions that the map assigns to it. Calls replicas
+    /// instead if the read mode allows it.
+    pub(crate) async fn fan_out<T, F, A>(&self, call_worker: F) -> Result<Vec<T>, Error>
     where
         F: Fn(Service, Option<v1::Read>, Duration) -> A,
         A: Future<Output = Result<(Vec<v1::PartitionVersion>, T), Failure>>,
     {
         if let ReadMode::Replica { .. } = self.read_mode() {
-            return self.copies(&ask).await;
+            return self.read_replicas(&call_worker).await;
         }
         let mut retry = self.read();
         loop {
-            match self.everywhere_once(&ask, &retry).await {
+            match self.fan_out_once(&call_worker, &retry).await {
                 Ok(answers) => return Ok(answers),
                 Err(failure) => retry.after(self, failure).await?,
             }
         }
     }
 
-    async fn everywhere_once<T, F, A>(&self, ask: &F, retry: &Retry) -> Result<Vec<T>, Failure>
+    async fn fan_out_once<T, F, A>(&self, call_worker: &F, retry: &Retry) -> Result<Vec<T>, Failure>
     where
         F: Fn(Service, Option<v1::Read>, Duration) -> A,
         A: Future<Output = Result<(Vec<v1::PartitionVersion>, T), Failure>>,
@@ -259,19 +259,19 @@ impl Client {
             let map = &map;
             async move {
                 let service = self.service_of(map, owner)?;
-                let answer = async {
-                    timeout(deadline, ask(service, self.how(&[]), deadline)).await.map_err(|_| Failure::timed_out())?
+                let response = async {
+                    timeout(deadline, call_worker(service, self.read_options(&[]), deadline)).await.map_err(|_| Failure::timed_out())?
                 };
-                let (versions, answer) = self.while_owner(map, owner, answer).await?;
-                covers(map, owner, &versions)?;
-                Ok(answer)
+                let (versions, response) = self.while_owner(map, owner, response).await?;
+                check_coverage(map, owner, &versions)?;
+                Ok(response)
             }
         });
         join_all(calls).await.into_iter().collect()
     }
 }
 
-/// All memories, worker by worker.
+/// A scan of all memories, worker by worker.
 #[derive(Debug)]
 pub struct Scan {
     client: Client,
@@ -279,21 +279,21 @@ pub struct Scan {
     map: Arc<Map>,
     owners: Vec<Ordinal>,
     open: Option<Streaming<v1::MemoryBatch>>,
-    /// Rows were given out: what follows must belong to the same map.
-    told: bool,
+    /// Rows were returned: the remaining ones must belong to the same map.
+    has_returned_rows: bool,
 }
 
 impl Scan {
-    /// The next rows; `None` after the last.
+    /// Returns the next rows; `None` after the last.
     ///
     /// # Errors
-    /// As [`Error`] says. A worker that goes away while it is read ends the scan.
+    /// As for [`Error`]. A worker that fails while it is read ends the scan.
     pub async fn next(&mut self) -> Result<Option<Vec<Memory>>, Error> {
         let deadline = self.client.options().read_deadline;
         loop {
             if let Some(stream) = &mut self.open {
-                match next(stream, deadline).await.map_err(|failure| Error::refused(failure.problem))? {
-                    Some(batch) => return self.tell(&batch).map(Some),
+                match next(stream, deadline).await.map_err(|failure| Error::rejected(failure.problem))? {
+                    Some(batch) => return self.return_rows(&batch).map(Some),
                     None => self.open = None,
                 }
             }
@@ -304,19 +304,19 @@ impl Scan {
                     Ok(batch) => break batch,
                     Err(failure) => retry.after(&self.client, failure).await?,
                 }
-                if !self.told {
+                if !self.has_returned_rows {
                     self.map = self.client.map()?;
                     self.owners = self.map.owners().into_iter().filter(|other| *other != owner).collect();
                 }
             };
             if let Some(batch) = batch {
-                return self.tell(&batch).map(Some);
+                return self.return_rows(&batch).map(Some);
             }
         }
     }
 
-    fn tell(&mut self, batch: &v1::MemoryBatch) -> Result<Vec<Memory>, Error> {
-        self.told = true;
+    fn return_rows(&mut self, batch: &v1::MemoryBatch) -> Result<Vec<Memory>, Error> {
+        self.has_returned_rows = true;
         memories(batch)
     }
 
@@ -327,11 +327,11 @@ impl Scan {
             local: true,
             with_features: self.options.features,
             with_payloads: self.options.payloads,
-            read: self.client.how(&[]),
+            read: self.client.read_options(&[]),
         };
         let mut stream = opened(deadline, service.scan_memories(self.client.request(message, deadline))).await?;
         let first = next(&mut stream, deadline).await?;
-        covers(&self.map, owner, first.as_ref().map_or(&[], |batch| &batch.versions))?;
+        check_coverage(&self.map, owner, first.as_ref().map_or(&[], |batch| &batch.versions))?;
         self.open = Some(stream);
         Ok(first)
     }
@@ -350,23 +350,23 @@ pub(crate) async fn next<T>(stream: &mut Streaming<T>, deadline: Duration) -> Re
     Ok(timeout(deadline, stream.message()).await.map_err(|_| Failure::timed_out())??)
 }
 
-/// Checks that an answer is for exactly the partitions that the map gives a worker, so that together they are read once each.
-pub(crate) fn covers(map: &Map, owner: Ordinal, versions: &[v1::PartitionVersion]) -> Result<(), Failure> {
-    let mut answered: Vec<u32> = versions.iter().map(|version| version.partition).collect();
-    answered.sort_unstable();
+/// Checks that a response covers exactly the partitions that the map assigns to a worker, so that each is read once.
+pub(crate) fn check_coverage(map: &Map, owner: Ordinal, versions: &[v1::PartitionVersion]) -> Result<(), Failure> {
+    let mut covered: Vec<u32> = versions.iter().map(|version| version.partition).collect();
+    covered.sort_unstable();
     let expected = (0_u32..).zip(&map.partitions).filter(|(_, placement)| placement.primary == owner);
     let expected: Vec<u32> = expected.map(|(partition, _)| partition).collect();
-    if answered == expected {
+    if covered == expected {
         return Ok(());
     }
     Err(Failure::unavailable(format!(
-        "worker {owner} serves {} partitions now, {} by the map",
-        answered.len(),
+        "worker {owner} serves {} partitions, expected {} by the map",
+        covered.len(),
         expected.len()
     )))
 }
 
-/// A worker that breaks the protocol.
-pub(crate) fn broken(error: &Error) -> Failure {
+/// Returns the failure of a worker that violates the protocol.
+pub(crate) fn protocol_violation(error: &Error) -> Failure {
     Failure::of(Problem::of(ProblemKind::Unspecified, error.to_string()))
 }

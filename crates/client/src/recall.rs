@@ -1,27 +1,27 @@
-//! Recall over all workers: each finds the most alike of its own, the client merges.
+//! Recall over all workers: each finds its most similar memories, the client merges.
 
 use crate::call::Failure;
 use crate::client::Client;
 use crate::error::Error;
-use crate::read::broken;
+use crate::read::protocol_violation;
 use crate::rows::{Memory, memories};
 use engram_memory::Group;
 use engram_proto::v1;
 
-/// What to recall.
+/// Options of a recall query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecallOptions {
-    /// How many at most, 1 to 4,096.
+    /// Maximum number of matches, 1 to 4,096.
     pub limit: u32,
-    /// Of this group only.
+    /// Only this group.
     pub group: Option<Group>,
-    /// With keys and groups.
+    /// Include keys and groups.
     pub keys: bool,
 }
 
-/// A memory that is like the query.
+/// A memory similar to the query.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Recalled {
+pub struct RecallMatch {
     /// The memory, without features and payload.
     pub memory: Memory,
     /// Cosine of features and query, times weight.
@@ -29,15 +29,15 @@ pub struct Recalled {
 }
 
 impl Client {
-    /// The memories most alike `query`, as many numbers as the cluster's dimension: by score descending, then id ascending. Each
-    /// worker answers as of one moment.
+    /// Returns the memories most similar to `query`, whose length is the cluster's dimension: by score descending, then
+    /// id ascending. Each worker responds from one snapshot.
     ///
     /// # Errors
-    /// As [`Error`] says; the cluster has no features of f16, or the query has another dimension.
-    pub async fn recall(&self, query: Vec<f32>, options: RecallOptions) -> Result<Vec<Recalled>, Error> {
+    /// As for [`Error`]; the cluster has no f16 features, or the query has another dimension.
+    pub async fn recall(&self, query: Vec<f32>, options: RecallOptions) -> Result<Vec<RecallMatch>, Error> {
         let query = &query;
         let replies = self
-            .everywhere(|mut service, read, deadline| async move {
+            .fan_out(|mut service, read, deadline| async move {
                 let message = v1::RecallRequest {
                     local: true,
                     query: query.clone(),
@@ -48,17 +48,17 @@ impl Client {
                 };
                 let reply = service.recall(self.request(message, deadline)).await?.into_inner();
                 let batch = reply.memories.unwrap_or_default();
-                let rows = memories(&batch).map_err(|error| broken(&error))?;
+                let rows = memories(&batch).map_err(|error| protocol_violation(&error))?;
                 if rows.len() != reply.scores.len() {
-                    return Err(Failure::unavailable("a worker told scores of other memories"));
+                    return Err(Failure::unavailable("a worker returned scores of other memories"));
                 }
-                let recalled = rows.into_iter().zip(reply.scores).map(|(memory, score)| Recalled { memory, score });
-                Ok((batch.versions, recalled.collect::<Vec<_>>()))
+                let matches = rows.into_iter().zip(reply.scores).map(|(memory, score)| RecallMatch { memory, score });
+                Ok((batch.versions, matches.collect::<Vec<_>>()))
             })
             .await?;
-        let mut recalled: Vec<Recalled> = replies.into_iter().flatten().collect();
-        recalled.sort_unstable_by(|a, b| b.score.total_cmp(&a.score).then(a.memory.id.cmp(&b.memory.id)));
-        recalled.truncate(options.limit as usize);
-        Ok(recalled)
+        let mut matches: Vec<RecallMatch> = replies.into_iter().flatten().collect();
+        matches.sort_unstable_by(|a, b| b.score.total_cmp(&a.score).then(a.memory.id.cmp(&b.memory.id)));
+        matches.truncate(options.limit as usize);
+        Ok(matches)
     }
 }

@@ -1,4 +1,4 @@
-//! What goes in and what comes out, as columns and rows.
+//! Columns of requests and rows of responses.
 
 use bytes::Bytes;
 use engram_memory::{Blobs, Group, MemoryId, OnMissing, Weight, key_id};
@@ -13,7 +13,7 @@ pub struct Rows {
     pub weights: Vec<f32>,
     /// Groups; absent = keep, or group 0.
     pub groups: Vec<Group>,
-    /// Keys, UTF-8, at most 1,024 bytes; empty = none given.
+    /// Keys, UTF-8, at most 1,024 bytes; empty = none.
     pub keys: Option<Blobs>,
     /// Feature vectors, row-major; absent = keep.
     pub features: Vec<f32>,
@@ -22,7 +22,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Rows of string keys: ids are derived from them.
+    /// Creates rows from string keys: ids are derived from them.
     pub fn keyed<K: AsRef<str>>(keys: impl IntoIterator<Item = K>) -> Self {
         let keys: Blobs = keys.into_iter().map(|key| key.as_ref().as_bytes().to_vec()).collect();
         Self { ids: keys.iter().map(key_id).collect(), keys: Some(keys), ..Self::default() }
@@ -42,7 +42,7 @@ impl Rows {
     }
 }
 
-/// What an update says of its memory.
+/// The signal of an update.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Signals {
     /// The same quality in [0, 1] for all.
@@ -64,11 +64,11 @@ impl Default for Signals {
 pub struct Updates {
     /// Ids; one that repeats is updated again, clamped after each.
     pub ids: Vec<MemoryId>,
-    /// What is said of them.
+    /// The signals.
     pub signals: Signals,
     /// What to do with an unknown id.
     pub on_missing: OnMissing,
-    /// Keys, one per id, compared with what is stored and given to what is created.
+    /// Keys, one per id, compared with stored ones and given to created memories.
     pub keys: Option<Blobs>,
 }
 
@@ -113,24 +113,24 @@ pub(crate) fn groups_to_wire(groups: &[(Group, GroupSignal)]) -> v1::Updates {
     v1::Updates { groups: groups.iter().map(update).collect(), ..Default::default() }
 }
 
-/// A memory as it is read.
+/// A memory read from the cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Memory {
     /// Id.
     pub id: MemoryId,
-    /// Weight now.
+    /// Current weight.
     pub weight: Weight,
     /// Group.
     pub group: Group,
-    /// Key, where it has one.
+    /// Key, if it has one.
     pub key: Option<String>,
-    /// Features, where they were asked for and the cluster has them.
+    /// Features, if requested and available.
     pub features: Vec<f32>,
-    /// Payload, where it was asked for.
+    /// Payload, if requested.
     pub payload: Bytes,
 }
 
-/// Checks the columns of a batch and makes rows of it.
+/// Validates the columns of a batch and converts them to rows.
 pub(crate) fn memories(batch: &v1::MemoryBatch) -> Result<Vec<Memory>, crate::Error> {
     let rows = batch.ids.len();
     let column = |len: usize| len == 0 || len == rows;
@@ -160,7 +160,7 @@ pub(crate) fn memories(batch: &v1::MemoryBatch) -> Result<Vec<Memory>, crate::Er
     (0..rows).map(memory).collect()
 }
 
-/// Ids of the wire from ids of the log, in the same memory.
+/// Converts ids for the wire, in the same allocation.
 pub(crate) fn raw(ids: Vec<MemoryId>) -> Vec<u64> {
     ids.into_iter().map(|id| id.0).collect()
 }

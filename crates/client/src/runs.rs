@@ -15,10 +15,10 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// After this long without a change the watch is opened anew: a worker that hangs is not waited for for ever.
+/// After this long without a change the watch is reopened, so that a hanging worker is not waited for permanently.
 const WATCH_SILENCE: Duration = Duration::from_secs(30);
 
-/// The id of a run: a name stands for one run of a cluster for ever.
+/// Returns the id of a run: a name permanently identifies one run of a cluster.
 pub fn run_id(cluster: ClusterId, name: &str) -> RunId {
     let mut bytes = cluster.0.to_be_bytes().to_vec();
     bytes.extend_from_slice(name.as_bytes());
@@ -26,66 +26,67 @@ pub fn run_id(cluster: ClusterId, name: &str) -> RunId {
 }
 
 impl Client {
-    /// Submits a run, or finds it. `spec_json` is the `spec` of a `LearnerRun`; `input` the content that it learns from, where the
-    /// specification says that somebody hands it over; `credentials` those of the storage that it names with a `secretRef`.
+    /// Submits a run, or returns the existing one. `spec_json` is the `spec` of a `LearnerRun`; `input` the content to
+    /// learn from, if the specification requires it inline; `credentials` those of the storage that it names with a
+    /// `secretRef`.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// As for [`Error`].
     pub async fn submit_run(
         &self,
         name: &str,
         spec_json: &str,
         input: Option<&[u8]>,
         credentials: Option<v1::ObjectCredentials>,
-    ) -> Result<v1::SubmitRunReply, Error> {
+    ) -> Result<v1::SubmitRunResponse, Error> {
         let message = v1::SubmitRunRequest {
             name: name.to_owned(),
             spec_json: spec_json.to_owned(),
             input: input.map(|content| content.to_vec().into()),
             credentials,
         };
-        let submit = |mut driver: RunServiceClient<Channel>, asked| async move { driver.submit_run(asked).await };
-        self.ask_driver(name, self.write(), message, submit).await
+        let submit = |mut driver: RunServiceClient<Channel>, request| async move { driver.submit_run(request).await };
+        self.call_driver(name, self.write(), message, submit).await
     }
 
-    /// Follows a run: its status now and at every change until it ends. A driver that is restarted is waited for.
+    /// Watches a run: its status now and at every change until it ends. Waits for a driver that restarts.
     pub fn watch_run(&self, name: &str) -> Watch {
         Watch { client: self.clone(), name: name.to_owned(), open: None, ended: false }
     }
 
-    /// Asks a run to stop after the epoch in progress.
+    /// Cancels a run after the epoch in progress.
     ///
     /// # Errors
     /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
     pub async fn cancel_run(&self, name: &str) -> Result<v1::RunStatus, Error> {
         let message = v1::CancelRunRequest { name: name.to_owned() };
-        let cancel = |mut driver: RunServiceClient<Channel>, asked| async move { driver.cancel_run(asked).await };
-        self.ask_driver(name, self.write(), message, cancel).await
+        let cancel = |mut driver: RunServiceClient<Channel>, request| async move { driver.cancel_run(request).await };
+        self.call_driver(name, self.write(), message, cancel).await
     }
 
-    /// Asks a run to stop after the epoch in progress and to keep its place, or to go on. The answer says how it stands: until that is
-    /// what was asked for, ask again.
+    /// Suspends a run after the epoch in progress, keeping its progress, or resumes it. The response contains its
+    /// state: repeat the call until it is the requested one.
     ///
     /// # Errors
     /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
     pub async fn suspend_run(&self, name: &str, suspend: bool) -> Result<v1::RunStatus, Error> {
         let message = v1::SuspendRunRequest { name: name.to_owned(), suspend };
-        let order = |mut driver: RunServiceClient<Channel>, asked| async move { driver.suspend_run(asked).await };
-        self.ask_driver(name, self.write(), message, order).await
+        let order = |mut driver: RunServiceClient<Channel>, request| async move { driver.suspend_run(request).await };
+        self.call_driver(name, self.write(), message, order).await
     }
 
-    /// The full report of a run so far, as JSON.
+    /// Returns the full report of a run so far, as JSON.
     ///
     /// # Errors
     /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
     pub async fn report(&self, name: &str) -> Result<String, Error> {
         let message = v1::GetReportRequest { name: name.to_owned() };
-        let get = |mut driver: RunServiceClient<Channel>, asked| async move { driver.get_report(asked).await };
-        Ok(self.ask_driver(name, self.read(), message, get).await?.report_json)
+        let get = |mut driver: RunServiceClient<Channel>, request| async move { driver.get_report(request).await };
+        Ok(self.call_driver(name, self.read(), message, get).await?.report_json)
     }
 
-    /// Has the primary of a partition put it into a storage for objects. What fails is tried again within `deadline`, also with another
-    /// primary; what the storage refuses comes as an answer.
+    /// Makes the primary of a partition upload it to an object store. Failures are retried within `deadline`, also with
+    /// another primary; errors of the object store are part of the response.
     ///
     /// # Errors
     /// As [`Error`] says.
@@ -93,23 +94,23 @@ impl Client {
         &self,
         message: v1::PutPartitionRequest,
         deadline: Duration,
-    ) -> Result<v1::PutPartitionReply, Error> {
+    ) -> Result<v1::PutPartitionResponse, Error> {
         let (partition, mut retry) = (PartitionId(message.partition), Retry::new(deadline));
         loop {
-            let answer = async {
+            let response = async {
                 let (mut primary, _) = service(self, partition, &retry)?;
-                let left = retry.left().unwrap_or_default();
-                let call = primary.put_partition(self.request(message.clone(), left));
-                Ok(timeout(left, call).await.map_err(|_| Failure::timed_out())??.into_inner())
+                let remaining = retry.remaining().unwrap_or_default();
+                let call = primary.put_partition(self.request(message.clone(), remaining));
+                Ok(timeout(remaining, call).await.map_err(|_| Failure::timed_out())??.into_inner())
             };
-            match answer.await {
+            match response.await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => retry.after(self, failure).await?,
             }
         }
     }
 
-    /// All runs of the cluster, by name.
+    /// Returns all runs of the cluster, by name.
     ///
     /// # Errors
     /// As [`Error`] says.
@@ -142,8 +143,8 @@ impl Client {
         Ok(lists.into_iter().flatten().collect())
     }
 
-    /// Asks whoever drives a run, and asks again as long as that makes sense.
-    async fn ask_driver<M: Clone, R, F>(
+    /// Calls the driver of a run, with retries.
+    async fn call_driver<M: Clone, R, F>(
         &self,
         name: &str,
         mut retry: Retry,
@@ -154,19 +155,19 @@ impl Client {
         F: Future<Output = Result<Response<R>, Status>>,
     {
         loop {
-            let answer = async {
+            let response = async {
                 let (driver, deadline) = self.driver(name, &retry)?;
-                let answer = timeout(deadline, call(driver, self.request(message.clone(), deadline))).await;
-                Ok(answer.map_err(|_| Failure::timed_out())??.into_inner())
+                let response = timeout(deadline, call(driver, self.request(message.clone(), deadline))).await;
+                Ok(response.map_err(|_| Failure::timed_out())??.into_inner())
             };
-            match answer.await {
+            match response.await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => retry.after(self, failure).await?,
             }
         }
     }
 
-    /// The worker that drives a run.
+    /// Returns the worker that drives a run.
     fn driver(&self, name: &str, retry: &Retry) -> Result<(RunServiceClient<Channel>, Duration), Failure> {
         let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
         let id = MemoryId(run_id(map.cluster, name).0 as u64);
@@ -174,7 +175,7 @@ impl Client {
     }
 }
 
-/// The runs of the worker that serves `partition`, and how long an attempt may take.
+/// Returns the run service of the primary of `partition`, and the limit of an attempt.
 pub(crate) fn service(
     client: &Client,
     partition: PartitionId,
@@ -186,13 +187,13 @@ pub(crate) fn service(
 }
 
 pub(crate) fn runs(channel: Channel) -> RunServiceClient<Channel> {
-    // A report holds a row per epoch, for people and browsers rather than for other clients.
+    // A report holds a row per epoch, for users and browsers rather than for other clients.
     RunServiceClient::new(channel)
         .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)
         .max_encoding_message_size(engram_proto::MAX_MESSAGE_BYTES)
 }
 
-/// A run as it goes on.
+/// A watch on a run.
 #[derive(Debug)]
 pub struct Watch {
     client: Client,
@@ -202,7 +203,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The next status; `None` after the one that ends the run.
+    /// Returns the next status; `None` after the one that ends the run.
     ///
     /// # Errors
     /// The run is unknown, or its worker is gone for longer than the read deadline.
@@ -213,7 +214,7 @@ impl Watch {
         let mut retry = self.client.read();
         loop {
             match self.pull(&retry).await {
-                // Quiet is not failure: the time to wait for a worker starts anew.
+                // Silence is not a failure: the wait for a worker starts again.
                 Ok(None) => {
                     self.open = None;
                     retry = self.client.read();
@@ -236,7 +237,7 @@ impl Watch {
             Some(stream) => stream,
             None => {
                 let (mut service, deadline) = self.client.driver(&self.name, retry)?;
-                // The deadline is for the head of the stream: a run takes as long as it takes.
+                // The deadline applies to the head of the stream: a run takes any time.
                 let mut request = self.client.request(v1::WatchRunRequest { name: self.name.clone() }, deadline);
                 request.metadata_mut().remove("grpc-timeout");
                 self.open.insert(opened(deadline, service.watch_run(request)).await?)

@@ -1,44 +1,44 @@
-//! What a client shows where it has no certificate: a token, as it is now.
+//! Bearer tokens of clients without a certificate.
 
-use engram_identity::{Error, Followed};
+use engram_identity::{Error, WatchedFiles};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tonic::metadata::AsciiMetadataValue;
 
-/// A token, from a file or from whoever renews it.
+/// A token from a file or a function.
 #[derive(Clone)]
 pub struct Token(Source);
 
 #[derive(Clone)]
 enum Source {
-    File(Arc<Followed<AsciiMetadataValue>>),
-    Given(Arc<dyn Fn() -> String + Send + Sync>),
+    File(Arc<WatchedFiles<AsciiMetadataValue>>),
+    Function(Arc<dyn Fn() -> String + Send + Sync>),
 }
 
 impl Token {
-    /// That in a file, which is read again when it changes.
+    /// Reads the token from a file, and reloads it when it changes.
     ///
     /// # Errors
-    /// It cannot be read, or holds no token.
+    /// The file cannot be read, or holds no token.
     pub fn file(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let parse = |contents: &[Vec<u8>]| {
             let token = String::from_utf8_lossy(&contents[0]);
             header(&token)
-                .ok_or_else(|| Error::Unusable { what: "the file holds no token, or more than one".to_owned() })
+                .ok_or_else(|| Error::Unusable { what: "the file must contain exactly one token".to_owned() })
         };
-        Ok(Self(Source::File(Followed::open("a token", vec![path.into()], parse)?)))
+        Ok(Self(Source::File(WatchedFiles::open("a token", vec![path.into()], parse)?)))
     }
 
-    /// What `now` says at each call. It must not wait.
-    pub fn given(now: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        Self(Source::Given(Arc::new(now)))
+    /// Calls `now` for every call. It must not block.
+    pub fn from_fn(now: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        Self(Source::Function(Arc::new(now)))
     }
 
-    /// The token as it is now.
+    /// Returns the current token.
     pub fn text(&self) -> String {
         match &self.0 {
-            Source::Given(now) => now(),
+            Source::Function(now) => now(),
             Source::File(_) => {
                 let header = self.header();
                 let text = header.as_ref().and_then(|header| header.to_str().ok()).unwrap_or_default();
@@ -47,14 +47,14 @@ impl Token {
         }
     }
 
-    /// The same as calls carry it; `None` where it is none.
+    /// Returns the metadata value of the current token; `None` if it is malformed.
     pub(crate) fn header(&self) -> Option<AsciiMetadataValue> {
         match &self.0 {
             Source::File(file) => {
-                file.look_if_due();
+                file.reload_if_due();
                 Some((*file.current()).clone())
             }
-            Source::Given(now) => header(&now()),
+            Source::Function(now) => header(&now()),
         }
     }
 }
@@ -65,7 +65,7 @@ fn header(token: &str) -> Option<AsciiMetadataValue> {
     let token = token.trim();
     let is_token = !token.is_empty() && !token.contains(char::is_whitespace);
     let mut value = AsciiMetadataValue::try_from(format!("{BEARER}{token}")).ok().filter(|_| is_token)?;
-    // Kept out of what is printed of requests.
+    // Excluded from debug output of requests.
     value.set_sensitive(true);
     Some(value)
 }
@@ -81,10 +81,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_one_word_and_is_not_printed() {
+    fn token_is_a_single_word_and_never_printed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
-        assert!(Token::file(&path).is_err(), "there is none");
+        assert!(Token::file(&path).is_err(), "no file");
         for none in ["", " \n", "two words", "a\nb"] {
             std::fs::write(&path, none).unwrap();
             assert!(Token::file(&path).is_err(), "{none:?}");
@@ -94,6 +94,6 @@ mod tests {
         assert_eq!(token.text(), "a.b.c");
         assert_eq!(token.header().unwrap().to_str().unwrap(), "Bearer a.b.c");
         assert!(!format!("{token:?} {:?}", token.header()).contains("a.b.c"));
-        assert_eq!(Token::given(String::new).header(), None);
+        assert_eq!(Token::from_fn(String::new).header(), None);
     }
 }

@@ -1,4 +1,4 @@
-//! W3C trace context: carried in the metadata of every call, so that a request can be followed across workers.
+//! W3C trace context: part of the metadata of every call, so that a request can be traced across workers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,29 +7,29 @@ tokio::task_local! {
     static CURRENT: Context;
 }
 
-/// The parent of a call.
+/// Trace context of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
-    /// The request as a whole; not 0.
+    /// Trace id; not 0.
     pub trace: u128,
-    /// The step in it; not 0.
+    /// Span id; not 0.
     pub span: u64,
     /// Bit 0 = sampled.
     pub flags: u8,
 }
 
 impl Context {
-    /// A new trace.
+    /// Creates a new trace.
     pub fn new() -> Self {
         Self { trace: rand::random::<u128>() | 1, span: rand::random::<u64>() | 1, flags: 0 }
     }
 
-    /// The context of the task, if it runs [`within`] one.
+    /// Returns the context of the current task, if it runs [`within`] one.
     pub fn current() -> Option<Self> {
         CURRENT.try_with(|context| *context).ok()
     }
 
-    /// A step below this one.
+    /// Returns a child span.
     #[must_use]
     pub fn child(self) -> Self {
         Self { span: rand::random::<u64>() | 1, ..self }
@@ -48,7 +48,7 @@ impl fmt::Display for Context {
     }
 }
 
-/// Not a `traceparent` of version 00.
+/// The text is not a `traceparent` of version 00.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a traceparent of version 00")]
 pub struct NotTraceparent;
@@ -75,7 +75,7 @@ impl FromStr for Context {
     }
 }
 
-/// Runs `work` under `context`: every call made in it is a step below.
+/// Runs `work` under `context`: every call made in it is a child span.
 pub async fn within<F: Future>(context: Context, work: F) -> F::Output {
     CURRENT.scope(context, work).await
 }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_survives_its_text_and_nothing_else_is_one() {
+    fn context_round_trips_through_text_and_other_text_is_rejected() {
         let context = Context { flags: 1, ..Context::new() };
         assert_eq!(context.to_string().parse(), Ok(context));
         let zero = format!("00-{:032x}-{:016x}-00", 0, 1);

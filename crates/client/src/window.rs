@@ -1,11 +1,11 @@
-//! Sequence numbers of one session: dense per partition, at most a window of them open.
+//! Sequence numbers of one session: dense per partition, with a bounded window of open ones.
 
 use engram_memory::session::WINDOW;
 use engram_memory::{PartitionId, SessionId};
 use std::sync::{Mutex, PoisonError};
 use tokio::time::Instant;
 
-/// One session id and its numbers.
+/// A session id and its sequence numbers.
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) id: SessionId,
@@ -13,14 +13,14 @@ pub(crate) struct Generation {
     windows: Mutex<Vec<Window>>,
 }
 
-/// Of one partition.
+/// Window of one partition.
 #[derive(Debug, Clone, Copy, Default)]
 struct Window {
-    /// Numbers given out.
-    given: u64,
-    /// All numbers up to here have their final answer.
+    /// Highest assigned number.
+    assigned: u64,
+    /// All numbers up to here have their final response.
     answered: u64,
-    /// Which of the numbers above `answered` have it too; bit 0 = `answered + 1`.
+    /// Which numbers above `answered` have it, too; bit 0 = `answered + 1`.
     ahead: u64,
 }
 
@@ -29,18 +29,18 @@ impl Generation {
         Self { id, renew_at, windows: Mutex::new(vec![Window::default(); partitions as usize]) }
     }
 
-    /// The next number of a partition; `None` while a whole window is open: an answer that never came holds it.
+    /// Returns the next number of a partition; `None` while the whole window is open, held by a missing response.
     pub(crate) fn take(&self, partition: PartitionId) -> Option<u64> {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         let window = windows.get_mut(partition.0 as usize)?;
-        if window.given - window.answered >= WINDOW {
+        if window.assigned - window.answered >= WINDOW {
             return None;
         }
-        window.given += 1;
-        Some(window.given)
+        window.assigned += 1;
+        Some(window.assigned)
     }
 
-    /// Number `seq` has its final answer, whatever it was.
+    /// Marks number `seq` as finally answered.
     pub(crate) fn answer(&self, partition: PartitionId, seq: u64) {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(window) = windows.get_mut(partition.0 as usize) else { return };
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_sent_only_after_the_one_a_window_before_it_was_answered() {
+    fn number_is_assigned_only_after_the_one_a_window_before_is_answered() {
         let id = SessionId { opened_ms: 1, random: 2 };
         let generation = Generation::new(id, Instant::now(), 2);
         let partition = PartitionId(1);
@@ -68,7 +68,7 @@ mod tests {
         generation.answer(partition, 1);
         let second: Vec<u64> = std::iter::from_fn(|| generation.take(partition)).collect();
         assert_eq!(second, (WINDOW + 1..=2 * WINDOW).collect::<Vec<_>>());
-        assert_eq!(generation.take(PartitionId(0)), Some(1), "partitions count apart");
+        assert_eq!(generation.take(PartitionId(0)), Some(1), "partitions are counted separately");
         assert_eq!(generation.take(PartitionId(2)), None, "no such partition");
     }
 }

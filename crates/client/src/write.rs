@@ -1,7 +1,7 @@
-//! One batch of writes: parts to their owners in messages, answers to parts, and again what was not done.
+//! One batch of writes: parts are sent to their primaries in messages, and retried until they have a final response.
 //!
-//! A part gets its number once and keeps it over every attempt, so that it is applied at most once. Parts of a partition are sent
-//! in order: one that was not done holds back those behind it.
+//! A part gets its number once and keeps it over every attempt, so that it is applied at most once. Parts of a
+//! partition are sent in order: one without a final response holds back those behind it.
 
 use crate::call::Failure;
 use crate::client::Client;
@@ -18,31 +18,31 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a batch of writes did.
+/// Result of a batch of writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteResult {
     /// Counts over all parts, and the first rejected ids.
     pub outcome: Outcome,
-    /// Where each part stands in the log of its partition.
+    /// Position of each part in the log of its partition.
     pub versions: Vec<Version>,
 }
 
-/// Where a part stands in the log of its partition.
+/// Position of a part in the log of its partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Version {
     /// Partition.
     pub partition: PartitionId,
-    /// Number of its configuration.
+    /// Term of the partition.
     pub term: Term,
-    /// Place in its log.
+    /// Lsn in its log.
     pub lsn: Lsn,
-    /// Copies that hold it.
+    /// Replicas that hold it.
     pub replicas: u32,
-    /// Whether it was on disk when it was acknowledged.
+    /// Whether it was durable when it was acknowledged.
     pub durable: bool,
 }
 
-/// What a part asks for.
+/// Operation of a part.
 #[derive(Debug, Clone)]
 pub(crate) enum Body {
     Upsert(v1::UpsertPart),
@@ -57,33 +57,33 @@ pub(crate) struct Part {
     pub(crate) partition: PartitionId,
     pub(crate) body: Body,
     /// Its number, from the first attempt on.
-    pub(crate) seat: Option<Seat>,
-    /// Some attempt ended without an answer.
+    pub(crate) number: Option<RequestNumber>,
+    /// An attempt ended without a response.
     maybe_executed: bool,
 }
 
 /// The number of a part in its session.
 #[derive(Debug, Clone)]
-pub(crate) struct Seat {
+pub(crate) struct RequestNumber {
     pub(crate) generation: Arc<Generation>,
     pub(crate) seq: u64,
 }
 
 impl Part {
     pub(crate) const fn new(partition: PartitionId, body: Body) -> Self {
-        Self { partition, body, seat: None, maybe_executed: false }
+        Self { partition, body, number: None, maybe_executed: false }
     }
 
-    /// It has its final answer.
+    /// Marks its number as finally answered.
     fn settle(&self) {
-        if let Some(Seat { generation, seq }) = &self.seat {
+        if let Some(RequestNumber { generation, seq }) = &self.number {
             generation.answer(self.partition, *seq);
         }
     }
 
     fn give_up(self, allowed: Duration, failure: &Failure) -> PartFailure {
-        let error = match &self.seat {
-            Some(Seat { generation, seq }) if self.maybe_executed => Error::Unknown {
+        let error = match &self.number {
+            Some(RequestNumber { generation, seq }) if self.maybe_executed => Error::OutcomeUnknown {
                 session: generation.id,
                 partition: self.partition,
                 seq: *seq,
@@ -98,20 +98,20 @@ impl Part {
     }
 }
 
-/// What one round of attempts brought.
+/// Result of one round of attempts.
 #[derive(Debug, Default)]
 struct Round {
-    written: Vec<(PartitionId, v1::PartitionReply)>,
+    written: Vec<(PartitionId, v1::PartitionResult)>,
     failed: Vec<PartFailure>,
-    /// To be sent again, in order, each with what it met.
+    /// Parts to retry, in order, with their failures.
     open: Vec<(Part, Failure)>,
 }
 
-pub(crate) async fn execute(session: &Session, retry: &mut Retry, parts: Vec<Part>) -> Result<Written, Error> {
+pub(crate) async fn execute(session: &Session, retry: &mut Retry, parts: Vec<Part>) -> Result<WriteResult, Error> {
     let client = session.client();
-    let mut written = Written::default();
+    let mut written = WriteResult::default();
     let mut failures = Vec::new();
-    let mut open = interleaved(parts);
+    let mut open = interleave(parts);
     while !open.is_empty() {
         let map = client.map()?;
         let mut by_owner: BTreeMap<Ordinal, VecDeque<Part>> = BTreeMap::new();
@@ -120,7 +120,7 @@ pub(crate) async fn execute(session: &Session, retry: &mut Retry, parts: Vec<Par
             by_owner.entry(owner).or_default().push_back(part);
         }
         let rounds = by_owner.into_iter().map(|(owner, parts)| drive(session, &map, owner, parts, retry));
-        let mut met: Option<Failure> = None;
+        let mut worst: Option<Failure> = None;
         let mut again = Vec::new();
         for round in join_all(rounds).await {
             failures.extend(round.failed);
@@ -128,30 +128,30 @@ pub(crate) async fn execute(session: &Session, retry: &mut Retry, parts: Vec<Par
                 note(&mut written, partition, reply)?;
             }
             for (part, failure) in round.open {
-                // The longest wait asked for decides.
-                if met.as_ref().is_none_or(|met| met.problem.retry_after_ms < failure.problem.retry_after_ms) {
-                    met = Some(failure.clone());
+                // The longest requested wait decides.
+                if worst.as_ref().is_none_or(|worst| worst.problem.retry_after_ms < failure.problem.retry_after_ms) {
+                    worst = Some(failure.clone());
                 }
                 again.push((part, failure));
             }
         }
-        if let Some(met) = met
-            && let Err(error) = retry.after(client, met).await
+        if let Some(worst) = worst
+            && let Err(error) = retry.after(client, worst).await
         {
             let Error::Deadline { after, .. } = error else { return Err(error) };
-            let given_up = again.drain(..).map(|(part, failure)| {
-                let problem = retry.told(client, failure.problem.clone());
+            let failed = again.drain(..).map(|(part, failure)| {
+                let problem = retry.annotate(client, failure.problem.clone());
                 part.give_up(after, &Failure { problem, ..failure })
             });
-            failures.extend(given_up);
+            failures.extend(failed);
         }
         open = again.into_iter().map(|(part, _)| part).collect();
     }
     conclude(written, failures)
 }
 
-/// First the first part of every partition, then the second, ...: a message then spreads over partitions.
-fn interleaved(parts: Vec<Part>) -> Vec<Part> {
+/// Interleaves the parts of all partitions, so that a message spreads over partitions.
+fn interleave(parts: Vec<Part>) -> Vec<Part> {
     let mut nth: HashMap<PartitionId, usize> = HashMap::new();
     let mut numbered: Vec<(usize, Part)> = parts
         .into_iter()
@@ -165,13 +165,13 @@ fn interleaved(parts: Vec<Part>) -> Vec<Part> {
     numbered.into_iter().map(|(_, part)| part).collect()
 }
 
-/// Sends parts to their owner, message after message.
+/// Sends parts to their primary, message by message.
 async fn drive(session: &Session, map: &Arc<Map>, owner: Ordinal, mut parts: VecDeque<Part>, retry: &Retry) -> Round {
     let client = session.client();
     let mut round = Round::default();
     let mut held: HashMap<PartitionId, Failure> = HashMap::new();
     while !parts.is_empty() {
-        if retry.left().is_none() {
+        if retry.remaining().is_none() {
             let late = Failure { maybe_executed: false, ..Failure::timed_out() };
             round.open.extend(parts.drain(..).map(|part| (part, late.clone())));
             break;
@@ -191,12 +191,12 @@ async fn drive(session: &Session, map: &Arc<Map>, owner: Ordinal, mut parts: Vec
             }
             (_, Err(failure)) => Err(failure),
         };
-        sort_out(session, message.into_parts(), reply, &mut held, &mut round).await;
+        assign_results(session, message.into_parts(), reply, &mut held, &mut round).await;
     }
     round
 }
 
-/// The next message: parts from the front, numbered under one session, within the limits of a message.
+/// Fills the next message: parts from the front, numbered under one session, within the limits of a message.
 async fn fill(
     session: &Session,
     parts: &mut VecDeque<Part>,
@@ -211,19 +211,19 @@ async fn fill(
             round.open.push((part, Failure { maybe_executed: false, ..failure.clone() }));
             continue;
         }
-        if !message.has_room(part) {
+        if !message.has_capacity(part) {
             break;
         }
-        let seat = match &part.seat {
-            Some(seat) => seat.clone(),
+        let number = match &part.number {
+            Some(number) => number.clone(),
             None => {
                 let generation = match message.generation() {
                     Some(generation) => generation.clone(),
                     None => session.generation(retry).await?,
                 };
                 match generation.take(part.partition) {
-                    Some(seq) => Seat { generation, seq },
-                    // A request without an answer holds the window: go on under another session.
+                    Some(seq) => RequestNumber { generation, seq },
+                    // A request without a response holds the window: continue under another session.
                     None => {
                         session.retire(&generation).await;
                         if message.is_empty() {
@@ -234,21 +234,21 @@ async fn fill(
                 }
             }
         };
-        if message.generation().is_some_and(|generation| !Arc::ptr_eq(generation, &seat.generation)) {
+        if message.generation().is_some_and(|generation| !Arc::ptr_eq(generation, &number.generation)) {
             break;
         }
         let mut part = parts.pop_front().expect("it is at the front");
-        part.seat = Some(seat);
+        part.number = Some(number);
         message.push(part);
     }
     Ok(message)
 }
 
-/// Gives every part of a message its answer.
-async fn sort_out(
+/// Assigns the responses to the parts of a message.
+async fn assign_results(
     session: &Session,
     parts: Vec<Part>,
-    reply: Result<v1::WriteReply, Failure>,
+    reply: Result<v1::WriteResponse, Failure>,
     held: &mut HashMap<PartitionId, Failure>,
     round: &mut Round,
 ) {
@@ -260,15 +260,15 @@ async fn sort_out(
         Err(failure) => (HashMap::new(), Some(failure)),
     };
     for mut part in parts {
-        let Some(seat) = part.seat.clone() else { continue };
-        let answer = replies.remove(&(part.partition.0, seat.seq));
-        let failure = match answer.as_ref().and_then(|answer| answer.result.as_ref()) {
-            Some(v1::partition_reply::Result::Outcome(_)) => {
+        let Some(number) = part.number.clone() else { continue };
+        let result = replies.remove(&(part.partition.0, number.seq));
+        let failure = match result.as_ref().and_then(|result| result.result.as_ref()) {
+            Some(v1::partition_result::Result::Outcome(_)) => {
                 part.settle();
-                round.written.extend(answer.map(|answer| (part.partition, answer)));
+                round.written.extend(result.map(|result| (part.partition, result)));
                 continue;
             }
-            Some(v1::partition_reply::Result::Problem(problem)) => Failure::of(problem.clone()),
+            Some(v1::partition_result::Result::Problem(problem)) => Failure::of(problem.clone()),
             None => whole.clone().unwrap_or_else(Failure::timed_out),
         };
         part.maybe_executed |= failure.maybe_executed;
@@ -278,22 +278,22 @@ async fn sort_out(
             continue;
         }
         part.settle();
-        if loses_number(failure.problem.kind()) {
-            session.retire(&seat.generation).await;
+        if consumes_number(failure.problem.kind()) {
+            session.retire(&number.generation).await;
         }
-        round.failed.push(PartFailure { partition: part.partition, error: Error::refused(failure.problem) });
+        round.failed.push(PartFailure { partition: part.partition, error: Error::rejected(failure.problem) });
     }
 }
 
-/// Whether a number is lost with its write: the partition never saw it, or sees none of its session any more. Enough of those close the
-/// window for good, so that the next write begins another session.
-const fn loses_number(kind: ProblemKind) -> bool {
+/// Whether a write consumes its number without reaching the window of the partition. Enough of those close the window
+/// permanently, so the next write starts another session.
+const fn consumes_number(kind: ProblemKind) -> bool {
     use ProblemKind::{Denied, OutOfWindow, SessionExpired, Unauthenticated};
     matches!(kind, SessionExpired | OutOfWindow | Denied | Unauthenticated)
 }
 
-fn note(written: &mut Written, partition: PartitionId, reply: v1::PartitionReply) -> Result<(), Error> {
-    if let Some(v1::partition_reply::Result::Outcome(outcome)) = reply.result {
+fn note(written: &mut WriteResult, partition: PartitionId, reply: v1::PartitionResult) -> Result<(), Error> {
+    if let Some(v1::partition_result::Result::Outcome(outcome)) = reply.result {
         written.outcome.merge(&outcome.try_into()?);
         written.versions.push(Version {
             partition,
@@ -306,9 +306,9 @@ fn note(written: &mut Written, partition: PartitionId, reply: v1::PartitionReply
     Ok(())
 }
 
-/// One reason for all is that reason; anything else is told part by part.
-fn conclude(written: Written, mut failures: Vec<PartFailure>) -> Result<Written, Error> {
-    let alike = failures.iter().all(|failure| matches!(failure.error, Error::Refused(_) | Error::Deadline { .. }))
+/// Returns one error if all failures are alike; otherwise the errors of all parts.
+fn conclude(written: WriteResult, mut failures: Vec<PartFailure>) -> Result<WriteResult, Error> {
+    let alike = failures.iter().all(|failure| matches!(failure.error, Error::Rejected(_) | Error::Deadline { .. }))
         && failures.windows(2).all(|pair| pair[0].error.kind() == pair[1].error.kind());
     match failures.len() {
         0 => Ok(written),
@@ -319,26 +319,26 @@ fn conclude(written: Written, mut failures: Vec<PartFailure>) -> Result<Written,
 }
 
 impl Client {
-    /// How many bytes of parts one message holds: below the limit, since parts are estimated.
+    /// Returns the capacity of one message in bytes of parts: below the limit, since sizes are estimated.
     pub(crate) const fn message_bytes() -> usize {
         engram_proto::MAX_MESSAGE_BYTES - (512 << 10)
     }
 }
 
-/// What becomes of a part that is given up after one attempt with this answer.
+/// Returns the error of a part that fails after one attempt with this response.
 #[cfg(test)]
-pub(crate) async fn given_up_after(
+pub(crate) async fn error_after(
     session: &Session,
     partitions: u32,
-    answer: Result<v1::WriteReply, Failure>,
+    response: Result<v1::WriteResponse, Failure>,
 ) -> Error {
     let opened = engram_memory::SessionId { opened_ms: 1, random: 2 };
     let generation = Arc::new(Generation::new(opened, tokio::time::Instant::now(), partitions));
     let partition = PartitionId(0);
     let seq = generation.take(partition).expect("the first of a window");
-    let part = Part { seat: Some(Seat { generation, seq }), ..Part::new(partition, Body::Decay(0.5)) };
+    let part = Part { number: Some(RequestNumber { generation, seq }), ..Part::new(partition, Body::Decay(0.5)) };
     let mut round = Round::default();
-    sort_out(session, vec![part], answer, &mut HashMap::new(), &mut round).await;
-    let (part, failure) = round.open.pop().expect("it may be tried again");
+    assign_results(session, vec![part], response, &mut HashMap::new(), &mut round).await;
+    let (part, failure) = round.open.pop().expect("the part is retryable");
     part.give_up(Duration::from_secs(1), &failure).error
 }

@@ -1,75 +1,76 @@
-//! Changes of an entry as what they mean, so that a proposal can be applied to the entry that is there when it arrives.
+//! Changes of a map entry as intents, so that a proposal is applied to the entry that exists when it arrives.
 
-use crate::map::{Entry, Illegal, keeps_previous};
-use crate::replica::{Defect, is_planted};
+use crate::map::{Entry, IllegalChange, keeps_previous};
+use crate::injected;
 use engram_memory::{Member, Ordinal, Term};
 
-/// What a proposal expects of the entry that it replaces. The term alone does not say whether `activated` was set since the
-/// change was decided; [`Entry::changed`] besides judges a change by the entry that is there.
+/// What a proposal expects of the entry that it replaces. The term alone does not say whether `activated` was set after
+/// the change was decided; [`Entry::apply`] additionally validates the change against the current entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Expected {
-    /// Term.
+pub struct ExpectedEntry {
+    /// Expected term.
     pub term: Term,
-    /// Mark.
+    /// Expected `activated` mark.
     pub activated: bool,
-    /// Mark.
+    /// Expected `solo_safe` mark.
     pub solo_safe: bool,
 }
 
-/// What may happen to an entry.
+/// A change of a map entry.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Change {
-    /// The primary of the term promised it, and if alone has all on disk: it may acknowledge from now on.
+    /// The primary has made its promise of the term durable, and its whole log if it is the only replica: it may
+    /// acknowledge writes.
     Activate,
-    /// The serving primary adds a copy that holds all that it acknowledged.
+    /// The serving primary adds a replica that holds everything acknowledged.
     Add {
-        /// The primary, as the process that proposes.
+        /// The primary, as the proposing process.
         primary: Member,
-        /// The copy, as the process whose acknowledgements were counted.
+        /// The replica, as the process whose acknowledgements were counted.
         newcomer: Member,
     },
-    /// The serving primary goes on without a member.
+    /// The serving primary removes a member.
     Remove {
-        /// The primary, as the process that proposes.
+        /// The primary, as the proposing process.
         primary: Member,
-        /// Who leaves.
+        /// The member to remove.
         leaver: Ordinal,
     },
-    /// Another candidate becomes primary, or the same one as a new process, with a part of the candidates.
+    /// Another candidate becomes primary, or the same one as a new process, with a subset of the candidates.
     Promote {
-        /// The new primary, as the process that shall serve.
+        /// The new primary, as the process that is to serve.
         primary: Member,
-        /// The in-sync set, `primary` included; all of them candidates.
+        /// The in-sync set, `primary` included; all of them are candidates.
         isr: Vec<Ordinal>,
     },
-    /// Copies that the primary shall make. Safety does not rest on it.
+    /// Sets the replicas that the primary is to create. A hint without influence on safety.
     Learn(
-        /// Who shall hold them.
+        /// Ordinals of the learners.
         Vec<Ordinal>,
     ),
 }
 
 impl Entry {
-    /// What a proposal made on this entry expects to find.
-    pub const fn expected(&self) -> Expected {
-        Expected { term: self.term, activated: self.activated, solo_safe: self.solo_safe }
+    /// Returns what a proposal based on this entry expects.
+    pub const fn expectation(&self) -> ExpectedEntry {
+        ExpectedEntry { term: self.term, activated: self.activated, solo_safe: self.solo_safe }
     }
 
-    /// Whether this is the entry on which a proposal was made.
-    pub fn is_expected(&self, expected: Expected) -> bool {
-        self.expected() == expected
+    /// Whether this is the entry on which a proposal was based.
+    pub fn matches_expectation(&self, expected: ExpectedEntry) -> bool {
+        self.expectation() == expected
     }
 
-    /// The entry after `change`.
+    /// Returns the entry after `change`.
     ///
     /// # Errors
-    /// The rule that the change breaks.
-    pub fn changed(&self, change: &Change) -> Result<Self, Illegal> {
-        let next = self.altered(change)?;
+    /// The rule that the change violates.
+    pub fn apply(&self, change: &Change) -> Result<Self, IllegalChange> {
+        let next = self.apply_unchecked(change)?;
         self.check(&next).map(|()| next)
     }
 
-    fn altered(&self, change: &Change) -> Result<Self, Illegal> {
+    fn apply_unchecked(&self, change: &Change) -> Result<Self, IllegalChange> {
         let mut next = self.clone();
         match change {
             Change::Activate => {
@@ -96,25 +97,25 @@ impl Entry {
             }
             Change::Promote { primary, isr } => {
                 // The oldest record of a member is the process whose acknowledgements were counted: a later one was
-                // to serve and never did, and may have lost something.
+                // promoted but never served, and may have lost records.
                 let candidate = |ordinal: Ordinal| {
                     let records = self.candidates().filter(move |member| member.ordinal == ordinal);
-                    if is_planted(Defect::PromoteRelabels) {
+                    if injected!(PromoteRelabels) {
                         return records.max_by_key(|member| member.incarnation);
                     }
                     records.min_by_key(|member| member.incarnation)
                 };
                 let members = isr.iter().map(|ordinal| {
-                    let anybody = Some(primary).filter(|_| is_planted(Defect::PromoteNonIsr));
-                    let known = candidate(*ordinal).or(anybody).ok_or(Illegal::NotCandidate(*ordinal))?;
-                    Ok(if *ordinal == primary.ordinal { *primary } else { *known })
+                    let injected_primary = Some(primary).filter(|_| injected!(PromoteNonIsr));
+                    let record = candidate(*ordinal).or(injected_primary).ok_or(IllegalChange::NotCandidate(*ordinal))?;
+                    Ok(if *ordinal == primary.ordinal { *primary } else { *record })
                 });
                 next.isr = members.collect::<Result<_, _>>()?;
                 next.primary = primary.ordinal;
                 next.term.0 += 1;
                 let same_members = next.isr.len() == 1 && self.isr.len() == 1 && self.isr[0].ordinal == primary.ordinal;
                 next.solo_safe = self.solo_safe && same_members;
-                let stale = is_planted(Defect::StalePrev) && !self.prev.is_empty();
+                let stale = injected!(StalePrev) && !self.prev.is_empty();
                 if self.activated && !stale {
                     next.prev.clone_from(&self.isr);
                 }
@@ -124,8 +125,8 @@ impl Entry {
         Ok(next)
     }
 
-    fn check_serving(&self, primary: &Member) -> Result<(), Illegal> {
-        if self.activated && self.served_by(primary) { Ok(()) } else { Err(Illegal::NotServing(primary.ordinal)) }
+    fn check_serving(&self, primary: &Member) -> Result<(), IllegalChange> {
+        if self.activated && self.served_by(primary) { Ok(()) } else { Err(IllegalChange::NotServing(primary.ordinal)) }
     }
 }
 
@@ -140,30 +141,30 @@ mod tests {
     }
 
     #[test]
-    fn a_failover_and_the_way_back_are_legal_step_by_step() {
+    fn failover_and_failback_are_legal_step_by_step() {
         let pair = Entry::first(vec![member(0, 1), member(1, 1)]);
-        let promoted = pair.changed(&Change::Promote { primary: member(1, 1), isr: vec![Ordinal(1)] }).unwrap();
+        let promoted = pair.apply(&Change::Promote { primary: member(1, 1), isr: vec![Ordinal(1)] }).unwrap();
         assert_eq!((promoted.term, promoted.activated, promoted.solo_safe), (Term(2), false, false));
         assert_eq!(promoted.prev, pair.isr);
-        let serving = promoted.changed(&Change::Activate).unwrap();
+        let serving = promoted.apply(&Change::Activate).unwrap();
         assert!(serving.activated && serving.solo_safe && serving.prev.is_empty());
-        assert!(promoted.expected() != serving.expected() && promoted.is_older_than(&serving));
-        let learning = serving.changed(&Change::Learn(vec![Ordinal(0)])).unwrap();
-        assert_eq!(learning.expected(), serving.expected(), "a hint is nothing that a proposal expects");
+        assert!(promoted.expectation() != serving.expectation() && promoted.is_older_than(&serving));
+        let learning = serving.apply(&Change::Learn(vec![Ordinal(0)])).unwrap();
+        assert_eq!(learning.expectation(), serving.expectation(), "learners are not part of the expectation");
         let add = Change::Add { primary: member(1, 1), newcomer: member(0, 2) };
-        let healed = learning.changed(&add).unwrap();
-        assert_eq!((healed.term, healed.isr.len(), healed.solo_safe), (Term(3), 2, false));
-        assert!(healed.activated && healed.learners.is_empty());
-        let alone = healed.changed(&Change::Remove { primary: member(1, 1), leaver: Ordinal(0) }).unwrap();
+        let restored = learning.apply(&add).unwrap();
+        assert_eq!((restored.term, restored.isr.len(), restored.solo_safe), (Term(3), 2, false));
+        assert!(restored.activated && restored.learners.is_empty());
+        let alone = restored.apply(&Change::Remove { primary: member(1, 1), leaver: Ordinal(0) }).unwrap();
         assert_eq!((alone.term, alone.isr.len(), alone.solo_safe), (Term(4), 1, true));
     }
 
     #[test]
-    fn who_was_to_serve_and_never_did_keeps_the_record_of_the_process_that_was_counted() {
+    fn promoted_process_that_never_served_keeps_the_counted_incarnation() {
         let pair = Entry::first(vec![member(0, 1), member(1, 1)]);
-        let restarted = pair.changed(&Change::Promote { primary: member(1, 2), isr: vec![Ordinal(1)] }).unwrap();
+        let restarted = pair.apply(&Change::Promote { primary: member(1, 2), isr: vec![Ordinal(1)] }).unwrap();
         let back = Change::Promote { primary: member(0, 1), isr: vec![Ordinal(0), Ordinal(1)] };
-        let serving = restarted.changed(&back).unwrap().changed(&Change::Activate).unwrap();
+        let serving = restarted.apply(&back).unwrap().apply(&Change::Activate).unwrap();
         assert_eq!(serving.isr, pair.isr);
         assert!(
             !serving.holds_all(&member(1, 2), Incarnation(2), false),
@@ -172,15 +173,15 @@ mod tests {
     }
 
     #[test]
-    fn only_the_serving_process_changes_who_is_in_sync() {
+    fn only_the_serving_process_changes_the_in_sync_set() {
         let pair = Entry::first(vec![member(0, 1), member(1, 1)]);
-        let by = |primary| pair.changed(&Change::Remove { primary, leaver: Ordinal(1) });
-        assert_eq!(by(member(0, 2)), Err(Illegal::NotServing(Ordinal(0))), "a new process has to be elected first");
-        assert_eq!(by(member(1, 1)), Err(Illegal::NotServing(Ordinal(1))));
-        let promote = |primary, isr| pair.changed(&Change::Promote { primary, isr });
-        assert_eq!(promote(member(2, 1), vec![Ordinal(2)]), Err(Illegal::NotCandidate(Ordinal(2))));
+        let by = |primary| pair.apply(&Change::Remove { primary, leaver: Ordinal(1) });
+        assert_eq!(by(member(0, 2)), Err(IllegalChange::NotServing(Ordinal(0))), "a new process must be promoted first");
+        assert_eq!(by(member(1, 1)), Err(IllegalChange::NotServing(Ordinal(1))));
+        let promote = |primary, isr| pair.apply(&Change::Promote { primary, isr });
+        assert_eq!(promote(member(2, 1), vec![Ordinal(2)]), Err(IllegalChange::NotCandidate(Ordinal(2))));
         let foreign = Member { store: StoreId(7), ..member(1, 1) };
-        assert_eq!(promote(foreign, vec![Ordinal(1)]), Err(Illegal::NotCandidate(Ordinal(1))));
-        assert_eq!(promote(member(1, 1), vec![Ordinal(0)]), Err(Illegal::PrimaryNotInSync(Ordinal(1))));
+        assert_eq!(promote(foreign, vec![Ordinal(1)]), Err(IllegalChange::NotCandidate(Ordinal(1))));
+        assert_eq!(promote(member(1, 1), vec![Ordinal(0)]), Err(IllegalChange::PrimaryNotInSync(Ordinal(1))));
     }
 }

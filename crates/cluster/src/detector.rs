@@ -1,118 +1,119 @@
-//! Who is dead: failure detection as a state machine that neither keeps a clock nor talks to anybody.
+//! Failure detection as a state machine without a clock and without I/O.
 //!
-//! The coordinator runs one about the workers, a worker runs one about its partners. Time comes in as milliseconds of a
-//! monotonic clock that counts suspends.
+//! The coordinator runs one for its workers, a worker runs one for its peers. Time comes in as milliseconds of a
+//! monotonic clock that includes suspends.
 //!
 //! ```text
-//! hello, beat, closed stream, exit status, own timer ──> Detector::step ──> Suspect | Trust | Dead
+//! hello, heartbeat, closed stream, exit status, own timer ──> Detector::step ──> Suspect | Trust | Dead
 //! ```
 //!
 //! Invariants:
-//! - *dead* is said of one incarnation, and only with proof: its supervisor's word, or a newer process of its store on its
-//!   machine. Everything else is suspicion, which a beat ends;
-//! - there is no opinion of somebody who was not heard since this detector started, and none at all in its first seconds;
-//! - a detector that was stalled itself does not count its own absence as the silence of others.
+//! - *dead* applies to one incarnation, and only with proof: its supervisor's report, or a newer process of its store
+//! on the same machine. Everything else is suspicion, which a heartbeat ends;
+//! - a worker that was never seen by this detector is never suspected, and nobody is in its first seconds;
+//! - a detector that was stalled itself does not count its own pause as silence of others.
 
-use crate::replica::{Defect, is_planted};
+use crate::injected;
 use engram_memory::{Incarnation, Member, Ordinal};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Own lateness up to this says nothing: timers of a busy machine are this late.
+/// Lateness of the own timer up to this is normal on a busy machine.
 const LATE_MS: u64 = 100;
-/// How long a late timer counts against this detector's own judgement.
+/// How long a late tick reduces confidence in the own judgement.
 const LATE_WINDOW_MS: u64 = 2_000;
-/// Timeouts are stretched to this many times their length at most.
-const STRETCH_MOST: u64 = 3;
-/// A closed stream counts alone when its process has not come back within this.
+/// Timeouts are stretched at most by this factor.
+const MAX_STRETCH: u64 = 3;
+/// A closed stream is conclusive without a witness when its process has not come back within this.
 const CONFIRM_MS: u64 = 150;
-/// Silence of this many timeouts counts alone: who reaches no coordinator for so long cannot take part in any change.
-const SILENT_ALONE: u64 = 4;
-/// A worker that was failed over twice within this leads nothing for as long.
-const DAMP_MS: u64 = 5 * 60 * 1_000;
-/// Failovers so close to each other are one: the partitions of a worker may need several writes of the map.
+/// Silence of this many timeouts is conclusive without a witness: a worker that reaches no coordinator for so long
+/// cannot take part in any change.
+const SILENT_TIMEOUTS: u64 = 4;
+/// A worker that failed over twice within this time becomes primary of nothing for as long.
+const DAMPING_MS: u64 = 5 * 60 * 1_000;
+/// Failovers so close to each other count as one: the partitions of a worker may need several map writes.
 const INCIDENT_MS: u64 = 10_000;
 
-/// When a detector says something.
+/// Timeouts of a detector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// How often [`Event::Tick`] is due.
     pub tick_ms: u64,
-    /// Silence after which somebody is suspected. Six beats of 200 ms by default: several times the worst lateness measured of a
-    /// timer with 32 busy threads per core.
+    /// Silence after which a worker is suspected. Six heartbeats of 200 ms by default: several times the lateness of a
+    /// timer under heavy load.
     pub suspect_ms: u64,
-    /// Work that waits this long without any progress makes its process unhealthy though it beats.
+    /// Work that waits this long without progress makes its process unhealthy although it sends heartbeats.
     pub stuck_ms: u64,
-    /// Age at which a detector has its first opinion: a fresh one must not fail everybody over.
-    pub opinion_ms: u64,
+    /// Age below which a detector suspects nobody: a new one must not fail over every partition.
+    pub warmup_ms: u64,
 }
 
 impl Default for Timing {
     fn default() -> Self {
-        Self { tick_ms: 100, suspect_ms: 1_200, stuck_ms: 1_000, opinion_ms: 3_000 }
+        Self { tick_ms: 100, suspect_ms: 1_200, stuck_ms: 1_000, warmup_ms: 3_000 }
     }
 }
 
-/// What happened.
+/// An input of the detector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The own timer fired; due every [`Timing::tick_ms`].
     Tick,
     /// A process opened a stream.
-    Met {
-        /// Who it is.
+    Connected {
+        /// The process.
         member: Member,
-        /// What fails together with it: its machine.
+        /// Failure domain: its machine.
         domain: String,
     },
-    /// A process said that it lives, and how its work goes.
-    Beat {
-        /// Who it is.
+    /// A process sent a heartbeat with the progress of its work.
+    Heartbeat {
+        /// The process.
         member: Member,
-        /// Rises with any progress.
-        turns: u64,
-        /// Work waits.
+        /// Counter that increases with any progress.
+        progress: u64,
+        /// Work is queued.
         queued: bool,
     },
-    /// Its stream was reset or closed, or a connection to it refused.
+    /// Its stream was reset or closed, or a connection to it was refused.
     Closed(Member),
-    /// Its supervisor saw it exit; `None`: the process that was heard last.
+    /// Its supervisor saw it exit; `None`: the process seen last.
     Died(Ordinal, Option<Incarnation>),
-    /// Its partitions were given to others because it was thought dead.
+    /// Its partitions were failed over because it was considered dead.
     FailedOver(Ordinal),
 }
 
-/// What is new.
+/// A change of liveness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// A process is thought dead.
+    /// A process is considered dead.
     Suspect(Member, Cause),
-    /// It is not, or a living process has taken its place.
+    /// It is alive after all, or a living process has replaced it.
     Trust(Member),
     /// Proof: this process will never act again.
     Dead(Member),
 }
 
-/// Why somebody is suspected.
+/// Why a process is suspected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// No beat for too long.
+    /// No heartbeat for too long.
     Silent,
-    /// Hard evidence: its stream ended, or nobody listens where it did.
+    /// Hard evidence: its stream ended, or its port refuses connections.
     Closed,
-    /// It beats, but its work stands still: its own word.
+    /// It sends heartbeats, but reports that its work makes no progress.
     Stuck,
 }
 
-/// What is thought of a process that was heard.
+/// Liveness of a process that was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// It lives.
+pub enum Liveness {
+    /// It is alive.
     Alive,
     /// It may be dead.
     Suspected {
-        /// Why.
+        /// Cause of the suspicion.
         cause: Cause,
-        /// Since when.
+        /// Since when it is suspected.
         since_ms: u64,
     },
     /// It is dead, by proof.
@@ -122,13 +123,13 @@ pub enum Standing {
     },
 }
 
-impl Standing {
-    /// Whether it lives, as far as anybody knows.
+impl Liveness {
+    /// Whether it is alive, as far as known.
     pub const fn is_alive(self) -> bool {
         matches!(self, Self::Alive)
     }
 
-    /// Since when it does not.
+    /// Since when it is not alive.
     pub const fn since_ms(self) -> Option<u64> {
         match self {
             Self::Alive => None,
@@ -136,139 +137,139 @@ impl Standing {
         }
     }
 
-    /// Whether its partitions may be given to others. Proof and its own word are enough; everything else needs a second
-    /// witness, or that it lasts, which while the brake acts is not enough.
+    /// Whether its partitions may be failed over. Proof and its own report are sufficient; everything else needs a
+    /// second witness, or must last, which is not sufficient while the brake acts.
     pub const fn is_confirmed(self, witness: bool, braked: bool, now_ms: u64, timing: &Timing) -> bool {
         match self {
             Self::Alive => false,
             Self::Dead { .. } | Self::Suspected { cause: Cause::Stuck, .. } => true,
             Self::Suspected { cause, since_ms } => {
-                let alone_ms = match cause {
-                    Cause::Silent => (SILENT_ALONE - 1) * timing.suspect_ms,
+                let conclusive_ms = match cause {
+                    Cause::Silent => (SILENT_TIMEOUTS - 1) * timing.suspect_ms,
                     _ => CONFIRM_MS,
                 };
-                witness || (!braked && now_ms.saturating_sub(since_ms) >= alone_ms)
+                witness || (!braked && now_ms.saturating_sub(since_ms) >= conclusive_ms)
             }
         }
     }
 }
 
-/// The detector.
+/// The failure detector.
 #[derive(Debug, Clone)]
 pub struct Detector {
     timing: Timing,
     started_ms: u64,
     ticked_ms: u64,
-    /// Own late ticks of the last two seconds: when, and how late.
-    late: VecDeque<(u64, u64)>,
-    places: BTreeMap<Ordinal, Place>,
-    /// Reported dead before they were heard.
-    unheard: BTreeSet<Ordinal>,
-    /// The last two failovers of each place.
+    /// Own late ticks of the last two seconds: time and lateness.
+    late_ticks: VecDeque<(u64, u64)>,
+    workers: BTreeMap<Ordinal, TrackedWorker>,
+    /// Reported dead before they were seen.
+    died_unseen: BTreeSet<Ordinal>,
+    /// Last two failovers of each worker.
     failovers: BTreeMap<Ordinal, VecDeque<u64>>,
 }
 
 #[derive(Debug, Clone)]
-struct Place {
+struct TrackedWorker {
     member: Member,
     domain: String,
     heard_ms: u64,
-    /// The same, with what the detector itself missed.
-    beat_ms: u64,
+    /// As `heard_ms`, without credit for pauses of the detector itself.
+    heartbeat_ms: u64,
     closed_ms: Option<u64>,
     turns: u64,
     /// Since when work waits without progress.
-    still_ms: Option<u64>,
-    standing: Standing,
+    stalled_since_ms: Option<u64>,
+    liveness: Liveness,
 }
 
 impl Detector {
-    /// A detector that starts now.
+    /// Creates a detector that starts now.
     pub const fn new(timing: Timing, now_ms: u64) -> Self {
         Self {
             timing,
             started_ms: now_ms,
             ticked_ms: now_ms,
-            late: VecDeque::new(),
-            places: BTreeMap::new(),
-            unheard: BTreeSet::new(),
+            late_ticks: VecDeque::new(),
+            workers: BTreeMap::new(),
+            died_unseen: BTreeSet::new(),
             failovers: BTreeMap::new(),
         }
     }
 
-    /// Its timing.
+    /// Returns the timing.
     pub const fn timing(&self) -> &Timing {
         &self.timing
     }
 
-    /// How long it has been running.
+    /// Returns how long it has been running.
     pub const fn age_ms(&self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(self.started_ms)
     }
 
-    /// What is thought of a place; `None`: nobody was heard there.
-    pub fn standing(&self, ordinal: Ordinal) -> Option<Standing> {
-        self.places.get(&ordinal).map(|place| place.standing)
+    /// Returns the liveness of a worker; `None` if it was never seen.
+    pub fn liveness(&self, ordinal: Ordinal) -> Option<Liveness> {
+        self.workers.get(&ordinal).map(|place| place.liveness)
     }
 
-    /// The places whose process is not thought to live: what a worker says in its beats.
+    /// Workers that are not considered alive: reported in heartbeats.
     pub fn suspects(&self) -> impl Iterator<Item = Ordinal> {
-        self.places.iter().filter(|(_, place)| !place.standing.is_alive()).map(|(ordinal, _)| *ordinal)
+        self.workers.iter().filter(|(_, place)| !place.liveness.is_alive()).map(|(ordinal, _)| *ordinal)
     }
 
-    /// Whether the process at a place was heard a moment ago. One that is not suspected may not have been: a detector that was
-    /// stalled suspects nobody for it, and yet knows nothing of that time.
+    /// Whether a worker sent a heartbeat recently. One that is not suspected may not have: a detector that was stalled
+    /// suspects nobody for it, and yet knows nothing of that time.
     pub fn is_fresh(&self, ordinal: Ordinal, now_ms: u64) -> bool {
-        let place = self.places.get(&ordinal);
-        place.is_some_and(|place| now_ms.saturating_sub(place.beat_ms) <= self.timing.suspect_ms)
+        let place = self.workers.get(&ordinal);
+        place.is_some_and(|place| now_ms.saturating_sub(place.heartbeat_ms) <= self.timing.suspect_ms)
     }
 
-    /// Whether a supervisor reported the death of a process that was never heard here.
-    pub fn died_unheard(&self, ordinal: Ordinal) -> bool {
-        self.unheard.contains(&ordinal)
+    /// Whether a supervisor reported the death of a process that was never seen here.
+    pub fn died_unseen(&self, ordinal: Ordinal) -> bool {
+        self.died_unseen.contains(&ordinal)
     }
 
-    /// Whether more is silent than one fault explains: more than one failure domain and more than a third of the workers. The
-    /// fault is then taken for one's own.
+    /// Whether more workers are silent than one fault explains: more than one failure domain and more than a third of
+    /// the workers. The fault is then assumed to be the observer's own.
     pub fn is_braked(&self) -> bool {
         let silent = || {
-            let cut_off = |place: &&Place| {
-                matches!(place.standing, Standing::Suspected { cause: Cause::Silent | Cause::Closed, .. })
+            let cut_off = |place: &&TrackedWorker| {
+                matches!(place.liveness, Liveness::Suspected { cause: Cause::Silent | Cause::Closed, .. })
             };
-            self.places.values().filter(cut_off)
+            self.workers.values().filter(cut_off)
         };
         let domains: BTreeSet<_> = silent().map(|place| &place.domain).collect();
-        domains.len() > 1 && 3 * silent().count() > self.places.len()
+        domains.len() > 1 && 3 * silent().count() > self.workers.len()
     }
 
-    /// Whether a place failed over so often that it should lead nothing for a while.
+    /// Whether a worker failed over so often that it should not become primary for a while.
     pub fn is_damped(&self, ordinal: Ordinal, now_ms: u64) -> bool {
         self.failovers.get(&ordinal).is_some_and(|times| {
             let (first, last) = (times[0], times[times.len() - 1]);
-            times.len() == 2 && last - first <= DAMP_MS && now_ms.saturating_sub(last) < DAMP_MS
+            times.len() == 2 && last - first <= DAMPING_MS && now_ms.saturating_sub(last) < DAMPING_MS
         })
     }
 
-    /// Forgets who is no longer part of anything: its silence says nothing about the others.
+    /// Removes a worker that left the cluster: its silence says nothing about the others.
     pub fn forget(&mut self, ordinal: Ordinal) {
-        self.places.remove(&ordinal);
-        self.unheard.remove(&ordinal);
+        self.workers.remove(&ordinal);
+        self.died_unseen.remove(&ordinal);
     }
 
-    /// Takes an event.
+    /// Handles an event.
     pub fn step(&mut self, event: Event, now_ms: u64) -> Vec<Action> {
         let mut actions = Vec::new();
-        // What has stood still is found by the timer alone, which knows whether this process stood still itself.
+        // Only the timer detects stalls: it knows whether this process was stalled itself.
         let timed = event == Event::Tick;
         match event {
             Event::Tick => self.tick(now_ms),
-            Event::Met { member, domain } => self.met(member, domain, now_ms, &mut actions),
-            Event::Beat { member, turns, queued } => self.beat(&member, turns, queued, now_ms),
-            Event::Closed(member) if is_planted(Defect::ProofWithoutDeath) => {
+            Event::Connected { member, domain } => self.connected(member, domain, now_ms, &mut actions),
+            Event::Heartbeat { member, progress: turns, queued } => self.heartbeat(&member, turns, queued, now_ms),
+            Event::Closed(member) if injected!(ProofWithoutDeath) => {
                 self.died(member.ordinal, Some(member.incarnation), now_ms, &mut actions);
             }
             Event::Closed(member) => {
-                if let Some(place) = self.process_mut(&member) {
+                if let Some(place) = self.worker_mut(&member) {
                     place.closed_ms.get_or_insert(now_ms);
                 }
             }
@@ -284,99 +285,99 @@ impl Detector {
                 }
             }
         }
-        self.judge(timed, now_ms, &mut actions);
+        self.update_liveness(timed, now_ms, &mut actions);
         actions
     }
 
     fn tick(&mut self, now_ms: u64) {
         let late_ms = now_ms.saturating_sub(self.ticked_ms).saturating_sub(self.timing.tick_ms);
         self.ticked_ms = now_ms;
-        self.late.retain(|(at_ms, _)| now_ms.saturating_sub(*at_ms) <= LATE_WINDOW_MS);
+        self.late_ticks.retain(|(at_ms, _)| now_ms.saturating_sub(*at_ms) <= LATE_WINDOW_MS);
         if late_ms > LATE_MS {
-            self.late.push_back((now_ms, late_ms));
+            self.late_ticks.push_back((now_ms, late_ms));
         }
         if late_ms > self.timing.suspect_ms / 2 {
-            // This process did not run: what others said meanwhile still waits to be read.
-            for place in self.places.values_mut() {
+            // This process did not run: heartbeats that arrived meanwhile still wait to be read.
+            for place in self.workers.values_mut() {
                 place.heard_ms = (place.heard_ms + late_ms).min(now_ms);
-                place.still_ms = place.still_ms.map(|since_ms| (since_ms + late_ms).min(now_ms));
+                place.stalled_since_ms = place.stalled_since_ms.map(|since_ms| (since_ms + late_ms).min(now_ms));
             }
         }
     }
 
-    fn met(&mut self, member: Member, domain: String, now_ms: u64, actions: &mut Vec<Action>) {
-        self.unheard.remove(&member.ordinal);
-        let mut standing = Standing::Alive;
-        if let Some(known) = self.places.get(&member.ordinal) {
-            let same_store = known.member.store == member.store;
-            if same_store && known.member.incarnation > member.incarnation {
+    fn connected(&mut self, member: Member, domain: String, now_ms: u64, actions: &mut Vec<Action>) {
+        self.died_unseen.remove(&member.ordinal);
+        let mut standing = Liveness::Alive;
+        if let Some(previous) = self.workers.get(&member.ordinal) {
+            let same_store = previous.member.store == member.store;
+            if same_store && previous.member.incarnation > member.incarnation {
                 return;
             }
-            if known.member == member {
-                // The dead do not come back under their name; the judgement of others is made again.
-                standing = known.standing;
+            if previous.member == member {
+                // A dead process does not come back under its name; other judgements are made again.
+                standing = previous.liveness;
             } else {
-                let dead = matches!(known.standing, Standing::Dead { .. });
-                // The lock of the data folder was free, or the machine was started anew.
-                if same_store && known.domain == domain && !dead {
-                    actions.push(Action::Dead(known.member));
+                let dead = matches!(previous.liveness, Liveness::Dead { .. });
+                // The lock of the data folder was free, or the machine was restarted.
+                if same_store && previous.domain == domain && !dead {
+                    actions.push(Action::Dead(previous.member));
                 }
-                if !known.standing.is_alive() || actions.contains(&Action::Dead(known.member)) {
+                if !previous.liveness.is_alive() || actions.contains(&Action::Dead(previous.member)) {
                     actions.push(Action::Trust(member));
                 }
             }
         }
         let (heard_ms, beat_ms) = (now_ms, now_ms);
-        let place = Place { member, domain, heard_ms, beat_ms, closed_ms: None, turns: 0, still_ms: None, standing };
-        self.places.insert(member.ordinal, place);
+        let place = TrackedWorker { member, domain, heard_ms, heartbeat_ms: beat_ms, closed_ms: None, turns: 0, stalled_since_ms: None, liveness: standing };
+        self.workers.insert(member.ordinal, place);
     }
 
-    fn beat(&mut self, member: &Member, turns: u64, queued: bool, now_ms: u64) {
-        let Some(place) = self.process_mut(member) else { return };
-        (place.heard_ms, place.beat_ms, place.closed_ms) = (now_ms, now_ms, None);
+    fn heartbeat(&mut self, member: &Member, turns: u64, queued: bool, now_ms: u64) {
+        let Some(place) = self.worker_mut(member) else { return };
+        (place.heard_ms, place.heartbeat_ms, place.closed_ms) = (now_ms, now_ms, None);
         let moved = std::mem::replace(&mut place.turns, turns) != turns;
-        place.still_ms = if queued && !moved { place.still_ms.or(Some(now_ms)) } else { None };
+        place.stalled_since_ms = if queued && !moved { place.stalled_since_ms.or(Some(now_ms)) } else { None };
     }
 
     fn died(&mut self, ordinal: Ordinal, incarnation: Option<Incarnation>, now_ms: u64, actions: &mut Vec<Action>) {
-        let Some(place) = self.places.get_mut(&ordinal) else {
-            self.unheard.insert(ordinal);
+        let Some(place) = self.workers.get_mut(&ordinal) else {
+            self.died_unseen.insert(ordinal);
             return;
         };
         let named = incarnation.is_none_or(|incarnation| incarnation == place.member.incarnation);
-        if named && !matches!(place.standing, Standing::Dead { .. }) {
-            place.standing = Standing::Dead { since_ms: now_ms };
+        if named && !matches!(place.liveness, Liveness::Dead { .. }) {
+            place.liveness = Liveness::Dead { since_ms: now_ms };
             actions.push(Action::Dead(place.member));
         }
     }
 
-    /// Compares what is thought of everybody with what is known.
-    fn judge(&mut self, timed: bool, now_ms: u64, actions: &mut Vec<Action>) {
+    /// Updates the liveness of every worker.
+    fn update_liveness(&mut self, timed: bool, now_ms: u64, actions: &mut Vec<Action>) {
         let stretch = self.stretch_permille();
-        let has_opinion = self.age_ms(now_ms) >= self.timing.opinion_ms;
-        let passed = |since_ms: u64, limit_ms: u64| now_ms.saturating_sub(since_ms) * 1_000 >= limit_ms * stretch;
-        for place in self.places.values_mut() {
+        let warmed_up = self.age_ms(now_ms) >= self.timing.warmup_ms;
+        let exceeds = |since_ms: u64, limit_ms: u64| now_ms.saturating_sub(since_ms) * 1_000 >= limit_ms * stretch;
+        for place in self.workers.values_mut() {
             let cause = if place.closed_ms.is_some() {
                 Some(Cause::Closed)
-            } else if passed(place.heard_ms, self.timing.suspect_ms) {
+            } else if exceeds(place.heard_ms, self.timing.suspect_ms) {
                 Some(Cause::Silent)
-            } else if place.still_ms.is_some_and(|since_ms| passed(since_ms, self.timing.stuck_ms)) {
+            } else if place.stalled_since_ms.is_some_and(|since_ms| exceeds(since_ms, self.timing.stuck_ms)) {
                 Some(Cause::Stuck)
             } else {
                 None
             };
-            match (place.standing, cause) {
-                (Standing::Alive, Some(cause)) if has_opinion && (timed || cause == Cause::Closed) => {
-                    place.standing = Standing::Suspected { cause, since_ms: now_ms };
+            match (place.liveness, cause) {
+                (Liveness::Alive, Some(cause)) if warmed_up && (timed || cause == Cause::Closed) => {
+                    place.liveness = Liveness::Suspected { cause, since_ms: now_ms };
                     actions.push(Action::Suspect(place.member, cause));
                 }
-                (Standing::Suspected { .. }, None) => {
-                    place.standing = Standing::Alive;
+                (Liveness::Suspected { .. }, None) => {
+                    place.liveness = Liveness::Alive;
                     actions.push(Action::Trust(place.member));
                 }
-                // What is harder replaces what is softer; since when stays.
-                (Standing::Suspected { since_ms, .. }, Some(cause)) => {
-                    place.standing = Standing::Suspected { cause, since_ms };
+                // A harder cause replaces a softer one; the start stays.
+                (Liveness::Suspected { since_ms, .. }, Some(cause)) => {
+                    place.liveness = Liveness::Suspected { cause, since_ms };
                 }
                 _ => {}
             }
@@ -385,12 +386,12 @@ impl Detector {
 
     /// By how much timeouts are stretched because this process itself runs late, in thousandths.
     fn stretch_permille(&self) -> u64 {
-        let worst_ms = self.late.iter().map(|(_, late_ms)| *late_ms).max().unwrap_or(0);
-        (worst_ms * 1_000 / LATE_MS).clamp(1_000, STRETCH_MOST * 1_000)
+        let worst_ms = self.late_ticks.iter().map(|(_, late_ms)| *late_ms).max().unwrap_or(0);
+        (worst_ms * 1_000 / LATE_MS).clamp(1_000, MAX_STRETCH * 1_000)
     }
 
-    fn process_mut(&mut self, member: &Member) -> Option<&mut Place> {
-        self.places.get_mut(&member.ordinal).filter(|place| place.member == *member)
+    fn worker_mut(&mut self, member: &Member) -> Option<&mut TrackedWorker> {
+        self.workers.get_mut(&member.ordinal).filter(|place| place.member == *member)
     }
 }
 
@@ -406,7 +407,7 @@ mod tests {
         Member { ordinal: Ordinal(ordinal), store, incarnation: Incarnation(incarnation) }
     }
 
-    /// A detector whose timer fires in time, and those that beat.
+    /// A detector whose timer fires in time, and the workers that send heartbeats.
     struct Watch {
         detector: Detector,
         now_ms: u64,
@@ -428,14 +429,14 @@ mod tests {
 
         fn meet(&mut self, member: Member) -> Vec<Action> {
             self.beating.insert(member.ordinal, (member, true));
-            self.step(Event::Met { member, domain: format!("machine-{}", member.ordinal) })
+            self.step(Event::Connected { member, domain: format!("machine-{}", member.ordinal) })
         }
 
         fn step(&mut self, event: Event) -> Vec<Action> {
             self.detector.step(event, self.now_ms)
         }
 
-        /// Lets time pass in ticks, with beats of those that beat.
+        /// Advances time in ticks, with heartbeats of the living workers.
         fn pass(&mut self, ms: u64) -> Vec<Action> {
             let mut actions = Vec::new();
             for _ in 0..ms / 100 {
@@ -443,7 +444,7 @@ mod tests {
                 self.turns += 1;
                 for (member, moves) in self.beating.clone().into_values() {
                     let turns = if moves { self.turns } else { 0 };
-                    actions.extend(self.step(Event::Beat { member, turns, queued: true }));
+                    actions.extend(self.step(Event::Heartbeat { member, progress: turns, queued: true }));
                 }
                 actions.extend(self.step(Event::Tick));
             }
@@ -454,89 +455,90 @@ mod tests {
             self.beating.remove(&Ordinal(ordinal));
         }
 
-        fn standing(&self, ordinal: u32) -> Standing {
-            self.detector.standing(Ordinal(ordinal)).unwrap()
+        fn standing(&self, ordinal: u32) -> Liveness {
+            self.detector.liveness(Ordinal(ordinal)).unwrap()
         }
     }
 
     #[test]
-    fn six_beats_of_silence_are_suspicion_and_a_beat_ends_it() {
+    fn six_missed_heartbeats_are_suspicion_and_a_heartbeat_ends_it() {
         let mut watch = Watch::new(3);
         assert_eq!(watch.pass(5_000), []);
         watch.fall_silent(1);
         assert_eq!(watch.pass(1_100), []);
         assert_eq!(watch.pass(100), [Action::Suspect(member(1, 1), Cause::Silent)]);
         assert_eq!(watch.detector.suspects().collect::<Vec<_>>(), [Ordinal(1)]);
-        assert_eq!(watch.pass(5_000), [], "it is said once");
-        let beat = Event::Beat { member: member(1, 1), turns: 1, queued: false };
+        assert_eq!(watch.pass(5_000), [], "reported once");
+        let beat = Event::Heartbeat { member: member(1, 1), progress: 1, queued: false };
         assert_eq!(watch.step(beat), [Action::Trust(member(1, 1))]);
         assert!(watch.standing(1).is_alive());
     }
 
     #[test]
-    fn who_beats_without_progress_is_stuck_only_while_work_waits() {
+    fn worker_without_progress_is_stuck_only_while_work_waits() {
         let mut watch = Watch::new(2);
         watch.pass(4_000);
         watch.beating.insert(Ordinal(0), (member(0, 1), false));
         assert_eq!(watch.pass(1_000), []);
         assert_eq!(watch.pass(200), [Action::Suspect(member(0, 1), Cause::Stuck)]);
-        assert!(watch.standing(0).is_confirmed(false, true, watch.now_ms, watch.detector.timing()), "its own word");
+        assert!(watch.standing(0).is_confirmed(false, true, watch.now_ms, watch.detector.timing()), "its own report");
         watch.beating.insert(Ordinal(0), (member(0, 1), true));
         assert_eq!(watch.pass(100), [Action::Trust(member(0, 1))]);
         for _ in 0..30 {
             watch.now_ms += 100;
             assert_eq!(
-                watch.step(Event::Beat { member: member(0, 1), turns: 7, queued: false }),
+                watch.step(Event::Heartbeat { member: member(0, 1), progress: 7, queued: false }),
                 [],
                 "idle is healthy"
             );
-            watch.step(Event::Beat { member: member(1, 1), turns: watch.now_ms, queued: false });
+            watch.step(Event::Heartbeat { member: member(1, 1), progress: watch.now_ms, queued: false });
             watch.step(Event::Tick);
         }
     }
 
     #[test]
-    fn a_fresh_detector_has_no_opinion_and_never_one_of_somebody_it_has_not_heard() {
+    fn new_detector_suspects_nobody_and_never_a_worker_it_has_not_seen() {
         let mut watch = Watch::new(2);
         watch.fall_silent(0);
-        assert_eq!(watch.pass(2_900), [], "silent for longer than the timeout, but too early to say");
+        assert_eq!(watch.pass(2_900), [], "silent for longer than the timeout, but still warming up");
         assert_eq!(watch.step(Event::Closed(member(1, 1))), [], "hard evidence waits as well");
         watch.fall_silent(1);
-        let said = watch.pass(100);
-        assert!(said.contains(&Action::Suspect(member(0, 1), Cause::Silent)), "{said:?}");
-        assert!(said.contains(&Action::Suspect(member(1, 1), Cause::Closed)), "{said:?}");
+        let actions = watch.pass(100);
+        assert!(actions.contains(&Action::Suspect(member(0, 1), Cause::Silent)), "{actions:?}");
+        assert!(actions.contains(&Action::Suspect(member(1, 1), Cause::Closed)), "{actions:?}");
         watch.pass(600_000);
-        assert_eq!(watch.detector.standing(Ordinal(7)), None);
+        assert_eq!(watch.detector.liveness(Ordinal(7)), None);
         assert_eq!(watch.step(Event::Closed(member(7, 1))), []);
-        assert_eq!(watch.step(Event::Died(Ordinal(7), None)), [], "nor is a name proof of anything");
-        assert!(watch.detector.died_unheard(Ordinal(7)));
+        assert_eq!(watch.step(Event::Died(Ordinal(7), None)), [], "an ordinal alone is no proof");
+        assert!(watch.detector.died_unseen(Ordinal(7)));
         watch.meet(member(7, 3));
-        assert!(!watch.detector.died_unheard(Ordinal(7)));
+        assert!(!watch.detector.died_unseen(Ordinal(7)));
     }
 
     #[test]
-    fn only_proof_makes_dead_and_only_the_incarnation_it_names() {
+    fn only_proof_makes_dead_and_only_the_named_incarnation() {
         let mut watch = Watch::new(3);
         watch.pass(4_000);
         assert_eq!(watch.step(Event::Closed(member(0, 1))), [Action::Suspect(member(0, 1), Cause::Closed)]);
-        assert!(matches!(watch.standing(0), Standing::Suspected { cause: Cause::Closed, .. }), "a reset is no proof");
+        assert!(matches!(watch.standing(0), Liveness::Suspected { cause: Cause::Closed, .. }), "a reset is no proof");
         assert_eq!(watch.step(Event::Died(Ordinal(1), Some(Incarnation(2)))), [], "the proof of another process");
         assert_eq!(watch.step(Event::Died(Ordinal(1), Some(Incarnation(1)))), [Action::Dead(member(1, 1))]);
-        assert_eq!(watch.step(Event::Died(Ordinal(1), None)), [], "said once");
-        let late = Event::Beat { member: member(1, 1), turns: 9, queued: false };
-        assert_eq!(watch.step(late), [], "a beat that was under way brings nobody back");
-        assert!(matches!(watch.standing(1), Standing::Dead { .. }));
-        // The next process, on the same machine: the place lives again. On the third's, it proves the death of the old one.
+        assert_eq!(watch.step(Event::Died(Ordinal(1), None)), [], "reported once");
+        let late = Event::Heartbeat { member: member(1, 1), progress: 9, queued: false };
+        assert_eq!(watch.step(late), [], "a heartbeat that was in flight revives nothing");
+        assert!(matches!(watch.standing(1), Liveness::Dead { .. }));
+        // The next process on the same machine: the worker is alive again. On the third worker's, it proves the death
+        // of the old one.
         assert_eq!(watch.meet(member(1, 2)), [Action::Trust(member(1, 2))]);
         assert_eq!(watch.meet(member(2, 2)), [Action::Dead(member(2, 1)), Action::Trust(member(2, 2))]);
-        assert_eq!(watch.step(Event::Died(Ordinal(2), Some(Incarnation(1)))), [], "long known");
+        assert_eq!(watch.step(Event::Died(Ordinal(2), Some(Incarnation(1)))), [], "already known");
         assert!(watch.standing(2).is_alive());
-        let elsewhere = Event::Met { member: member(2, 3), domain: "elsewhere".into() };
+        let elsewhere = Event::Connected { member: member(2, 3), domain: "elsewhere".into() };
         assert_eq!(watch.step(elsewhere), [], "the same store on another machine proves nothing");
     }
 
     #[test]
-    fn a_detector_that_runs_late_trusts_its_own_clock_less() {
+    fn detector_that_runs_late_stretches_its_timeouts() {
         let mut watch = Watch::new(2);
         watch.pass(4_000);
         watch.fall_silent(0);
@@ -548,16 +550,16 @@ mod tests {
         watch.now_ms += 350;
         watch.step(Event::Tick);
         assert_eq!(watch.pass(700), []);
-        assert_eq!(watch.pass(200).len(), 2, "but not for ever");
+        assert_eq!(watch.pass(200).len(), 2, "but not without end");
     }
 
     #[test]
-    fn a_detector_that_was_stalled_does_not_find_everybody_silent() {
+    fn stalled_detector_does_not_suspect_everyone() {
         let mut watch = Watch::new(3);
         watch.pass(4_000);
         watch.now_ms += 60_000;
-        // The first beat that was waiting is read before the timer fires.
-        assert_eq!(watch.step(Event::Beat { member: member(1, 1), turns: 99, queued: false }), []);
+        // The first queued heartbeat is read before the timer fires.
+        assert_eq!(watch.step(Event::Heartbeat { member: member(1, 1), progress: 99, queued: false }), []);
         assert_eq!(watch.step(Event::Tick), []);
         assert_eq!(watch.pass(5_000), []);
     }
@@ -566,17 +568,17 @@ mod tests {
     fn suspicion_needs_a_second_witness_or_to_last() {
         let timing = Timing::default();
         let confirmed = |cause, age_ms, witness, braked| {
-            Standing::Suspected { cause, since_ms: START }.is_confirmed(witness, braked, START + age_ms, &timing)
+            Liveness::Suspected { cause, since_ms: START }.is_confirmed(witness, braked, START + age_ms, &timing)
         };
         assert!(confirmed(Cause::Silent, 0, true, false));
-        assert!(!confirmed(Cause::Silent, 3_500, false, false), "one broken link fails nobody over");
+        assert!(!confirmed(Cause::Silent, 3_500, false, false), "one broken link causes no failover");
         assert!(confirmed(Cause::Silent, 3_600, false, false));
         assert!(!confirmed(Cause::Closed, 100, false, false), "it may be back at once");
         assert!(confirmed(Cause::Closed, 150, false, false));
-        assert!(!confirmed(Cause::Closed, 60_000, false, true), "the brake acts: only the backup's word counts");
+        assert!(!confirmed(Cause::Closed, 60_000, false, true), "the brake acts: only the backup's suspicion counts");
         assert!(confirmed(Cause::Closed, 0, true, true));
-        assert!(Standing::Dead { since_ms: START }.is_confirmed(false, true, START, &timing));
-        assert!(!Standing::Alive.is_confirmed(true, false, START, &timing), "who is heard is not dead");
+        assert!(Liveness::Dead { since_ms: START }.is_confirmed(false, true, START, &timing));
+        assert!(!Liveness::Alive.is_confirmed(true, false, START, &timing), "a live worker is not dead");
     }
 
     #[test]
@@ -590,15 +592,15 @@ mod tests {
         watch.pass(2_000);
         assert!(watch.detector.is_braked(), "two of five, on two machines");
         watch.step(Event::Died(Ordinal(1), None));
-        assert!(!watch.detector.is_braked(), "who is proven dead is no riddle");
+        assert!(!watch.detector.is_braked(), "a proven death does not count as silence");
         watch.fall_silent(2);
         watch.pass(2_000);
         assert!(watch.detector.is_braked());
         watch.detector.forget(Ordinal(2));
-        assert!(!watch.detector.is_braked(), "who was sent away is not missed");
+        assert!(!watch.detector.is_braked(), "a removed worker does not count");
         let mut one_machine = Detector::new(Timing::default(), 0);
         for ordinal in 0..3 {
-            one_machine.step(Event::Met { member: member(ordinal, 1), domain: "one".into() }, 0);
+            one_machine.step(Event::Connected { member: member(ordinal, 1), domain: "one".into() }, 0);
         }
         (1..60).for_each(|tick| drop(one_machine.step(Event::Tick, tick * 100)));
         assert_eq!(one_machine.suspects().count(), 3);
@@ -606,21 +608,21 @@ mod tests {
     }
 
     #[test]
-    fn who_failed_over_twice_leads_nothing_for_five_minutes() {
+    fn worker_that_failed_over_twice_is_damped_for_five_minutes() {
         let mut watch = Watch::new(1);
         let damped = |watch: &Watch| watch.detector.is_damped(Ordinal(0), watch.now_ms);
         watch.step(Event::FailedOver(Ordinal(0)));
         watch.now_ms += 1_000;
         watch.step(Event::FailedOver(Ordinal(0)));
-        assert!(!damped(&watch), "once, in several writes, is no flapping");
-        watch.now_ms += DAMP_MS + 1;
+        assert!(!damped(&watch), "several writes of one failover are not flapping");
+        watch.now_ms += DAMPING_MS + 1;
         watch.step(Event::FailedOver(Ordinal(0)));
-        assert!(!damped(&watch), "nor is twice in a long time");
+        assert!(!damped(&watch), "nor are two failovers far apart");
         watch.now_ms += 60_000;
         watch.step(Event::FailedOver(Ordinal(0)));
         assert!(damped(&watch));
-        watch.now_ms += DAMP_MS;
+        watch.now_ms += DAMPING_MS;
         assert!(!damped(&watch), "it is over");
-        assert!(watch.detector.standing(Ordinal(0)).is_some(), "membership is untouched");
+        assert!(watch.detector.liveness(Ordinal(0)).is_some(), "membership is untouched");
     }
 }

@@ -1,31 +1,31 @@
 //! Receives the heartbeats of a cluster's workers, asks `engram-cluster` what to do, and writes the partition map.
 //!
-//! Decides nothing of its own: [`engram_cluster::detector`] says who is dead, [`engram_cluster::decide`] what to do, and the
-//! map store lets in legal changes only. Its death ends nobody: workers go on serving under the map they have, and write it by
-//! themselves when one of them fails meanwhile.
+//! Decides nothing itself: [`engram_cluster::detector`] decides which workers are dead, [`engram_cluster::decide`] what
+//! to do, and the map store accepts legal changes only. Its death stops no worker: workers continue to serve under
+//! their current map, and write it themselves if one of them fails meanwhile.
 //!
-//! Invariant: a map that is lost beside workers that have seen one is never replaced by an empty one, nor by an older one; only a
-//! person's order makes it anew.
+//! Invariant: a lost map is never replaced by an empty or older one while workers have seen it; only an explicit order
+//! rebuilds it.
 //!
 //! ```text
-//! beats, deaths ─> Detector ─> decide(map, observed) ─┐
-//! proposals ──────────────────────────────────────────┴─> one compare-and-swap ─> view ─> every worker
+//! heartbeats, deaths ─> Detector ─> decide(map, observed) ─┐
+//! proposals ───────────────────────────────────────────────┴─> one compare-and-swap ─> view ─> every worker
 //! ```
 #![forbid(unsafe_code)]
 
 mod guard;
 mod host;
-mod last_resort;
-mod relief;
+mod manual_recovery;
+mod environment;
 mod service;
 mod state;
 pub mod wire;
 mod writer;
 
-pub use guard::{Accounts, Asks};
+pub use guard::{TokenAuthorizer, QueryKind};
 pub use host::{Handle, Host, Report};
-pub use relief::Surroundings;
-pub use state::{Bootstrapping, Certified, GpuTrouble};
+pub use environment::Environment;
+pub use state::{BootstrapProgress, WorkerCertificate, GpuFault};
 
 use engram_cluster::detector::Timing;
 use engram_identity::{Callers, Keys};
@@ -45,37 +45,39 @@ use tokio::time::Instant;
 use tokio_stream::Stream;
 use tonic::transport::server::{Connected, TcpIncoming};
 
-/// A worker that says nothing for this long is asked whether it is there.
+/// Interval of HTTP/2 keepalives to a silent worker.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 const MESSAGE_BYTES: usize = engram_proto::MAX_PEER_MESSAGE_BYTES;
 
-/// What a coordinator is for.
+/// Options of a coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The cluster.
+    /// Cluster.
     pub cluster: ClusterId,
-    /// Its name, for people.
+    /// Its name in messages.
     pub cluster_name: String,
-    /// Partitions of a cluster that has no map yet.
+    /// Partitions of a cluster without a map.
     pub partitions: u32,
-    /// Workers that it shall have, unless people ordered another number since. At least `replication_factor`.
+    /// Desired number of workers, unless an order changed it. At least `replication_factor`.
     pub workers: u32,
-    /// Copies of each partition, the primary's included. One by default.
+    /// Replicas of each partition, the primary's included. One by default.
     pub replication_factor: u32,
-    /// How long a lone copy waits for a partner that died with proof and is started again, before it is copied elsewhere. 3 s by
-    /// default: longer spares copies where workers are slow to start, shorter leaves a lone copy alone for less.
+    /// How long a single replica waits for a peer that is proven dead to restart, before it is re-replicated elsewhere.
+    /// 3 s by default: longer avoids transfers where workers start slowly, shorter reduces the time with a single
+    /// replica.
     pub restart_grace: Duration,
     /// Every log write is durable before it is acknowledged (durability mode `sync`). True by default.
     pub keeps_all: bool,
-    /// What a person orders against the rules of the map it writes itself. True by default; false where such a person writes the map by
-    /// rights of their own, and this coordinator judges what is ordered.
-    pub carries_out_orders: bool,
-    /// A new cluster begins from a snapshot: its first map is formed of the workers that have loaded it. False by default.
+    /// It writes forced changes of the map itself. True by default; false if the caller writes the map with its own
+    /// permissions, and this coordinator only previews orders.
+    pub executes_orders: bool,
+    /// A new cluster starts from a snapshot: its first map consists of the workers that have loaded it. False by
+    /// default.
     pub bootstraps: bool,
 }
 
 impl Options {
-    /// A cluster with one copy of each partition, everything else as by default.
+    /// Returns the defaults for a cluster with one replica of each partition.
     pub fn new(cluster: ClusterId, cluster_name: impl Into<String>, partitions: u32, workers: u32) -> Self {
         Self {
             cluster,
@@ -85,29 +87,29 @@ impl Options {
             replication_factor: 1,
             restart_grace: Duration::from_secs(3),
             keeps_all: true,
-            carries_out_orders: true,
+            executes_orders: true,
             bootstraps: false,
         }
     }
 }
 
-/// Why a coordinator does not start, or ends.
+/// Why a coordinator does not start, or stops.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The map store.
+    /// The map store failed.
     #[error(transparent)]
     MapStore(#[from] engram_mapstore::Error),
-    /// The manifest and the map of an existing cluster differ in what is fixed.
+    /// A setting that is fixed at creation differs between the manifest and the map.
     #[error("the cluster has {found} {what}, the manifest says {expected}: it is fixed at creation")]
-    Fixed {
-        /// What is fixed.
+    FixedSettingChanged {
+        /// The setting.
         what: &'static str,
-        /// What the manifest says.
+        /// Value in the manifest.
         expected: u32,
-        /// What the map says.
+        /// Value in the map.
         found: u32,
     },
-    /// The listener.
+    /// The listener failed.
     #[error("failed to serve")]
     Serve(#[from] tonic::transport::Error),
 }
@@ -117,50 +119,50 @@ pub struct Coordinator {
     shared: Arc<Shared>,
 }
 
-/// What the services, the writer and the timer share.
+/// State shared by the services, the writer and the timer.
 pub(crate) struct Shared {
     options: Options,
     store: Arc<dyn MapStore>,
     state: Mutex<State>,
-    /// Something was heard or asked for that may change the map.
+    /// Notified when the map may have to change.
     reconsider: Notify,
-    /// What workers are told.
-    view: watch::Sender<Arc<v1::BeatReply>>,
-    /// Held from the decision to write until workers were told.
+    /// The view sent to workers.
+    view: watch::Sender<Arc<v1::HeartbeatResponse>>,
+    /// Held from the decision to write until the view is published.
     writing: tokio::sync::Mutex<()>,
-    /// One order of people at a time.
+    /// Serializes orders.
     ordering: tokio::sync::Mutex<()>,
-    /// A worker told what its disk has seen.
-    testified: Notify,
-    /// This coordinator is no more: its streams end.
+    /// Notified when a worker reported its map state.
+    map_state_received: Notify,
+    /// Set when this coordinator is removed: its streams end.
     ended: watch::Sender<bool>,
     started: Instant,
 }
 
 impl Shared {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while it was held left values behind, each of them whole.
+        // State is consistent even after a panic: every field is replaced as a whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The clock of the detector.
+    /// Clock of the detector.
     pub(crate) fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// Tells workers what is known now, if it differs from what they were told.
+    /// Publishes the current view, if it changed.
     pub(crate) fn publish(&self) {
         let reply = Arc::new(self.state().view());
-        self.view.send_if_modified(|told| {
-            let changed = **told != *reply;
-            *told = Arc::clone(&reply);
+        self.view.send_if_modified(|published| {
+            let changed = **published != *reply;
+            *published = Arc::clone(&reply);
             changed
         });
     }
 }
 
 impl Coordinator {
-    /// Reads the map that is there. Where it is damaged, the coordinator serves nothing but a person's order to make it anew.
+    /// Reads the current map. If it is damaged, the coordinator serves only an order to rebuild it.
     ///
     /// # Errors
     /// The map cannot be read, or contradicts `options`.
@@ -169,10 +171,10 @@ impl Coordinator {
             Err(error @ engram_mapstore::Error::Damaged { .. }) => (None, Some(error.to_string())),
             read => (read?, None),
         };
-        let (goal, orders) = (store.goal()?, store.orders()?);
+        let (goal, orders) = (store.goal()?, store.overrides()?);
         let found = map.as_ref().map_or(options.partitions, |map| map.partitions.len() as u32);
         if found != options.partitions {
-            return Err(Error::Fixed { what: "partitions", expected: options.partitions, found });
+            return Err(Error::FixedSettingChanged { what: "partitions", expected: options.partitions, found });
         }
         let mut state = State::new(map, goal, 0);
         state.set_orders(orders);
@@ -188,22 +190,21 @@ impl Coordinator {
             view,
             writing: tokio::sync::Mutex::new(()),
             ordering: tokio::sync::Mutex::new(()),
-            testified: Notify::new(),
+            map_state_received: Notify::new(),
             ended: watch::Sender::new(false),
             started: Instant::now(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Tells what its host knows before it begins.
+    /// Sets the environment before the coordinator starts.
     #[must_use]
-    pub fn surrounded(self, surroundings: Surroundings) -> Self {
-        self.shared.state().set_surroundings(surroundings);
+    pub fn with_environment(self, surroundings: Environment) -> Self {
+        self.shared.state().set_environment(surroundings);
         self
     }
 
-    /// Serves on `listener` until `shutdown` completes, then ends within a moment: streams of workers are cut, which they
-    /// survive.
+    /// Serves on `listener` until `shutdown` completes, then closes the workers' streams, which they survive.
     ///
     /// # Errors
     /// The listener fails.
@@ -215,17 +216,17 @@ impl Coordinator {
         self.run_until(listener, Box::pin(shutdown))
     }
 
-    /// Not generic: with it all of the coordinator is compiled here, once, and not into each program and test that runs one.
+    /// Not generic, so that the coordinator is compiled once here and not in every program and test that runs one.
     fn run_until(self, listener: TcpListener, shutdown: BoxFuture<'_, ()>) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(self.run_on(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown))
     }
 
-    /// The same over TLS: who may ask what, certificates say. A connection lasts until it breaks, since the end of one is evidence of a
+    /// Serves over TLS, authorized by certificates. A connection lasts until it breaks, since its end is evidence of a
     /// worker's death.
     ///
     /// # Errors
     /// As [`Self::run`].
-    pub fn run_secured<'a>(
+    pub fn run_with_tls<'a>(
         self,
         listener: TcpListener,
         keys: Arc<Keys>,
@@ -234,15 +235,15 @@ impl Coordinator {
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let incoming = engram_identity::accept(incoming, Arc::clone(&keys), Callers::Certified, None);
         let service = service::Service { shared: Arc::clone(&self.shared) };
-        let service = guard::Guarded { service, keys: Some(keys), accounts: None };
+        let service = guard::AuthorizedService { service, keys: Some(keys), authorizer: None };
         let serving = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
             .add_service(CoordinatorServiceServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
             .serve_with_incoming(incoming);
-        Box::pin(self.run_beside(serving, shutdown))
+        Box::pin(self.serve_until(serving, shutdown))
     }
 
-    /// The same for whatever connections `incoming` brings.
+    /// Serves the connections of `incoming`.
     ///
     /// # Errors
     /// `incoming` fails.
@@ -259,16 +260,16 @@ impl Coordinator {
             .http2_keepalive_interval(Some(KEEPALIVE))
             .add_service(CoordinatorServiceServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
             .serve_with_incoming(incoming);
-        self.run_beside(serving, shutdown).await
+        self.serve_until(serving, shutdown).await
     }
 
-    async fn run_beside(
+    async fn serve_until(
         self,
         serving: impl Future<Output = Result<(), tonic::transport::Error>>,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), Error> {
         let writer = tokio::spawn(writer::run(Arc::clone(&self.shared)));
-        let timer = tokio::spawn(watch_for_silence(Arc::clone(&self.shared)));
+        let timer = tokio::spawn(run_failure_detector(Arc::clone(&self.shared)));
         let result = tokio::select! {
             served = serving => served.map_err(Error::from),
             () = shutdown => Ok(()),
@@ -279,17 +280,17 @@ impl Coordinator {
     }
 }
 
-async fn watch_for_silence(shared: Arc<Shared>) {
+async fn run_failure_detector(shared: Arc<Shared>) {
     let tick = Duration::from_millis(Timing::default().tick_ms);
     let mut ticks = tokio::time::interval(tick);
-    // Missed ticks are not made up for: the detector judges itself by how late they come.
+    // Missed ticks are not made up for: the detector measures its own lateness by them.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         if shared.state().tick(&shared.options, shared.now_ms()) {
             shared.publish();
         }
-        // Suspicions ripen and graces end with time alone.
+        // Suspicions become conclusive and grace periods end with time alone.
         shared.reconsider.notify_one();
     }
 }

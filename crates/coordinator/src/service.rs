@@ -1,8 +1,8 @@
-//! The gRPC side: streams of beats, reports of deaths, proposals, orders of people, status.
+//! The gRPC service: heartbeat streams, death reports, proposals, orders, status.
 
-use crate::state::{Certified, GpuTrouble, Greeting, Introduction, Proposal, Pulse};
+use crate::state::{WorkerCertificate, GpuFault, HelloOutcome, Introduction, Proposal, HeartbeatInfo};
 use crate::{Shared, wire};
-use engram_cluster::Expected;
+use engram_cluster::ExpectedEntry;
 use engram_identity::RootId;
 use engram_mapstore::{Goal, Scale};
 use engram_memory::{Incarnation, Member, Ordinal, PartitionId, Term};
@@ -14,11 +14,11 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Views waiting for a worker that does not read; it gets the newest when it does.
+/// Views queued for a worker that does not read; it gets the newest when it does.
 const VIEW_QUEUE: usize = 4;
 
-/// What a worker is told, one after the other.
-pub(crate) type Views = ReceiverStream<Result<v1::BeatReply, Status>>;
+/// Stream of views to a worker.
+pub(crate) type Views = ReceiverStream<Result<v1::HeartbeatResponse, Status>>;
 
 #[derive(Clone)]
 pub(crate) struct Service {
@@ -31,14 +31,14 @@ impl CoordinatorService for Service {
 
     async fn heartbeat(
         &self,
-        request: Request<Streaming<v1::Beat>>,
+        request: Request<Streaming<v1::HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
-        let mut beats = request.into_inner();
-        let first = first_beat(&mut beats).await?;
-        self.beats(&first, beats)
+        let mut heartbeats = request.into_inner();
+        let first = first_heartbeat(&mut heartbeats).await?;
+        self.heartbeats(&first, heartbeats)
     }
 
-    async fn report_death(&self, request: Request<v1::DeathReport>) -> Result<Response<v1::DeathReply>, Status> {
+    async fn report_death(&self, request: Request<v1::ReportDeathRequest>) -> Result<Response<v1::ReportDeathResponse>, Status> {
         let report = request.into_inner();
         self.check_cluster(&report.cluster)?;
         let store = match report.store.as_ref() {
@@ -47,18 +47,18 @@ impl CoordinatorService for Service {
         };
         tracing::warn!(worker = report.ordinal, process = report.process_id, exit = report.exit, "worker died");
         let (ordinal, now_ms) = (Ordinal(report.ordinal), self.shared.now_ms());
-        let news = self.shared.state().died(ordinal, store, report.incarnation, report.process_id, now_ms);
-        if news {
+        let changed = self.shared.state().died(ordinal, store, report.incarnation, report.process_id, now_ms);
+        if changed {
             self.shared.reconsider.notify_one();
             self.shared.publish();
         }
-        Ok(Response::new(v1::DeathReply {}))
+        Ok(Response::new(v1::ReportDeathResponse {}))
     }
 
-    async fn propose_map(
+    async fn propose_map_changes(
         &self,
-        request: Request<v1::ProposeMapRequest>,
-    ) -> Result<Response<v1::ProposeMapReply>, Status> {
+        request: Request<v1::ProposeMapChangesRequest>,
+    ) -> Result<Response<v1::ProposeMapChangesResponse>, Status> {
         let request = request.into_inner();
         self.check_cluster(&request.cluster)?;
         let proposer =
@@ -67,59 +67,59 @@ impl CoordinatorService for Service {
         let proposals = request.proposals.iter().map(|proposal| self.proposal(proposal)).collect::<Result<_, _>>()?;
         let mut state = self.shared.state();
         if state.is_closing() {
-            return Err(Status::unavailable("this coordinator ends: another one takes proposals"));
+            return Err(Status::unavailable("this coordinator is shutting down: retry with its successor"));
         }
         state.propose(proposer.ordinal, proposals);
         let map_version = state.map().map_or(0, |map| map.version);
         drop(state);
         self.shared.reconsider.notify_one();
-        Ok(Response::new(v1::ProposeMapReply { map_version }))
+        Ok(Response::new(v1::ProposeMapChangesResponse { map_version }))
     }
 
-    async fn set_goal(&self, request: Request<v1::SetGoalRequest>) -> Result<Response<v1::SetGoalReply>, Status> {
+    async fn set_goal(&self, request: Request<v1::SetGoalRequest>) -> Result<Response<v1::SetGoalResponse>, Status> {
         let request = request.into_inner();
         self.check_cluster(&request.cluster)?;
-        let _alone = self.shared.ordering.lock().await;
-        let goal = self.ordered(&request)?;
+        let _exclusive = self.shared.ordering.lock().await;
+        let goal = self.updated_goal(&request)?;
         let store = Arc::clone(&self.shared.store);
-        let kept = goal.clone();
-        let written = tokio::task::spawn_blocking(move || store.set_goal(&kept)).await;
+        let stored = goal.clone();
+        let written = tokio::task::spawn_blocking(move || store.set_goal(&stored)).await;
         match written {
             Ok(Ok(())) => {}
             Ok(Err(error @ engram_mapstore::Error::NotSupported { .. })) => {
                 return Err(Status::failed_precondition(error.to_string()));
             }
-            Ok(Err(error)) => return Err(Status::unavailable(format!("the order was not kept: {error}"))),
+            Ok(Err(error)) => return Err(Status::unavailable(format!("failed to store the order: {error}"))),
             Err(_) => return Err(Status::internal("the map store panicked")),
         }
         let mut state = self.shared.state();
         state.set_goal(goal);
-        let reply = v1::SetGoalReply {
+        let reply = v1::SetGoalResponse {
             workers: state.goal().workers(self.shared.options.workers),
             draining: state.draining(&self.shared.options).iter().map(|ordinal| ordinal.0).collect(),
         };
         drop(state);
-        tracing::info!(workers = reply.workers, draining = ?reply.draining, "ordered");
+        tracing::info!(workers = reply.workers, draining = ?reply.draining, "cluster goal changed");
         self.shared.reconsider.notify_one();
         Ok(Response::new(reply))
     }
 
     async fn get_cluster_status(
         &self,
-        _request: Request<v1::ClusterStatusRequest>,
+        _request: Request<v1::GetClusterStatusRequest>,
     ) -> Result<Response<v1::ClusterStatus>, Status> {
         let options = &self.shared.options;
         let state = self.shared.state();
-        let silent = state.members().filter(|heard| !heard.alive);
-        let silent = silent.map(|heard| format!("worker {} does not answer", heard.member.ordinal));
-        let behind = state.members().filter(|heard| heard.alive && !heard.ready);
-        let behind = behind.map(|heard| format!("worker {} is getting ready", heard.member.ordinal));
-        let unled = state.members().flat_map(|heard| heard.unled.iter().map(move |partition| (partition, heard)));
-        let unled = unled.map(|(partition, heard)| {
-            let ordinal = heard.member.ordinal;
+        let silent = state.members().filter(|worker| !worker.alive);
+        let silent = silent.map(|worker| format!("worker {} sends no heartbeats", worker.member.ordinal));
+        let starting = state.members().filter(|worker| worker.alive && !worker.ready);
+        let starting = starting.map(|worker| format!("worker {} is starting", worker.member.ordinal));
+        let leaderless = state.members().flat_map(|worker| worker.leaderless.iter().map(move |partition| (partition, worker)));
+        let leaderless = leaderless.map(|(partition, worker)| {
+            let ordinal = worker.member.ordinal;
             format!(
-                "partition {partition} is served by nobody: the copy of worker {ordinal} is damaged or not complete, and no other in sync \
-                 has taken over; `engram partition force-promote {partition}` tells what an order would lose"
+                "partition {partition} is leaderless: the replica of worker {ordinal} is damaged or incomplete, and no other in-sync replica \
+                 took over; `engram partition force-promote {partition}` shows what a forced promotion would lose"
             )
         });
         let status = v1::ClusterStatus {
@@ -128,11 +128,11 @@ impl CoordinatorService for Service {
             map: state.map().map(wire::map_to_proto),
             members: state.members().map(wire::member_to_proto).collect(),
             expected_workers: state.goal().workers(options.workers),
-            conditions: state.conditions().iter().cloned().chain(unled).chain(silent).chain(behind).collect(),
+            conditions: state.conditions().iter().cloned().chain(leaderless).chain(silent).chain(starting).collect(),
             draining: state.draining(options).iter().map(|ordinal| ordinal.0).collect(),
             replication_factor: options.replication_factor,
             map_lost: state.lost().unwrap_or_default().to_owned(),
-            orders: state.orders().iter().map(wire::order_to_proto).collect(),
+            overrides: state.orders().iter().map(wire::order_to_proto).collect(),
             version: env!("CARGO_PKG_VERSION").into(),
             protocol_min: protocol::OLDEST,
             protocol_max: protocol::NEWEST,
@@ -140,17 +140,17 @@ impl CoordinatorService for Service {
         Ok(Response::new(status))
     }
 
-    async fn testify(&self, request: Request<v1::Testimony>) -> Result<Response<v1::TestifyReply>, Status> {
+    async fn report_map_state(&self, request: Request<v1::ReportMapStateRequest>) -> Result<Response<v1::ReportMapStateResponse>, Status> {
         let request = request.into_inner();
         self.check_cluster(&request.cluster)?;
-        self.shared.testify(&request)?;
-        Ok(Response::new(v1::TestifyReply {}))
+        self.shared.receive_map_state(&request)?;
+        Ok(Response::new(v1::ReportMapStateResponse {}))
     }
 
     async fn rebuild_map(
         &self,
         request: Request<v1::RebuildMapRequest>,
-    ) -> Result<Response<v1::RebuildMapReply>, Status> {
+    ) -> Result<Response<v1::RebuildMapResponse>, Status> {
         let request = request.into_inner();
         self.check_cluster(&request.cluster)?;
         self.shared.rebuild_map(&request).await.map(Response::new)
@@ -159,36 +159,36 @@ impl CoordinatorService for Service {
     async fn force_promote(
         &self,
         request: Request<v1::ForcePromoteRequest>,
-    ) -> Result<Response<v1::ForcePromoteReply>, Status> {
+    ) -> Result<Response<v1::ForcePromoteResponse>, Status> {
         let request = request.into_inner();
         self.check_cluster(&request.cluster)?;
         self.shared.force_promote(&request).await.map(Response::new)
     }
 }
 
-/// The beat that opens a stream.
-pub(crate) async fn first_beat(beats: &mut Streaming<v1::Beat>) -> Result<v1::Beat, Status> {
-    beats.message().await?.ok_or_else(|| Status::invalid_argument("the stream ended before a hello"))
+/// Reads the heartbeat that opens a stream.
+pub(crate) async fn first_heartbeat(heartbeats: &mut Streaming<v1::HeartbeatRequest>) -> Result<v1::HeartbeatRequest, Status> {
+    heartbeats.message().await?.ok_or_else(|| Status::invalid_argument("the stream ended before a hello"))
 }
 
 impl Service {
-    /// Takes a stream of beats whose first was read.
-    pub(crate) fn beats(&self, first: &v1::Beat, beats: Streaming<v1::Beat>) -> Result<Response<Views>, Status> {
-        let member = self.greet(first.hello.as_ref())?;
+    /// Handles a heartbeat stream whose first message was read.
+    pub(crate) fn heartbeats(&self, first: &v1::HeartbeatRequest, heartbeats: Streaming<v1::HeartbeatRequest>) -> Result<Response<Views>, Status> {
+        let member = self.accept_hello(first.hello.as_ref())?;
         let (replies, stream) = mpsc::channel(VIEW_QUEUE);
-        tokio::spawn(tell(Arc::clone(&self.shared), replies));
-        tokio::spawn(listen(Arc::clone(&self.shared), member, beats));
+        tokio::spawn(send_views(Arc::clone(&self.shared), replies));
+        tokio::spawn(receive_heartbeats(Arc::clone(&self.shared), member, heartbeats));
         self.shared.reconsider.notify_one();
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
-    fn greet(&self, hello: Option<&v1::Hello>) -> Result<Member, Status> {
-        let hello = hello.ok_or_else(|| Status::invalid_argument("the first beat has no hello"))?;
+    fn accept_hello(&self, hello: Option<&v1::Hello>) -> Result<Member, Status> {
+        let hello = hello.ok_or_else(|| Status::invalid_argument("the first heartbeat has no hello"))?;
         self.check_cluster(&hello.cluster)?;
         let (min, max) = (hello.protocol_min, hello.protocol_max);
         if protocol::common(min, max).is_none() {
             return Err(Status::failed_precondition(format!(
-                "protocol versions do not meet: the worker speaks {min} to {max}, the coordinator {} to {}",
+                "no common protocol version: the worker speaks {min} to {max}, the coordinator {} to {}",
                 protocol::OLDEST,
                 protocol::NEWEST
             )));
@@ -196,10 +196,10 @@ impl Service {
         let member = hello.member.as_ref().ok_or_else(|| Status::invalid_argument("the hello names no member"))?;
         let member = wire::member_id_from_proto(member).map_err(|error| malformed(&error))?;
         let mut state = self.shared.state();
-        let places = state.places(&self.shared.options);
-        if member.ordinal.0 >= places {
+        let max_workers = state.max_workers(&self.shared.options);
+        if member.ordinal.0 >= max_workers {
             return Err(Status::failed_precondition(format!(
-                "worker {} does not belong to a cluster of {places} workers",
+                "worker {} does not belong to a cluster of {max_workers} workers",
                 member.ordinal
             )));
         }
@@ -208,21 +208,21 @@ impl Service {
             lossless_since: Incarnation(hello.lossless_since),
             process_id: hello.process_id,
             addresses: wire::addresses(hello),
-            seen_version: hello.seen_version,
+            seen_version: hello.newest_map_version,
         };
-        match state.greet(introduction, self.shared.now_ms()) {
-            Greeting::Welcome => {
-                tracing::info!(%member, "worker said hello");
+        match state.accept_hello(introduction, self.shared.now_ms()) {
+            HelloOutcome::Accepted => {
+                tracing::info!(%member, "worker connected");
                 Ok(member)
             }
-            Greeting::Superseded => Err(Status::failed_precondition(format!(
-                "a newer process of worker {} on the same store was heard",
+            HelloOutcome::Superseded => Err(Status::failed_precondition(format!(
+                "a newer process of worker {} with the same store is connected",
                 member.ordinal
             ))),
         }
     }
 
-    fn proposal(&self, message: &v1::MapProposal) -> Result<Proposal, Status> {
+    fn proposal(&self, message: &v1::MapChange) -> Result<Proposal, Status> {
         let partition = PartitionId(message.partition);
         let partitions = self.shared.options.partitions;
         if partition.0 >= partitions {
@@ -232,33 +232,33 @@ impl Service {
         }
         let change = wire::change_from_proto(message.change.as_ref()).map_err(|error| malformed(&error))?;
         let (activated, solo_safe) = (message.activated, message.solo_safe);
-        Ok(Proposal { partition, expected: Expected { term: Term(message.term), activated, solo_safe }, change })
+        Ok(Proposal { partition, expected: ExpectedEntry { term: Term(message.term), activated, solo_safe }, change })
     }
 
-    /// What holds after an order, if it can be carried out.
-    fn ordered(&self, request: &v1::SetGoalRequest) -> Result<Goal, Status> {
+    /// Returns the goal after an order, if it is valid.
+    fn updated_goal(&self, request: &v1::SetGoalRequest) -> Result<Goal, Status> {
         let options = &self.shared.options;
         let state = self.shared.state();
         let mut goal = state.goal().clone();
-        let places = state.places(options).max(request.workers);
+        let max_workers = state.max_workers(options).max(request.workers);
         drop(state);
         if request.workers > 0 {
             if request.workers < options.replication_factor {
                 return Err(Status::invalid_argument(format!(
-                    "workers: {} cannot hold {} copies of each partition; allowed are {} and more",
+                    "workers: {} cannot hold {} replicas of each partition; allowed: at least {}",
                     request.workers, options.replication_factor, options.replication_factor
                 )));
             }
             goal.workers = Some(Scale { to: request.workers, from: options.workers });
         }
-        let stranger = request.drain.iter().chain(&request.undrain).find(|ordinal| **ordinal >= places);
-        if let Some(ordinal) = stranger {
+        let unknown = request.drain.iter().chain(&request.undrain).find(|ordinal| **ordinal >= max_workers);
+        if let Some(ordinal) = unknown {
             return Err(Status::invalid_argument(format!(
-                "worker {ordinal} does not exist: there are {places}, numbered from 0"
+                "worker {ordinal} does not exist: there are {max_workers}, numbered from 0"
             )));
         }
         if let Some(both) = request.drain.iter().find(|ordinal| request.undrain.contains(ordinal)) {
-            return Err(Status::invalid_argument(format!("worker {both} cannot be emptied and kept at once")));
+            return Err(Status::invalid_argument(format!("worker {both} cannot be drained and undrained at once")));
         }
         goal.draining.extend(request.drain.iter().map(|&ordinal| Ordinal(ordinal)));
         goal.draining.retain(|ordinal| !request.undrain.contains(&ordinal.0));
@@ -268,8 +268,8 @@ impl Service {
     fn check_cluster(&self, bytes: &[u8]) -> Result<(), Status> {
         let expected = self.shared.options.cluster;
         match wire::cluster_from_proto(bytes) {
-            Ok(found) if found == expected => Ok(()),
-            Ok(found) => Err(Status::failed_precondition(format!("this is cluster {expected}, not {found}"))),
+            Ok(named) if named == expected => Ok(()),
+            Ok(named) => Err(Status::failed_precondition(format!("this is cluster {expected}, not {named}"))),
             Err(error) => Err(Status::invalid_argument(error.to_string())),
         }
     }
@@ -280,7 +280,7 @@ fn malformed(error: &wire::Malformed) -> Status {
 }
 
 /// Sends the view now and at every change.
-async fn tell(shared: Arc<Shared>, replies: mpsc::Sender<Result<v1::BeatReply, Status>>) {
+async fn send_views(shared: Arc<Shared>, replies: mpsc::Sender<Result<v1::HeartbeatResponse, Status>>) {
     let mut view = shared.view.subscribe();
     view.mark_changed();
     let mut ended = shared.ended.subscribe();
@@ -290,38 +290,38 @@ async fn tell(shared: Arc<Shared>, replies: mpsc::Sender<Result<v1::BeatReply, S
             () = replies.closed() => return,
             _ = ended.wait_for(|ended| *ended) => return,
         };
-        let reply = v1::BeatReply::clone(&view.borrow_and_update());
+        let reply = v1::HeartbeatResponse::clone(&view.borrow_and_update());
         if changed.is_err() || replies.send(Ok(reply)).await.is_err() {
             return;
         }
     }
 }
 
-/// Takes the beats of one worker until its stream ends.
-async fn listen(shared: Arc<Shared>, member: Member, mut beats: Streaming<v1::Beat>) {
+/// Receives the heartbeats of one worker until its stream ends.
+async fn receive_heartbeats(shared: Arc<Shared>, member: Member, mut heartbeats: Streaming<v1::HeartbeatRequest>) {
     let mut ended = shared.ended.subscribe();
     loop {
-        let beat = tokio::select! {
-            beat = beats.next() => beat,
+        let heartbeat = tokio::select! {
+            heartbeat = heartbeats.next() => heartbeat,
             _ = ended.wait_for(|ended| *ended) => return,
         };
-        let Some(Ok(beat)) = beat else { break };
-        let pulse = Pulse {
-            memories: beat.memories,
-            ready: beat.ready,
-            leaving: beat.leaving,
-            suspects: beat.suspects.into_iter().map(Ordinal).collect(),
-            queued: beat.queued,
-            turns: beat.turns,
-            map_version: beat.map_version,
-            unled: beat.unled.into_iter().map(PartitionId).collect(),
-            bootstrap: beat.bootstrap,
-            certified: beat
-                .certified
-                .map(|it| Certified { believed: it.believed.into_iter().map(RootId).collect(), root: RootId(it.root) }),
-            gpu_trouble: beat.gpu_trouble.map(|it| GpuTrouble { given_up: it.given_up, why: it.why }),
+        let Some(Ok(heartbeat)) = heartbeat else { break };
+        let info = HeartbeatInfo {
+            memories: heartbeat.memories,
+            ready: heartbeat.ready,
+            leaving: heartbeat.leaving,
+            suspects: heartbeat.suspects.into_iter().map(Ordinal).collect(),
+            queued: heartbeat.queued,
+            turns: heartbeat.progress_count,
+            map_version: heartbeat.map_version,
+            leaderless: heartbeat.leaderless_partitions.into_iter().map(PartitionId).collect(),
+            bootstrap: heartbeat.bootstrap,
+            certificate: heartbeat
+                .certificate
+                .map(|it| WorkerCertificate { trusted_roots: it.trusted_roots.into_iter().map(RootId).collect(), root: RootId(it.issuer_root) }),
+            gpu_fault: heartbeat.gpu_fault.map(|it| GpuFault { was_in_use: it.was_in_use, reason: it.reason }),
         };
-        if shared.state().beat(&member, pulse, shared.now_ms()) {
+        if shared.state().heartbeat(&member, info, shared.now_ms()) {
             shared.reconsider.notify_one();
             shared.publish();
         }

@@ -1,21 +1,21 @@
-//! Conversions between the protocol's map and its messages; workers use them too.
+//! Conversions between cluster types and protocol messages; workers use them too.
 
-use crate::state::{Addresses, Heard};
-use engram_cluster::rebuild::{Copy, Testimony};
+use crate::state::{Addresses, WorkerState};
+use engram_cluster::rebuild::{ReplicaState, MapStateReport};
 use engram_cluster::{Change, Entry, PartitionMap};
-use engram_mapstore::{Order, Step, What};
+use engram_mapstore::{MapOverride, EntryOverride, OverrideKind};
 use engram_memory::{ClusterId, Incarnation, Lsn, Member, Ordinal, PartitionId, StoreId, Term};
 use engram_proto::v1;
 
-/// Why a message is not what it should be.
+/// A malformed field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: expected {expected}, found {found}")]
 pub struct Malformed {
-    /// Field.
+    /// Field name.
     pub field: &'static str,
-    /// What it should be.
+    /// Expected value.
     pub expected: &'static str,
-    /// How many there are.
+    /// Actual length or value.
     pub found: usize,
 }
 
@@ -24,7 +24,7 @@ fn id(field: &'static str, bytes: &[u8]) -> Result<u128, Malformed> {
     bytes.try_into().map(u128::from_be_bytes).map_err(malformed)
 }
 
-/// Reads a number that is raised from there on.
+/// Reads a counter that continues from this value.
 fn number(field: &'static str, found: u64) -> Result<u64, Malformed> {
     let malformed = Malformed { field, expected: "less than 2^63", found: found as usize };
     if found > Entry::LAST_TERM.0 { Err(malformed) } else { Ok(found) }
@@ -59,14 +59,14 @@ pub fn member_id_from_proto(member: &v1::MemberId) -> Result<Member, Malformed> 
     })
 }
 
-/// Reads the identity of a disk.
+/// Reads a store id.
 pub(crate) fn store_from_proto(store: &[u8]) -> Result<StoreId, Malformed> {
     id("store", store).map(StoreId)
 }
 
 /// Writes a map.
-pub fn map_to_proto(map: &PartitionMap) -> v1::ClusterMap {
-    v1::ClusterMap {
+pub fn map_to_proto(map: &PartitionMap) -> v1::PartitionMap {
+    v1::PartitionMap {
         cluster: map.cluster.0.to_be_bytes().to_vec().into(),
         version: map.version,
         partitions: map.partitions.iter().map(entry_to_proto).collect(),
@@ -81,7 +81,7 @@ pub(crate) fn entry_to_proto(entry: &Entry) -> v1::MapEntry {
         isr: members(&entry.isr),
         solo_safe: entry.solo_safe,
         activated: entry.activated,
-        prev: members(&entry.prev),
+        previous: members(&entry.prev),
         learners: entry.learners.iter().map(|ordinal| ordinal.0).collect(),
     }
 }
@@ -90,7 +90,7 @@ pub(crate) fn entry_to_proto(entry: &Entry) -> v1::MapEntry {
 ///
 /// # Errors
 /// An id in it is not 16 bytes.
-pub fn map_from_proto(map: &v1::ClusterMap) -> Result<PartitionMap, Malformed> {
+pub fn map_from_proto(map: &v1::PartitionMap) -> Result<PartitionMap, Malformed> {
     Ok(PartitionMap {
         cluster: cluster_from_proto(&map.cluster)?,
         version: number("version", map.version)?,
@@ -98,7 +98,7 @@ pub fn map_from_proto(map: &v1::ClusterMap) -> Result<PartitionMap, Malformed> {
     })
 }
 
-/// Reads an entry of a map.
+/// Reads a map entry.
 ///
 /// # Errors
 /// A store id in it is not 16 bytes, or its primary is not in sync.
@@ -110,25 +110,25 @@ pub fn entry_from_proto(entry: &v1::MapEntry) -> Result<Entry, Malformed> {
         isr: members(&entry.isr)?,
         solo_safe: entry.solo_safe,
         activated: entry.activated,
-        prev: members(&entry.prev)?,
+        prev: members(&entry.previous)?,
         learners: entry.learners.iter().map(|&ordinal| Ordinal(ordinal)).collect(),
     };
-    let expected = "the primary among it once, nobody else where one is alone, none before it once it is activated, at a term below 2^63";
-    read.check_alone().map_err(|_| Malformed { field: "isr", expected, found: read.isr.len() })?;
+    let expected = "the primary exactly once, one member if solo safe, no previous set once activated, a term below 2^63";
+    read.check_invariants().map_err(|_| Malformed { field: "isr", expected, found: read.isr.len() })?;
     Ok(read)
 }
 
-/// Writes a change; `None` for what only a coordinator decides.
-pub fn change_to_proto(change: &Change) -> Option<v1::map_proposal::Change> {
-    use v1::map_proposal::Change as Message;
+/// Writes a change; `None` for a change that only a coordinator decides.
+pub fn change_to_proto(change: &Change) -> Option<v1::map_change::Change> {
+    use v1::map_change::Change as Message;
     Some(match change {
         Change::Activate => Message::Activate(v1::Activate {}),
-        Change::Add { primary, newcomer } => Message::Add(v1::AddCopy {
+        Change::Add { primary, newcomer } => Message::Add(v1::AddReplica {
             primary: Some(member_id_to_proto(primary)),
-            newcomer: Some(member_id_to_proto(newcomer)),
+            replica: Some(member_id_to_proto(newcomer)),
         }),
         Change::Remove { primary, leaver } => {
-            Message::Remove(v1::RemoveCopy { primary: Some(member_id_to_proto(primary)), leaver: leaver.0 })
+            Message::Remove(v1::RemoveReplica { primary: Some(member_id_to_proto(primary)), replica: leaver.0 })
         }
         Change::Promote { primary, isr } => Message::Promote(v1::Promote {
             primary: Some(member_id_to_proto(primary)),
@@ -142,8 +142,8 @@ pub fn change_to_proto(change: &Change) -> Option<v1::map_proposal::Change> {
 ///
 /// # Errors
 /// It is absent, or a member in it is absent or malformed.
-pub fn change_from_proto(change: Option<&v1::map_proposal::Change>) -> Result<Change, Malformed> {
-    use v1::map_proposal::Change as Message;
+pub fn change_from_proto(change: Option<&v1::map_change::Change>) -> Result<Change, Malformed> {
+    use v1::map_change::Change as Message;
     let absent = |field| Malformed { field, expected: "a value", found: 0 };
     let member = |field, member: &Option<v1::MemberId>| {
         member.as_ref().ok_or_else(|| absent(field)).and_then(member_id_from_proto)
@@ -151,10 +151,10 @@ pub fn change_from_proto(change: Option<&v1::map_proposal::Change>) -> Result<Ch
     Ok(match change.ok_or_else(|| absent("change"))? {
         Message::Activate(_) => Change::Activate,
         Message::Add(add) => {
-            Change::Add { primary: member("primary", &add.primary)?, newcomer: member("newcomer", &add.newcomer)? }
+            Change::Add { primary: member("primary", &add.primary)?, newcomer: member("newcomer", &add.replica)? }
         }
         Message::Remove(remove) => {
-            Change::Remove { primary: member("primary", &remove.primary)?, leaver: Ordinal(remove.leaver) }
+            Change::Remove { primary: member("primary", &remove.primary)?, leaver: Ordinal(remove.replica) }
         }
         Message::Promote(promote) => Change::Promote {
             primary: member("primary", &promote.primary)?,
@@ -163,93 +163,93 @@ pub fn change_from_proto(change: Option<&v1::map_proposal::Change>) -> Result<Ch
     })
 }
 
-/// Writes what a worker's disk has seen, in answer to the question of this number.
-pub fn testimony_to_proto(cluster: ClusterId, number: u64, testimony: &Testimony) -> v1::Testimony {
-    let copy = |copy: &Copy| v1::SeenCopy {
-        promised: copy.promised.0,
-        last_lsn: copy.last.0,
-        last_term: copy.last_term.0,
-        damaged: copy.damaged,
+/// Writes the map state report of a worker, in answer to the request with this number.
+pub fn map_state_to_proto(cluster: ClusterId, number: u64, report: &MapStateReport) -> v1::ReportMapStateRequest {
+    let replica = |replica: &ReplicaState| v1::ReplicaState {
+        promised_term: replica.promised.0,
+        last_lsn: replica.last.0,
+        last_term: replica.last_term.0,
+        damaged: replica.damaged,
     };
-    v1::Testimony {
+    v1::ReportMapStateRequest {
         cluster: cluster.0.to_be_bytes().to_vec().into(),
-        member: Some(member_id_to_proto(&testimony.member)),
-        number,
-        seen: testimony.seen.as_ref().map(map_to_proto),
-        copies: testimony.copies.iter().map(copy).collect(),
+        member: Some(member_id_to_proto(&report.member)),
+        request_number: number,
+        newest_map: report.last_map.as_ref().map(map_to_proto),
+        replicas: report.replicas.iter().map(replica).collect(),
     }
 }
 
-/// Reads what a worker's disk has seen.
+/// Reads the map state report of a worker.
 ///
 /// # Errors
 /// An id in it is not 16 bytes, or its member is absent.
-pub fn testimony_from_proto(testimony: &v1::Testimony) -> Result<Testimony, Malformed> {
+pub fn map_state_from_proto(report: &v1::ReportMapStateRequest) -> Result<MapStateReport, Malformed> {
     let absent = Malformed { field: "member", expected: "a value", found: 0 };
-    let copy = |copy: &v1::SeenCopy| {
-        Ok(Copy {
-            promised: Term(number("promised", copy.promised)?),
-            last: Lsn(copy.last_lsn),
-            last_term: Term(copy.last_term),
-            damaged: copy.damaged,
+    let replica = |replica: &v1::ReplicaState| {
+        Ok(ReplicaState {
+            promised: Term(number("promised", replica.promised_term)?),
+            last: Lsn(replica.last_lsn),
+            last_term: Term(replica.last_term),
+            damaged: replica.damaged,
         })
     };
-    Ok(Testimony {
-        member: member_id_from_proto(testimony.member.as_ref().ok_or(absent)?)?,
-        seen: testimony.seen.as_ref().map(map_from_proto).transpose()?,
-        copies: testimony.copies.iter().map(copy).collect::<Result<_, _>>()?,
+    Ok(MapStateReport {
+        member: member_id_from_proto(report.member.as_ref().ok_or(absent)?)?,
+        last_map: report.newest_map.as_ref().map(map_from_proto).transpose()?,
+        replicas: report.replicas.iter().map(replica).collect::<Result<_, _>>()?,
     })
 }
 
-pub(crate) fn order_to_proto(order: &Order) -> v1::MapOrder {
+pub(crate) fn order_to_proto(order: &MapOverride) -> v1::MapOverride {
     let what = match order.what {
-        What::ForcePromote => "force-promote",
-        What::RebuildMap => "rebuild-map",
+        OverrideKind::ForcePromote => "force-promote",
+        OverrideKind::RebuildMap => "rebuild-map",
     };
-    v1::MapOrder {
+    v1::MapOverride {
         at_ms: order.at_ms,
-        by: order.by.clone(),
+        requested_by: order.by.clone(),
         reason: order.reason.clone(),
-        what: what.to_owned(),
+        operation: what.to_owned(),
         map_version: order.version,
         steps: order.steps.iter().map(step_to_proto).collect(),
     }
 }
 
-pub(crate) fn step_to_proto(step: &Step) -> v1::MapOrderStep {
-    v1::MapOrderStep {
+pub(crate) fn step_to_proto(step: &EntryOverride) -> v1::MapOverrideStep {
+    v1::MapOverrideStep {
         partition: step.partition.0,
         before: step.before.as_ref().map(entry_to_proto),
         after: Some(entry_to_proto(&step.after)),
-        lost: step.lost.clone(),
+        data_loss: step.lost.clone(),
     }
 }
 
-/// Reads what was judged of a partition.
+/// Reads a step of an order.
 ///
 /// # Errors
-/// It does not say what shall be there, or an entry in it is malformed.
-pub fn step_from_proto(step: &v1::MapOrderStep) -> Result<Step, Malformed> {
+/// The entry after the step is absent, or an entry is malformed.
+pub fn step_from_proto(step: &v1::MapOverrideStep) -> Result<EntryOverride, Malformed> {
     let absent = Malformed { field: "after", expected: "a value", found: 0 };
-    Ok(Step {
+    Ok(EntryOverride {
         partition: PartitionId(step.partition),
         before: step.before.as_ref().map(entry_from_proto).transpose()?,
         after: entry_from_proto(step.after.as_ref().ok_or(absent)?)?,
-        lost: step.lost.clone(),
+        lost: step.data_loss.clone(),
     })
 }
 
-pub(crate) fn member_to_proto(heard: &Heard) -> v1::MemberEntry {
+pub(crate) fn member_to_proto(worker: &WorkerState) -> v1::MemberEntry {
     v1::MemberEntry {
-        ordinal: heard.member.ordinal.0,
-        store: heard.member.store.0.to_be_bytes().to_vec().into(),
-        incarnation: heard.member.incarnation.0,
-        client_address: heard.addresses.client.clone(),
-        peer_address: heard.addresses.peer.clone(),
-        http_address: heard.addresses.http.clone(),
-        alive: heard.alive,
-        dead: heard.dead,
-        leaving: heard.is_leaving(),
+        ordinal: worker.member.ordinal.0,
+        store: worker.member.store.0.to_be_bytes().to_vec().into(),
+        incarnation: worker.member.incarnation.0,
+        client_address: worker.addresses.client.clone(),
+        peer_address: worker.addresses.peer.clone(),
+        http_address: worker.addresses.http.clone(),
+        alive: worker.alive,
+        dead: worker.dead,
+        leaving: worker.is_leaving(),
     }
 }
 

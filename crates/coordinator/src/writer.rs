@@ -1,57 +1,57 @@
-//! The one task that writes the map: merges what is heard and asked for within a few milliseconds into one compare-and-swap.
+//! The only task that writes the map: merges inputs that arrive within a few milliseconds into one compare-and-swap.
 
-use crate::state::Wanted;
-use crate::{Shared, last_resort};
-use engram_mapstore::{Error, MapStore, News, with_causes};
+use crate::state::MapUpdate;
+use crate::{Shared, manual_recovery};
+use engram_mapstore::{Error, MapStore, ChangeState, with_causes};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{Instrument as _, Span};
 
-/// What arrives within this time goes into one write.
-const MERGE: Duration = Duration::from_millis(5);
-/// Ten writes a second on average: the map may live in an API server that others need too.
+/// Inputs that arrive within this time go into one write.
+const MERGE_WINDOW: Duration = Duration::from_millis(5);
+/// Ten writes a second on average: the map may live in an API server shared with others.
 const BETWEEN_WRITES: Duration = Duration::from_millis(100);
-/// Writes that may follow each other at once after a pause, so that neither a failover waits nor a worker that is emptied: each
+/// Writes that may follow each other immediately after a pause, so that neither a failover nor a drain waits: each
 /// partition that moves pauses until its two writes are done.
 const BURST: u32 = 20;
-/// Of these, so many are kept for what somebody waits for: copies that are made after one failover do not hold up the next.
-const KEPT: u32 = 18;
-/// Wait after a failed write, and between reads of what others write in a row.
+/// Writes of a burst that are reserved for urgent updates: re-replication after one failover must not delay the next.
+const RESERVED: u32 = 18;
+/// Wait after a failed write, and between reads after foreign writes.
 const RETRY: Duration = Duration::from_millis(200);
-/// How often the map is read beside being written: a worker writes it by itself when it reaches no coordinator.
-const READ_AGAIN: Duration = Duration::from_secs(1);
-/// The same, where the store is told of what others write: whoever tells may miss something.
-const READ_ANYWAY: Duration = Duration::from_secs(60);
+/// Interval of map reads: workers write it themselves when they reach no coordinator.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of map reads where the store notifies of foreign writes: notifications may be lost.
+const SLOW_READ_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut bucket = Bucket { free_at: Instant::now() };
     let mut read_at = Instant::now();
     loop {
-        // Woken or not, it goes on: the timer's ticks come more often than this ends.
-        let _ = timeout(READ_AGAIN, shared.reconsider.notified()).await;
-        let believed = match shared.store.news() {
-            News::Changed => RETRY,
-            News::Untold => READ_AGAIN,
-            News::Nothing => READ_ANYWAY,
+        // Continue whether notified or not: ticks of the detector come more often than this timeout.
+        let _ = timeout(READ_INTERVAL, shared.reconsider.notified()).await;
+        let max_age = match shared.store.change_state() {
+            ChangeState::Changed => RETRY,
+            ChangeState::Unknown => READ_INTERVAL,
+            ChangeState::Unchanged => SLOW_READ_INTERVAL,
         };
-        if read_at.elapsed() >= believed || shared.state().is_behind() {
+        if read_at.elapsed() >= max_age || shared.state().is_behind() {
             read(&shared).await;
             read_orders(&shared).await;
             read_at = Instant::now();
         }
-        sleep(MERGE).await;
+        sleep(MERGE_WINDOW).await;
         loop {
             bucket.wait(0).await;
             let writing = shared.writing.lock().await;
-            let wanted = shared.state().wanted(&shared.options, shared.now_ms());
-            let Some(wanted) = wanted else { break };
-            if !wanted.is_urgent && !bucket.has(KEPT, Instant::now()) {
-                shared.state().propose_again(wanted.proposals);
+            let update = shared.state().next_map(&shared.options, shared.now_ms());
+            let Some(update) = update else { break };
+            if !update.is_urgent && !bucket.has(RESERVED, Instant::now()) {
+                shared.state().requeue(update.proposals);
                 drop(writing);
                 tokio::select! {
-                    () = bucket.wait(KEPT) => {}
-                    () = shared.reconsider.notified() => sleep(MERGE).await,
+                    () = bucket.wait(RESERVED) => {}
+                    () = shared.reconsider.notified() => sleep(MERGE_WINDOW).await,
                 }
                 continue;
             }
@@ -65,15 +65,14 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 outcome = tracing::field::Empty,
                 otel.status_code = tracing::field::Empty,
             );
-            write(&shared, wanted).instrument(span).await;
+            write(&shared, update).instrument(span).await;
             drop(writing);
         }
         shared.publish();
     }
 }
 
-/// Takes no more proposals, and waits until those that were taken are written and workers were told: whoever proposed asks nobody else
-/// while they may be.
+/// Stops accepting proposals, and waits until the accepted ones are written and published.
 pub(crate) async fn finish(shared: &Shared) {
     shared.state().close();
     shared.reconsider.notify_one();
@@ -83,30 +82,30 @@ pub(crate) async fn finish(shared: &Shared) {
             return;
         }
         drop(writing);
-        sleep(MERGE).await;
+        sleep(MERGE_WINDOW).await;
     }
 }
 
-/// Allows bursts and bounds the average.
+/// Token bucket: allows bursts and bounds the average rate.
 struct Bucket {
-    /// When all tokens will be there again.
+    /// When all tokens are available again.
     free_at: Instant,
 }
 
 impl Bucket {
-    /// Waits for a token beside so many others.
+    /// Waits for a token while `others` tokens stay in reserve.
     async fn wait(&self, others: u32) {
         if let Some(at) = self.at(others) {
             sleep_until(at).await;
         }
     }
 
-    /// Whether there is a token beside so many others.
+    /// Whether a token is available while `others` stay in reserve.
     fn has(&self, others: u32, now: Instant) -> bool {
         self.at(others).is_none_or(|at| at <= now)
     }
 
-    /// When there is: no more than the rest are missing then.
+    /// Returns when one is available.
     fn at(&self, others: u32) -> Option<Instant> {
         self.free_at.checked_sub(BETWEEN_WRITES * (BURST - 1 - others))
     }
@@ -116,64 +115,64 @@ impl Bucket {
     }
 }
 
-async fn write(shared: &Shared, wanted: Wanted) {
-    let Wanted { expected, map, proposals, .. } = wanted;
-    let began = Instant::now();
+async fn write(shared: &Shared, update: MapUpdate) {
+    let MapUpdate { expected, map, proposals, .. } = update;
+    let started = Instant::now();
     let result = with_store(shared, move |store| store.compare_and_swap(expected, map)).await;
     let span = Span::current();
     match result {
         Some(Ok(map)) => {
             span.record("outcome", "written");
             span.record("engram.map.version", map.version);
-            tracing::info!(version = map.version, ms = began.elapsed().as_millis() as u64, "partition map written");
+            tracing::info!(version = map.version, ms = started.elapsed().as_millis() as u64, "partition map written");
             shared.state().set_map(Some(map), shared.now_ms());
             shared.publish();
         }
-        // Somebody else wrote: decide again on what is there.
+        // Another writer was faster: decide again on the current map.
         Some(Err(Error::Conflict { found, .. })) => {
             span.record("outcome", "conflict");
             let mut state = shared.state();
-            state.found(found.map(|map| *map), shared.now_ms());
-            state.propose_again(proposals);
+            state.map_read(found.map(|map| *map), shared.now_ms());
+            state.requeue(proposals);
         }
         failed => {
             span.record("outcome", "failed");
             span.record("otel.status_code", "ERROR");
             if let Some(Err(error)) = failed {
-                tracing::error!(error = with_causes(&error), "the partition map is not written");
+                tracing::error!(error = with_causes(&error), "failed to write the partition map");
             }
-            shared.state().propose_again(proposals);
+            shared.state().requeue(proposals);
             sleep(RETRY).await;
-            // It may have been written all the same.
+            // It may have been written nevertheless.
             read(shared).await;
         }
     }
 }
 
-/// Reads the map that is there, if the store answers.
+/// Reads the current map, if the store responds.
 async fn read(shared: &Shared) {
     match with_store(shared, |store| store.get()).await {
-        Some(Ok(map)) => shared.state().found(map, shared.now_ms()),
+        Some(Ok(map)) => shared.state().map_read(map, shared.now_ms()),
         Some(Err(error @ Error::Damaged { .. })) => shared.state().lose(error.to_string()),
-        Some(Err(error)) => tracing::error!(error = with_causes(&error), "the partition map is not read"),
+        Some(Err(error)) => tracing::error!(error = with_causes(&error), "failed to read the partition map"),
         None => {}
     }
 }
 
-/// Reads what a person ordered who wrote the map by rights of their own.
+/// Reads orders that callers wrote with their own permissions.
 async fn read_orders(shared: &Shared) {
     if !shared.state().reads_orders() {
         return;
     }
-    // Where they cannot be read the next time tells them.
-    if let Some(Ok(orders)) = with_store(shared, |store| store.orders()).await {
+    // On failure the next round reads them.
+    if let Some(Ok(orders)) = with_store(shared, |store| store.overrides()).await {
         let mut state = shared.state();
-        orders.iter().filter(|order| !state.orders().contains(order)).for_each(last_resort::tell);
+        orders.iter().filter(|order| !state.orders().contains(order)).for_each(manual_recovery::log_order);
         state.set_orders(orders);
     }
 }
 
-/// Does something with the store, where it may wait on a thread for that; `None`: it panicked.
+/// Runs `work` with the store, on a blocking thread if it may wait; `None`: it panicked.
 pub(crate) async fn with_store<T: Send + 'static>(
     shared: &Shared,
     work: impl FnOnce(&dyn MapStore) -> Result<T, Error> + Send + 'static,
@@ -191,15 +190,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_waits_for_leaves_room_for_a_failover_and_the_average_is_bounded() {
+    fn non_urgent_writes_leave_tokens_for_a_failover_and_the_rate_is_bounded() {
         let start = Instant::now();
         let mut bucket = Bucket { free_at: start };
         let mut written = 0;
-        while bucket.has(KEPT, start) {
+        while bucket.has(RESERVED, start) {
             bucket.take(start);
             written += 1;
         }
-        assert_eq!(written, BURST - KEPT);
+        assert_eq!(written, BURST - RESERVED);
         while bucket.has(0, start) {
             bucket.take(start);
             written += 1;
@@ -210,6 +209,6 @@ mod tests {
             bucket.take(later);
             written += 1;
         }
-        assert_eq!(written, 2 * BURST, "no more than the bucket holds, however long it was quiet");
+        assert_eq!(written, 2 * BURST, "no more than the bucket holds, however long it was idle");
     }
 }

@@ -1,9 +1,9 @@
 //! Several clusters behind one listener.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
-use engram_coordinator::{Certified, Coordinator, GpuTrouble, Host, Options, Surroundings};
+use engram_coordinator::{WorkerCertificate, Coordinator, GpuFault, Host, Options, Environment};
 use engram_identity::{
-    Authority, Expected, Keys, Name, Realm, Reason, Role, RootId, Roots, connect, connect_anonymously,
+    CertificateAuthority, ExpectedPeer, Keys, Name, Realm, Reason, Role, RootId, Roots, connect, connect_anonymously,
 };
 use engram_mapstore::{Goal, MemoryStore};
 use engram_memory::ClusterId;
@@ -25,7 +25,7 @@ fn coordinator(cluster: u128, name: &str) -> Coordinator {
     Coordinator::build(Options::new(ClusterId(cluster), name, 4, 1), Arc::new(MemoryStore::default())).unwrap()
 }
 
-fn beat(cluster: u128) -> v1::Beat {
+fn beat(cluster: u128) -> v1::HeartbeatRequest {
     let member = v1::MemberId { ordinal: 0, store: 5u128.to_be_bytes().to_vec().into(), incarnation: 1 };
     let hello = v1::Hello {
         cluster: cluster.to_be_bytes().to_vec().into(),
@@ -34,10 +34,10 @@ fn beat(cluster: u128) -> v1::Beat {
         protocol_max: 1,
         ..v1::Hello::default()
     };
-    v1::Beat { hello: Some(hello), ..v1::Beat::default() }
+    v1::HeartbeatRequest { hello: Some(hello), ..v1::HeartbeatRequest::default() }
 }
 
-type Beats = (mpsc::Sender<v1::Beat>, Streaming<v1::BeatReply>);
+type Beats = (mpsc::Sender<v1::HeartbeatRequest>, Streaming<v1::HeartbeatResponse>);
 
 async fn join(client: &CoordinatorServiceClient<Channel>, cluster: u128) -> Result<Beats, Status> {
     let (beats, outgoing) = mpsc::channel(4);
@@ -51,7 +51,7 @@ async fn status(
     cluster: Option<u128>,
 ) -> Result<v1::ClusterStatus, Status> {
     let cluster = cluster.map(|cluster| cluster.to_be_bytes().to_vec()).unwrap_or_default();
-    Ok(client.clone().get_cluster_status(v1::ClusterStatusRequest { cluster: cluster.into() }).await?.into_inner())
+    Ok(client.clone().get_cluster_status(v1::GetClusterStatusRequest { cluster: cluster.into() }).await?.into_inner())
 }
 
 #[tokio::test]
@@ -74,29 +74,29 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     };
     assert_eq!(map.cluster, 2u128.to_be_bytes().to_vec());
     assert_eq!(other.report().map.unwrap().cluster, ClusterId(2));
-    let trouble = Some(v1::GpuTrouble { given_up: true, why: "H100 was given up".into() });
-    let certified = Some(v1::Certified { believed: vec![7, 8], root: 8 });
-    beats.send(v1::Beat { gpu_trouble: trouble, certified, ..v1::Beat::default() }).await.unwrap();
+    let trouble = Some(v1::GpuFault { was_in_use: true, reason: "H100 was given up".into() });
+    let certificate = Some(v1::CertificateStatus { trusted_roots: vec![7, 8], issuer_root: 8 });
+    beats.send(v1::HeartbeatRequest { gpu_fault: trouble, certificate, ..v1::HeartbeatRequest::default() }).await.unwrap();
     let heard = async {
-        while other.report().gpu_troubles.is_empty() {
+        while other.report().gpu_faults.is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     timeout(DEADLINE, heard).await.unwrap();
-    let told = GpuTrouble { given_up: true, why: "H100 was given up".into() };
-    assert_eq!(other.report().gpu_troubles, [(engram_memory::Ordinal(0), told)].into());
-    let told = Certified { believed: vec![RootId(7), RootId(8)], root: RootId(8) };
-    assert_eq!(other.report().certified, [(engram_memory::Ordinal(0), told)].into());
-    beats.send(v1::Beat::default()).await.unwrap();
+    let told = GpuFault { was_in_use: true, reason: "H100 was given up".into() };
+    assert_eq!(other.report().gpu_faults, [(engram_memory::Ordinal(0), told)].into());
+    let told = WorkerCertificate { trusted_roots: vec![RootId(7), RootId(8)], root: RootId(8) };
+    assert_eq!(other.report().certificates, [(engram_memory::Ordinal(0), told)].into());
+    beats.send(v1::HeartbeatRequest::default()).await.unwrap();
     let quiet = async {
-        while !other.report().gpu_troubles.is_empty() {
+        while !other.report().gpu_faults.is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     timeout(DEADLINE, quiet).await.unwrap();
 
     // What nobody can lead is named, with the order that ends it.
-    beats.send(v1::Beat { unled: vec![1], ..v1::Beat::default() }).await.unwrap();
+    beats.send(v1::HeartbeatRequest { leaderless_partitions: vec![1], ..v1::HeartbeatRequest::default() }).await.unwrap();
     let named = async {
         loop {
             let conditions = status(&client, Some(2)).await.unwrap().conditions;
@@ -114,7 +114,7 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     assert_eq!((vague.code(), vague.message().starts_with("2 clusters")), (Code::InvalidArgument, true));
     assert_eq!(join(&client, 3).await.unwrap_err().code(), Code::Unavailable);
 
-    other.steer(Goal { draining: [engram_memory::Ordinal(0)].into(), ..Goal::default() }, Surroundings::default());
+    other.update(Goal { draining: [engram_memory::Ordinal(0)].into(), ..Goal::default() }, Environment::default());
     assert_eq!(status(&client, Some(2)).await.unwrap().draining, [0]);
 
     host.remove(ClusterId(2));
@@ -133,7 +133,7 @@ enum Asker {
 }
 
 async fn over_tls(asker: Asker, address: String) -> Result<CoordinatorServiceClient<Channel>, std::io::Error> {
-    let expected = Expected::any(Role::Coordinator);
+    let expected = ExpectedPeer::any(Role::Coordinator);
     let stream = match asker {
         Asker::Certified(keys) => connect(&keys, expected, &address).await?,
         Asker::Anonymous(roots, cluster) => connect_anonymously(&roots, cluster, expected, &address).await?,
@@ -150,11 +150,11 @@ async fn over_tls(asker: Asker, address: String) -> Result<CoordinatorServiceCli
 #[tokio::test]
 async fn a_cluster_with_certificates_takes_its_own_processes_alone_beside_one_that_has_none() {
     let (host, now) = (Host::default(), SystemTime::now());
-    let authority = Authority::create(Realm::Operator, now).unwrap();
+    let authority = CertificateAuthority::create(Realm::Operator, now).unwrap();
     let keys = |cluster, role, ordinal| {
         let name = Name::on_kubernetes("research", "words", ClusterId(cluster), role, ordinal);
         let issued = authority.issue(&name, now, Duration::from_secs(3_600)).unwrap();
-        Keys::given(authority.certificate(), &issued.pem, Arc::clone(host.refusals())).unwrap()
+        Keys::from_pem(authority.certificate(), &issued.pem, Arc::clone(host.refusals())).unwrap()
     };
     host.add(coordinator(1, "words"), Some(keys(1, Role::Coordinator, 0)));
     host.add(coordinator(2, "books"), None);

@@ -4,12 +4,12 @@
 //! cores does not starve the failure detector and find faults of its own making. In the end every weight is compared with the
 //! ledger, and every copy with every other one.
 
-use crate::faults::{self, Failed, Kind, deck, inflict};
-use crate::health::{Gone, Health, NotWhole};
-use crate::load::{Books, Load};
+use crate::faults::{self, InjectError, Kind, deck, inject};
+use crate::health::{Gone, Health, Unhealthy};
+use crate::load::{LoadReport, Load};
 use crate::network::Network;
 use crate::outages::{Spread, milliseconds};
-use crate::outcome::{FaultKind, Outcome, Replicas, Throughput, Troubled};
+use crate::outcome::{FaultKind, Outcome, Replicas, Throughput, FaultReport};
 use engram_client::Error;
 use engram_memory::ClusterId;
 use nix::sys::signal::Signal;
@@ -89,10 +89,10 @@ pub struct Field<'a, P> {
 
 /// Why a campaign could not be begun. What goes wrong later is part of its outcome.
 #[derive(Debug, thiserror::Error)]
-pub enum NotBegun {
+pub enum StartError {
     /// The cluster is not whole to begin with.
     #[error(transparent)]
-    NotWhole(#[from] NotWhole),
+    NotWhole(#[from] Unhealthy),
     /// The clients cannot connect.
     #[error(transparent)]
     Client(#[from] Error),
@@ -105,11 +105,11 @@ pub enum NotBegun {
 #[derive(Debug, thiserror::Error)]
 enum Stopped {
     #[error("{kind}, {whom}: {reason}")]
-    NotWhole { kind: &'static str, whom: String, reason: NotWhole },
+    NotWhole { kind: &'static str, whom: String, reason: Unhealthy },
     #[error("{kind}, {whom}: {} partitions are not served {} s after the cluster was whole, the first is {first}", .count, SERVED.as_secs())]
     NotServed { kind: &'static str, whom: String, count: usize, first: u32 },
     #[error("{kind}: {reason}")]
-    NotDone { kind: &'static str, reason: Failed },
+    NotDone { kind: &'static str, reason: InjectError },
     #[error("the map is not told: {0}")]
     Map(Error),
     #[error("{done} of {asked} faults were done within {} s", .limit.as_secs())]
@@ -120,17 +120,17 @@ enum Stopped {
 ///
 /// # Errors
 /// It could not be begun.
-pub async fn run<P: Processes>(field: Field<'_, P>, mut tell: impl FnMut(&Troubled)) -> Result<Outcome, NotBegun> {
+pub async fn run<P: Processes>(field: Field<'_, P>, mut tell: impl FnMut(&FaultReport)) -> Result<Outcome, StartError> {
     let plan = field.plan;
     let began = Instant::now();
-    field.health.whole(&Gone::new(), WHOLE).await?;
+    field.health.wait_until_healthy(&Gone::new(), WHOLE).await?;
     let load = Load::start(field.endpoints, field.cluster, SLOW).await?;
     let mut outcome = Outcome::of(plan);
     outcome.partitions = load.client().map()?.partition_count();
     tokio::time::sleep(WARM_UP).await;
     outcome.clear = measured(&load, CLEAR).await;
     if outcome.clear.operations_per_second <= 0.0 {
-        return Err(NotBegun::NoThroughput);
+        return Err(StartError::NoThroughput);
     }
     load.set_rate(Some(outcome.clear.operations_per_second * plan.share));
     tokio::time::sleep(WARM_UP).await;
@@ -178,8 +178,8 @@ async fn measured(load: &Load, time: Duration) -> Throughput {
 async fn trouble<P: Processes>(
     field: &Field<'_, P>,
     load: &Load,
-    faults: &mut Vec<(Kind, Troubled)>,
-    tell: &mut impl FnMut(&Troubled),
+    faults: &mut Vec<(Kind, FaultReport)>,
+    tell: &mut impl FnMut(&FaultReport),
 ) -> Result<(), Stopped> {
     let plan = field.plan;
     let mut draws = StdRng::seed_from_u64(plan.seed);
@@ -193,13 +193,13 @@ async fn trouble<P: Processes>(
         let leaders: Vec<u32> = map.owners().into_iter().map(|ordinal| ordinal.0).collect();
         load.forget_longest();
         let began = Instant::now();
-        let inflicted = inflict(kind, field, &leaders, &mut draws).await;
+        let inflicted = inject(kind, field, &leaders, &mut draws).await;
         let fault = inflicted.map_err(|reason| Stopped::NotDone { kind: kind.name(), reason })?;
         let whom = fault.whom;
-        let whole = field.health.whole(&fault.gone, WHOLE).await;
+        let whole = field.health.wait_until_healthy(&fault.gone, WHOLE).await;
         whole.map_err(|reason| Stopped::NotWhole { kind: kind.name(), whom: whom.clone(), reason })?;
         let restored = began.elapsed();
-        if let Err(behind) = load.served(SERVED).await {
+        if let Err(behind) = load.wait_until_served(SERVED).await {
             let (count, first) = (behind.len(), behind.first().map_or(0, |partition| partition.0));
             return Err(Stopped::NotServed { kind: kind.name(), whom, count, first });
         }
@@ -211,19 +211,19 @@ async fn trouble<P: Processes>(
         // What the victim led had to change hands, however soon it did.
         let hit = |partition| fault.victim.is_some() && map.owner(partition).map(|ordinal| ordinal.0) == fault.victim;
         let outages = load.outages(began, hit);
-        let troubled = Troubled { number: done + 1, of: deck.len(), kind: kind.name(), whom, restored, outages };
+        let troubled = FaultReport { number: done + 1, of: deck.len(), kind: kind.name(), whom, restored, outages };
         tell(&troubled);
         faults.push((kind, troubled));
     }
     Ok(())
 }
 
-fn by_kind(faults: &[(Kind, Troubled)]) -> Vec<FaultKind> {
-    let mut kinds: BTreeMap<Kind, Vec<&Troubled>> = BTreeMap::new();
+fn by_kind(faults: &[(Kind, FaultReport)]) -> Vec<FaultKind> {
+    let mut kinds: BTreeMap<Kind, Vec<&FaultReport>> = BTreeMap::new();
     for (kind, fault) in faults {
         kinds.entry(*kind).or_default().push(fault);
     }
-    let figures = |(kind, faults): (Kind, Vec<&Troubled>)| FaultKind {
+    let figures = |(kind, faults): (Kind, Vec<&FaultReport>)| FaultKind {
         kind: kind.name(),
         done: faults.len(),
         unavailable: Spread::of(faults.iter().flat_map(|fault| fault.outages.iter().copied())),
@@ -234,7 +234,7 @@ fn by_kind(faults: &[(Kind, Troubled)]) -> Vec<FaultKind> {
 }
 
 /// Compares copies: nobody writes any more, every worker is killed once, and whoever serves in its place must hold the same.
-async fn compare<P: Processes>(field: &Field<'_, P>, books: &Books) -> Result<Replicas, String> {
+async fn compare<P: Processes>(field: &Field<'_, P>, books: &LoadReport) -> Result<Replicas, String> {
     let digest = async || {
         let digested = books.client().digest().await.map_err(|error| format!("no digest is told: {error}"))?;
         Ok::<_, String>((digested.digest.to_string(), digested.memories))
@@ -250,7 +250,7 @@ async fn compare<P: Processes>(field: &Field<'_, P>, books: &Books) -> Result<Re
             let found = digest().await?;
             replicas.compared += 1;
             replicas.different += u32::from(found != expected);
-            let whole = field.health.whole(&gone, WHOLE).await;
+            let whole = field.health.wait_until_healthy(&gone, WHOLE).await;
             whole.map_err(|reason| format!("after the load, worker {ordinal} was killed: {reason}"))?;
         }
     }

@@ -101,7 +101,7 @@ pub(crate) fn deck(plan: &Plan, draws: &mut StdRng) -> Vec<Kind> {
 
 /// What is left of a fault that has been done.
 #[derive(Debug, Default)]
-pub(crate) struct Done {
+pub(crate) struct InjectedFault {
     /// Processes that ended, in whose places others must come.
     pub(crate) gone: Gone,
     /// A disk that was taken out.
@@ -114,7 +114,7 @@ pub(crate) struct Done {
 
 /// Why a fault could not be done.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failed {
+pub(crate) enum InjectError {
     /// A process does not run, though the cluster was whole a moment ago.
     #[error("{0} does not run")]
     NoProcess(String),
@@ -128,23 +128,23 @@ pub(crate) enum Failed {
 
 /// Does a fault, waits as long as it lasts, and takes it back as far as that is not the cluster's own work. It hits one of those who
 /// lead a partition.
-pub(crate) async fn inflict<P: Processes>(
+pub(crate) async fn inject<P: Processes>(
     kind: Kind,
     field: &Field<'_, P>,
     leaders: &[u32],
     draws: &mut StdRng,
-) -> Result<Done, Failed> {
+) -> Result<InjectedFault, InjectError> {
     let workers = field.plan.workers;
     let victim = leaders[draws.random_range(0..leaders.len())];
     let other = (victim + draws.random_range(1..workers.max(2))) % workers;
     let [a, b] = [victim, other].map(Node::Worker);
     let hit = kind.hits_worker().then_some(victim);
-    let mut done = Done { whom: format!("worker {victim}"), victim: hit, ..Done::default() };
+    let mut done = InjectedFault { whom: format!("worker {victim}"), victim: hit, ..InjectedFault::default() };
     if kind.ends_worker() {
         done.gone = field.health.process(victim).await;
     }
-    let worker = || field.processes.worker(victim).ok_or_else(|| Failed::NoProcess(format!("worker {victim}")));
-    let coordinator = || field.processes.coordinator().ok_or_else(|| Failed::NoProcess("the coordinator".into()));
+    let worker = || field.processes.worker(victim).ok_or_else(|| InjectError::NoProcess(format!("worker {victim}")));
+    let coordinator = || field.processes.coordinator().ok_or_else(|| InjectError::NoProcess("the coordinator".into()));
     match kind {
         Kind::KillWorker => send(worker()?, Signal::SIGKILL)?,
         Kind::KillCoordinator => {
@@ -198,11 +198,11 @@ pub(crate) async fn inflict<P: Processes>(
             }
         }
     }
-    field.network.heal();
+    field.network.restore();
     Ok(done)
 }
 
-pub(crate) fn send(process: u32, signal: Signal) -> Result<(), Failed> {
+pub(crate) fn send(process: u32, signal: Signal) -> Result<(), InjectError> {
     let pid = i32::try_from(process).map_err(|_| nix::Error::ESRCH)?;
     Ok(kill(Pid::from_raw(pid), signal)?)
 }

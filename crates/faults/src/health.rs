@@ -28,7 +28,7 @@ pub type Gone = BTreeMap<u32, v1::MemberEntry>;
 /// Why a cluster is not whole.
 #[derive(Debug, thiserror::Error)]
 #[error("the cluster is not whole after {} s: {wanting}", .after.as_secs())]
-pub struct NotWhole {
+pub struct Unhealthy {
     /// How long it was waited for.
     pub after: Duration,
     /// What is wanting.
@@ -52,9 +52,9 @@ impl Health {
     ///
     /// # Errors
     /// It does not answer, and why.
-    pub async fn look(&self) -> Result<v1::ClusterStatus, String> {
+    pub async fn status(&self) -> Result<v1::ClusterStatus, String> {
         let mut coordinator = self.coordinator.clone();
-        match timeout(ANSWER, coordinator.get_cluster_status(v1::ClusterStatusRequest::default())).await {
+        match timeout(ANSWER, coordinator.get_cluster_status(v1::GetClusterStatusRequest::default())).await {
             Ok(Ok(status)) => Ok(status.into_inner()),
             Ok(Err(status)) => Err(format!("the coordinator: {}", status.message())),
             Err(_) => Err("the coordinator does not answer".into()),
@@ -63,7 +63,7 @@ impl Health {
 
     /// The process of a worker that the coordinator heard last; nothing where it does not answer.
     pub async fn process(&self, ordinal: u32) -> Gone {
-        let members = self.look().await.map(|status| status.members).unwrap_or_default();
+        let members = self.status().await.map(|status| status.members).unwrap_or_default();
         members.into_iter().filter(|member| member.ordinal == ordinal).map(|member| (ordinal, member)).collect()
     }
 
@@ -71,20 +71,20 @@ impl Health {
     ///
     /// # Errors
     /// It is not by the deadline.
-    pub async fn whole(&self, gone: &Gone, deadline: Duration) -> Result<(), NotWhole> {
+    pub async fn wait_until_healthy(&self, gone: &Gone, deadline: Duration) -> Result<(), Unhealthy> {
         let (since, mut in_a_row) = (Instant::now(), 0);
         loop {
-            let wanting = match self.look().await {
+            let find_problem = match self.status().await {
                 Ok(status) => wanting(&status, self.copies, gone),
                 Err(reason) => Some(reason),
             };
-            in_a_row = if wanting.is_none() { in_a_row + 1 } else { 0 };
+            in_a_row = if find_problem.is_none() { in_a_row + 1 } else { 0 };
             if in_a_row == IN_A_ROW {
                 return Ok(());
             }
             if since.elapsed() >= deadline {
-                let wanting = wanting.unwrap_or_else(|| "it was whole for a moment only".into());
-                return Err(NotWhole { after: deadline, wanting });
+                let wanting = find_problem.unwrap_or_else(|| "it was whole for a moment only".into());
+                return Err(Unhealthy { after: deadline, wanting });
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -148,7 +148,7 @@ mod tests {
         v1::ClusterStatus {
             members: vec![member(0), member(1)],
             expected_workers: 2,
-            map: Some(v1::ClusterMap { partitions: vec![entry; 3], ..Default::default() }),
+            map: Some(v1::PartitionMap { partitions: vec![entry; 3], ..Default::default() }),
             ..Default::default()
         }
     }

@@ -23,7 +23,7 @@ pub fn delta(j: u32) -> f32 {
 
 /// What the client was told of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum Response {
     /// It was applied.
     Acked,
     /// It was not applied, and never will be.
@@ -75,12 +75,12 @@ impl Account {
     ///
     /// # Panics
     /// It has not begun.
-    pub fn note(&mut self, j: u32, told: Told) {
+    pub fn note(&mut self, j: u32, told: Response) {
         assert!(j < self.issued, "operation {j} has not begun");
         match told {
-            Told::Acked => self.acked |= 1 << j,
-            Told::Never => self.never |= 1 << j,
-            Told::Unknown => {}
+            Response::Acked => self.acked |= 1 << j,
+            Response::Never => self.never |= 1 << j,
+            Response::Unknown => {}
         }
     }
 
@@ -133,9 +133,9 @@ mod tests {
         let mut account = Account::default();
         while let Some(j) = account.begin() {
             let told = match j {
-                j if j % 3 == 0 => Told::Unknown,
-                j if j % 5 == 0 => Told::Never,
-                _ => Told::Acked,
+                j if j % 3 == 0 => Response::Unknown,
+                j if j % 5 == 0 => Response::Never,
+                _ => Response::Acked,
             };
             account.note(j, told);
         }

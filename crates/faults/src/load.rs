@@ -4,9 +4,9 @@
 //! nobody else, and the times in which it did not can be told per partition. An operation is a batch over ids of that one
 //! partition, which is applied as a whole or not at all; all ids of a page share one [`Account`].
 
-use crate::ledger::{Account, Tally, Told, delta};
+use crate::ledger::{Account, Tally, Response, delta};
 use crate::outages::{Outage, Outages, Spread};
-use engram_client::{Client, Error, Fate, GetOptions, Network, Options, Rows, Session, Signals, Updates, Written};
+use engram_client::{Client, Error, WriteOutcome, GetOptions, Network, Options, Rows, Session, Signals, Updates, WriteResult};
 use engram_memory::{ClusterId, MemoryId, PartitionId, partition_of};
 use engram_proto::v1::ProblemKind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,7 +67,7 @@ struct Page {
 
 /// What the clients know after their work.
 #[derive(Debug)]
-pub struct Books {
+pub struct LoadReport {
     client: Client,
     pages: Vec<Page>,
     asked_for_fate: u64,
@@ -113,7 +113,7 @@ impl Load {
             attempt_deadline: ATTEMPT,
             connect_deadline: ATTEMPT,
             retry_floor: RETRIES,
-            ..Options::new(endpoints.iter().cloned()).of_cluster(cluster)
+            ..Options::new(endpoints.iter().cloned()).with_cluster(cluster)
         };
         let mut clients = Vec::new();
         for _ in 0..CLIENTS {
@@ -169,7 +169,7 @@ impl Load {
     ///
     /// # Errors
     /// Partitions that are not served.
-    pub async fn served(&self, deadline: Duration) -> Result<(), Vec<PartitionId>> {
+    pub async fn wait_until_served(&self, deadline: Duration) -> Result<(), Vec<PartitionId>> {
         let since = Instant::now();
         loop {
             let behind = (0..).zip(self.shared.seen()).filter(|(_, seen)| !seen.outages.is_served_since(since));
@@ -217,14 +217,14 @@ impl Load {
     ///
     /// # Panics
     /// A task panicked.
-    pub async fn finish(mut self) -> Books {
+    pub async fn finish(mut self) -> LoadReport {
         self.shared.stop.store(true, Ordering::Relaxed);
         let mut pages = Vec::new();
         while let Some(done) = self.tasks.join_next().await {
             pages.extend(done.expect("a task that writes does not panic"));
         }
-        let asked_for_fate = self.shared.asked_for_fate.load(Ordering::Relaxed);
-        Books { client: self.client, pages, asked_for_fate }
+        let outcome_queries = self.shared.asked_for_fate.load(Ordering::Relaxed);
+        LoadReport { client: self.client, pages, asked_for_fate: outcome_queries }
     }
 }
 
@@ -235,7 +235,7 @@ impl Shared {
     }
 }
 
-impl Books {
+impl LoadReport {
     /// Reads every weight and compares; the tally counts every operation on every id.
     ///
     /// # Errors
@@ -326,11 +326,11 @@ impl Writer {
         let rows = Rows { ids: ids.clone(), weights: vec![0.0; ids.len()], ..Rows::default() };
         let done = self.session.upsert(rows).await;
         let told = self.learn(began, done).await;
-        (told == Told::Acked).then(|| Page { ids, account: Account::default() })
+        (told == Response::Acked).then(|| Page { ids, account: Account::default() })
     }
 
     /// What became of an operation, and how long it took; asks where the answer did not say.
-    async fn learn(&self, began: Instant, done: Result<Written, Error>) -> Told {
+    async fn learn(&self, began: Instant, done: Result<WriteResult, Error>) -> Response {
         let ended = Instant::now();
         let slow = Duration::from_micros(self.shared.slow_us.load(Ordering::Relaxed));
         let seen = &self.shared.partitions[self.partition.0 as usize];
@@ -344,23 +344,23 @@ impl Writer {
         match done {
             Ok(_) => {
                 self.shared.acked.fetch_add(1, Ordering::Relaxed);
-                Told::Acked
+                Response::Acked
             }
-            Err(Error::Unknown { session, partition, seq, .. }) => {
+            Err(Error::OutcomeUnknown { session, partition, seq, .. }) => {
                 self.shared.asked_for_fate.fetch_add(1, Ordering::Relaxed);
-                match self.session.fate(session, partition, seq).await {
-                    Ok(Fate::Applied(_)) => Told::Acked,
-                    Ok(Fate::Refused(_) | Fate::Never) => Told::Never,
-                    Err(_) => Told::Unknown,
+                match self.session.write_outcome(session, partition, seq).await {
+                    Ok(WriteOutcome::Applied(_)) => Response::Acked,
+                    Ok(WriteOutcome::Rejected(_) | WriteOutcome::NeverExecuted) => Response::Never,
+                    Err(_) => Response::Unknown,
                 }
             }
-            Err(Error::Deadline { .. }) => Told::Never,
-            Err(error @ Error::Refused(_)) => match error.kind() {
+            Err(Error::Deadline { .. }) => Response::Never,
+            Err(error @ Error::Rejected(_)) => match error.kind() {
                 // An earlier attempt may have been executed under the same number.
-                ProblemKind::SessionExpired | ProblemKind::AlreadyClosed | ProblemKind::OutOfWindow => Told::Unknown,
-                _ => Told::Never,
+                ProblemKind::SessionExpired | ProblemKind::AlreadyClosed | ProblemKind::OutOfWindow => Response::Unknown,
+                _ => Response::Never,
             },
-            Err(Error::Partial { .. } | Error::Connect { .. } | Error::Protocol(_)) => Told::Unknown,
+            Err(Error::Partial { .. } | Error::Connect { .. } | Error::Protocol(_)) => Response::Unknown,
         }
     }
 

@@ -3,7 +3,7 @@
 //! Cuts are said as people think of them, from one node to another; a connection carries traffic both ways, so that the way
 //! from `a` to `b` is the forth way of what `a` dialled and the back way of what `b` dialled.
 
-use crate::proxy::{Condition, Counts, Flow, Link, Way};
+use crate::proxy::{Condition, Counts, Flow, Link, Direction};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ impl Network {
 
     /// Changes what happens to everything that goes from `from` to `to`, whoever dialled.
     pub fn set(&self, from: Node, to: Node, condition: Condition) {
-        for (ends, way) in [((from, to), Way::Forth), ((to, from), Way::Back)] {
+        for (ends, way) in [((from, to), Direction::Forth), ((to, from), Direction::Back)] {
             if let Some(link) = self.links.get(&ends) {
                 link.set(way, condition);
             }
@@ -80,10 +80,10 @@ impl Network {
     }
 
     /// Lets everything through again. A connection that lost bytes is reset.
-    pub fn heal(&self) {
+    pub fn restore(&self) {
         for link in self.links.values() {
-            link.set(Way::Forth, Condition::default());
-            link.set(Way::Back, Condition::default());
+            link.set(Direction::Forth, Condition::default());
+            link.set(Direction::Back, Condition::default());
         }
     }
 
@@ -124,7 +124,7 @@ mod tests {
         network.cut(a, b);
         assert!(says(&mut by_one, &mut by_zero).await, "from 1 to 0 goes on");
         assert!(!says(&mut by_zero, &mut by_one).await, "from 0 to 1 is cut");
-        network.heal();
+        network.restore();
         assert_eq!(network.counts().black_holes, 2, "one way of each of the two links");
         network.isolate(b);
         assert_eq!(network.counts().black_holes, 2 + 6, "both ways of three links");

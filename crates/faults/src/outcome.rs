@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// One fault that is over.
 #[derive(Debug, Clone)]
-pub struct Troubled {
+pub struct FaultReport {
     /// Its place in the campaign, from 1.
     pub number: usize,
     /// Faults of the campaign.
@@ -126,7 +126,7 @@ impl Outcome {
     }
 
     /// What is wrong, in words; empty = every promise was kept and everything asked for was done.
-    pub fn wrong(&self) -> Vec<String> {
+    pub fn violations(&self) -> Vec<String> {
         let mut wrong = self.problems.clone();
         if let Some(ledger) = &self.ledger {
             let counts = [

@@ -30,7 +30,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 
 /// A way of a link, as seen from who dialled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From who dialled to who listens.
     Forth,
     /// From who listens to who dialled.
@@ -159,7 +159,7 @@ impl Link {
     }
 
     /// Changes what a way does, for connections that are there and for later ones.
-    pub fn set(&self, way: Way, condition: Condition) {
+    pub fn set(&self, way: Direction, condition: Condition) {
         let state = self.shared.way(way);
         state.condition.send_if_modified(|old| {
             match condition.flow {
@@ -177,7 +177,7 @@ impl Link {
     }
 
     /// Changes one bit of the next byte that goes this way.
-    pub fn flip(&self, way: Way) {
+    pub fn flip(&self, way: Direction) {
         self.shared.way(way).to_flip.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -207,10 +207,10 @@ impl Drop for Link {
 }
 
 impl Shared {
-    const fn way(&self, way: Way) -> &WayState {
+    const fn way(&self, way: Direction) -> &WayState {
         match way {
-            Way::Forth => &self.forth,
-            Way::Back => &self.back,
+            Direction::Forth => &self.forth,
+            Direction::Back => &self.back,
         }
     }
 }
@@ -419,7 +419,7 @@ mod tests {
             bytes_per_second: Some(10_000_000),
             ..Condition::default()
         };
-        link.set(Way::Back, slow);
+        link.set(Direction::Back, slow);
         let long: Vec<u8> = (0..200_000_u32).map(|byte| byte as u8).collect();
         let (sent, ()) = tokio::join!(taken.write_all(&long), arrives(&mut dialled, &long));
         sent.unwrap();
@@ -433,12 +433,12 @@ mod tests {
     #[tokio::test]
     async fn a_way_that_holds_loses_nothing_and_the_other_way_goes_on() {
         let (link, mut dialled, mut taken) = connected().await;
-        link.set(Way::Forth, Condition { flow: Flow::Hold, ..Condition::default() });
+        link.set(Direction::Forth, Condition { flow: Flow::Hold, ..Condition::default() });
         dialled.write_all(b"waits").await.unwrap();
         taken.write_all(b"goes on").await.unwrap();
         arrives(&mut dialled, b"goes on").await;
         assert_eq!(link.counts().passed_bytes, 7);
-        link.set(Way::Forth, Condition::default());
+        link.set(Direction::Forth, Condition::default());
         arrives(&mut taken, b"waits").await;
         assert_eq!(link.counts().holds, 1);
     }
@@ -448,12 +448,12 @@ mod tests {
         let (link, mut dialled, mut taken) = connected().await;
         dialled.write_all(b"before").await.unwrap();
         arrives(&mut taken, b"before").await;
-        link.set(Way::Forth, Condition { flow: Flow::BlackHole, ..Condition::default() });
+        link.set(Direction::Forth, Condition { flow: Flow::BlackHole, ..Condition::default() });
         dialled.write_all(b"lost").await.unwrap();
         counted(&link, |counts| counts.discarded_bytes == 4).await;
         taken.write_all(b"one-way").await.unwrap();
         arrives(&mut dialled, b"one-way").await;
-        link.set(Way::Forth, Condition::default());
+        link.set(Direction::Forth, Condition::default());
         is_reset(&mut taken).await;
         is_reset(&mut dialled).await;
         assert_eq!((link.counts().black_holes, link.counts().resets), (1, 1));
@@ -462,12 +462,12 @@ mod tests {
     #[tokio::test]
     async fn an_end_is_not_heard_through_a_cut() {
         let (link, dialled, mut taken) = connected().await;
-        link.set(Way::Forth, Condition { flow: Flow::BlackHole, ..Condition::default() });
+        link.set(Direction::Forth, Condition { flow: Flow::BlackHole, ..Condition::default() });
         drop(dialled);
         taken.write_all(b"to nobody").await.unwrap();
         let heard = tokio::time::timeout(Duration::from_millis(50), taken.read(&mut [0; 8])).await;
         assert!(heard.is_err(), "nothing may be heard: {heard:?}");
-        link.set(Way::Forth, Condition::default());
+        link.set(Direction::Forth, Condition::default());
         let ended = tokio::time::timeout(DEADLINE, taken.read(&mut [0; 8])).await.unwrap();
         assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
     }
@@ -475,7 +475,7 @@ mod tests {
     #[tokio::test]
     async fn resets_and_flips_are_done_when_asked_for_and_counted() {
         let (link, mut dialled, mut taken) = connected().await;
-        link.flip(Way::Forth);
+        link.flip(Direction::Forth);
         dialled.write_all(&[0; 64]).await.unwrap();
         let mut bytes = [0; 64];
         taken.read_exact(&mut bytes).await.unwrap();

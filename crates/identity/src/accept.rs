@@ -1,9 +1,9 @@
-//! TLS on the connections that a listener accepts.
+//! TLS for accepted connections.
 
-use crate::dial::{HANDSHAKE, meant};
+use crate::dial::{HANDSHAKE_TIMEOUT, intended_cluster};
 use crate::material::Callers;
 use crate::verify::name;
-use crate::{Expected, Keys, Name, Reason, Refusals, Role};
+use crate::{ExpectedPeer, Keys, Name, Reason, Refusals, Role};
 use engram_memory::ClusterId;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use rustls::server::Acceptor;
@@ -22,65 +22,65 @@ use tokio_rustls::{LazyConfigAcceptor, TlsAcceptor};
 use tonic::Extensions;
 use tonic::transport::server::Connected;
 
-/// Handshakes at a time; who comes later waits for one of them to end, a few seconds at most.
+/// Concurrent handshakes; further connections wait for one of them to end, a few seconds at most.
 const HANDSHAKES: usize = 256;
 
-/// A connection over TLS, from whoever its caller is.
-pub struct Secured {
+/// An accepted TLS connection with its authenticated caller.
+pub struct TlsConnection {
     stream: TlsStream<TcpStream>,
     caller: Caller,
     end: Option<Pin<Box<Sleep>>>,
 }
 
-impl Secured {
-    /// Whether its time is over.
-    fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
+impl TlsConnection {
+    /// Whether its lifetime is over.
+    fn has_expired(&mut self, cx: &mut Context<'_>) -> bool {
         self.end.as_mut().is_some_and(|end| end.is_elapsed() || end.as_mut().poll(cx).is_ready())
     }
 }
 
-/// Who is on the other side of a connection. Handlers find it among the extensions of a request.
+/// The peer of a connection. Handlers find it among the extensions of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Caller {
-    /// Somebody, in clear: may do everything. Who wants to know who it is, listens with TLS.
+    /// A plaintext caller: may do everything. A listener that authenticates its callers uses TLS.
     #[default]
-    Clear,
-    /// Somebody without a certificate, over TLS: may do nothing but what it proves otherwise.
+    Plaintext,
+    /// A TLS caller without a certificate: may only do what it authorizes otherwise.
     Anonymous,
-    /// The process that its certificate names.
-    Known(Arc<Name>),
+    /// A process authenticated by its certificate.
+    Authenticated(Arc<Name>),
 }
 
 impl Caller {
-    /// Who makes a call.
+    /// Returns the caller of a request.
     pub fn of(extensions: &Extensions) -> Self {
         extensions.get::<Self>().cloned().unwrap_or_default()
     }
 
-    /// Its name, if it is known.
+    /// Returns its name, if it is authenticated.
     pub fn name(&self) -> Option<&Name> {
         match self {
-            Self::Known(name) => Some(name),
-            Self::Clear | Self::Anonymous => None,
+            Self::Authenticated(name) => Some(name),
+            Self::Plaintext | Self::Anonymous => None,
         }
     }
 
-    /// Whether it may do what these roles may.
+    /// Whether it has one of these roles.
     pub fn is_any(&self, roles: &[Role]) -> bool {
         match self {
-            Self::Clear => true,
+            Self::Plaintext => true,
             Self::Anonymous => false,
-            Self::Known(name) => roles.contains(&name.role),
+            Self::Authenticated(name) => roles.contains(&name.role),
         }
     }
 
-    /// Whether it is the worker that a message says it is from.
+    /// Whether it is the worker named as sender of a message.
     pub fn is_worker(&self, ordinal: u32) -> bool {
-        let expected = Expected::one(Role::Worker, ordinal);
+        let expected = ExpectedPeer::one(Role::Worker, ordinal);
         match self {
-            Self::Clear => true,
+            Self::Plaintext => true,
             Self::Anonymous => false,
-            Self::Known(name) => expected.check(name.cluster, name).is_ok(),
+            Self::Authenticated(name) => expected.check(name.cluster, name).is_ok(),
         }
     }
 }
@@ -88,42 +88,42 @@ impl Caller {
 impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Clear => f.write_str("a caller in clear"),
+            Self::Plaintext => f.write_str("a plaintext caller"),
             Self::Anonymous => f.write_str("a caller without a certificate"),
-            Self::Known(name) => f.write_str(&name.process()),
+            Self::Authenticated(name) => f.write_str(&name.process()),
         }
     }
 }
 
-/// Puts TLS on connections, several at a time; those that fail are counted and dropped. A connection ends when it has lived for
-/// `lifetime`, whatever goes on over it: a certificate is shown at its beginning alone. Without one it lasts until it breaks.
+/// Performs TLS handshakes on connections, several at a time; failures are counted and dropped. A connection ends after
+/// `lifetime`, even when busy: a certificate is only checked at its start. Without a lifetime it lasts until it breaks.
 pub fn accept(
     incoming: impl Stream<Item = io::Result<TcpStream>> + Send,
     keys: Arc<Keys>,
     callers: Callers,
     lifetime: Option<Duration>,
-) -> impl Stream<Item = io::Result<Secured>> + Send {
-    each(incoming, move |stream| {
+) -> impl Stream<Item = io::Result<TlsConnection>> + Send {
+    handshake_each(incoming, move |stream| {
         let keys = Arc::clone(&keys);
         async move {
             let accepting = TlsAcceptor::from(keys.server(callers)).accept(stream);
-            finished(accepting, callers, lifetime, keys.refusals()).await
+            finish_handshake(accepting, callers, lifetime, keys.refusals()).await
         }
     })
 }
 
-/// A connection to a listener of several clusters.
+/// A connection to a listener shared by several clusters.
 pub enum Entering {
-    /// In clear: its caller may belong to a cluster without certificates.
+    /// Plaintext: its caller may belong to a cluster without certificates.
     Clear(TcpStream),
-    /// Over TLS, with the keys of the cluster that its caller means.
-    Secured(Box<Secured>),
+    /// TLS, with the keys of the cluster that the caller named.
+    Secured(Box<TlsConnection>),
 }
 
-/// The same for several clusters behind one listener, with certificates and without: each caller says which one it means, and is
-/// answered with the keys that `keys_of` has for it. Callers need no certificate here, since who asks for its first one has none.
-/// Connections last until they break.
-pub fn accept_of<K>(
+/// Accepts connections for several clusters behind one listener, with and without certificates: each caller names a
+/// cluster, and is served with the keys that `keys_of` returns for it. Callers need no certificate here, since a worker
+/// that requests its first one has none. Connections last until they break.
+pub fn accept_for_clusters<K>(
     incoming: impl Stream<Item = io::Result<TcpStream>> + Send,
     keys_of: K,
     refusals: Arc<Refusals>,
@@ -131,36 +131,36 @@ pub fn accept_of<K>(
 where
     K: Fn(ClusterId) -> Option<Arc<Keys>> + Clone + Send,
 {
-    each(incoming, move |stream| {
+    handshake_each(incoming, move |stream| {
         let (keys_of, refusals) = (keys_of.clone(), Arc::clone(&refusals));
         async move {
             if !speaks_tls(&stream, &refusals).await? {
                 return Some(Entering::Clear(stream));
             }
             let accepting = async {
-                let begun = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
-                let cluster = begun.client_hello().server_name().and_then(meant);
+                let handshake = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+                let cluster = handshake.client_hello().server_name().and_then(intended_cluster);
                 match cluster.and_then(keys_of) {
-                    Some(keys) => begun.into_stream(keys.server(Callers::Anyone)).await,
+                    Some(keys) => handshake.into_stream(keys.server(Callers::Anyone)).await,
                     None => {
                         let unknown = rustls::CertificateError::ApplicationVerificationFailure;
                         Err(io::Error::other(rustls::Error::InvalidCertificate(unknown)))
                     }
                 }
             };
-            let secured = finished(accepting, Callers::Anyone, None, &refusals).await?;
+            let secured = finish_handshake(accepting, Callers::Anyone, None, &refusals).await?;
             Some(Entering::Secured(Box::new(secured)))
         }
     })
 }
 
-/// The first byte of TLS: a record of a handshake. HTTP/2 in clear begins with a letter.
+/// First byte of a TLS handshake record. Plaintext HTTP/2 starts with a letter.
 const HANDSHAKE_RECORD: u8 = 0x16;
 
-/// Whether the caller begins with TLS; `None` where it says nothing in time, or goes.
+/// Whether the caller speaks TLS; `None` if it sends nothing in time or disconnects.
 async fn speaks_tls(stream: &TcpStream, refusals: &Refusals) -> Option<bool> {
     let mut first = [0];
-    match timeout(HANDSHAKE, stream.peek(&mut first)).await {
+    match timeout(HANDSHAKE_TIMEOUT, stream.peek(&mut first)).await {
         Ok(Ok(1)) => Some(first[0] == HANDSHAKE_RECORD),
         Ok(_) => None,
         Err(_) => {
@@ -170,8 +170,8 @@ async fn speaks_tls(stream: &TcpStream, refusals: &Refusals) -> Option<bool> {
     }
 }
 
-/// Does what is to be done with each connection, several at a time.
-fn each<T, F>(
+/// Runs `secure` on every connection, several at a time.
+fn handshake_each<T, F>(
     incoming: impl Stream<Item = io::Result<TcpStream>> + Send,
     secure: impl Fn(TcpStream) -> F + Send,
 ) -> impl Stream<Item = io::Result<T>> + Send
@@ -186,34 +186,34 @@ where
     handshakes.buffer_unordered(HANDSHAKES).filter_map(futures::future::ready)
 }
 
-/// Waits for a handshake, and looks at who is there.
-async fn finished(
+/// Waits for a handshake, and authenticates the peer.
+async fn finish_handshake(
     handshake: impl Future<Output = io::Result<TlsStream<TcpStream>>>,
     callers: Callers,
     lifetime: Option<Duration>,
     refusals: &Refusals,
-) -> Option<Secured> {
-    let refused = |reason: Reason, error: &str| {
+) -> Option<TlsConnection> {
+    let reject = |reason: Reason, error: &str| {
         refusals.count(reason);
-        tracing::debug!(reason = reason.word(), error, "refused a connection");
+        tracing::debug!(reason = reason.as_str(), error, "rejected a connection");
         None
     };
-    let stream = match timeout(HANDSHAKE, handshake).await {
+    let stream = match timeout(HANDSHAKE_TIMEOUT, handshake).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return refused(Reason::of(&error), &error.to_string()),
-        Err(_) => return refused(Reason::Timeout, "too slow"),
+        Ok(Err(error)) => return reject(Reason::of(&error), &error.to_string()),
+        Err(_) => return reject(Reason::Timeout, "too slow"),
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).map(name);
     let caller = match (certificate, callers) {
-        (Some(Ok(name)), _) => Caller::Known(Arc::new(name)),
-        (Some(Err(error)), _) => return refused(Reason::OtherCluster, &error.to_string()),
+        (Some(Ok(name)), _) => Caller::Authenticated(Arc::new(name)),
+        (Some(Err(error)), _) => return reject(Reason::OtherCluster, &error.to_string()),
         (None, Callers::Anyone) => Caller::Anonymous,
-        (None, Callers::Certified) => return refused(Reason::NoCertificate, "no certificate"),
+        (None, Callers::Certified) => return reject(Reason::NoCertificate, "no certificate"),
     };
-    Some(Secured { stream, caller, end: lifetime.map(|lifetime| Box::pin(sleep(lifetime))) })
+    Some(TlsConnection { stream, caller, end: lifetime.map(|lifetime| Box::pin(sleep(lifetime))) })
 }
 
-impl Connected for Secured {
+impl Connected for TlsConnection {
     type ConnectInfo = Caller;
 
     fn connect_info(&self) -> Caller {
@@ -221,16 +221,16 @@ impl Connected for Secured {
     }
 }
 
-impl AsyncRead for Secured {
+impl AsyncRead for TlsConnection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.has_ended(cx) {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "this connection is too old")));
+        if self.has_expired(cx) {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "connection exceeded its maximum lifetime")));
         }
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Secured {
+impl AsyncWrite for TlsConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
@@ -261,7 +261,7 @@ impl Connected for Entering {
 
     fn connect_info(&self) -> Caller {
         match self {
-            Self::Clear(_) => Caller::Clear,
+            Self::Clear(_) => Caller::Plaintext,
             Self::Secured(secured) => secured.connect_info(),
         }
     }

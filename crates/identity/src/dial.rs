@@ -1,6 +1,6 @@
-//! TLS on the connections that a process makes.
+//! TLS for outgoing connections.
 
-use crate::{Expected, Keys, Roots};
+use crate::{ExpectedPeer, Keys, Roots};
 use engram_memory::ClusterId;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -13,110 +13,111 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// How long a handshake may take.
-pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Limit of a handshake.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connects to `host:port`, where whom is `expected` must answer.
+/// Connects to `host:port`, where the `expected` peer must answer.
 ///
-/// It returns when the other side has let this one in: a listener speaks first (of HTTP/2 its settings), and what it says instead is the
-/// error.
+/// It returns once the listener has accepted this process: a listener speaks first (its HTTP/2 settings), and anything
+/// else it sends is the error.
 ///
 /// # Errors
-/// Nobody listens, somebody else does, or this process is refused. The text says which.
-pub async fn connect(keys: &Keys, expected: Expected, address: &str) -> io::Result<TlsStream<TcpStream>> {
-    keys.look_if_due();
-    let stream = reach(address).await?;
-    // With the certificate of this moment.
-    secured(keys.client(expected), keys.name().cluster, address, stream).await
+/// No listener, another peer, or this process is rejected. The text says which.
+pub async fn connect(keys: &Keys, expected: ExpectedPeer, address: &str) -> io::Result<TlsStream<TcpStream>> {
+    keys.reload_if_due();
+    let stream = connect_tcp(address).await?;
+    // Uses the certificate that is current now.
+    handshake(keys.client(expected), keys.name().cluster, address, stream).await
 }
 
-/// The same of whoever has no certificate: whom is `expected` in `cluster` must answer, with one that leads to `roots`.
+/// Connects without a certificate: the `expected` peer of `cluster` must answer, with a certificate signed by one of
+/// `roots`.
 ///
 /// # Errors
 /// As [`connect`].
 pub async fn connect_anonymously(
     roots: &Roots,
     cluster: ClusterId,
-    expected: Expected,
+    expected: ExpectedPeer,
     address: &str,
 ) -> io::Result<TlsStream<TcpStream>> {
-    connect_anonymously_over(roots, cluster, expected, address, reach(address).await?).await
+    connect_anonymously_over(roots, cluster, expected, address, connect_tcp(address).await?).await
 }
 
-/// The same over a stream that is there; `address` is what errors call it.
+/// Performs the handshake of [`connect_anonymously`] over an existing stream; errors name it `address`.
 ///
 /// # Errors
 /// As [`connect`].
 pub async fn connect_anonymously_over<S: AsyncRead + AsyncWrite + Unpin>(
     roots: &Roots,
     cluster: ClusterId,
-    expected: Expected,
+    expected: ExpectedPeer,
     address: &str,
     stream: S,
 ) -> io::Result<TlsStream<S>> {
-    secured(roots.client(cluster, expected), cluster, address, stream).await
+    handshake(roots.client(cluster, expected), cluster, address, stream).await
 }
 
-/// What stands where the name of a host is expected: a listener of several clusters learns from it which is meant. It is sent in clear,
-/// and not checked: the certificate has another kind of name.
+/// Sent as server name, in plaintext: a listener of several clusters learns from it which one is meant. It is not
+/// verified: the certificate has another kind of name.
 const SUFFIX: &str = ".engram";
 
 fn server_name(cluster: ClusterId) -> ServerName<'static> {
-    ServerName::try_from(format!("{cluster}{SUFFIX}")).expect("digits and a word are a name of a host")
+    ServerName::try_from(format!("{cluster}{SUFFIX}")).expect("digits and a suffix are a valid host name")
 }
 
-/// The cluster that a caller means.
-pub(crate) fn meant(server_name: &str) -> Option<ClusterId> {
+/// Returns the cluster that a caller names.
+pub(crate) fn intended_cluster(server_name: &str) -> Option<ClusterId> {
     server_name.strip_suffix(SUFFIX)?.parse().ok()
 }
 
-async fn reach(address: &str) -> io::Result<TcpStream> {
+async fn connect_tcp(address: &str) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-async fn secured<S: AsyncRead + AsyncWrite + Unpin>(
+async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     config: Arc<ClientConfig>,
     cluster: ClusterId,
     address: &str,
     stream: S,
 ) -> io::Result<TlsStream<S>> {
     let connector = TlsConnector::from(config);
-    let greeted = timeout(HANDSHAKE, async {
+    let connected = timeout(HANDSHAKE_TIMEOUT, async {
         let mut stream = connector.connect(server_name(cluster), stream).await?;
         if stream.fill_buf().await?.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer closed the connection"));
         }
         Ok(stream)
     });
-    match greeted.await {
-        Ok(result) => result.map_err(|error| told(address, &error)),
+    match connected.await {
+        Ok(result) => result.map_err(|error| describe(address, &error)),
         Err(_) => {
-            let text = format!("{address} did not finish a TLS handshake within {} s", HANDSHAKE.as_secs());
+            let text = format!("{address} did not complete a TLS handshake within {} s", HANDSHAKE_TIMEOUT.as_secs());
             Err(io::Error::new(io::ErrorKind::TimedOut, text))
         }
     }
 }
 
-/// The error in words of certificates.
-fn told(address: &str, error: &io::Error) -> io::Error {
+/// Describes a TLS error in terms of certificates.
+fn describe(address: &str, error: &io::Error) -> io::Error {
     use rustls::{AlertDescription, CertificateError, Error, OtherError};
     let text = match error.get_ref().and_then(|source| source.downcast_ref::<Error>()) {
         Some(Error::InvalidMessage(_)) => format!("{address} does not speak TLS"),
         Some(Error::InvalidCertificate(CertificateError::Other(OtherError(cause)))) => {
-            format!("{address} is not believed: {cause}")
+            format!("{address} is not trusted: {cause}")
         }
-        Some(Error::InvalidCertificate(cause)) => format!("{address} is not believed: {cause}"),
+        Some(Error::InvalidCertificate(cause)) => format!("{address} is not trusted: {cause}"),
         Some(Error::AlertReceived(alert)) => {
             let why = match alert {
-                AlertDescription::CertificateExpired => "it is expired, or not valid yet",
-                AlertDescription::UnknownCA | AlertDescription::DecryptError => "another authority signed it",
-                AlertDescription::AccessDenied => "it is of another cluster",
-                AlertDescription::CertificateRequired => "there is none",
-                _ => return io::Error::new(error.kind(), format!("{address} refused this connection: {alert:?}")),
+                AlertDescription::CertificateExpired => "it has expired, or is not valid yet",
+                AlertDescription::UnknownCA | AlertDescription::DecryptError => "it is signed by another CA",
+                AlertDescription::AccessDenied => "it belongs to another cluster",
+                AlertDescription::CertificateRequired => "none was presented",
+                _ => return io::Error::new(error.kind(), format!("{address} rejected this connection: {alert:?}")),
             };
-            format!("{address} refused the certificate of this process: {why}")
+            format!("{address} rejected the certificate of this process: {why}")
         }
         _ => format!("{address}: TLS failed: {error}"),
     };

@@ -1,9 +1,9 @@
-//! The files with a process's certificate and the roots that it believes, read again while it runs.
+//! A process's certificate and trusted roots, reloaded from files while it runs.
 
-use crate::authority::{SKEW, renewal};
-use crate::followed::{Followed, read};
+use crate::ca::{SKEW, renewal};
+use crate::watched_files::{WatchedFiles, read};
 use crate::material::{Callers, Material};
-use crate::{Error, Expected, Name, Refusals, RootId};
+use crate::{Error, ExpectedPeer, Name, Refusals, RootId};
 use engram_memory::ClusterId;
 use rustls::{ClientConfig, ServerConfig};
 use serde::{Deserialize, Serialize};
@@ -12,15 +12,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Between looks at the files. They are looked at and not watched: a mount of Kubernetes replaces a link, of which who watches the old
-/// file hears nothing.
-pub const LOOK: Duration = Duration::from_secs(2);
+/// Interval between reloads of the files. They are polled and not watched: a Kubernetes mount replaces a symlink, which
+/// a watch of the old file does not see.
+pub const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Where certificates are, all as PEM.
+/// Paths of the PEM files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Files {
-    /// The roots that are believed.
+    /// Trust bundle.
     pub authority: PathBuf,
     /// This process's certificate.
     pub certificate: PathBuf,
@@ -29,20 +29,20 @@ pub struct Files {
 }
 
 impl Files {
-    /// The roots, and one file with certificate and key.
+    /// Returns the paths of a bundle, and of one file with certificate and key.
     pub fn pair(authority: impl Into<PathBuf>, pair: impl Into<PathBuf>) -> Self {
         let certificate = pair.into();
         Self { authority: authority.into(), key: certificate.clone(), certificate }
     }
 
-    /// The roots, the certificate, and the key where that is another file: read once, one file is one version of both.
+    /// Returns the files to read, each once: one file is one version of both certificate and key.
     fn into_list(self) -> Vec<PathBuf> {
         let Self { authority, certificate, key } = self;
         if key == certificate { vec![authority, certificate] } else { vec![authority, certificate, key] }
     }
 }
 
-/// Reads what [`Files::into_list`] names, in place of what was there of the same process.
+/// Parses the contents of [`Files::into_list`], which must be of the same process as before.
 fn parse(contents: &[Vec<u8>], before: Option<&Material>) -> Result<Material, Error> {
     let (roots, certificate, key) = match contents {
         [roots, pair] => (roots, pair, pair),
@@ -52,15 +52,15 @@ fn parse(contents: &[Vec<u8>], before: Option<&Material>) -> Result<Material, Er
     let material = Material::parse(roots, certificate, key, SystemTime::now())?;
     match before.filter(|before| before.name != material.name) {
         Some(before) => {
-            Err(Error::unusable(format!("the certificate is of {}, not of {}", material.name, before.name)))
+            Err(Error::unusable(format!("the certificate names {}, expected {}", material.name, before.name)))
         }
         None => Ok(material),
     }
 }
 
-/// A process's certificate and the roots that it believes, as they are now.
+/// A process's current certificate and trusted roots.
 pub struct Keys {
-    followed: Arc<Followed<Material>>,
+    files: Arc<WatchedFiles<Material>>,
     refusals: Arc<Refusals>,
 }
 
@@ -74,96 +74,95 @@ impl Keys {
     /// Reads the files.
     ///
     /// # Errors
-    /// One cannot be read, or they are not good together.
+    /// A file cannot be read, or they do not fit together.
     pub fn open(files: Files) -> Result<Arc<Self>, Error> {
         let files = files.into_list();
         let contents = read(&files)?;
-        Self::of(files, contents, Arc::default())
+        Self::new(files, contents, Arc::default())
     }
 
-    /// Keys of a process that holds them in memory: the roots, and key and certificate in one text. Who is not let in is counted in
-    /// `refusals`.
+    /// Creates keys from PEM text: the trust bundle, and key and certificate in one text. Rejected connections are
+    /// counted in `refusals`.
     ///
-    /// # Errors
-    /// They are not good together.
-    pub fn given(authority: &str, pair: &str, refusals: Arc<Refusals>) -> Result<Arc<Self>, Error> {
-        Self::of(Vec::new(), vec![authority.into(), pair.into()], refusals)
+    /// They do not fit together.
+    pub fn from_pem(authority: &str, pair: &str, refusals: Arc<Refusals>) -> Result<Arc<Self>, Error> {
+        Self::new(Vec::new(), vec![authority.into(), pair.into()], refusals)
     }
 
-    fn of(files: Vec<PathBuf>, contents: Vec<Vec<u8>>, refusals: Arc<Refusals>) -> Result<Arc<Self>, Error> {
+    fn new(files: Vec<PathBuf>, contents: Vec<Vec<u8>>, refusals: Arc<Refusals>) -> Result<Arc<Self>, Error> {
         let material = parse(&contents, None)?;
         let what = format!("certificates of {}", material.name);
-        let followed = Followed::of(what, files, Box::new(parse), material, Some(contents));
-        Ok(Arc::new(Self { followed, refusals }))
+        let files = WatchedFiles::new(what, files, Box::new(parse), material, Some(contents));
+        Ok(Arc::new(Self { files, refusals }))
     }
 
-    /// The same, for the process that is `expected`.
+    /// Opens the files of the `expected` process.
     ///
     /// # Errors
-    /// As [`Self::open`], or the certificate is somebody else's.
-    pub fn open_for(files: Files, cluster: ClusterId, expected: Expected) -> Result<Arc<Self>, Error> {
+    /// As [`Self::open`], or the certificate names another process.
+    pub fn open_for(files: Files, cluster: ClusterId, expected: ExpectedPeer) -> Result<Arc<Self>, Error> {
         let keys = Self::open(files)?;
         expected.check(cluster, &keys.name())?;
         Ok(keys)
     }
 
-    /// Looks at the files again and again, until these keys are dropped. Needs a runtime.
-    pub fn follow(&self) {
-        self.followed.follow();
+    /// Reloads the files periodically until these keys are dropped. Needs a runtime.
+    pub fn watch(&self) {
+        self.files.watch();
     }
 
-    /// Looks at the files now, and takes them if they are good, whole and of the same process.
-    pub fn look(&self) {
-        self.followed.look();
+    /// Reloads the files now, and takes them if they are valid, complete and of the same process.
+    pub fn reload(&self) {
+        self.files.reload();
     }
 
-    /// Takes others in place of [given](Self::given) ones, as files are taken: if they are good, and of the same process.
+    /// Replaces keys that were created [from PEM](Self::from_pem), if the new ones are valid and of the same process.
     pub fn replace(&self, authority: &str, pair: &str) {
-        self.followed.replace(vec![authority.into(), pair.into()]);
+        self.files.replace(vec![authority.into(), pair.into()]);
     }
 
-    /// The same where nobody looked for a while: for a process that does not [follow](Self::follow) them.
-    pub(crate) fn look_if_due(&self) {
-        self.followed.look_if_due();
+    /// Reloads the files if the last reload is old: for a process that does not [watch](Self::watch) them.
+    pub(crate) fn reload_if_due(&self) {
+        self.files.reload_if_due();
     }
 
-    /// Whose they are.
+    /// Returns the process that the certificate names.
     pub fn name(&self) -> Name {
         self.current().name.clone()
     }
 
-    /// Until when the certificate in use is valid.
-    pub fn until(&self) -> SystemTime {
+    /// Returns the end of validity of the current certificate.
+    pub fn expires_at(&self) -> SystemTime {
         self.current().until
     }
 
-    /// For how long the certificate in use was issued.
+    /// Returns the lifetime for which the current certificate was issued.
     pub fn lifetime(&self) -> Duration {
         let current = self.current();
         current.until.duration_since(current.from + SKEW).unwrap_or_default()
     }
 
-    /// When the certificate in use is due to be replaced.
+    /// Returns when the current certificate is due for renewal.
     pub fn renew_at(&self) -> SystemTime {
-        renewal(self.until() - self.lifetime(), self.lifetime())
+        renewal(self.expires_at() - self.lifetime(), self.lifetime())
     }
 
-    /// The roots that are believed, in their order.
-    pub fn believed(&self) -> Vec<RootId> {
-        self.current().believed()
+    /// Returns the trusted roots, in their order.
+    pub fn trusted_roots(&self) -> Vec<RootId> {
+        self.current().trusted_roots()
     }
 
-    /// The root that the certificate in use leads to.
+    /// Returns the root that issued the current certificate.
     pub fn root(&self) -> RootId {
         self.current().root
     }
 
-    /// How often a look found files of no use.
+    /// Returns how often a reload failed.
     pub fn failures(&self) -> u64 {
-        self.followed.failures()
+        self.files.failures()
     }
 
-    /// Who was not let in.
+    /// Returns the counters of rejected connections.
     pub fn refusals(&self) -> &Refusals {
         &self.refusals
     }
@@ -172,11 +171,11 @@ impl Keys {
         self.current().server(callers)
     }
 
-    pub(crate) fn client(&self, expected: Expected) -> Arc<ClientConfig> {
+    pub(crate) fn client(&self, expected: ExpectedPeer) -> Arc<ClientConfig> {
         self.current().client(expected)
     }
 
     fn current(&self) -> Arc<Material> {
-        self.followed.current()
+        self.files.current()
     }
 }

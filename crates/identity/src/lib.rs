@@ -1,24 +1,26 @@
-//! Who a process of a cluster is: certificates, their renewal, and TLS between the processes.
+//! Identity of a cluster's processes: certificates, their renewal, and TLS between the processes.
 //!
-//! Decides whom a process believes: whoever shows a certificate that the cluster's authority signed, that is valid now, and that names
-//! the same cluster id. What such a process may do follows from the role in that certificate, never from a header or a field.
+//! Decides which peers a process trusts: those with a certificate that is signed by the cluster's CA, is currently
+//! valid, and names the same cluster id. What a peer may do follows from the role in that certificate, never from a
+//! header or a field.
 //!
-//! - [`Authority`] signs. It is the only one with its key. A process that makes its own key sends it a [`SigningRequest`].
-//! - [`Keys`] are a process's own certificate and the roots that it believes, read again while it runs: new files are taken when all of
-//!   them are good, otherwise the old pair stays in use and the failure is counted.
-//! - [`accept`] and [`connect`] put TLS 1.3 on connections, each with the keys of that moment, both sides with certificates. Sessions are
-//!   not resumed: that would carry an old certificate past its end.
-//! - [`Tokens`] says whose call it is that carries a token of a ServiceAccount, where a listener takes those.
+//! - [`CertificateAuthority`] signs. Only it has its key. A process that creates its own key sends it a
+//! [`SigningRequest`].
+//! - [`Keys`] are a process's own certificate and trusted roots, reloaded while it runs: new files are taken if all of
+//! them are valid, otherwise the old pair stays in use and the failure is counted.
+//! - [`accept`] and [`connect`] put TLS 1.3 on connections, each with the current keys, both sides with certificates.
+//! Sessions are not resumed: that would extend an old certificate past its end.
+//! - [`Tokens`] authenticates calls with a ServiceAccount token, where a listener accepts those.
 //!
-//! Invariant: on a listener for certified callers no byte of an application is read from a connection without a verified [`Name`]. Where
-//! others are let in too, [`Caller`] says that they are nobody.
+//! Invariant: on a listener that requires certificates no application byte is read from a connection without a verified
+//! [`Name`]. Where other callers are accepted, too, [`Caller`] marks them as unauthenticated.
 #![forbid(unsafe_code)]
 
 mod accept;
-mod authority;
+mod ca;
 mod dial;
-mod followed;
-mod given;
+mod watched_files;
+mod provided_certificate;
 mod keys;
 mod material;
 mod name;
@@ -28,45 +30,45 @@ pub mod token;
 mod validity;
 mod verify;
 
-pub use accept::{Caller, Entering, Secured, accept, accept_of};
-pub use authority::{Authority, Issued, LIFETIME, Realm, renewal};
+pub use accept::{Caller, Entering, TlsConnection, accept, accept_for_clusters};
+pub use ca::{CertificateAuthority, IssuedCertificate, LIFETIME, Realm, renewal};
 pub use dial::{connect, connect_anonymously, connect_anonymously_over};
-pub use followed::Followed;
-pub use given::{Given, bundle, each};
-pub use keys::{Files, Keys, LOOK};
+pub use watched_files::WatchedFiles;
+pub use provided_certificate::{ProvidedCertificate, bundle, split_pem};
+pub use keys::{Files, Keys, RELOAD_INTERVAL};
 pub use material::{Callers, RootId, Roots};
-pub use name::{Expected, Malformed, Name, Role, Stranger};
+pub use name::{ExpectedPeer, MalformedName, Name, Role, UnexpectedPeer};
 pub use refusal::{Reason, Refusals};
-pub use request::{Asked, SigningRequest, ask};
+pub use request::{CertificateRequest, SigningRequest, create_request};
 pub use token::{Account, IssuerFiles, Tokens};
 
 use std::path::PathBuf;
 
-/// Why there are no certificates to work with.
+/// Why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read.
     #[error("failed to read {}", path.display())]
     Read {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// Something in a file is not what it should be.
+    /// The contents of a file are invalid.
     #[error("{what}")]
     Unusable {
-        /// What, and what it should be.
+        /// What is wrong, and what is expected.
         what: String,
     },
     /// The certificate names no process of a cluster.
     #[error(transparent)]
-    Name(#[from] Malformed),
-    /// The certificate names somebody else.
+    Name(#[from] MalformedName),
+    /// The certificate names another process.
     #[error(transparent)]
-    Stranger(#[from] Stranger),
-    /// A certificate cannot be made.
-    #[error("failed to make a certificate")]
+    Stranger(#[from] UnexpectedPeer),
+    /// A certificate cannot be created.
+    #[error("failed to create a certificate")]
     Sign(#[from] rcgen::Error),
 }
 

@@ -1,7 +1,7 @@
-//! A certificate, its key and the roots, checked against one another, and what TLS makes of them.
+//! A certificate, its key and the roots, validated together, and the TLS configurations made of them.
 
 use crate::verify::{ClientVerifier, ServerVerifier, name};
-use crate::{Error, Expected, Name, validity};
+use crate::{Error, ExpectedPeer, Name, validity};
 use ::ring::digest::{SHA256, digest};
 use engram_memory::ClusterId;
 use rustls::client::{Resumption, WantsClientCert, verify_server_cert_signed_by_trust_anchor};
@@ -17,18 +17,18 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 
-/// The protocol inside.
+/// Application protocol.
 const ALPN: &[u8] = b"h2";
 
-/// One for all: the tree has a single implementation of the algorithms.
+/// One provider for all: the tree contains a single implementation of the algorithms.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(ring::default_provider()));
 
-/// All that one process shows and believes, at one time.
+/// Certificate, key and roots of a process at one time.
 pub(crate) struct Material {
     pub(crate) name: Name,
     pub(crate) from: SystemTime,
     pub(crate) until: SystemTime,
-    /// The root that the certificate leads to.
+    /// The root that issued the certificate.
     pub(crate) root: RootId,
     key: Arc<CertifiedKey>,
     roots: Roots,
@@ -36,17 +36,18 @@ pub(crate) struct Material {
     anyone: Arc<ServerConfig>,
 }
 
-/// Whom a listener lets in; whoever shows a certificate that is not good is refused by all.
+/// Which callers a listener accepts; an invalid certificate is always rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Callers {
-    /// Who shows a certificate.
+    /// Only callers with a certificate.
     Certified,
-    /// Who shows none, too: such a caller is [anonymous](crate::Caller::Anonymous), and may do what it proves otherwise.
+    /// Also callers without one: such a caller is [anonymous](crate::Caller::Anonymous), and may only do what it
+    /// authorizes otherwise.
     Anyone,
 }
 
-/// Tells a root from others, by a part of the SHA-256 of its certificate. For people and for comparing who believes whom: nobody is let in
-/// by it.
+/// Identifies a root by a prefix of the SHA-256 of its certificate. For display and for comparing trust bundles, not
+/// for authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RootId(pub u64);
 
@@ -64,11 +65,11 @@ impl fmt::Display for RootId {
     }
 }
 
-/// Certificates of authorities that are believed.
+/// Certificates of trusted CAs.
 #[derive(Debug, Clone)]
 pub struct Roots {
     store: Arc<RootCertStore>,
-    /// The same, one by one, in their order.
+    /// The certificates one by one, in their order.
     each: Arc<[(RootId, CertificateDer<'static>)]>,
 }
 
@@ -78,17 +79,17 @@ impl Roots {
     /// # Errors
     /// There is none, or one is damaged.
     pub fn parse(pem: &[u8]) -> Result<Self, Error> {
-        let each = certificates(pem, "authority")?;
+        let each = certificates(pem, "trust bundle")?;
         let store = Arc::new(store(&each)?);
         Ok(Self { store, each: each.into_iter().map(|root| (RootId::of(&root), root)).collect() })
     }
 
-    /// Who they are, in their order. The first is who signs now, where an operator published them.
+    /// Returns their ids, in order. In a bundle published by an operator the first is the current signer.
     pub fn ids(&self) -> impl Iterator<Item = RootId> {
         self.each.iter().map(|(id, _)| *id)
     }
 
-    /// The one of this public key, as rcgen has it: what its structure in the certificate ends with.
+    /// Finds the root with this public key, in rcgen's encoding: the end of its structure in the certificate.
     pub(crate) fn with_key(&self, raw: &[u8]) -> Option<(RootId, &CertificateDer<'static>)> {
         let is_of = |root: &CertificateDer<'static>| {
             let anchor = webpki::anchor_from_trusted_cert(root).ok();
@@ -97,14 +98,14 @@ impl Roots {
         self.each.iter().find(|(_, root)| is_of(root)).map(|(id, root)| (*id, root))
     }
 
-    /// Which of them a certificate leads to.
+    /// Finds the root that issued a certificate.
     fn root_of(&self, leaf: &ParsedCertificate<'_>, chain: &[CertificateDer<'_>], now: UnixTime) -> Option<RootId> {
         let algorithms = PROVIDER.signature_verification_algorithms.all;
-        let leads = |root: &CertificateDer<'static>| {
-            let alone = store(std::slice::from_ref(root)).ok()?;
-            verify_server_cert_signed_by_trust_anchor(leaf, &alone, chain, now, algorithms).ok()
+        let issued = |root: &CertificateDer<'static>| {
+            let single = store(std::slice::from_ref(root)).ok()?;
+            verify_server_cert_signed_by_trust_anchor(leaf, &single, chain, now, algorithms).ok()
         };
-        self.each.iter().find(|(_, root)| leads(root).is_some()).map(|(id, _)| *id)
+        self.each.iter().find(|(_, root)| issued(root).is_some()).map(|(id, _)| *id)
     }
 
     /// Reads them from a file.
@@ -116,12 +117,12 @@ impl Roots {
         Self::parse(&pem)
     }
 
-    /// For a connection to whom is `expected` in `cluster`, to show no certificate.
-    pub(crate) fn client(&self, cluster: ClusterId, expected: Expected) -> Arc<ClientConfig> {
-        Arc::new(told(self.builder(cluster, expected).with_no_client_auth()))
+    /// Returns the TLS configuration for a connection without a client certificate to the `expected` peer of `cluster`.
+    pub(crate) fn client(&self, cluster: ClusterId, expected: ExpectedPeer) -> Arc<ClientConfig> {
+        Arc::new(finish(self.builder(cluster, expected).with_no_client_auth()))
     }
 
-    fn builder(&self, cluster: ClusterId, expected: Expected) -> ConfigBuilder<ClientConfig, WantsClientCert> {
+    fn builder(&self, cluster: ClusterId, expected: ExpectedPeer) -> ConfigBuilder<ClientConfig, WantsClientCert> {
         let provider = Arc::clone(&PROVIDER);
         let verifier = ServerVerifier { roots: Arc::clone(&self.store), cluster, expected, provider };
         ClientConfig::builder_with_provider(Arc::clone(&PROVIDER))
@@ -132,43 +133,43 @@ impl Roots {
     }
 }
 
-/// What all connections have in common.
-fn told(mut config: ClientConfig) -> ClientConfig {
+/// Applies the settings that all connections share.
+fn finish(mut config: ClientConfig) -> ClientConfig {
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = Resumption::disabled();
     config
 }
 
 impl Material {
-    /// Reads the PEM of the roots, of the certificate with whatever leads to a root, and of its key.
+    /// Reads the PEM of the roots, of the certificate with its intermediates, and of its key.
     ///
     /// # Errors
-    /// One of them is damaged, the key is of another certificate, or the certificate is none that the roots would let pass at `now`.
+    /// One of them is damaged, the key does not match, or the certificate is not valid under the roots at `now`.
     pub(crate) fn parse(authority: &[u8], certificate: &[u8], key: &[u8], now: SystemTime) -> Result<Self, Error> {
         let roots = Roots::parse(authority)?;
         let chain = certificates(certificate, "certificate")?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| Error::unusable("the key is damaged, or none"))?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| Error::unusable("the key is damaged or missing"))?;
         let signing = PROVIDER.key_provider.load_private_key(key);
-        let signing = signing.map_err(|_| Error::unusable("the key is damaged, or of a kind that is not known"))?;
+        let signing = signing.map_err(|_| Error::unusable("the key is damaged or of an unsupported type"))?;
         let key = CertifiedKey::new(chain, signing);
-        key.keys_match().map_err(|_| Error::unusable("the key is not of the certificate"))?;
+        key.keys_match().map_err(|_| Error::unusable("the key does not match the certificate"))?;
         let (leaf, intermediates) = key.cert.split_first().expect("a list of certificates is not empty");
-        let refused = |error| Error::unusable(format!("the certificate is not good: {error}"));
+        let invalid = |error| Error::unusable(format!("the certificate is not valid: {error}"));
         let since_1970 = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let now = UnixTime::since_unix_epoch(since_1970);
         let algorithms = PROVIDER.signature_verification_algorithms.all;
-        let parsed = ParsedCertificate::try_from(leaf).map_err(refused)?;
+        let parsed = ParsedCertificate::try_from(leaf).map_err(invalid)?;
         verify_server_cert_signed_by_trust_anchor(&parsed, &roots.store, intermediates, now, algorithms)
-            .map_err(refused)?;
+            .map_err(invalid)?;
         let root = roots.root_of(&parsed, intermediates, now);
-        let root = root.ok_or_else(|| Error::unusable("the certificate leads to none of the roots alone"))?;
-        // Every process listens and calls: its certificate must be good for both.
-        let calls =
+        let root = root.ok_or_else(|| Error::unusable("the certificate is signed by none of the roots"))?;
+        // Every process accepts and opens connections: its certificate must be valid for both.
+        let client_verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots.store), Arc::clone(&PROVIDER)).build();
-        let calls = calls.map_err(|error| Error::unusable(format!("the authority is of no use: {error}")))?;
-        calls.verify_client_cert(leaf, intermediates, now).map_err(refused)?;
+        let client_verifier = client_verifier.map_err(|error| Error::unusable(format!("the trust bundle is unusable: {error}")))?;
+        client_verifier.verify_client_cert(leaf, intermediates, now).map_err(invalid)?;
         let name = name(leaf)?;
-        let (from, until) = validity::period(leaf).ok_or_else(|| Error::unusable("the certificate has no end"))?;
+        let (from, until) = validity::period(leaf).ok_or_else(|| Error::unusable("the certificate has no end of validity"))?;
         let key = Arc::new(key);
         let [certified, anyone] =
             [Callers::Certified, Callers::Anyone].map(|callers| server(&name, &key, &roots, callers));
@@ -176,7 +177,7 @@ impl Material {
         Ok(Self { name, from, until, root, key, roots, certified, anyone })
     }
 
-    /// For connections that are accepted.
+    /// Returns the TLS configuration for accepted connections.
     pub(crate) fn server(&self, callers: Callers) -> Arc<ServerConfig> {
         Arc::clone(match callers {
             Callers::Certified => &self.certified,
@@ -184,15 +185,15 @@ impl Material {
         })
     }
 
-    /// Whom it believes.
-    pub(crate) fn believed(&self) -> Vec<RootId> {
+    /// Returns the trusted roots.
+    pub(crate) fn trusted_roots(&self) -> Vec<RootId> {
         self.roots.ids().collect()
     }
 
-    /// For a connection to whom is `expected`.
-    pub(crate) fn client(&self, expected: Expected) -> Arc<ClientConfig> {
+    /// Returns the TLS configuration for a connection to the `expected` peer.
+    pub(crate) fn client(&self, expected: ExpectedPeer) -> Arc<ClientConfig> {
         let resolver = Arc::new(SingleCertAndKey::from(Arc::clone(&self.key)));
-        Arc::new(told(self.roots.builder(self.name.cluster, expected).with_client_cert_resolver(resolver)))
+        Arc::new(finish(self.roots.builder(self.name.cluster, expected).with_client_cert_resolver(resolver)))
     }
 }
 
@@ -202,14 +203,14 @@ fn server(name: &Name, key: &Arc<CertifiedKey>, roots: &Roots, callers: Callers)
         Callers::Certified => chain.build(),
         Callers::Anyone => chain.allow_unauthenticated().build(),
     };
-    let chain = chain.map_err(|error| Error::unusable(format!("the authority is of no use: {error}")))?;
+    let chain = chain.map_err(|error| Error::unusable(format!("the trust bundle is unusable: {error}")))?;
     let mut config = ServerConfig::builder_with_provider(Arc::clone(&PROVIDER))
         .with_protocol_versions(&[&TLS13])
         .expect("the algorithms are those of TLS 1.3")
         .with_client_cert_verifier(Arc::new(ClientVerifier { chain, cluster: name.cluster }))
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(key))));
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // A resumed session would not show its certificate again.
+    // A resumed session would not present its certificate again.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
@@ -218,12 +219,12 @@ fn server(name: &Name, key: &Arc<CertifiedKey>, roots: &Roots, callers: Callers)
 fn store(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, Error> {
     let mut store = RootCertStore::empty();
     for root in roots {
-        store.add(root.clone()).map_err(|error| Error::unusable(format!("the authority is damaged: {error}")))?;
+        store.add(root.clone()).map_err(|error| Error::unusable(format!("the trust bundle is damaged: {error}")))?;
     }
     Ok(store)
 }
 
-/// At least one.
+/// Reads certificates: at least one.
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let read = read.map_err(|error| Error::unusable(format!("the {what} is damaged: {error}")))?;

@@ -1,58 +1,58 @@
-//! Why somebody was not let in, and how often.
+//! Why connections and calls are rejected, and how often.
 
 use rustls::{CertificateError, Error};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Why a connection or a call was refused.
+/// Why a connection or a call was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// No TLS was spoken.
+    /// The caller did not use TLS.
     PlainText,
-    /// No certificate was shown.
+    /// No certificate was presented.
     NoCertificate,
-    /// It ended before now.
+    /// The certificate has expired.
     Expired,
-    /// It begins later than now.
+    /// The certificate is not valid yet.
     NotYetValid,
-    /// Another authority signed it.
+    /// The certificate is signed by another CA.
     UnknownAuthority,
-    /// It is of another cluster, or of no process of a cluster.
+    /// The certificate belongs to another cluster, or to no process of a cluster.
     OtherCluster,
-    /// Its role may not use this listener, or not for this.
+    /// The caller's role may not use this listener, or not for this call.
     Role,
-    /// A message names another sender than the certificate does.
+    /// A message names another sender than the certificate.
     Sender,
     /// The handshake took too long.
     Timeout,
-    /// The handshake failed otherwise: another version of TLS, or the caller went away.
+    /// The handshake failed otherwise: another version of TLS, or the caller disconnected.
     Handshake,
-    /// A call carried neither certificate nor token.
+    /// A call had neither certificate nor token.
     NoToken,
-    /// A token is none, or lacks something.
+    /// The token is malformed or incomplete.
     TokenMalformed,
-    /// Its algorithm is not allowed, or not that of its key.
+    /// The algorithm of the token is not allowed, or not that of its key.
     TokenAlgorithm,
-    /// Its key is not one of the issuer's.
+    /// The token is signed with an unknown key.
     TokenKey,
-    /// Its signature is wrong.
+    /// The signature of the token is wrong.
     TokenSignature,
-    /// It is of another issuer.
+    /// The token is from another issuer.
     TokenIssuer,
-    /// It is for somebody else than this cluster.
+    /// The token is for another audience.
     TokenAudience,
-    /// It ended before now.
+    /// The token has expired.
     TokenExpired,
-    /// It begins later than now.
+    /// The token is not valid yet.
     TokenNotYetValid,
-    /// Its account has no rights here.
+    /// The account of the token has no permissions here.
     TokenAccount,
-    /// Its account lacks the right to this call.
+    /// The account of the token lacks the permission for this call.
     TokenRight,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 21] = [
         Self::PlainText,
         Self::NoCertificate,
@@ -77,14 +77,14 @@ impl Reason {
         Self::TokenRight,
     ];
 
-    /// The word for it in metrics.
-    pub const fn word(self) -> &'static str {
+    /// Label value in metrics.
+    pub const fn as_str(self) -> &'static str {
         match self {
-            Self::PlainText => "plain_text",
+            Self::PlainText => "plaintext",
             Self::NoCertificate => "no_certificate",
             Self::Expired => "expired",
             Self::NotYetValid => "not_yet_valid",
-            Self::UnknownAuthority => "unknown_authority",
+            Self::UnknownAuthority => "unknown_ca",
             Self::OtherCluster => "other_cluster",
             Self::Role => "role",
             Self::Sender => "sender",
@@ -100,11 +100,11 @@ impl Reason {
             Self::TokenExpired => "token_expired",
             Self::TokenNotYetValid => "token_not_yet_valid",
             Self::TokenAccount => "token_account",
-            Self::TokenRight => "token_right",
+            Self::TokenRight => "token_permission",
         }
     }
 
-    /// Of a handshake that failed on the listening side.
+    /// Classifies a failed handshake on the listening side.
     pub(crate) fn of(error: &io::Error) -> Self {
         let Some(error) = error.get_ref().and_then(|source| source.downcast_ref::<Error>()) else {
             return Self::Handshake;
@@ -123,17 +123,17 @@ impl Reason {
     }
 }
 
-/// How often each was a reason.
+/// Number of rejections per reason.
 #[derive(Debug, Default)]
 pub struct Refusals([AtomicU64; Reason::ALL.len()]);
 
 impl Refusals {
-    /// Counts one.
+    /// Counts one rejection.
     pub fn count(&self, reason: Reason) {
         self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often so far.
+    /// Returns the number of rejections so far.
     pub fn of(&self, reason: Reason) -> u64 {
         self.0[reason as usize].load(Ordering::Relaxed)
     }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_is_counted_by_itself() {
+    fn every_reason_is_counted_separately() {
         let refusals = Refusals::default();
         for (count, reason) in (1..).zip(Reason::ALL) {
             (0..count).for_each(|_| refusals.count(reason));

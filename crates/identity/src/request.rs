@@ -1,39 +1,39 @@
-//! What a process that makes its key itself asks an authority for.
+//! Certificate requests of processes that create their own keys.
 
-use crate::authority::named;
+use crate::ca::certificate_params;
 use crate::{Error, Name};
 use rcgen::{CertificateSigningRequestParams, KeyPair, PublicKeyData, SanType};
 
-/// Longest request that is read: many times one of ours.
+/// Longest accepted request: many times the usual size.
 const MAX_BYTES: usize = 4 << 10;
 
 /// A new key, and the request for a certificate of it.
-pub struct Asked {
-    /// The key as PEM, for a file that nobody else reads.
+pub struct CertificateRequest {
+    /// The key as PEM, for a private file.
     pub key: String,
     /// The request as DER (PKCS #10), signed with the key.
     pub request: Vec<u8>,
 }
 
-/// Makes a key, and asks for a certificate with this name.
+/// Creates a key, and a request for a certificate with this name.
 ///
 /// # Errors
-/// The machine has no randomness to give.
-pub fn ask(name: &Name) -> Result<Asked, Error> {
+/// The machine provides no randomness.
+pub fn create_request(name: &Name) -> Result<CertificateRequest, Error> {
     let key = KeyPair::generate()?;
-    let request = named(name)?.serialize_request(&key)?;
-    Ok(Asked { key: key.serialize_pem(), request: request.der().to_vec() })
+    let request = certificate_params(name)?.serialize_request(&key)?;
+    Ok(CertificateRequest { key: key.serialize_pem(), request: request.der().to_vec() })
 }
 
-/// A request that was read: whoever made it has the key.
+/// A parsed request: its sender has the key.
 #[derive(Debug)]
 pub struct SigningRequest(CertificateSigningRequestParams);
 
 impl SigningRequest {
-    /// Reads a request, and checks that it is signed with its own key.
+    /// Parses a request, and checks that it is signed with its own key.
     ///
     /// # Errors
-    /// It is damaged, too long, or of an algorithm that is not known.
+    /// It is damaged, too long, or uses an unknown algorithm.
     pub fn parse(der: &[u8]) -> Result<Self, Error> {
         if der.len() > MAX_BYTES {
             return Err(Error::unusable(format!("the request has {} bytes; allowed: {MAX_BYTES}", der.len())));
@@ -42,7 +42,7 @@ impl SigningRequest {
         read.map(Self).map_err(|error| Error::unusable(format!("the request is damaged: {error}")))
     }
 
-    /// The name that it asks for: its only one.
+    /// Returns the requested name: its only one.
     ///
     /// # Errors
     /// It has none, several, or one of another kind.
@@ -61,43 +61,43 @@ impl SigningRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Authority, Keys, Realm, Refusals, Role};
+    use crate::{CertificateAuthority, Keys, Realm, Refusals, Role};
     use engram_memory::ClusterId;
     use std::sync::Arc;
     use std::time::{Duration, SystemTime};
 
     #[test]
-    fn who_asks_gets_a_certificate_of_its_own_key_under_the_name_that_was_decided() {
+    fn signed_certificate_has_the_requested_key_and_the_decided_name() {
         let (now, hour) = (SystemTime::now(), Duration::from_secs(3_600));
-        let authority = Authority::create(Realm::Operator, now).unwrap();
+        let authority = CertificateAuthority::create(Realm::Operator, now).unwrap();
         let name = Name::on_kubernetes("research", "words", ClusterId(7), Role::Worker, 3);
-        let Asked { key, request } = ask(&name).unwrap();
+        let CertificateRequest { key, request } = create_request(&name).unwrap();
         let request = SigningRequest::parse(&request).unwrap();
         assert_eq!(request.name().unwrap(), name);
         let other = Name { ordinal: Some(4), ..name };
         let certificate = authority.sign(&request, &other, now, hour).unwrap();
-        let keys = Keys::given(authority.certificate(), &(key + &certificate), Arc::new(Refusals::default())).unwrap();
-        assert_eq!(keys.name(), other, "what is asked for is not what is given");
+        let keys = Keys::from_pem(authority.certificate(), &(key + &certificate), Arc::new(Refusals::default())).unwrap();
+        assert_eq!(keys.name(), other, "the signer decides about the name");
         assert_eq!(keys.lifetime().as_secs(), hour.as_secs());
     }
 
     #[test]
-    fn a_request_that_is_damaged_or_not_signed_with_its_key_is_refused() {
+    fn damaged_or_wrongly_signed_request_is_rejected() {
         let name = Name::on_kubernetes("research", "words", ClusterId(7), Role::Worker, 3);
-        let good = ask(&name).unwrap().request;
+        let good = create_request(&name).unwrap().request;
         let read = SigningRequest::parse(&good).unwrap();
-        let (key, mut refused) = (read.key().der_bytes().to_vec(), 0);
+        let (key, mut rejected) = (read.key().der_bytes().to_vec(), 0);
         for at in 0..good.len() {
             let mut damaged = good.clone();
             damaged[at] ^= 1;
             match SigningRequest::parse(&damaged) {
-                // There are bits that mean nothing.
+                // Some bits have no meaning.
                 Ok(read) => assert!(read.name().unwrap() == name && read.key().der_bytes() == key, "byte {at}"),
-                Err(_) => refused += 1,
+                Err(_) => rejected += 1,
             }
             assert!(SigningRequest::parse(&good[..at]).is_err(), "cut at {at}");
         }
-        assert!(refused > good.len() - 10, "{refused} of {}", good.len());
+        assert!(rejected > good.len() - 10, "{rejected} of {}", good.len());
         assert!(SigningRequest::parse(&vec![0x30; MAX_BYTES + 1]).unwrap_err().to_string().contains("4097 bytes"));
     }
 }

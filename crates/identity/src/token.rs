@@ -1,10 +1,10 @@
-//! Tokens of Kubernetes' ServiceAccounts, verified with the issuer's public keys and without asking anybody: an API server that is away
-//! locks nobody out, and a token stays good until it ends.
+//! Kubernetes ServiceAccount tokens, verified offline with the issuer's public keys: an outage of the API server locks
+//! no caller out, and a token stays valid until it expires.
 //!
-//! Invariant: the algorithm is that of the key, never what the token says of itself.
+//! Invariant: the algorithm is that of the key, never the one that the token claims.
 
 use crate::refusal::Reason;
-use crate::{Error, Followed};
+use crate::{Error, WatchedFiles};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use engram_memory::ClusterId;
@@ -16,52 +16,51 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// A token may begin so much later than now: clocks of machines differ. None is good past its end.
+/// A token may be valid from so much later than now: clocks of machines differ. None is valid past its end.
 const SKEW: Duration = Duration::from_secs(60);
-/// Good tokens that are remembered: their signatures need not be checked again.
+/// Cached valid tokens, whose signatures need not be checked again.
 const REMEMBERED: usize = 1_024;
-/// How the subject of a ServiceAccount begins.
+/// Prefix of the subject of a ServiceAccount.
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
-/// What a token must be for, to be taken by a cluster. One that was deleted and made again under the same name is another.
+/// Returns the audience that a token must have for a cluster. A cluster recreated under the same name has another one.
 pub fn audience(cluster: ClusterId) -> String {
     format!("{AUDIENCE}{cluster}")
 }
 
 const AUDIENCE: &str = "engram/";
 
-/// Which cluster a token is for, by what it says of itself: for whoever carries it, and must know whom to show it to. Nothing is
-/// verified.
+/// Returns the cluster that an unverified token is for: its bearer needs it to choose the server.
 pub fn cluster_of(token: &str) -> Option<ClusterId> {
-    let body: Body = decoded(token.trim().split('.').nth(1)?)?;
+    let body: Body = decode(token.trim().split('.').nth(1)?)?;
     let ids = body.aud?.into_iter().filter_map(|audience| audience.strip_prefix(AUDIENCE)?.parse().ok());
     let ids: Vec<ClusterId> = ids.collect();
-    // For several clusters it is for none in particular.
+    // A token for several clusters names none in particular.
     if let [id] = ids[..] { Some(id) } else { None }
 }
 
-/// Until when a token says that it is good, and since when. Nothing is verified.
+/// Returns the start and end of validity of an unverified token.
 pub fn life_of(token: &str) -> Option<(Option<SystemTime>, SystemTime)> {
-    let body: Body = decoded(token.trim().split('.').nth(1)?)?;
+    let body: Body = decode(token.trim().split('.').nth(1)?)?;
     Some((body.iat.and_then(time), time(body.exp?)?))
 }
 
-/// Where the issuer of tokens is described.
+/// Files that describe the issuer of tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct IssuerFiles {
     /// Its public keys, as a JSON Web Key Set.
     pub keys: PathBuf,
-    /// Its name: what tokens have as `iss`.
+    /// Its name: the `iss` claim.
     pub issuer: PathBuf,
 }
 
 /// A ServiceAccount.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Account {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name in it.
+    /// Name in the namespace.
     pub name: String,
 }
 
@@ -71,71 +70,71 @@ impl fmt::Display for Account {
     }
 }
 
-/// A pod that a token is bound to.
+/// The pod that a token is bound to.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Bound {
-    /// Its name.
+pub struct BoundPod {
+    /// Name.
     pub name: String,
-    /// Its UID.
+    /// UID.
     pub uid: String,
 }
 
-/// What a verified token says.
+/// Claims of a verified token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
-    /// Whose it is.
+    /// Its account.
     pub account: Account,
-    /// The pod that it was given to, if it was.
-    pub pod: Option<Bound>,
-    /// Until when it is good.
+    /// The pod that it is bound to, if any.
+    pub pod: Option<BoundPod>,
+    /// End of validity.
     pub until: SystemTime,
 }
 
-/// Why a token is not taken.
+/// Why a token is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
-pub struct Refused {
+pub struct TokenRejection {
     /// For metrics.
     pub reason: Reason,
-    /// For people: what is wrong and what is needed.
+    /// For users: what is wrong and what is needed.
     pub text: String,
 }
 
-fn refused(reason: Reason, text: impl Into<String>) -> Refused {
-    Refused { reason, text: text.into() }
+fn rejection(reason: Reason, text: impl Into<String>) -> TokenRejection {
+    TokenRejection { reason, text: text.into() }
 }
 
-/// Whose tokens are believed, as it is described now, and for which audience.
+/// Verifies tokens of an issuer for one audience.
 #[derive(Debug)]
 pub struct Tokens {
-    issuer: Arc<Followed<Known>>,
+    issuer: Arc<WatchedFiles<IssuerState>>,
     audience: String,
 }
 
-/// An issuer, and which of its tokens were found good.
+/// An issuer, and the cache of its verified tokens.
 #[derive(Default)]
-struct Known {
+struct IssuerState {
     issuer: Option<Issuer>,
-    taken: Mutex<HashMap<String, Claims>>,
+    verified: Mutex<HashMap<String, Claims>>,
 }
 
 impl Tokens {
-    /// Of the issuer that `files` describe. Until they are there, and good, no token is taken.
+    /// Opens the issuer that `files` describe. Until they exist and are valid, no token is accepted.
     pub fn open(files: &IssuerFiles, audience: String) -> Self {
         let parse = |contents: &[Vec<u8>]| {
             let issuer = Issuer::parse(&contents[0], &contents[1])?;
-            Ok(Known { issuer: Some(issuer), taken: Mutex::default() })
+            Ok(IssuerState { issuer: Some(issuer), verified: Mutex::default() })
         };
         let files = vec![files.issuer.clone(), files.keys.clone()];
-        Self { issuer: Followed::open_or("keys of the issuer of tokens", files, parse, Known::default()), audience }
+        Self { issuer: WatchedFiles::open_or("token issuer keys", files, parse, IssuerState::default()), audience }
     }
 
-    /// Looks at the files again and again. Needs a runtime.
-    pub fn follow(&self) {
-        self.issuer.follow();
+    /// Reloads the files periodically. Needs a runtime.
+    pub fn watch(&self) {
+        self.issuer.watch();
     }
 
-    /// How often a look found files of no use.
+    /// Returns how often a reload failed.
     pub fn failures(&self) -> u64 {
         self.issuer.failures()
     }
@@ -143,30 +142,30 @@ impl Tokens {
     /// Verifies a token.
     ///
     /// # Errors
-    /// It is of another issuer or audience, not good now, or signed by nobody who is known.
-    pub fn verify(&self, token: &str, now: SystemTime) -> Result<Claims, Refused> {
-        let known = self.issuer.current();
-        let Some(issuer) = &known.issuer else {
-            return Err(refused(Reason::TokenKey, "no keys of an issuer of tokens are known here yet"));
+    /// It is of another issuer or audience, not currently valid, or signed with an unknown key.
+    pub fn verify(&self, token: &str, now: SystemTime) -> Result<Claims, TokenRejection> {
+        let state = self.issuer.current();
+        let Some(issuer) = &state.issuer else {
+            return Err(rejection(Reason::TokenKey, "the keys of the token issuer are not available yet"));
         };
-        let mut taken = known.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(claims) = taken.get(token).filter(|claims| claims.until > now) {
+        let mut verified = state.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(claims) = verified.get(token).filter(|claims| claims.until > now) {
             return Ok(claims.clone());
         }
-        drop(taken);
+        drop(verified);
         let claims = issuer.verify(token, &self.audience, now)?;
-        taken = known.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.len() >= REMEMBERED {
-            taken.retain(|_, claims| claims.until > now);
+        verified = state.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if verified.len() >= REMEMBERED {
+            verified.retain(|_, claims| claims.until > now);
         }
-        if taken.len() < REMEMBERED {
-            taken.insert(token.to_owned(), claims.clone());
+        if verified.len() < REMEMBERED {
+            verified.insert(token.to_owned(), claims.clone());
         }
         Ok(claims)
     }
 }
 
-/// Who signs tokens.
+/// An issuer of tokens.
 #[derive(Debug)]
 pub struct Issuer {
     name: String,
@@ -179,7 +178,7 @@ enum Key {
         modulus: Vec<u8>,
         exponent: Vec<u8>,
     },
-    /// A point, uncompressed.
+    /// An uncompressed point.
     P256(Vec<u8>),
 }
 
@@ -222,18 +221,18 @@ struct Body {
 
 #[derive(Deserialize)]
 struct Kubernetes {
-    pod: Option<Bound>,
+    pod: Option<BoundPod>,
 }
 
 impl Issuer {
-    /// Reads its name and its public keys, as an API server publishes them.
+    /// Parses its name and its public keys, as an API server publishes them.
     ///
     /// # Errors
-    /// There is no name, or no key of an algorithm that is known (RS256, ES256).
+    /// There is no name, or no key of a supported algorithm (RS256, ES256).
     pub fn parse(name: &[u8], keys: &[u8]) -> Result<Self, Error> {
         let name = String::from_utf8_lossy(name).trim().to_owned();
         if name.is_empty() {
-            return Err(Error::unusable("the name of the issuer of tokens is empty"));
+            return Err(Error::unusable("the name of the token issuer is empty"));
         }
         let set: Set = serde_json::from_slice(keys)
             .map_err(|error| Error::unusable(format!("the issuer's keys are no JSON Web Key Set: {error}")))?;
@@ -244,66 +243,66 @@ impl Issuer {
         Ok(Self { name, keys })
     }
 
-    /// Verifies a token: signed by one of its keys, for this audience, good now, of a ServiceAccount.
+    /// Verifies a token: signed by one of its keys, for this audience, currently valid, of a ServiceAccount.
     ///
     /// # Errors
-    /// It is not.
-    pub fn verify(&self, token: &str, audience: &str, now: SystemTime) -> Result<Claims, Refused> {
+    /// The reason for its rejection.
+    pub fn verify(&self, token: &str, audience: &str, now: SystemTime) -> Result<Claims, TokenRejection> {
         let malformed =
-            || refused(Reason::TokenMalformed, "this is no token; needed: three parts, as Kubernetes signs them");
+            || rejection(Reason::TokenMalformed, "malformed token; needed: three parts, as signed by Kubernetes");
         let (signed, signature) = token.rsplit_once('.').ok_or_else(malformed)?;
         let (head, body) = signed.split_once('.').filter(|(_, body)| !body.contains('.')).ok_or_else(malformed)?;
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| malformed())?;
-        let head: Head = decoded(head).ok_or_else(malformed)?;
+        let head: Head = decode(head).ok_or_else(malformed)?;
         let algorithms = ["RS256", "ES256"];
         if !algorithms.contains(&head.alg.as_str()) {
             let text = format!("the token's algorithm is '{}'; allowed: RS256, ES256", shortened(&head.alg));
-            return Err(refused(Reason::TokenAlgorithm, text));
+            return Err(rejection(Reason::TokenAlgorithm, text));
         }
         let unknown =
-            || refused(Reason::TokenKey, "the token is signed with a key that its issuer does not have (any more)");
+            || rejection(Reason::TokenKey, "the token is signed with an unknown or retired key");
         let key = head.kid.and_then(|id| self.keys.get(&id)).ok_or_else(unknown)?;
         if key.algorithm() != head.alg {
             let text = format!("the token's algorithm is {}, that of its key {}", head.alg, key.algorithm());
-            return Err(refused(Reason::TokenAlgorithm, text));
+            return Err(rejection(Reason::TokenAlgorithm, text));
         }
         if !key.has_signed(signed.as_bytes(), &signature) {
-            return Err(refused(Reason::TokenSignature, "the token's signature is wrong"));
+            return Err(rejection(Reason::TokenSignature, "the token's signature is wrong"));
         }
-        let body: Body = decoded(body).ok_or_else(malformed)?;
+        let body: Body = decode(body).ok_or_else(malformed)?;
         self.check(body, audience, now)
     }
 
-    /// Checks what a token says that this issuer has signed.
-    fn check(&self, body: Body, audience: &str, now: SystemTime) -> Result<Claims, Refused> {
-        let found = body.iss.unwrap_or_default();
-        if found != self.name {
-            let text = format!("the token's issuer is '{}'; needed: '{}'", shortened(&found), self.name);
-            return Err(refused(Reason::TokenIssuer, text));
+    /// Checks the claims of a token that this issuer has signed.
+    fn check(&self, body: Body, audience: &str, now: SystemTime) -> Result<Claims, TokenRejection> {
+        let issuer = body.iss.unwrap_or_default();
+        if issuer != self.name {
+            let text = format!("the token's issuer is '{}'; needed: '{}'", shortened(&issuer), self.name);
+            return Err(rejection(Reason::TokenIssuer, text));
         }
         let audiences = body.aud.unwrap_or_default();
-        if !audiences.iter().any(|found| found == audience) {
+        if !audiences.iter().any(|candidate| candidate == audience) {
             let text = format!("the token's audience is '{}'; needed: '{audience}'", shortened(&audiences.join(", ")));
-            return Err(refused(Reason::TokenAudience, text));
+            return Err(rejection(Reason::TokenAudience, text));
         }
-        let endless = || refused(Reason::TokenMalformed, "the token has no end; needed: exp");
+        let endless = || rejection(Reason::TokenMalformed, "the token has no expiry; needed: exp");
         let until = body.exp.and_then(time).ok_or_else(endless)?;
         if until <= now {
             let late = now.duration_since(until).unwrap_or_default().as_secs();
-            return Err(refused(Reason::TokenExpired, format!("the token expired {late} s ago; ask for a new one")));
+            return Err(rejection(Reason::TokenExpired, format!("the token expired {late} s ago; request a new one")));
         }
-        // In seconds: a time beyond what a clock can show is not one that has come.
+        // In seconds: a time beyond the range of a clock has not come.
         let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         if let Some(early) = body.nbf.map(|from| from - seconds).filter(|early| *early > SKEW.as_secs_f64()) {
-            let text = format!("the token is good in {} s only; are the clocks right?", early as u64);
-            return Err(refused(Reason::TokenNotYetValid, text));
+            let text = format!("the token is not valid for another {} s; check the clocks", early as u64);
+            return Err(rejection(Reason::TokenNotYetValid, text));
         }
         let subject = body.sub.unwrap_or_default();
         let account = subject.strip_prefix(SERVICE_ACCOUNT).and_then(|rest| rest.split_once(':'));
         let Some((namespace, name)) = account.filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
         else {
-            let text = format!("the token is of '{}'; needed: one of a ServiceAccount", shortened(&subject));
-            return Err(refused(Reason::TokenAccount, text));
+            let text = format!("the token's subject is '{}'; needed: a ServiceAccount", shortened(&subject));
+            return Err(rejection(Reason::TokenAccount, text));
         };
         let account = Account { namespace: namespace.to_owned(), name: name.to_owned() };
         Ok(Claims { account, pod: body.kubernetes.and_then(|kubernetes| kubernetes.pod), until })
@@ -329,13 +328,13 @@ impl Key {
     }
 }
 
-/// A key of a kind that is known; others are passed over.
+/// Parses a key of a supported type; others are skipped.
 fn key(jwk: &Jwk) -> Option<Key> {
     let bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).ok().filter(|bytes| !bytes.is_empty());
-    let is = |algorithm: &str| jwk.alg.as_deref().is_none_or(|found| found == algorithm);
+    let is = |algorithm: &str| jwk.alg.as_deref().is_none_or(|name| name == algorithm);
     match (jwk.kty.as_str(), jwk.crv.as_str()) {
         ("RSA", _) if is("RS256") => {
-            // Numbers, which the library wants without zeros before them.
+            // Numbers without leading zeros, as the library requires.
             let number =
                 |text: &str| bytes(text).map(|bytes| bytes.into_iter().skip_while(|byte| *byte == 0).collect());
             Some(Key::Rsa { modulus: number(&jwk.n)?, exponent: number(&jwk.e)? })
@@ -348,12 +347,12 @@ fn key(jwk: &Jwk) -> Option<Key> {
     }
 }
 
-/// A part of a token.
-fn decoded<T: for<'a> Deserialize<'a>>(part: &str) -> Option<T> {
+/// Decodes a part of a token.
+fn decode<T: for<'a> Deserialize<'a>>(part: &str) -> Option<T> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).ok()?).ok()
 }
 
-/// Seconds since 1970, of which a token may name fractions.
+/// Seconds since 1970, with optional fractions.
 fn time(seconds: f64) -> Option<SystemTime> {
     let since = Duration::try_from_secs_f64(seconds).ok()?;
     SystemTime::UNIX_EPOCH.checked_add(since)
@@ -372,7 +371,7 @@ fn one_or_several<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<O
     }))
 }
 
-/// What an error may show of a text that anybody may have written.
+/// Shortens and escapes untrusted text for errors.
 fn shortened(text: &str) -> String {
     text.chars().take(128).flat_map(char::escape_default).collect()
 }

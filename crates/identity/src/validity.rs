@@ -1,6 +1,6 @@
-//! From when until when a certificate is valid. The library that verifies certificates checks that and does not tell it.
+//! Validity period of a certificate. The library that verifies certificates checks it but does not expose it.
 //!
-//! Reads no more of DER than the way there takes, of certificates that were verified already.
+//! Parses only as much DER as needed, of certificates that are already verified.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +10,7 @@ const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 const VERSION: u8 = 0xa0;
 
-/// The first moment at which a certificate is valid, and the last; `None` where it is not a certificate, or begins before 1970.
+/// Returns the first and last moment of validity; `None` if it is not a certificate or starts before 1970.
 pub(crate) fn period(certificate: &[u8]) -> Option<(SystemTime, SystemTime)> {
     let (certificate, _) = read(certificate, SEQUENCE)?;
     let (to_be_signed, _) = read(certificate, SEQUENCE)?;
@@ -24,7 +24,7 @@ pub(crate) fn period(certificate: &[u8]) -> Option<(SystemTime, SystemTime)> {
     Some((not_before, not_after))
 }
 
-/// The content of the value of this tag that `bytes` begin with, and what follows it.
+/// Returns the content of the value with this tag at the start of `bytes`, and the rest.
 fn read(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (&found, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -67,18 +67,18 @@ fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
     Some((SystemTime::UNIX_EPOCH + Duration::from_secs(seconds), rest))
 }
 
-/// Days from 1970-01-01 to a date of the Gregorian calendar, in years that begin in March.
+/// Days from 1970-01-01 to a date of the Gregorian calendar, with years that start in March.
 const fn days(year: u64, month: u64, day: u64) -> u64 {
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    // 719,468 days lie between the first of March of the year 0 and 1970-01-01.
+    // 719,468 days lie between March 1 of year 0 and 1970-01-01.
     year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 1 - 719_468
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::authority::SKEW;
-    use crate::{Authority, Name, Role};
+    use crate::ca::SKEW;
+    use crate::{CertificateAuthority, Name, Role};
     use engram_memory::ClusterId;
     use proptest::prelude::*;
     use rustls::pki_types::CertificateDer;
@@ -94,13 +94,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
         fn the_end_is_the_one_that_was_signed(start in 1_000..4_000_000_000_u64, lifetime in 60..1_000_000_u64) {
-            let authority = Authority::create(ClusterId(1), SystemTime::now()).unwrap();
+            let authority = CertificateAuthority::create(ClusterId(1), SystemTime::now()).unwrap();
             let now = SystemTime::UNIX_EPOCH + Duration::from_secs(start);
             let name = Name::local("demo", ClusterId(1), Role::Client, 0);
             let issued = authority.issue(&name, now, Duration::from_secs(lifetime)).unwrap();
             let der = CertificateDer::from_pem_slice(issued.pem.as_bytes()).unwrap();
             prop_assert_eq!(period(&der), Some((now - SKEW, issued.until)));
-            // Whatever is cut off, it does not panic.
+            // A truncated certificate does not panic.
             for end in 0..der.len() {
                 let _ = period(&der[..end]);
             }

@@ -1,6 +1,6 @@
-//! Whom a handshake lets through: chain to the authority, valid now, of the same cluster, and whom the caller meant to reach.
+//! Verification of peers in a handshake: chain to the CA, currently valid, same cluster, and the expected process.
 
-use crate::{Expected, Name};
+use crate::{ExpectedPeer, Name};
 use engram_memory::ClusterId;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
@@ -11,7 +11,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, OtherError, RootCertStore, SignatureScheme};
 use std::sync::Arc;
 
-/// The name in a certificate: its only URI.
+/// Returns the name in a certificate: its only URI.
 pub(crate) fn name(certificate: &CertificateDer<'_>) -> Result<Name, crate::Error> {
     let certificate = webpki::EndEntityCert::try_from(certificate)
         .map_err(|error| crate::Error::unusable(format!("the certificate is damaged: {error}")))?;
@@ -22,16 +22,16 @@ pub(crate) fn name(certificate: &CertificateDer<'_>) -> Result<Name, crate::Erro
     }
 }
 
-fn refused(error: impl std::error::Error + Send + Sync + 'static) -> rustls::Error {
+fn invalid_certificate(error: impl std::error::Error + Send + Sync + 'static) -> rustls::Error {
     rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(error))))
 }
 
-/// Whom a caller believes: the address says nothing, the name in the certificate everything.
+/// Verifies servers by the name in the certificate; the address does not matter.
 #[derive(Debug)]
 pub(crate) struct ServerVerifier {
     pub(crate) roots: Arc<RootCertStore>,
     pub(crate) cluster: ClusterId,
-    pub(crate) expected: Expected,
+    pub(crate) expected: ExpectedPeer,
     pub(crate) provider: Arc<CryptoProvider>,
 }
 
@@ -47,8 +47,8 @@ impl ServerCertVerifier for ServerVerifier {
         let certificate = ParsedCertificate::try_from(end_entity)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
         verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)?;
-        let name = name(end_entity).map_err(refused)?;
-        self.expected.check(self.cluster, &name).map_err(refused)?;
+        let name = name(end_entity).map_err(invalid_certificate)?;
+        self.expected.check(self.cluster, &name).map_err(invalid_certificate)?;
         Ok(ServerCertVerified::assertion())
     }
 
@@ -75,10 +75,10 @@ impl ServerCertVerifier for ServerVerifier {
     }
 }
 
-/// Whom a listener lets in: any process of the cluster. What it may do there its role says.
+/// Verifies clients: any process of the cluster. What it may do depends on its role.
 #[derive(Debug)]
 pub(crate) struct ClientVerifier {
-    /// Of the chain and of the time.
+    /// Verifies chain and validity.
     pub(crate) chain: Arc<dyn ClientCertVerifier>,
     pub(crate) cluster: ClusterId,
 }
@@ -101,10 +101,10 @@ impl ClientCertVerifier for ClientVerifier {
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
         let is_ours = name(end_entity)
             .map_err(|error| error.to_string())
-            .and_then(|name| Expected::default().check(self.cluster, &name).map_err(|error| error.to_string()));
+            .and_then(|name| ExpectedPeer::default().check(self.cluster, &name).map_err(|error| error.to_string()));
         is_ours.map_err(|reason| {
-            tracing::warn!(reason, "refused a certificate");
-            // The other side is told that it has no access here, which is what it is.
+            tracing::warn!(reason, "rejected a certificate");
+            // The peer receives an access-denied alert.
             rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)
         })?;
         Ok(verified)

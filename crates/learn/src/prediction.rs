@@ -1,12 +1,12 @@
-//! Does the memory know what comes next? Before each epoch the top k of three rankings are compared with what the epoch
-//! then touches: the memory's own order, the most often touched so far, the most recently touched.
+//! Prediction quality: before each epoch the top k of three rankings are compared with the memories that the epoch then touches:
+//! the memory's own order, the most often touched, the most recently touched.
 //!
-//! Ties are broken by id ascending in all three, so that no ranking profits from an accident. Hits are integers; a rate is
-//! hits over k, and over all epochs the mean of the rates. An epoch that touches nothing asks nothing and is left out.
+//! Ties are broken by ascending id in all three, so that no ranking benefits by accident. Hits are integers; a rate is hits over k,
+//! and over all epochs the mean of the rates. An epoch that touches nothing is not scored.
 //!
-//! The baselines keep their leaders in order and never sort: a touch can only improve a memory's place in either ranking,
-//! so whoever falls out of the leaders comes back by a touch of its own. An epoch of m touches costs O(m log k) and one
-//! walk over the k leaders, whatever the number of memories.
+//! The baselines keep their top k in order and never sort: a touch can only improve a memory's rank in either ranking, so a memory
+//! that drops out returns only by its own touch. An epoch of m touches costs O(m log k) plus one walk over the top k, whatever the
+//! number of memories.
 
 use crate::source::{Content, Epoch};
 use engram_memory::MemoryId;
@@ -35,46 +35,46 @@ pub struct Prediction {
     /// Ascending, distinct.
     top_k: Vec<u32>,
     skip: u64,
-    frequent: Leaders,
-    recent: Leaders,
+    frequent: TopRanking,
+    recent: TopRanking,
     /// Touches so far, and number of the last epoch that touched it.
-    seen: HashMap<MemoryId, (u64, u64)>,
+    touches: HashMap<MemoryId, (u64, u64)>,
 }
 
 impl Prediction {
-    /// Scores the given lengths, from the epoch with number `skip` on: before that there is little to know.
+    /// Scores the given lengths from epoch `skip` on; before it there is little data.
     pub fn new(top_k: &[u32], skip: u64) -> Self {
         let mut top_k = top_k.to_vec();
         top_k.sort_unstable();
         top_k.dedup();
         let depth = top_k.last().map_or(0, |&k| k as usize);
-        Self { top_k, skip, frequent: Leaders::new(depth), recent: Leaders::new(depth), seen: HashMap::new() }
+        Self { top_k, skip, frequent: TopRanking::new(depth), recent: TopRanking::new(depth), touches: HashMap::new() }
     }
 
-    /// How many ids of the memory's ranking are needed.
+    /// Returns how many ids of the memory's ranking are needed.
     pub fn depth(&self) -> usize {
         self.recent.most
     }
 
-    /// Whether this epoch is scored, so that the ranking must be fetched before it is applied.
-    pub fn asks(&self, epoch: &Epoch) -> bool {
+    /// Returns whether this epoch is scored, so that the ranking must be fetched before it is applied.
+    pub fn is_scored(&self, epoch: &Epoch) -> bool {
         epoch.number >= self.skip && self.depth() > 0 && matches!(&epoch.content, Content::Events(e) if !e.is_empty())
     }
 
-    /// Scores the epoch against `ranking`, the ids of the memory's top [`Prediction::depth`] in rank order as they stood
-    /// before it, then takes note of what the epoch touches. Without a ranking it only takes note: so a driver that
-    /// goes on in the middle of a run catches up. The hits come by ascending k, empty where nothing was asked.
-    pub fn turn(&mut self, epoch: &Epoch, ranking: Option<&[MemoryId]>) -> Vec<Hits> {
+    /// Scores the epoch against `ranking`, the ids of the memory's top [`Prediction::depth`] in rank order before it, then records
+    /// the touches of the epoch. Without a ranking it only records them, so that a driver that resumes a run catches up. The hits
+    /// are by ascending k, empty if not scored.
+    pub fn score(&mut self, epoch: &Epoch, ranking: Option<&[MemoryId]>) -> Vec<Hits> {
         let Content::Events(events) = &epoch.content else { return Vec::new() };
         let mut touched: Vec<MemoryId> = events.iter().map(|event| event.id).collect();
         touched.sort_unstable();
         touched.dedup();
         let hits = match ranking {
-            Some(ranking) if self.asks(epoch) => self.hits(&touched, ranking),
+            Some(ranking) if self.is_scored(epoch) => self.hits(&touched, ranking),
             _ => Vec::new(),
         };
         for id in touched {
-            self.note(id, epoch.number);
+            self.record_touch(id, epoch.number);
         }
         hits
     }
@@ -87,10 +87,10 @@ impl Prediction {
         each.map(|(((&k, memory), frequent), recent)| Hits { k, memory, frequent, recent }).collect()
     }
 
-    fn note(&mut self, id: MemoryId, epoch: u64) {
-        let seen = self.seen.entry(id).or_insert((0, 0));
-        let (count, last) = *seen;
-        *seen = (count + 1, epoch);
+    fn record_touch(&mut self, id: MemoryId, epoch: u64) {
+        let touched = self.touches.entry(id).or_insert((0, 0));
+        let (count, last) = *touched;
+        *touched = (count + 1, epoch);
         self.frequent.improve(id, (count > 0).then_some(count), count + 1);
         self.recent.improve(id, (count > 0).then_some(last), epoch);
     }
@@ -112,12 +112,12 @@ fn count(top_k: &[u32], ranking: impl Iterator<Item = MemoryId>, touched: &[Memo
 
 /// The best of a ranking by (score descending, id ascending) in which scores never fall.
 #[derive(Debug, Clone)]
-struct Leaders {
+struct TopRanking {
     most: usize,
     order: BTreeSet<(Reverse<u64>, MemoryId)>,
 }
 
-impl Leaders {
+impl TopRanking {
     const fn new(most: usize) -> Self {
         Self { most, order: BTreeSet::new() }
     }
@@ -179,12 +179,12 @@ impl HitRate {
         self.rate(self.hits.memory)
     }
 
-    /// The same of the most frequent.
+    /// Mean over the epochs of (hits of the most frequent / k).
     pub fn frequent(&self) -> f64 {
         self.rate(self.hits.frequent)
     }
 
-    /// The same of the most recent.
+    /// Mean over the epochs of (hits of the most recent / k).
     pub fn recent(&self) -> f64 {
         self.rate(self.hits.recent)
     }

@@ -1,8 +1,8 @@
-//! What a run leaves behind: [`RunReport`] as data (JSON, versioned), [`summary`] as text for a terminal, [`page()`] as one
-//! self-contained HTML file.
+//! Results of a run: [`RunReport`] as data (JSON, versioned), [`summary`] as text for a terminal, [`page()`] as one self-contained
+//! HTML file.
 //!
-//! The report says plainly where a baseline predicts better than the memory, and never gives a convergence factor without
-//! the numbers that show what it hides (separation, inversion ratio, coverage).
+//! The report states plainly where a baseline predicts better than the memory, and never shows a convergence factor without the
+//! numbers that show what it hides (separation, inversion ratio, coverage).
 
 mod chart;
 mod figures;
@@ -14,7 +14,7 @@ mod tables;
 mod verdict;
 
 pub use page::{ReportError, page};
-pub use ranks::{Known, Movers, RankHistory, RankNote};
+pub use ranks::{Movers, RankEntry, RankHistory, RankNote};
 pub use summary::summary;
 
 use crate::prediction::{HitRate, Hits};
@@ -114,7 +114,7 @@ pub struct RunSettings {
 pub struct EpochName {
     /// Number, from 0.
     pub number: u64,
-    /// What the source calls it.
+    /// Name in the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
 }
@@ -188,7 +188,7 @@ impl GroupBins {
     }
 }
 
-/// A memory and its place, now and earlier.
+/// A memory and its rank, now and earlier.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RankedMemory {
@@ -199,13 +199,13 @@ pub struct RankedMemory {
     pub key: Option<String>,
     /// Its weight now.
     pub weight: f64,
-    /// Its rank now, 1 plus the number of heavier memories; `None` when it is not among those that were asked for.
+    /// Its rank now, 1 plus the number of heavier memories; `None` if it is not among the requested ones.
     pub rank: Option<u64>,
-    /// How it stood after each of [`RunReport::earlier`]; `None` where it was not among those noted.
+    /// Its rank after each of [`RunReport::earlier`]; `None` if it was not noted.
     pub earlier: Vec<Option<Standing>>,
 }
 
-/// How a memory stood after an epoch.
+/// Rank and weight of a memory after an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Standing {
@@ -216,7 +216,7 @@ pub struct Standing {
 }
 
 impl RankedMemory {
-    /// What people call it: its key, else its id.
+    /// Returns its name for users: its key, or else its id.
     pub fn name(&self) -> String {
         self.key.clone().unwrap_or_else(|| self.id.to_string())
     }

@@ -1,13 +1,13 @@
 //! Where learning epochs come from: the built-in example, a file of events, a repository's history, or the
 //! two-population experiment.
 //!
-//! A source yields epochs numbered densely from 0, one at a time, so that memory is bounded by one epoch whatever the
-//! length of the input. It can be opened at any epoch, which is how a run goes on after its driver moved; the same
-//! source opened twice yields the same epochs, bit for bit, on every platform.
+//! A source yields epochs numbered densely from 0, one at a time, so memory is bounded by one epoch whatever the length of the
+//! input. It can be opened at any epoch, so a run can resume on another worker; the same source opened twice yields the same
+//! epochs, bit for bit, on every platform.
 //!
-//! Invariants: the events of an epoch are sorted by memory id, equal ids in the order of the source (the law applies
-//! duplicates in that order, and the store does not sort). Every quality and delta is in range. After an error a source
-//! yields nothing more, and nothing of the epoch in which the error lies was yielded.
+//! Invariants: the events of an epoch are sorted by memory id, equal ids in source order (the law applies duplicates in that order,
+//! and the store does not sort). Every quality and delta is in range. After an error a source yields nothing more, and nothing of
+//! the epoch with the error.
 
 mod error;
 mod events;
@@ -17,8 +17,8 @@ mod manifest;
 mod options;
 mod synthetic;
 
-pub use error::{Place, SourceError};
-pub use events::{Columns, EventsOptions, Fetched, Format, MemoryColumn, Origin, SignalSource, TimeColumn};
+pub use error::{Location, SourceError};
+pub use events::{Columns, EventsOptions, FetchedFile, Format, MemoryColumn, Origin, SignalSource, TimeColumn};
 pub use example::ExampleName;
 pub use git::{GitOptions, export as export_git, resolve as resolve_git};
 pub use options::{Limits, SourceOptions};
@@ -79,8 +79,7 @@ impl Content {
 pub struct Epoch {
     /// Number of the epoch, dense from 0.
     pub number: u64,
-    /// What people call it: the name of an address, a commit, a day. `None` where there is nothing better than the
-    /// number.
+    /// Name for users: an address, a commit, a day. `None` if there is nothing better than the number.
     pub label: Option<String>,
     /// What it reinforces.
     pub content: Content,
@@ -91,7 +90,7 @@ pub trait Source: Send {
     /// Reads the next epoch, `None` after the last one and after an error.
     ///
     /// # Errors
-    /// The input cannot be read or is not what the options say; see [`SourceError`].
+    /// The input cannot be read or does not match the options; see [`SourceError`].
     fn next_epoch(&mut self) -> Result<Option<Epoch>, SourceError>;
 
     /// How many epochs there are from number 0 on, where that is known without reading everything.

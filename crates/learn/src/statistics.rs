@@ -1,4 +1,4 @@
-//! What is computed from weights: separation of two groups, convergence factor, inversion ratio.
+//! Statistics of weights: separation of two groups, convergence factor, inversion ratio.
 //!
 //! Sums and pair counts are integers, so that they may be added over partitions in any order; one division at the end
 //! makes the number that people read.
@@ -44,8 +44,7 @@ impl Separation {
     }
 }
 
-/// How many of the pairs (rewarded, punished) stand in the right order: 1 is perfect, one half is chance. A tie counts
-/// one half.
+/// Share of the pairs (rewarded, punished) in the right order: 1 is perfect, one half is chance. A tie counts one half.
 ///
 /// Counts are doubled so that they stay whole, and may be added over anything that splits the *ranking*; weights of
 /// different partitions have to be merged first.
@@ -53,7 +52,7 @@ impl Separation {
 pub struct Inversion {
     /// Twice the inverted pairs, plus once the tied ones.
     doubled: u128,
-    /// Pairs that cannot be told apart and were counted half: ties, or pairs inside one bin of a histogram.
+    /// Pairs without an order, counted half: ties, or pairs inside one bin of a histogram.
     undecided: u128,
     pairs: u128,
 }

@@ -1,11 +1,11 @@
-//! The example and the experiment through the eager law in one table, scored and reported: what a cluster has to reach,
-//! and what the pages have to show. The pages are left in the target folder for people to look at.
+//! The example and the experiment applied to a table by the eager law, scored and reported: the results that a cluster must reach,
+//! and the content of the pages. The pages are left in the target folder for inspection.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
 
 use engram_learn::prediction::{HitRate, Prediction};
 use engram_learn::report::{
-    Coverage, EpochName, EpochRow, Experiment, GroupBins, GroupSummary, Known, RankHistory, RankNote, ReportError,
+    Coverage, EpochName, EpochRow, Experiment, GroupBins, GroupSummary, RankEntry, RankHistory, RankNote, ReportError,
     RunReport, RunSettings, SourceName, page, summary,
 };
 use engram_learn::source::{
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 const RATE: u32 = 53_687_091;
 
-/// A store that does what the law says, memory by memory.
+/// A store that applies the law memory by memory.
 #[derive(Default)]
 struct Eager {
     memories: HashMap<MemoryId, (Weight, Group, Option<Arc<str>>)>,
@@ -83,13 +83,13 @@ impl Eager {
         digest.to_string()
     }
 
-    fn known(&self, id: MemoryId) -> Known {
+    fn known(&self, id: MemoryId) -> RankEntry {
         let (weight, _, key) = &self.memories[&id];
-        Known { id, key: key.as_deref().map(str::to_owned), weight: *weight }
+        RankEntry { id, key: key.as_deref().map(str::to_owned), weight: *weight }
     }
 }
 
-/// Runs `epochs` of a source, and reports it as a driver does.
+/// Runs `epochs` of a source and reports it like a driver.
 fn run(options: &SourceOptions, store: &mut Eager, decay: u32, top_k: &[u32], epochs: usize) -> RunReport {
     let mut source = source::open(options, Limits::default(), 0).unwrap();
     let mut prediction = Prediction::new(top_k, 21);
@@ -98,12 +98,12 @@ fn run(options: &SourceOptions, store: &mut Eager, decay: u32, top_k: &[u32], ep
     while rows.len() < epochs
         && let Some(epoch) = source.next_epoch().unwrap()
     {
-        let ranking = prediction.asks(&epoch).then(|| store.rank(prediction.depth()));
-        let hits = prediction.turn(&epoch, ranking.as_deref());
+        let ranking = prediction.is_scored(&epoch).then(|| store.rank(prediction.depth()));
+        let hits = prediction.score(&epoch, ranking.as_deref());
         let before = store.memories.len() as u64;
         store.apply(decay, &epoch);
         let name = EpochName { number: epoch.number, label: epoch.label.clone() };
-        if !top_k.is_empty() && history.wants(epoch.number) {
+        if !top_k.is_empty() && history.needs_note(epoch.number) {
             let head = store.rank(RankHistory::DEPTH);
             let ranking = head.iter().map(|id| (id.0, store.memories[id].0.units())).collect();
             history.note(RankNote { epoch: name.clone(), ranking });
@@ -125,10 +125,10 @@ fn run(options: &SourceOptions, store: &mut Eager, decay: u32, top_k: &[u32], ep
     history.before(rows.len() as u64 - 1);
     let (quality, histogram) = (store.quality(), store.histogram());
     let depth = if top_k.is_empty() { 0 } else { RankHistory::DEPTH };
-    let now: Vec<Known> = store.rank(depth).into_iter().map(|id| store.known(id)).collect();
+    let now: Vec<RankEntry> = store.rank(depth).into_iter().map(|id| store.known(id)).collect();
     let head: HashSet<MemoryId> = now.iter().map(|known| known.id).collect();
-    let others: Vec<Known> =
-        history.noted().into_iter().filter(|id| !head.contains(id)).map(|id| store.known(id)).collect();
+    let others: Vec<RankEntry> =
+        history.noted_ids().into_iter().filter(|id| !head.contains(id)).map(|id| store.known(id)).collect();
     let movers = history.movers(&now, &others, 20);
     let separation = Separation::of(&quality.group(Group(0)), &quality.group(Group(1)));
     let experiment = separation.zip(first).map(|(separation, first)| {
@@ -168,9 +168,9 @@ fn run(options: &SourceOptions, store: &mut Eager, decay: u32, top_k: &[u32], ep
     }
 }
 
-/// Exact figures, computed independently with the same law. At 200 the most frequent words win, and the report says so.
+/// Exact figures, computed independently with the same law. At 200 the most frequent words win, and the report must state it.
 #[test]
-fn the_example_predicts_to_the_hit_and_reports_where_a_baseline_wins() {
+fn the_example_reports_exact_hits_and_where_a_baseline_wins() {
     let options = SourceOptions::Example(ExampleName::StateOfTheUnion);
     let mut store = Eager::default();
     let report = run(&options, &mut store, 21_474_836, &[500, 1_000, 200], usize::MAX);
@@ -188,12 +188,12 @@ fn the_example_predicts_to_the_hit_and_reports_where_a_baseline_wins() {
     assert!(text.contains("+ Top 500: the memory predicts best. 78.1 % of its top 500"), "{text}");
     assert!(text.contains("0.8705        *0.8777       0.4874"), "{text}");
     let html = page(&report).unwrap();
-    leave("example.html", &html);
+    write_page("example.html", &html);
     self_contained(&html);
     assert!(html.contains("Top 200: simply counting predicts better."));
     assert_eq!(html.matches("<svg ").count(), 5);
     let json = serde_json::to_string(&report).unwrap();
-    assert!(serde_json::from_str::<RunReport>(&json).unwrap() == report, "a report is read as it was written");
+    assert!(serde_json::from_str::<RunReport>(&json).unwrap() == report, "a report survives serialization");
 
     let report = run(&options, &mut Eager::default(), 10_737_418, &[500, 1_000], usize::MAX);
     assert_eq!(hits(&report), [(500, 79_855, 78_036, 49_914), (1_000, 136_250, 128_113, 98_630)]);
@@ -201,7 +201,7 @@ fn the_example_predicts_to_the_hit_and_reports_where_a_baseline_wins() {
 }
 
 #[test]
-fn the_experiment_converges_as_the_law_says_and_coverage_is_never_left_out() {
+fn the_experiment_converges_by_the_law_and_reports_coverage() {
     let options = SyntheticOptions { memories: 1_000, ..SyntheticOptions::default() };
     let population = || {
         let member = |id| (id, (Weight::HALF, Population::group_of(id), None));
@@ -216,7 +216,7 @@ fn the_experiment_converges_as_the_law_says_and_coverage_is_never_left_out() {
     assert_eq!(run(&source, &mut population(), 10_737_418, &[], 5).digest, "85540e11f201328e777384429e8fcfa8");
     assert!(summary(&report).contains("coverage of group 1 500/500"), "{}", summary(&report));
     let html = page(&report).unwrap();
-    leave("experiment.html", &html);
+    write_page("experiment.html", &html);
     self_contained(&html);
 
     let mut blind = report;
@@ -224,7 +224,7 @@ fn the_experiment_converges_as_the_law_says_and_coverage_is_never_left_out() {
     let text = summary(&blind);
     assert!(text.contains("! Group 1: only 1 of 500 memories were updated in every epoch."), "{text}");
 
-    // Noise changes the factor, through the first epoch alone, and the end hardly.
+    // Noise changes the factor through the first epoch, and hardly the end.
     let noisy = SourceOptions::Synthetic(SyntheticOptions { noise: 0.15, ..options.clone() });
     let experiment = run(&noisy, &mut population(), 10_737_418, &[], 50).experiment.unwrap();
     assert!(experiment.separation > 0.99 && experiment.inversion_ratio == 1.0, "{experiment:?}");
@@ -232,7 +232,7 @@ fn the_experiment_converges_as_the_law_says_and_coverage_is_never_left_out() {
 }
 
 #[test]
-fn names_from_outside_cannot_leave_their_place_in_the_page() {
+fn untrusted_names_are_escaped_in_the_page() {
     let mut report = run(&SourceOptions::Example(ExampleName::StateOfTheUnion), &mut Eager::default(), 0, &[50], 40);
     let hostile = "<script>alert(1)</script>\"'&\u{1b}[31m\u{202e}";
     report.run = hostile.to_owned();
@@ -242,14 +242,14 @@ fn names_from_outside_cannot_leave_their_place_in_the_page() {
     report.epochs.iter_mut().for_each(|row| row.epoch.label = Some(hostile.to_owned()));
     report.earlier.iter_mut().for_each(|epoch| epoch.label = Some(hostile.to_owned()));
     let html = page(&report).unwrap();
-    leave("hostile.html", &html);
+    write_page("hostile.html", &html);
     self_contained(&html);
     assert!(html.contains("&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#39;&amp;\u{fffd}[31m"));
     assert!(!html.contains('\u{1b}'));
 }
 
 #[test]
-fn runs_without_epochs_or_with_a_single_one_still_make_a_page() -> Result<(), ReportError> {
+fn runs_without_epochs_or_with_one_still_make_a_page() -> Result<(), ReportError> {
     let options = SourceOptions::Example(ExampleName::StateOfTheUnion);
     let mut report = run(&options, &mut Eager::default(), 0, &[10], 1);
     self_contained(&page(&report)?);
@@ -268,7 +268,7 @@ fn self_contained(html: &str) {
     assert_eq!(html.matches("<svg ").count(), html.matches("<desc ").count());
 }
 
-fn leave(name: &str, html: &str) {
+fn write_page(name: &str, html: &str) {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("reports");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join(name), html).unwrap();

@@ -3,17 +3,17 @@
 //! The lock is held for the length of one change, not for the life of a store: the coordinator writes the map, and when it does
 //! not answer, a worker that takes over does. Reading takes no lock, since the file is replaced by a rename.
 
-use crate::format::{self, Unreadable};
-use crate::{Error, Goal, MapStore, Order, goal, order};
+use crate::format::{self, DecodeError};
+use crate::{Error, Goal, MapOverride, MapStore, goal, map_override};
 use engram_cluster::PartitionMap;
 use engram_memory::ClusterId;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use parking_lot::Mutex;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -52,8 +52,8 @@ impl FileStore {
     }
 
     /// Does `change` while nobody else changes anything. The kernel lets go of the lock when a process ends, however it does.
-    fn locked<T>(&self, change: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        let _here = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    fn with_lock<T>(&self, change: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let _here = self.changing.lock();
         let failed = |source| Error::Io { action: "lock", path: self.lock_path(), source };
         let mut file = self.open_lock().map_err(failed)?;
         let began = Instant::now();
@@ -111,7 +111,7 @@ pub(crate) fn replace(path: &Path, text: &str) -> Result<(), Error> {
     write().map_err(|source| Error::Io { action: "write", path: path.to_owned(), source })
 }
 
-pub(crate) fn read<T>(path: &Path, decode: fn(&str) -> Result<T, Unreadable>) -> Result<Option<T>, Error> {
+pub(crate) fn read<T>(path: &Path, decode: fn(&str) -> Result<T, DecodeError>) -> Result<Option<T>, Error> {
     let path = path.to_owned();
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
@@ -120,8 +120,8 @@ pub(crate) fn read<T>(path: &Path, decode: fn(&str) -> Result<T, Unreadable>) ->
     };
     match decode(&text) {
         Ok(content) => Ok(Some(content)),
-        Err(Unreadable::NewerFormat(found)) => Err(Error::NewerFormat { path, found, known: format::FORMAT }),
-        Err(Unreadable::Damaged(why)) => Err(Error::Damaged { path, why }),
+        Err(DecodeError::NewerFormat(found)) => Err(Error::NewerFormat { path, found, known: format::FORMAT }),
+        Err(DecodeError::Damaged(why)) => Err(Error::Damaged { path, why }),
     }
 }
 
@@ -134,7 +134,7 @@ impl MapStore for FileStore {
         if map.cluster != self.cluster {
             return Err(Error::OtherCluster { path: self.path(), expected: self.cluster, found: map.cluster });
         }
-        self.locked(|| {
+        self.with_lock(|| {
             let next = successor(self.read()?.as_ref(), expected, map)?;
             replace(&self.path(), &format::encode(&next))?;
             Ok(next)
@@ -146,18 +146,23 @@ impl MapStore for FileStore {
     }
 
     fn set_goal(&self, goal: &Goal) -> Result<(), Error> {
-        self.locked(|| replace(&self.goal_path(), &goal::encode(goal)))
+        self.with_lock(|| replace(&self.goal_path(), &goal::encode(goal)))
     }
 
-    fn orders(&self) -> Result<Vec<Order>, Error> {
-        read(&self.orders_path(), order::decode).map(Option::unwrap_or_default)
+    fn overrides(&self) -> Result<Vec<MapOverride>, Error> {
+        read(&self.orders_path(), map_override::decode).map(Option::unwrap_or_default)
     }
 
-    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
+    fn override_map(
+        &self,
+        expected: Option<u64>,
+        map: PartitionMap,
+        order: MapOverride,
+    ) -> Result<PartitionMap, Error> {
         if map.cluster != self.cluster {
             return Err(Error::OtherCluster { path: self.path(), expected: self.cluster, found: map.cluster });
         }
-        self.locked(|| {
+        self.with_lock(|| {
             let current = match self.read() {
                 // What nobody can read is put aside, not lost.
                 Err(Error::Damaged { .. }) if expected.is_none() => {
@@ -167,10 +172,10 @@ impl MapStore for FileStore {
                 }
                 read => read?,
             };
-            let next = overruled(current.as_ref(), expected, map)?;
-            let mut orders = self.orders()?;
-            orders.push(Order { version: next.version, ..order });
-            replace(&self.orders_path(), &order::encode(&orders))?;
+            let next = overridden(current.as_ref(), expected, map)?;
+            let mut orders = self.overrides()?;
+            orders.push(MapOverride { version: next.version, ..order });
+            replace(&self.orders_path(), &map_override::encode(&orders))?;
             replace(&self.path(), &format::encode(&next))?;
             Ok(next)
         })
@@ -199,7 +204,7 @@ pub(crate) fn successor(
 }
 
 /// What is stored when a person orders `map`.
-pub(crate) fn overruled(
+pub(crate) fn overridden(
     current: Option<&PartitionMap>,
     expected: Option<u64>,
     mut map: PartitionMap,
@@ -212,7 +217,7 @@ pub(crate) fn overruled(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Step, What};
+    use crate::{EntryOverride, OverrideKind};
     use engram_cluster::Entry;
     use engram_memory::{Incarnation, Member, Ordinal, PartitionId, StoreId, Term};
 
@@ -317,36 +322,36 @@ mod tests {
         let first = store.compare_and_swap(None, map()).unwrap();
         let mut forced = first.clone();
         forced.partitions[1] = Entry { activated: false, ..Entry::solo(Term(9), member(4)) };
-        let order = Order {
+        let order = MapOverride {
             at_ms: 5,
             by: "ann".into(),
             reason: "both disks burnt".into(),
-            what: What::ForcePromote,
+            what: OverrideKind::ForcePromote,
             version: 0,
-            steps: vec![Step {
+            steps: vec![EntryOverride {
                 partition: PartitionId(1),
                 before: Some(first.partitions[1].clone()),
                 after: forced.partitions[1].clone(),
                 lost: "all after lsn 7".into(),
             }],
         };
-        let stale = store.overrule(Some(9), forced.clone(), order.clone());
+        let stale = store.override_map(Some(9), forced.clone(), order.clone());
         assert!(matches!(stale, Err(Error::Conflict { .. })));
-        let written = store.overrule(Some(1), forced.clone(), order.clone()).unwrap();
+        let written = store.override_map(Some(1), forced.clone(), order.clone()).unwrap();
         assert_eq!((written.version, store.get().unwrap()), (2, Some(written)));
 
         // A map that nobody can read gives way to an order alone, and is put aside.
         fs::write(folder.path().join("map.json"), "{").unwrap();
         assert!(matches!(store.compare_and_swap(None, forced.clone()), Err(Error::Damaged { .. })));
-        let rebuilt = Order { what: What::RebuildMap, ..order.clone() };
+        let rebuilt = MapOverride { what: OverrideKind::RebuildMap, ..order.clone() };
         let leapt = PartitionMap { version: 1_000, ..forced };
-        assert_eq!(store.overrule(None, leapt, rebuilt).unwrap().version, 1_000);
+        assert_eq!(store.override_map(None, leapt, rebuilt).unwrap().version, 1_000);
         assert!(folder.path().join("map.json.damaged").exists());
         drop(store);
         let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
-        let orders = store.orders().unwrap();
-        assert_eq!(orders[0], Order { version: 2, ..order });
-        assert_eq!((orders.len(), orders[1].what, orders[1].version), (2, What::RebuildMap, 1_000));
+        let orders = store.overrides().unwrap();
+        assert_eq!(orders[0], MapOverride { version: 2, ..order });
+        assert_eq!((orders.len(), orders[1].what, orders[1].version), (2, OverrideKind::RebuildMap, 1_000));
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub(crate) const FORMAT: u32 = 1;
 
 /// Why text is not a map.
 #[derive(Debug)]
-pub(crate) enum Unreadable {
+pub(crate) enum DecodeError {
     NewerFormat(u32),
     Damaged(String),
 }
@@ -59,13 +59,13 @@ pub(crate) fn seal(name: &str, content: Value) -> String {
 }
 
 /// The content of text that [`seal`] wrote.
-pub(crate) fn unseal(name: &str, text: &str) -> Result<Value, Unreadable> {
-    let damaged = |why: &str| Unreadable::Damaged(why.to_owned());
+pub(crate) fn unseal(name: &str, text: &str) -> Result<Value, DecodeError> {
+    let damaged = |why: &str| DecodeError::Damaged(why.to_owned());
     let mut value: Value = serde_json::from_str(text).map_err(|error| damaged(&error.to_string()))?;
     // The version is looked at first: a newer file may have any other field.
     match value.get("format").and_then(Value::as_u64) {
         Some(format) if format == u64::from(FORMAT) => {}
-        Some(format) => return Err(Unreadable::NewerFormat(u32::try_from(format).unwrap_or(u32::MAX))),
+        Some(format) => return Err(DecodeError::NewerFormat(u32::try_from(format).unwrap_or(u32::MAX))),
         None => return Err(damaged("it has no format version")),
     }
     let fields = value.as_object_mut().ok_or_else(|| damaged("it is no object"))?;
@@ -79,12 +79,12 @@ pub(crate) fn unseal(name: &str, text: &str) -> Result<Value, Unreadable> {
     }
 }
 
-pub(crate) fn decode(text: &str) -> Result<PartitionMap, Unreadable> {
-    let damaged = |why: &dyn std::fmt::Display| Unreadable::Damaged(why.to_string());
+pub(crate) fn decode(text: &str) -> Result<PartitionMap, DecodeError> {
+    let damaged = |why: &dyn std::fmt::Display| DecodeError::Damaged(why.to_string());
     let file: MapFile = serde_json::from_value(unseal("map", text)?).map_err(|error| damaged(&error))?;
     let cluster: ClusterId = file.cluster.parse().map_err(|error| damaged(&error))?;
     let partitions =
-        file.partitions.iter().map(entry_from_file).collect::<Result<_, _>>().map_err(Unreadable::Damaged)?;
+        file.partitions.iter().map(entry_from_file).collect::<Result<_, _>>().map_err(DecodeError::Damaged)?;
     Ok(PartitionMap { cluster, version: file.version, partitions })
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn entry_from_file(file: &EntryFile) -> Result<Entry, String> {
         learners: file.learners.iter().map(|&ordinal| Ordinal(ordinal)).collect(),
     };
     // The checksum says that nothing was changed since, not that it was right.
-    entry.check_alone().map_err(|illegal| illegal.to_string())?;
+    entry.check_invariants().map_err(|illegal| illegal.to_string())?;
     Ok(entry)
 }
 

@@ -1,6 +1,6 @@
 //! What people ordered for a cluster, kept beside its map.
 
-use crate::format::{Unreadable, seal, unseal};
+use crate::format::{DecodeError, seal, unseal};
 use engram_memory::Ordinal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -54,9 +54,9 @@ pub(crate) fn encode(goal: &Goal) -> String {
     seal("goal", serde_json::to_value(file).expect("a goal has string keys only"))
 }
 
-pub(crate) fn decode(text: &str) -> Result<Goal, Unreadable> {
+pub(crate) fn decode(text: &str) -> Result<Goal, DecodeError> {
     let file: GoalFile =
-        serde_json::from_value(unseal("goal", text)?).map_err(|error| Unreadable::Damaged(error.to_string()))?;
+        serde_json::from_value(unseal("goal", text)?).map_err(|error| DecodeError::Damaged(error.to_string()))?;
     let draining = file.draining.into_iter().map(Ordinal).collect();
     Ok(Goal { workers: file.workers.map(|ScaleFile { to, from }| Scale { to, from }), draining })
 }

@@ -6,8 +6,8 @@
 
 mod layout;
 
-use crate::file::{overruled, successor};
-use crate::{Error, Goal, MapStore, News, Order, order};
+use crate::file::{overridden, successor};
+use crate::{ChangeState, Error, Goal, MapOverride, MapStore, map_override};
 use engram_cluster::PartitionMap;
 use engram_memory::{ClusterId, Law};
 use futures::{StreamExt as _, pin_mut};
@@ -15,12 +15,12 @@ use kube::api::{
     ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
 };
 use kube::{Api, Client, Config};
-use layout::{Known, ORDERS};
+use layout::{OVERRIDES_ANNOTATION, StoredMap};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -32,11 +32,11 @@ const WATCH_SECONDS: u32 = 10;
 /// Writers that may be faster before this one gives up: those change other things than the map's entries.
 const ATTEMPTS: u32 = 3;
 /// Orders of people take no more of the object than this; of more, the oldest go. All annotations together may have 256 KiB.
-const ORDERS_MOST_BYTES: usize = 128 << 10;
+const MAX_OVERRIDES_BYTES: usize = 128 << 10;
 
 /// Where a map is, and what else its object shall say when it is made.
 #[derive(Debug, Clone, Default)]
-pub struct Place {
+pub struct MapLocation {
     /// Namespace.
     pub namespace: String,
     /// Name: that of the cluster.
@@ -47,7 +47,7 @@ pub struct Place {
     pub owners: Vec<Value>,
 }
 
-impl Place {
+impl MapLocation {
     /// Where the map of a `LearnerCluster` is; with `uid`, that of its object, the map goes with it.
     pub fn of_cluster(namespace: &str, name: &str, uid: Option<&str>) -> Self {
         let labels = [
@@ -79,23 +79,23 @@ pub struct KubernetesStore {
     runtime: Handle,
     cluster: ClusterId,
     law: Law,
-    place: Place,
+    place: MapLocation,
     /// What was read or written last. A write begins with it; the server says whether it is still there.
-    known: Mutex<Option<Known>>,
+    known: Mutex<Option<StoredMap>>,
     /// Whether somebody watches the object.
     watched: bool,
     /// What was told last, until it is taken or the object is read.
-    told: Mutex<Option<Told>>,
+    told: Mutex<Option<WatchedObject>>,
 }
 
 /// What a watch says of the object.
 #[derive(Debug, Clone)]
-struct Told {
+struct WatchedObject {
     resource_version: String,
     /// The newest version of the map that was told since it was read, plain or not.
     version: u64,
     /// What is there, where that is plain.
-    there: Option<Known>,
+    there: Option<StoredMap>,
 }
 
 impl std::fmt::Debug for KubernetesStore {
@@ -114,7 +114,7 @@ pub fn read_object(object: &Value) -> Result<PartitionMap, Error> {
 
 impl KubernetesStore {
     /// The map of `cluster` at `place`. Nothing is read yet.
-    pub fn new(client: Client, runtime: Handle, place: Place, cluster: ClusterId, law: Law) -> Self {
+    pub fn new(client: Client, runtime: Handle, place: MapLocation, cluster: ClusterId, law: Law) -> Self {
         let kind = GroupVersionKind::gvk("engram.dev", "v1alpha1", "PartitionMap");
         let api = Api::namespaced_with(client, &place.namespace, &ApiResource::from_gvk(&kind));
         Self { api, runtime, cluster, law, place, known: Mutex::new(None), watched: false, told: Mutex::new(None) }
@@ -129,34 +129,34 @@ impl KubernetesStore {
 
     /// A watch has this object, or had it last where it is gone: which of the two it does not say. One that is gone has the map that was
     /// told before. So a map that follows the one that is known is there, and anything else is read when somebody asks.
-    pub fn tell(&self, object: &Value) {
+    pub fn observe(&self, object: &Value) {
         let resource_version = layout::resource_version(object);
-        let mut told = self.told();
+        let mut watched_object = self.told();
         // What was written here is told as well, and needs no reading.
-        let known = self.remembered().filter(|known| follows(&resource_version, known.resource_version()));
-        let before = told.as_ref().map_or(0, |told| told.version);
-        let there = known.and_then(|known| {
+        let known = self.cached().filter(|known| follows(&resource_version, known.resource_version()));
+        let before = watched_object.as_ref().map_or(0, |told| told.version);
+        let map = known.and_then(|known| {
             let newest = known.map.version.max(before);
-            self.known_of(object).ok().filter(|there| there.map.version > newest)
+            self.decode(object).ok().filter(|there| there.map.version > newest)
         });
-        let version = there.as_ref().map_or(before, |there| there.map.version);
-        *told = Some(Told { resource_version, version, there });
+        let version = map.as_ref().map_or(before, |there| there.map.version);
+        *watched_object = Some(WatchedObject { resource_version, version, there: map });
     }
 
-    fn told(&self) -> MutexGuard<'_, Option<Told>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn told(&self) -> MutexGuard<'_, Option<WatchedObject>> {
+        self.told.lock()
     }
 
     /// What a watch has told since the map was read or written, where that is plain; it is known then.
-    fn take(&self) -> Option<PartitionMap> {
+    fn take_watched(&self) -> Option<PartitionMap> {
         let there = self.told().as_mut()?.there.take()?;
         // What was read or written since may be newer.
-        let is_news = |known: Known| follows(there.resource_version(), known.resource_version());
-        if !self.remembered().is_some_and(is_news) {
+        let is_news = |known: StoredMap| follows(there.resource_version(), known.resource_version());
+        if !self.cached().is_some_and(is_news) {
             return None;
         }
         let map = there.map.clone();
-        self.remember(Some(there));
+        self.cache(Some(there));
         Some(map)
     }
 
@@ -164,7 +164,7 @@ impl KubernetesStore {
     ///
     /// # Errors
     /// It names none, or what it names cannot be used.
-    pub async fn connect(place: Place, cluster: ClusterId, law: Law) -> Result<Self, Error> {
+    pub async fn connect(place: MapLocation, cluster: ClusterId, law: Law) -> Result<Self, Error> {
         let path = PathBuf::from("the API server");
         let failed = |source| Error::Io { action: "find", path: path.clone(), source };
         let mut config = Config::infer().await.map_err(|error| failed(io::Error::other(error)))?;
@@ -180,8 +180,8 @@ impl KubernetesStore {
     /// # Errors
     /// As for [`MapStore::get`].
     pub async fn changed(&self) -> Result<Option<PartitionMap>, Error> {
-        if let Some(known) = self.remembered()
-            && !self.has_moved_on(known.resource_version()).await
+        if let Some(known) = self.cached()
+            && !self.wait_for_change(known.resource_version()).await
         {
             return Ok(Some(known.map));
         }
@@ -190,9 +190,9 @@ impl KubernetesStore {
     }
 
     /// Whether the object was changed since, or that cannot be told.
-    async fn has_moved_on(&self, resource_version: &str) -> bool {
+    async fn wait_for_change(&self, resource_version: &str) -> bool {
         let one = WatchParams::default().fields(&format!("metadata.name={}", self.place.name)).timeout(WATCH_SECONDS);
-        let Ok(events) = answered(self.api.watch(&one, resource_version)).await else { return true };
+        let Ok(events) = with_deadline(self.api.watch(&one, resource_version)).await else { return true };
         pin_mut!(events);
         let told = async {
             while let Some(event) = events.next().await {
@@ -213,14 +213,14 @@ impl KubernetesStore {
     }
 
     /// Waits for the API server, but not for ever.
-    fn ask<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, Asked> {
-        self.runtime.block_on(answered(request))
+    fn request<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
+        self.runtime.block_on(with_deadline(request))
     }
 
-    fn failed(&self, action: &'static str, asked: Asked) -> Error {
+    fn failed(&self, action: &'static str, asked: RequestError) -> Error {
         let source = match asked {
-            Asked::Failed(source) => source,
-            Asked::Conflict => io::Error::other("somebody else writes it all the time"),
+            RequestError::Failed(source) => source,
+            RequestError::Conflict => io::Error::other("somebody else writes it all the time"),
         };
         Error::Io { action, path: self.path(), source }
     }
@@ -230,7 +230,8 @@ impl KubernetesStore {
     }
 
     async fn object_now(&self) -> Result<Option<Value>, Error> {
-        let found = answered(self.api.get_opt(&self.place.name)).await.map_err(|asked| self.failed("read", asked))?;
+        let found =
+            with_deadline(self.api.get_opt(&self.place.name)).await.map_err(|asked| self.failed("read", asked))?;
         found.map(|object| self.value(&object)).transpose()
     }
 
@@ -240,23 +241,23 @@ impl KubernetesStore {
     }
 
     /// Reads what the API server has, and remembers it.
-    fn read(&self) -> Result<Option<Known>, Error> {
+    fn read(&self) -> Result<Option<StoredMap>, Error> {
         self.runtime.block_on(self.read_now())
     }
 
-    async fn read_now(&self) -> Result<Option<Known>, Error> {
+    async fn read_now(&self) -> Result<Option<StoredMap>, Error> {
         // What is told meanwhile may be newer than what is read.
         let told = self.told().take();
         let object = self.object_now().await.inspect_err(|_| {
             let mut now = self.told();
             *now = now.take().or(told);
         })?;
-        let known = object.as_ref().map(|object| self.known_of(object)).transpose();
-        self.remember(known.as_ref().ok().cloned().flatten());
+        let known = object.as_ref().map(|object| self.decode(object)).transpose();
+        self.cache(known.as_ref().ok().cloned().flatten());
         known
     }
 
-    fn known_of(&self, object: &Value) -> Result<Known, Error> {
+    fn decode(&self, object: &Value) -> Result<StoredMap, Error> {
         let known = layout::read(object).map_err(|unreadable| unreadable.of(self.path()))?;
         if known.map.cluster != self.cluster {
             let (expected, found) = (self.cluster, known.map.cluster);
@@ -265,32 +266,38 @@ impl KubernetesStore {
         Ok(known)
     }
 
-    fn remember(&self, known: Option<Known>) {
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
+    fn cache(&self, known: Option<StoredMap>) {
+        *self.known.lock() = known;
     }
 
-    fn remembered(&self) -> Option<Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn cached(&self) -> Option<StoredMap> {
+        self.known.lock().clone()
     }
 
     /// Writes `next` over `known`, together with these annotations.
-    fn write(&self, known: Option<&Known>, next: &PartitionMap, annotations: &Value) -> Result<PartitionMap, Asked> {
+    fn write(
+        &self,
+        known: Option<&StoredMap>,
+        next: &PartitionMap,
+        annotations: &Value,
+    ) -> Result<PartitionMap, RequestError> {
         let written = match known {
             Some(known) => {
                 let patch = layout::patch(known, next, annotations);
-                self.ask(self.api.patch(&self.place.name, &PatchParams::default(), &Patch::Merge(&patch)))
+                self.request(self.api.patch(&self.place.name, &PatchParams::default(), &Patch::Merge(&patch)))
             }
             None => {
                 let object = layout::first(&self.place, self.law, next, annotations);
-                let object = serde_json::from_value(object).map_err(|error| Asked::Failed(io::Error::other(error)))?;
-                self.ask(self.api.create(&PostParams::default(), &object))
+                let object =
+                    serde_json::from_value(object).map_err(|error| RequestError::Failed(io::Error::other(error)))?;
+                self.request(self.api.create(&PostParams::default(), &object))
             }
         };
-        let written = written.inspect_err(|_| self.remember(None))?;
-        let known = self.value(&written).and_then(|object| self.known_of(&object));
-        let known = known.map_err(|error| Asked::Failed(io::Error::other(error)))?;
+        let written = written.inspect_err(|_| self.cache(None))?;
+        let known = self.value(&written).and_then(|object| self.decode(&object));
+        let known = known.map_err(|error| RequestError::Failed(io::Error::other(error)))?;
         let map = known.map.clone();
-        self.remember(Some(known));
+        self.cache(Some(known));
         Ok(map)
     }
 }
@@ -304,12 +311,12 @@ fn follows(one: &str, other: &str) -> bool {
 }
 
 /// Waits for the API server, but not for ever.
-async fn answered<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Asked> {
+async fn with_deadline<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
     match tokio::time::timeout(DEADLINE, request).await {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Asked::Conflict),
-        Ok(Err(error)) => Err(Asked::Failed(io::Error::other(error))),
-        Err(_) => Err(Asked::Failed(io::Error::new(
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(RequestError::Conflict),
+        Ok(Err(error)) => Err(RequestError::Failed(io::Error::other(error))),
+        Err(_) => Err(RequestError::Failed(io::Error::new(
             io::ErrorKind::TimedOut,
             format!("the API server did not answer within {} s", DEADLINE.as_secs()),
         ))),
@@ -317,7 +324,7 @@ async fn answered<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T
 }
 
 /// Why the API server did not do it.
-enum Asked {
+enum RequestError {
     /// The object is not the one that was read.
     Conflict,
     /// Whether it was done is not known.
@@ -326,7 +333,7 @@ enum Asked {
 
 impl MapStore for KubernetesStore {
     fn get(&self) -> Result<Option<PartitionMap>, Error> {
-        match self.take() {
+        match self.take_watched() {
             Some(map) => Ok(Some(map)),
             None => Ok(self.read()?.map(|known| known.map)),
         }
@@ -336,7 +343,7 @@ impl MapStore for KubernetesStore {
         if map.cluster != self.cluster {
             return Err(Error::OtherCluster { path: self.path(), expected: self.cluster, found: map.cluster });
         }
-        let mut there = self.remembered().filter(|known| Some(known.map.version) == expected);
+        let mut there = self.cached().filter(|known| Some(known.map.version) == expected);
         if there.is_none() {
             there = self.read()?;
         }
@@ -344,11 +351,11 @@ impl MapStore for KubernetesStore {
             let next = successor(there.as_ref().map(|known| &known.map), expected, map.clone())?;
             match self.write(there.as_ref(), &next, &Value::Null) {
                 // Perhaps only a mark beside the map was changed.
-                Err(Asked::Conflict) => there = self.read()?,
+                Err(RequestError::Conflict) => there = self.read()?,
                 written => return written.map_err(|asked| self.failed("write", asked)),
             }
         }
-        Err(self.failed("write", Asked::Conflict))
+        Err(self.failed("write", RequestError::Conflict))
     }
 
     fn goal(&self) -> Result<Goal, Error> {
@@ -363,29 +370,38 @@ impl MapStore for KubernetesStore {
         })
     }
 
-    fn orders(&self) -> Result<Vec<Order>, Error> {
+    fn overrides(&self) -> Result<Vec<MapOverride>, Error> {
         // They were there with the map that was read or written last.
-        let text = match self.remembered() {
+        let text = match self.cached() {
             Some(known) => known.orders,
-            None => self.object()?.as_ref().and_then(|object| layout::annotation(object, ORDERS)).map(str::to_owned),
+            None => self
+                .object()?
+                .as_ref()
+                .and_then(|object| layout::annotation(object, OVERRIDES_ANNOTATION))
+                .map(str::to_owned),
         };
         let Some(text) = text else { return Ok(Vec::new()) };
-        order::decode(&text).map_err(|unreadable| layout::Unreadable::from(unreadable).of(self.path()))
+        map_override::decode(&text).map_err(|unreadable| layout::ObjectError::from(unreadable).of(self.path()))
     }
 
-    fn news(&self) -> News {
+    fn change_state(&self) -> ChangeState {
         if !self.watched {
-            return News::Untold;
+            return ChangeState::Unknown;
         }
         let told = self.told();
-        let Some(told) = told.as_ref() else { return News::Nothing };
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(told) = told.as_ref() else { return ChangeState::Unchanged };
+        let known = self.known.lock();
         // Of what was written here it is told as well.
         let is_known = known.as_ref().is_some_and(|known| !follows(&told.resource_version, known.resource_version()));
-        if is_known { News::Nothing } else { News::Changed }
+        if is_known { ChangeState::Unchanged } else { ChangeState::Changed }
     }
 
-    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
+    fn override_map(
+        &self,
+        expected: Option<u64>,
+        map: PartitionMap,
+        order: MapOverride,
+    ) -> Result<PartitionMap, Error> {
         if map.cluster != self.cluster {
             return Err(Error::OtherCluster { path: self.path(), expected: self.cluster, found: map.cluster });
         }
@@ -393,22 +409,22 @@ impl MapStore for KubernetesStore {
             Err(Error::Damaged { .. }) if expected.is_none() => None,
             read => read?,
         };
-        let next = overruled(known.as_ref().map(|known| &known.map), expected, map)?;
-        let mut orders = self.orders()?;
-        orders.push(Order { version: next.version, ..order });
-        let mut text = order::encode(&orders);
-        while text.len() > ORDERS_MOST_BYTES && orders.len() > 1 {
+        let next = overridden(known.as_ref().map(|known| &known.map), expected, map)?;
+        let mut orders = self.overrides()?;
+        orders.push(MapOverride { version: next.version, ..order });
+        let mut text = map_override::encode(&orders);
+        while text.len() > MAX_OVERRIDES_BYTES && orders.len() > 1 {
             orders.remove(0);
-            text = order::encode(&orders);
+            text = map_override::encode(&orders);
         }
-        let annotations = json!({ ORDERS: text });
+        let annotations = json!({ OVERRIDES_ANNOTATION: text });
         // One object: the record is there with the map, and not without it.
         let base = match known {
             Some(known) => Some(known),
-            None => self.object()?.map(|damaged| Known::damaged(&damaged)),
+            None => self.object()?.map(|damaged| StoredMap::damaged(&damaged)),
         };
         self.write(base.as_ref(), &next, &annotations).map_err(|asked| match asked {
-            Asked::Conflict => Error::Conflict { expected, found: None },
+            RequestError::Conflict => Error::Conflict { expected, found: None },
             asked => self.failed("write", asked),
         })
     }
@@ -421,6 +437,7 @@ mod tests {
     use engram_memory::{Incarnation, Member, Ordinal, StoreId};
     use http::{Request, Response, StatusCode};
     use kube::client::Body;
+    use parking_lot::Mutex;
     use std::convert::Infallible;
     use std::sync::Arc;
 
@@ -433,12 +450,12 @@ mod tests {
     }
 
     fn store(answer: Arc<Mutex<Answer>>) -> KubernetesStore {
-        let place = Place { namespace: "research".into(), name: "words".into(), ..Place::default() };
+        let location = MapLocation { namespace: "research".into(), name: "words".into(), ..MapLocation::default() };
         let member = Member { ordinal: Ordinal(0), store: StoreId(1), incarnation: Incarnation(1) };
         let map = PartitionMap { cluster: ClusterId(7), version: 1, partitions: vec![Entry::first(vec![member])] };
-        let object = layout::first(&place, Law::Linear, &map, &Value::Null);
+        let object = layout::first(&location, Law::Linear, &map, &Value::Null);
         let service = tower::service_fn(move |_: Request<Body>| {
-            let (status, body) = match *answer.lock().unwrap() {
+            let (status, body) = match *answer.lock() {
                 Answer::Version(version) => {
                     let mut object = object.clone();
                     object["metadata"]["resourceVersion"] = version.to_string().into();
@@ -450,7 +467,7 @@ mod tests {
             let response = Response::builder().status(status).body(Body::from(body.to_string().into_bytes()));
             async move { Ok::<_, Infallible>(response.unwrap()) }
         });
-        KubernetesStore::new(Client::new(service, "research"), Handle::current(), place, ClusterId(7), Law::Linear)
+        KubernetesStore::new(Client::new(service, "research"), Handle::current(), location, ClusterId(7), Law::Linear)
     }
 
     fn refusal(code: u16, reason: &str) -> Value {
@@ -461,7 +478,7 @@ mod tests {
     fn object(resource_version: u64, version: u64) -> Value {
         let member = Member { ordinal: Ordinal(0), store: StoreId(1), incarnation: Incarnation(1) };
         let map = PartitionMap { cluster: ClusterId(7), version, partitions: vec![Entry::first(vec![member])] };
-        let mut object = layout::first(&Place::default(), Law::Linear, &map, &Value::Null);
+        let mut object = layout::first(&MapLocation::default(), Law::Linear, &map, &Value::Null);
         object["metadata"]["resourceVersion"] = resource_version.to_string().into();
         object
     }
@@ -469,69 +486,84 @@ mod tests {
     #[tokio::test]
     async fn a_store_that_is_told_knows_when_somebody_else_has_written() {
         let answer = Arc::new(Mutex::new(Answer::Version(5)));
-        let say = |next| *answer.lock().unwrap() = next;
-        assert_eq!(store(Arc::clone(&answer)).news(), News::Untold);
+        let say = |next| *answer.lock() = next;
+        assert_eq!(store(Arc::clone(&answer)).change_state(), ChangeState::Unknown);
         let store = store(Arc::clone(&answer)).watched();
-        assert_eq!(store.news(), News::Nothing);
+        assert_eq!(store.change_state(), ChangeState::Unchanged);
 
-        store.tell(&object(5, 1));
-        assert_eq!(store.news(), News::Changed, "it was never read");
+        store.observe(&object(5, 1));
+        assert_eq!(store.change_state(), ChangeState::Changed, "it was never read");
         store.read_now().await.unwrap().unwrap();
-        assert_eq!(store.news(), News::Nothing);
-        store.tell(&object(4, 1));
-        assert_eq!(store.news(), News::Nothing, "what was read is newer");
-        store.tell(&object(10, 1));
-        assert_eq!(store.news(), News::Changed, "these are numbers");
+        assert_eq!(store.change_state(), ChangeState::Unchanged);
+        store.observe(&object(4, 1));
+        assert_eq!(store.change_state(), ChangeState::Unchanged, "what was read is newer");
+        store.observe(&object(10, 1));
+        assert_eq!(store.change_state(), ChangeState::Changed, "these are numbers");
 
         say(Answer::Failure);
         assert!(store.read_now().await.is_err());
-        assert_eq!(store.news(), News::Changed, "nobody has read what it was told of");
+        assert_eq!(store.change_state(), ChangeState::Changed, "nobody has read what it was told of");
         say(Answer::Version(10));
         store.read_now().await.unwrap();
-        assert_eq!(store.news(), News::Nothing);
+        assert_eq!(store.change_state(), ChangeState::Unchanged);
 
-        store.tell(&object(11, 1));
+        store.observe(&object(11, 1));
         say(Answer::Gone);
         assert!(store.read_now().await.unwrap().is_none());
-        assert_eq!(store.news(), News::Nothing, "that it is gone is known");
-        store.tell(&object(12, 1));
-        assert_eq!(store.news(), News::Changed, "it is there again");
+        assert_eq!(store.change_state(), ChangeState::Unchanged, "that it is gone is known");
+        store.observe(&object(12, 1));
+        assert_eq!(store.change_state(), ChangeState::Changed, "it is there again");
     }
 
     #[tokio::test]
     async fn a_map_that_follows_the_known_one_is_taken_as_it_is_told() {
         let answer = Arc::new(Mutex::new(Answer::Version(5)));
         let store = store(Arc::clone(&answer)).watched();
-        store.tell(&object(4, 9));
-        assert_eq!(store.take(), None, "nothing is known that it could follow");
+        store.observe(&object(4, 9));
+        assert_eq!(store.take_watched(), None, "nothing is known that it could follow");
         store.read_now().await.unwrap().unwrap();
 
-        let taken = |store: &KubernetesStore| store.take().map(|map| map.version);
-        store.tell(&object(6, 2));
-        store.tell(&object(7, 3));
-        assert_eq!((store.news(), taken(&store), store.news()), (News::Changed, Some(3), News::Nothing));
-        assert_eq!(store.remembered().unwrap().resource_version(), "7");
+        let taken = |store: &KubernetesStore| store.take_watched().map(|map| map.version);
+        store.observe(&object(6, 2));
+        store.observe(&object(7, 3));
+        assert_eq!(
+            (store.change_state(), taken(&store), store.change_state()),
+            (ChangeState::Changed, Some(3), ChangeState::Unchanged)
+        );
+        assert_eq!(store.cached().unwrap().resource_version(), "7");
         assert_eq!(taken(&store), None, "it was taken");
 
         // A mark beside the map, or the end of the object: neither is plain.
-        store.tell(&object(8, 3));
-        assert_eq!((store.news(), taken(&store)), (News::Changed, None));
-        store.tell(&object(9, 4));
-        store.tell(&object(10, 4));
-        assert_eq!((store.news(), taken(&store)), (News::Changed, None), "what was told before is gone, perhaps");
-        store.tell(&object(11, 4));
-        assert_eq!((store.news(), taken(&store)), (News::Changed, None), "another word of it is no news");
+        store.observe(&object(8, 3));
+        assert_eq!((store.change_state(), taken(&store)), (ChangeState::Changed, None));
+        store.observe(&object(9, 4));
+        store.observe(&object(10, 4));
+        assert_eq!(
+            (store.change_state(), taken(&store)),
+            (ChangeState::Changed, None),
+            "what was told before is gone, perhaps"
+        );
+        store.observe(&object(11, 4));
+        assert_eq!(
+            (store.change_state(), taken(&store)),
+            (ChangeState::Changed, None),
+            "another word of it is no news"
+        );
 
-        store.tell(&object(12, 5));
-        *answer.lock().unwrap() = Answer::Version(13);
+        store.observe(&object(12, 5));
+        *answer.lock() = Answer::Version(13);
         store.read_now().await.unwrap();
-        assert_eq!((store.news(), taken(&store)), (News::Nothing, None), "what was read is newer");
-        store.tell(&object(12, 5));
-        assert_eq!((store.news(), taken(&store)), (News::Nothing, None), "a watch that lags behind");
+        assert_eq!((store.change_state(), taken(&store)), (ChangeState::Unchanged, None), "what was read is newer");
+        store.observe(&object(12, 5));
+        assert_eq!((store.change_state(), taken(&store)), (ChangeState::Unchanged, None), "a watch that lags behind");
 
         let mut other = object(14, 6);
         other["spec"]["clusterId"] = ClusterId(8).to_string().into();
-        store.tell(&other);
-        assert_eq!((store.news(), taken(&store)), (News::Changed, None), "who reads it says what is wrong with it");
+        store.observe(&other);
+        assert_eq!(
+            (store.change_state(), taken(&store)),
+            (ChangeState::Changed, None),
+            "who reads it says what is wrong with it"
+        );
     }
 }

@@ -12,19 +12,19 @@ mod format;
 mod goal;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod last_seen;
+mod map_override;
 mod memory;
-mod order;
-mod seen;
 
 pub use file::FileStore;
 pub use goal::{Goal, Scale};
 #[cfg(feature = "kubernetes")]
-pub use kubernetes::{KubernetesStore, Place, read_object};
+pub use kubernetes::{KubernetesStore, MapLocation, read_object};
+pub use last_seen::LastSeenMap;
+pub use map_override::{EntryOverride, MapOverride, OverrideKind, unless_superseded};
 pub use memory::MemoryStore;
-pub use order::{Order, Step, What, unless_followed};
-pub use seen::Seen;
 
-use engram_cluster::{Illegal, PartitionMap};
+use engram_cluster::{IllegalChange, PartitionMap};
 use engram_memory::{ClusterId, PartitionId};
 use std::path::PathBuf;
 
@@ -66,7 +66,7 @@ pub trait MapStore: Send + Sync {
     ///
     /// # Errors
     /// As for [`MapStore::get`].
-    fn orders(&self) -> Result<Vec<Order>, Error>;
+    fn overrides(&self) -> Result<Vec<MapOverride>, Error>;
 
     /// Writes `map` against the rules, since a person ordered it, if the version there is still `expected` (`None`: if there is
     /// no map, or one that nobody can read), and returns what is then stored: its version is that of `map`, or the one that
@@ -75,7 +75,8 @@ pub trait MapStore: Send + Sync {
     ///
     /// # Errors
     /// As for [`MapStore::compare_and_swap`], but for [`Error::Illegal`].
-    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error>;
+    fn override_map(&self, expected: Option<u64>, map: PartitionMap, order: MapOverride)
+    -> Result<PartitionMap, Error>;
 
     /// Whether a call may take long, as where it goes to a disk or over a network: such calls get a thread of their own.
     fn may_wait(&self) -> bool {
@@ -83,18 +84,18 @@ pub trait MapStore: Send + Sync {
     }
 
     /// What is known of writes by others without asking.
-    fn news(&self) -> News {
-        News::Untold
+    fn change_state(&self) -> ChangeState {
+        ChangeState::Unknown
     }
 }
 
 /// What a store was told of writes by others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum News {
+pub enum ChangeState {
     /// Nobody tells it: only who reads again knows.
-    Untold,
+    Unknown,
     /// Nobody has written since the map was read or written here, or has a moment ago.
-    Nothing,
+    Unchanged,
     /// There is another map than the one that was read or written here last.
     Changed,
 }
@@ -116,7 +117,7 @@ pub enum Error {
         /// First partition whose change is illegal.
         partition: PartitionId,
         /// The rule.
-        illegal: Illegal,
+        illegal: IllegalChange,
     },
     /// Another process has been writing for too long: it is stopped, or the disk is.
     #[error("{path} has been held by process {holder} for too long")]

@@ -1,16 +1,16 @@
 //! The map in memory.
 
-use crate::file::{overruled, successor};
-use crate::{Error, Goal, MapStore, Order};
+use crate::file::{overridden, successor};
+use crate::{Error, Goal, MapOverride, MapStore};
 use engram_cluster::PartitionMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 /// A map in the memory of this process, gone with it: for simulations and tests.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     map: Mutex<Option<PartitionMap>>,
     goal: Mutex<Goal>,
-    orders: Mutex<Vec<Order>>,
+    orders: Mutex<Vec<MapOverride>>,
 }
 
 impl MapStore for MemoryStore {
@@ -33,14 +33,19 @@ impl MapStore for MemoryStore {
         Ok(())
     }
 
-    fn orders(&self) -> Result<Vec<Order>, Error> {
+    fn overrides(&self) -> Result<Vec<MapOverride>, Error> {
         Ok(held(&self.orders).clone())
     }
 
-    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
+    fn override_map(
+        &self,
+        expected: Option<u64>,
+        map: PartitionMap,
+        order: MapOverride,
+    ) -> Result<PartitionMap, Error> {
         let mut current = held(&self.map);
-        let next = overruled(current.as_ref(), expected, map)?;
-        held(&self.orders).push(Order { version: next.version, ..order });
+        let next = overridden(current.as_ref(), expected, map)?;
+        held(&self.orders).push(MapOverride { version: next.version, ..order });
         Ok(current.insert(next).clone())
     }
 
@@ -50,5 +55,5 @@ impl MapStore for MemoryStore {
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -1,8 +1,8 @@
-//! The decay clock: decay moves a clock, not the memories.
+//! Decay clock: decay advances a clock instead of changing memories.
 //!
-//! One clock D per partition; a memory stores its *potential* `p = weight + D` as of its last write, so its weight
-//! now is `max(0, p - D)`. Decay by `a` is `D += a`. When D reaches [`FOLD_AT`] the same record folds: every p becomes
-//! `max(0, p - D)` and D becomes 0. Lazy and eager decay agree bit for bit, folds included.
+//! One clock D per partition; a memory stores its *potential* `p = weight + D` as of its last write, so its current weight is
+//! `max(0, p - D)`. Decay by `a` is `D += a`. When D reaches [`FOLD_AT`] the same record folds: every p becomes `max(0, p - D)`
+//! and D becomes 0. Lazy and eager decay agree bit for bit, including folds.
 //!
 //! Invariants after every record: `D < 2^31`, `p <= D + ONE`, so `p < 3 * 2^30` fits in u32.
 
@@ -15,12 +15,12 @@ pub const FOLD_AT: u32 = 1 << 31;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct DecayClock(u32);
 
-/// What a decay asks of the memories.
+/// Effect of a decay on the memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advance {
-    /// Nothing: the clock moved.
+    /// None: only the clock advanced.
     Moved,
-    /// Every potential p becomes `max(0, p - subtract)`; the clock stands at 0.
+    /// Every potential p becomes `max(0, p - subtract)`; the clock is 0.
     Fold {
         /// The clock before it was set to 0.
         subtract: u32,
@@ -28,12 +28,12 @@ pub enum Advance {
 }
 
 impl DecayClock {
-    /// Makes a clock from a stored value, or `None` at or above [`FOLD_AT`].
+    /// Creates a clock from a stored value; `None` at or above [`FOLD_AT`].
     pub const fn from_units(units: u32) -> Option<Self> {
         if units < FOLD_AT { Some(Self(units)) } else { None }
     }
 
-    /// The value in units, below [`FOLD_AT`].
+    /// Returns the value in units, below [`FOLD_AT`].
     pub const fn units(self) -> u32 {
         self.0
     }
@@ -41,9 +41,9 @@ impl DecayClock {
     /// Decays by `amount` units.
     ///
     /// # Panics
-    /// When `amount` is above [`ONE`]: refused at the edge and by the decoder.
+    /// When `amount` is above [`ONE`]: rejected at the edge and by the decoder.
     pub fn advance(&mut self, amount: u32) -> Advance {
-        assert!(amount <= ONE, "a decay of {amount} units passes the edge only as a fault of the program");
+        assert!(amount <= ONE, "a decay of {amount} units is rejected at the edge");
         self.0 += amount;
         if self.0 >= FOLD_AT {
             let subtract = std::mem::take(&mut self.0);
@@ -53,7 +53,7 @@ impl DecayClock {
         }
     }
 
-    /// The weight now of a memory with potential `p`.
+    /// Returns the current weight of a memory with potential `p`.
     pub const fn weight(self, p: u32) -> Weight {
         match Weight::from_units(p.saturating_sub(self.0)) {
             Some(weight) => weight,
@@ -61,18 +61,18 @@ impl DecayClock {
         }
     }
 
-    /// The potential that stands for `weight` now.
+    /// Returns the potential of `weight` at the current clock.
     pub const fn potential(self, weight: Weight) -> u32 {
         self.0 + weight.units()
     }
 
-    /// The potential after one delta: never starts from the raw potential of a forgotten memory.
+    /// Returns the potential after one delta, based on the clamped weight rather than the raw potential.
     pub const fn updated(self, p: u32, delta: i32) -> u32 {
         self.potential(self.weight(p).updated(delta))
     }
 }
 
-/// The potential after a fold that subtracts `subtract`.
+/// Returns the potential after a fold that subtracts `subtract`.
 pub const fn folded(p: u32, subtract: u32) -> u32 {
     p.saturating_sub(subtract)
 }

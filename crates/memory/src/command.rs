@@ -1,7 +1,7 @@
-//! What a partition can be told to do: the body of a log record.
+//! Commands of a partition: the body of a log record.
 //!
-//! A record is replicated and replayed, so it holds integers and opaque bytes only; floats were converted at the
-//! edge. Columns of one command have equal lengths, which the decoder checks.
+//! A record is replicated and replayed, so it contains only integers and opaque bytes; floats are converted at the edge. Columns
+//! of one command have equal lengths, which the decoder checks.
 
 use crate::ids::{Group, LearningEpoch, MemoryId, RunId};
 use crate::law::ONE;
@@ -10,19 +10,19 @@ use crate::session::{Request, SessionId};
 use crate::settings::{FeatureShape, Settings};
 use crate::{MAX_IDS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES};
 
-/// A body of the log: a command, and the request it answers when a session stands behind it.
+/// A log record: a command, and the session request that it executes, if any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Who asked; `None` for what the cluster itself does (epochs of a run are numbered on their own).
+    /// Request; `None` for commands of the cluster itself (epochs of a run are numbered separately).
     pub request: Option<Request>,
-    /// What to do.
+    /// The command.
     pub command: Command,
 }
 
-/// What a partition can be told to do.
+/// Command of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Inserts memories, or changes what is given of existing ones.
+    /// Inserts memories, or changes the given fields of existing ones.
     Upsert(Upsert),
     /// Removes memories; unknown ids are reported.
     Remove {
@@ -73,21 +73,21 @@ pub enum Command {
         run: RunId,
         /// Number in the run.
         n: LearningEpoch,
-        /// How many parts there were.
+        /// Number of parts.
         parts: u32,
     },
     /// Removes the `count` lowest memories by rank order.
     Evict {
-        /// How many.
+        /// Number of memories.
         count: u64,
     },
     /// Replaces the settings.
     Configure(Settings),
-    /// Closes a request, so that what did not arrive is never executed. Answers with the reply of an executed one,
-    /// [`Refusal::AlreadyClosed`] for one that never was and never will be, and [`Refusal::SessionExpired`] or
-    /// [`Refusal::OutOfWindow`] where nobody knows any more.
+    /// Closes a request, so that it is not executed if it has not arrived yet. Replies with the reply of an executed one,
+    /// [`Refusal::AlreadyClosed`] for one that is never executed, and [`Refusal::SessionExpired`] or [`Refusal::OutOfWindow`] if
+    /// the outcome is no longer known.
     CloseRequest(Request),
-    /// Raises the expiry watermark: every session opened before it is gone.
+    /// Raises the expiry watermark: every session opened before it expires.
     ExpireSessions {
         /// Milliseconds since the Unix epoch.
         before_ms: u64,
@@ -96,29 +96,29 @@ pub enum Command {
     RunRecord {
         /// Run.
         run: RunId,
-        /// Number of records of this run so far: of two drivers one is refused.
+        /// Expected number of records of this run so far: of two concurrent drivers one is rejected.
         expected: u64,
         /// New state, opaque to the partition.
         state: Vec<u8>,
-        /// One more row of its history, opaque.
+        /// Additional row of its history, opaque.
         row: Option<Vec<u8>>,
     },
-    /// Forgets a run and its history.
+    /// Removes a run and its history.
     RunRemove {
         /// Run.
         run: RunId,
     },
-    /// Computes the replica digest at this place of the log.
+    /// Computes the replica digest at this position of the log.
     DigestMarker {
-        /// Chosen by who asks.
+        /// Chosen by the proposer.
         marker: u64,
     },
 }
 
-/// What to do with an update whose id is not there.
+/// What to do with an update of an unknown id.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum OnMissing {
-    /// Reports it; the rest is applied.
+    /// Reports the id; the rest is applied.
     #[default]
     Report,
     /// Creates the memory at the initial weight, then applies the delta.
@@ -130,13 +130,13 @@ pub enum OnMissing {
 pub enum Updates {
     /// One delta per id.
     ById {
-        /// Ids; an id may stand several times and is clamped after each.
+        /// Ids; an id may occur several times and is clamped after each.
         ids: Vec<MemoryId>,
         /// Signed units, absolute value at most ONE.
         deltas: Vec<i32>,
         /// What to do with unknown ids.
         on_missing: OnMissing,
-        /// Keys of the ids, empty where the sender gives none; compared with what is stored. Absent: no keys at all.
+        /// Keys of the ids, empty = none; compared with the stored keys. `None`: no keys at all.
         keys: Option<Blobs>,
     },
     /// One delta for every memory of a group.
@@ -170,16 +170,16 @@ pub struct Upsert {
     pub weights: Vec<u32>,
     /// Group per id; empty = keep (or group 0).
     pub groups: Vec<Group>,
-    /// Key per id, empty bytes = none given.
+    /// Key per id, empty bytes = none.
     pub keys: Option<Blobs>,
-    /// Feature bits, one vector per id, little-endian as stored; empty = keep (or zeros where the cluster has features).
+    /// Feature bits, one vector per id, little-endian as stored; empty = keep (or zeros for new memories).
     pub features: Vec<u8>,
     /// Payload per id, empty = keep.
     pub payloads: Option<Blobs>,
 }
 
 impl Upsert {
-    /// In [`Upsert::weights`]: no weight is given.
+    /// No weight, in [`Upsert::weights`].
     pub const KEEP: u32 = u32::MAX;
 }
 
@@ -191,19 +191,19 @@ pub struct Blobs {
 }
 
 impl Blobs {
-    /// Rebuilds a column; `None` when the ends do not ascend to the length of the bytes.
+    /// Rebuilds a column; `None` if the ends do not ascend to the length of the bytes.
     pub fn from_parts(ends: Vec<u32>, bytes: Vec<u8>) -> Option<Self> {
         let ascending = ends.windows(2).all(|pair| pair[0] <= pair[1]);
         let fits = ends.last().copied().unwrap_or(0) as usize == bytes.len();
         (ascending && fits).then_some(Self { ends, bytes })
     }
 
-    /// End of each entry in [`Blobs::bytes`].
+    /// Returns the end of each entry in [`Blobs::bytes`].
     pub fn ends(&self) -> &[u32] {
         &self.ends
     }
 
-    /// All entries, one after another.
+    /// Returns all entries, concatenated.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -211,7 +211,7 @@ impl Blobs {
     /// Appends an entry.
     ///
     /// # Panics
-    /// When the column would pass 4 GiB; records are bounded far below.
+    /// When the column would exceed 4 GiB; records are bounded far below.
     pub fn push(&mut self, entry: &[u8]) {
         self.bytes.extend_from_slice(entry);
         self.ends.push(u32::try_from(self.bytes.len()).expect("a column is bounded by the record size"));
@@ -227,7 +227,7 @@ impl Blobs {
         self.ends.is_empty()
     }
 
-    /// Entry `index`.
+    /// Returns entry `index`.
     ///
     /// # Panics
     /// When there is no such entry.
@@ -236,7 +236,7 @@ impl Blobs {
         &self.bytes[start..self.ends[index] as usize]
     }
 
-    /// The entries in order.
+    /// Returns the entries in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         (0..self.len()).map(|index| self.get(index))
     }
@@ -251,7 +251,7 @@ impl<T: AsRef<[u8]>> FromIterator<T> for Blobs {
 }
 
 impl Command {
-    /// The most memories this command can create: what a `Refuse` capacity counts before the log.
+    /// Returns the most memories that this command can create, for capacity checks before the log.
     pub fn may_create(&self) -> usize {
         match self {
             Self::Upsert(upsert) => upsert.ids.len(),
@@ -263,8 +263,8 @@ impl Command {
         }
     }
 
-    /// Checks what the types do not: columns of equal length, values in range. The edge checks before the log, the
-    /// decoder checks again. Features need their cluster's shape: [`Command::check_features`].
+    /// Checks what types do not enforce: columns of equal length, values in range. Called before the log, and by the decoder.
+    /// Features need the cluster's shape: [`Command::check_features`].
     ///
     /// # Errors
     /// [`Refusal::Malformed`] with the field and what is allowed.
@@ -299,8 +299,7 @@ impl Command {
         }
     }
 
-    /// Checks that features are as long as the cluster's, and that there are none where it has none. A command that passed
-    /// [`Command::check`] and this can be applied.
+    /// Checks that features match the cluster's shape. A command that passed [`Command::check`] and this can be applied.
     ///
     /// # Errors
     /// [`Refusal::Malformed`] with the field and what is allowed.
@@ -390,7 +389,7 @@ fn check_epoch(n: LearningEpoch) -> Result<(), Refusal> {
 }
 
 impl Record {
-    /// A record that no session stands behind.
+    /// Creates a record without a session request.
     pub const fn bare(command: Command) -> Self {
         Self { request: None, command }
     }
@@ -404,7 +403,7 @@ impl Record {
         self.command.check()
     }
 
-    /// The session, if there is one.
+    /// Returns the session, if any.
     pub fn session(&self) -> Option<SessionId> {
         self.request.map(|request| request.session)
     }

@@ -1,20 +1,20 @@
-//! Where floats enter and leave. What is out of range is refused, never clamped.
+//! Conversion of floats from clients. Out-of-range values are rejected, never clamped.
 
 use crate::law::{ONE, Weight};
 
-/// A number that the law does not admit. The caller adds the field and the index.
+/// A number out of range. The caller adds the field and the index.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error("{value} is not allowed here; allowed: {allowed}")]
 pub struct OutOfRange {
-    /// What was given.
+    /// The number.
     pub value: f64,
-    /// What would have been accepted, in words.
+    /// Description of the allowed numbers.
     pub allowed: &'static str,
 }
 
 const SCALE: f64 = ONE as f64;
 
-/// Converts a quality in [0, 1] to units. The product is exact in f64; the fraction below one unit is cut.
+/// Converts a quality in [0, 1] to units. The product is exact in f64; the fraction is truncated.
 ///
 /// # Errors
 /// NaN, infinite, below 0 or above 1.
@@ -27,7 +27,7 @@ pub fn quality(value: f32) -> Result<u32, OutOfRange> {
     }
 }
 
-/// Converts a weight in [0, 1], as a client gives it, exactly as [`quality`] does.
+/// Converts a weight in [0, 1] like [`quality`].
 ///
 /// # Errors
 /// NaN, infinite, below 0 or above 1.
@@ -50,7 +50,7 @@ pub fn delta(value: f32) -> Result<i32, OutOfRange> {
 /// Converts a setting (decay, initial weight) to units, rounding to nearest, ties to even.
 ///
 /// # Errors
-/// NaN, infinite, below 0, above 1, or positive and yet too small to be one unit.
+/// NaN, infinite, below 0, above 1, or positive but too small for one unit.
 pub fn setting(value: f64) -> Result<u32, OutOfRange> {
     let refused = OutOfRange { value, allowed: "0, or a number above 2^-31 and at most 1" };
     if !(0.0..=1.0).contains(&value) {

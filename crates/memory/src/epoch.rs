@@ -1,7 +1,7 @@
 //! Learning epochs of a partition: numbered per run, applied once, resumable.
 //!
-//! A small epoch is one record; a large one is a beginning, parts 1, 2, ... and an end. A repeat is answered with what is
-//! stored, a gap is refused, so any driver can ask where a partition stands and go on from there.
+//! A small epoch is one record; a large one consists of a beginning, parts 1, 2, ... and an end. A repeat gets the stored result,
+//! and a gap is rejected, so any driver can query the progress of a partition and continue from there.
 
 use crate::ids::{LearningEpoch, RunId};
 use crate::outcome::{Outcome, Refusal};
@@ -28,36 +28,36 @@ pub enum Step {
 pub enum Admission {
     /// Execute it, then [`Table::complete`].
     Execute,
-    /// It was done: answer this, change nothing.
+    /// Already done: reply with this, change nothing.
     Repeat(Outcome),
-    /// It does not follow.
+    /// Out of order.
     Refuse(Refusal),
 }
 
-/// Where a run stands in a partition.
+/// Progress of a run in a partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Epochs done: the last closed epoch's number, 0 before the first.
+    /// Number of the last closed epoch, 0 before the first.
     pub done: u64,
-    /// Parts applied of epoch `done + 1`, when it was begun.
+    /// Applied parts of epoch `done + 1`, if it was begun.
     pub open: Option<u32>,
     /// Results of the last closed epochs, oldest first.
     pub results: VecDeque<(LearningEpoch, Outcome)>,
 }
 
-/// The runs that touched a partition.
+/// Runs with epochs in a partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     pub(crate) runs: BTreeMap<RunId, Progress>,
 }
 
 impl Table {
-    /// Where `run` stands; `None` before its first epoch.
+    /// Returns the progress of `run`; `None` before its first epoch.
     pub fn progress(&self, run: RunId) -> Option<&Progress> {
         self.runs.get(&run)
     }
 
-    /// All runs, by id.
+    /// Returns all runs, by id.
     pub fn iter(&self) -> impl Iterator<Item = (RunId, &Progress)> {
         self.runs.iter().map(|(run, progress)| (*run, progress))
     }
@@ -68,7 +68,7 @@ impl Table {
         let progress = self.runs.get(&run).unwrap_or(&new);
         if n.0 != 0 && n.0 <= progress.done {
             return match (step, progress.results.iter().find(|(kept, _)| *kept == n)) {
-                // Applied with its epoch. Its own counts were told once; only the epoch's result is kept.
+                // Applied with its epoch, of which only the final result is kept.
                 (Step::Begin | Step::Part(_), _) => Admission::Repeat(Outcome::default()),
                 (_, Some((_, outcome))) => Admission::Repeat(outcome.clone()),
                 (_, None) => Admission::Refuse(Refusal::EpochForgotten { n }),
@@ -98,7 +98,7 @@ impl Table {
         }
     }
 
-    /// Notes that a step was executed. The outcome of a whole epoch or of an end is kept.
+    /// Records an executed step. The outcome of a whole epoch or of an end is kept.
     pub fn complete(&mut self, run: RunId, n: LearningEpoch, step: Step, outcome: &Outcome) {
         let progress = self.runs.entry(run).or_default();
         match step {
@@ -115,7 +115,7 @@ impl Table {
         }
     }
 
-    /// Forgets a run.
+    /// Removes a run.
     pub fn remove(&mut self, run: RunId) {
         self.runs.remove(&run);
     }

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use std::fmt;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-/// The finaliser of splitmix64 (Steele, Lea, Flood 2014), without its increment. A bijection on u64.
+/// Finalizer of splitmix64 (Steele, Lea, Flood 2014) without the increment. A bijection on u64.
 pub const fn mix64(id: u64) -> u64 {
     let mut z = id;
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -15,8 +15,8 @@ pub const fn mix64(id: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The partition of a memory: `mix64(id) mod partitions`. Inside a partition the low bits of `mix64` are therefore
-/// not free; an index must use others.
+/// Returns the partition of a memory: `mix64(id) mod partitions`. Within a partition the low bits of `mix64` are therefore not
+/// uniform; an index must use others.
 ///
 /// # Panics
 /// When `partitions` is 0.
@@ -24,8 +24,8 @@ pub const fn partition_of(id: MemoryId, partitions: u32) -> PartitionId {
     PartitionId((mix64(id.0) % partitions as u64) as u32)
 }
 
-/// The id of a string key: the first eight bytes of its SHA-256, big-endian. Key bytes are stored and compared
-/// beside it, so correctness never rests on the hash.
+/// Returns the id of a string key: the first eight bytes of its SHA-256, big-endian. Key bytes are stored and compared too, so
+/// correctness does not depend on the hash.
 pub fn key_id(key: &[u8]) -> MemoryId {
     let hash = Sha256::digest(key);
     let mut first = [0; 8];
@@ -33,8 +33,8 @@ pub fn key_id(key: &[u8]) -> MemoryId {
     MemoryId(u64::from_be_bytes(first))
 }
 
-/// The fingerprint of a set of memories: a wrapping 128-bit sum of one hash per memory, so it depends neither on order nor on
-/// partition nor on node. 0 for the empty set. Guards against accidents, not attackers.
+/// Digest of a set of memories: the wrapping 128-bit sum of one hash per memory, independent of order, partition and node. 0 for
+/// the empty set. Not cryptographic.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Digest(pub u128);
 
@@ -72,10 +72,10 @@ pub fn memory_hash(id: MemoryId, weight: Weight, group: Group, content: u128) ->
     xxh3_128(&record)
 }
 
-/// Hash of what a memory carries: XXH3-128 of (dtype, dimension, payload length, feature bits, payload); 0 when it
-/// carries nothing. An empty payload is no payload.
+/// Hash of a memory's content: XXH3-128 of (dtype, dimension, payload length, feature bits, payload); 0 without content. An empty
+/// payload is no payload.
 ///
-/// `features` are the bits as stored, little-endian, `None` for a memory without features.
+/// `features` are the stored bits, little-endian; `None` for a memory without features.
 pub fn content_hash(features: Option<(FeatureType, &[u8])>, payload: &[u8]) -> u128 {
     let (dtype, dimension, bits) = match features {
         Some((dtype, bits)) if !bits.is_empty() => (dtype.code(), (bits.len() / dtype.bytes()) as u32, bits),

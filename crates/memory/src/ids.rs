@@ -1,4 +1,4 @@
-//! Newtypes for everything that could be confused with its neighbour.
+//! Newtypes for identifiers and numbers that could be confused.
 
 use std::fmt;
 
@@ -43,7 +43,7 @@ macro_rules! identity {
         impl std::str::FromStr for $name {
             type Err = std::num::ParseIntError;
 
-            /// Reads up to 32 hex digits, the form that `Display` prints.
+            /// Parses up to 32 hex digits, as printed by `Display`.
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 u128::from_str_radix(text, 16).map(Self)
             }
@@ -52,11 +52,11 @@ macro_rules! identity {
 }
 
 number!(
-    /// Number of a memory. Given by the client, or derived from its key by [`crate::key_id`].
+    /// Id of a memory, given by the client or derived from its key by [`crate::key_id`].
     MemoryId(u64)
 );
 number!(
-    /// A cohort or tag of memories: quality is kept per group.
+    /// Group of memories, for which quality is aggregated.
     Group(u8)
 );
 number!(
@@ -64,42 +64,42 @@ number!(
     PartitionId(u32)
 );
 number!(
-    /// Number of a partition's configuration, raised at every change. Never called epoch.
+    /// Number of a partition's configuration, raised at every change.
     Term(u64)
 );
 number!(
-    /// Place of a record in its partition's log: dense, the first record has lsn 1, 0 is "before all".
+    /// Log sequence number of a record in its partition: dense, starting at 1; 0 is before all records.
     Lsn(u64)
 );
 number!(
-    /// Number of a turn of decay, reinforcement, aggregation and broadcast within a run. The first is 1.
+    /// Number of an iteration of decay, reinforcement, aggregation and broadcast within a run, from 1.
     LearningEpoch(u64)
 );
 number!(
-    /// A worker's place in its cluster, 0 to workers - 1.
+    /// Ordinal of a worker in its cluster, 0 to workers - 1.
     Ordinal(u32)
 );
 number!(
-    /// Rises at every start of a worker process on its disk.
+    /// Number of a worker process on its disk, incremented at every start.
     Incarnation(u64)
 );
 identity!(
-    /// Drawn once when a cluster is created; heads every file and every peer stream.
+    /// Random id of a cluster, drawn at creation; part of the header of every file and peer stream.
     ClusterId
 );
 identity!(
-    /// Drawn once when a disk is first used: an empty disk under an old name is another store.
+    /// Random id of a store, drawn when a disk is first used: a replaced disk is another store.
     StoreId
 );
 identity!(
-    /// A learning run.
+    /// Id of a learning run.
     RunId
 );
 
-/// A place in the cluster, the disk in it, and the process that runs on it.
+/// A worker process: its ordinal, disk and incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member {
-    /// Place in the cluster.
+    /// Ordinal in the cluster.
     pub ordinal: Ordinal,
     /// Disk.
     pub store: StoreId,
@@ -113,7 +113,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// As it is written: `3/5b1c00009f3ac2d17be84450a1b2c3d4/7`.
+/// Parses the printed form, such as `3/5b1c00009f3ac2d17be84450a1b2c3d4/7`.
 impl std::str::FromStr for Member {
     type Err = std::num::ParseIntError;
 

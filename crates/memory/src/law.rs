@@ -1,8 +1,8 @@
-//! The weight law in integers.
+//! Weight arithmetic in integers.
 //!
-//! A weight is an integer in [0, [`ONE`]]; every function here is exact, so a result does not depend on order of
-//! summation, thread count, or device. The order of operations *is* part of the law: in a learning epoch decay
-//! comes first, then the deltas in the order of the record, clamped after each.
+//! A weight is an integer in [0, [`ONE`]]; every function is exact, so results do not depend on order of summation, thread count,
+//! or device. The order of operations is fixed: in a learning epoch decay comes first, then the deltas in record order, clamped
+//! after each.
 
 use std::fmt;
 
@@ -14,24 +14,24 @@ pub const ONE: u32 = 1 << 30;
 pub struct Weight(u32);
 
 impl Weight {
-    /// Weight 0: forgotten, or never earned.
+    /// Weight 0.
     pub const ZERO: Self = Self(0);
     /// Weight 1.
     pub const ONE: Self = Self(ONE);
-    /// Weight 0.5, where a memory starts unless its cluster says otherwise.
+    /// Weight 0.5, the default initial weight.
     pub const HALF: Self = Self(ONE / 2);
 
-    /// Makes a weight of `units`, or `None` above [`ONE`].
+    /// Creates a weight of `units`; `None` above [`ONE`].
     pub const fn from_units(units: u32) -> Option<Self> {
         if units <= ONE { Some(Self(units)) } else { None }
     }
 
-    /// Units of 1/[`ONE`].
+    /// Returns the units of 1/[`ONE`].
     pub const fn units(self) -> u32 {
         self.0
     }
 
-    /// The exact value in [0, 1].
+    /// Returns the exact value in [0, 1].
     pub fn to_f64(self) -> f64 {
         f64::from(self.0) / f64::from(ONE)
     }
@@ -45,7 +45,7 @@ impl Weight {
     /// Applies one signed delta and clamps to [0, [`ONE`]].
     #[must_use]
     pub const fn updated(self, delta: i32) -> Self {
-        // u32 + i32 fits in i64; the weight alone can exceed i32 once the delta is added.
+        // u32 + i32 fits in i64.
         let moved = self.0 as i64 + delta as i64;
         if moved < 0 {
             Self(0)
@@ -63,10 +63,10 @@ impl fmt::Display for Weight {
     }
 }
 
-/// Signed change of weight for quality `quality` at learning rate `rate`, both in units and at most [`ONE`].
+/// Returns the weight change for `quality` at learning rate `rate`, both in units and at most [`ONE`].
 ///
-/// Above one half the memory gains `rate * quality`, at or below it loses `rate * (1 - quality)`; products truncate
-/// toward zero. Computed once, by the primary, before the log: apply never sees a quality or a rate.
+/// Above one half the memory gains `rate * quality`, at or below it loses `rate * (1 - quality)`; products truncate toward zero.
+/// Computed once, by the primary, before the log: records contain neither quality nor rate.
 pub const fn delta(rate: u32, quality: u32) -> i32 {
     debug_assert!(rate <= ONE && quality <= ONE);
     if quality > ONE / 2 { product(rate, quality) } else { -product(rate, ONE - quality) }
@@ -77,7 +77,7 @@ const fn product(a: u32, b: u32) -> i32 {
     ((a as u64 * b as u64) >> 30) as i32
 }
 
-/// Rank order of (weight, id): heavier first, then the smaller id. Total, so every rank has one answer.
+/// Total rank order of (weight, id): heavier first, then the smaller id.
 pub fn rank_order(a: (Weight, crate::MemoryId), b: (Weight, crate::MemoryId)) -> std::cmp::Ordering {
     b.0.cmp(&a.0).then(a.1.cmp(&b.1))
 }

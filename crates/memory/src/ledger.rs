@@ -1,7 +1,7 @@
-//! Everything a partition replicates beside its memories: settings, sessions, epochs, runs.
+//! Replicated state of a partition other than its memories: settings, sessions, epochs, runs.
 //!
-//! [`Ledger::admit`] and [`Ledger::complete`] frame the execution of every record, in the store and in the reference
-//! alike, so what is applied once, repeated or refused is decided in one place.
+//! [`Ledger::admit`] and [`Ledger::complete`] surround the execution of every record, in the store and in the reference, so that
+//! deduplication and refusals are decided in one place.
 
 use crate::clock::DecayClock;
 use crate::codec;
@@ -11,7 +11,7 @@ use crate::settings::Settings;
 use crate::{epoch, run, session};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The replicated state of a partition, its memories and their clock apart.
+/// Replicated state of a partition without its memories and their clock.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// Settings in force.
@@ -20,7 +20,7 @@ pub struct Ledger {
     pub sessions: session::Table,
     /// Learning epochs per run.
     pub epochs: epoch::Table,
-    /// Runs whose driver lives here.
+    /// Runs whose records are kept in this partition.
     pub runs: run::Table,
 }
 
@@ -29,14 +29,14 @@ pub struct Ledger {
 pub enum Gate {
     /// Execute it on the memories, then [`Ledger::complete`].
     Execute,
-    /// Answer this; the memories do not change.
+    /// Reply with this; the memories do not change.
     Answer(Reply),
 }
 
 impl Ledger {
-    /// What `record` would be answered without being executed, if it were applied now: a duplicate, a refusal. `None` when
-    /// it would be executed. Changes nothing, so a primary can ask before it logs.
-    pub fn foresee(&self, record: &Record) -> Option<Reply> {
+    /// Returns the reply to `record` if it were applied now and needs no execution: a duplicate or a refusal. `None` if it would be
+    /// executed. Changes nothing, so a primary can call it before logging.
+    pub fn lookup_reply(&self, record: &Record) -> Option<Reply> {
         match record.request.map(|request| self.sessions.admit(request)) {
             Some(session::Admission::Stored(reply)) => return Some(reply),
             Some(session::Admission::Refuse(refusal)) => return Some(Reply::Refused(refusal)),
@@ -49,21 +49,21 @@ impl Ledger {
         }
     }
 
-    /// Decides what becomes of `record`, and executes it here when it touches the ledger alone.
+    /// Decides whether to execute `record`, and executes it here if it affects only the ledger.
     pub fn admit(&mut self, record: &Record) -> Gate {
         let unseen = record.request.is_none_or(|request| self.sessions.admit(request) == session::Admission::Execute);
-        match self.foresee(record) {
+        match self.lookup_reply(record) {
             None => match self.execute(&record.command) {
                 None => Gate::Execute,
                 Some(reply) => self.answer(record, reply),
             },
-            // The epoch table answered under a request not seen before: its answer is the request's.
+            // The epoch table has the reply to a new request: the session stores it too.
             Some(reply) if unseen => self.answer(record, reply),
             Some(reply) => Gate::Answer(reply),
         }
     }
 
-    /// Notes the reply of a record that was executed on the memories.
+    /// Records the reply of a record that was executed on the memories.
     pub fn complete(&mut self, record: &Record, reply: &Reply) {
         if let (Some((run, n, step)), Reply::Applied(outcome)) = (epoch_step(&record.command), reply) {
             self.epochs.complete(run, n, step, outcome);
@@ -73,7 +73,7 @@ impl Ledger {
         }
     }
 
-    /// Hash of the ledger and the clock, added to the digest of the memories when replicas compare.
+    /// Returns the hash of ledger and clock, which replica digests include.
     pub fn digest(&self, clock: DecayClock) -> u128 {
         let mut bytes = clock.units().to_le_bytes().to_vec();
         codec::encode_ledger(self, &mut bytes);
@@ -91,13 +91,13 @@ impl Ledger {
         epoch_step(command).map(|(run, n, step)| self.epochs.admit(run, n, step))
     }
 
-    /// Executes a command that touches the ledger alone; `None` for one that needs the memories.
+    /// Executes a command that affects only the ledger; `None` for one that needs the memories.
     fn execute(&mut self, command: &Command) -> Option<Reply> {
         let done = Some(Reply::Applied(Outcome::default()));
         match command {
             Command::Configure(settings) => {
                 self.settings = *settings;
-                // What is over a lowered limit goes with the record that lowered it, which needs the memories.
+                // A lowered limit evicts with the same record, which needs the memories.
                 None
             }
             Command::CloseRequest(request) => Some(match self.sessions.close(*request) {
@@ -124,7 +124,7 @@ impl Ledger {
     }
 }
 
-/// The step of a learning epoch that a command is, if it is one.
+/// Returns the step of a learning epoch that a command represents, if any.
 pub fn epoch_step(command: &Command) -> Option<(crate::RunId, crate::LearningEpoch, epoch::Step)> {
     match command {
         Command::Epoch { run, n, .. } => Some((*run, *n, epoch::Step::Whole)),

@@ -1,13 +1,11 @@
-//! The vocabulary and the laws of Engram: values and pure functions, nothing else.
+//! Domain types and rules of Engram: values and pure functions.
 //!
-//! Decides how a weight changes ([`law`]), how decay is kept as a clock ([`clock`]), where a memory lives and how
-//! a store is fingerprinted ([`hash`]), what a partition can be told to do ([`command`]) and what it answers
-//! ([`outcome`]), who may do it once ([`session`]), and how learning epochs and runs are numbered ([`epoch`],
-//! [`run`]). [`reference::Partition`] is the slow, obvious implementation of all of it; every other one is compared
-//! with it bit for bit.
+//! Decides how weights change ([`law`]), how decay is kept as a clock ([`clock`]), which partition a memory belongs to and how
+//! digests are computed ([`hash`]), the commands of a partition ([`command`]) and their replies ([`outcome`]), exactly-once
+//! requests ([`session`]), and how learning epochs and runs are numbered ([`epoch`], [`run`]). [`reference::Partition`] is the
+//! slow, simple implementation of all of it; every other implementation is compared with it bit for bit.
 //!
-//! Invariants: no I/O, no clock, no randomness, no float in any state. Floats enter and leave by the functions of
-//! [`edge`] alone.
+//! Invariants: no I/O, no clock, no randomness, no float in any state. Floats enter and leave only through [`edge`].
 #![forbid(unsafe_code)]
 
 pub mod clock;
@@ -47,5 +45,5 @@ pub const MAX_PAYLOAD_BYTES: usize = 64 << 10;
 pub const MAX_DIMENSION: u32 = 4_096;
 /// Most ids in one client message and in one log record.
 pub const MAX_IDS: usize = 64 << 10;
-/// Largest log record, in bytes; checked before memory is taken for it.
+/// Largest log record, in bytes; checked before allocation.
 pub const MAX_RECORD_BYTES: usize = 8 << 20;

@@ -1,23 +1,23 @@
-//! What a partition answers.
+//! Replies of a partition.
 
 use crate::hash::Digest;
 use crate::ids::{LearningEpoch, MemoryId};
 use crate::quality::QualityVector;
 
-/// Most rejected ids that an outcome names; the rest is counted.
+/// Most rejected ids listed in an outcome; the rest is counted.
 pub const MAX_REJECTIONS: usize = 64;
 
-/// The answer to a record: stored with the session, so it is bounded.
+/// Reply to a record: stored with the session, so it is bounded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// Executed.
     Applied(Outcome),
-    /// Not executed, and why. The state is unchanged.
+    /// Not executed, with the reason. The state is unchanged.
     Refused(Refusal),
 }
 
 impl Reply {
-    /// The outcome, or the refusal as an error.
+    /// Converts the reply into the outcome, or the refusal as an error.
     ///
     /// # Errors
     /// The refusal.
@@ -29,7 +29,7 @@ impl Reply {
     }
 }
 
-/// What an executed record did.
+/// Effects of an executed record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Rows or updates applied; for a group update, memories addressed.
@@ -38,18 +38,18 @@ pub struct Outcome {
     pub created: u64,
     /// Memories evicted or removed.
     pub evicted: u64,
-    /// Rows or updates rejected; at most [`MAX_REJECTIONS`] of them are named.
+    /// Rows or updates rejected; at most [`MAX_REJECTIONS`] of them are listed.
     pub rejected: u64,
-    /// The first rejected ids, in order of the record.
+    /// The first rejected ids, in record order.
     pub rejections: Vec<Rejection>,
-    /// Quality after the record, where it closes a learning epoch.
+    /// Quality after the record, if it closes a learning epoch.
     pub quality: Option<QualityVector>,
-    /// Digest, where the record is a marker.
+    /// Replica digest, if the record is a marker.
     pub digest: Option<Digest>,
 }
 
 impl Outcome {
-    /// Counts a rejected row and names it while there is room.
+    /// Counts a rejected row, and lists it up to the limit.
     pub fn reject(&mut self, id: MemoryId, reason: RejectionReason) {
         self.rejected += 1;
         if self.rejections.len() < MAX_REJECTIONS {
@@ -57,14 +57,14 @@ impl Outcome {
         }
     }
 
-    /// Adds what another partition did; quality vectors are merged, digests added.
+    /// Merges the outcome of another partition; quality vectors are merged, digests added.
     pub fn merge(&mut self, other: &Self) {
         self.applied += other.applied;
         self.created += other.created;
         self.evicted += other.evicted;
         self.rejected += other.rejected;
-        let room = MAX_REJECTIONS.saturating_sub(self.rejections.len());
-        self.rejections.extend(other.rejections.iter().take(room).copied());
+        let capacity = MAX_REJECTIONS.saturating_sub(self.rejections.len());
+        self.rejections.extend(other.rejections.iter().take(capacity).copied());
         if let Some(quality) = &other.quality {
             self.quality.get_or_insert_default().merge(quality);
         }
@@ -86,7 +86,7 @@ pub struct Rejection {
 /// Why a row or an update was rejected while the rest of its record was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RejectionReason {
-    /// No memory of this id.
+    /// No memory has this id.
     Unknown,
     /// Another key has this id, or the id was inserted without one.
     KeyCollision,
@@ -95,7 +95,7 @@ pub enum RejectionReason {
 }
 
 impl RejectionReason {
-    /// The number that stands for it in files and on the wire.
+    /// Returns its number in files and on the wire.
     pub const fn code(self) -> u8 {
         match self {
             Self::Unknown => 1,
@@ -104,7 +104,7 @@ impl RejectionReason {
         }
     }
 
-    /// The reason of `code`.
+    /// Returns the reason of `code`.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::Unknown),
@@ -118,13 +118,13 @@ impl RejectionReason {
 /// Why a record was not executed. The state is unchanged by it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The session expired, or was opened before the partition's watermark.
-    #[error("the session has expired: open a new one; whether an unanswered request was applied stays unknown")]
+    /// The session expired or was opened before the partition's watermark.
+    #[error("the session has expired: open a new one; whether an unanswered request was applied is unknown")]
     SessionExpired,
-    /// The request was closed, or lies behind the window.
+    /// The request was closed or is older than the window.
     #[error("the request is closed: it is not executed, now or later")]
     AlreadyClosed,
-    /// The request lies ahead of the window; where one is to be closed, also behind it.
+    /// The request is ahead of the window; when closing, also older than the window.
     #[error("the sequence number is more than {window} away from the highest seen")]
     OutOfWindow {
         /// Width of the window.
@@ -137,23 +137,23 @@ pub enum Refusal {
         expected: LearningEpoch,
         /// Part that would be accepted; 0 = the beginning.
         expected_part: u32,
-        /// Epoch that came.
+        /// Received epoch.
         found: LearningEpoch,
-        /// Part that came.
+        /// Received part.
         found_part: u32,
     },
-    /// The epoch is done, and so long ago that its result is no longer kept.
+    /// The epoch was applied, and its result is no longer kept.
     #[error("learning epoch {n} was applied, and its result is no longer kept")]
     EpochForgotten {
         /// The epoch.
         n: LearningEpoch,
     },
-    /// Another driver wrote this run's record in between.
-    #[error("the run's record has version {found}, not {expected}")]
+    /// Another driver wrote the run's record in between.
+    #[error("run record has version {found}, expected {expected}")]
     RunConflict {
-        /// Version that was expected.
+        /// Expected version.
         expected: u64,
-        /// Version that is there.
+        /// Actual version.
         found: u64,
     },
     /// The run has no record here.
@@ -165,10 +165,10 @@ pub enum Refusal {
         /// The limit.
         bytes: u64,
     },
-    /// A command that its types admit and its contents do not. Never logged, so its text is not part of any format.
+    /// A command with invalid content. Never logged, so the text is not part of any format.
     #[error("malformed command: {what}")]
     Malformed {
-        /// Which field, and what is allowed.
+        /// Field and allowed values.
         what: &'static str,
     },
 }

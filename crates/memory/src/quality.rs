@@ -1,4 +1,4 @@
-//! Quality vectors and histograms: integers that may be added in any order.
+//! Quality vectors and histograms: integers that can be added in any order.
 
 use crate::ids::Group;
 use crate::law::{ONE, Weight};
@@ -17,7 +17,7 @@ pub struct GroupQuality {
 }
 
 impl GroupQuality {
-    /// Of no memory at all.
+    /// Quality without memories.
     pub const EMPTY: Self = Self { count: 0, sum: 0, min: u32::MAX, max: 0 };
 
     /// Adds one memory.
@@ -29,7 +29,7 @@ impl GroupQuality {
         self.max = self.max.max(units);
     }
 
-    /// Adds what another part counted.
+    /// Merges another value.
     pub fn merge(&mut self, other: &Self) {
         self.count += other.count;
         self.sum += other.sum;
@@ -37,14 +37,14 @@ impl GroupQuality {
         self.max = self.max.max(other.max);
     }
 
-    /// Whether some memories, at least one, have this quality.
+    /// Whether at least one set of memories has this quality.
     fn is_possible(&self) -> bool {
         let count = u128::from(self.count);
         let bounds = count * u128::from(self.min)..=count * u128::from(self.max);
         count > 0 && self.min <= self.max && self.max <= ONE && bounds.contains(&self.sum)
     }
 
-    /// Mean weight in [0, 1] by one division, `None` without memories.
+    /// Returns the mean weight in [0, 1], `None` without memories.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum as f64 / (self.count as f64 * f64::from(ONE)))
     }
@@ -63,8 +63,8 @@ pub struct QualityVector {
 }
 
 impl QualityVector {
-    /// Rebuilds a vector from its parts; `None` where no set of memories has it: groups that do not ascend, a group
-    /// without memories, extremes and sum that contradict each other, more memories than can be counted.
+    /// Rebuilds a vector from its parts; `None` if no set of memories has it: groups that do not ascend, an empty group, inconsistent
+    /// extremes and sum, or a count overflow.
     pub fn from_parts(groups: Vec<(Group, GroupQuality)>) -> Option<Self> {
         let ascending = groups.windows(2).all(|pair| pair[0].0 < pair[1].0);
         let possible = groups.iter().all(|(_, quality)| quality.is_possible());
@@ -72,18 +72,18 @@ impl QualityVector {
         (ascending && possible && countable).then_some(Self { groups })
     }
 
-    /// Collects groups in any order; empty ones are dropped, equal ones added.
+    /// Collects groups in any order; empty ones are dropped, equal ones merged.
     pub fn from_groups(groups: impl IntoIterator<Item = (Group, GroupQuality)>) -> Self {
         let mut vector = Self::default();
         vector.assign(groups);
         vector
     }
 
-    /// Becomes what [`QualityVector::from_groups`] gives, in the memory that it has.
+    /// Replaces the content as [`QualityVector::from_groups`], reusing memory.
     pub fn assign(&mut self, groups: impl IntoIterator<Item = (Group, GroupQuality)>) {
         self.groups.clear();
         for (group, quality) in groups {
-            // Mostly they come in their order.
+            // Usually in ascending order.
             match self.groups.last() {
                 Some(last) if last.0 >= group => self.merge_group(group, &quality),
                 _ if quality.count == 0 => {}
@@ -92,12 +92,12 @@ impl QualityVector {
         }
     }
 
-    /// The groups that hold memories, ascending.
+    /// Returns the non-empty groups, ascending.
     pub fn groups(&self) -> &[(Group, GroupQuality)] {
         &self.groups
     }
 
-    /// One group; empty when it holds no memory.
+    /// Returns the quality of one group.
     pub fn group(&self, group: Group) -> GroupQuality {
         match self.groups.binary_search_by_key(&group, |entry| entry.0) {
             Ok(at) => self.groups[at].1,
@@ -105,7 +105,7 @@ impl QualityVector {
         }
     }
 
-    /// All groups together.
+    /// Returns the quality of all groups together.
     pub fn total(&self) -> GroupQuality {
         self.groups.iter().fold(GroupQuality::EMPTY, |mut total, (_, quality)| {
             total.merge(quality);
@@ -120,12 +120,12 @@ impl QualityVector {
         self.merge_group(group, &one);
     }
 
-    /// Adds what another part counted.
+    /// Merges another value.
     pub fn merge(&mut self, other: &Self) {
         for (at, (group, quality)) in other.groups.iter().enumerate() {
-            // Parts of one whole mostly have the same groups.
+            // Usually both have the same groups.
             match self.groups.get_mut(at) {
-                Some(known) if known.0 == *group => known.1.merge(quality),
+                Some(entry) if entry.0 == *group => entry.1.merge(quality),
                 _ => self.merge_group(*group, quality),
             }
         }
@@ -153,12 +153,12 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// An empty histogram of `2^bits` bins, or `None` above [`MAX_HISTOGRAM_BITS`].
+    /// Creates an empty histogram of `2^bits` bins; `None` above [`MAX_HISTOGRAM_BITS`].
     pub fn new(bits: u32) -> Option<Self> {
         (bits <= MAX_HISTOGRAM_BITS).then(|| Self { bits, groups: Vec::new() })
     }
 
-    /// Rebuilds a histogram from its parts; `None` when a group has another number of bins or groups do not ascend.
+    /// Rebuilds a histogram from its parts; `None` if a group has another number of bins or groups do not ascend.
     pub fn from_parts(bits: u32, groups: Vec<(Group, Vec<u64>)>) -> Option<Self> {
         let fits = bits <= MAX_HISTOGRAM_BITS
             && groups.iter().all(|(_, bins)| bins.len() == 1 << bits)
@@ -166,24 +166,24 @@ impl Histogram {
         fits.then_some(Self { bits, groups })
     }
 
-    /// Number of bins as a power of two.
+    /// Returns the number of bins as a power of two.
     pub const fn bits(&self) -> u32 {
         self.bits
     }
 
-    /// The bin of a weight: `min(w >> (30 - bits), 2^bits - 1)`, so that weight 1 falls in the last bin.
+    /// Returns the bin of a weight: `min(w >> (30 - bits), 2^bits - 1)`, so that weight 1 falls in the last bin.
     pub const fn bin(bits: u32, weight: Weight) -> usize {
         let bin = (weight.units() >> (30 - bits)) as usize;
         let last = (1 << bits) - 1;
         if bin > last { last } else { bin }
     }
 
-    /// Counts per group, ascending.
+    /// Returns the counts per group, ascending.
     pub fn groups(&self) -> &[(Group, Vec<u64>)] {
         &self.groups
     }
 
-    /// Counts of all groups together.
+    /// Returns the counts of all groups together.
     pub fn total(&self) -> Vec<u64> {
         let mut total = vec![0; 1 << self.bits];
         for (_, bins) in &self.groups {
@@ -198,7 +198,7 @@ impl Histogram {
         self.bins_mut(group)[bin] += 1;
     }
 
-    /// The bins of one group, made when absent.
+    /// Returns the bins of one group, creating them if absent.
     pub fn bins_mut(&mut self, group: Group) -> &mut [u64] {
         let at = match self.groups.binary_search_by_key(&group, |entry| entry.0) {
             Ok(at) => at,
@@ -215,7 +215,7 @@ impl Histogram {
     /// # Panics
     /// When the numbers of bins differ.
     pub fn merge(&mut self, other: &Self) {
-        assert_eq!(self.bits, other.bits, "histograms of different widths do not add");
+        assert_eq!(self.bits, other.bits, "histograms have the same number of bins");
         for (group, bins) in &other.groups {
             self.bins_mut(*group).iter_mut().zip(bins).for_each(|(sum, count)| *sum += count);
         }

@@ -1,7 +1,6 @@
-//! The slow, obvious partition: eager decay, an ordered map, no index, no clock to fold.
+//! Reference partition: slow and simple, with eager decay and an ordered map.
 //!
-//! It exists to be read and to be compared with. Every other implementation gives the same weights, replies and digests
-//! after every record.
+//! Every other implementation has the same weights, replies and digests after every record.
 
 use crate::command::{Command, OnMissing, Record, Updates, Upsert};
 use crate::hash::{Digest, content_hash, key_id};
@@ -14,51 +13,51 @@ use crate::settings::{FeatureShape, Shape};
 use crate::{DecayClock, Settings};
 use std::collections::BTreeMap;
 
-/// One memory, all of it.
+/// One memory with all its fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
-    /// Weight now.
+    /// Current weight.
     pub weight: Weight,
     /// Group.
     pub group: Group,
     /// Key it was inserted with; empty = none.
     pub key: Vec<u8>,
-    /// Feature bits; empty where the cluster has none.
+    /// Feature bits; empty if the cluster has none.
     pub features: Vec<u8>,
     /// Payload; empty = none.
     pub payload: Vec<u8>,
-    /// Updates that addressed it while they were counted, saturating.
+    /// Number of counted updates, saturating.
     pub updates: u16,
 }
 
-/// A partition as the laws describe it.
+/// A reference partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
     features: FeatureShape,
     memories: BTreeMap<MemoryId, Memory>,
     ledger: Ledger,
-    /// Kept to be compared alone: weights here decay eagerly.
+    /// Kept only for comparison: weights here decay eagerly.
     clock: DecayClock,
 }
 
 impl Partition {
-    /// An empty partition.
+    /// Creates an empty partition.
     pub fn new(shape: Shape, settings: Settings) -> Self {
         let ledger = Ledger { settings, ..Ledger::default() };
         Self { features: shape.features, memories: BTreeMap::new(), ledger, clock: DecayClock::default() }
     }
 
-    /// The memories by id.
+    /// Returns the memories by id.
     pub fn memories(&self) -> &BTreeMap<MemoryId, Memory> {
         &self.memories
     }
 
-    /// What is replicated beside the memories.
+    /// Returns the replicated state other than the memories.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Where a decay clock stands after the same records.
+    /// Returns the decay clock after the same records.
     pub fn clock(&self) -> DecayClock {
         self.clock
     }
@@ -78,31 +77,31 @@ impl Partition {
         }
     }
 
-    /// Quality per group.
+    /// Returns the quality per group.
     pub fn quality(&self) -> QualityVector {
         let mut vector = QualityVector::default();
         self.memories.values().for_each(|memory| vector.add(memory.group, memory.weight));
         vector
     }
 
-    /// Histogram of `2^bits` bins.
+    /// Returns the histogram of `2^bits` bins.
     ///
     /// # Panics
     /// When `bits` is above [`crate::quality::MAX_HISTOGRAM_BITS`].
     pub fn histogram(&self, bits: u32) -> Histogram {
-        let mut histogram = Histogram::new(bits).expect("a width that histograms have");
+        let mut histogram = Histogram::new(bits).expect("bits are within MAX_HISTOGRAM_BITS");
         self.memories.values().for_each(|memory| histogram.add(memory.group, memory.weight));
         histogram
     }
 
-    /// All memories, heaviest first, ties by id.
+    /// Returns all memories, heaviest first, ties by id.
     pub fn rank(&self) -> Vec<(Weight, MemoryId)> {
         let mut order: Vec<_> = self.memories.iter().map(|(id, memory)| (memory.weight, *id)).collect();
         order.sort_by(|a, b| rank_order(*a, *b));
         order
     }
 
-    /// The digest of the memories.
+    /// Returns the digest of the memories.
     pub fn digest(&self) -> Digest {
         let mut digest = Digest::default();
         for (id, memory) in &self.memories {
@@ -112,7 +111,7 @@ impl Partition {
         digest
     }
 
-    /// The digest that replicas compare: memories, clock and ledger.
+    /// Returns the digest that replicas compare: memories, clock and ledger.
     pub fn replica_digest(&self) -> Digest {
         let mut digest = self.digest();
         digest.merge(Digest(self.ledger.digest(self.clock)));
@@ -212,7 +211,7 @@ impl Partition {
                 outcome.created += 1;
             }
             outcome.applied += 1;
-            let memory = self.memories.get_mut(id).expect("it was there or was created");
+            let memory = self.memories.get_mut(id).expect("exists or was created above");
             if let Some(weight) = upsert.weights.get(index).copied().and_then(Weight::from_units) {
                 memory.weight = weight;
             }
@@ -240,7 +239,7 @@ impl Partition {
         })
     }
 
-    /// Why `key` cannot stand for `id`, if it cannot. No key given fits always.
+    /// Why `key` conflicts with `id`, if it does. An absent key never conflicts.
     fn refuse_key(&self, id: MemoryId, key: &[u8]) -> Option<RejectionReason> {
         match self.memories.get(&id) {
             _ if key.is_empty() => None,

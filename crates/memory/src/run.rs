@@ -1,4 +1,4 @@
-//! Records of the runs whose driver lives with this partition: state, cursor and history, opaque to the store.
+//! Run records kept in a partition: state, cursor and history, opaque to the store.
 
 use crate::ids::RunId;
 use crate::outcome::Refusal;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Most bytes of state plus history that one run may keep.
 pub const MAX_RUN_BYTES: u64 = 64 << 20;
 
-/// What is kept of one run.
+/// Record of one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Entry {
     /// Number of records so far.
@@ -16,7 +16,7 @@ pub struct Entry {
     pub state: Vec<u8>,
     /// History, in order.
     pub rows: Vec<Vec<u8>>,
-    /// Bytes of `rows`: a record must not cost more the longer the history is.
+    /// Bytes of `rows`, cached so that a record costs the same at any history length.
     rows_bytes: u64,
 }
 
@@ -31,24 +31,24 @@ impl Entry {
     }
 }
 
-/// What a row counts: its bytes and its length, so that empty rows are bounded too.
+/// Returns the accounted bytes of a row: content and length prefix, so that empty rows are bounded too.
 const fn row_bytes(row: &[u8]) -> u64 {
     row.len() as u64 + 4
 }
 
-/// The runs recorded in a partition.
+/// Run records of a partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     pub(crate) runs: BTreeMap<RunId, Entry>,
 }
 
 impl Table {
-    /// One run.
+    /// Returns the record of one run.
     pub fn get(&self, run: RunId) -> Option<&Entry> {
         self.runs.get(&run)
     }
 
-    /// All runs, by id.
+    /// Returns all runs, by id.
     pub fn iter(&self) -> impl Iterator<Item = (RunId, &Entry)> {
         self.runs.iter().map(|(run, entry)| (*run, entry))
     }
@@ -56,11 +56,11 @@ impl Table {
     /// Replaces the state of a run and adds a row.
     ///
     /// # Errors
-    /// Another writer came first ([`Refusal::RunConflict`]), or the history is full ([`Refusal::RunFull`]).
+    /// [`Refusal::RunConflict`] after a write of another driver; [`Refusal::RunFull`].
     pub fn record(&mut self, run: RunId, expected: u64, state: &[u8], row: Option<&[u8]>) -> Result<(), Refusal> {
-        let found = self.runs.get(&run).map_or(0, |entry| entry.version);
-        if found != expected {
-            return Err(Refusal::RunConflict { expected, found });
+        let version = self.runs.get(&run).map_or(0, |entry| entry.version);
+        if version != expected {
+            return Err(Refusal::RunConflict { expected, found: version });
         }
         let rows_bytes = self.runs.get(&run).map_or(0, |entry| entry.rows_bytes) + row.map_or(0, row_bytes);
         if rows_bytes + state.len() as u64 > MAX_RUN_BYTES {
@@ -74,7 +74,7 @@ impl Table {
         Ok(())
     }
 
-    /// Forgets a run; whether it was there.
+    /// Removes a run; returns whether it existed.
     pub fn remove(&mut self, run: RunId) -> bool {
         self.runs.remove(&run).is_some()
     }

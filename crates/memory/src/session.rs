@@ -1,9 +1,9 @@
-//! Exactly once: sessions and their window of requests, part of a partition's replicated state.
+//! Exactly-once requests: sessions and their window of requests, part of a partition's replicated state.
 //!
-//! A request is (session, seq), seq dense from 1. A client sends seq s only after s - [`WINDOW`] has its final answer.
-//! All cases are decided at apply, in log order. A session at or above the watermark was never removed, so if it is unknown
-//! nothing of it was applied and creating it repeats nothing; one below is refused whole. No clock is read: only numbers
-//! in ids and log are compared.
+//! A request is (session, seq), with seq dense from 1. A client sends seq s only after s - [`WINDOW`] has its final answer. All
+//! cases are decided at apply, in log order. A session at or above the watermark was never removed, so if it is unknown, none of
+//! its requests were applied, and creating it repeats nothing; all requests of one below are rejected. No clock is read: only
+//! numbers in ids and log are compared.
 
 use crate::outcome::{Refusal, Reply};
 use std::collections::BTreeMap;
@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 /// Requests of one session that may be open at once.
 pub const WINDOW: u64 = 64;
 
-/// Who sends requests, issued by any worker.
+/// Id of a client session, issued by any worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId {
-    /// When it was opened, in milliseconds since the Unix epoch by the issuer's clock.
+    /// Opening time in milliseconds since the Unix epoch by the issuer's clock.
     pub opened_ms: u64,
-    /// Tells apart what was opened in one millisecond.
+    /// Distinguishes sessions opened in the same millisecond.
     pub random: u64,
 }
 
@@ -25,11 +25,11 @@ pub struct SessionId {
 pub struct Request {
     /// The session.
     pub session: SessionId,
-    /// Its number within the session and partition, from 1.
+    /// Sequence number within the session and partition, from 1.
     pub seq: u64,
 }
 
-/// What became of a request.
+/// Final state of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// Executed, with this reply.
@@ -43,7 +43,7 @@ pub enum Answer {
 pub enum Admission {
     /// Execute it, then [`Table::complete`].
     Execute,
-    /// Answer this; change nothing.
+    /// Reply with this; change nothing.
     Stored(Reply),
     /// Refuse it; change nothing.
     Refuse(Refusal),
@@ -65,17 +65,17 @@ pub struct Table {
 }
 
 impl Table {
-    /// Sessions opened before this are gone, in milliseconds since the Unix epoch.
+    /// Returns the watermark in milliseconds since the Unix epoch: sessions opened before it are expired.
     pub const fn watermark_ms(&self) -> u64 {
         self.watermark_ms
     }
 
-    /// When the youngest session was opened, `None` where there is none.
+    /// Returns the opening time of the newest session, if any.
     pub fn last_opened_ms(&self) -> Option<u64> {
         self.sessions.keys().next_back().map(|session| session.opened_ms)
     }
 
-    /// Number of sessions.
+    /// Returns the number of sessions.
     pub fn len(&self) -> usize {
         self.sessions.len()
     }
@@ -85,7 +85,7 @@ impl Table {
         self.sessions.is_empty()
     }
 
-    /// Highest seq seen of `session`, `None` when nothing of it was answered here.
+    /// Returns the highest answered seq of `session`; `None` if none was answered here.
     pub fn high(&self, session: SessionId) -> Option<u64> {
         self.sessions.get(&session).map(|entry| entry.high)
     }
@@ -98,7 +98,7 @@ impl Table {
         }
         let entry = self.sessions.get(&session);
         let high = entry.map_or(0, |entry| entry.high);
-        if seq == 0 || behind(seq, high) {
+        if seq == 0 || is_behind_window(seq, high) {
             return Admission::Refuse(Refusal::AlreadyClosed);
         }
         if seq > high.saturating_add(WINDOW) {
@@ -111,17 +111,17 @@ impl Table {
         }
     }
 
-    /// Stores the reply of a request that [`Table::admit`] let through. The first answer stands, and nothing is kept of a
-    /// request that its own command put out of reach: one that expired its session, or closed a seq a window ahead.
+    /// Stores the reply of a request admitted by [`Table::admit`]. The first answer is kept, and none if the request's own command
+    /// expired its session or closed a seq a window ahead.
     pub fn complete(&mut self, request: Request, reply: Reply) {
         self.store(request, Answer::Done(reply));
     }
 
-    /// Closes a request: answers what became of it, and where it was never executed makes sure that it never is.
+    /// Closes a request: returns its final state, and prevents later execution if it was not executed.
     ///
     /// # Errors
-    /// [`Refusal::SessionExpired`], or [`Refusal::OutOfWindow`] on either side of the window: behind it an answer was given
-    /// once and is no longer kept, so "never" would be a guess.
+    /// [`Refusal::SessionExpired`], or [`Refusal::OutOfWindow`] on either side of the window: answers older than the window are no
+    /// longer kept, so the final state is unknown.
     pub fn close(&mut self, request: Request) -> Result<Answer, Refusal> {
         match self.admit(request) {
             Admission::Stored(reply) => Ok(Answer::Done(reply)),
@@ -129,7 +129,7 @@ impl Table {
                 self.store(request, Answer::Never);
                 Ok(Answer::Never)
             }
-            Admission::Refuse(Refusal::AlreadyClosed) if self.known_never(request) => Ok(Answer::Never),
+            Admission::Refuse(Refusal::AlreadyClosed) if self.is_closed_unexecuted(request) => Ok(Answer::Never),
             Admission::Refuse(Refusal::AlreadyClosed) => Err(Refusal::OutOfWindow { window: WINDOW }),
             Admission::Refuse(refusal) => Err(refusal),
         }
@@ -143,13 +143,13 @@ impl Table {
         }
     }
 
-    fn known_never(&self, request: Request) -> bool {
+    fn is_closed_unexecuted(&self, request: Request) -> bool {
         self.sessions.get(&request.session).is_some_and(|entry| entry.answers.get(&request.seq) == Some(&Answer::Never))
     }
 
     fn store(&mut self, request: Request, answer: Answer) {
         let high = self.sessions.get(&request.session).map_or(0, |entry| entry.high);
-        if request.session.opened_ms < self.watermark_ms || behind(request.seq, high) {
+        if request.session.opened_ms < self.watermark_ms || is_behind_window(request.seq, high) {
             return;
         }
         let entry = self.sessions.entry(request.session).or_default();
@@ -161,7 +161,7 @@ impl Table {
     }
 }
 
-/// Whether `seq` left the window that ends at `high`.
-pub(crate) const fn behind(seq: u64, high: u64) -> bool {
+/// Whether `seq` is older than the window that ends at `high`.
+pub(crate) const fn is_behind_window(seq: u64, high: u64) -> bool {
     seq <= high.saturating_sub(WINDOW)
 }

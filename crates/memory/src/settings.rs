@@ -1,4 +1,4 @@
-//! What is fixed when a cluster is created, and what a logged `Configure` may change.
+//! Immutable shape of a cluster, and settings that a logged `Configure` can change.
 
 use crate::law::{ONE, Weight};
 use crate::outcome::Refusal;
@@ -6,7 +6,7 @@ use crate::outcome::Refusal;
 /// Most partitions of a cluster.
 pub const MAX_PARTITIONS: u32 = 1_024;
 
-/// How weights fade. Fixed at creation, in every file header; an unknown law is refused.
+/// Decay law. Immutable, in every file header; an unknown law is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Law {
     /// The same amount is subtracted from every weight.
@@ -14,14 +14,14 @@ pub enum Law {
 }
 
 impl Law {
-    /// The number that stands for it in files and on the wire.
+    /// Returns its number in files and on the wire.
     pub const fn code(self) -> u32 {
         match self {
             Self::Linear => 1,
         }
     }
 
-    /// The law of `code`, `None` when this version does not know it.
+    /// Returns the law of `code`; `None` if unknown.
     pub const fn from_code(code: u32) -> Option<Self> {
         match code {
             1 => Some(Self::Linear),
@@ -30,7 +30,7 @@ impl Law {
     }
 }
 
-/// How features are stored. They are opaque bits to the store.
+/// Element type of features, which are opaque bits to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FeatureType {
     /// IEEE 754 binary16.
@@ -40,7 +40,7 @@ pub enum FeatureType {
 }
 
 impl FeatureType {
-    /// The number that stands for it in digests, files and on the wire; 0 is "no features".
+    /// Returns its number in digests, files and on the wire; 0 means no features.
     pub const fn code(self) -> u32 {
         match self {
             Self::F16 => 1,
@@ -48,7 +48,7 @@ impl FeatureType {
         }
     }
 
-    /// The type of `code`, `None` when unknown.
+    /// Returns the type of `code`; `None` if unknown.
     pub const fn from_code(code: u32) -> Option<Self> {
         match code {
             1 => Some(Self::F16),
@@ -57,7 +57,7 @@ impl FeatureType {
         }
     }
 
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F16 => 2,
@@ -69,7 +69,7 @@ impl FeatureType {
 /// Shape of the feature vectors of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FeatureShape {
-    /// Elements of a vector; 0 = this cluster has no features.
+    /// Elements of a vector; 0 = no features.
     pub dimension: u32,
     /// Type of an element, as stored.
     pub dtype: FeatureType,
@@ -79,13 +79,13 @@ impl FeatureShape {
     /// No features.
     pub const NONE: Self = Self { dimension: 0, dtype: FeatureType::F16 };
 
-    /// Bytes of one vector.
+    /// Returns the bytes of one vector.
     pub const fn bytes(self) -> usize {
         self.dimension as usize * self.dtype.bytes()
     }
 }
 
-/// What is fixed when a cluster is created.
+/// Immutable properties of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Number of partitions P, 1 to [`MAX_PARTITIONS`].
@@ -96,12 +96,12 @@ pub struct Shape {
     pub features: FeatureShape,
 }
 
-/// What happens when a partition is over its limit.
+/// What happens when a partition exceeds its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CapacityPolicy {
-    /// The record that goes over evicts the lowest by rank order; what it inserted competes.
+    /// A record that exceeds the limit evicts the lowest memories by rank order, including those it inserted.
     Evict,
-    /// Whatever would go over is refused before the log.
+    /// Records that would exceed the limit are rejected before the log.
     Refuse,
 }
 
@@ -110,7 +110,7 @@ pub enum CapacityPolicy {
 pub struct Settings {
     /// Learning rate in units, 1 to [`ONE`].
     pub rate: u32,
-    /// Weight of a memory that is created without one.
+    /// Weight of a memory created without one.
     pub initial_weight: Weight,
     /// Most memories of this partition, at least 1.
     pub limit: u64,
@@ -124,8 +124,8 @@ impl Settings {
     /// Learning rate 0.05 in units, the default.
     pub const DEFAULT_RATE: u32 = 53_687_091;
 
-    /// The limit of one of `partitions` partitions when the cluster may hold `capacity` memories:
-    /// five per cent above its share, since hashing does not split evenly.
+    /// Returns the limit of one of `partitions` partitions in a cluster for `capacity` memories: five percent above its share, since
+    /// hashing does not split evenly.
     ///
     /// # Panics
     /// When `partitions` is 0.
@@ -138,7 +138,7 @@ impl Settings {
         }
     }
 
-    /// Checks what the types do not.
+    /// Checks the ranges.
     ///
     /// # Errors
     /// [`Refusal::Malformed`] with the field and what is allowed.
@@ -152,8 +152,8 @@ impl Settings {
         }
     }
 
-    /// How many memories to evict from a partition that holds `count`: none at or below the limit, else what is over it
-    /// but at least one per cent of the limit, so that eviction is not paid for at every record.
+    /// Returns the number of memories to evict from a partition of `count`: none at or below the limit, else the excess but at least
+    /// one percent of the limit, so that not every record evicts.
     pub fn excess(&self, count: u64) -> u64 {
         match self.policy {
             CapacityPolicy::Evict if count > self.limit => {

@@ -6,7 +6,7 @@
 
 use crate::draw::Draw;
 use crate::world::Common;
-use engram_client::{Client, Error, Fate, GetOptions, PartFailure, Rows, Session, Signals, Updates};
+use engram_client::{Client, Error, WriteOutcome, GetOptions, PartFailure, Rows, Session, Signals, Updates};
 use engram_memory::law::ONE;
 use engram_memory::{MemoryId, OnMissing, PartitionId, SessionId, partition_of};
 use std::time::Duration;
@@ -175,7 +175,7 @@ impl Ledger {
     fn failed(&mut self, accounts: &[usize], error: &Error) {
         self.note(&format!("{} not acknowledged: {}", accounts.len(), kind(error)));
         match error {
-            Error::Unknown { session, partition, seq, .. } => {
+            Error::OutcomeUnknown { session, partition, seq, .. } => {
                 self.common.unknown();
                 let last = |&at: &usize| (at, self.accounts[at].operations.len() - 1);
                 let operations = accounts.iter().map(last).collect();
@@ -189,13 +189,13 @@ impl Ledger {
     /// Asks what became of the oldest request without an answer.
     async fn ask_fate(&mut self) {
         let Some(Open { session, partition, seq, operations }) = self.open.pop() else { return };
-        let told = match self.session.fate(session, partition, seq).await {
-            Ok(Fate::Applied(_)) => Told::Acked,
-            Ok(Fate::Never | Fate::Refused(_)) => Told::Never,
+        let told = match self.session.write_outcome(session, partition, seq).await {
+            Ok(WriteOutcome::Applied(_)) => Told::Acked,
+            Ok(WriteOutcome::NeverExecuted | WriteOutcome::Rejected(_)) => Told::Never,
             Err(error) if self.common.is_calm() => {
                 self.note(&format!("does not learn what became of {partition}/{seq}: {}", kind(&error)));
                 // Nobody knows any more, and says so.
-                if !matches!(error, Error::Refused(_)) {
+                if !matches!(error, Error::Rejected(_)) {
                     self.open.push(Open { session, partition, seq, operations });
                 }
                 return;
@@ -250,8 +250,8 @@ impl Ledger {
 /// An error in a few words that are the same whenever the seed is.
 pub(crate) fn kind(error: &Error) -> String {
     match error {
-        Error::Refused(problem) => format!("refused, {:?}", problem.kind()),
-        Error::Unknown { partition, seq, .. } => format!("unknown, {partition}/{seq}"),
+        Error::Rejected(problem) => format!("refused, {:?}", problem.kind()),
+        Error::OutcomeUnknown { partition, seq, .. } => format!("unknown, {partition}/{seq}"),
         Error::Deadline { last, .. } => format!("deadline, {:?}", last.kind()),
         Error::Partial { failures, .. } => format!("{} parts failed", failures.len()),
         Error::Connect { .. } => "no worker answers".into(),

@@ -7,8 +7,8 @@ use engram_client::Network;
 use engram_kernels::Cpu;
 use engram_memory::{ClusterId, PartitionId, StoreId};
 use engram_store::disk::Disk;
-use engram_store::{Clock, Engine, ManualClock, Origin, SimDisk, Stepped, Store};
-use engram_worker::machine::{Machine, Opened};
+use engram_store::{Clock, Engine, ManualClock, Origin, SimDisk, SteppedEngine, Store};
+use engram_worker::machine::{Machine, OpenedStore};
 use engram_worker::{Listen, Options, Worker};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -124,7 +124,7 @@ impl Node {
                 let (disk, clock) = node.with(|node| {
                     options.origin = Origin { boot: node.boot, mount: 0 };
                     let Habits { kept_bytes, snapshot_ms, digest_ms, .. } = node.habits;
-                    options.replication.kept_bytes = kept_bytes;
+                    options.replication.retained_bytes = kept_bytes;
                     (options.snapshot_ms, options.digest_ms) = (snapshot_ms, digest_ms);
                     options.wal.segment_bytes = SEGMENT_BYTES;
                     (Arc::new(node.disk.clone()) as Arc<dyn Disk>, Arc::clone(&node.clock))
@@ -137,11 +137,11 @@ impl Node {
                 let device = (device.name.clone(), device.threads);
                 let (store, stepped) = Engine::stepped(store, peers, Box::new(move || news.notify_one()));
                 *slot.lock().expect("one thread") = Some((store.clone(), stepped));
-                Ok(Opened { store, recovery, lossless_since, device })
+                Ok(OpenedStore { store, recovery, lossless_since, device })
             }
         };
         let clock = clock as Arc<dyn Clock>;
-        let machine = Machine { clock, network: Network::of(Wire), client, peer, open: Box::new(open) };
+        let machine = Machine { clock, network: Network::simulated(Wire), client, peer, open: Box::new(open) };
         let worker = Worker::on(machine, options)?;
         trace.note(format!("worker {ordinal} runs as {}", worker.handle().member()));
         let (store, stepped) = slot.lock().expect("one thread").take().expect("the worker has opened its store");
@@ -169,7 +169,7 @@ impl State {
             advertise_host: Some(Node::name(self.ordinal)),
             coordinators: vec![format!("{COORDINATOR}:{COORDINATOR_PORT}")],
             peer_detours: Default::default(),
-            map_place: None,
+            map_location: None,
             threads: Some(1),
             machine_workers: None,
             gpu_deadline_ms: None,
@@ -183,7 +183,7 @@ impl State {
 }
 
 /// Steps a store whenever there is something for it; returns when it cannot go on.
-async fn work(mut store: Stepped, news: &Notify, disk_ms: u64, worked: impl Fn()) -> Result<(), engram_store::Error> {
+async fn work(mut store: SteppedEngine, news: &Notify, disk_ms: u64, worked: impl Fn()) -> Result<(), engram_store::Error> {
     loop {
         if timeout(IDLE, news.notified()).await.is_ok() && disk_ms > 0 {
             // What comes meanwhile is in the same write.

@@ -1,7 +1,7 @@
 //! TCP of the simulated network, as tonic, workers and clients want it.
 
 use engram_client::Dial;
-use engram_worker::machine::{Connection, Listening};
+use engram_worker::machine::{Connection, Listener};
 use futures::future::BoxFuture;
 use futures::{StreamExt as _, stream};
 use hyper_util::rt::TokioIo;
@@ -33,12 +33,12 @@ fn connect(uri: Uri) -> BoxFuture<'static, io::Result<TokioIo<TcpStream>>> {
 }
 
 /// Listens on a port of this simulated host.
-pub(crate) async fn listen(port: u16) -> io::Result<Listening> {
+pub(crate) async fn listen(port: u16) -> io::Result<Listener> {
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let listener = TcpListener::bind(address).await?;
     let incoming = stream::unfold(listener, |listener| async {
         let accepted = listener.accept().await.map(|(stream, _)| Connection::Simulated(Box::pin(stream)));
         Some((accepted, listener))
     });
-    Ok(Listening { address, incoming: incoming.boxed() })
+    Ok(Listener { address, incoming: incoming.boxed() })
 }

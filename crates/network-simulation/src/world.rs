@@ -85,9 +85,9 @@ impl Common {
     /// A client of the cluster, as soon as a worker answers.
     pub(crate) async fn client(&self) -> Client {
         let endpoints = (0..self.workers).map(|ordinal| format!("{}:{CLIENT_PORT}", Node::name(ordinal)));
-        let mut options = engram_client::Options::new(endpoints).of_cluster(CLUSTER);
+        let mut options = engram_client::Options::new(endpoints).with_cluster(CLUSTER);
         (options.write_deadline, options.read_deadline, options.attempt_deadline) = (DEADLINE, DEADLINE, ATTEMPT);
-        options.network = Network::of(Wire);
+        options.network = Network::simulated(Wire);
         loop {
             match Client::connect(options.clone()).await {
                 Ok(client) => return client,

@@ -1,4 +1,4 @@
-//! The way of a request: hyper, as everywhere in Engram, with limits on how long anything may take.
+//! HTTP transport for the object store client: hyper with timeouts.
 
 use async_trait::async_trait;
 use http_body_util::BodyExt as _;
@@ -12,28 +12,28 @@ use object_store::client::{
 };
 use std::time::Duration;
 
-/// How long a storage may take to accept a connection.
-const CONNECT: Duration = Duration::from_secs(5);
-/// How long it may take until it begins to answer: a part of 8 MiB goes up at 280 kB/s in that time.
-const ANSWER: Duration = Duration::from_secs(30);
-/// Connections without work are closed after this.
-const IDLE: Duration = Duration::from_secs(30);
+/// Timeout for connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout until the response begins: an 8 MiB part uploads at 280 kB/s in that time.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Idle connections are closed after this.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Makes clients that know no proxy and follow no redirect.
+/// Creates clients without proxy and redirect support.
 #[derive(Debug)]
 pub(crate) struct Connector {
-    /// Over `http://`: nobody's certificate is looked at, and so no roots are needed, which small images lack.
-    pub(crate) in_clear: bool,
+    /// Plain `http://`: no TLS roots are loaded, which small images lack.
+    pub(crate) plaintext: bool,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
         let mut tcp = Tcp::new();
         tcp.enforce_http(false);
-        tcp.set_connect_timeout(Some(CONNECT));
+        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
         tcp.set_nodelay(true);
-        let clients = || Client::builder(TokioExecutor::new()).pool_idle_timeout(IDLE).clone();
-        if self.in_clear {
+        let clients = || Client::builder(TokioExecutor::new()).pool_idle_timeout(IDLE_TIMEOUT).clone();
+        if self.plaintext {
             return Ok(HttpClient::new(Service(clients().build(tcp))));
         }
         let builder = hyper_rustls::HttpsConnectorBuilder::new().with_native_roots();
@@ -55,15 +55,15 @@ impl<C> std::fmt::Debug for Service<C> {
 #[async_trait]
 impl<C: Connect + Clone + Send + Sync + 'static> HttpService for Service<C> {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let answer = tokio::time::timeout(ANSWER, self.0.request(request)).await;
-        let answer = answer.map_err(|late| HttpError::new(HttpErrorKind::Timeout, late))?;
-        let (parts, body) = answer.map_err(|error| HttpError::new(kind(&error), error))?.into_parts();
+        let response = tokio::time::timeout(RESPONSE_TIMEOUT, self.0.request(request)).await;
+        let response = response.map_err(|elapsed| HttpError::new(HttpErrorKind::Timeout, elapsed))?;
+        let (parts, body) = response.map_err(|error| HttpError::new(kind(&error), error))?.into_parts();
         let body = body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error));
         Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
     }
 }
 
-/// Whether the same request may be sent again.
+/// Classifies an error for the retry policy.
 fn kind(error: &hyper_util::client::legacy::Error) -> HttpErrorKind {
     if error.is_connect() {
         return HttpErrorKind::Connect;

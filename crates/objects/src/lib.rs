@@ -1,9 +1,9 @@
-//! Files in an S3-compatible storage.
+//! Client for S3-compatible object storage.
 //!
-//! Decides how a request is sent, signed, tried again and given up; knows nothing of what the objects hold. Requests are
-//! signed with signature version 4 over their content, so that a byte that changes on the way up is refused by the storage; what
-//! comes down is for the caller to check. Invariants: an object appears whole or not at all, and an upload that fails is
-//! aborted, so that no part of it is kept and paid for; every wait has a limit; no error tells a credential.
+//! Decides how requests are sent, signed, retried and abandoned; knows nothing about the objects' content. Requests are
+//! signed with signature version 4 over their content, so the storage rejects bytes that changed during an upload; the caller
+//! verifies downloads. Invariants: an object appears whole or not at all; a failed upload is aborted, so none of its parts
+//! is kept and billed; every wait has a timeout; no error contains a credential.
 #![forbid(unsafe_code)]
 
 mod bucket;
@@ -11,67 +11,67 @@ mod http;
 mod options;
 
 pub use bucket::{Bucket, Object};
-pub use options::{Credentials, Keys, Options, Place};
+pub use options::{Credentials, Keys, Location, Options};
 
-/// What goes wrong with a storage.
+/// Failure of an object storage operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An address that is none of a place in a storage.
-    #[error("{address:?} is no place in a storage: {what}; a place is s3://BUCKET or s3://BUCKET/PREFIX")]
+    /// An address that is not a location in object storage.
+    #[error("{address:?} is not an object storage location: {what}; expected s3://BUCKET or s3://BUCKET/PREFIX")]
     Address {
-        /// What was given.
+        /// The address.
         address: String,
         /// What is wrong with it.
         what: &'static str,
     },
-    /// Nobody has said who asks.
+    /// No credentials are configured.
     #[error(
-        "no credentials for {place}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a folder with the files \
+        "no credentials for {location}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a directory with the files \
          accessKeyId and secretAccessKey"
     )]
     NoCredentials {
-        /// The place.
-        place: String,
+        /// Location that was opened.
+        location: String,
     },
-    /// The credentials, the region or the endpoint cannot be used.
+    /// The credentials, the region or the endpoint are invalid.
     #[error("{what}")]
     Settings {
         /// What is wrong with them.
         what: String,
     },
-    /// An object that should be there is not.
-    #[error("{object} is not there")]
+    /// An expected object does not exist.
+    #[error("{object} does not exist")]
     NotFound {
         /// Its address.
         object: String,
     },
-    /// An object is larger than it should be.
-    #[error("{object} is longer than {limit} bytes")]
+    /// An object is larger than expected.
+    #[error("{object} is larger than {limit} bytes")]
     TooLong {
         /// Its address.
         object: String,
-        /// What was expected at most.
+        /// Most bytes expected.
         limit: u64,
     },
-    /// The storage refused, failed or did not answer, after all tries.
+    /// The storage rejected the request, failed or did not respond, after all retries.
     #[error("failed to {operation} {object}")]
     Storage {
-        /// What was tried, as a verb.
+        /// Operation, as a verb.
         operation: &'static str,
-        /// On what.
+        /// Address of the object.
         object: String,
-        /// What the storage, or the way to it, said.
+        /// Error of the storage or of the connection.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A file of this machine failed.
+    /// A local file operation failed.
     #[error("failed to {operation} {path}")]
     File {
-        /// What was tried, as a verb.
+        /// Operation, as a verb.
         operation: &'static str,
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },

@@ -1,42 +1,42 @@
-//! What must hold: at every step of every node, and in the end.
+//! Invariants, checked at every step of every node and at the end.
 
-use crate::client::{Account, Told};
-use crate::linear::{self, Found};
+use crate::client::{Account, Response};
+use crate::linear::{self, Linearization};
 use crate::node::Node;
 use crate::world::World;
 use engram_memory::{Digest, Lsn, Member, PartitionId, Term};
 use engram_store::Durability;
 use std::collections::BTreeMap;
 
-/// Mode async: what a process acknowledged so long before its end may be lost: 50 ms, and as long as the simulated processes let
-/// their timers wait.
-const LOSES_US: u64 = 50_000 + 65_000;
+/// Mode async: acknowledgements this close to the end of their process may be lost: 50 ms plus the timer delays of the
+/// simulated processes.
+const ASYNC_LOSS_US: u64 = 50_000 + 65_000;
 
-/// What was seen so far.
+/// What the checks have observed so far.
 #[derive(Default)]
 pub(crate) struct Checks {
-    /// The state behind each record that some node had applied last at some time: the record's term, the digest, and who.
-    /// In mode async two records may have had one lsn, and a term tells them apart.
+    /// The state after each record that was the last applied one of some node: the record's term, the digest, and the
+    /// member. In mode async two records may have had the same lsn, so the key includes the term.
     states: BTreeMap<(PartitionId, Lsn, Term), (Term, Digest, Member)>,
-    /// Who served each term.
+    /// The process that served each term.
     served: BTreeMap<(PartitionId, Term), Member>,
-    /// The highest record that was acknowledged to somebody.
+    /// The highest acknowledged record.
     acknowledged: BTreeMap<PartitionId, Lsn>,
     reads: u64,
-    /// Operations that were acknowledged in mode async and are not there.
+    /// Operations that were acknowledged in mode async and are missing.
     lost: u64,
     /// When each process ended.
     ends_us: BTreeMap<Member, u64>,
 }
 
 impl Checks {
-    /// A node has answered that everything up to a record is committed.
+    /// Notes that a node acknowledged everything up to a record.
     pub(crate) fn acknowledged(&mut self, partition: PartitionId, lsn: Lsn) {
         let highest = self.acknowledged.entry(partition).or_default();
         *highest = lsn.max(*highest);
     }
 
-    /// A process ended.
+    /// Notes that a process ended.
     pub(crate) fn ended(&mut self, member: Member, now_us: u64) {
         self.ends_us.insert(member, now_us);
     }
@@ -51,21 +51,22 @@ impl Checks {
 }
 
 impl Checks {
-    /// Mode async: whether the process that answered an operation ended so soon after that the answer may be forgotten.
+    /// Mode async: whether the process that acknowledged an operation ended so soon after it that the acknowledgement
+    /// may be lost.
     fn may_be_lost(&self, account: &Account, j: Option<usize>) -> bool {
-        account.answered.get(&j).is_some_and(|(by, at_us)| {
-            self.ends_us.get(by).is_some_and(|ended_us| ended_us.saturating_sub(*at_us) <= LOSES_US)
+        account.answered.get(&j).is_some_and(|(member, at_us)| {
+            self.ends_us.get(member).is_some_and(|ended_us| ended_us.saturating_sub(*at_us) <= ASYNC_LOSS_US)
         })
     }
 }
 
 impl World {
-    /// Looks at a node after each thing it did.
+    /// Checks a node after each of its steps.
     pub(crate) fn observe(&mut self, node: usize) {
-        for partition in (0..self.weather.partitions).map(PartitionId) {
+        for partition in (0..self.plan.partitions).map(PartitionId) {
             let Some(process) = &mut self.nodes[node].process else { return };
             let member = process.member;
-            let loses = self.weather.durability == Durability::Async;
+            let may_lose = self.plan.durability == Durability::Async;
             let mut broken = None;
             if let Some(term) = process.store.serving(partition) {
                 let first = *self.checks.served.entry((partition, term)).or_insert(member);
@@ -77,7 +78,7 @@ impl World {
             if process.store.is_readable(partition) {
                 self.checks.reads += 1;
                 let acknowledged = self.checks.acknowledged.get(&partition).copied().unwrap_or_default();
-                if lsn < acknowledged && !loses {
+                if lsn < acknowledged && !may_lose {
                     broken = Some(format!(
                         "{member} would read p{partition} at {lsn}; up to {acknowledged} is acknowledged"
                     ));
@@ -99,7 +100,7 @@ impl World {
             let state = self
                 .checks
                 .states
-                .entry((partition, lsn, if loses { term } else { Term(0) }))
+                .entry((partition, lsn, if may_lose { term } else { Term(0) }))
                 .or_insert((term, digest, member));
             if (state.0, state.1) != (term, digest) {
                 broken = Some(format!(
@@ -111,40 +112,40 @@ impl World {
         }
     }
 
-    /// What keeps the cluster from being whole; `None` = nothing.
+    /// Returns what keeps the cluster from being healthy; `None` = nothing.
     pub(crate) fn missing(&mut self) -> Option<String> {
         let different = |node: &Node| {
             let process = node.process.as_ref()?;
-            (process.store.stats().digests_different > 0).then_some(process.member)
+            (process.store.stats().digest_mismatches > 0).then_some(process.member)
         };
         if let Some(member) = self.nodes.iter().find_map(different) {
             self.fail(format!("the digest of {member} differed from its primary's"));
         }
-        for partition in (0..self.weather.partitions).map(PartitionId) {
+        for partition in (0..self.plan.partitions).map(PartitionId) {
             if let Some(what) = self.missing_of(partition) {
                 return Some(format!("p{partition}: {what}"));
             }
         }
-        self.clients.waits_for().or_else(|| self.epochs.waits_for())
+        self.clients.pending().or_else(|| self.epochs.pending())
     }
 
     fn missing_of(&mut self, partition: PartitionId) -> Option<String> {
-        let entry = self.authority.entry(partition).clone();
-        let copies = self.weather.copies as usize;
-        if !entry.activated || entry.isr.len() < copies {
-            return Some(format!("{} of {copies} copies, activated {}", entry.isr.len(), entry.activated));
+        let entry = self.map_store.entry(partition).clone();
+        let replicas = self.plan.replicas as usize;
+        if !entry.activated || entry.isr.len() < replicas {
+            return Some(format!("{} of {replicas} replicas, activated {}", entry.isr.len(), entry.activated));
         }
-        let counts_process = self.weather.durability != Durability::Sync;
+        let counts_process = self.plan.durability != Durability::Sync;
         let mut states = Vec::new();
-        for known in &entry.isr {
-            let node = known.ordinal.0 as usize;
+        for member in &entry.isr {
+            let node = member.ordinal.0 as usize;
             let Some(process) = &mut self.nodes[node].process else { return Some(format!("node {node} is down")) };
-            let same_process = process.member.incarnation == known.incarnation || !counts_process;
-            if process.member.store != known.store || !same_process {
-                return Some(format!("the map means {known}, there is {}", process.member));
+            let same_process = process.member.incarnation == member.incarnation || !counts_process;
+            if process.member.store != member.store || !same_process {
+                return Some(format!("the map names {member}, running is {}", process.member));
             }
             let serves = process.store.serving(partition) == Some(entry.term);
-            if serves != (known.ordinal == entry.primary) {
+            if serves != (member.ordinal == entry.primary) {
                 return Some(format!("node {node} serves: {serves}"));
             }
             let last = process.store.replicas()[partition.0 as usize].last;
@@ -153,18 +154,18 @@ impl World {
         }
         let (last, applied, _) = states[0];
         let equal = states.windows(2).all(|pair| pair[0] == pair[1]);
-        (!equal || last != applied.1).then(|| format!("the copies differ: {states:?}"))
+        (!equal || last != applied.1).then(|| format!("the replicas differ: {states:?}"))
     }
 
-    /// Whether every operation was applied as often as its client was told.
+    /// Checks that every operation was applied as often as its client's response says.
     pub(crate) fn check_ledger(&mut self) {
         let mut broken = Vec::new();
         for account in self.clients.accounts() {
-            let primary = self.authority.entry(account.partition).primary.0 as usize;
+            let primary = self.map_store.entry(account.partition).primary.0 as usize;
             let process = self.nodes[primary].process.as_mut().expect("the cluster is whole");
             let mut weight_of = |id| {
-                let found = process.store.partitions().get(id).expect("the device works");
-                found.map(|memory| memory.weight.units())
+                let memory = process.store.partitions().get(id).expect("the device works");
+                memory.map(|memory| memory.weight.units())
             };
             let (weight, twin) = (weight_of(account.id), account.twin.map(weight_of));
             if twin.is_some_and(|twin| twin != weight) {
@@ -173,72 +174,77 @@ impl World {
             self.trace.note(self.now_us, &[19, account.id.0, u64::from(weight.unwrap_or(u32::MAX))], || {
                 format!("account {} of p{}: {weight:?}", account.id, account.partition)
             });
-            let may_be_lost = |j| self.weather.durability == Durability::Async && self.checks.may_be_lost(account, j);
-            broken.extend(wrong(account, weight, may_be_lost));
-            let is_lost = |(j, told): &(usize, &Option<Told>)| **told == Some(Told::Acked) && digit(weight, *j) == 0;
+            let may_be_lost = |j| self.plan.durability == Durability::Async && self.checks.may_be_lost(account, j);
+            broken.extend(mismatches(account, weight, may_be_lost));
+            let is_lost = |(j, response): &(usize, &Option<Response>)| {
+                **response == Some(Response::Acked) && digit(weight, *j) == 0
+            };
             self.checks.lost += account.operations.iter().enumerate().filter(is_lost).count() as u64;
         }
         let sums: Vec<_> = self.epochs.sums().collect();
         for (partition, memory, sum) in sums {
-            let primary = self.authority.entry(partition).primary.0 as usize;
+            let primary = self.map_store.entry(partition).primary.0 as usize;
             let process = self.nodes[primary].process.as_mut().expect("the cluster is whole");
-            let found = process.store.partitions().get(memory).expect("the device works");
-            let weight = found.map(|memory| memory.weight.units());
+            let memory = process.store.partitions().get(memory).expect("the device works");
+            let weight = memory.map(|memory| memory.weight.units());
             if weight != Some(sum) {
-                broken.push(format!("the run adds up to {sum:o} in p{partition}, and there is {weight:?}"));
+                broken.push(format!("the run adds up to {sum:o} in p{partition}, but the weight is {weight:?}"));
             }
         }
         if let Some(first) = broken.first() {
-            self.fail(format!("{} operations are not as told; the first: {first}", broken.len()));
+            self.fail(format!("{} operations differ from their responses; the first: {first}", broken.len()));
         }
     }
 }
 
 impl World {
-    /// Whether what clients saw of each id fits one order of its operations.
+    /// Checks that the history of each id is linearizable.
     pub(crate) fn check_histories(&mut self) {
         let histories = self.clients.histories();
         for (id, calls) in histories {
             self.clients.searched += calls.len() as u64;
             match linear::search(&calls) {
-                Found::Order => {}
-                Found::None => self.fail(format!("no order explains what was seen of id {id}: {calls:?}")),
-                Found::GaveUp => self.fail(format!("too much of id {id} overlaps to be searched: {calls:?}")),
+                Linearization::Order => {}
+                Linearization::None => self.fail(format!("no linearization of id {id}: {calls:?}")),
+                Linearization::GaveUp => {
+                    self.fail(format!("too many overlapping calls of id {id} to search: {calls:?}"))
+                }
             }
         }
     }
 }
 
-/// How often operation `j` was applied.
+/// Returns how often operation `j` was applied.
 fn digit(weight: Option<u32>, j: usize) -> u32 {
     (weight.unwrap_or(0) >> (2 * j)) & 3
 }
 
-/// The operations on an id that are not as they were told.
-fn wrong(account: &Account, weight: Option<u32>, may_be_lost: impl Fn(Option<usize>) -> bool) -> Vec<String> {
+/// Returns the operations on an id that contradict their responses.
+fn mismatches(account: &Account, weight: Option<u32>, may_be_lost: impl Fn(Option<usize>) -> bool) -> Vec<String> {
     let id = account.id;
-    let mut wrong = Vec::new();
-    if weight.is_none() && account.created == Some(Told::Acked) && !may_be_lost(None) {
-        wrong.push(format!("id {id} was acknowledged and is lost"));
+    let mut mismatches = Vec::new();
+    if weight.is_none() && account.created == Some(Response::Acked) && !may_be_lost(None) {
+        mismatches.push(format!("id {id} was acknowledged and is lost"));
     }
-    if weight.is_some() && account.created == Some(Told::Never) && !may_be_lost(None) {
-        wrong.push(format!("id {id} was never to be, and is there"));
+    if weight.is_some() && account.created == Some(Response::Never) && !may_be_lost(None) {
+        mismatches.push(format!("id {id} was reported as never executed, but exists"));
     }
-    for (j, told) in account.operations.iter().enumerate() {
+    for (j, response) in account.operations.iter().enumerate() {
         let times = digit(weight, j);
-        let right = match told {
+        let right = match response {
             // Lost with its id.
-            Some(Told::Acked) if weight.is_none() && may_be_lost(None) => true,
-            Some(Told::Acked) => times == 1 || (times == 0 && may_be_lost(Some(j))),
-            Some(Told::Never) => times == 0 || (times == 1 && may_be_lost(Some(j))),
+            Some(Response::Acked) if weight.is_none() && may_be_lost(None) => true,
+            Some(Response::Acked) => times == 1 || (times == 0 && may_be_lost(Some(j))),
+            Some(Response::Never) => times == 0 || (times == 1 && may_be_lost(Some(j))),
             _ => times <= 1,
         };
         if !right {
-            wrong.push(format!("operation {j} of id {id} was told {told:?} and applied {times} times"));
+            mismatches
+                .push(format!("operation {j} of id {id} got response {response:?} but was applied {times} times"));
         }
     }
     if weight.unwrap_or(0) >> (2 * account.operations.len()) != 0 {
-        wrong.push(format!("id {id} has operations that nobody asked for: {weight:?}"));
+        mismatches.push(format!("id {id} has operations that were never requested: {weight:?}"));
     }
-    wrong
+    mismatches
 }

@@ -1,8 +1,8 @@
-//! Numbers from a seed: every choice of a run comes from here, in the order in which it is made.
+//! Random numbers from a seed: every random choice of a run comes from here, in the order in which it is made.
 
 use engram_memory::mix64;
 
-/// A sequence of numbers.
+/// A pseudo-random sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct Draw(u64);
 
@@ -16,7 +16,7 @@ impl Draw {
         mix64(self.0)
     }
 
-    /// Below `bound`, which is above 0.
+    /// Below `bound`, which must be above 0.
     pub(crate) const fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -31,7 +31,7 @@ impl Draw {
         self.below(1_000) < per_mille
     }
 
-    /// One of several, which are not empty.
+    /// One of several values, at least one.
     pub(crate) fn pick<T: Copy>(&mut self, among: &[T]) -> T {
         among[self.below(among.len() as u64) as usize]
     }

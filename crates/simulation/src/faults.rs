@@ -1,12 +1,12 @@
-//! Kinds of faults, and how often each happened.
+//! Kinds of faults, and counters.
 
-use crate::weather::ASYNC;
+use crate::plan::ASYNC;
 use engram_store::Durability;
 use std::fmt;
 
 macro_rules! faults {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// What can go wrong in a simulated cluster.
+        /// Fault of a simulated cluster.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Fault {
             $($(#[$doc])* $name,)*
@@ -20,21 +20,21 @@ macro_rules! faults {
 }
 
 faults! {
-    /// A process ends at once; what it wrote is in the page cache.
+    /// A process ends at once; its writes are in the page cache.
     Kill = "kill",
     /// A process ends in the middle of its disk writes.
     KillMidway = "kill_midway",
-    /// A machine loses power: what no sync covered survives in part.
+    /// A machine loses power: what was not synced survives in part.
     PowerLoss = "power_loss",
-    /// A process ends in order.
+    /// A process stops in order.
     OrderlyStop = "orderly_stop",
-    /// A process ends in order, then its machine loses power.
+    /// A process stops in order, then its machine loses power.
     OrderlyPowerOff = "orderly_power_off",
-    /// A process is drained, and ends in order.
+    /// A process is drained, and stops in order.
     PlannedStop = "planned_stop",
-    /// A process comes back under its name with an empty disk.
+    /// A process comes back with an empty disk.
     EmptyDisk = "empty_disk",
-    /// No space is left on a disk for a while.
+    /// A disk is full for a while.
     DiskFull = "disk_full",
     /// Writes of a disk fail from some moment on.
     WriteError = "write_error",
@@ -42,13 +42,13 @@ faults! {
     SyncFailure = "sync_failure",
     /// Bits of stored files flip.
     BitFlip = "bit_flip",
-    /// A process does nothing for a while.
+    /// A process is paused.
     Pause = "pause",
     /// The wall clock of a machine steps.
     ClockStep = "clock_step",
-    /// Both directions between two machines, or one and the map, are cut.
+    /// Both directions between two machines, or between one and the map, are cut.
     Partition = "partition",
-    /// One direction is.
+    /// One direction is cut.
     OneWayPartition = "one_way_partition",
     /// A stream between two processes breaks, and is opened again.
     LinkBreak = "link_break",
@@ -58,25 +58,25 @@ faults! {
     Duplicate = "duplicate",
     /// A message is overtaken by later ones.
     Reorder = "reorder",
-    /// A living process is taken for dead by another.
+    /// A living process is suspected by another.
     FalseSuspicion = "false_suspicion",
-    /// A partition gets another primary although the old one is well.
+    /// A partition gets another primary although the old one is healthy.
     FalsePromotion = "false_promotion",
-    /// A promotion names a process that lost what it had acknowledged.
+    /// A promotion names a process that lost acknowledged records.
     BlindPromotion = "blind_promotion",
-    /// A primary is asked to hand over.
-    HandOver = "hand_over",
-    /// The driver of a learning run ends; another one goes on.
+    /// A primary is ordered to transfer its leadership.
+    LeadershipTransfer = "leadership_transfer",
+    /// The driver of a learning run ends; another one continues.
     DriverDeath = "driver_death",
-    /// The coordinator ends; another one starts and knows the map alone.
+    /// The coordinator ends; another one starts with only the map.
     CoordinatorRestart = "coordinator_restart",
-    /// The coordinator does nothing for a while.
+    /// The coordinator is paused.
     CoordinatorPause = "coordinator_pause",
-    /// A node is to be emptied, and after a while no longer.
+    /// A node is drained, and after a while no longer.
     Drain = "drain",
-    /// A copy more than wanted is asked for.
+    /// A surplus replica is requested.
     ExtraLearner = "extra_learner",
-    /// A proposal was made on an entry that is no longer there.
+    /// A proposal was based on an entry that is no longer current.
     MapConflict = "map_conflict",
     /// A proposal arrives late, perhaps after its proposer died.
     MapLate = "map_late",
@@ -86,11 +86,11 @@ faults! {
     MapDuplicate = "map_duplicate",
     /// A new map reaches a process late, after newer ones.
     MapStale = "map_stale",
-    /// A client sends a request again although it was answered.
+    /// A client repeats a request although it was answered.
     RequestAgain = "request_again",
-    /// A request is lost, or its answer.
+    /// A request or its answer is lost.
     RequestLost = "request_lost",
-    /// A client asks somebody who does not serve the partition.
+    /// A client sends a request to a node that is not the primary.
     RequestAstray = "request_astray",
 }
 
@@ -110,19 +110,19 @@ impl Counters {
         self.0[fault as usize] += 1;
     }
 
-    /// How often a kind happened.
+    /// Returns how often a kind happened.
     pub const fn get(&self, fault: Fault) -> u64 {
         self.0[fault as usize]
     }
 
-    /// Adds those of another run.
+    /// Adds the counters of another run.
     pub fn merge(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.0).for_each(|(count, more)| *count += more);
     }
 
-    /// The kinds that can happen in a mode and never did.
+    /// Returns the kinds that can happen in a mode and never did.
     pub fn missing(&self, durability: Durability) -> Vec<&'static str> {
-        // A disk that is synced at every write loses nothing that a promotion could be blind to.
+        // With a sync per write no promotion can be blind to losses.
         let can = |fault| match durability {
             Durability::Sync => fault != Fault::BlindPromotion,
             Durability::Replicated => true,

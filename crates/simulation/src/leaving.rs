@@ -1,5 +1,6 @@
-//! A process that is stopped on purpose: it says that it leaves, hands over what it leads, lets the others go on without its copies,
-//! and ends in order. As a worker drains itself, in the proportions of a run; what it finds of the map is never late.
+//! A planned stop: the process announces that it leaves, transfers its leadership, lets the others continue without its
+//! replicas, and stops in order. Like the drain of a worker, in the time scale of a run; its view of the map is never
+//! late.
 
 use crate::faults::Fault;
 use crate::world::World;
@@ -8,8 +9,8 @@ use engram_memory::{Ordinal, PartitionId};
 use std::collections::BTreeSet;
 
 impl World {
-    /// A process is asked to leave, if it runs and does not do so already.
-    pub(crate) fn ask_to_leave(&mut self, node: usize) -> bool {
+    /// Starts the drain of a process, if it runs and is not draining.
+    pub(crate) fn start_leaving(&mut self, node: usize) -> bool {
         // Some have too little time.
         let until_us = self.now_us + self.draw.within(20_000, 5_000_000);
         let Some(process) = &mut self.nodes[node].process else { return false };
@@ -17,8 +18,8 @@ impl World {
             return false;
         }
         process.leaves_until_us = Some(until_us);
-        // It shrinks nothing any more.
-        self.tell_leavers(node, BTreeSet::new());
+        // It removes no more members.
+        self.set_leaving(node, BTreeSet::new());
         true
     }
 
@@ -26,7 +27,7 @@ impl World {
         self.nodes[node].process.as_ref().is_some_and(|process| process.leaves_until_us.is_some())
     }
 
-    /// Does what a process that leaves has to do, and ends it when that is done, or its time is over.
+    /// Continues the drain of a process, and stops it when done or at its deadline.
     pub(crate) fn leave(&mut self, node: usize) {
         let Some(process) = &self.nodes[node].process else { return };
         let Some(until_us) = process.leaves_until_us else { return };
@@ -36,14 +37,14 @@ impl World {
             ordinal != here && other.as_ref().is_some_and(|other| other.leaves_until_us.is_none())
         };
         let successor = |entry: &Entry| entry.isr.iter().map(|member| member.ordinal).find(|ordinal| stays(*ordinal));
-        let entries = || (0..).map(PartitionId).zip(&self.authority.entries);
-        let led = entries().filter(|(_, entry)| entry.primary == here);
-        let led: Vec<_> = led.map(|(partition, entry)| (partition, successor(entry))).collect();
-        let is_waited_for = entries().any(|(_, entry)| {
-            let spared = entry.isr.len() > self.weather.min_in_sync && stays(entry.primary);
+        let entries = || (0..).map(PartitionId).zip(&self.map_store.entries);
+        let own_partitions = entries().filter(|(_, entry)| entry.primary == here);
+        let own_partitions: Vec<_> = own_partitions.map(|(partition, entry)| (partition, successor(entry))).collect();
+        let is_required = entries().any(|(_, entry)| {
+            let spared = entry.isr.len() > self.plan.min_in_sync && stays(entry.primary);
             entry.in_sync(here).is_some() && entry.primary != here && spared
         });
-        let is_done = !is_waited_for && led.iter().all(|(_, successor)| successor.is_none());
+        let is_done = !is_required && own_partitions.iter().all(|(_, successor)| successor.is_none());
         if is_done || until_us <= self.now_us {
             self.trace.note(self.now_us, &[22, node as u64, u64::from(is_done)], || {
                 format!("{node} has left{}", if is_done { "" } else { ", late" })
@@ -52,28 +53,28 @@ impl World {
             return;
         }
         self.with(node, |store| {
-            for (partition, successor) in led {
+            for (partition, successor) in own_partitions {
                 if let Some(to) = successor {
-                    store.hand_over(partition, to);
+                    store.transfer_leadership(partition, to);
                 }
             }
             Ok(())
         });
     }
 
-    /// What a coordinator says of who leaves reaches a process.
-    pub(crate) fn tell_leavers(&mut self, node: usize, leaving: BTreeSet<Ordinal>) {
-        let leavers: BTreeSet<Ordinal> = if self.is_leaving(node) {
+    /// Delivers the coordinator's list of leaving workers to a process.
+    pub(crate) fn set_leaving(&mut self, node: usize, leaving: BTreeSet<Ordinal>) {
+        let leaving: BTreeSet<Ordinal> = if self.is_leaving(node) {
             BTreeSet::new()
         } else {
-            let leads = |ordinal: &Ordinal| self.authority.entries.iter().any(|entry| entry.primary == *ordinal);
+            let leads = |ordinal: &Ordinal| self.map_store.entries.iter().any(|entry| entry.primary == *ordinal);
             leaving.into_iter().filter(|ordinal| !leads(ordinal)).collect()
         };
         let Some(process) = &mut self.nodes[node].process else { return };
-        if process.senses.leavers != leavers {
-            process.senses.leavers.clone_from(&leavers);
+        if process.liveness.leaving != leaving {
+            process.liveness.leaving.clone_from(&leaving);
             self.with(node, |store| {
-                store.leaving(&leavers);
+                store.set_leaving(&leaving);
                 Ok(())
             });
         }

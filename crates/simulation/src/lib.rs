@@ -1,27 +1,27 @@
-//! A cluster of real stores in one thread, everything from a seed: disks, clocks, network, map, clients, faults.
+//! A cluster of real stores in one thread, everything determined by a seed: disks, clocks, network, map, clients,
+//! faults.
 //!
 //! ```text
 //! clients ──requests, repeats──> stores (the real ones, each over SimDisk and ManualClock)
 //!                                  │ envelopes            │ proposals
 //!                                  v                      v
-//!                        network: late, lost,     map authority: late, lost, twice
-//!                        twice, out of order      (Entry::changed) ──pushes──> stores
+//!                        network: late, lost,     map store:     late, lost, twice
+//!                        twice, out of order      (Entry::apply)   ──pushes──> stores
 //! ```
 //!
-//! Decides what happens next and what must hold; how a replica, a log or a partition works is decided by the code under test. A
-//! run has two parts: faults, then calm, in which everything has to become whole again. Checked at every step: one process
-//! serves a term; what is applied at an lsn is equal on all copies; who may read has all that was acknowledged. Checked in the
-//! end: everybody answers, all copies are in sync and equal, the ledger in the weights shows every operation as often as its client
-//! was told and every step of the learning run once, and what clients read of each id fits one order of its operations.
+//! Decides what happens next and what must hold; the behaviour of replicas, logs and partitions is the code under test.
+//! A run has two phases: faults, then calm, in which everything must recover. Checked at every step: one process serves
+//! a term; all replicas agree at every lsn; a process that may serve reads has everything acknowledged. Checked at the
+//! end: every request gets a response, all replicas are in sync and equal, the ledger in the weights shows every
+//! operation as often as its client's response says and every step of the learning run once, and the history of each id is
+//! linearizable.
 //!
-//! Half the seeds bend their weather towards one part of the protocol ([`Season`]). In mode async what a process acknowledged in its
-//! last moments may be lost, and the ledger says of everything else that it is there.
+//! Half the seeds focus their fault plan on one part of the protocol ([`Scenario`]). In mode async a process may lose
+//! its last acknowledgements, and the ledger requires everything else.
 //!
-//! Invariant: a seed decides everything; two runs of it, in any two processes, leave the same trace.
+//! Invariant: a seed determines everything; two runs of it, in any two processes, leave the same trace.
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "defects")]
-mod aims;
 mod checks;
 mod client;
 mod coordinator;
@@ -31,51 +31,53 @@ mod faults;
 mod inject;
 mod leaving;
 mod linear;
+mod liveness;
 mod map;
 mod network;
 mod node;
-mod season;
-mod senses;
+mod plan;
+mod scenario;
+#[cfg(feature = "defects")]
+mod targets;
 mod trace;
-mod weather;
 mod world;
 
-#[cfg(feature = "defects")]
-pub use aims::{aim, first_seed, is_in_model, unseen};
 pub use engram_store::Durability;
 pub use faults::{Counters, Fault};
-pub use season::Season;
+pub use scenario::Scenario;
+#[cfg(feature = "defects")]
+pub use targets::{first_seed, is_in_model, target, undetectable_reason};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What all runs of a campaign share.
+/// Options shared by all runs of a campaign.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// When a write is acknowledged.
+    /// Durability mode.
     pub durability: Durability,
-    /// What the run is about; `None` = its seed decides.
-    pub season: Option<Season>,
-    /// Prints what happens.
+    /// Scenario; `None` = drawn from the seed.
+    pub scenario: Option<Scenario>,
+    /// Prints every step.
     pub prints: bool,
-    /// A defect that every process has; one at a time in the process that simulates.
+    /// A bug injected into every process; one at a time per simulating process.
     #[cfg(feature = "defects")]
-    pub defect: Option<engram_cluster::replica::Defect>,
+    pub injected_bug: Option<engram_cluster::injected::Bug>,
 }
 
 impl Options {
-    /// Options of a mode, without a defect.
+    /// Returns the options of a mode, without an injected bug.
     pub const fn new(durability: Durability) -> Self {
         Self {
             durability,
-            season: None,
+            scenario: None,
             prints: false,
             #[cfg(feature = "defects")]
-            defect: None,
+            injected_bug: None,
         }
     }
 }
 
-/// What became of a run.
+/// Outcome of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Equal for two runs of a seed.
@@ -84,45 +86,45 @@ pub struct Outcome {
     pub steps: u64,
     /// Simulated microseconds.
     pub simulated_us: u64,
-    /// Operations that were acknowledged.
+    /// Acknowledged operations.
     pub acked: u64,
-    /// Operations whose fate the client never learned.
+    /// Operations whose outcome is unknown to their client.
     pub unknown: u64,
     /// Operations that were closed before they were executed.
     pub never: u64,
-    /// Acknowledged in mode async, and lost as it says.
+    /// Operations that were acknowledged in mode async and legitimately lost.
     pub lost: u64,
-    /// Promotions that were written to the map.
+    /// Promotions written to the map.
     pub promotions: u64,
-    /// Promotions that took primaryship from a process which was taken for dead.
+    /// Promotions that replaced a primary considered dead.
     pub failovers: u64,
-    /// Those of a process that ran: it was paused or cut off, or a fault said so.
+    /// Failovers of a running process: it was paused, cut off, or falsely suspected.
     pub unnecessary: u64,
-    /// Moments at which a node might have answered a linearizable read.
+    /// Moments at which a node could have served a linearizable read.
     pub reads: u64,
-    /// Operations, reads among them, whose histories were searched for an order that explains them.
+    /// Operations, reads included, whose histories were checked for linearizability.
     pub searched: u64,
-    /// Copies of a state that were installed.
-    pub copies: u64,
-    /// The only copy of a partition that was whole was damaged before another one was made: a person's to order.
-    pub forsaken: bool,
+    /// Installed snapshots.
+    pub snapshots: u64,
+    /// The last intact replica of a partition was damaged: only a forced promotion helps.
+    pub unrecoverable: bool,
     /// Faults by kind.
     pub faults: Counters,
-    /// What did not hold; `None` = everything did.
+    /// What did not hold; `None` = everything held.
     pub failure: Option<String>,
 }
 
 /// Runs a seed. A panic of the code under test is a failure like any other.
 pub fn run(seed: u64, options: &Options) -> Outcome {
     #[cfg(feature = "defects")]
-    engram_cluster::replica::plant(options.defect);
+    engram_cluster::injected::inject(options.injected_bug);
     let mut world = world::World::new(seed, options);
     let ended = catch_unwind(AssertUnwindSafe(|| world.run()));
     let mut outcome = world.outcome();
     if let Err(panic) = ended {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        outcome.failure = Some(format!("panic: {}", text.unwrap_or_else(|| "without words".to_owned())));
+        outcome.failure = Some(format!("panic: {}", text.unwrap_or_else(|| "without a message".to_owned())));
     }
     outcome
 }

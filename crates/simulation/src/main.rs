@@ -1,27 +1,27 @@
-//! Runs seeds of the simulation on every core, and says how to see a failing one again.
+//! Runs seeds of the simulation on every core, and prints how to replay a failing one.
 //!
-//! Exit status: 0 when everything held and every kind of fault happened, 1 otherwise, 2 for a command line that does not parse.
+//! Exit status: 0 if every invariant held and every kind of fault happened, 1 otherwise, 2 for an invalid command line.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "defects")]
-use engram_cluster::replica::Defect;
-use engram_simulation::{Counters, Durability, Options, Outcome, Season, run};
+use engram_cluster::injected::Bug;
+use engram_simulation::{Counters, Durability, Options, Outcome, Scenario, run};
 #[cfg(feature = "defects")]
-use engram_simulation::{aim, first_seed, is_in_model, unseen};
+use engram_simulation::{first_seed, is_in_model, target, undetectable_reason};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Failing seeds that are told of; one is enough to begin with.
-const MOST_TOLD: usize = 5;
+/// Maximum number of reported failing seeds.
+const MAX_REPORTED: usize = 5;
 
-/// Stands for every defect, one after the other.
+/// Selects every bug, one after the other.
 #[cfg(feature = "defects")]
-const ALL_DEFECTS: &str = "all";
+const ALL_BUGS: &str = "all";
 
 const USAGE: &str = "engram-simulation [--seeds N] [--start S] [--seconds T] [--mode sync|replicated|async] [--threads N] \
-                     [--season NAME] [--seed S] [--defect NAME|all]";
+                     [--scenario NAME] [--seed S] [--injected-bug NAME|all]";
 
 #[derive(Clone)]
 struct Arguments {
@@ -30,9 +30,9 @@ struct Arguments {
     limit: Duration,
     mode: String,
     threads: usize,
-    season: Option<String>,
+    scenario: Option<String>,
     replay: Option<u64>,
-    defect: Option<String>,
+    injected_bug: Option<String>,
 }
 
 fn parse() -> Option<Arguments> {
@@ -42,9 +42,9 @@ fn parse() -> Option<Arguments> {
         limit: Duration::from_secs(3_600),
         mode: "sync".to_owned(),
         threads: std::thread::available_parallelism().map_or(1, usize::from),
-        season: None,
+        scenario: None,
         replay: None,
-        defect: None,
+        injected_bug: None,
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
@@ -54,10 +54,10 @@ fn parse() -> Option<Arguments> {
             "--start" => parsed.start = value.parse().ok()?,
             "--seconds" => parsed.limit = Duration::from_secs(value.parse().ok()?),
             "--mode" => parsed.mode = value,
-            "--season" => parsed.season = Some(value),
+            "--scenario" => parsed.scenario = Some(value),
             "--threads" => parsed.threads = value.parse().ok()?,
             "--seed" => parsed.replay = Some(value.parse().ok()?),
-            "--defect" => parsed.defect = Some(value),
+            "--injected-bug" => parsed.injected_bug = Some(value),
             _ => return None,
         }
     }
@@ -81,14 +81,14 @@ fn options(arguments: &Arguments) -> Option<Options> {
         _ => return None,
     };
     let mut options = Options::new(durability);
-    if let Some(name) = &arguments.season {
-        options.season = Some(Season::named(name)?);
+    if let Some(name) = &arguments.scenario {
+        options.scenario = Some(Scenario::from_name(name)?);
     }
     #[cfg(feature = "defects")]
-    if let Some(name) = arguments.defect.as_ref().filter(|name| *name != ALL_DEFECTS) {
-        options.defect = Some(Defect::named(name)?);
+    if let Some(name) = arguments.injected_bug.as_ref().filter(|name| *name != ALL_BUGS) {
+        options.injected_bug = Some(Bug::from_name(name)?);
     }
-    (cfg!(feature = "defects") || arguments.defect.is_none()).then_some(options)
+    (cfg!(feature = "defects") || arguments.injected_bug.is_none()).then_some(options)
 }
 
 #[derive(Default)]
@@ -102,8 +102,8 @@ struct Sum {
     promotions: u64,
     failovers: u64,
     unnecessary: u64,
-    copies: u64,
-    forsaken: u64,
+    snapshots: u64,
+    unrecoverable: u64,
     lost: u64,
     reads: u64,
     searched: u64,
@@ -123,12 +123,12 @@ impl Sum {
         self.promotions += outcome.promotions;
         self.failovers += outcome.failovers;
         self.unnecessary += outcome.unnecessary;
-        self.copies += outcome.copies;
-        self.forsaken += u64::from(outcome.forsaken);
+        self.snapshots += outcome.snapshots;
+        self.unrecoverable += u64::from(outcome.unrecoverable);
         self.lost += outcome.lost;
         self.reads += outcome.reads;
         self.searched += outcome.searched;
-        // Addition does not mind which thread was first.
+        // A sum does not depend on the order of the threads.
         self.traces = self.traces.wrapping_add(outcome.trace_hash);
         self.faults.merge(&outcome.faults);
         self.failures.extend(outcome.failure.map(|failure| (seed, failure)));
@@ -144,7 +144,7 @@ fn main() -> ExitCode {
     match arguments.replay {
         Some(seed) => replay(seed, &options),
         #[cfg(feature = "defects")]
-        None if arguments.defect.as_deref() == Some(ALL_DEFECTS) => score(&arguments, &options),
+        None if arguments.injected_bug.as_deref() == Some(ALL_BUGS) => score(&arguments, &options),
         None => campaign(&arguments, &options),
     }
 }
@@ -158,24 +158,24 @@ fn replay(seed: u64, options: &Options) -> ExitCode {
 
 fn campaign(arguments: &Arguments, options: &Options) -> ExitCode {
     let began = Instant::now();
-    let sum = run_all(arguments, std::slice::from_ref(options), MOST_TOLD);
+    let sum = run_all(arguments, std::slice::from_ref(options), MAX_REPORTED);
     report(arguments, options, &sum, began.elapsed())
 }
 
-/// Runs seeds until they, the time or the patience with failures are used up; one after the other with each of the options.
-fn run_all(arguments: &Arguments, options: &[Options], most_failures: usize) -> Sum {
+/// Runs seeds until all are done, the time is over or there are enough failures; each seed with the next of the options.
+fn run_all(arguments: &Arguments, options: &[Options], max_failures: usize) -> Sum {
     let began = Instant::now();
     let next = AtomicU64::new(0);
     let sum = Mutex::new(Sum::default());
-    // Panics are failures of their seed and are told of with it.
+    // Panics are reported as failures of their seed.
     std::panic::set_hook(Box::new(|_| {}));
     std::thread::scope(|scope| {
         for _ in 0..arguments.threads {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    let told = sum.lock().expect("no panic while it is held").failures.len();
-                    if number >= arguments.seeds || began.elapsed() >= arguments.limit || told >= most_failures {
+                    let failures = sum.lock().expect("no panic while it is held").failures.len();
+                    if number >= arguments.seeds || began.elapsed() >= arguments.limit || failures >= max_failures {
                         return;
                     }
                     let seed = arguments.start + number;
@@ -188,68 +188,71 @@ fn run_all(arguments: &Arguments, options: &[Options], most_failures: usize) -> 
     sum.into_inner().expect("all threads are done")
 }
 
-/// Plants one defect after the other, each where it shows soonest, and tells as a table which seeds notice it.
+/// Injects one bug after the other, each where it is found soonest, and prints a table of the seeds that find it.
 #[cfg(feature = "defects")]
 fn score(arguments: &Arguments, options: &Options) -> ExitCode {
-    let (mut missed, mut planted) = (Vec::new(), 0);
-    println!("| defect | mode, season | seeds | what the last one of them shows | model |");
+    let (mut missed, mut injected) = (Vec::new(), 0);
+    println!("| bug | mode, scenario | seeds | symptom | model |");
     println!("| --- | --- | --- | --- | --- |");
-    for (defect, name) in Defect::ALL.into_iter().chain(Defect::AROUND) {
-        planted += 1;
-        let model = if is_in_model(defect) { "yes" } else { "-" };
-        let Some((season, durability)) = aim(defect) else {
-            println!("| {name} | - | - | nothing: {} | {model} |", unseen(defect).unwrap_or_default());
+    for (bug, name) in Bug::REPLICA.into_iter().chain(Bug::ENVIRONMENT) {
+        injected += 1;
+        let model = if is_in_model(bug) { "yes" } else { "-" };
+        let Some((scenario, durability)) = target(bug) else {
+            println!("| {name} | - | - | none: {} | {model} |", undetectable_reason(bug).unwrap_or_default());
             continue;
         };
-        let sound = Options { durability, season: Some(season), ..*options };
-        let aimed = Options { defect: Some(defect), ..sound };
-        let near = Arguments { start: arguments.start + first_seed(defect), ..arguments.clone() };
-        let sum = run_all(&near, std::slice::from_ref(&aimed), 1);
-        let place = format!("{}, {}", mode_name(durability), season.name());
+        let correct = Options { durability, scenario: Some(scenario), ..*options };
+        let with_bug = Options { injected_bug: Some(bug), ..correct };
+        let from_first = Arguments { start: arguments.start + first_seed(bug), ..arguments.clone() };
+        let sum = run_all(&from_first, std::slice::from_ref(&with_bug), 1);
+        let target = format!("{}, {}", mode_name(durability), scenario.name());
         match sum.failures.iter().min() {
             Some((seed, failure)) => {
-                // What fails without it says nothing about the defect, and much about everything else.
-                if let Some(failure) = run(*seed, &sound).failure {
-                    println!("{place}, seed {seed} fails without a defect: {failure}");
+                // A seed that fails without the bug does not show the bug.
+                if let Some(failure) = run(*seed, &correct).failure {
+                    println!("{target}, seed {seed} fails without an injected bug: {failure}");
                     return ExitCode::FAILURE;
                 }
-                let (after, what) = (seed - near.start + 1, in_short(failure));
-                let from =
-                    if near.start > arguments.start { format!(" from {} on", near.start) } else { String::new() };
-                println!("| {name} | {place} | {after}{from} | {what} | {model} |");
+                let (count, summary) = (seed - from_first.start + 1, summarize(failure));
+                let from = if from_first.start > arguments.start {
+                    format!(" from {} on", from_first.start)
+                } else {
+                    String::new()
+                };
+                println!("| {name} | {target} | {count}{from} | {summary} | {model} |");
             }
             None => {
-                println!("| {name} | {place} | more than {} | nothing | {model} |", sum.seeds);
+                println!("| {name} | {target} | more than {} | none | {model} |", sum.seeds);
                 missed.push((name, model));
             }
         }
     }
-    let unfound: Vec<&str> = missed.iter().filter(|(_, model)| *model == "-").map(|(name, _)| *name).collect();
-    println!("\n{} of {planted} found by seeds; by nothing: {unfound:?}", planted - missed.len());
-    if unfound.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let not_found: Vec<&str> = missed.iter().filter(|(_, model)| *model == "-").map(|(name, _)| *name).collect();
+    println!("\n{} of {injected} found by seeds; not found at all: {not_found:?}", injected - missed.len());
+    if not_found.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What failed, without the numbers of its run.
+/// Summarizes a failure without the numbers of its run.
 #[cfg(feature = "defects")]
-fn in_short(failure: &str) -> &'static str {
+fn summarize(failure: &str) -> &'static str {
     const KINDS: &[(&str, &str)] = &[
-        ("not whole", "it does not become whole"),
-        ("would read", "a stale read"),
-        ("no order", "reads that fit no order"),
-        ("has term", "copies that differ"),
-        ("the copies differ", "copies that differ"),
-        ("the digest of", "copies that differ"),
-        ("is served by", "two primaries of a term"),
-        ("and then", "a state that went back"),
-        ("not as told", "acknowledged, and lost or doubled"),
-        ("was told", "answers that contradict each other"),
-        ("of an id that is there", "acknowledged, and lost or doubled"),
-        ("does not start", "a log that does not open"),
-        ("dead by proof", "proof that is none"),
-        ("panic", "an assertion"),
+        ("not healthy", "does not recover"),
+        ("would read", "stale read"),
+        ("no linearization", "reads without a legal order"),
+        ("has term", "replicas that differ"),
+        ("the replicas differ", "replicas that differ"),
+        ("the digest of", "replicas that differ"),
+        ("is served by", "two primaries in a term"),
+        ("and then", "state that went back"),
+        ("differ from their responses", "acknowledged, then lost or applied twice"),
+        ("got response", "contradictory responses"),
+        ("of an id that is there", "acknowledged, then lost or applied twice"),
+        ("failed to start", "log that does not open"),
+        ("is proven dead", "false proof of death"),
+        ("panic", "assertion failed"),
     ];
     let kind = KINDS.iter().find(|(part, _)| failure.lines().next().unwrap_or_default().contains(part));
-    kind.map_or("something else", |(_, what)| what)
+    kind.map_or("other", |(_, summary)| summary)
 }
 
 fn report(arguments: &Arguments, options: &Options, sum: &Sum, took: Duration) -> ExitCode {
@@ -262,8 +265,8 @@ fn report(arguments: &Arguments, options: &Options, sum: &Sum, took: Duration) -
         promotions,
         failovers,
         unnecessary,
-        copies,
-        forsaken,
+        snapshots,
+        unrecoverable,
         lost,
         reads,
         searched,
@@ -271,26 +274,26 @@ fn report(arguments: &Arguments, options: &Options, sum: &Sum, took: Duration) -
         ..
     } = sum;
     println!(
-        "{seeds} seeds in {:.1} s: {:.0} a minute, {:.0} times as fast as the time they simulate",
+        "{seeds} seeds in {:.1} s: {:.0} a minute, {:.0} times faster than simulated time",
         took.as_secs_f64(),
         *seeds as f64 * 60.0 / took.as_secs_f64(),
         sum.simulated_us as f64 / 1e6 / took.as_secs_f64()
     );
     println!(
-        "{steps} steps, {acked} operations acknowledged, {never} closed, {unknown} unknown, {lost} lost as they may be"
+        "{steps} steps, {acked} operations acknowledged, {never} closed, {unknown} unknown, {lost} lost (allowed in mode async)"
     );
-    println!("{failovers} failovers, {unnecessary} of them of a process that ran");
-    println!("{searched} operations of which every client saw a part fit one order");
+    println!("{failovers} failovers, {unnecessary} of running processes");
+    println!("{searched} operations on shared ids are linearizable");
     println!(
-        "{promotions} promotions, {copies} copies of a state, {forsaken} seeds that ended without a whole copy, {reads} moments for reads; traces {traces:016x}"
+        "{promotions} promotions, {snapshots} snapshots installed, {unrecoverable} seeds ended without an intact replica, {reads} possible reads; traces {traces:016x}"
     );
     println!("faults: {}", sum.faults);
     let named = |name: &str, value: &Option<String>| value.as_ref().map(|value| format!(" --{name} {value}"));
-    let chosen = [named("defect", &arguments.defect), named("season", &arguments.season)];
-    let chosen: String = chosen.into_iter().flatten().collect();
+    let selected = [named("injected-bug", &arguments.injected_bug), named("scenario", &arguments.scenario)];
+    let selected: String = selected.into_iter().flatten().collect();
     for (seed, failure) in &sum.failures {
         println!("\nseed {seed} FAILED {failure}");
-        println!("again, step by step: cargo xtask simulate --mode {}{chosen} --seed {seed}", arguments.mode);
+        println!("replay: cargo xtask simulate --mode {}{selected} --seed {seed}", arguments.mode);
     }
     let missing = sum.faults.missing(options.durability);
     if sum.failures.is_empty() && !missing.is_empty() {

@@ -1,7 +1,8 @@
-//! Between the nodes: streams that break, directions that are cut, messages that are late, lost, doubled or overtaken.
+//! The network between nodes: streams that break, cut directions, and messages that are late, lost, duplicated or
+//! reordered.
 //!
-//! A stream keeps its messages in order; what is lost or overtaken nevertheless is the network at its worst, and the streams
-//! that suffered it are opened again a while later.
+//! A stream keeps its messages in order; losses and reordering model a worst-case network, and the affected streams are
+//! reopened a while later.
 
 use crate::faults::Fault;
 use crate::world::{Event, World};
@@ -9,18 +10,18 @@ use engram_memory::Member;
 use engram_store::leases::LEASE_MS;
 use engram_store::peer::{Envelope, Message};
 
-/// Streams and cuts. The place behind the last node is the map's.
+/// Streams and cuts. The index after the last node is the map's.
 pub(crate) struct Network {
     places: usize,
-    /// Directions that are cut.
+    /// Cut directions.
     cut: Vec<bool>,
-    /// Streams that are open, each in both directions.
+    /// Open streams, each in both directions.
     up: Vec<bool>,
-    /// Streams that will be opened again.
-    comes: Vec<bool>,
-    /// When the last message of a direction arrives.
+    /// Streams that will be reopened.
+    reopening: Vec<bool>,
+    /// Arrival of the last message of a direction.
     last_us: Vec<u64>,
-    /// When the receiver of a direction knows that the stream is open: nothing of it is heard before.
+    /// When the receiver of a direction knows that the stream is open: nothing arrives before.
     ready_us: Vec<u64>,
     /// How often a stream was opened.
     opened: Vec<u64>,
@@ -34,7 +35,7 @@ impl Network {
             places,
             cut: vec![false; all],
             up: vec![false; all],
-            comes: vec![false; all],
+            reopening: vec![false; all],
             last_us: vec![0; all],
             ready_us: vec![0; all],
             opened: vec![0; all],
@@ -58,7 +59,7 @@ impl Network {
         self.cut[index] = cut;
     }
 
-    pub(crate) fn mend_all(&mut self) {
+    pub(crate) fn restore_all(&mut self) {
         self.cut.fill(false);
     }
 
@@ -70,8 +71,8 @@ impl Network {
 }
 
 impl World {
-    /// The place of the map in the network.
-    pub(crate) fn map_place(&self) -> usize {
+    /// Index of the map in the network.
+    pub(crate) fn map_index(&self) -> usize {
         self.nodes.len()
     }
 
@@ -84,16 +85,16 @@ impl World {
         if to >= self.nodes.len() || !self.network.up[pair] || self.network.is_cut(node, to) {
             return;
         }
-        if self.draw.chance(self.weather.loss) {
+        if self.draw.chance(self.plan.loss) {
             self.count(Fault::Loss);
-            // Somebody will notice that an answer is missing.
+            // A missing response will be noticed.
             let wait_us = self.draw.within(50_000, 800_000);
             self.reconnect_later(node, to, wait_us);
             return;
         }
         let (index, link) = (self.network.index(node, to), self.network.opened[pair]);
         let mut arrives_us = (self.now_us + self.delay_us()).max(self.network.ready_us[index] + 1);
-        if self.draw.chance(self.weather.reorder) {
+        if self.draw.chance(self.plan.reorder) {
             self.count(Fault::Reorder);
             let most_us = if self.draw.chance(200) { 2_500_000 } else { 300_000 };
             arrives_us += self.draw.within(1_000, most_us);
@@ -103,7 +104,7 @@ impl World {
             arrives_us = arrives_us.max(self.network.last_us[index] + 1);
             self.network.last_us[index] = arrives_us;
         }
-        if self.draw.chance(self.weather.duplicate) {
+        if self.draw.chance(self.plan.duplicate) {
             self.count(Fault::Duplicate);
             let again_us = arrives_us + self.draw.within(1, 200_000);
             let event = Event::Deliver { to, from, envelopes: envelopes.clone(), link };
@@ -112,26 +113,26 @@ impl World {
         self.at(arrives_us - self.now_us, Event::Deliver { to, from, envelopes, link });
     }
 
-    /// How long a message takes.
+    /// Delay of a message.
     pub(crate) fn delay_us(&mut self) -> u64 {
-        let most_us = if self.draw.chance(20) { self.weather.delay_us * 10 } else { self.weather.delay_us };
+        let most_us = if self.draw.chance(20) { self.plan.delay_us * 10 } else { self.plan.delay_us };
         self.draw.within(50, most_us)
     }
 
     pub(crate) fn deliver(&mut self, to: usize, from: Member, envelopes: Vec<Envelope>, link: u64) {
         let node = from.ordinal.0 as usize;
         let stale = self.network.opened[self.network.pair(node, to)] != link;
-        // Most of what was under way when a stream broke is gone with it.
+        // Most messages in flight on a broken stream are lost with it.
         if self.network.is_cut(node, to) || (stale && self.draw.chance(if self.is_calm { 1_000 } else { 700 })) {
             return;
         }
         self.trace.note(self.now_us, &[11, node as u64, to as u64], || {
-            format!("{to} hears {from}: {}", describe(&envelopes))
+            format!("{to} receives {from}: {}", describe(&envelopes))
         });
-        self.with(to, |store| store.hear(from, envelopes));
+        self.with(to, |store| store.receive(from, envelopes));
     }
 
-    /// Breaks a stream, and opens it again soon.
+    /// Breaks a stream, and reopens it soon.
     pub(crate) fn break_link(&mut self, a: usize, b: usize) {
         self.network.take_down(a, b);
         let wait_us = self.draw.within(1_000, 100_000);
@@ -140,14 +141,14 @@ impl World {
 
     fn reconnect_later(&mut self, a: usize, b: usize, wait_us: u64) {
         let pair = self.network.pair(a, b);
-        if !std::mem::replace(&mut self.network.comes[pair], true) {
+        if !std::mem::replace(&mut self.network.reopening[pair], true) {
             self.at(wait_us, Event::Reconnect(a, b));
         }
     }
 
     pub(crate) fn reconnect(&mut self, a: usize, b: usize) {
         let pair = self.network.pair(a, b);
-        self.network.comes[pair] = false;
+        self.network.reopening[pair] = false;
         let lives = |node: usize| self.nodes[node].process.as_ref().map(|process| process.member);
         let (Some(first), Some(second)) = (lives(a), lives(b)) else { return };
         if self.network.is_cut(a, b) || self.network.is_cut(b, a) {
@@ -165,19 +166,19 @@ impl World {
         self.at(other_us, Event::Connected { node: b, process: second, peer: first });
     }
 
-    /// A node asks all others for read leases.
-    pub(crate) fn ask_leases(&mut self, node: usize) {
+    /// A node requests read leases from all others.
+    pub(crate) fn request_leases(&mut self, node: usize) {
         let Some(holder) = self.nodes[node].process.as_ref().map(|process| process.member) else { return };
-        let asked_ms = self.nodes[node].elapsed_ms();
+        let requested_ms = self.nodes[node].elapsed_ms();
         for to in (0..self.nodes.len()).filter(|to| *to != node) {
             if !self.network.is_cut(node, to) {
                 let wait_us = self.delay_us();
-                self.at(wait_us, Event::AskLease { to, holder, asked_ms });
+                self.at(wait_us, Event::RequestLease { to, holder, requested_ms });
             }
         }
     }
 
-    pub(crate) fn grant_lease(&mut self, node: usize, holder: Member, asked_ms: u64) {
+    pub(crate) fn grant_lease(&mut self, node: usize, holder: Member, requested_ms: u64) {
         let to = holder.ordinal.0 as usize;
         let Some(granter) = self.nodes[node].process.as_ref().map(|process| process.member) else { return };
         let mut except = Vec::new();
@@ -186,13 +187,13 @@ impl World {
             Ok(())
         });
         if !self.network.is_cut(node, to) {
-            let (wait_us, until_ms) = (self.delay_us(), asked_ms + LEASE_MS);
+            let (wait_us, until_ms) = (self.delay_us(), requested_ms + LEASE_MS);
             self.at(wait_us, Event::GrantLease { to, holder, granter, until_ms, except });
         }
     }
 
     /// Ends a cut.
-    pub(crate) fn mend(&mut self, from: usize, to: usize) {
+    pub(crate) fn restore_link(&mut self, from: usize, to: usize) {
         self.network.set_cut(from, to, false);
         if from < self.nodes.len() && to < self.nodes.len() {
             self.break_link(from, to);
@@ -203,9 +204,9 @@ impl World {
 fn describe(envelopes: &[Envelope]) -> String {
     let one = |envelope: &Envelope| match &envelope.body {
         Message::Replica(message, _) => format!("p{} {message:?}", envelope.partition),
-        Message::Copy(piece) => format!(
+        Message::State(piece) => format!(
             "p{} Copy term {} lsn {} piece {}/{}",
-            envelope.partition, piece.term, piece.lsn, piece.piece, piece.pieces
+            envelope.partition, piece.term, piece.lsn, piece.index, piece.count
         ),
         other => format!("p{} {other:?}", envelope.partition),
     };

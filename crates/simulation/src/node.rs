@@ -1,8 +1,8 @@
-//! One machine: its disk, its clocks, and the process on it, which runs the real store.
+//! One machine: its disk, its clocks, and its process, which runs the real store.
 
 use crate::draw::Draw;
-use crate::senses::Senses;
-use crate::weather::Weather;
+use crate::liveness::LivenessTracker;
+use crate::plan::FaultPlan;
 use engram_cluster::Entry;
 use engram_cluster::detector::Timing;
 use engram_kernels::Cpu;
@@ -11,32 +11,34 @@ use engram_memory::{
 };
 use engram_store::disk::Disk;
 use engram_store::peer::{Envelope, Proposal};
-use engram_store::{Committed, Durability, Error, ManualClock, Options, Origin, Peers, SimDisk, Store, WriteError};
+use engram_store::{
+    CommittedWrite, Durability, Error, ManualClock, Options, Origin, Peers, SimDisk, Store, WriteError,
+};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-/// Every cluster of a simulation is this one.
+/// Cluster id of every simulation.
 pub(crate) const CLUSTER: ClusterId = ClusterId(7);
-/// Wall time when a run begins.
-pub(crate) const BEGINS_MS: u64 = 1_700_000_000_000;
+/// Wall time at the start of a run.
+pub(crate) const START_MS: u64 = 1_700_000_000_000;
 
-/// An answer to the attempt of a client, by its number.
-pub(crate) type Answer = (u64, Result<Committed, WriteError>);
+/// Answer to the attempt of a client, by its number.
+pub(crate) type Answer = (u64, Result<CommittedWrite, WriteError>);
 
-/// What a store said since it was last asked.
+/// Output of a store since it was last taken.
 #[derive(Default)]
-pub(crate) struct Said {
+pub(crate) struct StoreOutput {
     pub(crate) sent: Vec<(Ordinal, Vec<Envelope>)>,
     pub(crate) proposals: Vec<Proposal>,
     pub(crate) answers: Vec<Answer>,
 }
 
-/// Where a store says it to.
+/// Receives the output of a store.
 #[derive(Clone, Default)]
-pub(crate) struct Out(Arc<Mutex<Said>>);
+pub(crate) struct StoreSink(Arc<Mutex<StoreOutput>>);
 
-impl Out {
-    pub(crate) fn take(&self) -> Said {
+impl StoreSink {
+    pub(crate) fn take(&self) -> StoreOutput {
         std::mem::take(&mut *self.0.lock().expect("one thread"))
     }
 
@@ -45,7 +47,7 @@ impl Out {
     }
 }
 
-impl Peers for Out {
+impl Peers for StoreSink {
     fn send(&mut self, to: Ordinal, envelopes: Vec<Envelope>) {
         self.0.lock().expect("one thread").sent.push((to, envelopes));
     }
@@ -55,18 +57,18 @@ impl Peers for Out {
     }
 }
 
-/// A process.
+/// A running process.
 pub(crate) struct Process {
     pub(crate) store: Store,
     pub(crate) member: Member,
     pub(crate) lossless_since: Incarnation,
-    pub(crate) out: Out,
-    /// Which process of this machine it is.
+    pub(crate) out: StoreSink,
+    /// Number of the process on this machine.
     pub(crate) number: u64,
-    pub(crate) senses: Senses,
-    /// It is about to be stopped, and has so long to prepare for it.
+    pub(crate) liveness: LivenessTracker,
+    /// Deadline of its drain, if it is leaving.
     pub(crate) leaves_until_us: Option<u64>,
-    /// What was last seen applied of each partition.
+    /// Last observed applied record, by partition.
     pub(crate) applied: Vec<(Term, Lsn)>,
 }
 
@@ -76,62 +78,62 @@ pub(crate) struct Node {
     options: Options,
     pub(crate) disk: SimDisk,
     clock: Arc<ManualClock>,
-    /// How much faster than the world's its clocks run, in millionths.
+    /// Drift of its clocks from the world's, in parts per million.
     rate_ppm: i64,
     boot: u128,
     booted_us: u64,
     passed_ms: u64,
-    /// How far its wall clock is from the world's.
+    /// Offset of its wall clock from the world's.
     wall_offset_ms: i64,
     pub(crate) process: Option<Process>,
-    /// Events wait until then.
+    /// Events are delayed until then.
     pub(crate) paused_until_us: u64,
     /// A turn is due.
     pub(crate) turns: bool,
-    /// Until then, somebody is taken for dead who is not.
-    pub(crate) misled: Option<(Ordinal, u64)>,
-    /// A fault of the disk was planned since it was last mended: a start may fail.
+    /// A false suspicion, and its end.
+    pub(crate) false_suspicion: Option<(Ordinal, u64)>,
+    /// A disk fault was planned since the last repair: a start may fail.
     pub(crate) disk_suffers: bool,
-    /// The process that runs, or will, counts as having lost what it had not synced.
+    /// The current or next process counts as having lost what it had not synced.
     pub(crate) lost_power: bool,
-    /// Its streams did not end with the process that ended last: the machine is gone.
+    /// Its streams did not end with the last process: the machine is gone.
     pub(crate) vanished: bool,
-    /// Copies of a state that processes before installed.
-    copies: u64,
-    /// Bits of the disk flipped since a process found it whole: it may hold nothing that it should.
+    /// Snapshots installed by earlier processes.
+    snapshots: u64,
+    /// Bits of the disk flipped since a process found it intact: it may miss anything.
     pub(crate) flipped: bool,
     /// Bits of the disk flipped at some time.
     pub(crate) was_flipped: bool,
-    /// Partitions whose copy is not whole, as far as the process that ran last knew.
+    /// Partitions with a damaged replica, as known by the last process.
     damaged: BTreeSet<PartitionId>,
-    /// Processes that were started.
+    /// Processes started.
     started: u64,
-    /// The process that ended last, until others were told.
+    /// The last ended process, until the others are notified.
     pub(crate) ended: Option<(Member, u64)>,
-    /// The process that ran last on the disk, and since when it had lost nothing; `None` on a disk that was never used.
+    /// The last process on this disk, and its `lossless_since`; `None` for an unused disk.
     pub(crate) known: Option<(Member, Incarnation)>,
 }
 
 impl Node {
-    pub(crate) fn new(ordinal: u32, weather: &Weather, draw: &mut Draw) -> Self {
-        let shape = Shape { partitions: weather.partitions, law: Law::Linear, features: FeatureShape::NONE };
+    pub(crate) fn new(ordinal: u32, plan: &FaultPlan, draw: &mut Draw) -> Self {
+        let shape = Shape { partitions: plan.partitions, law: Law::Linear, features: FeatureShape::NONE };
         let settings = Settings { initial_weight: Weight::ZERO, ..Settings::default() };
         let mut options = Options::new(CLUSTER, shape, settings);
         options.replication.ordinal = Ordinal(ordinal);
-        options.replication.copies = weather.copies;
-        options.replication.min_in_sync = weather.min_in_sync;
-        options.replication.kept_bytes = weather.kept_bytes;
-        options.wal.durability = weather.durability;
-        options.wal.segment_bytes = weather.segment_bytes;
-        options.snapshot_bytes = weather.snapshot_bytes;
-        options.snapshot_ms = weather.snapshot_ms;
-        options.digest_ms = weather.digest_ms;
-        options.scrub_ms = weather.scrub_ms;
+        options.replication.replicas = plan.replicas;
+        options.replication.min_in_sync = plan.min_in_sync;
+        options.replication.retained_bytes = plan.kept_bytes;
+        options.wal.durability = plan.durability;
+        options.wal.segment_bytes = plan.segment_bytes;
+        options.snapshot_bytes = plan.snapshot_bytes;
+        options.snapshot_ms = plan.snapshot_ms;
+        options.digest_ms = plan.digest_ms;
+        options.scrub_ms = plan.scrub_ms;
         Self {
             ordinal: Ordinal(ordinal),
             options,
             disk: SimDisk::new(draw.next()),
-            clock: Arc::new(ManualClock::new(BEGINS_MS)),
+            clock: Arc::new(ManualClock::new(START_MS)),
             rate_ppm: draw.below(20_001) as i64 - 10_000,
             boot: u128::from(draw.next()) + 1,
             booted_us: 0,
@@ -140,11 +142,11 @@ impl Node {
             process: None,
             paused_until_us: 0,
             turns: false,
-            misled: None,
+            false_suspicion: None,
             disk_suffers: false,
             lost_power: false,
             vanished: false,
-            copies: 0,
+            snapshots: 0,
             flipped: false,
             was_flipped: false,
             damaged: BTreeSet::new(),
@@ -155,8 +157,8 @@ impl Node {
     }
 
     #[cfg(feature = "defects")]
-    pub(crate) fn plant(&mut self, defect: Option<engram_cluster::replica::Defect>) {
-        self.options.replication.defect = defect;
+    pub(crate) fn inject_bug(&mut self, defect: Option<engram_cluster::injected::Bug>) {
+        self.options.replication.bug = defect;
     }
 
     /// Starts a process on the disk.
@@ -166,11 +168,11 @@ impl Node {
         let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
         let clock = Arc::clone(&self.clock);
         let (mut store, recovery) = Store::open(disk, clock, device, self.options.clone())?;
-        let is_whole = recovery.corrupt.is_empty() && recovery.passed_over.is_empty();
-        // In mode async a copy is given up whose primary has lost its last records.
-        let may_be = self.was_flipped || self.options.wal.durability == Durability::Async;
-        assert!(is_whole || may_be, "node {}: nothing was damaged, and yet {recovery:?}", self.ordinal);
-        let out = Out::default();
+        let is_whole = recovery.corrupt.is_empty() && recovery.skipped_snapshots.is_empty();
+        // In mode async a replica is discarded if its primary lost its last records.
+        let may_be_damaged = self.was_flipped || self.options.wal.durability == Durability::Async;
+        assert!(is_whole || may_be_damaged, "node {}: unexpected damage: {recovery:?}", self.ordinal);
+        let out = StoreSink::default();
         store.set_peers(Box::new(out.clone()));
         let (member, lossless_since) = (store.member(), store.identity().lossless_since());
         let partitions = self.options.shape.partitions;
@@ -185,31 +187,31 @@ impl Node {
             lossless_since,
             out,
             number: self.started,
-            senses: Senses::new(timing, now_us),
+            liveness: LivenessTracker::new(timing, now_us),
             leaves_until_us: None,
             applied,
         });
         Ok(())
     }
 
-    /// Takes the process, and remembers what was known of it.
+    /// Takes the process, and remembers its state.
     pub(crate) fn take(&mut self) -> Option<Process> {
         let process = self.process.take()?;
         self.damaged = damaged(&process.store);
-        self.copies += process.store.stats().copies_installed;
+        self.snapshots += process.store.stats().transfers_installed;
         self.ended = Some((process.member, process.number));
         Some(process)
     }
 
-    /// Ends the process; what it wrote is in the page cache.
+    /// Ends the process; its writes are in the page cache.
     pub(crate) fn kill(&mut self) {
         drop(self.take());
         self.disk.kill();
         self.paused_until_us = 0;
-        self.misled = None;
+        self.false_suspicion = None;
     }
 
-    /// Ends the process by taking the machine's power.
+    /// Ends the process by a power loss of the machine.
     pub(crate) fn lose_power(&mut self, now_us: u64) {
         self.kill();
         self.disk.lose_power();
@@ -220,7 +222,7 @@ impl Node {
         self.clock = Arc::new(ManualClock::new(self.wall_ms(now_us)));
     }
 
-    /// Takes the disk away, and puts an empty one in.
+    /// Replaces the disk by an empty one.
     pub(crate) fn replace_disk(&mut self, seed: u64) {
         self.kill();
         self.disk = SimDisk::new(seed);
@@ -228,7 +230,7 @@ impl Node {
         self.damaged.clear();
     }
 
-    /// Turns bits of a file, whose name ends so, on the medium; false where there is none.
+    /// Flips bits of a file with this suffix; false if there is none.
     pub(crate) fn flip_bits(&mut self, suffix: &str, draw: &mut Draw) -> bool {
         let names = self.disk.list().unwrap_or_default();
         let names = names.iter().filter(|name| name.ends_with(suffix) && !self.disk.bytes(name).is_empty());
@@ -245,8 +247,8 @@ impl Node {
         true
     }
 
-    /// Whether the copy that a member had of a partition is not whole, as far as anybody knows, or gone with its disk.
-    pub(crate) fn lacks(&self, partition: PartitionId, member: &Member) -> bool {
+    /// Whether the replica of a member is damaged, as far as known, or gone with its disk.
+    pub(crate) fn lacks_replica(&self, partition: PartitionId, member: &Member) -> bool {
         let is_damaged = match &self.process {
             Some(process) => damaged(&process.store).contains(&partition),
             None => self.damaged.contains(&partition),
@@ -254,58 +256,58 @@ impl Node {
         is_damaged || self.known.is_none_or(|(known, _)| known.store != member.store)
     }
 
-    /// Whether its copy of a partition takes up no term that the map gives it: it lost what it had promised under, and knows that. Who leads has
-    /// read the map; who led under the term before has too.
+    /// Whether its replica declines every term that the map assigns: it lost its promise, and knows that. A primary has
+    /// read the map; the primary of the previous term has, too.
     pub(crate) fn declines(&self, partition: PartitionId, entry: &Entry) -> bool {
         let Some(process) = &self.process else { return false };
-        let leads = entry.primary == process.member.ordinal;
-        let given = if leads { entry.term.0 } else { entry.term.0.saturating_sub(1) };
+        let is_primary = entry.primary == process.member.ordinal;
+        let assigned = if is_primary { entry.term.0 } else { entry.term.0.saturating_sub(1) };
         let replicas = process.store.replicas();
-        replicas.iter().any(|it| it.partition == partition && it.term.0 < given)
+        replicas.iter().any(|replica| replica.partition == partition && replica.term.0 < assigned)
     }
 
-    /// Whether its copy of a partition may not be whole.
+    /// Whether its replica of a partition may be damaged.
     pub(crate) fn is_damaged(&self, partition: PartitionId) -> bool {
         let now = self.process.as_ref().map(|process| damaged(&process.store));
         self.flipped || now.as_ref().unwrap_or(&self.damaged).contains(&partition)
     }
 
-    /// Lets the clocks show what they show at `now_us` of the world.
-    pub(crate) fn tell_time(&mut self, now_us: u64) {
+    /// Sets the clocks to `now_us` of the world.
+    pub(crate) fn set_time(&mut self, now_us: u64) {
         let real_us = (now_us - self.booted_us) as i64;
         let passed_ms = ((real_us + real_us / 1_000_000 * self.rate_ppm) / 1_000) as u64;
         self.clock.advance(passed_ms.saturating_sub(self.passed_ms));
         self.passed_ms = self.passed_ms.max(passed_ms);
     }
 
-    /// What the clock of leases shows.
+    /// Returns the lease clock.
     pub(crate) const fn elapsed_ms(&self) -> u64 {
         self.passed_ms
     }
 
-    /// Steps the wall clock to this far from the world's.
+    /// Steps the wall clock to this offset.
     pub(crate) fn step_clock(&mut self, offset_ms: i64, now_us: u64) {
         self.wall_offset_ms = offset_ms;
         self.clock.set_wall(self.wall_ms(now_us));
     }
 
     const fn wall_ms(&self, now_us: u64) -> u64 {
-        (BEGINS_MS + now_us / 1_000).saturating_add_signed(self.wall_offset_ms)
+        (START_MS + now_us / 1_000).saturating_add_signed(self.wall_offset_ms)
     }
 
-    /// Copies of a state that were installed.
-    pub(crate) fn copies(&self) -> u64 {
-        self.copies + self.process.as_ref().map_or(0, |process| process.store.stats().copies_installed)
+    /// Snapshots installed.
+    pub(crate) fn snapshots_installed(&self) -> u64 {
+        self.snapshots + self.process.as_ref().map_or(0, |process| process.store.stats().transfers_installed)
     }
 
-    /// Bytes that the files of the disk take.
+    /// Bytes used by the files of the disk.
     pub(crate) fn used_bytes(&self) -> u64 {
         let names = self.disk.list().unwrap_or_default();
         names.iter().map(|name| self.disk.bytes(name).len() as u64).sum()
     }
 }
 
-/// The partitions whose copy is not whole.
+/// Partitions with a damaged replica.
 fn damaged(store: &Store) -> BTreeSet<PartitionId> {
     let replicas = store.replicas().into_iter();
     replicas.filter(|replica| replica.role == "corrupt").map(|replica| replica.partition).collect()

@@ -1,4 +1,4 @@
-//! What happened, as a hash that two runs of a seed share, and as text for who looks at one.
+//! Trace of a run: a hash that is equal for two runs of a seed, and optionally text.
 
 use engram_memory::mix64;
 
@@ -15,7 +15,7 @@ impl Trace {
         Self { prints, ..Self::default() }
     }
 
-    /// Adds a step: its numbers always, its text when somebody reads along.
+    /// Adds a step: its numbers always, its text only when printing.
     pub(crate) fn note(&mut self, now_us: u64, numbers: &[u64], text: impl FnOnce() -> String) {
         self.steps += 1;
         self.hash = mix64(self.hash ^ now_us);

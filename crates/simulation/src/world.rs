@@ -1,4 +1,4 @@
-//! The loop: what is due happens, and what follows from it is put in its place.
+//! The event loop: due events are handled, and their consequences queued.
 
 use crate::checks::Checks;
 use crate::client::Clients;
@@ -6,12 +6,12 @@ use crate::coordinator::Coordinator;
 use crate::draw::Draw;
 use crate::epochs::{Epochs, FIRST_STEP};
 use crate::faults::{Counters, Fault};
-use crate::map::Authority;
+use crate::liveness::{Heartbeat, View};
+use crate::map::MapStore;
 use crate::network::Network;
 use crate::node::{Answer, Node, Process};
-use crate::senses::{Beat, View};
+use crate::plan::FaultPlan;
 use crate::trace::Trace;
-use crate::weather::Weather;
 use crate::{Options, Outcome};
 use engram_cluster::PartitionMap;
 use engram_memory::{Member, Ordinal, PartitionId};
@@ -20,14 +20,14 @@ use engram_store::{Error, Store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Every node is looked after so often: its detector, its timers.
+/// Interval of a node's detector and timers.
 const TICK_US: u64 = 50_000;
-/// Everything has to be whole again so long after the last fault.
-const WHOLE_WITHIN_US: u64 = 60_000_000;
-/// How long the map has left alone what nobody can lead.
-const AT_REST_US: u64 = 30_000_000;
+/// The cluster must be healthy this long after the last fault.
+const HEALTHY_WITHIN_US: u64 = 60_000_000;
+/// How long the map must have been idle for an unrecoverable partition.
+const MAP_IDLE_US: u64 = 30_000_000;
 
-/// Something that happens at a time.
+/// An event.
 pub(crate) enum Event {
     Turn(usize),
     Tick(usize),
@@ -40,7 +40,7 @@ pub(crate) enum Event {
     Reconnect(usize, usize),
     Connected {
         node: usize,
-        /// Whose stream it is: it ends with its process.
+        /// Owner of the stream, which ends with its process.
         process: Member,
         peer: Member,
     },
@@ -51,11 +51,11 @@ pub(crate) enum Event {
     Propose {
         proposals: Vec<Proposal>,
     },
-    /// A process asks another for a read lease, at this time of its clock.
-    AskLease {
+    /// A process requests a read lease, at this time of its clock.
+    RequestLease {
         to: usize,
         holder: Member,
-        asked_ms: u64,
+        requested_ms: u64,
     },
     GrantLease {
         to: usize,
@@ -68,27 +68,27 @@ pub(crate) enum Event {
         to: usize,
         dead: Member,
     },
-    /// A process says that it lives; the place behind the last node is the coordinator's.
-    Beat {
+    /// A heartbeat arrives; the index after the last node is the coordinator's.
+    Heartbeat {
         to: usize,
-        beat: Beat,
+        heartbeat: Heartbeat,
     },
     /// The streams of a process ended.
     Closed {
         to: usize,
         member: Member,
     },
-    /// Its supervisor says that a process ended.
+    /// A supervisor reports the end of its process.
     Died {
         member: Member,
         number: u64,
     },
-    /// What the coordinator says.
-    Told {
+    /// A view of the coordinator arrives.
+    View {
         node: usize,
         view: View,
     },
-    /// Somebody is no longer to be emptied.
+    /// A worker is no longer drained.
     Undrain(Ordinal),
     Coordinate,
     /// The driver of the learning run acts.
@@ -98,7 +98,7 @@ pub(crate) enum Event {
         partition: PartitionId,
         step: usize,
     },
-    AskProgress {
+    ReadProgress {
         node: usize,
         partition: PartitionId,
         driver: u64,
@@ -130,7 +130,7 @@ pub(crate) enum Event {
     Start(usize),
     End(usize),
     Space(usize),
-    Mend {
+    RestoreLink {
         from: usize,
         to: usize,
     },
@@ -145,13 +145,13 @@ pub(crate) enum Event {
 /// A run.
 pub(crate) struct World {
     pub(crate) draw: Draw,
-    pub(crate) weather: Weather,
+    pub(crate) plan: FaultPlan,
     pub(crate) now_us: u64,
     queue: BTreeMap<(u64, u64), Event>,
     queued: u64,
     pub(crate) nodes: Vec<Node>,
     pub(crate) network: Network,
-    pub(crate) authority: Authority,
+    pub(crate) map_store: MapStore,
     pub(crate) coordinator: Coordinator,
     pub(crate) clients: Clients,
     pub(crate) epochs: Epochs,
@@ -161,45 +161,44 @@ pub(crate) struct World {
     pub(crate) failure: Option<String>,
     pub(crate) is_calm: bool,
     is_over: bool,
-    /// The last whole copy of a partition was damaged.
-    forsaken: bool,
+    /// The last intact replica of a partition was damaged.
+    unrecoverable: bool,
 }
 
 impl World {
     pub(crate) fn new(seed: u64, options: &Options) -> Self {
         let mut draw = Draw::new(seed);
-        let weather = Weather::draw(&mut draw, options.durability, options.season);
-        let mut nodes: Vec<Node> =
-            (0..weather.nodes).map(|ordinal| Node::new(ordinal as u32, &weather, &mut draw)).collect();
+        let plan = FaultPlan::draw(&mut draw, options.durability, options.scenario);
+        let mut nodes: Vec<Node> = (0..plan.nodes).map(|ordinal| Node::new(ordinal as u32, &plan, &mut draw)).collect();
         #[cfg(feature = "defects")]
-        nodes.iter_mut().for_each(|node| node.plant(options.defect));
+        nodes.iter_mut().for_each(|node| node.inject_bug(options.injected_bug));
         for node in &mut nodes {
-            node.start(weather.timing, 0).expect("an empty disk without faults can be used");
+            node.start(plan.timing, 0).expect("an empty disk without faults can be used");
         }
         let members: Vec<Member> =
-            nodes.iter().map(|node| node.process.as_ref().expect("it was just started").member).collect();
+            nodes.iter().map(|node| node.process.as_ref().expect("the process was just started").member).collect();
         let mut world = Self {
-            network: Network::new(weather.nodes),
-            authority: Authority::new(&weather, &members),
-            coordinator: Coordinator::new(&weather),
-            clients: Clients::new(&weather, &mut draw),
-            epochs: Epochs::new(&weather, &mut draw),
+            network: Network::new(plan.nodes),
+            map_store: MapStore::new(&plan, &members),
+            coordinator: Coordinator::new(&plan),
+            clients: Clients::new(&plan, &mut draw),
+            epochs: Epochs::new(&plan, &mut draw),
             checks: Checks::default(),
             trace: Trace::new(options.prints),
             counters: Counters::default(),
             failure: None,
             is_calm: false,
             is_over: false,
-            forsaken: false,
+            unrecoverable: false,
             now_us: 0,
             queue: BTreeMap::new(),
             queued: 0,
             draw,
-            weather,
+            plan,
             nodes,
         };
         if options.prints {
-            println!("{:#?}", world.weather);
+            println!("{:#?}", world.plan);
         }
         world.begin();
         world
@@ -213,20 +212,20 @@ impl World {
                 self.at(1_000, Event::Reconnect(node, other));
             }
         }
-        for client in 0..self.weather.clients {
+        for client in 0..self.plan.clients {
             self.at(20_000, Event::Client(client));
         }
         self.at(100_000, Event::Coordinate);
-        if self.weather.epochs {
+        if self.plan.epochs {
             self.at(50_000, Event::Drive);
         }
-        if !self.weather.faults.is_empty() {
+        if !self.plan.faults.is_empty() {
             self.at(300_000, Event::Inject);
         }
-        self.at(self.weather.calm_us, Event::Calm);
+        self.at(self.plan.calm_us, Event::Calm);
     }
 
-    /// Until all is well, or something is not.
+    /// Runs until everything is healthy, or an invariant is violated.
     pub(crate) fn run(&mut self) {
         while !self.is_over
             && self.failure.is_none()
@@ -238,28 +237,28 @@ impl World {
     }
 
     pub(crate) fn outcome(&self) -> Outcome {
-        let told = self.clients.told();
+        let tally = self.clients.tally();
         Outcome {
             trace_hash: self.trace.hash(),
             steps: self.trace.steps(),
             simulated_us: self.now_us,
-            acked: told.acked,
-            unknown: told.unknown,
-            never: told.never,
+            acked: tally.acked,
+            unknown: tally.unknown,
+            never: tally.never,
             lost: self.checks.lost(),
-            promotions: self.authority.promotions,
-            failovers: self.authority.failovers,
-            unnecessary: self.authority.unnecessary,
+            promotions: self.map_store.promotions,
+            failovers: self.map_store.failovers,
+            unnecessary: self.map_store.unnecessary,
             reads: self.checks.reads(),
             searched: self.clients.searched,
-            copies: self.nodes.iter().map(Node::copies).sum(),
-            forsaken: self.forsaken,
+            snapshots: self.nodes.iter().map(Node::snapshots_installed).sum(),
+            unrecoverable: self.unrecoverable,
             faults: self.counters.clone(),
             failure: self.failure.as_ref().map(|what| format!("at {:.6} s: {what}", self.now_us as f64 / 1e6)),
         }
     }
 
-    /// Notes what does not hold; the first counts.
+    /// Notes a violation; the first counts.
     pub(crate) fn fail(&mut self, what: String) {
         self.failure.get_or_insert(what);
     }
@@ -269,7 +268,7 @@ impl World {
         self.queue.insert((self.now_us + after_us, self.queued), event);
     }
 
-    /// Takes back what is on its way and fits.
+    /// Removes matching events from the queue.
     pub(crate) fn purge(&mut self, goes: impl Fn(&Event) -> bool) {
         self.queue.retain(|_, event| !goes(event));
     }
@@ -288,7 +287,7 @@ impl World {
                 self.trace.note(self.now_us, &[3, node as u64], || format!("{node} connected to {peer}"));
                 self.with(node, |store| {
                     if store.member() == process {
-                        store.connected(peer);
+                        store.connect_peer(peer);
                     }
                     Ok(())
                 });
@@ -297,60 +296,60 @@ impl World {
                 self.trace
                     .note(self.now_us, &[4, node as u64, map.version], || format!("{node} learns map {}", map.version));
                 self.with(node, |store| {
-                    store.learn(&map);
+                    store.update_map(&map);
                     Ok(())
                 });
             }
             Event::Propose { proposals } => self.decide(proposals),
-            Event::AskLease { to, holder, asked_ms } => self.grant_lease(to, holder, asked_ms),
+            Event::RequestLease { to, holder, requested_ms } => self.grant_lease(to, holder, requested_ms),
             Event::GrantLease { to, holder, granter, until_ms, except } => self.with(to, |store| {
                 if store.member() == holder {
-                    store.lease_held(granter, until_ms, except);
+                    store.record_lease(granter, until_ms, except);
                 }
                 Ok(())
             }),
             Event::ProvenDead { to, dead } => self.with(to, |store| {
-                store.proven_dead(dead);
+                store.confirm_dead(dead);
                 Ok(())
             }),
-            Event::Beat { to, beat } => self.hear_beat(to, &beat),
+            Event::Heartbeat { to, heartbeat } => self.receive_heartbeat(to, &heartbeat),
             Event::Closed { to, member } => self.stream_closed(to, member),
-            Event::Died { member, number } => self.reported_dead(member, number),
-            Event::Told { node, view } => self.told(node, &view),
+            Event::Died { member, number } => self.report_death(member, number),
+            Event::View { node, view } => self.receive_view(node, &view),
             Event::Undrain(ordinal) => {
                 self.coordinator.draining.remove(&ordinal);
             }
             Event::Coordinate => self.coordinate(),
             Event::Drive => self.drive(),
             Event::Step { node, partition, step } => self.step_arrives(node, partition, step),
-            Event::AskProgress { node, partition, driver } => self.progress_asked(node, partition, driver),
+            Event::ReadProgress { node, partition, driver } => self.read_progress(node, partition, driver),
             Event::Progress { partition, driver, done, open } => {
-                self.progress_told(partition, driver, done, open);
+                self.receive_progress(partition, driver, done, open);
             }
             Event::Read { node, read } => self.read(node, read),
             Event::ReadAnswer { read, weight } => self.read_answered(read, weight),
             Event::Client(client) => self.client_acts(client),
             Event::Attempt(attempt) => self.attempt(attempt),
             Event::Request { node, attempt } => self.request(node, attempt),
-            Event::Answer(answer) if answer.0 >= FIRST_STEP => self.stepped(answer),
+            Event::Answer(answer) if answer.0 >= FIRST_STEP => self.step_answered(answer),
             Event::Answer(answer) => self.answered(answer),
             Event::Inject => self.inject(),
-            Event::Strike(fault, node) => self.try_strike(fault, node),
+            Event::Strike(fault, node) => self.try_inject(fault, node),
             Event::Start(node) => self.start(node),
-            Event::End(node) => self.end(node, "it was told to"),
+            Event::End(node) => self.end(node, "planned"),
             Event::Space(node) => self.nodes[node].disk.set_capacity(None),
-            Event::Mend { from, to } => self.mend(from, to),
+            Event::RestoreLink { from, to } => self.restore_link(from, to),
             Event::KeepPartition { node, partition } => self.with(node, |store| {
                 let own = store.member().ordinal;
-                store.hand_over(partition, own);
+                store.transfer_leadership(partition, own);
                 Ok(())
             }),
             Event::Calm => self.calm_down(),
-            Event::Check => self.check_whole(),
+            Event::Check => self.check_healthy(),
         }
     }
 
-    /// Puts off what would make a paused process act.
+    /// Delays events of a paused process.
     fn wait_for_paused(&mut self, event: Event) -> Option<Event> {
         let node = match &event {
             Event::Turn(node)
@@ -358,21 +357,21 @@ impl World {
             | Event::Deliver { to: node, .. }
             | Event::Connected { node, .. }
             | Event::Push { node, .. }
-            | Event::AskLease { to: node, .. }
+            | Event::RequestLease { to: node, .. }
             | Event::GrantLease { to: node, .. }
             | Event::ProvenDead { to: node, .. }
-            | Event::Beat { to: node, .. }
+            | Event::Heartbeat { to: node, .. }
             | Event::Closed { to: node, .. }
-            | Event::Told { node, .. }
+            | Event::View { node, .. }
             | Event::Step { node, .. }
-            | Event::AskProgress { node, .. }
+            | Event::ReadProgress { node, .. }
             | Event::Read { node, .. }
             | Event::Request { node, .. } => *node,
-            Event::Coordinate | Event::Died { .. } => self.map_place(),
+            Event::Coordinate | Event::Died { .. } => self.map_index(),
             _ => return Some(event),
         };
         let paused_until_us =
-            self.nodes.get(node).map_or(self.coordinator.paused_until_us, |place| place.paused_until_us);
+            self.nodes.get(node).map_or(self.coordinator.paused_until_us, |node| node.paused_until_us);
         if paused_until_us <= self.now_us {
             return Some(event);
         }
@@ -380,12 +379,12 @@ impl World {
         None
     }
 
-    /// Lets a store do something, and takes what it says; an error ends its process. Nothing when no process runs.
+    /// Lets a store act, and takes its output; an error ends its process. No effect if no process runs.
     pub(crate) fn with(&mut self, node: usize, act: impl FnOnce(&mut Store) -> Result<(), Error>) {
-        self.nodes[node].tell_time(self.now_us);
+        self.nodes[node].set_time(self.now_us);
         let Some(process) = &mut self.nodes[node].process else { return };
         let acted = act(&mut process.store);
-        self.take_said(node);
+        self.take_output(node);
         match acted {
             Ok(()) => {
                 self.observe(node);
@@ -397,28 +396,28 @@ impl World {
             Err(error) => {
                 let is_expected = self.nodes[node].was_flipped && is_damage(&error);
                 if !self.nodes[node].disk_suffers && !is_expected {
-                    self.fail(format!("node {node}: {error} without a fault of its disk"));
+                    self.fail(format!("node {node}: {error} without a disk fault"));
                 }
                 self.end(node, &error.to_string());
             }
         }
     }
 
-    fn take_said(&mut self, node: usize) {
+    fn take_output(&mut self, node: usize) {
         let Some(Process { out, member, .. }) = &self.nodes[node].process else { return };
-        let (said, from) = (out.take(), *member);
-        for (to, envelopes) in said.sent {
+        let (output, from) = (out.take(), *member);
+        for (to, envelopes) in output.sent {
             self.send(node, from, to.0 as usize, envelopes);
         }
-        if !said.proposals.is_empty() {
-            self.submit(node, said.proposals);
+        if !output.proposals.is_empty() {
+            self.submit(node, output.proposals);
         }
-        for answer in said.answers {
+        for answer in output.answers {
             if let Ok(committed) = &answer.1 {
                 self.checks.acknowledged(committed.partition, committed.lsn);
                 self.note_answer(answer.0, from);
             }
-            self.answer_leaves(answer);
+            self.send_answer(answer);
         }
     }
 
@@ -426,7 +425,7 @@ impl World {
         self.trace.note(self.now_us, &[1, node as u64], || format!("{node} turns"));
         self.with(node, |store| store.turn());
         self.nodes[node].turns = false;
-        // What a turn leaves to do is done in the next one, and a store that has nothing to do is left alone.
+        // Leftover work is done in the next turn, and an idle store is left alone.
         let busy = self.nodes[node].process.as_ref().is_some_and(|process| process.store.stats().waiting_records > 0);
         if busy {
             self.nodes[node].turns = true;
@@ -435,21 +434,21 @@ impl World {
         }
     }
 
-    /// Says that it lives, looks who else does, reads the map again.
+    /// Sends heartbeats, ticks the detector, reads the map again.
     fn tick(&mut self, node: usize) {
         let wait_us = TICK_US + self.draw.below(10_000);
         self.at(wait_us, Event::Tick(node));
         if self.nodes[node].process.is_none() {
             return;
         }
-        self.beat(node, TICK_US);
-        self.look(node);
+        self.send_heartbeats(node, TICK_US);
+        self.tick_detector(node);
         self.leave(node);
         if self.draw.chance(100) {
             self.push_map(node, 0);
         }
         if self.draw.chance(300) {
-            self.ask_leases(node);
+            self.request_leases(node);
         }
         if !self.nodes[node].turns {
             self.nodes[node].turns = true;
@@ -461,15 +460,15 @@ impl World {
         if self.nodes[node].process.is_some() {
             return;
         }
-        self.nodes[node].tell_time(self.now_us);
+        self.nodes[node].set_time(self.now_us);
         let (count, now_us) = (self.nodes.len(), self.now_us);
-        match self.nodes[node].start(self.weather.timing, now_us) {
+        match self.nodes[node].start(self.plan.timing, now_us) {
             Ok(()) => {
                 let member = self.nodes[node].process.as_ref().expect("it was just started").member;
                 self.trace
                     .note(now_us, &[6, node as u64, member.incarnation.0], || format!("{node} starts as {member}"));
                 self.push_map(node, 0);
-                if self.draw.chance(self.weather.strike_started) {
+                if self.draw.chance(self.plan.strike_started) {
                     let (all, wait_us) = (self.draw.chance(500), self.draw.within(1_000, 60_000));
                     for victim in (0..count).filter(|other| all || *other == node) {
                         self.at(wait_us, Event::Strike(Fault::Kill, victim));
@@ -481,14 +480,14 @@ impl World {
                 self.observe(node);
             }
             Err(error) => {
-                self.trace.note(now_us, &[7, node as u64], || format!("{node} does not start: {error}"));
+                self.trace.note(now_us, &[7, node as u64], || format!("{node} failed to start: {error}"));
                 if self.nodes[node].flipped && is_damage(&error) {
-                    // The damage is in what all partitions share: the disk is given up.
+                    // The damage affects what all partitions share: the disk is discarded.
                     let seed = self.draw.next();
                     self.nodes[node].replace_disk(seed);
                     self.nodes[node].known = None;
                 } else if !self.nodes[node].disk_suffers || matches!(error, Error::Corrupt { .. }) {
-                    self.fail(format!("node {node} does not start: {error:?}"));
+                    self.fail(format!("node {node} failed to start: {error:?}"));
                 }
                 self.nodes[node].kill();
                 let wait_us = self.draw.within(50_000, 500_000);
@@ -498,32 +497,32 @@ impl World {
     }
 
     /// Ends a process at once, and starts another one later.
-    pub(crate) fn end(&mut self, node: usize, why: &str) {
+    pub(crate) fn end(&mut self, node: usize, reason: &str) {
         if self.nodes[node].process.is_none() {
             return;
         }
-        self.trace.note(self.now_us, &[8, node as u64], || format!("{node} ends: {why}"));
+        self.trace.note(self.now_us, &[8, node as u64], || format!("{node} ends: {reason}"));
         self.nodes[node].kill();
-        self.was_ended(node);
+        self.process_ended(node);
     }
 
-    /// What the end of a process means for others.
-    pub(crate) fn was_ended(&mut self, node: usize) {
+    /// Handles the consequences of a process's end for the others.
+    pub(crate) fn process_ended(&mut self, node: usize) {
         for other in (0..self.nodes.len()).filter(|other| *other != node) {
             self.network.take_down(node, other);
         }
-        if let Some((dead, _)) = self.nodes[node].known.filter(|_| self.draw.chance(self.weather.hearsay)) {
+        if let Some((dead, _)) = self.nodes[node].known.filter(|_| self.draw.chance(self.plan.hearsay)) {
             for to in (0..self.nodes.len()).filter(|to| *to != node) {
-                let wait_us = self.draw.within(1_000, self.weather.proof_late_us.max(400_000));
+                let wait_us = self.draw.within(1_000, self.plan.proof_late_us.max(400_000));
                 self.at(wait_us, Event::ProvenDead { to, dead });
             }
         }
         if let Some((member, number)) = self.nodes[node].ended.take() {
             self.checks.ended(member, self.now_us);
             let silently = self.nodes[node].lost_power || std::mem::take(&mut self.nodes[node].vanished);
-            self.tell_of_end(member, number, silently);
+            self.announce_end(member, number, silently);
         }
-        let down_us = if self.is_calm { 100_000 } else { self.weather.down_us };
+        let down_us = if self.is_calm { 100_000 } else { self.plan.down_us };
         let wait_us = self.draw.within(5_000, down_us);
         self.at(wait_us, Event::Start(node));
     }
@@ -532,29 +531,29 @@ impl World {
     fn calm_down(&mut self) {
         self.trace.note(self.now_us, &[9], || "calm".to_owned());
         self.is_calm = true;
-        let weather = &mut self.weather;
-        (weather.loss, weather.duplicate, weather.reorder) = (0, 0, 0);
-        (weather.map_late, weather.map_lost, weather.map_duplicate, weather.map_stale) = (0, 0, 0, 0);
-        (weather.request_again, weather.request_lost) = (0, 0);
-        (weather.false_promotion, weather.blind_promotion, weather.extra_learner) = (0, 0, 0);
-        (weather.mute_promoted, weather.strike_alone, weather.erratic) = (0, 0, 0);
-        (weather.deafen_deposed, weather.strike_changed, weather.strike_started) = (0, 0, 0);
+        let plan = &mut self.plan;
+        (plan.loss, plan.duplicate, plan.reorder) = (0, 0, 0);
+        (plan.map_late, plan.map_lost, plan.map_duplicate, plan.map_stale) = (0, 0, 0, 0);
+        (plan.request_again, plan.request_lost) = (0, 0);
+        (plan.false_promotion, plan.blind_promotion, plan.extra_learner) = (0, 0, 0);
+        (plan.mute_promoted, plan.strike_alone, plan.erratic) = (0, 0, 0);
+        (plan.deafen_deposed, plan.strike_changed, plan.strike_started) = (0, 0, 0);
         (self.coordinator.paused_until_us, self.coordinator.down_until_us) =
             (0, self.coordinator.down_until_us.map(|_| self.now_us));
         self.coordinator.draining.clear();
-        weather.faults.clear();
-        self.network.mend_all();
+        plan.faults.clear();
+        self.network.restore_all();
         for node in 0..self.nodes.len() {
-            let place = &mut self.nodes[node];
-            (place.paused_until_us, place.misled) = (0, None);
-            place.disk.set_capacity(None);
-            place.disk.fail_syncs(0);
-            if place.disk_suffers && place.process.is_some() {
-                self.end(node, "its disk is mended");
+            let machine = &mut self.nodes[node];
+            (machine.paused_until_us, machine.false_suspicion) = (0, None);
+            machine.disk.set_capacity(None);
+            machine.disk.fail_syncs(0);
+            if machine.disk_suffers && machine.process.is_some() {
+                self.end(node, "its disk is repaired");
             }
             self.nodes[node].disk_suffers = false;
             self.at(10_000, Event::Start(node));
-            for partition in (0..self.weather.partitions).map(PartitionId) {
+            for partition in (0..self.plan.partitions).map(PartitionId) {
                 self.at(0, Event::KeepPartition { node, partition });
             }
             for other in node + 1..self.nodes.len() {
@@ -564,47 +563,50 @@ impl World {
         self.at(200_000, Event::Check);
     }
 
-    fn check_whole(&mut self) {
+    fn check_healthy(&mut self) {
         let missing = self.missing();
         if missing.is_none() {
             self.check_ledger();
             self.check_histories();
             self.is_over = true;
-        } else if let Some(partition) = self.forsaken().filter(|_| self.now_us > self.weather.calm_us + WHOLE_WITHIN_US)
+        } else if let Some(partition) =
+            self.unrecoverable().filter(|_| self.now_us > self.plan.calm_us + HEALTHY_WITHIN_US)
         {
-            // Its only copy was damaged before another was made: what is left is a person's to order.
+            // The only replica was damaged before another one was created: only a forced promotion helps.
             self.check_histories();
-            if self.now_us < self.authority.changed_us[partition] + AT_REST_US {
-                let entry = &self.authority.entries[partition];
-                self.fail(format!("nobody can lead partition {partition}, and the map still changes: {entry:?}"));
+            if self.now_us < self.map_store.changed_us[partition] + MAP_IDLE_US {
+                let entry = &self.map_store.entries[partition];
+                self.fail(format!(
+                    "partition {partition} has no eligible replica, but the map still changes: {entry:?}"
+                ));
             }
-            self.forsaken = true;
+            self.unrecoverable = true;
             self.is_over = true;
-        } else if self.now_us > self.weather.calm_us + WHOLE_WITHIN_US {
+        } else if self.now_us > self.plan.calm_us + HEALTHY_WITHIN_US {
             let missing = missing.unwrap_or_default();
-            let stand: Vec<String> = (self.nodes.iter().enumerate())
-                .map(|(node, place)| {
-                    let replicas = place.process.as_ref().map(|process| (process.member, process.store.replicas()));
+            let states: Vec<String> = (self.nodes.iter().enumerate())
+                .map(|(node, machine)| {
+                    let replicas = machine.process.as_ref().map(|process| (process.member, process.store.replicas()));
                     format!("node {node}: {replicas:?}")
                 })
                 .collect();
-            let map = &self.authority.entries;
+            let map = &self.map_store.entries;
             self.fail(format!(
-                "not whole a minute after the last fault: {missing}\nmap {map:#?}\n{}",
-                stand.join("\n")
+                "not healthy a minute after the last fault: {missing}\nmap {map:#?}\n{}",
+                states.join("\n")
             ));
         } else {
             self.at(200_000, Event::Check);
         }
     }
 
-    /// A partition that has no candidate left whose copy is whole: each is damaged, has lost its end, or was on a disk that was given up.
-    fn forsaken(&self) -> Option<usize> {
+    /// Returns a partition without an intact candidate: each is damaged, has lost its end, or was on a discarded disk.
+    fn unrecoverable(&self) -> Option<usize> {
         let lacks = |partition, member: &Member, entry| {
             let node = &self.nodes[member.ordinal.0 as usize];
-            node.lacks(partition, member) || node.declines(partition, entry)
+            node.lacks_replica(partition, member) || node.declines(partition, entry)
         };
-        let mut entries = (0..).map(PartitionId).zip(&self.authority.entries);
+        let mut entries = (0..).map(PartitionId).zip(&self.map_store.entries);
         let found =
             entries.find(|(partition, entry)| entry.candidates().all(|member| lacks(*partition, member, entry)));
         found.map(|(partition, _)| partition.0 as usize)
@@ -615,7 +617,7 @@ impl World {
     }
 }
 
-/// Whether this is said of bytes that are not what was written.
+/// Whether an error reports stored bytes that differ from what was written.
 pub(crate) const fn is_damage(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::UnknownFormat { .. } | Error::IdentityMissing { .. })
 }

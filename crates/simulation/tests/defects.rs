@@ -1,42 +1,42 @@
-//! Defects planted in the real code are noticed, and the same seeds without them show nothing.
+//! Bugs injected into the real code are found, and the same seeds pass without them.
 //!
-//! `cargo xtask simulate --defects` plants all of them, which takes minutes; here are those that few seeds find.
+//! `cargo xtask simulate --injected-bugs` injects all of them, which takes minutes; here are those found within few seeds.
 #![cfg(feature = "defects")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use engram_cluster::replica::Defect;
-use engram_simulation::{Options, aim, run};
+use engram_cluster::injected::Bug;
+use engram_simulation::{Options, run, target};
 
-/// Seeds of one defect, at most: several times as many as one of these needs, whatever course later changes give a seed.
-const MOST_SEEDS: u64 = 150;
+/// Maximum seeds per bug: several times as many as needed, since later changes alter what a seed does.
+const MAX_SEEDS: u64 = 150;
 
-/// One at least of every part of the protocol.
-const SOON: &[Defect] = &[
-    Defect::AckWithoutBackup,
-    Defect::KeepTail,
-    Defect::RestartSameTerm,
-    Defect::SoloAckWithoutFsync,
-    Defect::ShrinkWithoutFsync,
-    Defect::StalePrev,
-    Defect::PromoteNonIsr,
-    Defect::NeverRenews,
-    Defect::ReadWithoutLease,
-    Defect::ProofWithoutDeath,
-    Defect::NoDedupe,
-    Defect::NoEpochTable,
-    Defect::ForgiveSyncFailure,
+/// At least one of every part of the protocol.
+const BUGS: &[Bug] = &[
+    Bug::AckWithoutBackup,
+    Bug::KeepTail,
+    Bug::RestartSameTerm,
+    Bug::SoloAckWithoutFsync,
+    Bug::ShrinkWithoutFsync,
+    Bug::StalePrev,
+    Bug::PromoteNonIsr,
+    Bug::NeverRenews,
+    Bug::ReadWithoutLease,
+    Bug::ProofWithoutDeath,
+    Bug::NoDedupe,
+    Bug::NoEpochTable,
+    Bug::ForgiveSyncFailure,
 ];
 
-/// One test, since a defect is planted in the whole process.
+/// One test, since a bug is injected into the whole process.
 #[test]
-fn what_is_planted_is_noticed_and_nothing_else_is() {
-    for &defect in SOON {
-        let (season, durability) = aim(defect).unwrap();
-        let sound = Options { season: Some(season), ..Options::new(durability) };
-        let planted = Options { defect: Some(defect), ..sound };
-        let found = (0..MOST_SEEDS).find(|seed| run(*seed, &planted).failure.is_some());
-        let seed = found.unwrap_or_else(|| panic!("{defect:?} is not found by {MOST_SEEDS} seeds"));
-        assert_eq!(run(seed, &sound).failure, None, "{defect:?}, seed {seed}, without it");
-        println!("{defect:?}: {} seeds", seed + 1);
+fn injected_bugs_are_found_and_their_seeds_pass_without_them() {
+    for &bug in BUGS {
+        let (scenario, durability) = target(bug).unwrap();
+        let correct = Options { scenario: Some(scenario), ..Options::new(durability) };
+        let with_bug = Options { injected_bug: Some(bug), ..correct };
+        let found = (0..MAX_SEEDS).find(|seed| run(*seed, &with_bug).failure.is_some());
+        let seed = found.unwrap_or_else(|| panic!("{bug:?} is not found by {MAX_SEEDS} seeds"));
+        assert_eq!(run(seed, &correct).failure, None, "{bug:?}, seed {seed}, without the bug");
+        println!("{bug:?}: {} seeds", seed + 1);
     }
 }

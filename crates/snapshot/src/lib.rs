@@ -1,13 +1,13 @@
-//! Snapshots of a whole cluster: what one consists of, where it lies, and whether it is right.
+//! Snapshots of a whole cluster: manifest, location and verification.
 //!
-//! Knows nothing of who makes one or what is made of it. Invariants: a snapshot is there when its manifest is, and not before; every
-//! byte of it is under a checksum; whatever is wrong is told by the name of the file.
+//! Knows nothing of the processes that create or restore snapshots. Invariants: a snapshot exists once its manifest does, and not
+//! before; every byte of it is covered by a checksum; errors name the damaged file.
 #![forbid(unsafe_code)]
 
 mod folder;
+mod location;
 mod manifest;
-mod place;
 
 pub use folder::Folder;
-pub use manifest::{Entry, FILE_NAME, Manifest, Of, open, shape_of, unusable};
-pub use place::{Place, bucket, download, failed, upload};
+pub use location::{Location, bucket, download, storage_error, upload};
+pub use manifest::{Entry, FILE_NAME, Manifest, SourceCluster, open, shape_of, unusable};

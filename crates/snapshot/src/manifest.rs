@@ -1,8 +1,8 @@
-//! What a snapshot of a cluster consists of: `manifest.json`, beside one file per partition.
+//! Manifest of a cluster snapshot: `manifest.json`, next to one file per partition.
 //!
-//! It is written last and appears whole or not at all, so a folder without one is an unfinished snapshot. Invariants: every
-//! byte of every file is under a checksum that stands here, and so is this file itself, as text: what a later version adds to
-//! a specification does not change what was written.
+//! The manifest is written last and atomically, so a directory without one is an unfinished snapshot. Invariants: the manifest
+//! contains a checksum of every file and of its own text; the checksum covers the text, so fields added to the specification
+//! by a later version do not invalidate it.
 
 use anyhow::{Context, Result};
 use engram_api::{API_VERSION, Code, LearnerClusterSpec, Problem};
@@ -15,9 +15,9 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-/// Name of the file.
+/// Name of the manifest file.
 pub const FILE_NAME: &str = "manifest.json";
-/// Bytes that a manifest has at most: 1,024 partitions take half a MiB.
+/// Most bytes of a manifest: 1,024 partitions take half a MiB.
 pub(crate) const MAX_BYTES: u64 = 8 << 20;
 const KIND: &str = "Snapshot";
 
@@ -25,96 +25,96 @@ const KIND: &str = "Snapshot";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Manifest {
-    /// Version of the API that it was made under.
+    /// API version of the specification.
     pub api_version: String,
-    /// What it is.
+    /// Kind of the document.
     pub kind: String,
-    /// Version of what the files hold; another one is refused.
+    /// Format version of the files; unknown versions are rejected.
     pub format: u32,
-    /// Its name.
+    /// Name of the snapshot.
     pub name: String,
-    /// 32 hexadecimal digits.
+    /// Cluster ID, 32 hexadecimal digits.
     pub cluster: String,
     /// Name of the cluster.
     pub cluster_name: String,
-    /// When it was finished, milliseconds since 1970.
+    /// Completion time, milliseconds since 1970.
     pub created_ms: u64,
     /// Partitions of the cluster.
     pub partitions: u32,
-    /// Number of the law.
+    /// Number of the decay law.
     pub law: u32,
-    /// Numbers per memory.
+    /// Elements of a feature vector.
     pub feature_dimension: u32,
-    /// Number of the type; 0 = no features.
+    /// Number of the feature type; 0 = no features.
     pub feature_type: u32,
-    /// The specification of the cluster, for a state directory that does not know it; looked at there only.
+    /// Specification of the cluster, for restoring into an empty state directory.
     pub spec: Value,
-    /// Workers that wrote it. It may be restored to another number.
+    /// Workers that wrote the snapshot. It can be restored to another number.
     pub workers: u32,
     /// Memories in it.
     pub memories: u64,
-    /// Bytes of its files.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// Digest of all memories, 32 hexadecimal digits, each partition as of its record in `files`; what format 1 had not where somebody
-    /// wrote while it was made.
+    /// Digest of all memories, 32 hexadecimal digits, each partition at its LSN in `files`; format 1 omits it if writes occurred
+    /// during the snapshot.
     pub digest: Option<String>,
     /// One entry per partition.
     pub files: Vec<Entry>,
 }
 
-/// One partition of a snapshot. Partitions without data have none.
+/// File of one partition. Partitions without data have none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Entry {
     /// Number of the partition.
     pub partition: u32,
-    /// Path of the file, beside the manifest or in a folder there.
+    /// Path of the file relative to the manifest.
     pub file: String,
     /// Term of its last record.
     pub term: u64,
-    /// Its last record.
+    /// LSN of its last record.
     pub lsn: u64,
     /// Memories in it.
     pub memories: u64,
-    /// Bytes of its files.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// Digest of its memories at `lsn`, 32 hexadecimal digits; format 1 had none.
+    /// Digest of its memories at `lsn`, 32 hexadecimal digits; absent in format 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
     /// XXH3-128 of the file, 32 hexadecimal digits.
     pub checksum: String,
 }
 
-/// The cluster that a snapshot is made of.
+/// Cluster that a snapshot is taken of.
 #[derive(Debug, Clone, Copy)]
-pub struct Of<'a> {
-    /// Its identity.
+pub struct SourceCluster<'a> {
+    /// Cluster ID.
     pub cluster: ClusterId,
-    /// Its name.
+    /// Name of the snapshot.
     pub name: &'a str,
-    /// Its specification.
+    /// Specification.
     pub spec: &'a LearnerClusterSpec,
 }
 
-/// The file: the manifest, and the XXH3-128 of its text without the spaces between its tokens.
+/// Content of the file: the manifest and the XXH3-128 of its text without whitespace between tokens.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sealed {
+struct ManifestFile {
     snapshot: Box<RawValue>,
     checksum: String,
 }
 
-/// What every format has in its manifest.
+/// Field common to the manifests of every format.
 #[derive(Deserialize)]
 struct Format {
     format: u64,
 }
 
 impl Entry {
-    /// Describes a file of `folder` that a worker wrote, and reads all of it once to do so.
+    /// Describes a file in `folder`, reading all of it once.
     ///
     /// # Errors
-    /// It cannot be read, or is no snapshot file.
+    /// The file cannot be read or is not a snapshot file.
     pub fn of(folder: &Path, file: &str) -> Result<Self> {
         let reader = open(folder, file)?;
         let (head, digest) = (reader.head(), reader.memories_digest()?);
@@ -131,8 +131,8 @@ impl Entry {
         })
     }
 
-    /// The folder beside the manifest that has the file, if it is in one, and its name there; `None` where no snapshot file is called so.
-    pub fn place(&self) -> Option<(Option<&str>, &str)> {
+    /// Splits the path into subdirectory, if any, and file name; `None` if it is not a valid snapshot file path.
+    pub fn split_path(&self) -> Option<(Option<&str>, &str)> {
         let (folder, name) = match self.file.split_once('/') {
             Some((folder, name)) => (Some(folder), name),
             None => (None, self.file.as_str()),
@@ -140,33 +140,33 @@ impl Entry {
         let plain = |folder: &str| {
             !folder.is_empty() && folder.bytes().all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-')
         };
-        let ours = snapshot_file::parse_name(name).is_some() && folder.is_none_or(plain);
-        ours.then_some((folder, name))
+        let is_valid = snapshot_file::parse_name(name).is_some() && folder.is_none_or(plain);
+        is_valid.then_some((folder, name))
     }
 }
 
 impl Manifest {
-    /// The format that is written.
+    /// Format version that is written.
     pub const FORMAT: u32 = 2;
-    /// The oldest that is read.
+    /// Oldest format version that is read.
     const OLDEST: u32 = 1;
 
-    /// A manifest of no files yet.
-    pub fn new(name: &str, of: Of<'_>) -> Result<Self> {
-        let shape = shape_of(of.spec);
+    /// Creates a manifest without files.
+    pub fn new(name: &str, cluster: SourceCluster<'_>) -> Result<Self> {
+        let shape = shape_of(cluster.spec);
         Ok(Self {
             api_version: API_VERSION.into(),
             kind: KIND.into(),
             format: Self::FORMAT,
             name: name.into(),
-            cluster: of.cluster.to_string(),
-            cluster_name: of.name.into(),
+            cluster: cluster.cluster.to_string(),
+            cluster_name: cluster.name.into(),
             created_ms: 0,
             partitions: shape.partitions,
             law: shape.law.code(),
             feature_dimension: shape.features.dimension,
             feature_type: feature_type(shape.features),
-            spec: serde_json::to_value(of.spec)?,
+            spec: serde_json::to_value(cluster.spec)?,
             workers: 0,
             memories: 0,
             bytes: 0,
@@ -175,22 +175,22 @@ impl Manifest {
         })
     }
 
-    /// Adds a partition.
+    /// Adds the file of a partition.
     pub fn add(&mut self, entry: Entry) {
         (self.memories, self.bytes) = (self.memories + entry.memories, self.bytes + entry.bytes);
         self.files.push(entry);
     }
 
-    /// The text of the file, with the digest of the whole.
+    /// Returns the text of the file, and sets the total digest.
     pub fn text(&mut self) -> Result<String> {
         self.files.sort_by_key(|entry| entry.partition);
         self.digest = self.total().map(|digest| digest.to_string());
         let snapshot = RawValue::from_string(serde_json::to_string_pretty(self)?)?;
-        let checksum = seal(snapshot.get());
-        Ok(serde_json::to_string(&Sealed { snapshot, checksum })?)
+        let checksum = text_checksum(snapshot.get());
+        Ok(serde_json::to_string(&ManifestFile { snapshot, checksum })?)
     }
 
-    /// Sum of the digests of the files; `None` where one has none.
+    /// Sum of the digests of the files; `None` if one has none.
     fn total(&self) -> Option<Digest> {
         let mut total = Digest::default();
         for entry in &self.files {
@@ -199,7 +199,7 @@ impl Manifest {
         Some(total)
     }
 
-    /// Writes the manifest into `folder`: after this, and not before, the snapshot is there.
+    /// Writes the manifest into `folder`, which completes the snapshot.
     pub fn write(&mut self, folder: &Path) -> Result<()> {
         let text = self.text()?;
         let mut file = tempfile::Builder::new().prefix(".manifest-").tempfile_in(folder)?;
@@ -210,36 +210,36 @@ impl Manifest {
         Ok(())
     }
 
-    /// Reads what [`Self::text`] gave, from the place `whence`.
+    /// Parses the output of [`Self::text`], read from `source`.
     ///
     /// # Errors
     /// [`Code::SnapshotUnusable`].
-    pub fn parse(bytes: &[u8], whence: impl std::fmt::Display) -> Result<Self, Problem> {
-        let damaged = |error: serde_json::Error| unusable(&whence, format!("is damaged: {error}"));
-        let sealed: Sealed = serde_json::from_slice(bytes).map_err(damaged)?;
-        if sealed.checksum != seal(sealed.snapshot.get()) {
-            return Err(unusable(&whence, "is damaged: its checksum is wrong"));
+    pub fn parse(bytes: &[u8], source: impl std::fmt::Display) -> Result<Self, Problem> {
+        let damaged = |error: serde_json::Error| unusable(&source, format!("is damaged: {error}"));
+        let sealed: ManifestFile = serde_json::from_slice(bytes).map_err(damaged)?;
+        if sealed.checksum != text_checksum(sealed.snapshot.get()) {
+            return Err(unusable(&source, "is damaged: checksum mismatch"));
         }
-        // Look at the format first: a newer manifest has fields that are not known here.
+        // The format is checked first: a newer manifest has unknown fields.
         let Format { format } = serde_json::from_str(sealed.snapshot.get()).map_err(damaged)?;
         if !(u64::from(Self::OLDEST)..=u64::from(Self::FORMAT)).contains(&format) {
             let (oldest, newest) = (Self::OLDEST, Self::FORMAT);
-            let what = format!("has format {format}, this program knows {oldest} to {newest}; use a newer program");
-            return Err(unusable(&whence, what));
+            let what = format!("has format {format}, this version supports {oldest} to {newest}; use a newer version");
+            return Err(unusable(&source, what));
         }
         let manifest: Self = serde_json::from_str(sealed.snapshot.get()).map_err(damaged)?;
         if manifest.kind != KIND {
-            return Err(unusable(&whence, format!("is no snapshot but a {:?}", manifest.kind)));
+            return Err(unusable(&source, format!("is not a snapshot but a {:?}", manifest.kind)));
         }
         Ok(manifest)
     }
 
-    /// What is fixed of the cluster that it was made of.
+    /// Returns the immutable shape of the source cluster.
     ///
     /// # Errors
-    /// [`Code::SnapshotUnusable`]: a law or a type that this version does not know.
-    pub fn shape(&self, whence: &str) -> Result<Shape, Problem> {
-        let unknown = || unusable(whence, "has a law or a type of features that this program does not know");
+    /// [`Code::SnapshotUnusable`]: unknown law or feature type.
+    pub fn shape(&self, source: &str) -> Result<Shape, Problem> {
+        let unknown = || unusable(source, "has a decay law or a feature type that this version does not support");
         let features = match self.feature_dimension {
             0 => FeatureShape::NONE,
             dimension => {
@@ -250,60 +250,63 @@ impl Manifest {
         Ok(Shape { partitions: self.partitions, law: Law::from_code(self.law).ok_or_else(unknown)?, features })
     }
 
-    /// Checks that this can be restored to its own cluster, and every byte of every file. `whence` names the snapshot; `progress` hears of
-    /// the bytes that were checked.
+    /// Verifies that the snapshot can be restored to its own cluster, and every byte of every file. `source` names the snapshot;
+    /// `progress` receives the bytes verified.
     ///
     /// # Errors
     /// [`Code::SnapshotUnusable`], naming the file; nothing was changed.
     pub fn verify(
         &self,
         folder: &Path,
-        whence: &str,
+        source: &str,
         cluster: ClusterId,
         shape: Shape,
         mut progress: impl FnMut(u64),
     ) -> Result<()> {
-        self.check_owner(whence, cluster)?;
-        self.check_shape(whence, shape)?;
-        self.check_files(whence)?;
+        self.check_owner(source, cluster)?;
+        self.check_shape(source, shape)?;
+        self.check_files(source)?;
         for entry in &self.files {
-            self.verify_file(entry, folder, whence)?;
+            self.verify_file(entry, folder, source)?;
             progress(entry.bytes);
         }
         Ok(())
     }
 
-    /// Checks that the files which it names can be those of a snapshot: each of a partition of its own, under a name of ours.
+    /// Checks the list of files: one per partition, with valid names.
     ///
     /// # Errors
     /// [`Code::SnapshotUnusable`].
-    pub fn check_files(&self, whence: &str) -> Result<(), Problem> {
-        let mut seen = std::collections::BTreeSet::new();
+    pub fn check_files(&self, source: &str) -> Result<(), Problem> {
+        let mut partitions = std::collections::BTreeSet::new();
         for entry in &self.files {
-            let wrong = |what: String| unusable(format!("{whence}/{}", entry.file), what);
-            if entry.partition >= self.partitions || !seen.insert(entry.partition) {
-                return Err(wrong(format!("stands for partition {}, which is twice or not there", entry.partition)));
+            let wrong = |what: String| unusable(format!("{source}/{}", entry.file), what);
+            if entry.partition >= self.partitions || !partitions.insert(entry.partition) {
+                return Err(wrong(format!(
+                    "belongs to partition {}, which is duplicate or out of range",
+                    entry.partition
+                )));
             }
-            // A name that leads out of the folder is no name of ours.
-            if entry.place().is_none() {
+            // Also rejects paths that leave the directory.
+            if entry.split_path().is_none() {
                 return Err(wrong("is not the name of a snapshot file".into()));
             }
         }
-        let (total, told) = (self.total().map(|digest| digest.to_string()), self.digest.as_ref());
-        match told.filter(|told| total.as_ref().is_some_and(|total| total != *told)) {
-            Some(told) => Err(unusable(whence, format!("names the digest {told}, which is not that of its files"))),
+        let (total, stated) = (self.total().map(|digest| digest.to_string()), self.digest.as_ref());
+        match stated.filter(|stated| total.as_ref().is_some_and(|total| total != *stated)) {
+            Some(stated) => Err(unusable(source, format!("states digest {stated}, which does not match its files"))),
             None => Ok(()),
         }
     }
 
-    /// Checks every byte of one file in `folder`, and that it is the one described.
+    /// Verifies every byte of one file in `folder`, and that it matches its entry.
     ///
     /// # Errors
     /// [`Code::SnapshotUnusable`], naming the file.
-    pub fn verify_file(&self, entry: &Entry, folder: &Path, whence: &str) -> Result<SnapshotReader> {
-        let wrong = |what: String| unusable(format!("{whence}/{}", entry.file), what);
-        let summed = checksum(&folder.join(&entry.file));
-        let (bytes, checksum) = summed.map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    pub fn verify_file(&self, entry: &Entry, folder: &Path, source: &str) -> Result<SnapshotReader> {
+        let wrong = |what: String| unusable(format!("{source}/{}", entry.file), what);
+        let summary = checksum(&folder.join(&entry.file));
+        let (bytes, checksum) = summary.map_err(|error| wrong(format!("cannot be read: {error}")))?;
         if (bytes, &checksum) != (entry.bytes, &entry.checksum) {
             return Err(wrong(format!(
                 "is damaged: it has {bytes} bytes and checksum {checksum}, the manifest says {} and {}",
@@ -314,7 +317,7 @@ impl Manifest {
         let reader = open(folder, &entry.file)?;
         reader.verify().map_err(|error| wrong(error.to_string()))?;
         let (file, head) = (reader.file_head(), reader.head());
-        if file.cluster.to_string() != self.cluster || file.shape != self.shape(whence)? {
+        if file.cluster.to_string() != self.cluster || file.shape != self.shape(source)? {
             return Err(wrong(format!("is of cluster {}, not of {}", file.cluster, self.cluster)).into());
         }
         let digest = reader.memories_digest().map_err(|error| wrong(error.to_string()))?.to_string();
@@ -327,39 +330,40 @@ impl Manifest {
         Ok(reader)
     }
 
-    /// Checks that it is of this cluster.
+    /// Checks that the snapshot belongs to this cluster.
     ///
     /// # Errors
     /// [`Code::SnapshotUnusable`].
-    pub fn check_owner(&self, whence: &str, cluster: ClusterId) -> Result<(), Problem> {
+    pub fn check_owner(&self, source: &str, cluster: ClusterId) -> Result<(), Problem> {
         if self.cluster == cluster.to_string() {
             return Ok(());
         }
         let what = format!("is of cluster {} ({}), not of {cluster}", self.cluster_name, self.cluster);
-        Err(unusable(whence, what))
+        Err(unusable(source, what))
     }
 
-    /// Checks that what no restore can change is as a cluster of `shape` has it.
+    /// Checks that the immutable fields match a cluster of `shape`.
     ///
     /// # Errors
     /// [`Code::SnapshotUnusable`].
-    pub fn check_shape(&self, whence: &str, shape: Shape) -> Result<(), Problem> {
+    pub fn check_shape(&self, source: &str, shape: Shape) -> Result<(), Problem> {
         let fields = [
             ("law", self.law, shape.law.code()),
             ("feature dimension", self.feature_dimension, shape.features.dimension),
             ("feature type", self.feature_type, feature_type(shape.features)),
         ];
-        match fields.iter().find(|(_, found, expected)| found != expected) {
-            Some((what, found, expected)) => {
-                Err(unusable(whence, format!("has {what} {found}, the cluster has {expected}: fixed at creation")))
-            }
+        match fields.iter().find(|(_, actual, expected)| actual != expected) {
+            Some((what, actual, expected)) => Err(unusable(
+                source,
+                format!("has {what} {actual}, the cluster has {expected}: immutable after creation"),
+            )),
             None => Ok(()),
         }
     }
 }
 
-/// The checksum of the manifest's text: strings as they are, nothing between the tokens.
-fn seal(text: &str) -> String {
+/// Checksum of the manifest's text without whitespace between tokens.
+fn text_checksum(text: &str) -> String {
     let (mut tokens, mut in_string, mut escaped) = (Vec::with_capacity(text.len()), false, false);
     for byte in text.bytes() {
         if in_string || !byte.is_ascii_whitespace() {
@@ -371,20 +375,20 @@ fn seal(text: &str) -> String {
     format!("{:032x}", xxh3_128(&tokens))
 }
 
-/// The number of the feature type in a manifest.
+/// Number of the feature type in a manifest.
 fn feature_type(features: FeatureShape) -> u32 {
     if features.dimension == 0 { 0 } else { features.dtype.code() }
 }
 
-/// A problem of a snapshot, or of one file of it.
-pub fn unusable(whence: impl std::fmt::Display, what: impl std::fmt::Display) -> Problem {
-    Problem::new(Code::SnapshotUnusable, format!("{whence} {what}"))
+/// Problem of a snapshot, or of one of its files.
+pub fn unusable(source: impl std::fmt::Display, what: impl std::fmt::Display) -> Problem {
+    Problem::new(Code::SnapshotUnusable, format!("{source} {what}"))
 }
 
-/// Opens a file of a snapshot, by its path beside the manifest.
+/// Opens a file of a snapshot by its path relative to the manifest.
 ///
 /// # Errors
-/// [`Code::SnapshotUnusable`]: it is not there, or no snapshot file.
+/// [`Code::SnapshotUnusable`]: missing, or not a snapshot file.
 pub fn open(folder: &Path, file: &str) -> Result<SnapshotReader> {
     let (folder, name) = match file.split_once('/') {
         Some((below, name)) => (folder.join(below), name),
@@ -409,7 +413,7 @@ fn checksum(path: &Path) -> io::Result<(u64, String)> {
     }
 }
 
-/// The shape that a manifest was made with.
+/// Shape of a cluster with this specification.
 pub fn shape_of(spec: &LearnerClusterSpec) -> Shape {
     let dtype = match spec.features.dtype {
         engram_api::FeatureType::F16 => engram_memory::FeatureType::F16,
@@ -429,9 +433,9 @@ pub fn shape_of(spec: &LearnerClusterSpec) -> Shape {
 mod tests {
     use super::*;
 
-    /// What format 1 looked like, as it was written.
+    /// Golden manifest of format 1.
     const FIRST: &str = include_str!("../tests/golden/snapshot-v1/manifest.json");
-    /// The format of this version.
+    /// Golden manifest of the current format.
     const SECOND: &str = include_str!("../tests/golden/snapshot-v2/manifest.json");
 
     fn folder(name: &str) -> std::path::PathBuf {
@@ -439,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_snapshots_are_read_and_their_files_are_what_they_describe() {
+    fn golden_snapshots_are_read_and_match_their_files() {
         for (name, text) in [("snapshot-v1", FIRST), ("snapshot-v2", SECOND)] {
             let manifest = Manifest::parse(text.as_bytes(), name).unwrap();
             let shape = manifest.shape(name).unwrap();
@@ -452,13 +456,13 @@ mod tests {
             let other = manifest.check_owner(name, ClusterId(1)).unwrap_err();
             assert!(other.to_string().contains("is of cluster kept"), "{other}");
         }
-        // What is written is what was written.
+        // The current format is written back to the same bytes.
         let mut manifest = Manifest::parse(SECOND.as_bytes(), "").unwrap();
         assert_eq!(manifest.text().unwrap(), SECOND);
     }
 
     #[test]
-    fn a_manifest_that_is_cut_or_has_any_bit_flipped_is_refused() {
+    fn a_truncated_manifest_or_any_bit_flip_is_rejected() {
         for text in [FIRST, SECOND] {
             let bytes = text.trim_end().as_bytes();
             for end in 0..bytes.len() {
@@ -474,15 +478,19 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_format_is_told_from_damage_and_spaces_between_tokens_are_not_content() {
+    fn a_newer_format_is_not_damage_and_whitespace_between_tokens_is_ignored() {
         let sealed = |snapshot: &str| {
             let snapshot = RawValue::from_string(snapshot.to_owned()).unwrap();
-            serde_json::to_string(&Sealed { checksum: seal(snapshot.get()), snapshot }).unwrap()
+            serde_json::to_string(&ManifestFile { checksum: text_checksum(snapshot.get()), snapshot }).unwrap()
         };
         let newer = Manifest::parse(sealed(r#"{"format":3,"new":{}}"#).as_bytes(), "it").unwrap_err().to_string();
-        assert!(newer.contains("has format 3") && newer.contains("use a newer program"), "{newer}");
-        assert_eq!(seal("{ \"a b\" :\n1}"), seal(r#"{"a b":1}"#));
-        assert_ne!(seal(r#"{"a b":1}"#), seal(r#"{"ab":1}"#));
-        assert_ne!(seal(r#"{"\\":"\" "}"#), seal(r#"{"\\":"\""}"#), "an escaped quote ends no string");
+        assert!(newer.contains("has format 3") && newer.contains("use a newer version"), "{newer}");
+        assert_eq!(text_checksum("{ \"a b\" :\n1}"), text_checksum(r#"{"a b":1}"#));
+        assert_ne!(text_checksum(r#"{"a b":1}"#), text_checksum(r#"{"ab":1}"#));
+        assert_ne!(
+            text_checksum(r#"{"\\":"\" "}"#),
+            text_checksum(r#"{"\\":"\""}"#),
+            "an escaped quote does not end a string"
+        );
     }
 }

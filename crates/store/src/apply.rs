@@ -1,8 +1,8 @@
-//! What a record does to slots and columns, and how the passes of many partitions become one.
+//! Applies records to slots and columns, merging the device passes of many partitions.
 //!
-//! A batch of records is cut into *waves*: the first record of each partition, then the second of each, and so on. Inside a wave
-//! records touch different partitions, so their writes, updates and quality are one device pass each; from wave to wave the
-//! order of every partition is kept.
+//! A batch of records is split into *waves*: the first record of each partition, then the second of each, and so on. Records of
+//! one wave touch different partitions, so their writes, updates and quality take one device pass each; the order within every
+//! partition is kept from wave to wave.
 
 use crate::arena::Arena;
 use crate::partition::{LOOKAHEAD, NOWHERE, Partition, Row};
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-/// What the device is to do for one wave; reused from wave to wave.
+/// Device work of one wave; reused from wave to wave.
 #[derive(Debug, Default)]
 pub(crate) struct Pass {
     rows: Vec<Row>,
@@ -32,9 +32,9 @@ pub(crate) struct Pass {
     ranked: Vec<(Slot, u32)>,
 }
 
-/// A record of the wave that passed the ledger.
+/// A record of the wave that the ledger admitted.
 struct Job<'a> {
-    /// Its place in the batch.
+    /// Index in the batch.
     at: usize,
     partition: PartitionId,
     record: &'a Record,
@@ -50,20 +50,20 @@ impl Partitions {
     /// See [`Partitions::apply_batch`].
     ///
     /// # Panics
-    /// When the partition is not here.
+    /// When the partition does not exist here.
     pub fn apply(&mut self, partition: PartitionId, record: &Record) -> Result<Reply, Error> {
         let mut replies = self.apply_refs(&[(partition, record)])?;
         Ok(replies.pop().expect("one record, one reply"))
     }
 
-    /// Applies records, those of one partition in the order given; one reply each. What records of different partitions ask of
-    /// the device is asked in one pass.
+    /// Applies records, those of one partition in the given order, and returns one reply each. Device work of different partitions
+    /// is merged into one pass.
     ///
     /// # Errors
-    /// The device failed or is full. Records may have been applied in part then: nothing here may be served any more.
+    /// The device failed or is full. Records may be partially applied: nothing may be served any more.
     ///
     /// # Panics
-    /// When a partition is not here.
+    /// When a partition does not exist here.
     pub fn apply_batch(&mut self, batch: &[(PartitionId, Record)]) -> Result<Vec<Reply>, Error> {
         let refs: Vec<(PartitionId, &Record)> = batch.iter().map(|(partition, record)| (*partition, record)).collect();
         self.apply_refs(&refs)
@@ -72,7 +72,7 @@ impl Partitions {
     /// [`Partitions::apply_batch`] of borrowed records.
     ///
     /// # Errors
-    /// See there.
+    /// As [`Partitions::apply_batch`].
     pub fn apply_refs(&mut self, batch: &[(PartitionId, &Record)]) -> Result<Vec<Reply>, Error> {
         let mut replies: Vec<Option<Reply>> = vec![None; batch.len()];
         for wave in waves(batch, self.shape().partitions) {
@@ -137,8 +137,8 @@ impl Partitions {
         let mut closed_and_evicted = false;
         for job in jobs.iter_mut() {
             let (partition, arena) = self.partition_mut(job.partition);
-            let asked = if let Command::Evict { count } = job.record.command { count } else { 0 };
-            let evicted = pass.evict(partition, arena, asked)?;
+            let requested = if let Command::Evict { count } = job.record.command { count } else { 0 };
+            let evicted = pass.evict(partition, arena, requested)?;
             let excess = partition.ledger.settings.excess(u64::from(partition.count()));
             let evicted = evicted + pass.evict(partition, arena, excess)?;
             job.outcome.evicted += evicted;
@@ -163,7 +163,7 @@ impl Pass {
         self.folds = false;
     }
 
-    /// Does what the host does for `command`, and notes what the device is to do.
+    /// Executes the host's part of `command` and collects the device's part.
     fn prepare(
         &mut self,
         partition: &mut Partition,
@@ -213,7 +213,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Has the device do what was noted. With `quality`, that of every partition is in [`Pass::quality`] afterwards.
+    /// Runs the collected device work. With `quality`, [`Pass::quality`] then holds that of every partition.
     fn run(&mut self, arena: &mut Arena, quality: bool) -> Result<(), Error> {
         let Arena { device, segments, .. } = arena;
         if !self.rows.is_empty() {
@@ -244,14 +244,14 @@ impl Pass {
     ) -> Result<(), Error> {
         let settings = partition.ledger.settings;
         let initial = partition.potential(updates.fold, settings.initial_weight);
-        let mut found = [NOWHERE; LOOKAHEAD];
+        let mut known_slot = [NOWHERE; LOOKAHEAD];
         let chunks = updates.ids.chunks(LOOKAHEAD).zip(updates.deltas.chunks(LOOKAHEAD));
         for (chunk, (ids, deltas)) in chunks.enumerate() {
-            partition.find_many(arena, ids, &mut found);
-            for (offset, ((&id, &delta), &found)) in ids.iter().zip(deltas).zip(&found).enumerate() {
+            partition.find_many(arena, ids, &mut known_slot);
+            for (offset, ((&id, &delta), &known_slot)) in ids.iter().zip(deltas).zip(&known_slot).enumerate() {
                 let key = updates.keys.map_or(&[][..], |keys| keys.get(chunk * LOOKAHEAD + offset));
-                // An earlier row of this record may have created it since.
-                let slot = if found == NOWHERE { partition.find(arena, id) } else { Some(found) };
+                // An earlier row of this record may have created it.
+                let slot = if known_slot == NOWHERE { partition.find(arena, id) } else { Some(known_slot) };
                 let slot = match (refuse_key(arena, slot, id, key), slot) {
                     (Some(reason), _) => {
                         outcome.reject(id, reason);
@@ -288,18 +288,18 @@ impl Pass {
     ) -> Result<(), Error> {
         let width = if upsert.features.is_empty() { 0 } else { upsert.features.len() / upsert.ids.len() };
         let new = (partition.potential(0, partition.ledger.settings.initial_weight), Group(0));
-        // Row of each slot that the record touches; what is kept of old memories is read at once.
-        let mut places: HashMap<Slot, usize> = HashMap::new();
+        // Row of each slot that the record touches; kept values of existing memories are read in one pass.
+        let mut row_of_slot: HashMap<Slot, usize> = HashMap::new();
         let (mut kept, mut kept_at) = (Vec::new(), Vec::new());
         let mut accepted = Vec::with_capacity(upsert.ids.len());
         for (index, &id) in upsert.ids.iter().enumerate() {
             let key = upsert.keys.as_ref().map_or(&[][..], |keys| keys.get(index));
-            let found = partition.find(arena, id);
-            if let Some(reason) = refuse_key(arena, found, id, key) {
+            let known_slot = partition.find(arena, id);
+            if let Some(reason) = refuse_key(arena, known_slot, id, key) {
                 outcome.reject(id, reason);
                 continue;
             }
-            let slot = match found {
+            let slot = match known_slot {
                 Some(slot) => slot,
                 None => {
                     outcome.created += 1;
@@ -310,15 +310,15 @@ impl Pass {
             let features = &upsert.features[index * width..][..width];
             let payload = upsert.payloads.as_ref().map_or(&[][..], |payloads| payloads.get(index));
             arena.columns.set_content(slot, features, payload);
-            let at = match places.entry(slot) {
-                Entry::Occupied(place) => *place.get(),
-                Entry::Vacant(place) => {
-                    if found.is_some() {
+            let at = match row_of_slot.entry(slot) {
+                Entry::Occupied(entry) => *entry.get(),
+                Entry::Vacant(entry) => {
+                    if known_slot.is_some() {
                         kept.push(slot);
                         kept_at.push(self.rows.len());
                     }
                     self.rows.push((slot, new.0, new.1));
-                    *place.insert(self.rows.len() - 1)
+                    *entry.insert(self.rows.len() - 1)
                 }
             };
             accepted.push((index, at));
@@ -331,14 +331,14 @@ impl Pass {
             if let Some(weight) = upsert.weights.get(index).copied().and_then(Weight::from_units) {
                 *potential = partition.potential(0, weight);
             }
-            if let Some(given) = upsert.groups.get(index) {
-                *group = *given;
+            if let Some(new_group) = upsert.groups.get(index) {
+                *group = *new_group;
             }
         }
         Ok(())
     }
 
-    /// Evicts the `count` lightest, in that order.
+    /// Evicts the `count` lightest memories, lightest first.
     fn evict(&mut self, partition: &mut Partition, arena: &mut Arena, count: u64) -> Result<u64, Error> {
         let count = count.min(u64::from(partition.count())) as usize;
         if count == 0 {
@@ -348,7 +348,7 @@ impl Pass {
         let scope = Scope::Segment(partition.segment);
         device.rank(segments, scope, Order::LightestFirst, Some(count), columns.ids(), &mut self.ranked)?;
         let ids: Vec<MemoryId> = self.ranked.iter().map(|(slot, _)| columns.id(*slot)).collect();
-        partition.remove(arena, &ids, |id| unreachable!("memory {id} was ranked and is not there"))
+        partition.remove(arena, &ids, |id| unreachable!("memory {id} was ranked but does not exist"))
     }
 }
 
@@ -358,11 +358,11 @@ struct ById<'a> {
     deltas: &'a [i32],
     on_missing: OnMissing,
     keys: Option<&'a Blobs>,
-    /// What the fold of the same record subtracts, 0 without one.
+    /// Amount subtracted by the fold of the same record; 0 without one.
     fold: u32,
 }
 
-/// Why `key` cannot stand for `id`, found at `slot`, if it cannot. No key given fits always.
+/// Why `key` conflicts with `id` at `slot`, if it does. An absent key never conflicts.
 fn refuse_key(arena: &Arena, slot: Option<Slot>, id: MemoryId, key: &[u8]) -> Option<RejectionReason> {
     match slot {
         _ if key.is_empty() => None,

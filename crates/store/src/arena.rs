@@ -1,4 +1,4 @@
-//! The arena that all partitions of a worker share: the device, the host's columns, and who may use which tile.
+//! The arena shared by all partitions of a worker: the device, the host's columns, and tile allocation.
 
 use crate::columns::Columns;
 use engram_kernels::{Device, Error, Segment, Slot, TILE, Tile, TileId};
@@ -9,14 +9,14 @@ use std::hash::{BuildHasher, RandomState};
 pub(crate) struct Arena {
     pub(crate) device: Box<dyn Device>,
     pub(crate) columns: Columns,
-    /// What the device is told of each partition; the fold is 0 between passes.
+    /// Device parameters of each partition; the fold is 0 between passes.
     pub(crate) segments: Vec<Segment>,
-    /// Drawn at process start, so that ids cannot be aimed at one bucket of an index. Never shows in any state.
+    /// Random per process, so that clients cannot aim ids at one index bucket. Never part of any state.
     seed: u64,
     free: Vec<TileId>,
-    /// Tiles that device and columns have.
+    /// Tiles reserved on device and in columns.
     tiles: u32,
-    /// Reused by reads of the device.
+    /// Reused by device reads.
     scratch: Vec<(u32, Group)>,
 }
 
@@ -33,13 +33,13 @@ impl Arena {
         }
     }
 
-    /// The hash of `id` for an index, which takes its place from the top bits: inside a partition the low bits of the unseeded
-    /// hash are constant.
+    /// Returns the index hash of `id`. Indices use its top bits: within a partition the low bits of the unseeded hash are
+    /// constant.
     pub(crate) const fn hash(&self, id: MemoryId) -> u64 {
         mix64(id.0 ^ self.seed)
     }
 
-    /// A tile that nobody uses.
+    /// Allocates a tile.
     pub(crate) fn take_tile(&mut self) -> Result<TileId, Error> {
         if let Some(tile) = self.free.pop() {
             return Ok(tile);
@@ -50,13 +50,13 @@ impl Arena {
         Ok(self.tiles - 1)
     }
 
-    /// Takes back a tile.
+    /// Frees a tile.
     pub(crate) fn free_tile(&mut self, tile: TileId) {
         self.device.map_tile(tile, Tile::default());
         self.free.push(tile);
     }
 
-    /// Potentials and groups of `slots`, in order.
+    /// Reads potentials and groups of `slots`, in order.
     pub(crate) fn read(&mut self, slots: &[Slot]) -> Result<&[(u32, Group)], Error> {
         self.device.read(slots, &mut self.scratch)?;
         Ok(&self.scratch)

@@ -1,20 +1,20 @@
-//! The seam to time: everything of the store that asks for it asks a [`Clock`].
+//! Time source of the store; every use goes through a [`Clock`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Tells the time. Simulations give one that moves when they say so.
+/// Time source. Simulations provide a virtual one.
 pub trait Clock: Send + Sync {
     /// Wall clock in milliseconds since 1970; may jump.
     fn now_ms(&self) -> u64;
 
-    /// Milliseconds since some fixed moment; never falls, counts suspends.
+    /// Monotonic milliseconds since an arbitrary moment, including suspend.
     fn elapsed_ms(&self) -> u64;
 }
 
-/// The machine's clocks.
+/// The operating system's clocks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -29,7 +29,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves when told.
+/// A clock that is advanced explicitly.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now_ms: AtomicU64,
@@ -37,18 +37,18 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// Starts at `now_ms` of wall time and 0 elapsed.
+    /// Creates a clock at wall time `now_ms` and 0 elapsed.
     pub fn new(now_ms: u64) -> Self {
         Self { now_ms: AtomicU64::new(now_ms), elapsed_ms: AtomicU64::new(0) }
     }
 
-    /// Lets `ms` pass on both clocks.
+    /// Advances both clocks by `ms`.
     pub fn advance(&self, ms: u64) {
         self.now_ms.fetch_add(ms, Ordering::SeqCst);
         self.elapsed_ms.fetch_add(ms, Ordering::SeqCst);
     }
 
-    /// Steps the wall clock alone, as an operator or a time server does.
+    /// Sets the wall clock alone, as an operator or a time server does.
     pub fn set_wall(&self, now_ms: u64) {
         self.now_ms.store(now_ms, Ordering::SeqCst);
     }

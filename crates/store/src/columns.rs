@@ -1,9 +1,9 @@
-//! What the host keeps of every memory, by slot: ids and, only where they exist, keys, features, payloads and counts.
+//! Host columns by slot: ids and, only where they exist, keys, features, payloads and update counts.
 //!
-//! Columns share the tiles of the device's arena. Invariant: a column that some memory needs has a value for every used
-//! slot of every tile; a column that none needs takes no memory.
+//! Columns share the tiles of the device's arena. Invariant: a column that some memory uses has a value for every used slot of
+//! every tile; an unused column takes no memory.
 
-use engram_kernels::recall::{FeatureColumn, inverse_norm_stored};
+use engram_kernels::recall::{FeatureColumn, inverse_norm_of_bytes};
 use engram_kernels::{Slot, TILE, TileId, Tiles};
 use engram_memory::hash::content_hash;
 use engram_memory::{FeatureShape, FeatureType, MemoryId};
@@ -12,22 +12,22 @@ use engram_memory::{FeatureShape, FeatureType, MemoryId};
 #[derive(Debug)]
 pub(crate) struct Columns {
     shape: FeatureShape,
-    /// Tiles every present column has.
+    /// Tiles of every present column.
     tiles: usize,
     ids: Tiles<MemoryId>,
     keys: Blobs,
     payloads: Blobs,
-    /// Feature bits, `TILE` vectors per tile; none where the cluster has no features.
+    /// Feature bits, `TILE` vectors per tile; empty if the cluster has no features.
     features: Vec<Box<[u8]>>,
-    /// One over the norm of each vector, where it is of f16: what recall wants.
+    /// Inverse norm of each f16 vector, for recall.
     inverse_norms: Tiles<f32>,
-    /// Changes of each tile's vectors.
+    /// Change counter of each tile's vectors.
     changes: Vec<u64>,
     /// Content hashes; `None` while every one is 0.
     content: Option<Tiles<u128>>,
-    /// Content hash of a memory that was just created: zero features and no payload.
+    /// Content hash of a new memory: zero features and no payload.
     bare: u128,
-    /// Update counts; `None` while no partition counts.
+    /// Update counts; `None` while no partition counts updates.
     updates: Option<Tiles<u16>>,
 }
 
@@ -70,7 +70,7 @@ impl Columns {
         }
     }
 
-    /// Makes `slot` a memory that was just created: zero features, no payload, nothing counted.
+    /// Initializes `slot` as a new memory: zero features, no payload, no updates.
     pub(crate) fn create(&mut self, slot: Slot, id: MemoryId, key: &[u8]) {
         self.ids.set(slot, id);
         self.keys.set(slot, key);
@@ -105,7 +105,7 @@ impl Columns {
         }
     }
 
-    /// Gives back what the memory at `slot`, which is gone, kept on the heap.
+    /// Frees the heap memory of a removed memory.
     pub(crate) fn release(&mut self, slot: Slot) {
         self.keys.set(slot, &[]);
         self.payloads.set(slot, &[]);
@@ -140,12 +140,12 @@ impl Columns {
         self.features.get(slot as usize / TILE).map_or(&[], |tile| &tile[slot as usize % TILE * width..][..width])
     }
 
-    /// Replaces features and payload where they are given (not empty), and their hash.
+    /// Replaces features and payload unless empty, and their hash.
     pub(crate) fn set_content(&mut self, slot: Slot, features: &[u8], payload: &[u8]) {
         if !features.is_empty() {
             self.features_mut(slot).copy_from_slice(features);
             if self.recalls() {
-                self.set_inverse_norm(slot, inverse_norm_stored(features));
+                self.set_inverse_norm(slot, inverse_norm_of_bytes(features));
             }
         }
         if !payload.is_empty() {
@@ -185,7 +185,7 @@ impl Columns {
         self.updates.is_some()
     }
 
-    /// Bytes of the columns, without those of keys and payloads on the heap.
+    /// Bytes of the columns, excluding keys and payloads on the heap.
     pub(crate) fn bytes(&self) -> u64 {
         let content = self.content.as_ref().map_or(0, Tiles::len) * 16;
         let updates = self.updates.as_ref().map_or(0, Tiles::len) * 2;
@@ -194,7 +194,7 @@ impl Columns {
         ((self.ids.len() * 8 + content + updates + features + blobs) * TILE) as u64
     }
 
-    /// The feature column as recall wants it; `None` where there are no features, or these are not of f16.
+    /// The feature column for recall; `None` unless features are f16.
     pub(crate) fn feature_column(&self) -> Option<FeatureColumn<'_>> {
         let Self { shape, features, inverse_norms, changes, .. } = self;
         let dimension = shape.dimension as usize;
@@ -205,7 +205,7 @@ impl Columns {
         self.shape.dimension > 0 && self.shape.dtype == FeatureType::F16
     }
 
-    /// Notes a vector that changed.
+    /// Sets the inverse norm and counts the change.
     fn set_inverse_norm(&mut self, slot: Slot, inverse_norm: f32) {
         if self.recalls() {
             self.inverse_norms.set(slot, inverse_norm);
@@ -241,7 +241,7 @@ impl Columns {
     }
 }
 
-/// A column of byte strings, of which most tiles have none.
+/// A sparse column of byte strings.
 #[derive(Debug, Default)]
 struct Blobs {
     tiles: Vec<TileOfBlobs>,
@@ -268,7 +268,7 @@ impl Blobs {
         self.put(to, || moved, empty);
     }
 
-    /// Tiles that take memory.
+    /// Allocated tiles.
     fn present(&self) -> usize {
         self.tiles.iter().flatten().count()
     }

@@ -1,7 +1,7 @@
-//! What a snapshot holds of a partition: its columns in slot order, cut into chunks, beside clock and ledger.
+//! Content of a partition in a snapshot: columns in slot order, split into chunks, with clock and ledger.
 //!
-//! A chunk continues its column where the one before ended; columns that the partition does not have are absent. Numbers are
-//! little-endian; a byte string is its length (u32) and its bytes. Slot order is part of the state, the index is not.
+//! A chunk continues its column where the previous one ended; unused columns are absent. Numbers are little-endian; a byte string is
+//! its length (u32) and its bytes. Slot order is part of the state, the index is not.
 
 use crate::arena::Arena;
 use crate::columns::slot_at;
@@ -14,10 +14,10 @@ use engram_memory::{
     DecayClock, Digest, Group, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MemoryId, ONE, PartitionId, partition_of,
 };
 
-/// Bytes at which a chunk is closed: one more row of the longest kind still fits the limit of a file's chunks.
+/// Bytes at which a chunk is closed: one more row of any kind still fits the chunk limit of files.
 const CHUNK_BYTES: usize = MAX_CHUNK_BYTES - MAX_PAYLOAD_BYTES - size_of::<u32>();
 
-/// A column of a snapshot; the number stands for it in files.
+/// A column of a snapshot, with its number in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Column {
@@ -41,61 +41,61 @@ impl Column {
     pub(crate) const ALL: [Self; 7] =
         [Self::Ids, Self::Potentials, Self::Groups, Self::Keys, Self::Features, Self::Payloads, Self::Updates];
 
-    /// The column of a number in a file, `None` when this version does not know it.
+    /// Returns the column of a number in a file; `None` if unknown.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|column| column.code() == code)
     }
 
-    /// The number that stands for it in files.
+    /// Returns its number in files.
     pub const fn code(self) -> u32 {
         self as u32
     }
 }
 
-/// A partition between two records, as bytes.
+/// Encoded state of a partition between two records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Content {
     /// The partition.
     pub partition: PartitionId,
     /// Number of memories.
     pub memories: u64,
-    /// Its clock.
+    /// Decay clock.
     pub clock: DecayClock,
-    /// Its ledger, encoded.
+    /// Encoded ledger.
     pub ledger: Vec<u8>,
-    /// Its replica digest.
+    /// Replica digest.
     pub digest: Digest,
-    /// Its columns, in chunks of about 1 MiB.
+    /// Columns in chunks of about 1 MiB.
     pub chunks: Vec<(Column, Vec<u8>)>,
 }
 
 impl Content {
-    /// Digest of its memories alone.
+    /// Returns the digest of the memories alone.
     ///
     /// # Panics
-    /// The ledger is not one that an export gave.
+    /// When the ledger cannot be decoded: exports always can.
     pub fn memories_digest(&self) -> Digest {
         let ledger = decode_ledger(&self.ledger).expect("an export encodes it");
         Digest(self.digest.0.wrapping_sub(ledger.digest(self.clock)))
     }
 }
 
-/// Why a content cannot be taken in. The partition is not here afterwards.
+/// Why a content cannot be imported. The partition is then not open.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The device failed or is full.
     #[error(transparent)]
     Device(#[from] Error),
-    /// The ledger is no ledger of this version.
-    #[error("the ledger of the snapshot cannot be read")]
+    /// The ledger cannot be decoded.
+    #[error("failed to decode the ledger of the snapshot")]
     Ledger(#[from] DecodeError),
-    /// Columns that contradict each other, although their checksums are right.
-    #[error("the columns of the snapshot do not fit: {0}")]
+    /// Inconsistent columns with valid checksums.
+    #[error("inconsistent columns in the snapshot: {0}")]
     Invalid(&'static str),
 }
 
 impl Partitions {
-    /// Copies a partition as it stands; `None` when it is not here.
+    /// Exports the current state of a partition; `None` if it is not open.
     ///
     /// # Errors
     /// The device failed.
@@ -143,13 +143,13 @@ impl Partitions {
         Ok(Some(Content { partition: id, memories, clock, ledger, digest, chunks: chunks.0 }))
     }
 
-    /// Takes in what [`Partitions::export`] gave, here or on another machine.
+    /// Imports the result of [`Partitions::export`], from any worker.
     ///
     /// # Errors
     /// [`ImportError`].
     ///
     /// # Panics
-    /// When the partition is here.
+    /// When the partition is open.
     pub fn import(&mut self, content: &Content) -> Result<(), ImportError> {
         let ids = content.chunks.iter().filter(|(column, _)| *column == Column::Ids);
         let id_bytes = ids.map(|(_, bytes)| bytes.len() as u64).sum();
@@ -160,12 +160,12 @@ impl Partitions {
     }
 }
 
-/// A partition that is being taken in, chunk by chunk. Dropped before [`Import::finish`], nothing of it is here.
+/// Import of a partition, chunk by chunk. The partition is closed if dropped before [`Import::finish`].
 pub(crate) struct Import<'a> {
     partitions: &'a mut Partitions,
     id: PartitionId,
     clock: DecayClock,
-    /// Rows taken of each column.
+    /// Imported rows of each column.
     rows: [u32; Column::ALL.len()],
     potentials: Vec<u32>,
     groups: Vec<u8>,
@@ -173,7 +173,7 @@ pub(crate) struct Import<'a> {
 }
 
 impl<'a> Import<'a> {
-    /// Takes memory for `memories`, once their ids are known to come: `id_bytes` of them.
+    /// Allocates memory for `memories`, after checking that `id_bytes` of ids follow.
     pub(crate) fn begin(
         partitions: &'a mut Partitions,
         id: PartitionId,
@@ -185,7 +185,7 @@ impl<'a> Import<'a> {
         let ledger = decode_ledger(ledger)?;
         let count = u32::try_from(memories).map_err(|_| ImportError::Invalid("more memories than slots"))?;
         if id_bytes != u64::from(count) * size_of::<u64>() as u64 {
-            return Err(ImportError::Invalid("there are not as many ids as memories"));
+            return Err(ImportError::Invalid("the number of ids differs from that of memories"));
         }
         partitions.open(id, ledger.settings);
         let import = Self {
@@ -209,7 +209,7 @@ impl<'a> Import<'a> {
         let width = self.partitions.shape().features.bytes();
         let (partition, arena) = self.partitions.partition_mut(self.id);
         if column != Column::Ids && self.rows[Column::Ids as usize - 1] != partition.count() {
-            return Err(ImportError::Invalid("a column comes before the ids"));
+            return Err(ImportError::Invalid("a column precedes the ids"));
         }
         let row = &mut self.rows[column as usize - 1];
         while !bytes.is_empty() {
@@ -244,13 +244,13 @@ impl<'a> Import<'a> {
         let shape = self.partitions.shape();
         let (partition, arena) = self.partitions.partition_mut(self.id);
         let count = partition.count();
-        let whole = |column: Column| self.rows[column as usize - 1] == count;
-        if Column::ALL[..3].iter().any(|column| !whole(*column))
-            || (shape.features.dimension > 0 && !whole(Column::Features))
+        let is_complete = |column: Column| self.rows[column as usize - 1] == count;
+        if Column::ALL[..3].iter().any(|column| !is_complete(*column))
+            || (shape.features.dimension > 0 && !is_complete(Column::Features))
         {
             return Err(ImportError::Invalid("a column is missing or shorter than the partition"));
         }
-        if Column::ALL.iter().any(|column| self.rows[*column as usize - 1] != 0 && !whole(*column)) {
+        if Column::ALL.iter().any(|column| self.rows[*column as usize - 1] != 0 && !is_complete(*column)) {
             return Err(ImportError::Invalid("a column is shorter than the partition"));
         }
         if self.potentials.iter().any(|p| *p > self.clock.units() + ONE) {
@@ -263,7 +263,7 @@ impl<'a> Import<'a> {
             }
         }
         if !partition.index_all(arena) {
-            return Err(ImportError::Invalid("an id comes twice"));
+            return Err(ImportError::Invalid("duplicate id"));
         }
         partition.remap(arena);
         let values = self.potentials.iter().zip(&self.groups);
@@ -271,7 +271,7 @@ impl<'a> Import<'a> {
             (0..count).zip(values).map(|(local, (&p, &group))| (partition.slot(local), p, Group(group))).collect();
         arena.device.write(&rows)?;
         if replica_digest(partition, arena)? != digest {
-            return Err(ImportError::Invalid("the digest of what was loaded is not that of the snapshot"));
+            return Err(ImportError::Invalid("digest mismatch"));
         }
         self.done = true;
         Ok(())
@@ -286,7 +286,7 @@ impl Drop for Import<'_> {
     }
 }
 
-/// The replica digest of one partition. The device's pass is over all of them, which a snapshot of each would repeat.
+/// Computes the replica digest of one partition on the host: the device's pass covers all partitions.
 fn replica_digest(partition: &Partition, arena: &mut Arena) -> Result<Digest, Error> {
     let (mut potentials, mut groups) = (Vec::new(), Vec::new());
     let mut digest = Digest(partition.ledger.digest(partition.clock));
@@ -301,7 +301,7 @@ fn replica_digest(partition: &Partition, arena: &mut Arena) -> Result<Digest, Er
     Ok(digest)
 }
 
-/// Chunks being filled.
+/// Chunks under construction.
 #[derive(Default)]
 pub(crate) struct Chunks(Vec<(Column, Vec<u8>)>);
 

@@ -1,8 +1,8 @@
-//! The seam to files: one flat folder of named files, and nothing that decides.
+//! File access of the store: one flat directory of named files.
 //!
-//! [`FileDisk`] is a folder of the machine. [`SimDisk`] is one in memory that loses power, tears writes, flips bits and
-//! fills up as a seed says, so that a simulator runs the real log, snapshots and recovery on one thread. Both keep the
-//! same promise and no more: bytes of a file are durable after [`File::sync_data`], names after [`Disk::sync_dir`].
+//! [`FileDisk`] is a local directory. [`SimDisk`] is an in-memory one that loses power, tears writes, flips bits and fills up
+//! according to a seed, so that a simulator runs the real log, snapshots and recovery on one thread. Both guarantee only that
+//! file content is durable after [`File::sync_data`], and names after [`Disk::sync_dir`].
 
 mod file;
 mod sim;
@@ -13,21 +13,21 @@ use std::io;
 pub use file::FileDisk;
 pub use sim::SimDisk;
 
-/// Names of files that are being written end so; whatever still has such a name after a crash is removed.
+/// Suffix of files being written; files with this suffix are removed after a crash.
 pub const TEMPORARY_SUFFIX: &str = ".tmp";
 
-/// A folder of files.
+/// A directory of files.
 pub trait Disk: Send + Sync {
-    /// Makes a new, empty file. Fails when the name exists.
+    /// Creates a new, empty file. Fails if the name exists.
     fn create(&self, name: &str) -> io::Result<Box<dyn File>>;
 
     /// Opens a file for reading and writing.
     fn open(&self, name: &str) -> io::Result<Box<dyn File>>;
 
-    /// Names of all files, sorted.
+    /// Lists the names of all files, sorted.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// Gives a file a new name, in place of the file that had it.
+    /// Renames a file, replacing an existing one.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file.
@@ -36,44 +36,44 @@ pub trait Disk: Send + Sync {
     /// Makes creations, renames and removals durable.
     fn sync_dir(&self) -> io::Result<()>;
 
-    /// Takes the folder for this process, until the lock is dropped.
+    /// Locks the directory for this process until the lock is dropped.
     fn lock(&self) -> Result<Lock, LockError>;
 
-    /// A random number, for identities of stores and segments; a simulated disk draws it from its seed.
+    /// Returns a random number for store and segment ids; a simulated disk derives it from its seed.
     fn random(&self) -> u128;
 
-    /// The path that a person would look for.
+    /// Returns the path of a file for messages.
     fn describe(&self, name: &str) -> String;
 }
 
 /// An open file.
 pub trait File: Send + Sync {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
 
-    /// Whether it has no bytes.
+    /// Whether the file is empty.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// Fills `bytes` from `offset`; fails when the file ends before.
+    /// Fills `bytes` from `offset`; fails if the file is too short.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 
     /// Writes all of `bytes` at `offset`.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Takes the space of `bytes` from the device, so that later writes below it do not find it full; they read as zero
-    /// (or, on a device that lies, as anything: nothing may depend on it).
+    /// Reserves `bytes` of disk space, so that later writes below it do not fail for lack of space. Reserved bytes read as zero
+    /// (or, on a faulty device, as anything: nothing may depend on it).
     fn preallocate(&self, bytes: u64) -> io::Result<()>;
 
-    /// Cuts the file to `bytes`.
+    /// Truncates the file to `bytes`.
     fn truncate(&self, bytes: u64) -> io::Result<()>;
 
-    /// Makes everything written so far durable, and the length with it.
+    /// Makes content and length durable.
     fn sync_data(&self) -> io::Result<()>;
 }
 
-/// Holds a folder for this process while it lives.
+/// Lock of a directory; released on drop.
 pub struct Lock(#[allow(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>);
 
 impl std::fmt::Debug for Lock {
@@ -82,14 +82,14 @@ impl std::fmt::Debug for Lock {
     }
 }
 
-/// Why a folder was not locked.
+/// Why a directory was not locked.
 #[derive(Debug)]
 pub enum LockError {
-    /// A process has it.
+    /// Another process holds the lock.
     Held {
-        /// Which, when it has said so.
+        /// PID of that process, if known.
         pid: Option<u32>,
     },
-    /// The lock file cannot be made.
+    /// The lock file cannot be created.
     Io(io::Error),
 }

@@ -1,27 +1,27 @@
-//! The store on threads: one decides and applies, one writes the log, one writes snapshots.
+//! Runs the store on threads: one decides and applies, one writes the log, one writes snapshots.
 //!
 //! ```text
 //!  handles ──events (bounded by bytes and calls)──> engine ──batch──> log writer ──durable──┐
-//!                                                    │ ▲ └──copy───> snapshot writer ──done─┤
+//!                                                    │ ▲ └──export─> snapshot writer ──done─┤
 //!                                                    │ └────────────────────────────────────┘
 //!                                                    └──> callbacks
 //! ```
 //!
-//! While one batch is being synced the next one gathers; when it is durable the next one goes to the disk first, then the durable
-//! one is applied and answered. Reads run on the engine's thread between batches, on committed state. A failed sync ends the process.
+//! While one batch is synced the next one fills; once it is durable the next one is sent to the disk before the durable one is
+//! applied and answered. Reads run on the engine thread between batches, on committed state. A failed sync aborts the process.
 
 mod stepped;
 
-pub use stepped::Stepped;
+pub use stepped::SteppedEngine;
 
-use crate::answers::{ActivateError, Committed, WriteError};
-use crate::background::{Job, JobDone, RoundDone};
-use crate::confirm::Unconfirmed;
-use crate::gather::Done;
-use crate::lagging::Copied;
+use crate::background::{Job, JobOutput, RoundCallback};
+use crate::confirmed_reads::ConfirmError;
 use crate::partitions::Partitions;
 use crate::peer::{Envelope, Peers};
+use crate::pending_calls::Callback;
 use crate::replication::ReplicaStatus;
+use crate::results::{ActivateError, CommittedWrite, WriteError};
+use crate::stale_reads::ReplicaPosition;
 use crate::stats::{self, Shared, Stats};
 use crate::store::{Options, Outgoing, Store};
 use crate::wal::{Batch, Position, Writer};
@@ -38,57 +38,57 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long the engine sleeps at most when nothing comes: the grain of snapshots and expiry.
+/// Longest sleep of the idle engine: the granularity of snapshots and expiry.
 const IDLE: Duration = Duration::from_millis(500);
-/// The same with peers, and while a backup waits for its turn: the grain of grants that end, and of reminders.
+/// Longest sleep with peers or during a backup: the granularity of lease expiry and retries.
 const IDLE_WITH_PEERS: Duration = Duration::from_millis(50);
-/// Events taken before the log and the snapshots get their turn.
+/// Events processed before the log and the snapshots are served.
 const EVENTS_PER_TURN: usize = 1_024;
-/// Bytes that a call counts in the queue beside its columns.
+/// Bytes counted per queued call in addition to its columns.
 const CALL_BYTES: usize = 256;
 
-/// Too much is under way: try again later, with less.
+/// The queue is full: retry later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the store is overloaded: {bytes} bytes in {calls} calls are under way")]
-pub struct Overloaded {
-    /// Bytes of records taken and not answered.
+#[error("the store is overloaded: {bytes} bytes in {calls} calls are in flight")]
+pub struct Overload {
+    /// Bytes of queued records.
     pub bytes: usize,
-    /// Calls taken and not answered.
+    /// Queued calls.
     pub calls: usize,
 }
 
-/// A partition could not be read: a lease is missing.
+/// A partition could not be read because a lease is missing.
 #[derive(Debug)]
-pub struct Unreadable<R> {
-    /// Which.
+pub struct MissingLease<R> {
+    /// The partition.
     pub partition: PartitionId,
-    /// What was to be read, where it was not run.
+    /// The read, if it did not run.
     pub read: Option<R>,
 }
 
-/// Starts stores.
+/// Starts store engines.
 pub struct Engine;
 
-/// A started store. Cheap to clone; callbacks run on the engine's thread, so they should hand over and return. After the
-/// engine ended (stopped, or its log or device failed) writes are answered [`WriteError::Failed`] or [`WriteError::DiskFull`]; callbacks of what was under way just
-/// then may be dropped instead.
+/// Handle of a running store. Cheap to clone; callbacks run on the engine thread and must return quickly. After the engine ended
+/// (stopped, or its log or device failed) writes are answered with [`WriteError::Failed`] or [`WriteError::DiskFull`]; callbacks of
+/// calls in flight at that moment may be dropped instead.
 #[derive(Clone)]
 pub struct Handle {
-    door: Arc<Door>,
+    sender: Arc<EventSender>,
     queue: Arc<Queue>,
     shared: Arc<Shared>,
     identity: (StoreId, Incarnation),
 }
 
-/// Where events go in; the engine ends when the last handle closes it.
-struct Door {
+/// Sends events to the engine, which stops when the last handle is dropped.
+struct EventSender {
     events: Sender<Event>,
-    /// Called after each event, where no thread waits for it.
+    /// Called after each event if no thread waits for events.
     wake: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
-impl Door {
-    /// Gives the event back when the engine has ended.
+impl EventSender {
+    /// Returns the event if the engine has ended.
     fn send(&self, event: Event) -> Result<(), Box<Event>> {
         self.events.send(event).map_err(|returned| Box::new(returned.0))?;
         if let Some(wake) = &self.wake {
@@ -98,39 +98,39 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for EventSender {
     fn drop(&mut self) {
-        // An engine that has ended needs no stop.
+        // Fails if the engine has ended already.
         let _ = self.send(Event::Stop(Box::new(|_| {})));
     }
 }
 
-/// Something done on the engine's thread.
-type Turn = Box<dyn FnOnce(&mut Store) -> Result<(), Error> + Send>;
+/// Work for the engine thread.
+type StoreTask = Box<dyn FnOnce(&mut Store) -> Result<(), Error> + Send>;
 
-/// What comes to the engine.
+/// Event processed by the engine.
 enum Event {
-    Write(Vec<(PartitionId, Record)>, Done<Result<Committed, WriteError>>),
+    Write(Vec<(PartitionId, Record)>, Callback<Result<CommittedWrite, WriteError>>),
     Read(Box<dyn FnOnce(&mut Partitions) + Send>),
-    Activate(Vec<(PartitionId, Term)>, Done<Result<(), ActivateError>>),
-    /// Something about replication.
-    Turn(Turn),
-    Snapshot(Option<PathBuf>, RoundDone),
+    Activate(Vec<(PartitionId, Term)>, Callback<Result<(), ActivateError>>),
+    /// Work such as replication.
+    Task(StoreTask),
+    Snapshot(Option<PathBuf>, RoundCallback),
     Stop(Box<dyn FnOnce(Result<(), Error>) + Send>),
     BatchWritten(Batch, Result<Position, Error>),
-    JobDone(Box<Job>, Result<JobDone, Error>),
+    JobDone(Box<Job>, Result<JobOutput, Error>),
 }
 
-/// What is taken and not answered.
+/// Accounting of calls that are not answered yet.
 struct Queue {
     bytes: AtomicUsize,
     calls: AtomicUsize,
-    most_bytes: usize,
-    most_calls: usize,
+    max_bytes: usize,
+    max_calls: usize,
 }
 
-/// A place in the queue, given back when dropped.
-struct Place {
+/// Capacity taken by one call, released on drop.
+struct QueueSlot {
     queue: Arc<Queue>,
     bytes: usize,
 }
@@ -140,25 +140,25 @@ impl Queue {
         Self {
             bytes: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
-            most_bytes: options.queue_bytes,
-            most_calls: options.queue_calls,
+            max_bytes: options.queue_bytes,
+            max_calls: options.queue_calls,
         }
     }
 
-    fn take(self: &Arc<Self>, bytes: usize) -> Result<Place, Overloaded> {
+    fn reserve(self: &Arc<Self>, bytes: usize) -> Result<QueueSlot, Overload> {
         let bytes = bytes + CALL_BYTES;
-        let place = Place { queue: Arc::clone(self), bytes };
+        let slot = QueueSlot { queue: Arc::clone(self), bytes };
         let bytes_before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let calls_before = self.calls.fetch_add(1, Ordering::Relaxed);
-        // One call always fits, however large: its size is bounded where it is made.
-        if calls_before > 0 && (bytes_before + bytes > self.most_bytes || calls_before >= self.most_calls) {
-            return Err(Overloaded { bytes: bytes_before, calls: calls_before });
+        // A single call always fits: its size is bounded by the caller.
+        if calls_before > 0 && (bytes_before + bytes > self.max_bytes || calls_before >= self.max_calls) {
+            return Err(Overload { bytes: bytes_before, calls: calls_before });
         }
-        Ok(place)
+        Ok(slot)
     }
 }
 
-impl Drop for Place {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.queue.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         self.queue.calls.fetch_sub(1, Ordering::Relaxed);
@@ -167,49 +167,49 @@ impl Drop for Place {
 
 impl Handle {
     /// Proposes records, each of one partition, and calls `done` with all answers in order once they are committed and applied.
-    /// Records of one partition are applied in the order given.
+    /// Records of one partition are applied in the given order.
     ///
     /// # Errors
-    /// [`Overloaded`]: nothing was taken, `done` is dropped.
+    /// [`Overload`]: nothing was queued, `done` is dropped.
     pub fn write(
         &self,
         records: Vec<(PartitionId, Record)>,
-        done: impl FnOnce(Vec<Result<Committed, WriteError>>) + Send + 'static,
-    ) -> Result<(), Overloaded> {
+        done: impl FnOnce(Vec<Result<CommittedWrite, WriteError>>) + Send + 'static,
+    ) -> Result<(), Overload> {
         let bytes = records.iter().map(|(_, record)| record_bytes(record)).sum();
-        let place = self.take(bytes)?;
+        let slot = self.reserve(bytes)?;
         let done = Box::new(move |answers| {
-            drop(place);
+            drop(slot);
             done(answers);
         });
         self.send(Event::Write(records, done));
         Ok(())
     }
 
-    /// Runs `read` on the committed state, between two batches, then `done` with its result, both on the engine's thread.
+    /// Runs `read` on the committed state between two batches, then `done` with its result, both on the engine thread.
     ///
     /// # Errors
-    /// [`Overloaded`]: nothing was taken, both are dropped.
+    /// [`Overload`]: nothing was queued, both are dropped.
     pub fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&mut Partitions) -> T + Send + 'static,
         done: impl FnOnce(T) + Send + 'static,
-    ) -> Result<(), Overloaded> {
-        let place = self.take(0)?;
+    ) -> Result<(), Overload> {
+        let slot = self.reserve(0)?;
         self.send(Event::Read(Box::new(move |partitions| {
             let result = read(partitions);
-            drop(place);
+            drop(slot);
             done(result);
         })));
         Ok(())
     }
 
-    /// Settings of a partition that is here, as of its last applied or activating configuration. Never waits for the engine.
+    /// Returns the settings of a local partition, as of its last applied or activating configuration. Does not wait for the engine.
     pub fn settings(&self, partition: PartitionId) -> Option<Settings> {
         self.shared.settings(partition)
     }
 
-    /// Term at which a partition is served, and its last applied lsn; `None` when it is not served. Never waits for the engine.
+    /// Returns the term at which a partition is served and its last applied LSN; `None` if it is not served. Does not wait for the engine.
     pub fn position(&self, partition: PartitionId) -> Option<(Term, Lsn)> {
         self.shared.position(partition)
     }
@@ -223,126 +223,126 @@ impl Handle {
         self.send(Event::Activate(partitions, Box::new(done)));
     }
 
-    /// Takes the newest map that was read. See [`Store::learn`].
-    pub fn learn(&self, map: Arc<PartitionMap>) {
-        self.turn(move |store| {
-            store.learn(&map);
+    /// See [`Store::update_map`].
+    pub fn update_map(&self, map: Arc<PartitionMap>) {
+        self.submit(move |store| {
+            store.update_map(&map);
             Ok(())
         });
     }
 
-    /// Takes what a peer says; `taken` is called when it was worked on, so that who reads can bound what is under way.
-    pub fn hear(&self, from: Member, envelopes: Vec<Envelope>, taken: impl FnOnce() + Send + 'static) {
-        self.turn(move |store| {
-            let heard = store.hear(from, envelopes);
-            taken();
-            heard
+    /// Processes messages of a peer; `processed` is called afterwards, so that the caller can bound the messages in flight.
+    pub fn receive(&self, from: Member, envelopes: Vec<Envelope>, processed: impl FnOnce() + Send + 'static) {
+        self.submit(move |store| {
+            let result = store.receive(from, envelopes);
+            processed();
+            result
         });
     }
 
-    /// A stream to a process is open in both directions.
-    pub fn connected(&self, peer: Member) {
-        self.turn(move |store| {
-            store.connected(peer);
+    /// See [`Store::connect_peer`].
+    pub fn connect_peer(&self, peer: Member) {
+        self.submit(move |store| {
+            store.connect_peer(peer);
             Ok(())
         });
     }
 
-    /// The detector takes the process at a place for dead.
-    pub fn suspected(&self, ordinal: Ordinal) {
-        self.turn(move |store| {
-            store.suspected(ordinal);
+    /// See [`Store::suspect`].
+    pub fn suspect(&self, ordinal: Ordinal) {
+        self.submit(move |store| {
+            store.suspect(ordinal);
             Ok(())
         });
     }
 
-    /// The detector no longer does.
-    pub fn trusted(&self, ordinal: Ordinal) {
-        self.turn(move |store| {
-            store.trusted(ordinal);
+    /// See [`Store::trust`].
+    pub fn trust(&self, ordinal: Ordinal) {
+        self.submit(move |store| {
+            store.trust(ordinal);
             Ok(())
         });
     }
 
-    /// See [`Store::leaving`].
-    pub fn leaving(&self, leavers: BTreeSet<Ordinal>) {
-        self.turn(move |store| {
-            store.leaving(&leavers);
+    /// See [`Store::set_leaving`].
+    pub fn set_leaving(&self, leavers: BTreeSet<Ordinal>) {
+        self.submit(move |store| {
+            store.set_leaving(&leavers);
             Ok(())
         });
     }
 
-    /// A worker granted this one a read lease until `until_ms` ([`Clock::elapsed_ms`]), but for these partitions.
-    pub fn lease_held(&self, granter: Member, until_ms: u64, except: Vec<PartitionId>) {
-        self.turn(move |store| {
-            store.lease_held(granter, until_ms, except);
+    /// Records a read lease granted until `until_ms` ([`Clock::elapsed_ms`]) for all partitions but `except`.
+    pub fn record_lease(&self, granter: Member, until_ms: u64, except: Vec<PartitionId>) {
+        self.submit(move |store| {
+            store.record_lease(granter, until_ms, except);
             Ok(())
         });
     }
 
-    /// Grants a process a read lease, counted from now, and tells `done` the partitions that it does not cover.
+    /// Grants a process a read lease from now, and passes the partitions not covered to `done`.
     pub fn grant_lease(&self, holder: Member, done: impl FnOnce(Vec<PartitionId>) + Send + 'static) {
-        self.turn(move |store| {
+        self.submit(move |store| {
             done(store.grant_lease(holder));
             Ok(())
         });
     }
 
-    /// It is proven that this very process is dead.
-    pub fn proven_dead(&self, dead: Member) {
-        self.turn(move |store| {
-            store.proven_dead(dead);
+    /// See [`Store::confirm_dead`].
+    pub fn confirm_dead(&self, dead: Member) {
+        self.submit(move |store| {
+            store.confirm_dead(dead);
             Ok(())
         });
     }
 
-    /// As [`Handle::read`], linearizable for `partitions`: their leases are looked at before and after `read` runs. Where one is
-    /// missing before, `done` gets `read` back, to be tried again.
+    /// As [`Handle::read`], linearizable for `partitions`: their leases are checked before and after `read` runs. If one is missing
+    /// before, `done` gets `read` back for a retry.
     ///
     /// # Errors
-    /// [`Overloaded`]: nothing was taken, both are dropped.
+    /// [`Overload`]: nothing was queued, both are dropped.
     pub fn read_leased<T: Send + 'static, R: FnOnce(&mut Partitions) -> T + Send + 'static>(
         &self,
         partitions: Vec<PartitionId>,
         read: R,
-        done: impl FnOnce(Result<T, Unreadable<R>>) + Send + 'static,
-    ) -> Result<(), Overloaded> {
-        let place = self.take(0)?;
-        self.turn(move |store| {
+        done: impl FnOnce(Result<T, MissingLease<R>>) + Send + 'static,
+    ) -> Result<(), Overload> {
+        let slot = self.reserve(0)?;
+        self.submit(move |store| {
             stats::add(&store.shared.reads, 1);
-            let unreadable =
+            let missing_lease =
                 |store: &Store| partitions.iter().copied().find(|partition| !store.is_readable(*partition));
-            if let Some(partition) = unreadable(store) {
-                drop(place);
-                done(Err(Unreadable { partition, read: Some(read) }));
+            if let Some(partition) = missing_lease(store) {
+                drop(slot);
+                done(Err(MissingLease { partition, read: Some(read) }));
                 return Ok(());
             }
             let result = read(store.partitions());
-            drop(place);
-            let unreadable = unreadable(store);
-            done(unreadable.map_or(Ok(result), |partition| Err(Unreadable { partition, read: None })));
+            drop(slot);
+            let missing_lease = missing_lease(store);
+            done(missing_lease.map_or(Ok(result), |partition| Err(MissingLease { partition, read: None })));
             Ok(())
         });
         Ok(())
     }
 
-    /// As [`Handle::read`], linearizable for `partitions` without trust in any clock: runs when every member in sync has said that
-    /// this process still leads. See [`Store::read_confirmed`].
+    /// As [`Handle::read`], linearizable for `partitions` without relying on clocks: runs once every in-sync member has confirmed
+    /// this process as primary. See [`Store::read_confirmed`].
     ///
     /// # Errors
-    /// [`Overloaded`]: nothing was taken, both are dropped.
+    /// [`Overload`]: nothing was queued, both are dropped.
     pub fn read_confirmed<T: Send + 'static>(
         &self,
         partitions: Vec<PartitionId>,
         read: impl FnOnce(&mut Partitions) -> T + Send + 'static,
-        done: impl FnOnce(Result<T, Unconfirmed>) + Send + 'static,
-    ) -> Result<(), Overloaded> {
-        let place = self.take(0)?;
-        self.turn(move |store| {
+        done: impl FnOnce(Result<T, ConfirmError>) + Send + 'static,
+    ) -> Result<(), Overload> {
+        let slot = self.reserve(0)?;
+        self.submit(move |store| {
             stats::add(&store.shared.reads, 1);
             store.read_confirmed(partitions, move |confirmed| {
                 let result = confirmed.map(read);
-                drop(place);
+                drop(slot);
                 done(result);
             });
             Ok(())
@@ -350,24 +350,24 @@ impl Handle {
         Ok(())
     }
 
-    /// As [`Handle::read`], of the copies here, whoever leads them, that lag at most `max_lag_ms`: `read` sees those only, and is
-    /// told where each one stands. See [`Store::read_copies`].
+    /// As [`Handle::read`], of the local replicas in any role that lag at most `max_lag_ms`: `read` sees only those, and gets their
+    /// positions. See [`Store::read_replicas`].
     ///
     /// # Errors
-    /// [`Overloaded`]: nothing was taken, both are dropped.
-    pub fn read_copies<T: Send + 'static>(
+    /// [`Overload`]: nothing was queued, both are dropped.
+    pub fn read_replicas<T: Send + 'static>(
         &self,
         partitions: Vec<PartitionId>,
         max_lag_ms: u64,
-        read: impl FnOnce(&mut Partitions, Vec<Copied>) -> T + Send + 'static,
+        read: impl FnOnce(&mut Partitions, Vec<ReplicaPosition>) -> T + Send + 'static,
         done: impl FnOnce(T) + Send + 'static,
-    ) -> Result<(), Overloaded> {
-        let place = self.take(0)?;
-        self.turn(move |store| {
+    ) -> Result<(), Overload> {
+        let slot = self.reserve(0)?;
+        self.submit(move |store| {
             stats::add(&store.shared.reads, 1);
-            store.read_copies(partitions, max_lag_ms, move |partitions, copied| {
-                let result = read(partitions, copied);
-                drop(place);
+            store.read_replicas(partitions, max_lag_ms, move |partitions, positions| {
+                let result = read(partitions, positions);
+                drop(slot);
                 done(result);
             });
             Ok(())
@@ -375,27 +375,27 @@ impl Handle {
         Ok(())
     }
 
-    /// See [`Store::hand_over`].
-    pub fn hand_over(&self, partition: PartitionId, to: Ordinal) {
-        self.turn(move |store| {
-            store.hand_over(partition, to);
+    /// See [`Store::transfer_leadership`].
+    pub fn transfer_leadership(&self, partition: PartitionId, to: Ordinal) {
+        self.submit(move |store| {
+            store.transfer_leadership(partition, to);
             Ok(())
         });
     }
 
-    /// How every replica stands.
+    /// Passes the status of every replica to `done`.
     pub fn replicas(&self, done: impl FnOnce(Vec<ReplicaStatus>) + Send + 'static) {
-        self.turn(move |store| {
+        self.submit(move |store| {
             done(store.replicas());
             Ok(())
         });
     }
 
-    fn turn(&self, turn: impl FnOnce(&mut Store) -> Result<(), Error> + Send + 'static) {
-        self.send(Event::Turn(Box::new(turn)));
+    fn submit(&self, turn: impl FnOnce(&mut Store) -> Result<(), Error> + Send + 'static) {
+        self.send(Event::Task(Box::new(turn)));
     }
 
-    /// Snapshots every partition that has data into `folder`, or into the store's own directory. See [`Store::snapshot_all`].
+    /// Snapshots every partition with data into `folder`, or into the store's own directory. See [`Store::snapshot_all`].
     pub fn snapshot_all(
         &self,
         folder: Option<PathBuf>,
@@ -404,14 +404,14 @@ impl Handle {
         self.send(Event::Snapshot(folder, Box::new(done)));
     }
 
-    /// Snapshots one partition into `folder`, if it is shown here. See [`Store::snapshot_one`].
+    /// Snapshots one partition into `folder` if it is visible here. See [`Store::snapshot_one`].
     pub fn snapshot_one(
         &self,
         partition: PartitionId,
         folder: PathBuf,
         done: impl FnOnce(Result<Vec<SnapshotInfo>, Error>) + Send + 'static,
     ) {
-        self.turn(move |store| {
+        self.submit(move |store| {
             match FileDisk::new(folder) {
                 Ok(disk) => store.snapshot_one(partition, Arc::new(disk), done),
                 Err(error) => done(Err(error)),
@@ -420,51 +420,52 @@ impl Handle {
         });
     }
 
-    /// Ends in order: answers what was taken, seals and syncs the log, leaves the clean mark, frees the folder, then calls `done`.
+    /// Stops gracefully: answers queued calls, seals and syncs the log, writes the clean mark, unlocks the directory, then calls `done`.
     pub fn stop(&self, done: impl FnOnce(Result<(), Error>) + Send + 'static) {
         self.send(Event::Stop(Box::new(done)));
     }
 
-    /// What was counted so far.
+    /// Returns the counters.
     pub fn stats(&self) -> Stats {
         self.shared.snapshot()
     }
 
-    /// The disk, and this process start on it.
+    /// Returns the store id and the incarnation of this process.
     pub const fn identity(&self) -> (StoreId, Incarnation) {
         self.identity
     }
 
-    fn take(&self, bytes: usize) -> Result<Place, Overloaded> {
-        self.queue.take(bytes).inspect_err(|_| stats::add(&self.shared.overloaded_calls, 1))
+    fn reserve(&self, bytes: usize) -> Result<QueueSlot, Overload> {
+        self.queue.reserve(bytes).inspect_err(|_| stats::add(&self.shared.overloaded_calls, 1))
     }
 
     fn send(&self, event: Event) {
-        if let Err(returned) = self.door.send(event) {
+        if let Err(returned) = self.sender.send(event) {
             returned.refuse(&self.shared.ended());
         }
     }
 }
 
 impl Event {
-    /// Answers for an engine that ended.
-    fn refuse(self, why: &WriteError) {
+    /// Answers an event on behalf of an ended engine.
+    fn refuse(self, cause: &WriteError) {
         match self {
             Self::Write(records, done) => {
-                done(records.iter().map(|_| Err(why.clone())).collect());
+                done(records.iter().map(|_| Err(cause.clone())).collect());
             }
             Self::Activate(partitions, done) => {
-                done(partitions.iter().map(|_| Err(ActivateError::Failed { reason: why.reason() })).collect());
+                done(partitions.iter().map(|_| Err(ActivateError::Failed { reason: cause.reason() })).collect());
             }
             Self::Stop(done) => done(Ok(())),
             Self::Snapshot(_, done) => done(Err(Error::Stopped)),
-            Self::Read(_) | Self::Turn(_) | Self::BatchWritten(..) | Self::JobDone(..) => {}
+            Self::Read(_) | Self::Task(_) | Self::BatchWritten(..) | Self::JobDone(..) => {}
         }
     }
 }
 
 impl Engine {
-    /// Starts the threads of a store, with its way out ([`crate::Alone`] = none). They end with [`Handle::stop`], or when the last handle is dropped.
+    /// Starts the threads of a store, which sends its messages through `peers` ([`crate::NoPeers`] = none). They end with
+    /// [`Handle::stop`], or when the last handle is dropped.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -472,7 +473,7 @@ impl Engine {
         store.set_peers(peers);
         let (events, incoming) = channel();
         let (batches, to_write) = sync_channel::<Outgoing>(1);
-        let (jobs, to_copy) = sync_channel::<Box<Job>>(1);
+        let (jobs, to_export) = sync_channel::<Box<Job>>(1);
         let (queue, shared) = (Arc::new(Queue::of(&store.options)), Arc::clone(&store.shared));
         let identity = (store.identity().store(), store.identity().incarnation());
         let (clock, writer) = (Arc::clone(&store.clock), store.take_writer());
@@ -483,42 +484,42 @@ impl Engine {
         };
         let snapshots = {
             let events = events.clone();
-            thread::Builder::new().name("engram-snapshot".into()).spawn(move || write_snapshots(&to_copy, &events))?
+            thread::Builder::new().name("engram-snapshot".into()).spawn(move || write_snapshots(&to_export, &events))?
         };
-        let threads = Threads { store, incoming, batches, jobs, log, snapshots, writing: false, copying: false };
+        let threads = EngineThread { store, incoming, batches, jobs, log, snapshots, writing: false, exporting: false };
         thread::Builder::new().name("engram-store".into()).spawn(move || threads.run())?;
-        Ok(Handle { door: Arc::new(Door { events, wake: None }), queue, shared, identity })
+        Ok(Handle { sender: Arc::new(EventSender { events, wake: None }), queue, shared, identity })
     }
 
-    /// The same without threads, for simulators: events wait in it until [`Stepped::step`], and `wake` is called for each.
-    pub fn stepped(store: Store, peers: Box<dyn Peers>, wake: Box<dyn Fn() + Send + Sync>) -> (Handle, Stepped) {
-        Stepped::start(store, peers, wake)
+    /// Starts a store without threads, for simulators: events are queued until [`SteppedEngine::step`], and `wake` is called for each.
+    pub fn stepped(store: Store, peers: Box<dyn Peers>, wake: Box<dyn Fn() + Send + Sync>) -> (Handle, SteppedEngine) {
+        SteppedEngine::start(store, peers, wake)
     }
 }
 
-/// The engine's thread.
-struct Threads {
+/// The engine thread.
+struct EngineThread {
     store: Store,
     incoming: Receiver<Event>,
     batches: SyncSender<Outgoing>,
     jobs: SyncSender<Box<Job>>,
     log: JoinHandle<Writer>,
     snapshots: JoinHandle<()>,
-    /// A batch is at the log writer.
+    /// Whether the log writer has a batch.
     writing: bool,
-    /// A partition is at the snapshot writer.
-    copying: bool,
+    /// Whether the snapshot writer has a job.
+    exporting: bool,
 }
 
-/// Who is told when the engine has ended.
-type Stopped = Box<dyn FnOnce(Result<(), Error>) + Send>;
+/// Called when the engine has stopped.
+type StopCallback = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
-impl Threads {
+impl EngineThread {
     fn run(mut self) {
-        let ended = self.turns();
+        let ended = self.run_until_stopped();
         if let Err(error) = &ended {
-            let why = self.store.shared.end(error);
-            self.store.fail(&why);
+            let cause = self.store.shared.end(error);
+            self.store.fail(&cause);
         }
         let Self { store, incoming, batches, jobs, log, snapshots, .. } = self;
         let shared = Arc::clone(&store.shared);
@@ -527,41 +528,41 @@ impl Threads {
         snapshots.join().expect("the snapshot writer does not panic");
         let result = match ended {
             Ok(stopped) => (store.stop_with(writer), stopped),
-            Err(error) => (Err(error), Box::new(|_| {}) as Stopped),
+            Err(error) => (Err(error), Box::new(|_| {}) as StopCallback),
         };
-        let why = shared.ended();
-        incoming.try_iter().for_each(|event| event.refuse(&why));
+        let cause = shared.ended();
+        incoming.try_iter().for_each(|event| event.refuse(&cause));
         drop(incoming);
         (result.1)(result.0);
     }
 
-    /// Takes turns until it is told to stop and nothing is under way; returns who waits for that.
-    fn turns(&mut self) -> Result<Stopped, Error> {
-        let mut stopping: Option<Stopped> = None;
+    /// Runs turns until a stop is requested and nothing is in flight; returns the callback of the stop.
+    fn run_until_stopped(&mut self) -> Result<StopCallback, Error> {
+        let mut stopping: Option<StopCallback> = None;
         loop {
-            let often = self.store.options.replication.copies > 1 || self.store.background.writes_elsewhere();
-            let idle = if often { IDLE_WITH_PEERS } else { IDLE };
+            let wakes_often = self.store.options.replication.replicas > 1 || self.store.background.writes_backup();
+            let idle = if wakes_often { IDLE_WITH_PEERS } else { IDLE };
             let mut next = self.incoming.recv_timeout(idle).ok();
-            let mut taken = 0;
+            let mut processed = 0;
             while let Some(event) = next {
                 match event {
                     Event::Stop(done) if stopping.is_none() => stopping = Some(done),
-                    Event::BatchWritten(..) | Event::JobDone(..) => self.take(event)?,
+                    Event::BatchWritten(..) | Event::JobDone(..) => self.process(event)?,
                     event if stopping.is_some() => event.refuse(&self.store.shared.ended()),
-                    event => self.take(event)?,
+                    event => self.process(event)?,
                 }
-                taken += 1;
-                next = if taken < EVENTS_PER_TURN { self.incoming.try_recv().ok() } else { None };
+                processed += 1;
+                next = if processed < EVENTS_PER_TURN { self.incoming.try_recv().ok() } else { None };
             }
             if stopping.is_none() {
                 self.store.housekeeping();
-                self.copy_next()?;
+                self.export_next()?;
             }
-            // What goes to peers and what goes to the disk are under way side by side.
+            // Messages to peers and the write to the disk proceed in parallel.
             self.store.dispatch()?;
             self.write_next();
             if !self.writing
-                && !self.copying
+                && !self.exporting
                 && let Some(done) = stopping.take()
             {
                 return Ok(done);
@@ -569,25 +570,25 @@ impl Threads {
         }
     }
 
-    fn take(&mut self, event: Event) -> Result<(), Error> {
+    fn process(&mut self, event: Event) -> Result<(), Error> {
         match event {
             Event::BatchWritten(batch, Ok(position)) => {
                 self.writing = false;
-                // The disk works on the next batch while this one is applied.
+                // The disk writes the next batch while this one is applied.
                 self.write_next();
-                let begun = Instant::now();
-                self.store.written(batch, position)?;
-                self.store.shared.apply_us.add(begun.elapsed().as_micros() as u64);
+                let started = Instant::now();
+                self.store.handle_written(batch, position)?;
+                self.store.shared.apply_us.add(started.elapsed().as_micros() as u64);
             }
             Event::BatchWritten(batch, Err(error)) => {
                 self.writing = false;
-                self.store.not_written(batch, error)?;
+                self.store.handle_write_failure(batch, error)?;
             }
             Event::JobDone(job, result) => {
-                self.copying = false;
+                self.exporting = false;
                 self.store.job_done(&job, result)?;
             }
-            event => take(&mut self.store, event)?,
+            event => process_call(&mut self.store, event)?,
         }
         Ok(())
     }
@@ -601,19 +602,19 @@ impl Threads {
         }
     }
 
-    fn copy_next(&mut self) -> Result<(), Error> {
-        if !self.copying
+    fn export_next(&mut self) -> Result<(), Error> {
+        if !self.exporting
             && let Some(job) = self.store.next_job()?
         {
-            self.copying = true;
+            self.exporting = true;
             self.jobs.send(Box::new(job)).expect("the snapshot writer ends after the engine");
         }
         Ok(())
     }
 }
 
-/// Does what somebody asked for; what threads report is not among it.
-fn take(store: &mut Store, event: Event) -> Result<(), Error> {
+/// Processes a call; results of the threads are processed by their owner.
+fn process_call(store: &mut Store, event: Event) -> Result<(), Error> {
     match event {
         Event::Write(records, done) => store.write(records, done),
         Event::Read(read) => {
@@ -621,18 +622,18 @@ fn take(store: &mut Store, event: Event) -> Result<(), Error> {
             read(store.partitions());
         }
         Event::Activate(partitions, done) => store.activate(partitions, done),
-        Event::Turn(turn) => turn(store)?,
+        Event::Task(turn) => turn(store)?,
         Event::Snapshot(folder, done) => match folder.map(FileDisk::new).transpose() {
             Ok(disk) => store.snapshot_all(disk.map(|disk| Arc::new(disk) as Arc<dyn Disk>), done),
             Err(error) => done(Err(error)),
         },
         Event::Stop(done) => done(Err(Error::Stopped)),
-        Event::BatchWritten(..) | Event::JobDone(..) => unreachable!("whoever has threads takes these itself"),
+        Event::BatchWritten(..) | Event::JobDone(..) => unreachable!("only the threaded engine gets these events"),
     }
     Ok(())
 }
 
-/// The log writer's thread: writes what comes, syncs and seals what is due; gives the writer back when nobody sends any more.
+/// Log writer thread: writes batches, syncs and seals when due; returns the writer when the channel closes.
 fn write_log(
     mut writer: Writer,
     batches: &Receiver<Outgoing>,
@@ -644,16 +645,16 @@ fn write_log(
     loop {
         match batches.recv_timeout(wait) {
             Ok(outgoing) => {
-                let begun = Instant::now();
+                let started = Instant::now();
                 let result = abort_on_sync_failure(outgoing.write(&mut writer, clock.elapsed_ms()));
-                shared.write_us.add(begun.elapsed().as_micros() as u64);
+                shared.write_us.add(started.elapsed().as_micros() as u64);
                 if events.send(Event::BatchWritten(outgoing.batch, result)).is_err() {
                     return writer;
                 }
                 wait = due(&writer, clock);
             }
             Err(RecvTimeoutError::Timeout) => {
-                // A seal that does not fit on a full disk is tried again; nothing waits for it.
+                // A seal that fails on a full disk is retried; nothing waits for it.
                 let ticked = abort_on_sync_failure(writer.tick(clock.elapsed_ms()));
                 wait = if ticked.is_ok() { due(&writer, clock) } else { IDLE };
             }
@@ -666,7 +667,7 @@ fn due(writer: &Writer, clock: &dyn Clock) -> Duration {
     writer.wait_ms(clock.elapsed_ms()).map_or(IDLE, Duration::from_millis).min(IDLE)
 }
 
-/// The thread of what happens beside the log.
+/// Snapshot thread: runs background jobs.
 fn write_snapshots(jobs: &Receiver<Box<Job>>, events: &Sender<Event>) {
     for job in jobs {
         let result = abort_on_sync_failure(job.run());
@@ -676,7 +677,7 @@ fn write_snapshots(jobs: &Receiver<Box<Job>>, events: &Sender<Event>) {
     }
 }
 
-/// About the memory that a record takes until it is answered: once as it is, once in the log's buffer.
+/// Approximate memory of a record until it is answered: once decoded, once in the log buffer.
 fn record_bytes(record: &Record) -> usize {
     let strings = |blobs: &Option<Blobs>| blobs.as_ref().map_or(0, |blobs| blobs.bytes().len() + blobs.len() * 4);
     let columns = match &record.command {

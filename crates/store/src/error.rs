@@ -1,47 +1,47 @@
-//! What can go wrong with files, as a caller branches on it.
+//! Errors of the store's files.
 
 use std::io::{self, Write as _};
 
 use engram_memory::{ClusterId, Lsn, PartitionId, Shape, StoreId, Term};
 
-/// A failure of the store's files. Paths are printed as the disk describes them.
+/// Failure of the store's files. Paths are as described by the disk.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A read, write or change of a folder failed.
+    /// A read, write or directory operation failed.
     #[error("failed to {operation} {path}")]
     Io {
-        /// What was tried, as a verb.
+        /// Operation, as a verb.
         operation: &'static str,
-        /// On what.
+        /// Path of the file or directory.
         path: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: io::Error,
     },
-    /// No space left. What was being written is not acknowledged and nothing of it is kept; it may be tried again.
-    #[error("failed to {operation} {path}: no space left on the device; free some or give the store a larger volume")]
+    /// No space left. The failed write is not acknowledged and nothing of it is kept; it may be retried.
+    #[error("failed to {operation} {path}: no space left on device; free space or use a larger volume")]
     DiskFull {
-        /// What was tried, as a verb.
+        /// Operation, as a verb.
         operation: &'static str,
-        /// On what.
+        /// Path of the file or directory.
         path: String,
     },
-    /// An fsync failed: what it should have covered may be lost although a later fsync would succeed, so the process
-    /// ends ([`crate::abort_on_sync_failure`]) and the next one reads what the disk really holds.
-    #[error("failed to sync {path}: what was written since the last sync may be lost")]
+    /// An fsync failed: the data it should have covered may be lost although a later fsync would succeed, so the process
+    /// aborts ([`crate::abort_on_sync_failure`]) and the next one recovers from the disk.
+    #[error("failed to sync {path}: data written since the last sync may be lost")]
     SyncFailed {
-        /// What was synced.
+        /// Path of the file or directory.
         path: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: io::Error,
     },
-    /// The state directory cannot be written.
-    #[error("state directory {path} cannot be written; check its owner, its permissions and its mount")]
+    /// The state directory is not writable.
+    #[error("state directory {path} is not writable; check its owner, permissions and mount")]
     Unwritable {
         /// The directory.
         path: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: io::Error,
     },
@@ -50,10 +50,10 @@ pub enum Error {
     Locked {
         /// The directory.
         path: String,
-        /// The process that holds it, when it has said so.
+        /// PID of the process, if known.
         pid: Option<u32>,
     },
-    /// The file is of another cluster.
+    /// The file belongs to another cluster.
     #[error("{path} belongs to cluster {found}, not to {expected}")]
     OtherCluster {
         /// The file.
@@ -63,7 +63,7 @@ pub enum Error {
         /// Cluster of this process.
         expected: ClusterId,
     },
-    /// The file was written by another store: it was copied here, or the identity was.
+    /// The file was written by another store: the file or the identity was copied.
     #[error("{path} belongs to store {found}, not to {expected}")]
     OtherStore {
         /// The file.
@@ -73,8 +73,8 @@ pub enum Error {
         /// Store of this directory.
         expected: StoreId,
     },
-    /// What is fixed when a cluster is created differs.
-    #[error("{path} was made with {found:?}, this cluster is {expected:?}; a cluster's shape is fixed at creation")]
+    /// The immutable shape of the cluster differs.
+    #[error("{path} has shape {found:?}, this cluster has {expected:?}; the shape is immutable after creation")]
     OtherShape {
         /// The file.
         path: String,
@@ -83,54 +83,52 @@ pub enum Error {
         /// Shape of this cluster.
         expected: Shape,
     },
-    /// The file has a format version that this program does not know.
-    #[error("{path} has format version {found}, this program knows up to {supported}; use a newer program")]
+    /// The file has an unsupported format version.
+    #[error("{path} has format version {found}, this version supports up to {supported}; use a newer version")]
     UnknownFormat {
         /// The file.
         path: String,
         /// Version in the file.
         found: u32,
-        /// Newest version that this program reads.
+        /// Newest supported version.
         supported: u32,
     },
-    /// Log or snapshots are there, but no identity: this directory has lost a part of itself.
-    #[error("{path} holds {file} but no identity; nothing is formatted over existing data")]
+    /// The directory has log or snapshot files but no identity file.
+    #[error("{path} contains {file} but no identity file; refusing to format over existing data")]
     IdentityMissing {
         /// The directory.
         path: String,
-        /// One of the files found.
+        /// One of these files.
         file: String,
     },
-    /// Bytes that a sync had covered are not what was written. Never cut away, never served.
+    /// Synced bytes differ from what was written. They are never truncated and never served.
     #[error("{path} is corrupt at byte {offset}: {what}")]
     Corrupt {
         /// The file.
         path: String,
-        /// Where the damaged part begins.
+        /// Offset of the damage.
         offset: u64,
-        /// What is wrong with it.
+        /// Description of the damage.
         what: &'static str,
     },
-    /// A record over the limit. Checked before memory is taken.
-    #[error("a log record of {bytes} bytes is above the limit of {limit}")]
+    /// A record above the limit; checked before allocation.
+    #[error("log record of {bytes} bytes exceeds the limit of {limit}")]
     RecordTooLarge {
         /// Payload bytes.
         bytes: usize,
-        /// Most.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// The batch being gathered is full: seal it first.
-    #[error("a batch of {bytes} bytes is above the limit of {limit}; seal it before appending more")]
+    /// The current batch is full: seal it first.
+    #[error("batch of {bytes} bytes exceeds the limit of {limit}; seal it before appending more")]
     BatchFull {
-        /// Bytes with the record.
+        /// Bytes including the record.
         bytes: usize,
-        /// Most.
+        /// Limit in bytes.
         limit: usize,
     },
     /// A record does not continue its partition's log.
-    #[error(
-        "partition {partition} stands at lsn {last} of term {last_term}; lsn {found} of term {term} does not follow"
-    )]
+    #[error("partition {partition} is at lsn {last} of term {last_term}; lsn {found} of term {term} does not follow")]
     NotDense {
         /// Partition.
         partition: PartitionId,
@@ -138,37 +136,37 @@ pub enum Error {
         last: Lsn,
         /// Term of the last record.
         last_term: Term,
-        /// The lsn that came.
+        /// LSN of the record.
         found: Lsn,
-        /// Its term.
+        /// Term of the record.
         term: Term,
     },
-    /// A chunk of a snapshot over the limit.
-    #[error("a snapshot chunk of {bytes} bytes is above the limit of {limit}")]
+    /// A snapshot chunk above the limit.
+    #[error("snapshot chunk of {bytes} bytes exceeds the limit of {limit}")]
     ChunkTooLarge {
         /// Bytes of the chunk.
         bytes: usize,
-        /// Most.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// Snapshots are installed into an empty store only.
-    #[error("{path} already holds {file}; restore into an empty state directory")]
+    /// Snapshots are only installed into an empty store.
+    #[error("{path} already contains {file}; restore into an empty state directory")]
     NotEmpty {
         /// The directory.
         path: String,
-        /// One of the files found.
+        /// One of these files.
         file: String,
     },
-    /// The store was stopped before it came to this.
+    /// The store was stopped.
     #[error("the store was stopped")]
     Stopped,
-    /// The device failed or is full: what was being applied may be applied in part, so nothing is served any more.
-    #[error("the device failed; the process must start again")]
+    /// The device failed or is full: records may be partially applied, so nothing is served any more.
+    #[error("device failed; the process must restart")]
     Device(#[from] engram_kernels::Error),
 }
 
 impl Error {
-    /// The error of a failed write, creation or preallocation: a full disk has its own variant.
+    /// Converts the error of a failed write, creation or preallocation; a full disk has its own variant.
     pub(crate) fn write(operation: &'static str, path: String, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { operation, path },
@@ -176,26 +174,26 @@ impl Error {
         }
     }
 
-    /// The error of a failed read.
+    /// Converts the error of a failed read.
     pub(crate) fn read(path: String, source: io::Error) -> Self {
         Self::Io { operation: "read", path, source }
     }
 }
 
-/// Ends the process when a sync failed, with a last line on stderr; passes everything else on.
+/// Aborts the process with a message on stderr if a sync failed; passes other results through.
 ///
-/// Linux marks the pages of a failed fsync clean, so no retry can tell what reached the disk: the only sound answer is a
-/// new process that recovers from what is really there. Production calls this around every write of the log and of a
-/// snapshot; tests look at [`Error::SyncFailed`] instead.
+/// Linux marks the pages of a failed fsync clean, so a retry cannot determine what reached the disk: only a new process that
+/// recovers from the disk is safe. Production wraps every write of the log and of a snapshot; tests check for
+/// [`Error::SyncFailed`] instead.
 ///
 /// # Errors
 /// Every other error, unchanged.
 pub fn abort_on_sync_failure<T>(result: Result<T, Error>) -> Result<T, Error> {
     if let Err(Error::SyncFailed { path, source }) = &result {
-        // Not `eprintln`: it panics where stderr cannot be written, and that would keep this process alive.
+        // Not `eprintln`: it panics if stderr is not writable, which would keep this process alive.
         let _ = writeln!(
             io::stderr(),
-            "fatal: failed to sync {path}: {source}; ending the process, the next start recovers from the disk"
+            "fatal: failed to sync {path}: {source}; aborting the process, the next start recovers from the disk"
         );
         std::process::abort();
     }

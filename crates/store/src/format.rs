@@ -1,33 +1,33 @@
-//! What heads every file: magic, format version, cluster, store, and what is fixed at creation.
+//! Common file header: magic, format version, cluster, store and shape.
 //!
-//! Invariants: a file of another cluster, store, shape or of an unknown version is refused before anything else of it is
-//! read; multi-byte values are little-endian; a change of any layout is a new [`VERSION`], and old golden files stay.
+//! Invariants: a file of another cluster, store or shape, or of an unknown version, is rejected before the rest is read;
+//! multi-byte values are little-endian; every layout change is a new [`VERSION`], and old golden files are kept.
 
 use engram_memory::{ClusterId, FeatureShape, FeatureType, Law, Shape, StoreId};
 
 use crate::Error;
 
-/// Version of all formats of this crate.
+/// Format version of all files of this crate.
 pub(crate) const VERSION: u32 = 1;
 /// Bytes that [`encode`] appends.
 pub(crate) const HEAD_BYTES: usize = 64;
 
-/// Whose file it is: heads the log's segments, the snapshots and the identity.
+/// Owner of a file: part of the header of log segments, snapshots and the identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileHead {
     /// Cluster.
     pub cluster: ClusterId,
-    /// Disk that wrote it.
+    /// Store that wrote the file.
     pub store: StoreId,
     /// Partitions, law and features of the cluster.
     pub shape: Shape,
 }
 
 impl FileHead {
-    /// Version of the files that this build writes, and the one that it reads; any other is refused.
+    /// Format version that this build reads and writes.
     pub const VERSION: u32 = VERSION;
 
-    /// Checks that a file with the head `found` is one of this cluster and store.
+    /// Checks that a file with header `found` belongs to this cluster and store.
     pub(crate) fn check(&self, found: &Self, path: &str) -> Result<(), Error> {
         self.check_cluster(found, path)?;
         if found.store != self.store {
@@ -36,7 +36,7 @@ impl FileHead {
         Ok(())
     }
 
-    /// Checks that a file with the head `found` is one of this cluster, by any of its stores.
+    /// Checks that a file with header `found` belongs to any store of this cluster.
     pub(crate) fn check_cluster(&self, found: &Self, path: &str) -> Result<(), Error> {
         if found.cluster != self.cluster {
             return Err(Error::OtherCluster { path: path.into(), found: found.cluster, expected: self.cluster });
@@ -48,7 +48,7 @@ impl FileHead {
     }
 }
 
-/// Appends magic, version and head: [`HEAD_BYTES`] bytes.
+/// Appends the header of [`HEAD_BYTES`] bytes.
 pub(crate) fn encode(magic: &[u8; 8], head: &FileHead, out: &mut Vec<u8>) {
     out.extend_from_slice(magic);
     out.extend_from_slice(&VERSION.to_le_bytes());
@@ -61,8 +61,8 @@ pub(crate) fn encode(magic: &[u8; 8], head: &FileHead, out: &mut Vec<u8>) {
     out.extend_from_slice(&[0; 4]);
 }
 
-/// Reads what [`encode`] wrote. The caller has checked the checksum, unless the version is unknown: the place of the
-/// version is the same in all of them, that of the checksum need not be.
+/// Decodes the output of [`encode`]. The caller has verified the checksum, unless the version is unknown: only the offset of the
+/// version is the same in all versions.
 pub(crate) fn decode(bytes: &mut Bytes<'_>, magic: &[u8; 8], path: &str) -> Result<FileHead, Error> {
     let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
     check_version(bytes.0, magic, path)?;
@@ -78,24 +78,24 @@ pub(crate) fn decode(bytes: &mut Bytes<'_>, magic: &[u8; 8], path: &str) -> Resu
         let features = FeatureShape { dimension, dtype };
         Some(FileHead { cluster, store, shape: Shape { partitions, law, features } })
     };
-    read().ok_or_else(|| corrupt("its head names a law or a feature type that its format version does not have"))
+    read().ok_or_else(|| corrupt("header has an unknown decay law or feature type"))
 }
 
-/// Checks magic and version alone.
+/// Checks magic and version only.
 pub(crate) fn check_version(bytes: &[u8], magic: &[u8; 8], path: &str) -> Result<(), Error> {
     let mut bytes = Bytes(bytes);
     if bytes.array() != Some(*magic) {
-        let what = "it does not begin as a file of its kind does";
+        let what = "wrong magic number";
         return Err(Error::Corrupt { path: path.into(), offset: 0, what });
     }
     match bytes.u32() {
         Some(VERSION) => Ok(()),
         Some(found) => Err(Error::UnknownFormat { path: path.into(), found, supported: VERSION }),
-        None => Err(Error::Corrupt { path: path.into(), offset: 0, what: "it ends inside its head" }),
+        None => Err(Error::Corrupt { path: path.into(), offset: 0, what: "truncated header" }),
     }
 }
 
-/// Takes values off the front of a slice; `None` when it is too short.
+/// Reads values from the front of a slice; `None` if it is too short.
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
 

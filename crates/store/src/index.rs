@@ -1,45 +1,45 @@
-//! Which local slot holds which id: open addressing with linear probing, four bytes a place.
+//! Hash index from ids to local slots: open addressing with linear probing, four bytes per entry.
 //!
-//! A place holds a local slot in its low bits, as many as the table has places, and bits of the hash in the others, so that
-//! hardly any lookup touches an id that is not the one sought. Ids are in the column, not here: a table is rebuilt from them.
-//! The index is no replicated state, and its order never shows.
+//! An entry holds a local slot in its low bits (log2 of the table size) and bits of the hash in the others, so that lookups rarely
+//! read a wrong id. Ids are stored in the column only: a table is rebuilt from them. The index is not replicated, and its order
+//! is never visible.
 
-/// No memory. Its low bits are no slot: a table is never full.
+/// Empty entry. Its low bits are no valid slot, since a table is never full.
 const EMPTY: u32 = u32::MAX;
-/// Fewest places of a table that holds something.
+/// Smallest size of a non-empty table.
 const FEWEST: usize = 16;
-/// Most places of a table: at least one bit of hash stays.
+/// Largest size of a table: leaves at least one bit of hash.
 const MOST: usize = 1 << 31;
 
-/// A table of local slots. Hashes come from the caller; home places are their top bits.
+/// A table of local slots. The caller computes hashes; their top bits select the home entry.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    places: Vec<u32>,
+    entries: Vec<u32>,
     len: usize,
 }
 
 impl Index {
-    /// Number of slots in it.
+    /// Number of slots.
     pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
     /// Bytes of the table.
     pub(crate) const fn bytes(&self) -> u64 {
-        (self.places.capacity() * size_of::<u32>()) as u64
+        (self.entries.capacity() * size_of::<u32>()) as u64
     }
 
-    /// Whether one more needs a larger table: [`Index::rebuild`] it then.
+    /// Whether an insertion needs [`Index::rebuild`] first.
     pub(crate) const fn is_full(&self) -> bool {
-        self.len >= self.places.len() / 8 * 7
+        self.len >= self.entries.len() / 8 * 7
     }
 
-    /// Makes a table with room for `count` slots and the given (hash, slot) pairs. The old one is freed first.
+    /// Creates a table with capacity for `count` slots and the given (hash, slot) pairs. The old one is freed first.
     pub(crate) fn rebuild(&mut self, count: usize, pairs: impl Iterator<Item = (u64, u32)>) {
-        let places = (count * 8 / 7 + 1).next_power_of_two().max(FEWEST);
-        assert!(places <= MOST, "{count} memories of one partition are above what a device has slots for");
-        self.places = Vec::new();
-        self.places = vec![EMPTY; places];
+        let entries = (count * 8 / 7 + 1).next_power_of_two().max(FEWEST);
+        assert!(entries <= MOST, "{count} memories in one partition exceed the slots of a device");
+        self.entries = Vec::new();
+        self.entries = vec![EMPTY; entries];
         self.len = 0;
         pairs.for_each(|(hash, slot)| self.insert(hash, slot));
     }
@@ -51,28 +51,28 @@ impl Index {
     pub(crate) fn insert(&mut self, hash: u64, slot: u32) {
         assert!(!self.is_full(), "a table is rebuilt before it is full");
         let mut at = self.home(hash);
-        while self.places[at] != EMPTY {
+        while self.entries[at] != EMPTY {
             at = self.after(at);
         }
-        self.places[at] = self.tag(hash) | slot;
+        self.entries[at] = self.tag(hash) | slot;
         self.len += 1;
     }
 
-    /// The slot of this hash that is `right`.
+    /// Finds the slot of this hash for which `right` holds.
     #[inline]
     pub(crate) fn find(&self, hash: u64, right: impl Fn(u32) -> bool) -> Option<u32> {
-        self.place(hash, right).map(|at| self.slot(self.places[at]))
+        self.find_entry(hash, right).map(|at| self.slot(self.entries[at]))
     }
 
-    /// What stands at the home place of a hash: asked for many hashes before any answer is looked at, the answers of memory
-    /// come together. [`EMPTY`] in an empty table.
+    /// Returns the home entry of a hash, [`EMPTY`] in an empty table. Calling it for many hashes before using the results overlaps
+    /// the cache misses.
     #[inline]
     pub(crate) fn peek(&self, hash: u64) -> u32 {
-        if self.places.is_empty() { EMPTY } else { self.places[self.home(hash)] }
+        if self.entries.is_empty() { EMPTY } else { self.entries[self.home(hash)] }
     }
 
-    /// The first slot whose bits of the hash are those of `hash`, given what [`Index::peek`] said of it; it is hardly ever another
-    /// one than the one sought, but it may be.
+    /// Returns the first slot whose hash bits match `hash`, given the result of [`Index::peek`]; rarely a wrong one, so the caller
+    /// compares the id.
     #[inline]
     pub(crate) fn candidate(&self, hash: u64, peeked: u32) -> Option<u32> {
         if peeked == EMPTY {
@@ -84,62 +84,62 @@ impl Index {
         self.find(hash, |_| true)
     }
 
-    /// Puts `to` in the place of `from`.
+    /// Replaces slot `from` by `to`.
     ///
     /// # Panics
-    /// When `from` is not there.
+    /// When `from` is not in the table.
     pub(crate) fn replace(&mut self, hash: u64, from: u32, to: u32) {
-        let at = self.place(hash, |slot| slot == from).expect("every memory is indexed");
-        self.places[at] = self.tag(hash) | to;
+        let at = self.find_entry(hash, |slot| slot == from).expect("every memory is indexed");
+        self.entries[at] = self.tag(hash) | to;
     }
 
-    /// Removes a slot; the ones behind it move up, so that no lookup ends too early.
+    /// Removes a slot; later entries of its probe sequence move up, so that no lookup ends early.
     ///
     /// # Panics
-    /// When it is not there.
+    /// When it is not in the table.
     pub(crate) fn remove(&mut self, hash: u64, slot: u32, hash_of: impl Fn(u32) -> u64) {
-        let mut hole = self.place(hash, |found| found == slot).expect("every memory is indexed");
+        let mut hole = self.find_entry(hash, |entry| entry == slot).expect("every memory is indexed");
         let mut at = hole;
         loop {
             at = self.after(at);
-            let moved = self.places[at];
+            let moved = self.entries[at];
             if moved == EMPTY {
                 break;
             }
-            // It may move into the hole unless its home lies behind the hole.
+            // It may move into the hole unless its home is after the hole.
             let home = self.home(hash_of(self.slot(moved)));
-            let mask = self.places.len() - 1;
+            let mask = self.entries.len() - 1;
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
-                self.places[hole] = moved;
+                self.entries[hole] = moved;
                 hole = at;
             }
         }
-        self.places[hole] = EMPTY;
+        self.entries[hole] = EMPTY;
         self.len -= 1;
     }
 
     #[inline]
-    fn place(&self, hash: u64, right: impl Fn(u32) -> bool) -> Option<usize> {
-        if self.places.is_empty() {
+    fn find_entry(&self, hash: u64, right: impl Fn(u32) -> bool) -> Option<usize> {
+        if self.entries.is_empty() {
             return None;
         }
         let mut at = self.home(hash);
         loop {
-            let found = self.places[at];
-            if found == EMPTY {
+            let entry = self.entries[at];
+            if entry == EMPTY {
                 return None;
             }
-            if self.has_tag(found, hash) && right(self.slot(found)) {
+            if self.has_tag(entry, hash) && right(self.slot(entry)) {
                 return Some(at);
             }
             at = self.after(at);
         }
     }
 
-    /// Bits of a place that are the slot.
+    /// Number of slot bits of an entry.
     #[inline]
     const fn bits(&self) -> u32 {
-        self.places.len().trailing_zeros()
+        self.entries.len().trailing_zeros()
     }
 
     #[inline]
@@ -149,7 +149,7 @@ impl Index {
 
     #[inline]
     const fn after(&self, at: usize) -> usize {
-        (at + 1) & (self.places.len() - 1)
+        (at + 1) & (self.entries.len() - 1)
     }
 
     #[inline]
@@ -158,13 +158,13 @@ impl Index {
     }
 
     #[inline]
-    const fn has_tag(&self, place: u32, hash: u64) -> bool {
-        (place ^ self.tag(hash)) >> self.bits() == 0
+    const fn has_tag(&self, entry: u32, hash: u64) -> bool {
+        (entry ^ self.tag(hash)) >> self.bits() == 0
     }
 
     #[inline]
-    const fn slot(&self, place: u32) -> u32 {
-        place & ((1 << self.bits()) - 1)
+    const fn slot(&self, entry: u32) -> u32 {
+        entry & ((1 << self.bits()) - 1)
     }
 }
 
@@ -174,9 +174,9 @@ mod tests {
     use engram_memory::mix64;
     use std::collections::BTreeMap;
 
-    /// Against a map, with hashes that crowd into few homes and wrap around the end of the table.
+    /// Compared with a map, with hashes that collide and wrap around the end of the table.
     #[test]
-    fn an_index_finds_what_is_in_it_and_nothing_else() {
+    fn an_index_equals_a_map_under_colliding_hashes() {
         for crowd in [u64::MAX, !0 << 60 | 3, 0xF000_0000_0000_0001] {
             let hash = |id: u64| mix64(id) | !crowd;
             let (mut index, mut expected) = (Index::default(), BTreeMap::new());
@@ -204,10 +204,10 @@ mod tests {
                 }
                 assert_eq!(index.len(), ids.len());
                 for id in [step, step / 2, step / 3] {
-                    let found = index.find(hash(id), |slot| ids[slot as usize] == id);
-                    assert_eq!(found, expected.get(&id).copied(), "id {id} after step {step}");
+                    let entry = index.find(hash(id), |slot| ids[slot as usize] == id);
+                    assert_eq!(entry, expected.get(&id).copied(), "id {id} after step {step}");
                     let candidate = index.candidate(hash(id), index.peek(hash(id)));
-                    assert!(found.is_none() || candidate.is_some());
+                    assert!(entry.is_none() || candidate.is_some());
                 }
             }
             for (id, slot) in &expected {

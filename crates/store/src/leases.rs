@@ -1,63 +1,64 @@
-//! Read leases: until when a primary may read without asking anybody, and until when a backup that granted one may not serve.
+//! Read leases: until when a primary may read without confirmation, and until when a backup that granted one may not serve.
 //!
-//! Leases are between workers; which partitions one covers the granter says each time. The holder counts from when it asked,
-//! the granter from when it heard, so the holder's end comes first as long as the rates of two clocks differ by less than
-//! one percent. Times are of [`crate::Clock::elapsed_ms`]. Writes rest on none of this.
+//! Leases are between workers; each grant lists the partitions that it does not cover. The holder counts from the request, the
+//! granter from its receipt, so the lease expires first at the holder as long as the rates of the two clocks differ by less than
+//! one percent. Times are of [`crate::Clock::elapsed_ms`]. Writes do not depend on leases.
 
 use crate::store::Store;
-use engram_cluster::replica::{Defect, Event, is_planted};
+use engram_cluster::injected;
+use engram_cluster::replica::Event;
 use engram_memory::{Member, Ordinal, PartitionId, StoreId, Term};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How long a lease lasts for its holder, in milliseconds.
+/// Duration of a lease for its holder in milliseconds.
 pub const LEASE_MS: u64 = 1_000;
-/// How long it lasts for the granter: what two clocks may differ by, and their grain, on top.
+/// Duration of a lease for the granter: includes the clock drift and granularity.
 pub const GRANT_MS: u64 = LEASE_MS + LEASE_MS / 100 + 50;
 
-/// What a worker holds and granted.
+/// Leases held and granted by a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    /// By granter and its disk: the end, and the partitions that it does not cover. A new disk under an old name is another
-    /// granter: it follows whom the one that the map means may have refused.
+    /// By granter and its disk: the end, and the partitions not covered. A replaced disk under the same ordinal is another granter:
+    /// it may follow a primary that the member named by the map has refused.
     held: BTreeMap<(Ordinal, StoreId), (u64, BTreeSet<PartitionId>)>,
     granted: BTreeMap<PartitionId, Grant>,
-    /// Who said that it no longer reads, and the term that was promised here then: it is granted nothing more at it.
+    /// Process that released its lease, and the term promised here then: it gets no further grants at that term.
     released: BTreeMap<PartitionId, (Member, Term)>,
 }
 
-/// What was granted for a partition. A process that was followed before may hold a lease beside the one followed now: what
-/// is proven of one of them ends nothing of the other's.
+/// Grants for a partition. A previous primary may hold a lease in addition to the current one: the death of one does not end the
+/// lease of the other.
 #[derive(Debug, Clone, Copy)]
 struct Grant {
-    /// Who was granted one last; without a process, what one before this may have granted.
+    /// Holder of the last grant; `None` for grants that a previous process here may have made.
     holder: Option<Member>,
     until_ms: u64,
-    /// The end of what everybody else was granted.
+    /// End of the grants to all other processes.
     others_until_ms: u64,
 }
 
 impl Grant {
-    /// After a grant to `holder` until `until_ms`, which is later than any before.
+    /// Returns the state after a grant to `holder` until `until_ms`, which is later than any previous one.
     fn granted(before: Option<Self>, holder: Member, until_ms: u64) -> Self {
         let others_until_ms = before
-            .filter(|_| !is_planted(Defect::ForgetFirstGrant))
+            .filter(|_| !injected!(ForgetFirstGrant))
             .map_or(0, |before| if before.holder == Some(holder) { before.others_until_ms } else { before.until_ms });
         Self { holder: Some(holder), until_ms, others_until_ms }
     }
 
-    /// Ends what a process was granted.
+    /// Ends the grant to a process.
     fn end(&mut self, holder: Member) {
-        let by_name = self.holder.filter(|_| is_planted(Defect::ProofByName));
-        if self.holder == Some(holder) || by_name.is_some_and(|known| known.ordinal == holder.ordinal) {
+        let by_name = self.holder.filter(|_| injected!(ProofByName));
+        if self.holder == Some(holder) || by_name.is_some_and(|granter| granter.ordinal == holder.ordinal) {
             (self.holder, self.until_ms) = (None, self.others_until_ms);
         }
     }
 }
 
 impl Leases {
-    /// What a start has to assume: the process before granted a moment ago.
-    pub(crate) fn assume(partitions: impl Iterator<Item = PartitionId>, now_ms: u64) -> Self {
-        if is_planted(Defect::ForgetLeaseGrant) {
+    /// Returns the grants that a starting process has to assume: its predecessor may have granted just before.
+    pub(crate) fn assume_granted(partitions: impl Iterator<Item = PartitionId>, now_ms: u64) -> Self {
+        if injected!(ForgetLeaseGrant) {
             return Self::default();
         }
         let granted = partitions
@@ -66,12 +67,12 @@ impl Leases {
         Self { granted, ..Self::default() }
     }
 
-    /// A lease covers what is served since before it was asked for: an older one may have been given up in between, by who
-    /// stepped down and leads again.
+    /// Whether a held lease covers a partition. It covers only what was served before the lease was requested: an older lease may
+    /// have been released if this process stepped down in between.
     fn covers(&self, granter: &Member, partition: PartitionId, since_ms: u64, now_ms: u64) -> bool {
         let by_place = || self.held.iter().find(|((ordinal, _), _)| *ordinal == granter.ordinal).map(|(_, held)| held);
         let held = self.held.get(&(granter.ordinal, granter.store));
-        let held = held.or_else(|| by_place().filter(|_| is_planted(Defect::LeaseByOrdinal)));
+        let held = held.or_else(|| by_place().filter(|_| injected!(LeaseByOrdinal)));
         held.is_some_and(|(until, except)| {
             now_ms < *until && since_ms + LEASE_MS <= *until && !except.contains(&partition)
         })
@@ -79,35 +80,35 @@ impl Leases {
 }
 
 impl Store {
-    /// Whether a read of a partition that was computed before this call is linearizable: it is served here, all that a primary
-    /// before may have acknowledged is committed, and every other member in sync has promised not to serve meanwhile.
+    /// Whether a read of a partition that ran before this call is linearizable: it is served here, everything acknowledged by
+    /// earlier primaries is committed, and every other in-sync member has promised not to serve meanwhile.
     pub fn is_readable(&self, partition: PartitionId) -> bool {
-        let Some(place) = self.places.get(partition.0 as usize) else { return false };
+        let Some(state) = self.states.get(partition.0 as usize) else { return false };
         let now_ms = self.clock.elapsed_ms();
-        // What was committed just now is not in the state that was read.
-        let settled = place.corrupt.is_none() && place.applied >= place.replica.commit();
-        let granters = place.replica.readable().filter(|_| settled);
-        let Some((granters, since_ms)) = granters.zip(place.served_since_ms) else { return false };
-        granters.iter().all(|granter| {
-            is_planted(Defect::ReadWithoutLease) || self.leases.covers(granter, partition, since_ms, now_ms)
-        })
+        // Records committed but not applied are missing in the state that was read.
+        let is_applied = state.corrupt.is_none() && state.applied >= state.replica.commit();
+        let granters = state.replica.required_leases().filter(|_| is_applied);
+        let Some((granters, since_ms)) = granters.zip(state.served_since_ms) else { return false };
+        granters
+            .iter()
+            .all(|granter| injected!(ReadWithoutLease) || self.leases.covers(granter, partition, since_ms, now_ms))
     }
 
-    /// A worker granted a lease until `until_ms`, but for these partitions.
-    pub fn lease_held(&mut self, granter: Member, until_ms: u64, except: Vec<PartitionId>) {
-        self.leases.held.retain(|known, _| known.0 != granter.ordinal);
+    /// Records a lease granted until `until_ms` for all partitions but `except`.
+    pub fn record_lease(&mut self, granter: Member, until_ms: u64, except: Vec<PartitionId>) {
+        self.leases.held.retain(|held, _| held.0 != granter.ordinal);
         self.leases.held.insert((granter.ordinal, granter.store), (until_ms, except.into_iter().collect()));
     }
 
-    /// Grants a lease to a process that asked now; returns the partitions that it does not cover.
+    /// Grants a lease to a process that requests it now; returns the partitions not covered.
     pub fn grant_lease(&mut self, holder: Member) -> Vec<PartitionId> {
         let until_ms = self.clock.elapsed_ms() + GRANT_MS;
         let mut except = Vec::new();
-        for (index, place) in self.places.iter_mut().enumerate() {
+        for (index, state) in self.states.iter_mut().enumerate() {
             let partition = PartitionId(index as u32);
-            let released = self.leases.released.get(&partition) == Some(&(holder, place.replica.promised()));
-            if place.replica.may_grant(holder) && !released {
-                place.replica.set_granted();
+            let released = self.leases.released.get(&partition) == Some(&(holder, state.replica.promised()));
+            if state.replica.may_grant_lease(holder) && !released {
+                state.replica.note_lease_granted();
                 let before = self.leases.granted.get(&partition).copied();
                 self.leases.granted.insert(partition, Grant::granted(before, holder, until_ms));
             } else {
@@ -117,15 +118,15 @@ impl Store {
         except
     }
 
-    /// It is proven that this very process is dead: what it was granted has ended.
-    pub fn proven_dead(&mut self, dead: Member) {
+    /// Ends the grants to a process that is proven dead.
+    pub fn confirm_dead(&mut self, dead: Member) {
         self.leases.granted.values_mut().for_each(|grant| grant.end(dead));
         self.expire_grants();
     }
 
-    /// A process says that it no longer reads a partition: it has seen another one lead.
-    pub(crate) fn lease_released(&mut self, partition: PartitionId, holder: Member) {
-        let promised = self.places[partition.0 as usize].replica.promised();
+    /// Ends the grant of a process that no longer reads a partition, since it has seen another primary.
+    pub(crate) fn release_lease(&mut self, partition: PartitionId, holder: Member) {
+        let promised = self.states[partition.0 as usize].replica.promised();
         self.leases.released.insert(partition, (holder, promised));
         if let Some(grant) = self.leases.granted.get_mut(&partition) {
             grant.end(holder);
@@ -133,14 +134,14 @@ impl Store {
         }
     }
 
-    /// Ends the grants whose time is over.
+    /// Removes expired grants.
     pub(crate) fn expire_grants(&mut self) {
         let now_ms = self.clock.elapsed_ms();
-        let over = self.leases.granted.iter().filter(|(_, grant)| grant.until_ms <= now_ms);
-        let over: Vec<PartitionId> = over.map(|(partition, _)| *partition).collect();
-        for partition in over {
+        let expired = self.leases.granted.iter().filter(|(_, grant)| grant.until_ms <= now_ms);
+        let expired: Vec<PartitionId> = expired.map(|(partition, _)| *partition).collect();
+        for partition in expired {
             self.leases.granted.remove(&partition);
-            self.step(partition, Event::GrantOver);
+            self.step(partition, Event::GrantExpired);
         }
     }
 }
@@ -151,7 +152,7 @@ mod tests {
     use engram_memory::Incarnation;
 
     #[test]
-    fn a_grant_remembers_the_end_of_what_others_hold() {
+    fn a_grant_keeps_the_end_of_the_grants_to_other_processes() {
         let process = |ordinal: u32| Member {
             ordinal: Ordinal(ordinal),
             store: StoreId(u128::from(ordinal)),
@@ -165,7 +166,7 @@ mod tests {
         assert_eq!(
             (renewed.until_ms, renewed.others_until_ms),
             (1_600, 1_200),
-            "the death of the second frees at 1200"
+            "after the death of the second holder the first grant ends at 1200"
         );
     }
 }

@@ -1,9 +1,9 @@
-//! One machine's partitions: state machines over a device, a log under one sync, snapshots.
+//! Storage of one worker: partition state machines over a device, one write-ahead log, snapshots.
 //!
-//! Decides what a record does to slots and columns ([`Partitions`]), what is logged, repeated or refused before it, when
-//! it is applied and answered, and what a restart recovers ([`Store`]). [`Engine`] runs a store on threads; a simulator runs the
-//! same store on one, over a [`Disk`] and a [`Clock`] of its own. A replica of `engram-cluster` decides for each partition what is
-//! committed and served; what it says to others goes out by [`Peers`]. Knows nothing of networks or tokio.
+//! Decides how records change slots and columns ([`Partitions`]); which records are logged, deduplicated or rejected, when they
+//! are applied and answered, and what a restart recovers ([`Store`]). [`Engine`] runs a store on threads; a simulator runs the same
+//! store on one thread over its own [`Disk`] and [`Clock`]. A replica of `engram-cluster` decides for each partition what is
+//! committed and served; its messages are sent through [`Peers`]. Uses neither networks nor tokio.
 //!
 //! ```
 //! use engram_kernels::Cpu;
@@ -24,64 +24,64 @@
 //! # Ok::<(), engram_store::Error>(())
 //! ```
 //!
-//! Invariants: the state is a function of the log alone, equal on every machine, device and number of threads; nothing is
-//! answered before it is as durable as the mode says; what was answered is there after any crash; damage is told from a
-//! torn write, named, and never served.
+//! Invariants: the state is a function of the log alone, equal on every machine, device and number of threads; no record is
+//! answered before it is as durable as the mode requires; answered records survive any crash; damage is distinguished from a torn
+//! write, reported, and never served.
 #![forbid(unsafe_code)]
 
-mod answers;
+mod admission;
 mod apply;
 mod arena;
 mod background;
 mod clock;
 mod columns;
-mod confirm;
+mod confirmed_reads;
 mod content;
-mod copy;
 mod decline;
+mod digest_check;
 pub mod disk;
 mod engine;
 mod error;
 mod format;
-mod gather;
 mod identity;
 mod index;
-mod lagging;
 pub mod leases;
 mod partition;
 mod partitions;
 pub mod peer;
-mod propose;
-mod recover;
+mod pending_calls;
+mod recovery;
 mod repartition;
 pub mod replication;
 pub mod restore;
+mod results;
 mod scrub;
-mod ship;
+mod shipping;
 pub mod snapshot_file;
+mod stale_reads;
+mod state_transfer;
 mod stats;
 mod store;
 mod throttle;
-mod verify;
 pub mod wal;
 
-pub use answers::{ActivateError, Committed, WriteError};
 pub use background::SnapshotInfo;
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use confirm::Unconfirmed;
+pub use confirmed_reads::ConfirmError;
 pub use content::{Column, Content, ImportError};
 pub use disk::{Disk, FileDisk, SimDisk};
-pub use engine::{Engine, Handle, Overloaded, Stepped, Unreadable};
+pub use engine::{Engine, Handle, MissingLease, Overload, SteppedEngine};
 pub use error::{Error, abort_on_sync_failure};
 pub use format::FileHead;
 pub use identity::{Identity, Origin};
-pub use lagging::Copied;
-pub use partitions::{Coverage, Memory, Partitions, Ranked, Recalled};
-pub use peer::{Alone, Peers};
-pub use recover::Recovery;
+pub use partitions::{Coverage, Memory, Partitions, RankedMemory, RecalledMemory};
+pub use peer::{NoPeers, Peers};
+pub use recovery::Recovery;
 pub use repartition::Repartition;
 pub use replication::ReplicaStatus;
+pub use results::{ActivateError, CommittedWrite, WriteError};
 pub use snapshot_file::{SnapshotHead, SnapshotReader, SnapshotWriter};
+pub use stale_reads::ReplicaPosition;
 pub use stats::{Distribution, Stats};
 pub use store::{Options, Store};
 pub use wal::{Durability, Wal};

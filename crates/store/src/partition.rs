@@ -1,8 +1,8 @@
-//! One partition: which id is in which slot, and in which order the slots are.
+//! One partition: its index from ids to slots, and the order of its slots.
 //!
 //! Slots are dense: memory `i` of `count` is at offset `i % TILE` of the partition's tile `i / TILE`, and a removal moves the last
-//! memory into the hole. That order is a function of the log alone; which tiles of the arena hold it, and the index, are not
-//! replicated and never show.
+//! memory into the hole. The order is a function of the log alone; the choice of arena tiles and the index are neither replicated
+//! nor visible.
 
 use crate::arena::{Arena, tiles_of};
 use crate::columns::slot_at;
@@ -20,14 +20,14 @@ pub(crate) struct Partition {
     index: Index,
     tiles: Vec<TileId>,
     count: u32,
-    /// The count that the device was told.
+    /// Count known to the device.
     mapped: u32,
 }
 
-/// Ids of [`Partition::find_many`]: enough cache misses side by side, and still in the first level.
+/// Ids per [`Partition::find_many`]: enough parallel cache misses, and still within the L1 cache.
 pub(crate) const LOOKAHEAD: usize = 32;
 
-/// In [`Partition::find_many`]: no slot.
+/// No slot, in [`Partition::find_many`].
 pub(crate) const NOWHERE: Slot = Slot::MAX;
 
 impl Partition {
@@ -44,30 +44,30 @@ impl Partition {
         }
     }
 
-    /// Number of memories.
+    /// Returns the number of memories.
     pub(crate) const fn count(&self) -> u32 {
         self.count
     }
 
-    /// The tiles, with how many slots of each are used.
+    /// Returns the tiles with the number of used slots of each.
     pub(crate) fn tiles(&self) -> impl Iterator<Item = (TileId, u32)> + '_ {
         let used = |index: usize| (self.count - (index * TILE) as u32).min(TILE as u32);
         self.tiles.iter().enumerate().map(move |(index, tile)| (*tile, used(index)))
     }
 
-    /// The slot of memory `local` in slot order.
+    /// Returns the slot of memory `local` in slot order.
     pub(crate) fn slot(&self, local: u32) -> Slot {
         slot(&self.tiles, local)
     }
 
-    /// Where `id` is.
+    /// Finds the slot of `id`.
     pub(crate) fn find(&self, arena: &Arena, id: MemoryId) -> Option<Slot> {
-        let found = self.index.find(arena.hash(id), |local| arena.columns.id(self.slot(local)) == id);
-        found.map(|local| self.slot(local))
+        let local = self.index.find(arena.hash(id), |local| arena.columns.id(self.slot(local)) == id);
+        local.map(|local| self.slot(local))
     }
 
-    /// Where each of up to [`LOOKAHEAD`] ids is, [`NOWHERE`] if it most likely is not there. No loop waits for an answer of memory
-    /// before it asks the next question; what is not found is to be sought again one by one.
+    /// Finds the slots of up to [`LOOKAHEAD`] ids with overlapping cache misses. [`NOWHERE`] means probably absent: the caller has to
+    /// check such ids one by one.
     pub(crate) fn find_many(&self, arena: &Arena, ids: &[MemoryId], out: &mut [Slot; LOOKAHEAD]) {
         let (mut hashes, mut peeked) = ([0; LOOKAHEAD], [0; LOOKAHEAD]);
         for ((id, hash), peeked) in ids.iter().zip(&mut hashes).zip(&mut peeked) {
@@ -84,7 +84,7 @@ impl Partition {
         }
     }
 
-    /// Appends a memory that is not there yet; its potential and group are still to be written.
+    /// Appends a new memory; its potential and group are still to be written.
     pub(crate) fn create(&mut self, arena: &mut Arena, id: MemoryId, key: &[u8]) -> Result<Slot, Error> {
         if (self.count as usize).is_multiple_of(TILE) {
             self.tiles.push(arena.take_tile()?);
@@ -99,7 +99,7 @@ impl Partition {
         Ok(slot)
     }
 
-    /// Appends room for `count` memories to an empty partition; their columns are still to be written.
+    /// Allocates slots for `count` memories in an empty partition; their columns are still to be written.
     pub(crate) fn extend(&mut self, arena: &mut Arena, count: u32) -> Result<(), Error> {
         while self.tiles.len() < tiles_of(count) {
             self.tiles.push(arena.take_tile()?);
@@ -108,7 +108,7 @@ impl Partition {
         Ok(())
     }
 
-    /// Indexes the ids in the column of a partition that was [`Partition::extend`]ed; `false` when one comes twice.
+    /// Indexes the ids of a partition after [`Partition::extend`]; `false` if one is duplicate.
     pub(crate) fn index_all(&mut self, arena: &Arena) -> bool {
         self.index.rebuild(self.count as usize, std::iter::empty());
         (0..self.count).all(|local| {
@@ -121,8 +121,8 @@ impl Partition {
         })
     }
 
-    /// Removes memories in order, the last moving into the hole each time; calls `unknown` for ids that are not there.
-    /// Returns how many were removed.
+    /// Removes memories in order, moving the last one into the hole each time; calls `unknown` for missing ids. Returns the number
+    /// removed.
     pub(crate) fn remove(
         &mut self,
         arena: &mut Arena,
@@ -130,11 +130,11 @@ impl Partition {
         mut unknown: impl FnMut(MemoryId),
     ) -> Result<u64, Error> {
         let before = self.count;
-        // Which slot's potential and group belong into a slot now: the device moves once, when all is known.
+        // Source slot of each slot's potential and group: the device moves them once at the end.
         let mut origins: HashMap<Slot, Slot> = HashMap::new();
         for &id in ids {
-            let found = self.index.find(arena.hash(id), |local| arena.columns.id(self.slot(local)) == id);
-            let Some(local) = found else {
+            let local = self.index.find(arena.hash(id), |local| arena.columns.id(self.slot(local)) == id);
+            let Some(local) = local else {
                 unknown(id);
                 continue;
             };
@@ -157,7 +157,7 @@ impl Partition {
         Ok(u64::from(before - self.count))
     }
 
-    /// Tells the device how many slots of each tile are used, and gives back tiles that hold nothing.
+    /// Sends the number of used slots per tile to the device, and frees empty tiles.
     pub(crate) fn remap(&mut self, arena: &mut Arena) {
         let (low, high) = (self.count.min(self.mapped), self.count.max(self.mapped));
         for index in low as usize / TILE..tiles_of(high) {
@@ -172,7 +172,7 @@ impl Partition {
         self.mapped = self.count;
     }
 
-    /// Gives every tile back.
+    /// Frees every tile.
     pub(crate) fn clear(&mut self, arena: &mut Arena) {
         for local in 0..self.count {
             arena.columns.release(self.slot(local));
@@ -182,15 +182,15 @@ impl Partition {
         self.remap(arena);
     }
 
-    /// The potential that stands for `weight` before the fold of the record under way, which subtracts `fold`: a row written then
-    /// is folded with the others. It fits: fold < 2^31 + 2^30.
+    /// Returns the potential of `weight` before the fold of the current record, which subtracts `fold`: a row written then is folded
+    /// with the others. It fits: fold < 2^31 + 2^30.
     pub(crate) const fn potential(&self, fold: u32, weight: Weight) -> u32 {
         if fold > 0 { fold + weight.units() } else { self.clock.potential(weight) }
     }
 
-    fn rebuild_index(&mut self, arena: &Arena, room: usize) {
+    fn rebuild_index(&mut self, arena: &Arena, capacity: usize) {
         let pairs = (0..self.count).map(|local| (arena.hash(arena.columns.id(slot(&self.tiles, local))), local));
-        self.index.rebuild(room, pairs);
+        self.index.rebuild(capacity, pairs);
     }
 
     /// Bytes of the index.

@@ -1,9 +1,9 @@
-//! All partitions of this worker over one device: applies records, answers reads.
+//! The partitions of a worker over one device: applies records, serves reads.
 
 use crate::apply::Pass;
 use crate::arena::Arena;
 use crate::partition::Partition;
-use engram_kernels::recall::{Alike, Query, Recall};
+use engram_kernels::recall::{Query, RecallMatch, RecallRequest};
 use engram_kernels::{Device, Error, Order, Scope, Slot};
 use engram_memory::{
     DecayClock, Digest, FeatureShape, Group, Histogram, Ledger, MemoryId, PartitionId, QualityVector, Settings, Shape,
@@ -12,69 +12,69 @@ use engram_memory::{
 
 /// The partitions of one worker: deterministic state machines over a shared arena, without a log.
 ///
-/// Reads see whatever was applied. A device that fails takes everything with it: after an error nothing here may be served.
+/// Reads see everything applied. After a device error nothing here may be served.
 pub struct Partitions {
     pub(crate) shape: Shape,
     pub(crate) arena: Arena,
-    /// By [`PartitionId`], which is also the segment; `None` = not here.
+    /// By [`PartitionId`], which is also the segment; `None` = not on this worker.
     pub(crate) partitions: Vec<Option<Partition>>,
     pub(crate) pass: Pass,
 }
 
-/// One memory, as a read finds it.
+/// One memory, as returned by reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory<'a> {
     /// Id.
     pub id: MemoryId,
-    /// Weight now.
+    /// Current weight.
     pub weight: Weight,
     /// Group.
     pub group: Group,
     /// Key it was inserted with; empty = none.
     pub key: &'a [u8],
-    /// Feature bits; empty where the cluster has none.
+    /// Feature bits; empty if the cluster has none.
     pub features: &'a [u8],
     /// Payload; empty = none.
     pub payload: &'a [u8],
-    /// Updates that addressed it while they were counted, saturating.
+    /// Number of counted updates, saturating.
     pub updates: u16,
 }
 
-/// A place in a ranking.
+/// An entry of a ranking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ranked {
+pub struct RankedMemory {
     /// Id.
     pub id: MemoryId,
-    /// Weight now.
+    /// Current weight.
     pub weight: Weight,
 }
 
-/// A memory that is like a query.
+/// A memory similar to a query.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Recalled {
+pub struct RecalledMemory {
     /// Id.
     pub id: MemoryId,
-    /// Weight now.
+    /// Current weight.
     pub weight: Weight,
     /// Cosine of features and query, times weight: [`Query::score`](engram_kernels::recall::Query::score).
     pub score: f32,
 }
 
-/// How many memories of a group were addressed by updates, while these were counted.
+/// Number of memories of a group that were addressed by counted updates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Coverage {
     /// The group.
     pub group: Group,
-    /// Its memories.
+    /// Memories in the group.
     pub memories: u64,
-    /// Those addressed at least once.
+    /// Memories addressed at least once.
     pub addressed: u64,
-    /// Those addressed exactly as often as asked for (capped as the counts are).
+    /// Memories addressed exactly the requested number of times (saturating).
     pub full: u64,
 }
 
 impl Partitions {
-    /// No partition yet, over `device`, for a cluster of `shape`.
+    /// Creates an empty set of partitions over `device`, for a cluster of `shape`.
     pub fn new(device: Box<dyn Device>, shape: Shape) -> Self {
         let partitions = (0..shape.partitions).map(|_| None).collect();
         let arena = Arena::new(device, shape.features, shape.partitions);
@@ -84,31 +84,31 @@ impl Partitions {
     /// Adds an empty partition.
     ///
     /// # Panics
-    /// When it is here, or not one of the cluster's.
+    /// When it is open already, or not one of the cluster's.
     pub fn open(&mut self, partition: PartitionId, settings: Settings) {
-        let place = &mut self.partitions[partition.0 as usize];
-        assert!(place.is_none(), "partition {partition} is opened twice");
-        *place = Some(Partition::new(partition.0, settings));
+        let slot = &mut self.partitions[partition.0 as usize];
+        assert!(slot.is_none(), "partition {partition} is opened twice");
+        *slot = Some(Partition::new(partition.0, settings));
         self.arena.segments[partition.0 as usize].clock = DecayClock::default();
     }
 
-    /// Drops a partition and what it holds; nothing when it is not here.
+    /// Drops a partition and its data, if it is open.
     pub fn close(&mut self, partition: PartitionId) {
         if let Some(mut closed) = self.partitions[partition.0 as usize].take() {
             closed.clear(&mut self.arena);
         }
     }
 
-    /// Leaves a partition out of reads over all of them, or takes it in: a copy of what another worker serves is counted there.
+    /// Excludes a partition from reads over all of them, or includes it: a backup is counted at its primary only.
     pub fn set_hidden(&mut self, partition: PartitionId, hidden: bool) {
         self.arena.segments[partition.0 as usize].hidden = hidden;
     }
 
-    /// Runs a read that counts exactly the partitions given, whatever is hidden otherwise.
-    pub fn showing<T>(&mut self, shown: &[PartitionId], read: impl FnOnce(&mut Self) -> T) -> T {
+    /// Runs a read over exactly the given partitions, regardless of which are hidden.
+    pub fn with_visible<T>(&mut self, visible: &[PartitionId], read: impl FnOnce(&mut Self) -> T) -> T {
         let before: Vec<bool> = self.arena.segments.iter().map(|segment| segment.hidden).collect();
         self.arena.segments.iter_mut().for_each(|segment| segment.hidden = true);
-        shown.iter().for_each(|partition| self.set_hidden(*partition, false));
+        visible.iter().for_each(|partition| self.set_hidden(*partition, false));
         let result = read(self);
         self.arena.segments.iter_mut().zip(before).for_each(|(segment, hidden)| segment.hidden = hidden);
         result
@@ -118,73 +118,73 @@ impl Partitions {
         self.arena.segments[partition].hidden
     }
 
-    /// What is fixed of the cluster.
+    /// Returns the immutable shape of the cluster.
     pub const fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Feature vectors of the cluster.
+    /// Returns the shape of the cluster's feature vectors.
     pub const fn features(&self) -> FeatureShape {
         self.shape.features
     }
 
-    /// What executes the passes.
+    /// Describes the device.
     pub fn device(&self) -> &engram_kernels::Info {
         self.arena.device.info()
     }
 
-    /// How the GPU stands that does large passes, where there is one.
-    pub fn gpu(&self) -> Option<&engram_kernels::Standing> {
-        self.arena.device.standing()
+    /// Returns the status of the GPU, if there is one.
+    pub fn gpu(&self) -> Option<&engram_kernels::MirrorStatus> {
+        self.arena.device.mirror_status()
     }
 
-    /// Whether `partition` is here.
+    /// Whether `partition` is open here.
     pub fn contains(&self, partition: PartitionId) -> bool {
         self.partitions.get(partition.0 as usize).is_some_and(Option::is_some)
     }
 
-    /// The partitions that are here, ascending.
+    /// Returns the open partitions, ascending.
     pub fn iter(&self) -> impl Iterator<Item = PartitionId> + '_ {
         (0..self.shape.partitions).map(PartitionId).filter(|partition| self.contains(*partition))
     }
 
-    /// What a partition replicates beside its memories; `None` when it is not here.
+    /// Returns the replicated state of a partition other than its memories; `None` if it is not open.
     pub fn ledger(&self, partition: PartitionId) -> Option<&Ledger> {
         self.get_partition(partition).map(|partition| &partition.ledger)
     }
 
-    /// The decay clock of a partition; `None` when it is not here.
+    /// Returns the decay clock of a partition; `None` if it is not open.
     pub fn clock(&self, partition: PartitionId) -> Option<DecayClock> {
         self.get_partition(partition).map(|partition| partition.clock)
     }
 
-    /// Memories of one partition; 0 when it is not here.
+    /// Returns the number of memories of one partition; 0 if it is not open.
     pub fn count(&self, partition: PartitionId) -> u64 {
         self.get_partition(partition).map_or(0, |partition| u64::from(partition.count()))
     }
 
-    /// Memories of all partitions here that are not hidden.
+    /// Returns the number of memories of all visible partitions.
     pub fn memories(&self) -> u64 {
-        let shown = self.partitions.iter().enumerate().filter(|(index, _)| !self.is_hidden(*index));
-        shown.filter_map(|(_, partition)| partition.as_ref()).map(|partition| u64::from(partition.count())).sum()
+        let visible = self.partitions.iter().enumerate().filter(|(index, _)| !self.is_hidden(*index));
+        visible.filter_map(|(_, partition)| partition.as_ref()).map(|partition| u64::from(partition.count())).sum()
     }
 
-    /// Bytes of device, columns and indices; keys and payloads on the heap apart.
+    /// Returns the bytes of device, columns and indices, excluding keys and payloads on the heap.
     pub fn bytes(&self) -> u64 {
         self.arena.bytes() + self.partitions.iter().flatten().map(Partition::index_bytes).sum::<u64>()
     }
 
-    /// Where a memory of this cluster lives.
+    /// Returns the partition of a memory.
     pub const fn partition_of(&self, id: MemoryId) -> PartitionId {
         partition_of(id, self.shape.partitions)
     }
 
-    /// Whether a memory is here.
+    /// Whether a memory exists here.
     pub fn contains_memory(&self, id: MemoryId) -> bool {
         self.find(id).is_some()
     }
 
-    /// One memory; `None` when it, or its partition, is not here.
+    /// Returns one memory; `None` if it, or its partition, is not here.
     ///
     /// # Errors
     /// The device failed.
@@ -194,7 +194,7 @@ impl Partitions {
         Ok(Some(self.view(slot, clock.weight(potential), group)))
     }
 
-    /// Many memories, in order, with one read of the device; `each` is called with `None` for those that are not here.
+    /// Reads many memories, in order, with one device read; `each` is called with `None` for missing ones.
     ///
     /// # Errors
     /// The device failed.
@@ -207,8 +207,8 @@ impl Partitions {
         let slots: Vec<Slot> = places.iter().flatten().map(|(slot, _)| *slot).collect();
         let rows = self.arena.read(&slots)?.to_vec();
         let mut rows = rows.iter();
-        for (&id, place) in ids.iter().zip(&places) {
-            let memory = place.and_then(|(slot, clock)| {
+        for (&id, slot) in ids.iter().zip(&places) {
+            let memory = slot.and_then(|(slot, clock)| {
                 let &(potential, group) = rows.next()?;
                 Some(self.view(slot, clock.weight(potential), group))
             });
@@ -217,24 +217,24 @@ impl Partitions {
         Ok(())
     }
 
-    /// The key of a memory; empty when it has none or is not here.
+    /// Returns the key of a memory; empty if it has none or does not exist.
     pub fn key(&self, id: MemoryId) -> &[u8] {
         self.find(id).map_or(&[], |(slot, _)| self.arena.columns.key(slot))
     }
 
-    /// Quality of all partitions here that are not hidden.
+    /// Returns the quality of all visible partitions.
     ///
     /// # Errors
     /// The device failed.
     pub fn quality(&mut self) -> Result<QualityVector, Error> {
         let mut total = QualityVector::default();
         self.qualities()?;
-        let shown = self.pass.quality.iter().zip(&self.arena.segments).filter(|(_, segment)| !segment.hidden);
-        shown.for_each(|(quality, _)| total.merge(quality));
+        let visible = self.pass.quality.iter().zip(&self.arena.segments).filter(|(_, segment)| !segment.hidden);
+        visible.for_each(|(quality, _)| total.merge(quality));
         Ok(total)
     }
 
-    /// Quality of each partition, by [`PartitionId`]; empty vectors for those that are not here.
+    /// Returns the quality of each partition, by [`PartitionId`]; empty vectors for those that are not open.
     ///
     /// # Errors
     /// The device failed.
@@ -243,7 +243,7 @@ impl Partitions {
         Ok(&self.pass.quality)
     }
 
-    /// Histogram of the weights of all partitions here in `2^bits` bins.
+    /// Returns the histogram of the weights of all visible partitions in `2^bits` bins.
     ///
     /// # Errors
     /// The device failed.
@@ -254,44 +254,44 @@ impl Partitions {
         self.arena.device.histogram(&self.arena.segments, bits)
     }
 
-    /// The first `limit` memories in rank order, all without one; of one group when it is given.
+    /// Returns the first `limit` memories in rank order (`None` = all), of one group if given.
     ///
     /// # Errors
     /// The device failed.
-    pub fn rank(&mut self, limit: Option<usize>, group: Option<Group>) -> Result<Vec<Ranked>, Error> {
+    pub fn rank(&mut self, limit: Option<usize>, group: Option<Group>) -> Result<Vec<RankedMemory>, Error> {
         let Arena { device, segments, columns, .. } = &mut self.arena;
         let scope = group.map_or(Scope::All, Scope::Group);
         let mut ranked = Vec::new();
         device.rank(segments, scope, Order::HeaviestFirst, limit, columns.ids(), &mut ranked)?;
-        let weight = |units| Weight::from_units(units).expect("a device gives weights in range");
-        Ok(ranked.iter().map(|&(slot, units)| Ranked { id: columns.id(slot), weight: weight(units) }).collect())
+        let weight = |units| Weight::from_units(units).expect("a device returns weights in range");
+        Ok(ranked.iter().map(|&(slot, units)| RankedMemory { id: columns.id(slot), weight: weight(units) }).collect())
     }
 
-    /// The first `limit` memories by score descending, then id ascending; of one group when it is given. None where the cluster has no
-    /// features of f16.
+    /// Returns the first `limit` memories by descending score, then ascending id, of one group if given. Empty unless the cluster has
+    /// f16 features.
     ///
     /// # Errors
     /// The device failed.
     ///
     /// # Panics
-    /// The query has not the cluster's dimension.
-    pub fn recall(&mut self, query: &Query, limit: usize, group: Option<Group>) -> Result<Vec<Recalled>, Error> {
+    /// When the query's dimension is not the cluster's.
+    pub fn recall(&mut self, query: &Query, limit: usize, group: Option<Group>) -> Result<Vec<RecalledMemory>, Error> {
         let Arena { device, segments, columns, .. } = &mut self.arena;
         let Some(features) = columns.feature_column() else { return Ok(Vec::new()) };
-        let asked = Recall { query, features, scope: group.map_or(Scope::All, Scope::Group), limit };
-        let mut alike = Vec::new();
-        device.recall(segments, &asked, columns.ids(), &mut alike)?;
-        let recalled = |alike: &Alike| Recalled {
-            id: columns.id(alike.slot),
-            weight: Weight::from_units(alike.weight).expect("a device gives weights in range"),
-            score: alike.score,
+        let request = RecallRequest { query, features, scope: group.map_or(Scope::All, Scope::Group), limit };
+        let mut matches = Vec::new();
+        device.recall(segments, &request, columns.ids(), &mut matches)?;
+        let recalled_memory = |item: &RecallMatch| RecalledMemory {
+            id: columns.id(item.slot),
+            weight: Weight::from_units(item.weight).expect("a device returns weights in range"),
+            score: item.score,
         };
-        Ok(alike.iter().map(recalled).collect())
+        Ok(matches.iter().map(recalled_memory).collect())
     }
 
-    /// Up to `limit` memories of a partition from slot `before` (exclusive; `None` = the end) downwards. Going down, a scan over
-    /// pages meets every memory that stays all the time at least once, whatever is removed in between; one that a removal
-    /// moves may come twice. Returns where the next page starts, `None` after the last.
+    /// Reads up to `limit` memories of a partition from slot `before` (exclusive; `None` = the end) downwards. Since scans go down,
+    /// every memory that exists throughout a paged scan is returned at least once despite removals in between; a memory moved by a
+    /// removal may be returned twice. Returns the start of the next page, `None` after the last.
     ///
     /// # Errors
     /// The device failed.
@@ -302,11 +302,11 @@ impl Partitions {
         limit: u32,
         mut each: impl FnMut(Memory<'_>),
     ) -> Result<Option<u32>, Error> {
-        let Some(found) = self.get_partition(partition) else { return Ok(None) };
-        let clock = found.clock;
-        let end = before.map_or(found.count(), |before| before.min(found.count()));
+        let Some(source) = self.get_partition(partition) else { return Ok(None) };
+        let clock = source.clock;
+        let end = before.map_or(source.count(), |before| before.min(source.count()));
         let start = end.saturating_sub(limit);
-        let slots: Vec<Slot> = (start..end).rev().map(|local| found.slot(local)).collect();
+        let slots: Vec<Slot> = (start..end).rev().map(|local| source.slot(local)).collect();
         let rows = self.arena.read(&slots)?.to_vec();
         for (&slot, (potential, group)) in slots.iter().zip(rows) {
             each(self.view(slot, clock.weight(potential), group));
@@ -314,19 +314,19 @@ impl Partitions {
         Ok((start > 0).then_some(start))
     }
 
-    /// The digest of the memories of all partitions here that are not hidden.
+    /// Returns the digest of the memories of all visible partitions.
     ///
     /// # Errors
     /// The device failed.
     pub fn digest(&mut self) -> Result<Digest, Error> {
         let mut total = Digest::default();
         self.digests()?;
-        let shown = self.pass.digests.iter().zip(&self.arena.segments).filter(|(_, segment)| !segment.hidden);
-        shown.for_each(|(digest, _)| total.merge(*digest));
+        let visible = self.pass.digests.iter().zip(&self.arena.segments).filter(|(_, segment)| !segment.hidden);
+        visible.for_each(|(digest, _)| total.merge(*digest));
         Ok(total)
     }
 
-    /// The digest of the memories of each partition, by [`PartitionId`].
+    /// Returns the digest of the memories of each partition, by [`PartitionId`].
     ///
     /// # Errors
     /// The device failed.
@@ -336,7 +336,7 @@ impl Partitions {
         Ok(&self.pass.digests)
     }
 
-    /// What replicas of one partition compare: memories, clock and ledger; `None` when it is not here.
+    /// Returns the digest that replicas of a partition compare: memories, clock and ledger; `None` if it is not open.
     ///
     /// # Errors
     /// The device failed.
@@ -349,7 +349,8 @@ impl Partitions {
         Ok(Some(digest))
     }
 
-    /// Coverage per group after `epochs` epochs that addressed every memory once, groups ascending; those without a memory are absent.
+    /// Returns the coverage per group after `epochs` epochs that each addressed every memory once, groups ascending; groups without
+    /// memories are absent.
     ///
     /// # Errors
     /// The device failed.
@@ -358,8 +359,8 @@ impl Partitions {
         let mut groups = vec![Coverage::default(); 256];
         let (mut potentials, mut column) = (Vec::new(), Vec::new());
         let segments = self.arena.segments.clone();
-        let shown = self.partitions.iter().flatten().filter(|partition| !segments[partition.segment as usize].hidden);
-        for partition in shown {
+        let visible = self.partitions.iter().flatten().filter(|partition| !segments[partition.segment as usize].hidden);
+        for partition in visible {
             for (tile, _) in partition.tiles() {
                 self.arena.device.export(tile, &mut potentials, &mut column)?;
                 for (offset, &group) in column.iter().enumerate() {
@@ -386,7 +387,7 @@ impl Partitions {
     }
 
     pub(crate) fn ledger_digest(&self, id: PartitionId) -> Digest {
-        self.get_partition(id).map_or(Digest::default(), |found| Digest(found.ledger.digest(found.clock)))
+        self.get_partition(id).map_or(Digest::default(), |partition| Digest(partition.ledger.digest(partition.clock)))
     }
 
     fn find(&self, id: MemoryId) -> Option<(Slot, DecayClock)> {

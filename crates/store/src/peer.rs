@@ -1,137 +1,137 @@
-//! What stores say to each other, and the way out to them.
+//! Messages between stores, and the interface that sends them.
 
 use bytes::Bytes;
-use engram_cluster::{Change, Expected, replica};
+use engram_cluster::{Change, ExpectedEntry, replica};
 use engram_memory::{DecayClock, Lsn, Ordinal, PartitionId, Term};
 
-/// Something about one partition, from one store to another.
+/// A message about one partition from one store to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Envelope {
     /// Partition.
     pub partition: PartitionId,
-    /// What is said.
+    /// The message.
     pub body: Message,
 }
 
-/// What is said.
+/// Message between stores about a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// The protocol; with [`replica::Message::Append`] the encoded records, one per lsn.
+    /// Replication protocol; with [`replica::Message::Append`] the encoded records, one per LSN.
     Replica(replica::Message, Vec<Bytes>),
-    /// A piece of a copy of the state.
-    Copy(CopyPiece),
-    /// The sender no longer reads the partition: it has seen another one lead. Its read lease is over.
+    /// A chunk of a state transfer.
+    State(StateChunk),
+    /// The sender no longer reads the partition, since it has seen another primary: its read lease is over.
     Release,
-    /// A primary asks whether it still leads: see [`crate::Store::read_confirmed`].
+    /// A primary asks a member for its highest promise: see [`crate::Store::read_confirmed`].
     Confirm {
-        /// Its term.
+        /// Term of the primary.
         term: Term,
-        /// Number of the question; the answer repeats it.
+        /// Number of the query, repeated in the response.
         round: u64,
     },
-    /// What the sender has promised, after it was asked.
+    /// Response to `Confirm` with the highest promise.
     Confirmed {
-        /// The term asked about.
+        /// Queried term.
         term: Term,
-        /// The question.
+        /// Number of the query.
         round: u64,
-        /// The highest term promised.
+        /// Highest promised term.
         promised: Term,
     },
-    /// A copy asks its primary where it stands: see [`crate::Store::read_copies`].
-    AskPosition {
-        /// When, by the clock of who asks; the answer repeats it.
-        asked_ms: u64,
+    /// A replica requests its primary's position: see [`crate::Store::read_replicas`].
+    PositionRequest {
+        /// Request time by the sender's clock, repeated in the response.
+        requested_ms: u64,
     },
-    /// Every change that was acknowledged before the question is at or below a record.
+    /// Response to `PositionRequest`: every change acknowledged before the request is at or below this record.
     Position {
         /// Term of the primary.
         term: Term,
-        /// The record.
+        /// LSN of the record.
         lsn: Lsn,
-        /// The question.
-        asked_ms: u64,
+        /// Request time.
+        requested_ms: u64,
     },
-    /// The replica digest of the primary at a marker in the log, for a copy to compare with its own.
+    /// Replica digest of the primary at a marker in the log, for followers to compare with theirs.
     Digest {
         /// Term of the primary.
         term: Term,
-        /// The marker.
+        /// LSN of the marker.
         lsn: Lsn,
         /// The digest.
         digest: u128,
     },
 }
 
-/// One chunk of a partition's committed state. The pieces of a copy come in order.
+/// One chunk of a partition's committed state. The chunks of a transfer are sent in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CopyPiece {
-    /// Term of the primary that copies.
+pub struct StateChunk {
+    /// Term of the sending primary.
     pub term: Term,
-    /// Last record in the state.
+    /// LSN of the last record in the state.
     pub lsn: Lsn,
-    /// Term that wrote it.
+    /// Term of that record.
     pub record_term: Term,
-    /// Number of this piece, from 0.
-    pub piece: u32,
-    /// How many there are.
-    pub pieces: u32,
+    /// Index of this chunk, from 0.
+    pub index: u32,
+    /// Number of chunks.
+    pub count: u32,
     /// Decay clock.
     pub clock: DecayClock,
     /// Memories.
     pub memories: u64,
-    /// Replica digest of the whole.
+    /// Replica digest of the complete state.
     pub digest: u128,
-    /// Kind of the chunk; 0 = the ledger, which is piece 0.
+    /// Kind of the chunk; 0 = the ledger, which comes first.
     pub kind: u32,
-    /// At most 1 MiB.
-    pub chunk: Bytes,
+    /// Content, at most 1 MiB.
+    pub bytes: Bytes,
 }
 
 impl Envelope {
-    /// About the memory that it takes.
+    /// Approximate memory size.
     pub fn bytes(&self) -> usize {
         const HEAD_BYTES: usize = 64;
         HEAD_BYTES
             + match &self.body {
                 Message::Replica(_, records) => records.iter().map(|record| record.len() + 8).sum(),
-                Message::Copy(piece) => piece.chunk.len(),
+                Message::State(piece) => piece.bytes.len(),
                 Message::Digest { .. }
                 | Message::Release
                 | Message::Confirm { .. }
                 | Message::Confirmed { .. }
-                | Message::AskPosition { .. }
+                | Message::PositionRequest { .. }
                 | Message::Position { .. } => 0,
             }
     }
 }
 
-/// A change of the map that a replica asks for.
+/// A change of the map proposed by a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proposal {
     /// Partition.
     pub partition: PartitionId,
-    /// What it expects to find.
-    pub expected: Expected,
+    /// Expected current entry.
+    pub expected: ExpectedEntry,
     /// The change.
     pub change: Change,
 }
 
-/// The way out of a store. Called on its thread, so it must not block; what cannot be sent is dropped, and made good after
-/// the next [`crate::Handle::connected`].
+/// Sends the messages of a store. Called on the engine thread, so it must not block; messages that cannot be sent are dropped,
+/// and recovered after the next [`crate::Handle::connect_peer`].
 pub trait Peers: Send {
-    /// Sends to whoever is at a place now.
+    /// Sends to the process that currently has this ordinal.
     fn send(&mut self, to: Ordinal, envelopes: Vec<Envelope>);
 
-    /// Asks for changes of the map. They are asked for again until the map has moved on.
+    /// Proposes changes of the map. Proposals are repeated until the map has changed.
     fn propose(&mut self, proposals: Vec<Proposal>);
 }
 
-/// No way out: for a store that has no peers, and whose map nobody else changes.
+/// Sends nothing: for a store without peers.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Alone;
+pub struct NoPeers;
 
-impl Peers for Alone {
+impl Peers for NoPeers {
     fn send(&mut self, _to: Ordinal, _envelopes: Vec<Envelope>) {}
 
     fn propose(&mut self, _proposals: Vec<Proposal>) {}

@@ -1,14 +1,14 @@
-//! The memories of a snapshot, dealt out to another number of partitions.
+//! Distributes the memories of a snapshot over another number of partitions.
 //!
-//! A memory keeps all that it is: id, weight, group, key, features, payload, count of updates; so the digest of all memories is
-//! that of the snapshot, and later decay and reinforcement give the same bits as they would have there. A partition begins anew
-//! in everything else: its clock stands at 0, no learning epoch and no run is known, and every session that was opened before is
-//! expired, since what it had asked of one partition now belongs to several. Slots follow the snapshots taken in, so what is
-//! sampled is the same wherever the same snapshots are dealt out to the same number, and not what it was in them.
+//! A memory keeps its id, weight, group, key, features, payload and update count; so the digest of all memories is that of the
+//! snapshot, and later decay and reinforcement give the same bits as without repartitioning. All other partition state is reset:
+//! the clock is 0, there are no learning epochs and no runs, and every earlier session is expired, since the requests it sent to
+//! one partition now belong to several. Slot order follows the input snapshots, so sampling is reproducible for the same
+//! snapshots and number of partitions, but differs from sampling before.
 
 use crate::content::{Chunks, Column};
 use crate::partitions::{Memory, Partitions};
-use crate::recover::{LoadError, load};
+use crate::recovery::{LoadError, load};
 use crate::snapshot_file::{self, SnapshotHead, SnapshotReader, SnapshotWriter};
 use crate::{Disk, Error, FileHead, ImportError, SnapshotInfo};
 use engram_kernels::Cpu;
@@ -17,25 +17,25 @@ use engram_memory::hash::content_hash;
 use engram_memory::{DecayClock, Digest, Ledger, Lsn, PartitionId, Settings, Shape, Term, partition_of};
 use std::collections::BTreeMap;
 
-/// Memories that are read at once.
+/// Memories read per page.
 const PAGE: u32 = 4_096;
 
-/// Partitions of a new shape, being filled. They are held in memory until they are written.
+/// Partitions of a new shape under construction, held in memory until they are written.
 pub struct Repartition {
     shape: Shape,
-    parts: BTreeMap<PartitionId, Part>,
+    builders: BTreeMap<PartitionId, PartitionBuilder>,
     settings: Option<Settings>,
     counts_updates: bool,
-    /// The furthest of what was taken: the new partitions begin behind all of it.
+    /// Highest LSN of the input: the new partitions start after it.
     lsn: Lsn,
     term: Term,
-    /// No session opened before this goes on.
+    /// Sessions opened before this are expired.
     watermark_ms: u64,
 }
 
-/// A partition being filled.
+/// A partition under construction.
 #[derive(Default)]
-struct Part {
+struct PartitionBuilder {
     memories: u64,
     digest: Digest,
     columns: [Chunks; Column::ALL.len()],
@@ -44,12 +44,12 @@ struct Part {
 }
 
 impl Repartition {
-    /// The partitions of `shape` that `wanted` names, empty; what belongs to others is left out. Sessions opened before `now_ms`, in
-    /// milliseconds since 1970, are expired.
+    /// Creates the empty partitions `wanted` of `shape`; memories of other partitions are skipped. Sessions opened before `now_ms`,
+    /// in milliseconds since 1970, are expired.
     pub fn new(shape: Shape, wanted: impl IntoIterator<Item = PartitionId>, now_ms: u64) -> Self {
         Self {
             shape,
-            parts: wanted.into_iter().map(|partition| (partition, Part::default())).collect(),
+            builders: wanted.into_iter().map(|partition| (partition, PartitionBuilder::default())).collect(),
             settings: None,
             counts_updates: false,
             lsn: Lsn(1),
@@ -58,30 +58,30 @@ impl Repartition {
         }
     }
 
-    /// The same, of partitions that begin behind `lsn` and under `term` at least, whatever is taken: where several make some each of the same
-    /// snapshot, and take no more of it than they need, all of theirs begin alike.
+    /// Raises the first LSN and term of the new partitions to at least `lsn` and `term`: workers that build different partitions from
+    /// different parts of the same snapshot then start alike.
     #[must_use]
-    pub fn behind(mut self, lsn: Lsn, term: Term) -> Self {
+    pub fn starting_after(mut self, lsn: Lsn, term: Term) -> Self {
         (self.lsn, self.term) = (self.lsn.max(lsn), self.term.max(term));
         self
     }
 
-    /// Takes the memories of one partition of the old shape.
+    /// Adds the memories of one partition of the old shape.
     ///
     /// # Errors
-    /// [`Error::OtherShape`] when law or features are others; [`Error::Corrupt`] when it does not load to the digest that it names;
-    /// those of the disk.
-    pub fn take(&mut self, reader: &SnapshotReader) -> Result<(), Error> {
-        let (found, head) = (reader.file_head().shape, reader.head());
-        if (found.law, found.features) != (self.shape.law, self.shape.features) {
-            return Err(Error::OtherShape { path: reader.path().into(), found, expected: self.shape });
+    /// [`Error::OtherShape`] if law or features differ; [`Error::Corrupt`] if the snapshot does not match its digest; those of the
+    /// disk.
+    pub fn add_snapshot(&mut self, reader: &SnapshotReader) -> Result<(), Error> {
+        let (source_shape, head) = (reader.file_head().shape, reader.head());
+        if (source_shape.law, source_shape.features) != (self.shape.law, self.shape.features) {
+            return Err(Error::OtherShape { path: reader.path().into(), found: source_shape, expected: self.shape });
         }
-        let mut partitions = Partitions::new(Box::new(Cpu::new(1)), found);
+        let mut partitions = Partitions::new(Box::new(Cpu::new(1)), source_shape);
         load(&mut partitions, reader).map_err(|error| match error {
             LoadError::File(error) => error,
             LoadError::Import(ImportError::Device(error)) => error.into(),
             LoadError::Import(_) => {
-                let what = "its content does not fit its checksums";
+                let what = "content does not match its digest";
                 Error::Corrupt { path: reader.path().into(), offset: 0, what }
             }
         })?;
@@ -92,12 +92,12 @@ impl Repartition {
             self.watermark_ms = self.watermark_ms.max(ledger.sessions.watermark_ms()).max(opened);
         }
         (self.lsn, self.term) = (self.lsn.max(head.lsn), self.term.max(head.term));
-        let (parts, shape) = (&mut self.parts, self.shape);
+        let (builders, shape) = (&mut self.builders, self.shape);
         let mut before = None;
         loop {
             before = partitions.scan(head.partition, before, PAGE, |memory| {
-                if let Some(part) = parts.get_mut(&partition_of(memory.id, shape.partitions)) {
-                    part.push(&memory, shape);
+                if let Some(builder) = builders.get_mut(&partition_of(memory.id, shape.partitions)) {
+                    builder.push(&memory, shape);
                 }
             })?;
             if before.is_none() {
@@ -106,19 +106,19 @@ impl Repartition {
         }
     }
 
-    /// Memories of each partition so far.
+    /// Returns the number of memories of each partition so far.
     pub fn memories(&self) -> impl Iterator<Item = (PartitionId, u64)> {
-        self.parts.iter().map(|(partition, part)| (*partition, part.memories))
+        self.builders.iter().map(|(partition, builder)| (*partition, builder.memories))
     }
 
-    /// Writes a snapshot of every partition wanted, those without memories too, for the store of `head`, which recovers them when it
-    /// starts. They stand at the furthest lsn and term of what was taken.
+    /// Writes a snapshot of every wanted partition, including empty ones, for the store of `head`, which recovers them at start. Their
+    /// LSN and term are the highest of the input.
     ///
     /// # Errors
     /// Those of the disk.
     pub fn write(self, disk: &dyn Disk, head: &FileHead, created_ms: u64) -> Result<Vec<SnapshotInfo>, Error> {
         let settings = self.settings.unwrap_or_default();
-        // The limit was that of another share of the whole: a partition is given its own when it is served.
+        // The old limit was for another number of partitions; a partition is configured when it is served.
         let limit = Settings::default().limit;
         let mut ledger = Ledger {
             settings: Settings { count_updates: self.counts_updates, limit, ..settings },
@@ -128,14 +128,14 @@ impl Repartition {
         let (lsn, term, clock) = (self.lsn, self.term, DecayClock::default());
         let mut encoded = Vec::new();
         encode_ledger(&ledger, &mut encoded);
-        let beside = Digest(ledger.digest(clock));
+        let ledger_digest = Digest(ledger.digest(clock));
         let mut written = Vec::new();
-        for (partition, part) in self.parts {
-            let (memories, digest, mut whole) = (part.memories, part.digest, part.digest);
-            whole.merge(beside);
+        for (partition, builder) in self.builders {
+            let (memories, digest, mut whole) = (builder.memories, builder.digest, builder.digest);
+            whole.merge(ledger_digest);
             let snapshot = SnapshotHead { partition, clock, lsn, term, memories, created_ms, digest: whole.0 };
             let mut writer = SnapshotWriter::create(disk, head, snapshot, &encoded)?;
-            for (column, bytes) in part.chunks(self.counts_updates) {
+            for (column, bytes) in builder.chunks(self.counts_updates) {
                 writer.chunk(column.code(), &bytes)?;
             }
             let bytes = writer.finish()?;
@@ -146,7 +146,7 @@ impl Repartition {
     }
 }
 
-impl Part {
+impl PartitionBuilder {
     fn push(&mut self, memory: &Memory<'_>, shape: Shape) {
         let mut push = |column: Column, row: &[u8]| self.columns[column as usize - 1].push(column, row);
         push(Column::Ids, &memory.id.0.to_le_bytes());
@@ -165,7 +165,7 @@ impl Part {
         self.memories += 1;
     }
 
-    /// The columns that the partition has, in the order of a snapshot.
+    /// Returns the chunks of the present columns, in snapshot order.
     fn chunks(self, counts_updates: bool) -> impl Iterator<Item = (Column, Vec<u8>)> {
         let Self { has_keys, has_payloads, columns, .. } = self;
         let has = move |column: Column| match column {
@@ -194,7 +194,7 @@ mod tests {
         Shape { partitions, law: Law::Linear, features }
     }
 
-    /// Everything of every memory, by id.
+    /// All fields of every memory, by id.
     type Rows = BTreeMap<u64, (u32, u8, u16, [Vec<u8>; 3])>;
 
     fn rows(partitions: &mut Partitions) -> Rows {
@@ -203,7 +203,7 @@ mod tests {
             let take = |memory: Memory<'_>| {
                 let Memory { id, weight, group, key, features, payload, updates } = memory;
                 let row = (weight.units(), group.0, updates, [key, features, payload].map(<[u8]>::to_vec));
-                assert!(rows.insert(id.0, row).is_none(), "memory {id} is there twice");
+                assert!(rows.insert(id.0, row).is_none(), "memory {id} is duplicate");
             };
             partitions.scan(partition, None, u32::MAX, take).unwrap();
         }
@@ -237,24 +237,24 @@ mod tests {
     }
 
     fn readers(disk: &SimDisk) -> Vec<SnapshotReader> {
-        let found = snapshot_file::list(disk).unwrap();
-        let names = found.iter().map(|(partition, lsns)| snapshot_file::name(*partition, lsns[0]));
+        let listing = snapshot_file::list(disk).unwrap();
+        let names = listing.iter().map(|(partition, lsns)| snapshot_file::name(*partition, lsns[0]));
         names.map(|name| SnapshotReader::open_any(disk, &name).unwrap()).collect()
     }
 
-    /// Deals out to `to` partitions on `workers` stores, and loads them all.
-    fn deal(disk: &SimDisk, to: Shape, workers: u32) -> Partitions {
+    /// Splits snapshots into `to` partitions on `workers` stores, and loads them all.
+    fn split_snapshots(disk: &SimDisk, to: Shape, workers: u32) -> Partitions {
         let mut loaded = Partitions::new(Box::new(Cpu::new(1)), to);
         for worker in 0..workers {
             let wanted = (0..to.partitions).filter(|partition| partition % workers == worker).map(PartitionId);
-            let mut anew = Repartition::new(to, wanted, 5_000);
-            readers(disk).iter().for_each(|reader| anew.take(reader).unwrap());
+            let mut repartition = Repartition::new(to, wanted, 5_000);
+            readers(disk).iter().for_each(|reader| repartition.add_snapshot(reader).unwrap());
             let own = SimDisk::new(u64::from(worker));
-            let written = anew.write(&own, &head(to), 2).unwrap();
+            let written = repartition.write(&own, &head(to), 2).unwrap();
             assert_eq!(written.len() as u64, (0..to.partitions).filter(|it| it % workers == worker).count() as u64);
             for reader in readers(&own) {
                 reader.verify().unwrap();
-                assert!(load(&mut loaded, &reader).is_ok(), "what was dealt out loads, to its digest");
+                assert!(load(&mut loaded, &reader).is_ok(), "the written snapshot loads with a matching digest");
             }
         }
         loaded
@@ -264,7 +264,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn memories_dealt_out_to_any_number_of_partitions_are_the_same_and_go_on_alike(
+        fn repartitioned_memories_are_equal_and_decay_identically(
             (features, settings, records) in arb_log(0..60),
             (from, to, workers) in (1u32..7, 1u32..11, 1u32..4),
             amount in 0..=ONE,
@@ -275,40 +275,40 @@ mod tests {
             let whole = SimDisk::new(1);
             snapshot(&mut one, &whole);
             // From one to `from`, and from there to `to`.
-            let mut many = deal(&whole, shape(from, features), workers);
+            let mut many = split_snapshots(&whole, shape(from, features), workers);
             let middle = SimDisk::new(2);
             snapshot(&mut many, &middle);
-            let mut dealt = deal(&middle, shape(to, features), 1);
+            let mut split = split_snapshots(&middle, shape(to, features), 1);
 
             prop_assert_eq!(rows(&mut many), rows(&mut one));
-            prop_assert_eq!(rows(&mut dealt), rows(&mut one));
-            prop_assert_eq!(dealt.digest().unwrap(), one.digest().unwrap());
-            prop_assert_eq!(dealt.quality().unwrap(), one.quality().unwrap());
-            // The clock stands elsewhere, and decay gives the same bits all the same.
+            prop_assert_eq!(rows(&mut split), rows(&mut one));
+            prop_assert_eq!(split.digest().unwrap(), one.digest().unwrap());
+            prop_assert_eq!(split.quality().unwrap(), one.quality().unwrap());
+            // Decay gives the same bits despite another clock value.
             let after = |partitions: &mut Partitions| {
                 for partition in partitions.iter().collect::<Vec<_>>() {
                     apply(partitions, partition, &[Record::bare(Command::Decay { amount })]);
                 }
                 partitions.digest().unwrap()
             };
-            prop_assert_eq!(after(&mut dealt), after(&mut one));
+            prop_assert_eq!(after(&mut split), after(&mut one));
         }
     }
 
     #[test]
-    fn features_of_another_shape_are_refused_and_old_sessions_are_expired() {
+    fn another_feature_shape_is_rejected_and_old_sessions_are_expired() {
         let mut one = Partitions::new(Box::new(Cpu::new(1)), shape(1, FeatureShape::NONE));
         one.open(PartitionId(0), Settings { count_updates: true, ..Settings::default() });
         let disk = SimDisk::new(1);
         snapshot(&mut one, &disk);
         let other = shape(2, FeatureShape { dimension: 3, dtype: FeatureType::F16 });
-        let refused = Repartition::new(other, [PartitionId(0)], 0).take(&readers(&disk)[0]);
+        let refused = Repartition::new(other, [PartitionId(0)], 0).add_snapshot(&readers(&disk)[0]);
         assert!(matches!(refused, Err(Error::OtherShape { .. })), "{refused:?}");
-        let dealt = deal(&disk, shape(3, FeatureShape::NONE), 2);
-        for partition in dealt.iter() {
-            let ledger = dealt.ledger(partition).unwrap();
+        let split = split_snapshots(&disk, shape(3, FeatureShape::NONE), 2);
+        for partition in split.iter() {
+            let ledger = split.ledger(partition).unwrap();
             assert_eq!((ledger.sessions.watermark_ms(), ledger.settings.count_updates), (5_000, true));
         }
-        assert_eq!(dealt.iter().count(), 3);
+        assert_eq!(split.iter().count(), 3);
     }
 }

@@ -1,267 +1,272 @@
-//! Between the replicas and the log, the peers and the map: what replicas decide is done here.
+//! Executes the decisions of the replicas: log entries, messages to peers, proposals to the map.
 //!
-//! Every event of a replica goes through [`Store::step`], every action is executed in its order. What goes out is gathered and
-//! handed over once per turn ([`Store::dispatch`]), so that partitions share frames as they share log batches.
+//! Every event of a replica passes through [`Store::step`], and its actions are executed in order. Outgoing messages are collected
+//! and sent once per turn ([`Store::dispatch`]), so that partitions share frames as they share log batches.
 
-use crate::answers::WriteError;
-use crate::copy::{Copies, Incoming};
-use crate::decline::{Declines, Say};
-use crate::peer::{Alone, Envelope, Message, Peers, Proposal};
-use crate::ship::Shipping;
+use crate::decline::{DeclineAction, Declines};
+use crate::peer::{Envelope, Message, NoPeers, Peers, Proposal};
+use crate::results::WriteError;
+use crate::shipping::Shipping;
+use crate::state_transfer::{IncomingTransfer, StateTransfers};
 use crate::stats;
 use crate::store::{Mark, Pending, Store};
 use crate::wal::{Body, Durability, Entry};
 use crate::{ActivateError, Error};
-use engram_cluster::replica::{self, Action, Defect, Event, Found, History, is_planted};
+use engram_cluster::injected;
+#[cfg(feature = "defects")]
+use engram_cluster::injected::Bug;
+use engram_cluster::replica::{self, Action, Event, History, RecoveredReplica};
 use engram_cluster::{PartitionMap, Replica};
 use engram_memory::codec::decode_record;
 use engram_memory::session::Admission;
 use engram_memory::{Command, Lsn, Member, Ordinal, PartitionId, Record, Settings, Term};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A proposal without an answer is made again after so many milliseconds.
-const REMIND_MS: u64 = 300;
+/// Milliseconds after which proposals without effect are repeated.
+const RETRY_MS: u64 = 300;
 
-/// This worker's part in the cluster.
+/// Replication options of this worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Its place.
+    /// Ordinal of this worker.
     pub ordinal: Ordinal,
-    /// Copies that a partition shall have, this one included.
-    pub copies: u32,
-    /// Fewest copies in sync with which writes are committed.
+    /// Configured replicas per partition.
+    pub replicas: u32,
+    /// Fewest in-sync replicas with which writes are committed.
     pub min_in_sync: usize,
-    /// Bytes of records kept in memory for followers that were away; who needs older ones gets a copy of the state. Used with
-    /// more than one copy only.
-    pub kept_bytes: usize,
-    /// Bytes of state copied to followers per second at most, together; fewer while writes are slowed by them. More makes copies
-    /// sooner, and writes meanwhile slower; 0 = no limit.
-    pub copy_bytes_per_s: u64,
-    /// A defect planted in every replica.
+    /// Bytes of records retained in memory for lagging followers; a follower that needs older ones gets a state transfer. Unused with
+    /// a single replica.
+    pub retained_bytes: usize,
+    /// Most bytes per second of all state transfers to followers; reduced while they slow down writes. Raising it speeds up
+    /// re-replication and slows down writes meanwhile; 0 = no limit.
+    pub transfer_bytes_per_s: u64,
+    /// A bug injected into every replica.
     #[cfg(feature = "defects")]
-    pub defect: Option<Defect>,
+    pub bug: Option<Bug>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             ordinal: Ordinal(0),
-            copies: 1,
+            replicas: 1,
             min_in_sync: 1,
-            kept_bytes: 64 << 20,
-            copy_bytes_per_s: 64 << 20,
+            retained_bytes: 64 << 20,
+            transfer_bytes_per_s: 64 << 20,
             #[cfg(feature = "defects")]
-            defect: None,
+            bug: None,
         }
     }
 }
 
-/// What the store keeps for its peers.
+/// Replication state of the store.
 pub(crate) struct Replication {
     pub(crate) peers: Box<dyn Peers>,
     pub(crate) shipping: Shipping,
     pub(crate) outbox: BTreeMap<Ordinal, Vec<Envelope>>,
     proposals: Vec<Proposal>,
-    /// Copies that go out.
-    pub(crate) copies: Copies,
-    /// Copies that are coming in.
-    pub(crate) incoming: BTreeMap<PartitionId, Incoming>,
+    /// Outgoing state transfers.
+    pub(crate) transfers: StateTransfers,
+    /// Incoming state transfers.
+    pub(crate) incoming: BTreeMap<PartitionId, IncomingTransfer>,
     declines: Declines,
-    /// Whom the detector takes for dead: replicas know too, but one that is made anew forgets it.
+    /// Ordinals suspected dead. Replicas track them too, but lose them when recreated.
     suspected: BTreeSet<Ordinal>,
-    /// The process that runs at each place, as far as it was met.
-    met: BTreeMap<Ordinal, Member>,
-    reminded_ms: u64,
-    /// A log entry that an action needed could not be made.
+    /// Last known process at each ordinal.
+    known_members: BTreeMap<Ordinal, Member>,
+    retried_ms: u64,
+    /// Error of an action that failed to append to the log.
     pub(crate) failed: Option<Error>,
 }
 
 impl Replication {
     pub(crate) fn new(shipping: Shipping, options: &Options) -> Self {
         Self {
-            peers: Box::new(Alone),
+            peers: Box::new(NoPeers),
             shipping,
             outbox: BTreeMap::new(),
             proposals: Vec::new(),
-            copies: Copies::new(options.copy_bytes_per_s),
+            transfers: StateTransfers::new(options.transfer_bytes_per_s),
             incoming: BTreeMap::new(),
             declines: Declines::default(),
             suspected: BTreeSet::new(),
-            met: BTreeMap::new(),
-            reminded_ms: 0,
+            known_members: BTreeMap::new(),
+            retried_ms: 0,
             failed: None,
         }
     }
 
-    /// Tells who may have granted a read lease that nobody here reads by it.
-    fn say_released(&mut self, partition: PartitionId, granters: BTreeSet<Ordinal>) {
+    /// Releases the read leases of a partition at their granters.
+    fn release_leases(&mut self, partition: PartitionId, granters: BTreeSet<Ordinal>) {
         for granter in granters {
             self.outbox.entry(granter).or_default().push(Envelope { partition, body: Message::Release });
         }
     }
 }
 
-/// Records of a message.
-struct Received<'a> {
+/// Records of a received message.
+struct ReceivedRecords<'a> {
     bytes: &'a [bytes::Bytes],
-    /// Lsn before the first.
+    /// LSN before the first record.
     before: Lsn,
-    /// Those that are new here, decoded.
+    /// Records that are new here, decoded.
     new: Vec<(Lsn, Term, Record)>,
 }
 
-/// How a replica stands.
+/// Status of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaStatus {
     /// Partition.
     pub partition: PartitionId,
     /// `primary`, `activating`, `backup`, `corrupt` or `idle`.
     pub role: &'static str,
-    /// Highest term promised.
+    /// Highest promised term.
     pub term: Term,
-    /// Last record in the log.
+    /// LSN of the last record in the log.
     pub last: Lsn,
-    /// The term that wrote it.
+    /// Term of that record.
     pub last_term: Term,
-    /// Last record known to be committed.
+    /// LSN of the last record known to be committed.
     pub commit: Lsn,
-    /// Last record applied.
+    /// LSN of the last applied record.
     pub applied: Lsn,
-    /// Of a primary: its followers with what they acknowledged.
+    /// For a primary: its followers with their acknowledged LSN.
     pub followers: Vec<(Ordinal, Lsn)>,
 }
 
 impl Store {
-    /// Gives the store its way out.
+    /// Sets the interface to the peers.
     pub fn set_peers(&mut self, peers: Box<dyn Peers>) {
         self.replication.peers = peers;
     }
 
-    /// Takes the newest map that was read.
-    pub fn learn(&mut self, map: &PartitionMap) {
+    /// Processes the newest partition map.
+    pub fn update_map(&mut self, map: &PartitionMap) {
         for (partition, entry) in map.entries() {
-            let Some(place) = self.places.get(partition.0 as usize) else { continue };
-            // A damaged copy leads nobody; its primary makes it whole.
-            let leads_nobody = place.corrupt.is_some() && entry.primary == self.options.replication.ordinal;
-            if !leads_nobody {
-                self.learn_entry(partition, entry);
+            let Some(state) = self.states.get(partition.0 as usize) else { continue };
+            // A corrupt replica does not become primary; another primary has to repair it.
+            let is_corrupt_primary = state.corrupt.is_some() && entry.primary == self.options.replication.ordinal;
+            if !is_corrupt_primary {
+                self.update_entry(partition, entry);
             }
-            let promised = self.places[partition.0 as usize].replica.promised();
-            let declines = leads_nobody || (entry.served_by(&self.member()) && promised < entry.term);
-            self.replication.declines.learn(partition, entry, promised, declines);
+            let promised = self.states[partition.0 as usize].replica.promised();
+            let declines = is_corrupt_primary || (entry.served_by(&self.member()) && promised < entry.term);
+            self.replication.declines.observe(partition, entry, promised, declines);
         }
     }
 
-    pub(crate) fn learn_entry(&mut self, partition: PartitionId, entry: &engram_cluster::Entry) {
+    pub(crate) fn update_entry(&mut self, partition: PartitionId, entry: &engram_cluster::Entry) {
         let mut actions = Vec::new();
-        self.places[partition.0 as usize].replica.learn(entry, &mut actions);
-        self.act(partition, actions, None);
+        self.states[partition.0 as usize].replica.apply_entry(entry, &mut actions);
+        self.execute_actions(partition, actions, None);
     }
 
-    /// A stream to a process is open in both directions; what was sent before to its place may be lost.
-    pub fn connected(&mut self, peer: Member) {
-        self.replication.shipping.lose(peer.ordinal);
-        self.replication.copies.lose(peer.ordinal);
+    /// Handles a new stream to a process; messages sent before to its ordinal may be lost.
+    pub fn connect_peer(&mut self, peer: Member) {
+        self.replication.shipping.reset_peer(peer.ordinal);
+        self.replication.transfers.reset_peer(peer.ordinal);
         self.replication.outbox.remove(&peer.ordinal);
-        self.replication.met.insert(peer.ordinal, peer);
+        self.replication.known_members.insert(peer.ordinal, peer);
         self.step_all(&Event::Connected(peer));
     }
 
-    /// The detector takes the process at a place for dead.
-    pub fn suspected(&mut self, ordinal: Ordinal) {
+    /// Marks the process at an ordinal as suspected dead.
+    pub fn suspect(&mut self, ordinal: Ordinal) {
         self.replication.suspected.insert(ordinal);
         self.step_all(&Event::Suspected(ordinal));
     }
 
-    /// The detector no longer does.
-    pub fn trusted(&mut self, ordinal: Ordinal) {
+    /// Clears the suspicion of the process at an ordinal.
+    pub fn trust(&mut self, ordinal: Ordinal) {
         self.replication.suspected.remove(&ordinal);
         self.step_all(&Event::Trusted(ordinal));
     }
 
-    /// The processes at these places, and no others, are about to be stopped, and lead nothing any more: what is led here goes on
-    /// without them, where there are copies enough.
-    pub fn leaving(&mut self, leavers: &BTreeSet<Ordinal>) {
+    /// Sets the ordinals whose processes are about to stop and are no longer primary of any partition: partitions with their primary
+    /// here continue without them if enough replicas remain.
+    pub fn set_leaving(&mut self, leavers: &BTreeSet<Ordinal>) {
         self.step_all(&Event::Leaving(leavers.clone()));
     }
 
-    /// Hands a partition over. It is served here until the map says that it is served there.
-    pub fn hand_over(&mut self, partition: PartitionId, to: Ordinal) {
-        if self.places.get(partition.0 as usize).is_some() {
-            self.step(partition, Event::HandOver(to));
-            if is_planted(Defect::ReleaseBeforeStop) {
-                self.replication.say_released(partition, [to].into());
+    /// Transfers the leadership of a partition. It is served here until the map names the new primary.
+    pub fn transfer_leadership(&mut self, partition: PartitionId, to: Ordinal) {
+        if self.states.get(partition.0 as usize).is_some() {
+            self.step(partition, Event::TransferLeadership(to));
+            if injected!(ReleaseBeforeStop) {
+                self.replication.release_leases(partition, [to].into());
             }
         }
     }
 
-    /// Takes what a peer says.
+    /// Processes messages of a peer.
     ///
     /// # Errors
     /// The device failed.
-    pub fn hear(&mut self, from: Member, envelopes: Vec<Envelope>) -> Result<(), Error> {
+    pub fn receive(&mut self, from: Member, envelopes: Vec<Envelope>) -> Result<(), Error> {
         for Envelope { partition, body } in envelopes {
-            if self.places.get(partition.0 as usize).is_none() {
+            if self.states.get(partition.0 as usize).is_none() {
                 continue;
             }
             match body {
-                Message::Replica(message, records) => self.hear_replica(partition, from, message, &records),
-                Message::Copy(piece) => self.hear_copy(partition, from.ordinal, &piece)?,
-                Message::Release => self.lease_released(partition, from),
-                Message::Confirm { term, round } => self.hear_confirm(partition, from, term, round),
+                Message::Replica(message, records) => self.receive_replica_message(partition, from, message, &records),
+                Message::State(chunk) => self.receive_state(partition, from.ordinal, &chunk)?,
+                Message::Release => self.release_lease(partition, from),
+                Message::Confirm { term, round } => self.receive_confirm(partition, from, term, round),
                 Message::Confirmed { term, round, promised } => {
-                    self.confirming.hear(partition, from, term, round, promised);
+                    self.confirmed_reads.receive(partition, from, term, round, promised);
                 }
-                Message::AskPosition { asked_ms } => self.hear_ask_position(partition, from, asked_ms),
-                Message::Position { term, lsn, asked_ms } => self.hear_position(partition, from, term, lsn, asked_ms),
+                Message::PositionRequest { requested_ms } => self.receive_position_query(partition, from, requested_ms),
+                Message::Position { term, lsn, requested_ms } => {
+                    self.receive_position(partition, from, term, lsn, requested_ms)
+                }
                 Message::Digest { term, lsn, digest } => {
-                    self.hear_digest(partition, from, term, lsn, engram_memory::Digest(digest));
+                    self.receive_digest(partition, from, term, lsn, engram_memory::Digest(digest));
                 }
             }
         }
         self.apply_due()
     }
 
-    /// How every replica stands.
+    /// Returns the status of every replica.
     pub fn replicas(&self) -> Vec<ReplicaStatus> {
-        let status = |(partition, place): (usize, &crate::store::Place)| {
-            let role = match (&place.corrupt, place.replica.serves(), place.replica.leads()) {
+        let status = |(partition, state): (usize, &crate::store::PartitionState)| {
+            let role = match (&state.corrupt, state.replica.serving_term(), state.replica.primary_term()) {
                 (Some(_), ..) => "corrupt",
                 (_, Some(_), _) => "primary",
                 (_, _, Some(_)) => "activating",
-                _ if place.last() > Lsn(0) => "backup",
+                _ if state.last() > Lsn(0) => "backup",
                 _ => "idle",
             };
             ReplicaStatus {
                 partition: PartitionId(partition as u32),
                 role,
-                term: place.replica.promised(),
-                last: place.last(),
-                last_term: place.replica.history().last().1,
-                commit: place.replica.commit(),
-                applied: place.applied,
-                followers: place.replica.followers().map(|(ordinal, follower)| (ordinal, follower.acked)).collect(),
+                term: state.replica.promised(),
+                last: state.last(),
+                last_term: state.replica.history().last().1,
+                commit: state.replica.commit(),
+                applied: state.applied,
+                followers: state.replica.followers().map(|(ordinal, follower)| (ordinal, follower.acked)).collect(),
             }
         };
-        self.places.iter().enumerate().map(status).collect()
+        self.states.iter().enumerate().map(status).collect()
     }
 
-    /// Does what events of this turn left to be done: applies what they committed, hands over what goes out.
+    /// Finishes a turn: applies what its events committed, and sends messages and proposals.
     ///
     /// # Errors
-    /// The log failed, or the device.
+    /// The log or the device failed.
     pub(crate) fn dispatch(&mut self) -> Result<(), Error> {
         if let Some(error) = self.replication.failed.take() {
             return Err(error);
         }
-        self.remind();
+        self.retry_proposals();
         self.apply_due()?;
-        self.answer_confirmed();
-        self.answer_copies();
-        for partition in self.replication.shipping.take_news() {
+        self.complete_confirmed_reads();
+        self.complete_stale_reads();
+        for partition in self.replication.shipping.take_pending() {
             self.ship(partition);
         }
-        self.send_copies()?;
+        self.send_state()?;
         for (to, envelopes) in std::mem::take(&mut self.replication.outbox) {
             self.replication.peers.send(to, envelopes);
         }
@@ -273,17 +278,17 @@ impl Store {
     }
 
     fn ship(&mut self, partition: PartitionId) {
-        let replica = &self.places[partition.0 as usize].replica;
-        let (Some(term), commit) = (replica.leads(), replica.commit()) else { return };
+        let replica = &self.states[partition.0 as usize].replica;
+        let (Some(term), commit) = (replica.primary_term(), replica.commit()) else { return };
         let followers: Vec<Ordinal> = self.replication.shipping.followers(partition).collect();
         for to in followers {
             if self.replication.shipping.fell_behind(partition, to) {
-                let replica = &self.places[partition.0 as usize].replica;
+                let replica = &self.states[partition.0 as usize].replica;
                 let acked = replica.followers().find(|(ordinal, _)| *ordinal == to).map_or(Lsn(0), |it| it.1.acked);
                 self.replication.shipping.stop(partition, to);
                 self.stream(partition, to, acked);
             }
-            let end = self.places[partition.0 as usize].last();
+            let end = self.states[partition.0 as usize].last();
             let Some(batch) = self.replication.shipping.next(partition, to, term, commit) else { continue };
             debug_assert!(batch.after <= end, "a follower holds a prefix");
             stats::add(&self.shared.shipped_records, batch.records.len() as u64);
@@ -293,33 +298,34 @@ impl Store {
         }
     }
 
-    fn remind(&mut self) {
+    fn retry_proposals(&mut self) {
         let now_ms = self.clock.elapsed_ms();
-        if now_ms.saturating_sub(self.replication.reminded_ms) >= REMIND_MS {
-            self.replication.reminded_ms = now_ms;
-            self.step_all(&Event::Remind);
-            self.decline();
+        if now_ms.saturating_sub(self.replication.retried_ms) >= RETRY_MS {
+            self.replication.retried_ms = now_ms;
+            self.step_all(&Event::Resend);
+            self.decline_leadership();
         }
     }
 
-    /// Where the map wants a copy to lead that does not, another candidate shall.
-    fn decline(&mut self) {
-        let (own, now_ms) = (self.options.replication.ordinal, self.clock.elapsed_ms());
-        let Replication { suspected, met, declines, .. } = &mut self.replication;
-        // The map may name a process before the one that runs.
-        let runs =
-            |known: &Member| (!suspected.contains(&known.ordinal)).then(|| *met.get(&known.ordinal).unwrap_or(known));
-        let said = declines.say(own, now_ms, runs);
-        self.shared.set_unled(declines.unled().collect());
-        for said in said {
-            match said {
-                Say::Declined(partition, to, term) => {
+    /// Proposes another candidate for each partition whose primary role is declined here.
+    fn decline_leadership(&mut self) {
+        let (own_ordinal, now_ms) = (self.options.replication.ordinal, self.clock.elapsed_ms());
+        let Replication { suspected, known_members, declines, .. } = &mut self.replication;
+        // The map may name an earlier process than the running one.
+        let running_at = |member: &Member| {
+            (!suspected.contains(&member.ordinal)).then(|| *known_members.get(&member.ordinal).unwrap_or(member))
+        };
+        let actions = declines.actions(own_ordinal, now_ms, running_at);
+        self.shared.set_leaderless_partitions(declines.leaderless().collect());
+        for action in actions {
+            match action {
+                DeclineAction::Notify(partition, to, term) => {
                     let promised = self.promised(partition);
-                    let body = Message::Replica(replica::Message::Refused { term, promised }, Vec::new());
+                    let body = Message::Replica(replica::Message::Rejected { term, promised }, Vec::new());
                     self.replication.outbox.entry(to).or_default().push(Envelope { partition, body });
                 }
-                Say::PassOn(partition, entry, change) => {
-                    let proposal = Proposal { partition, expected: entry.expected(), change };
+                DeclineAction::PromoteOther(partition, entry, change) => {
+                    let proposal = Proposal { partition, expected: entry.expectation(), change };
                     self.replication.proposals.push(proposal);
                 }
             }
@@ -334,11 +340,11 @@ impl Store {
 
     pub(crate) fn step(&mut self, partition: PartitionId, event: Event) {
         let mut actions = Vec::new();
-        self.places[partition.0 as usize].replica.step(event, &mut actions);
-        self.act(partition, actions, None);
+        self.states[partition.0 as usize].replica.step(event, &mut actions);
+        self.execute_actions(partition, actions, None);
     }
 
-    fn hear_replica(
+    fn receive_replica_message(
         &mut self,
         partition: PartitionId,
         from: Member,
@@ -348,49 +354,49 @@ impl Store {
         let mut received = None;
         match &message {
             replica::Message::Append { after, runs, .. } => {
-                let end = self.places[partition.0 as usize].last();
+                let end = self.states[partition.0 as usize].last();
                 let Some(decoded) = decode(*after, end, runs, records) else {
                     stats::add(&self.shared.malformed_messages, 1);
                     return;
                 };
-                received = Some(Received { bytes: records, before: *after, new: decoded });
+                received = Some(ReceivedRecords { bytes: records, before: *after, new: decoded });
             }
             replica::Message::Ack { written, .. } | replica::Message::Opened { written, .. } => {
-                self.replication.shipping.acked(partition, from.ordinal, *written);
+                self.replication.shipping.acknowledge(partition, from.ordinal, *written);
                 if matches!(message, replica::Message::Opened { .. }) {
-                    self.replication.copies.answered(partition, from.ordinal);
+                    self.replication.transfers.finish(partition, from.ordinal);
                 }
             }
-            // Whoever leads a term is refused by those who promised more; of any other term its own primary says it.
-            replica::Message::Refused { .. } => {
+            // A rejection without a matching term here is a notification that the sender declines the primary role.
+            replica::Message::Rejected { .. } => {
                 let now_ms = self.clock.elapsed_ms();
-                self.replication.declines.heard(partition, from, now_ms);
+                self.replication.declines.receive(partition, from, now_ms);
             }
             replica::Message::Open { history, .. } => {
-                let place = &mut self.places[partition.0 as usize];
-                if place.corrupt.is_some() {
-                    place.whole_at = history.end();
+                let state = &mut self.states[partition.0 as usize];
+                if state.corrupt.is_some() {
+                    state.complete_at = history.end();
                 }
             }
             _ => {}
         }
         let mut actions = Vec::new();
-        self.places[partition.0 as usize].replica.step(Event::Heard(from, message), &mut actions);
-        self.act(partition, actions, received);
+        self.states[partition.0 as usize].replica.step(Event::Received(from, message), &mut actions);
+        self.execute_actions(partition, actions, received);
     }
 
-    /// Does what a replica decided, with the records of the message that it heard.
-    fn act(&mut self, partition: PartitionId, actions: Vec<Action>, received: Option<Received<'_>>) {
+    /// Executes the actions of a replica, with the records of the message that caused them.
+    fn execute_actions(&mut self, partition: PartitionId, actions: Vec<Action>, received: Option<ReceivedRecords<'_>>) {
         let mut received = received;
         for action in actions {
             let done = match action {
                 Action::Promise(term) => self.log_promise(partition, term),
                 Action::Truncate { term, after } => self.log_truncate(partition, term, after),
                 Action::Log { after } => {
-                    let received = received.take().expect("it comes of a message with records");
+                    let received = received.take().expect("only messages with records cause it");
                     self.log_received(partition, after, received)
                 }
-                // A promise that is made again: an entry that is durable with all before it.
+                // Repeats the promise: once this entry is durable, all entries before it are.
                 Action::Sync => self.log_promise(partition, self.promised(partition)),
                 Action::Send(to, message) => {
                     let body = Message::Replica(message, Vec::new());
@@ -401,14 +407,14 @@ impl Store {
                     self.stream(partition, to, after);
                     Ok(())
                 }
-                Action::Copy(to) => {
-                    self.replication.copies.ask(partition, to);
+                Action::SendSnapshot(to) => {
+                    self.replication.transfers.enqueue(partition, to);
                     Ok(())
                 }
                 Action::Commit(_) => {
                     self.due.insert(partition);
-                    self.replication.shipping.note(partition);
-                    self.heal(partition)
+                    self.replication.shipping.mark_pending(partition);
+                    self.finish_repair(partition)
                 }
                 Action::Serve(term) => {
                     self.serve(partition, term);
@@ -430,32 +436,32 @@ impl Store {
     }
 
     fn log_promise(&mut self, partition: PartitionId, term: Term) -> Result<(), Error> {
-        self.append(&Entry { partition, term, lsn: Lsn(0), body: Body::Promise { seen: true } })?;
+        self.append(&Entry { partition, term, lsn: Lsn(0), body: Body::Promise { accepted: true } })?;
         self.push(Mark::Promise(partition, term), true);
         Ok(())
     }
 
     fn log_truncate(&mut self, partition: PartitionId, term: Term, after: Lsn) -> Result<(), Error> {
-        let place = &mut self.places[partition.0 as usize];
-        let kept = place.pending.partition_point(|pending| pending.lsn <= after);
-        for pending in place.pending.split_off(kept) {
-            self.places[partition.0 as usize].creates -= pending.record.command.may_create() as u64;
+        let state = &mut self.states[partition.0 as usize];
+        let kept = state.pending.partition_point(|pending| pending.lsn <= after);
+        for pending in state.pending.split_off(kept) {
+            self.states[partition.0 as usize].creates -= pending.record.command.may_create() as u64;
             self.refuse(partition, pending, &WriteError::NotPrimary { partition, term: Some(term) });
         }
         self.replication.shipping.truncate(partition, after);
         self.append(&Entry { partition, term, lsn: after, body: Body::Truncate })?;
-        // What is reported of records that are gone says nothing of the one that is now the last.
-        let (lsn, term) = self.places[partition.0 as usize].replica.history().last();
+        // Write notifications of truncated records do not cover the record that is now the last.
+        let (lsn, term) = self.states[partition.0 as usize].replica.history().last();
         self.push(Mark::Record(partition, lsn, term), false);
         Ok(())
     }
 
-    fn log_received(&mut self, partition: PartitionId, after: Lsn, received: Received<'_>) -> Result<(), Error> {
-        let Received { bytes, before, new } = received;
+    fn log_received(&mut self, partition: PartitionId, after: Lsn, received: ReceivedRecords<'_>) -> Result<(), Error> {
+        let ReceivedRecords { bytes, before, new } = received;
         for (lsn, term, record) in new.into_iter().filter(|(lsn, ..)| *lsn > after) {
             let encoded = &bytes[(lsn.0 - before.0 - 1) as usize];
             self.append(&Entry { partition, term, lsn, body: Body::Command(encoded) })?;
-            self.replication.shipping.keep(partition, lsn, term, encoded);
+            self.replication.shipping.retain(partition, lsn, term, encoded);
             stats::add(&self.shared.logged_bytes, encoded.len() as u64);
             self.add_pending(partition, lsn, term, record, Vec::new());
             self.push(Mark::Record(partition, lsn, term), false);
@@ -463,17 +469,17 @@ impl Store {
         Ok(())
     }
 
-    /// Notes a record that was logged.
+    /// Adds a logged record to the pending ones.
     pub(crate) fn add_pending(
         &mut self,
         partition: PartitionId,
         lsn: Lsn,
         term: Term,
         record: Record,
-        waiters: Vec<crate::gather::Waiter>,
+        waiters: Vec<crate::pending_calls::Waiter>,
     ) {
-        // A request that its session would refuse now may be let through once what is under way is applied, so each copy of it is
-        // judged in its own place.
+        // A request that its session would refuse now may be admitted once records in flight are applied, so its repeats are decided
+        // at apply.
         let ledger = self.partitions.ledger(partition);
         let request = record
             .request
@@ -481,15 +487,15 @@ impl Store {
         if let Some(request) = request {
             self.requests.entry((partition, request)).or_insert(lsn);
         }
-        let place = &mut self.places[partition.0 as usize];
-        place.creates += record.command.may_create() as u64;
-        place.pending.push_back(Pending { lsn, term, record, waiters });
+        let state = &mut self.states[partition.0 as usize];
+        state.creates += record.command.may_create() as u64;
+        state.pending.push_back(Pending { lsn, term, record, waiters });
     }
 
-    /// Notes the requests of what a start found logged and not applied.
-    pub(crate) fn find_requests(&mut self) {
-        for (partition, place) in self.places.iter().enumerate() {
-            for pending in &place.pending {
+    /// Indexes the requests of records that recovery found logged and not applied.
+    pub(crate) fn index_pending_requests(&mut self) {
+        for (partition, state) in self.states.iter().enumerate() {
+            for pending in &state.pending {
                 if let Some(request) = pending.record.request {
                     self.requests.entry((PartitionId(partition as u32), request)).or_insert(pending.lsn);
                 }
@@ -497,14 +503,14 @@ impl Store {
         }
     }
 
-    /// Streams to a follower, or copies where the records it needs are not kept.
+    /// Streams records to a follower, or transfers the state if the records are no longer retained.
     fn stream(&mut self, partition: PartitionId, to: Ordinal, after: Lsn) {
-        let replica = &self.places[partition.0 as usize].replica;
-        let Some(term) = replica.leads() else { return };
-        if self.replication.shipping.reaches(partition, after, replica.history().end()) {
+        let replica = &self.states[partition.0 as usize].replica;
+        let Some(term) = replica.primary_term() else { return };
+        if self.replication.shipping.covers(partition, after, replica.history().end()) {
             self.replication.shipping.start(partition, to, term, after);
         } else {
-            self.replication.copies.ask(partition, to);
+            self.replication.transfers.enqueue(partition, to);
         }
     }
 
@@ -513,48 +519,51 @@ impl Store {
             self.partitions.open(partition, Settings::default());
         }
         self.partitions.set_hidden(partition, false);
-        // What is committed already is applied before it is judged what is configured.
+        // Committed records are applied before the current settings are determined.
         let now_ms = self.clock.elapsed_ms();
-        let place = &mut self.places[partition.0 as usize];
-        place.served_since_ms.get_or_insert(now_ms);
-        let waiting = std::mem::take(&mut place.activations);
-        let pending = place.pending.iter().rev().find_map(|pending| match pending.record.command {
+        let state = &mut self.states[partition.0 as usize];
+        state.served_since_ms.get_or_insert(now_ms);
+        let waiting = std::mem::take(&mut state.activations);
+        let pending = state.pending.iter().rev().find_map(|pending| match pending.record.command {
             Command::Configure(settings) => Some(settings),
             _ => None,
         });
         let ledger = self.partitions.ledger(partition).map_or_else(Settings::default, |ledger| ledger.settings);
         let current = pending.unwrap_or(ledger);
-        let wanted = Settings { count_updates: current.count_updates, ..self.options.settings };
-        // In this order: whoever finds the partition served finds the settings that it is served with.
-        self.shared.set_settings(partition, Some(wanted));
+        let target_settings = Settings { count_updates: current.count_updates, ..self.options.settings };
+        // In this order, so that a reader that sees the term also sees the settings.
+        self.shared.set_settings(partition, Some(target_settings));
         self.shared.set_term(partition, Some(term));
-        if wanted != current {
-            // An answer at once would be a refusal of settings that were checked when the process began.
-            let _ = self.propose(partition, Record::bare(Command::Configure(wanted)), None);
-            // Served is configured, for good, in every mode.
+        if target_settings != current {
+            // The settings were validated at process start, so the proposal is not rejected.
+            let _ = self.propose(partition, Record::bare(Command::Configure(target_settings)), None);
+            // The configuration of a served partition is durable in every mode.
             self.must_sync = true;
         }
-        for (asked, waiter) in waiting {
-            let answer =
-                if asked == term { Ok(()) } else { Err(ActivateError::Promised { partition, promised: term, asked }) };
+        for (requested, waiter) in waiting {
+            let answer = if requested == term {
+                Ok(())
+            } else {
+                Err(ActivateError::TermPromised { partition, promised: term, requested })
+            };
             self.activations.answer(waiter, answer);
         }
     }
 
     fn stop_serving(&mut self, partition: PartitionId) {
         self.shared.set_term(partition, None);
-        let hidden = self.options.replication.copies > 1;
+        let hidden = self.options.replication.replicas > 1;
         self.partitions.set_hidden(partition, hidden);
         self.replication.shipping.stop_all(partition);
-        self.replication.copies.stop(partition);
-        let place = &mut self.places[partition.0 as usize];
-        // Whoever leads now, or soon after, need not wait for the end of a lease that nobody uses.
-        self.replication.say_released(partition, place.replica.successors());
-        place.served_since_ms = None;
-        let promised = place.replica.promised();
+        self.replication.transfers.stop(partition);
+        let state = &mut self.states[partition.0 as usize];
+        // The next primary need not wait for the expiry of unused leases.
+        self.replication.release_leases(partition, state.replica.successors());
+        state.served_since_ms = None;
+        let promised = state.replica.promised();
         let mut answers = Vec::new();
-        for pending in &mut place.pending {
-            // Under a session it is asked for again, and answered once. Without one nobody can tell whether it will be applied.
+        for pending in &mut state.pending {
+            // With a session the client can safely retry. Without one the outcome is unknown.
             let error = match pending.record.request {
                 Some(_) => WriteError::NotPrimary { partition, term: Some(promised) },
                 None => WriteError::Unknown { partition },
@@ -564,49 +573,49 @@ impl Store {
         for (waiter, error) in answers {
             self.writes.answer(waiter, Err(error));
         }
-        for (asked, waiter) in std::mem::take(&mut self.places[partition.0 as usize].activations) {
-            self.activations.answer(waiter, Err(ActivateError::Promised { partition, promised, asked }));
+        for (requested, waiter) in std::mem::take(&mut self.states[partition.0 as usize].activations) {
+            self.activations.answer(waiter, Err(ActivateError::TermPromised { partition, promised, requested }));
         }
     }
 
-    /// A damaged copy is whole again when it has all that its primary had when it opened it.
-    pub(crate) fn heal(&mut self, partition: PartitionId) -> Result<(), Error> {
-        let place = &self.places[partition.0 as usize];
-        let heals = place.corrupt.is_some() && place.replica.commit() >= place.whole_at;
-        if heals { self.note(partition, "") } else { Ok(()) }
+    /// Clears the damage of a replica that has caught up with what its primary had when it opened the term.
+    pub(crate) fn finish_repair(&mut self, partition: PartitionId) -> Result<(), Error> {
+        let state = &self.states[partition.0 as usize];
+        let is_repaired = state.corrupt.is_some() && state.replica.commit() >= state.complete_at;
+        if is_repaired { self.set_damage_note(partition, "") } else { Ok(()) }
     }
 
-    /// Sets a partition back to what is written, after the log refused: only without peers, who might have more.
-    pub(crate) fn set_back(&mut self, partition: PartitionId, why: &WriteError) {
+    /// Rolls a partition back to what is written after a log failure. Only without peers, which might have more.
+    pub(crate) fn roll_back(&mut self, partition: PartitionId, cause: &WriteError) {
         let (member, rules, options) = (self.member(), self.rules(), self.options.replication);
-        let place = &mut self.places[partition.0 as usize];
-        let kept = place.applied.max(place.wrote.0.min(place.last()));
-        let served = place.replica.serves();
-        if served.is_some() && self.options.replication.copies == 1 {
-            place.replica.withdraw(kept);
+        let state = &mut self.states[partition.0 as usize];
+        let kept = state.applied.max(state.written.0.min(state.last()));
+        let serving_term = state.replica.serving_term();
+        if serving_term.is_some() && self.options.replication.replicas == 1 {
+            state.replica.withdraw(kept);
         } else {
-            // Nothing was served at a term whose promise is not in the log: this process may promise it again.
-            let mut history = place.replica.history().clone();
+            // Nothing was served at a term whose promise is not logged: this process may promise it again.
+            let mut history = state.replica.history().clone();
             history.truncate(kept.max(history.floor().0));
-            let found = Found {
+            let recovered = RecoveredReplica {
                 lossless_since: member.incarnation,
-                promised: place.replica.kept(),
+                promised: state.replica.durable_promise(),
                 history,
-                commit: place.replica.commit(),
+                commit: state.replica.commit(),
                 granted: false,
             };
-            place.replica = replica_of(member, rules, found, &options);
+            state.replica = replica_of(member, rules, recovered, &options);
             self.shared.set_term(partition, None);
         }
-        let place = &mut self.places[partition.0 as usize];
-        let refused = place.pending.split_off(place.pending.partition_point(|pending| pending.lsn <= kept));
-        let waiting = std::mem::take(&mut place.activations);
-        place.creates = place.pending.iter().map(|pending| pending.record.command.may_create() as u64).sum();
+        let state = &mut self.states[partition.0 as usize];
+        let refused = state.pending.split_off(state.pending.partition_point(|pending| pending.lsn <= kept));
+        let waiting = std::mem::take(&mut state.activations);
+        state.creates = state.pending.iter().map(|pending| pending.record.command.may_create() as u64).sum();
         for pending in refused {
-            self.refuse(partition, pending, why);
+            self.refuse(partition, pending, cause);
         }
         for (_, waiter) in waiting {
-            self.activations.answer(waiter, Err(ActivateError::Failed { reason: why.reason() }));
+            self.activations.answer(waiter, Err(ActivateError::Failed { reason: cause.reason() }));
         }
         self.replication.shipping.truncate(partition, kept);
     }
@@ -618,15 +627,15 @@ impl Store {
 
 pub(crate) fn rules(options: &crate::Options) -> replica::Rules {
     replica::Rules {
-        keeps_all: options.wal.durability.syncs_first(options.replication.copies),
+        keeps_all: options.wal.durability.syncs_first(options.replication.replicas),
         min_in_sync: options.replication.min_in_sync,
         primary_only: options.wal.durability == Durability::Async,
     }
 }
 
-/// The replica of a partition as a start finds it, or as a copy that was thrown away leaves it; `granted`: somebody may hold a read
-/// lease of it.
-pub(crate) fn found(
+/// Creates the replica of a partition after recovery, or after its state was discarded; `granted`: a read lease granted for it may
+/// be in force.
+pub(crate) fn recovered_replica(
     member: Member,
     options: &crate::Options,
     lossless_since: engram_memory::Incarnation,
@@ -634,19 +643,19 @@ pub(crate) fn found(
     (history, commit): (History, Lsn),
     granted: bool,
 ) -> Replica {
-    let found = Found { lossless_since, promised, history, commit, granted };
-    replica_of(member, rules(options), found, &options.replication)
+    let recovered = RecoveredReplica { lossless_since, promised, history, commit, granted };
+    replica_of(member, rules(options), recovered, &options.replication)
 }
 
-#[cfg_attr(not(feature = "defects"), expect(unused_variables, reason = "only defects are taken from there"))]
-fn replica_of(member: Member, rules: replica::Rules, found: Found, options: &Options) -> Replica {
-    let replica = Replica::new(member, rules, found);
+#[cfg_attr(not(feature = "defects"), expect(unused_variables, reason = "used for injected bugs only"))]
+fn replica_of(member: Member, rules: replica::Rules, recovered: RecoveredReplica, options: &Options) -> Replica {
+    let replica = Replica::new(member, rules, recovered);
     #[cfg(feature = "defects")]
-    let replica = replica.with_defect(options.defect);
+    let replica = replica.with_bug(options.bug);
     replica
 }
 
-/// The records of a message that are new here; `None` when the message is malformed.
+/// Decodes the records of a message that are new here; `None` if the message is malformed.
 fn decode(after: Lsn, end: Lsn, runs: &[(Lsn, Term)], records: &[bytes::Bytes]) -> Option<Vec<(Lsn, Term, Record)>> {
     let last = runs.last().map_or(after, |run| run.0);
     let ascending = runs.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1);

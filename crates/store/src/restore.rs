@@ -1,19 +1,19 @@
-//! Puts snapshot files into an empty store, which a start then recovers from.
+//! Installs snapshot files into an empty store, which recovers from them at start.
 
 use crate::snapshot_file::{self, LEDGER, SnapshotReader, SnapshotWriter};
 use crate::{Disk, Error, Identity, Origin, SnapshotInfo, wal};
 use engram_memory::{ClusterId, PartitionId, Shape};
 use std::sync::Arc;
 
-/// Installs the newest whole snapshot of every partition that `wanted` names from the folder `from` into the empty store on
-/// `disk`, under the identity of that store. A start of the store recovers them; nothing of them is served before.
+/// Installs the newest valid snapshot of every `wanted` partition from the directory `from` into the empty store on `disk`, under
+/// the identity of that store, which recovers them at start.
 ///
-/// The folder may hold the snapshots of all workers of the cluster: each worker takes what its map gives it.
+/// The directory may contain the snapshots of all workers of the cluster: each worker takes the partitions of its map.
 ///
 /// # Errors
-/// [`Error::NotEmpty`] when the store has data; [`Error::Corrupt`] when a partition has damaged snapshots only;
-/// [`Error::OtherCluster`], [`Error::OtherShape`] when they are of another cluster; those of [`Identity::open`] and of the disks. What was
-/// installed until then is removed.
+/// [`Error::NotEmpty`] if the store has data; [`Error::Corrupt`] if a partition has only damaged snapshots;
+/// [`Error::OtherCluster`], [`Error::OtherShape`] for snapshots of another cluster; those of [`Identity::open`] and of the disks.
+/// Installed files are then removed.
 pub fn install(
     disk: &Arc<dyn Disk>,
     cluster: ClusterId,
@@ -22,14 +22,15 @@ pub fn install(
     wanted: impl Fn(PartitionId) -> bool,
 ) -> Result<Vec<SnapshotInfo>, Error> {
     let identity = Identity::open(disk, cluster, shape, Origin { boot: 0, mount: 0 })?;
-    let listed = disk.list().map_err(|source| Error::Io { operation: "list", path: disk.describe(""), source })?;
-    if let Some(file) = listed.iter().find(|name| wal::is_log_file(name) || snapshot_file::parse_name(name).is_some()) {
+    let names = disk.list().map_err(|source| Error::Io { operation: "list", path: disk.describe(""), source })?;
+    if let Some(file) = names.iter().find(|name| wal::is_log_file(name) || snapshot_file::parse_name(name).is_some()) {
         return Err(Error::NotEmpty { path: disk.describe(""), file: file.clone() });
     }
-    let found = snapshot_file::list(from)?;
+    let snapshots = snapshot_file::list(from)?;
     let mut installed = Vec::new();
-    let copied = (found.keys()).filter(|partition| partition.0 < shape.partitions && wanted(**partition)).try_for_each(
-        |&partition| {
+    let result = (snapshots.keys())
+        .filter(|partition| partition.0 < shape.partitions && wanted(**partition))
+        .try_for_each(|&partition| {
             let (newest, rejected) = snapshot_file::newest_valid(from, &identity.head(), partition)?;
             match (newest, rejected.into_iter().next()) {
                 (Some(reader), _) => installed.push(copy(&**disk, &identity, &reader)?),
@@ -37,11 +38,10 @@ pub fn install(
                 (None, None) => {}
             }
             Ok(())
-        },
-    );
-    if let Err(error) = copied {
+        });
+    if let Err(error) = result {
         for info in installed {
-            // Best effort: an installed partition is whole, it is only not all that was asked for.
+            // Best effort: each installed snapshot is valid by itself.
             let _ = disk.remove(&snapshot_file::name(info.partition, info.lsn));
         }
         return Err(error);

@@ -1,13 +1,13 @@
-//! Reads snapshots again before they are needed: what rots on a disk is found while the state that it holds is still here.
+//! Scrubs snapshots: finds damage on disk while the state is still in memory.
 //!
-//! Every snapshot of the store's own disk, both generations, is read once in [`crate::Options::scrub_ms`], one after another
-//! with even pauses, in pieces at a bounded rate, on the thread that writes snapshots. A damaged one is written anew from
-//! memory; its file goes only when the new one is durable. The damage is counted and told ([`crate::Stats`]).
+//! Every snapshot on the store's own disk, both generations, is read once per [`crate::Options::scrub_ms`], one after another with
+//! even pauses, in pieces at a bounded rate, on the snapshot thread. A damaged one is rewritten from memory; its file is removed
+//! only when the new one is durable. Damage is counted and reported ([`crate::Stats`]).
 //!
-//! Invariant: a snapshot that stays is read within a period of the last time. It can only move from the newest to the older
-//! generation of its partition, which is looked at right after.
+//! Invariant: a remaining snapshot is read again within one period. It can only move from the newest to the older generation of
+//! its partition, which is read next.
 
-use crate::background::{Job, JobDone};
+use crate::background::{Job, JobOutput};
 use crate::snapshot_file::{self, SnapshotReader};
 use crate::stats;
 use crate::store::Store;
@@ -15,44 +15,44 @@ use crate::{Disk, Error, FileHead};
 use engram_memory::{Lsn, PartitionId};
 use std::sync::Arc;
 
-/// Bytes read in one go: a snapshot that is to be written waits for no more.
+/// Bytes per job, which delays snapshot writes.
 const PIECE_BYTES: u64 = 4 << 20;
-/// Bytes read per second at most: little beside what a disk of this century can do, and 2.7 TB a day.
+/// Most bytes read per second: a small load for any disk, and 2.7 TB a day.
 const BYTES_PER_S: u64 = 32 << 20;
-/// While there is nothing to read: how often it is looked for.
+/// Poll interval while there are no snapshots.
 const EMPTY_MS: u64 = 1_000;
 
-/// Where the reading stands.
+/// Progress of scrubbing.
 #[derive(Debug, Default)]
 pub(crate) struct Scrub {
     due_ms: u64,
-    /// The next generation of a partition that is looked at: partition * generations + generation.
+    /// Next snapshot to read: partition * generations + generation.
     slot: usize,
-    /// A snapshot that was read in part.
-    under_way: Option<Place>,
-    /// Before this no other one is begun.
+    /// A partially read snapshot.
+    partial: Option<ScrubPosition>,
+    /// Earliest start of the next snapshot.
     next_file_ms: u64,
 }
 
-/// A place in a snapshot.
+/// Position in a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct ScrubPosition {
     partition: PartitionId,
     lsn: Lsn,
     chunk: usize,
 }
 
 /// A piece of a snapshot to be read.
-pub(crate) struct Look {
+pub(crate) struct ScrubRead {
     disk: Arc<dyn Disk>,
     file_head: FileHead,
-    place: Place,
+    position: ScrubPosition,
 }
 
-/// What was read, all of it right.
-pub(crate) struct Looked {
+/// Result of reading a valid piece.
+pub(crate) struct ScrubResult {
     bytes: u64,
-    /// The chunk to go on with; `None` = the whole snapshot was read.
+    /// Next chunk; `None` = the snapshot is completely read.
     next: Option<usize>,
 }
 
@@ -65,17 +65,17 @@ impl Scrub {
         now_ms >= self.due_ms
     }
 
-    /// What is to be read now, of the snapshots that are there (by slot).
-    fn next(&mut self, now_ms: u64, period_ms: u64, snapshots: &[Option<Lsn>]) -> Option<Place> {
+    /// Returns what to read now, given the existing snapshots by slot.
+    fn next(&mut self, now_ms: u64, period_ms: u64, snapshots: &[Option<Lsn>]) -> Option<ScrubPosition> {
         if period_ms == 0 || !self.is_due(now_ms) {
             return None;
         }
         let generations = snapshot_file::GENERATIONS;
         let partition = |slot: usize| PartitionId((slot / generations) as u32);
-        if let Some(place) = self.under_way.take() {
-            let first = place.partition.0 as usize * generations;
-            if snapshots[first..first + generations].contains(&Some(place.lsn)) {
-                return Some(place);
+        if let Some(position) = self.partial.take() {
+            let first = position.partition.0 as usize * generations;
+            if snapshots[first..first + generations].contains(&Some(position.lsn)) {
+                return Some(position);
             }
         }
         if now_ms < self.next_file_ms {
@@ -90,74 +90,75 @@ impl Scrub {
         let files = snapshots.iter().flatten().count() as u64;
         self.slot = (slot + 1) % snapshots.len();
         self.next_file_ms = now_ms + (period_ms / files).max(1);
-        Some(Place { partition: partition(slot), lsn, chunk: 0 })
+        Some(ScrubPosition { partition: partition(slot), lsn, chunk: 0 })
     }
 
-    /// A piece of `bytes` was read, and the snapshot goes on at `rest`.
-    fn done(&mut self, now_ms: u64, bytes: u64, rest: Option<Place>) {
-        self.under_way = rest;
+    /// Records that `bytes` were read, and that the snapshot continues at `rest`.
+    fn done(&mut self, now_ms: u64, bytes: u64, rest: Option<ScrubPosition>) {
+        self.partial = rest;
         let paced_ms = now_ms + bytes * 1_000 / BYTES_PER_S;
         self.due_ms = if rest.is_some() { paced_ms } else { paced_ms.max(self.next_file_ms) };
     }
 }
 
-impl Look {
-    pub(crate) fn run(&self) -> Result<Looked, Error> {
-        let Place { partition, lsn, chunk } = self.place;
+impl ScrubRead {
+    pub(crate) fn run(&self) -> Result<ScrubResult, Error> {
+        let ScrubPosition { partition, lsn, chunk } = self.position;
         let reader = SnapshotReader::open(&*self.disk, &self.file_head, &snapshot_file::name(partition, lsn))?;
         reader.check_name(partition, lsn)?;
         let (mut bytes, mut next, mut buffer) = (0, chunk, Vec::new());
         for chunk in reader.chunks().iter().skip(chunk) {
             if bytes >= PIECE_BYTES {
-                return Ok(Looked { bytes, next: Some(next) });
+                return Ok(ScrubResult { bytes, next: Some(next) });
             }
             reader.read(chunk, &mut buffer)?;
             bytes += buffer.len() as u64;
             next += 1;
         }
-        Ok(Looked { bytes, next: None })
+        Ok(ScrubResult { bytes, next: None })
     }
 }
 
 impl Store {
-    /// The next piece of a snapshot that is due to be read.
-    pub(crate) fn next_look(&mut self) -> Option<Job> {
+    /// Returns the next piece that is due to be read.
+    pub(crate) fn next_scrub(&mut self) -> Option<Job> {
         let now_ms = self.clock.elapsed_ms();
         if !self.background.scrub.is_due(now_ms) {
             return None;
         }
-        let snapshots: Vec<Option<Lsn>> = (self.places.iter())
-            .flat_map(|place| place.snapshots.map(|snapshot| snapshot.filter(|_| place.corrupt.is_none())))
+        let snapshots: Vec<Option<Lsn>> = (self.states.iter())
+            .flat_map(|state| state.snapshots.map(|snapshot| snapshot.filter(|_| state.corrupt.is_none())))
             .collect();
-        let place = self.background.scrub.next(now_ms, self.options.scrub_ms, &snapshots)?;
+        let position = self.background.scrub.next(now_ms, self.options.scrub_ms, &snapshots)?;
         let (disk, file_head) = (Arc::clone(&self.disk), self.identity().head());
-        Some(Job::Look(Look { disk, file_head, place }))
+        Some(Job::Scrub(ScrubRead { disk, file_head, position }))
     }
 
-    /// A piece was read, or cannot be.
-    pub(crate) fn looked(&mut self, look: &Look, result: Result<JobDone, Error>) {
+    /// Handles the result of reading a piece.
+    pub(crate) fn scrub_done(&mut self, read: &ScrubRead, result: Result<JobOutput, Error>) {
         let now_ms = self.clock.elapsed_ms();
-        let Place { partition, lsn, .. } = look.place;
+        let ScrubPosition { partition, lsn, .. } = read.position;
         match result {
-            Ok(JobDone::Looked(Looked { bytes, next })) => {
+            Ok(JobOutput::Scrubbed(ScrubResult { bytes, next })) => {
                 stats::add(&self.shared.scrubbed_bytes, bytes);
                 stats::add(&self.shared.scrubbed_snapshots, u64::from(next.is_none()));
-                let rest = next.map(|chunk| Place { chunk, ..look.place });
+                let rest = next.map(|chunk| ScrubPosition { chunk, ..read.position });
                 self.background.scrub.done(now_ms, bytes, rest);
             }
-            Ok(JobDone::Written(_)) => {}
+            Ok(JobOutput::Written(_)) => {}
             Err(error) => {
                 self.background.scrub.done(now_ms, PIECE_BYTES, None);
-                let place = &mut self.places[partition.0 as usize];
-                // A copy may have come meanwhile, or what was here may have been put aside.
-                if place.snapshots.contains(&Some(lsn)) {
-                    let [newest, older] = place.snapshots.map(|snapshot| snapshot.filter(|other| *other != lsn));
-                    place.snapshots = [newest.or(older), newest.and(older)];
-                    place.damaged.push(lsn);
+                let state = &mut self.states[partition.0 as usize];
+                // A state transfer may have replaced the snapshot meanwhile.
+                if state.snapshots.contains(&Some(lsn)) {
+                    let [newest, older] = state.snapshots.map(|snapshot| snapshot.filter(|other| *other != lsn));
+                    state.snapshots = [newest.or(older), newest.and(older)];
+                    state.damaged.push(lsn);
                     stats::add(&self.shared.damaged_snapshots, 1);
-                    let told = format!("a snapshot of partition {partition} is damaged, and is written anew: {error}");
-                    *self.shared.damage.write().expect(stats::UNPOISONED) = Some(told);
-                    self.write_anew(partition);
+                    let message =
+                        format!("snapshot of partition {partition} is damaged and will be rewritten: {error}");
+                    *self.shared.damage.write() = Some(message);
+                    self.rewrite_snapshot(partition);
                 }
             }
         }
@@ -171,18 +172,18 @@ mod tests {
     const HOUR_MS: u64 = 60 * 60 * 1_000;
 
     #[test]
-    fn every_snapshot_is_read_once_in_a_period_with_even_pauses_and_no_faster_than_the_rate() {
+    fn every_snapshot_is_read_once_per_period_evenly_and_within_the_rate_limit() {
         let mut scrub = Scrub::new(5);
         let mut snapshots = vec![Some(Lsn(9)), Some(Lsn(4)), None, None, Some(Lsn(7)), None];
         assert!(scrub.next(4, HOUR_MS, &snapshots).is_none() && scrub.next(5, 0, &snapshots).is_none(), "0 = never");
         let (mut now_ms, mut read, mut pieces) = (5, Vec::new(), 0);
         while now_ms < 5 + 2 * HOUR_MS {
-            if let Some(place) = scrub.next(now_ms, HOUR_MS, &snapshots) {
-                // Each has three pieces; the middle one is not the last.
+            if let Some(position) = scrub.next(now_ms, HOUR_MS, &snapshots) {
+                // Each snapshot has three pieces.
                 pieces += 1;
-                let rest = (place.chunk < 2).then_some(Place { chunk: place.chunk + 1, ..place });
+                let rest = (position.chunk < 2).then_some(ScrubPosition { chunk: position.chunk + 1, ..position });
                 if rest.is_none() {
-                    read.push((now_ms, place.partition.0, place.lsn.0));
+                    read.push((now_ms, position.partition.0, position.lsn.0));
                 }
                 scrub.done(now_ms, PIECE_BYTES, rest);
                 assert!(scrub.next(now_ms + PIECE_BYTES * 1_000 / BYTES_PER_S - 1, HOUR_MS, &snapshots).is_none());
@@ -193,10 +194,10 @@ mod tests {
         assert_eq!((order, pieces), ([(0, 9), (0, 4), (2, 7)].repeat(2), 18));
         assert!(read.windows(2).all(|pair| (pair[1].0 - pair[0].0).abs_diff(HOUR_MS / 3) < 1_000), "{read:?}");
 
-        // One that is written anew while it is read in part is begun again only in its turn.
-        let place = scrub.next(now_ms, HOUR_MS, &snapshots).unwrap();
-        assert_eq!(place.lsn, Lsn(9));
-        scrub.done(now_ms, 0, Some(Place { chunk: 1, ..place }));
+        // A partially read snapshot that is replaced is read again only in its turn.
+        let position = scrub.next(now_ms, HOUR_MS, &snapshots).unwrap();
+        assert_eq!(position.lsn, Lsn(9));
+        scrub.done(now_ms, 0, Some(ScrubPosition { chunk: 1, ..position }));
         snapshots[..2].copy_from_slice(&[Some(Lsn(12)), Some(Lsn(10))]);
         assert!(scrub.next(now_ms, HOUR_MS, &snapshots).is_none());
         assert_eq!(scrub.next(now_ms + HOUR_MS / 3, HOUR_MS, &snapshots).unwrap().lsn, Lsn(10));

@@ -1,16 +1,15 @@
-//! A partition in a file: head, chunks, manifest, trailer.
+//! Snapshot file of a partition: header, chunks, manifest, trailer.
 //!
 //! ```text
 //!  head      common head | partition u32 | clock u32 | lsn u64 | term u64 | memories u64 | created_ms u64 | digest u128
-//!  chunks    at most 1 MiB each, one after another; what a kind means is the state machine's business
+//!  chunks    at most 1 MiB each; kinds are defined by the state machine
 //!  manifest  per chunk: kind u32 | bytes u32 | xxh3-64 u64
-//!  trailer   chunks u64 | bytes of chunks u64 | xxh3-128 of head, manifest and the two before | magic
+//!  trailer   chunks u64 | bytes of chunks u64 | xxh3-128 of head, manifest and both counts | magic
 //! ```
 //!
-//! Invariants: every byte is under a checksum, and the file has no byte more; a snapshot appears under its name only when
-//! all of it is durable; a chunk is given out only when its checksum is right; memory is taken for what is there, never
-//! for what a number says. Two generations of a partition are kept, so that a damaged one costs no more than the log
-//! behind the older.
+//! Invariants: every byte is covered by a checksum, and the file has no extra bytes; a snapshot appears under its name only when
+//! it is durable; a chunk is returned only if its checksum matches; allocations are bounded by the file size, never by a number
+//! in the file. Two generations of a partition are kept, so that a damaged one can be replaced by the older one and the log.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,11 +22,11 @@ use crate::disk::{File, TEMPORARY_SUFFIX};
 use crate::format::{self, Bytes};
 use crate::{Disk, Error, FileHead};
 
-/// Most bytes of a chunk.
+/// Largest chunk in bytes.
 pub const MAX_CHUNK_BYTES: usize = 1 << 20;
-/// Kind of the chunks that hold the ledger (sessions, epochs, runs, settings); every other kind is the caller's.
+/// Kind of the chunks with the ledger (sessions, epochs, runs, settings); other kinds are defined by the caller.
 pub const LEDGER: u32 = 0;
-/// Snapshots kept of a partition.
+/// Snapshots kept per partition.
 pub const GENERATIONS: usize = 2;
 
 const MAGIC: [u8; 8] = *b"ENGRSNP\0";
@@ -38,12 +37,12 @@ const TRAILER_BYTES: usize = 40;
 const PREFIX: &str = "snapshot-";
 const SUFFIX: &str = ".snap";
 
-/// What a snapshot is of.
+/// Header of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotHead {
     /// Partition.
     pub partition: PartitionId,
-    /// The last command in it; committed.
+    /// LSN of the last command in it; committed.
     pub lsn: Lsn,
     /// Term of that command.
     pub term: Term,
@@ -51,13 +50,13 @@ pub struct SnapshotHead {
     pub clock: DecayClock,
     /// Memories in it.
     pub memories: u64,
-    /// Wall clock when it was taken, in milliseconds since 1970.
+    /// Wall clock time of the snapshot, in milliseconds since 1970.
     pub created_ms: u64,
-    /// The replica digest at `lsn`, to check what was loaded.
+    /// Replica digest at `lsn`, verified after loading.
     pub digest: u128,
 }
 
-/// One chunk in the manifest.
+/// Manifest entry of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
     /// Kind.
@@ -66,40 +65,40 @@ pub struct Chunk {
     pub bytes: u32,
     /// xxh3-64 of the bytes.
     pub checksum: u64,
-    /// Where it begins in the file.
+    /// Offset in the file.
     offset: u64,
 }
 
-/// The file name of a snapshot.
+/// Returns the file name of a snapshot.
 pub fn name(partition: PartitionId, lsn: Lsn) -> String {
     format!("{PREFIX}{:05}-{:020}{SUFFIX}", partition.0, lsn.0)
 }
 
-/// Partition and lsn in a snapshot's file name, `None` for other files.
+/// Parses the file name of a snapshot; `None` for other files.
 pub fn parse_name(name: &str) -> Option<(PartitionId, Lsn)> {
     let (partition, lsn) = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.split_once('-')?;
     let parsed = (PartitionId(partition.parse().ok()?), Lsn(lsn.parse().ok()?));
     (self::name(parsed.0, parsed.1) == name).then_some(parsed)
 }
 
-/// All snapshots of a folder by partition, the newest first.
+/// Lists the snapshots of a directory by partition, newest first.
 ///
 /// # Errors
 /// Those of the disk.
 pub fn list(disk: &dyn Disk) -> Result<BTreeMap<PartitionId, Vec<Lsn>>, Error> {
     let names = disk.list().map_err(|source| Error::Io { operation: "list", path: disk.describe(""), source })?;
-    let mut found: BTreeMap<PartitionId, Vec<Lsn>> = BTreeMap::new();
+    let mut snapshots: BTreeMap<PartitionId, Vec<Lsn>> = BTreeMap::new();
     for (partition, lsn) in names.iter().filter_map(|name| parse_name(name)) {
-        found.entry(partition).or_default().push(lsn);
+        snapshots.entry(partition).or_default().push(lsn);
     }
-    for lsns in found.values_mut() {
+    for lsns in snapshots.values_mut() {
         lsns.sort_unstable_by(|a, b| b.cmp(a));
     }
-    Ok(found)
+    Ok(snapshots)
 }
 
-/// Removes what is older than the newest [`GENERATIONS`] of a partition, and returns the lsn up to which the log is not
-/// needed any more: that of the older one, `None` while there are fewer.
+/// Removes all but the newest [`GENERATIONS`] snapshots of a partition, and returns the LSN up to which the log is no longer
+/// needed: that of the oldest one kept, `None` while there are fewer.
 ///
 /// # Errors
 /// Those of the disk.
@@ -117,26 +116,26 @@ pub fn keep_generations(disk: &dyn Disk, partition: PartitionId) -> Result<Optio
     Ok(lsns.get(GENERATIONS - 1).copied())
 }
 
-/// A snapshot that was passed over, and why.
+/// A damaged snapshot that was skipped.
 #[derive(Debug)]
-pub struct Rejected {
+pub struct RejectedSnapshot {
     /// Its lsn.
     pub lsn: Lsn,
-    /// What is wrong with it.
+    /// The damage.
     pub error: Error,
 }
 
-/// Opens the newest snapshot of a partition whose every byte is right; also tells which newer ones are not. The log must
-/// then be there from the lsn of the one opened: it is kept from the older generation on.
+/// Opens the newest valid snapshot of a partition, and returns the damaged newer ones. The log is kept from the older generation
+/// on, so it continues any snapshot opened here.
 ///
 /// # Errors
-/// [`Error::OtherCluster`] and the like, [`Error::UnknownFormat`], failures to read: these are no damage to fall back
-/// from. Damage alone is no error here.
+/// [`Error::OtherCluster`] and the like, [`Error::UnknownFormat`], failures to read: an older snapshot would not help. Damage is
+/// no error here.
 pub fn newest_valid(
     disk: &dyn Disk,
     head: &FileHead,
     partition: PartitionId,
-) -> Result<(Option<SnapshotReader>, Vec<Rejected>), Error> {
+) -> Result<(Option<SnapshotReader>, Vec<RejectedSnapshot>), Error> {
     let mut rejected = Vec::new();
     for lsn in list(disk)?.remove(&partition).unwrap_or_default() {
         let opened = SnapshotReader::open(disk, head, &name(partition, lsn)).and_then(|reader| {
@@ -146,7 +145,7 @@ pub fn newest_valid(
         });
         match opened {
             Ok(reader) => return Ok((Some(reader), rejected)),
-            Err(error @ Error::Corrupt { .. }) => rejected.push(Rejected { lsn, error }),
+            Err(error @ Error::Corrupt { .. }) => rejected.push(RejectedSnapshot { lsn, error }),
             Err(error) => return Err(error),
         }
     }
@@ -166,10 +165,10 @@ pub struct SnapshotWriter<'d> {
 }
 
 impl<'d> SnapshotWriter<'d> {
-    /// Begins the snapshot of `snapshot.partition` at `snapshot.lsn`, with the ledger's bytes as its first chunks.
+    /// Creates the snapshot of `snapshot.partition` at `snapshot.lsn`, with the ledger as its first chunks.
     ///
     /// # Errors
-    /// [`Error::DiskFull`] and those of the disk. What is left has a temporary name and is removed at the next start.
+    /// [`Error::DiskFull`] and those of the disk. The temporary file is removed at the next start.
     pub fn create(disk: &'d dyn Disk, head: &FileHead, snapshot: SnapshotHead, ledger: &[u8]) -> Result<Self, Error> {
         let name = name(snapshot.partition, snapshot.lsn);
         let path = disk.describe(&name);
@@ -202,7 +201,7 @@ impl<'d> SnapshotWriter<'d> {
         Ok(())
     }
 
-    /// Ends the snapshot: durable and under its name when this returns. Returns its size in bytes.
+    /// Finishes the snapshot, durable under its name when this returns. Returns its size in bytes.
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::SyncFailed`] and those of the disk.
@@ -222,9 +221,9 @@ impl<'d> SnapshotWriter<'d> {
         Ok(self.end + tail.len() as u64)
     }
 
-    /// Gives an unfinished snapshot up and removes what was written of it.
+    /// Abandons an unfinished snapshot and removes its file.
     pub fn abandon(self) {
-        // What stays is removed at the next start: it has a temporary name.
+        // A remaining temporary file is removed at the next start.
         let _ = self.disk.remove(&format!("{}{TEMPORARY_SUFFIX}", self.name));
     }
 
@@ -243,8 +242,7 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// Opens a snapshot of this cluster, by any of its stores, and checks head and manifest; chunks are checked as they
-    /// are read.
+    /// Opens a snapshot of any store of this cluster and verifies header and manifest; chunks are verified as they are read.
     ///
     /// # Errors
     /// [`Error::Corrupt`]; [`Error::OtherCluster`], [`Error::OtherShape`], [`Error::UnknownFormat`]; those of the disk.
@@ -254,7 +252,7 @@ impl SnapshotReader {
         Ok(reader)
     }
 
-    /// Opens a snapshot of any cluster: look at [`Self::file_head`].
+    /// Opens a snapshot of any cluster: the caller checks [`Self::file_head`].
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -268,7 +266,7 @@ impl SnapshotReader {
         format::check_version(&head, &MAGIC, &path)?;
         let corrupt = |offset, what| Error::Corrupt { path: path.clone(), offset, what };
         let trailer_at = file_bytes.checked_sub(TRAILER_BYTES as u64).filter(|&at| at >= HEAD_BYTES as u64);
-        let trailer_at = trailer_at.ok_or(corrupt(0, "it is too short"))?;
+        let trailer_at = trailer_at.ok_or(corrupt(0, "file is too short"))?;
         let mut trailer = [0; TRAILER_BYTES];
         file.read_at(trailer_at, &mut trailer).map_err(failed)?;
         let manifest_at = manifest_at(&trailer, trailer_at).map_err(|what| corrupt(trailer_at, what))?;
@@ -278,35 +276,35 @@ impl SnapshotReader {
         Ok(Self { file, path, file_head, head: snapshot, chunks })
     }
 
-    /// Where it is, as the disk describes it.
+    /// Returns the path.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whose it is.
+    /// Returns the common file header.
     pub fn file_head(&self) -> FileHead {
         self.file_head
     }
 
-    /// What it is of.
+    /// Returns the snapshot header.
     pub fn head(&self) -> SnapshotHead {
         self.head
     }
 
-    /// The manifest, in the order of the file.
+    /// Returns the manifest, in file order.
     pub fn chunks(&self) -> &[Chunk] {
         &self.chunks
     }
 
-    /// Bytes of all chunks.
+    /// Returns the bytes of all chunks.
     pub fn bytes(&self) -> u64 {
         self.chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum()
     }
 
-    /// Reads a chunk into `bytes`, emptied first, and checks it.
+    /// Reads a chunk into `bytes`, replacing its content, and verifies it.
     ///
     /// # Errors
-    /// [`Error::Corrupt`]: `bytes` is empty then. Those of the disk.
+    /// [`Error::Corrupt`], with `bytes` empty; those of the disk.
     pub fn read(&self, chunk: &Chunk, bytes: &mut Vec<u8>) -> Result<(), Error> {
         bytes.clear();
         bytes.resize(chunk.bytes as usize, 0);
@@ -316,7 +314,7 @@ impl SnapshotReader {
             return Ok(());
         }
         bytes.clear();
-        Err(Error::Corrupt { path: self.path.clone(), offset: chunk.offset, what: "the checksum of a chunk is wrong" })
+        Err(Error::Corrupt { path: self.path.clone(), offset: chunk.offset, what: "chunk checksum mismatch" })
     }
 
     /// Reads the ledger's bytes.
@@ -332,19 +330,19 @@ impl SnapshotReader {
         Ok(ledger)
     }
 
-    /// The digest of the memories alone, as of [`SnapshotHead::lsn`]: what its head says, less clock and ledger. A load compares
-    /// the memories with it.
+    /// Returns the digest of the memories alone at [`SnapshotHead::lsn`]: the digest of the header without clock and ledger.
+    /// Verified by loading.
     ///
     /// # Errors
-    /// As [`Self::read`]; [`Error::Corrupt`] where the ledger is none of this version.
+    /// As [`Self::read`]; [`Error::Corrupt`] if the ledger cannot be decoded.
     pub fn memories_digest(&self) -> Result<Digest, Error> {
-        let what = "its ledger cannot be read";
+        let what = "ledger cannot be decoded";
         let ledger = decode_ledger(&self.ledger()?);
         let ledger = ledger.map_err(|_| Error::Corrupt { path: self.path.clone(), offset: 0, what })?;
         Ok(Digest(self.head.digest.wrapping_sub(ledger.digest(self.head.clock))))
     }
 
-    /// Reads and checks every chunk.
+    /// Reads and verifies every chunk.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -353,16 +351,16 @@ impl SnapshotReader {
         self.chunks.iter().try_for_each(|chunk| self.read(chunk, &mut bytes))
     }
 
-    /// Checks that the file has the name of what it is.
+    /// Checks that the file name matches the header.
     pub(crate) fn check_name(&self, partition: PartitionId, lsn: Lsn) -> Result<(), Error> {
         if (self.head.partition, self.head.lsn) == (partition, lsn) {
             return Ok(());
         }
-        Err(Error::Corrupt { path: self.path.clone(), offset: 0, what: "its name is that of another snapshot" })
+        Err(Error::Corrupt { path: self.path.clone(), offset: 0, what: "file name does not match the header" })
     }
 }
 
-/// The checksum of everything but the chunks; `tail` is the manifest and the counts behind it.
+/// Checksum of everything but the chunks; `tail` is the manifest and the counts after it.
 fn digest(head: &[u8], tail: &[u8]) -> u128 {
     let mut hasher = Xxh3::new();
     hasher.update(head);
@@ -383,26 +381,26 @@ fn encode_head(head: &FileHead, snapshot: &SnapshotHead) -> Vec<u8> {
     bytes
 }
 
-/// Where the manifest begins, from the trailer alone.
+/// Returns the offset of the manifest, from the trailer alone.
 fn manifest_at(trailer: &[u8; TRAILER_BYTES], trailer_at: u64) -> Result<u64, &'static str> {
-    const IMPOSSIBLE: &str = "the numbers of its trailer contradict its length";
+    const IMPOSSIBLE: &str = "trailer does not match the file length";
     let mut bytes = Bytes(trailer);
     let (chunks, chunk_bytes) = bytes.u64().zip(bytes.u64()).ok_or(IMPOSSIBLE)?;
     if trailer[TRAILER_BYTES - 8..] != END_MAGIC {
-        return Err("it does not end as a snapshot does");
+        return Err("wrong magic number in the trailer");
     }
     let manifest_bytes = chunks.checked_mul(ENTRY_BYTES as u64).ok_or(IMPOSSIBLE)?;
     let at = trailer_at.checked_sub(manifest_bytes).ok_or(IMPOSSIBLE)?;
     if at.checked_sub(HEAD_BYTES as u64) == Some(chunk_bytes) { Ok(at) } else { Err(IMPOSSIBLE) }
 }
 
-/// Reads head and manifest, with their checksum; `manifest` has the trailer behind it.
+/// Decodes and verifies header and manifest; `manifest` includes the trailer.
 fn decode(head: &[u8], manifest: &[u8], path: &str) -> Result<(FileHead, SnapshotHead, Vec<Chunk>), Error> {
     let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
-    let short = || corrupt("it is too short");
+    let short = || corrupt("file is too short");
     let (tail, rest) = manifest.split_at_checked(manifest.len().saturating_sub(24)).ok_or_else(short)?;
     if Bytes(rest).u128() != Some(digest(head, tail)) {
-        return Err(corrupt("the checksum of its head and manifest is wrong"));
+        return Err(corrupt("checksum mismatch of header and manifest"));
     }
     let mut rest = Bytes(head);
     let file_head = format::decode(&mut rest, &MAGIC, path)?;
@@ -417,7 +415,7 @@ fn decode(head: &[u8], manifest: &[u8], path: &str) -> Result<(FileHead, Snapsho
             digest: rest.u128()?,
         })
     };
-    let snapshot = read().ok_or_else(|| corrupt("the values of its head are impossible"))?;
+    let snapshot = read().ok_or_else(|| corrupt("invalid values in the header"))?;
     let entries = tail.get(..tail.len().saturating_sub(16)).ok_or_else(short)?;
     let (mut chunks, mut offset) = (Vec::with_capacity(entries.len() / ENTRY_BYTES), HEAD_BYTES as u64);
     for entry in entries.chunks_exact(ENTRY_BYTES) {
@@ -425,13 +423,13 @@ fn decode(head: &[u8], manifest: &[u8], path: &str) -> Result<(FileHead, Snapsho
         let mut read = || Some((entry.u32()?, entry.u32()?, entry.u64()?));
         let (kind, bytes, checksum) = read().ok_or_else(short)?;
         if bytes as usize > MAX_CHUNK_BYTES {
-            return Err(corrupt("a chunk is above the limit"));
+            return Err(corrupt("a chunk exceeds the limit"));
         }
         chunks.push(Chunk { kind, bytes, checksum, offset });
         offset += u64::from(bytes);
     }
     if offset - HEAD_BYTES as u64 != Bytes(&tail[entries.len() + 8..]).u64().ok_or_else(short)? {
-        return Err(corrupt("its chunks do not add up to its length"));
+        return Err(corrupt("chunk sizes do not match the file length"));
     }
     Ok((file_head, snapshot, chunks))
 }

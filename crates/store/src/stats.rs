@@ -1,15 +1,15 @@
-//! What the engine counts, readable from any thread at any time.
+//! Counters of the engine, readable from any thread.
 
 use crate::{Error, WriteError};
-use engram_kernels::Standing;
+use engram_kernels::MirrorStatus;
 use engram_memory::{Lsn, PartitionId, Settings, Term};
-use std::sync::RwLock;
+use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Powers of two that a histogram tells apart.
+/// Buckets of a histogram.
 const BUCKETS: usize = 40;
 
-/// A histogram in powers of two: bucket `i` counts values below `2^i` that no earlier bucket counts.
+/// A histogram in powers of two: bucket `i` counts values in `[2^(i-1), 2^i)`, bucket 0 those that are 0.
 #[derive(Debug)]
 pub(crate) struct Counts {
     buckets: [AtomicU64; BUCKETS],
@@ -29,7 +29,7 @@ impl Counts {
         self.sum.fetch_add(value, Ordering::Relaxed);
     }
 
-    /// How many values there were, and their sum.
+    /// Returns the number of values and their sum.
     pub(crate) fn totals(&self) -> (u64, u64) {
         let count = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum();
         (count, self.sum.load(Ordering::Relaxed))
@@ -41,7 +41,7 @@ impl Counts {
     }
 }
 
-/// A histogram as it was read: entry `i` of `counts` counts values in `[2^(i-1), 2^i)`, entry 0 those that are 0.
+/// A histogram reading: entry `i` of `counts` counts values in `[2^(i-1), 2^i)`, entry 0 those that are 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Distribution {
     /// Number of values.
@@ -53,13 +53,13 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// An upper bound, a power of two, of the smallest value that `share` (0 to 1) of all values do not pass.
+    /// Returns an upper bound, a power of two, of the quantile `share` (0 to 1).
     pub fn quantile(&self, share: f64) -> u64 {
         let wanted = (self.count as f64 * share).ceil() as u64;
-        let mut seen = 0;
+        let mut cumulative = 0;
         for (bucket, count) in self.counts.iter().enumerate() {
-            seen += count;
-            if seen >= wanted {
+            cumulative += count;
+            if cumulative >= wanted {
                 return 1 << bucket;
             }
         }
@@ -69,7 +69,7 @@ impl Distribution {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of a store since its start, as they were read.
+        /// Reading of a store's counters since its start.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
@@ -77,18 +77,18 @@ macro_rules! counters {
             pub batch_records: Distribution,
             /// Bytes per log batch, padding included.
             pub batch_bytes: Distribution,
-            /// Microseconds from handing a batch to the disk until it is durable (as the mode asks).
+            /// Microseconds to write a batch, including the sync if the durability mode requires it.
             pub write_us: Distribution,
-            /// Microseconds of applying a batch.
+            /// Microseconds to apply a batch.
             pub apply_us: Distribution,
-            /// Why nothing is served any more, when that is so.
+            /// Fault that ended the engine, if any.
             pub fault: Option<String>,
-            /// Partitions that the map gives to this worker, whose copy here cannot lead.
-            pub unled: Vec<PartitionId>,
-            /// The last damage that was found in a snapshot, and where, when there was any.
+            /// Partitions assigned to this worker whose replica here declines the primary role.
+            pub leaderless_partitions: Vec<PartitionId>,
+            /// Last damage found in a snapshot, if any.
             pub damage: Option<String>,
-            /// How the GPU stands that does large passes, where there is one.
-            pub gpu: Option<Standing>,
+            /// Status of the GPU, if there is one.
+            pub gpu: Option<MirrorStatus>,
         }
 
         /// The live counters.
@@ -100,12 +100,12 @@ macro_rules! counters {
             pub(crate) write_us: Counts,
             pub(crate) apply_us: Counts,
             fault: RwLock<Option<WriteError>>,
-            unled: RwLock<Vec<PartitionId>>,
+            leaderless_partitions: RwLock<Vec<PartitionId>>,
             pub(crate) damage: RwLock<Option<String>>,
-            gpu: RwLock<Option<Standing>>,
-            /// Settings in force by partition, for whoever prepares records.
+            gpu: RwLock<Option<MirrorStatus>>,
+            /// Settings in force by partition, for callers that prepare records.
             settings: Vec<RwLock<Option<Settings>>>,
-            /// Term served (0 = not served) and last applied lsn by partition.
+            /// Term served (0 = not served) and last applied LSN by partition.
             positions: Vec<(AtomicU64, AtomicU64)>,
         }
 
@@ -117,10 +117,10 @@ macro_rules! counters {
                     batch_bytes: self.batch_bytes.snapshot(),
                     write_us: self.write_us.snapshot(),
                     apply_us: self.apply_us.snapshot(),
-                    fault: self.fault.read().expect(UNPOISONED).as_ref().map(WriteError::reason),
-                    unled: self.unled.read().expect(UNPOISONED).clone(),
-                    damage: self.damage.read().expect(UNPOISONED).clone(),
-                    gpu: self.gpu.read().expect(UNPOISONED).clone(),
+                    fault: self.fault.read().as_ref().map(WriteError::reason),
+                    leaderless_partitions: self.leaderless_partitions.read().clone(),
+                    damage: self.damage.read().clone(),
+                    gpu: self.gpu.read().clone(),
                 }
             }
         }
@@ -128,25 +128,25 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Records answered after they were applied.
+    /// Records applied and answered.
     applied_records,
-    /// Updates and rows that they applied.
+    /// Rows and updates applied.
     applied_rows,
-    /// Memories that they created.
+    /// Memories created.
     created_memories,
-    /// Memories that they evicted or removed.
+    /// Memories evicted or removed.
     evicted_memories,
-    /// Records answered without being logged: repeats and refusals.
+    /// Records answered without logging: repeats and refusals.
     answered_records,
-    /// Records refused before the log: not primary, capacity, malformed.
+    /// Records rejected before the log: not primary, capacity, malformed.
     refused_records,
     /// Records whose log batch could not be written.
     failed_records,
-    /// Calls turned away because the queue was full.
+    /// Calls rejected because the queue was full.
     overloaded_calls,
     /// Bytes of records logged.
     logged_bytes,
-    /// Bytes that the log holds (gauge).
+    /// Bytes of the log (gauge).
     log_bytes,
     /// Bytes of deleted log segments.
     deleted_log_bytes,
@@ -156,13 +156,13 @@ counters! {
     snapshot_bytes,
     /// Snapshots that failed.
     failed_snapshots,
-    /// Snapshots that were read again, and right.
+    /// Snapshots scrubbed without damage.
     scrubbed_snapshots,
-    /// Bytes of snapshots that were read again.
+    /// Bytes of snapshots scrubbed.
     scrubbed_bytes,
-    /// Snapshots that were found damaged when they were read again.
+    /// Damaged snapshots found by scrubbing.
     damaged_snapshots,
-    /// Memories here (gauge).
+    /// Memories of visible partitions (gauge).
     memories,
     /// Bytes of device, columns and indices (gauge).
     memory_bytes,
@@ -170,23 +170,21 @@ counters! {
     waiting_records,
     /// Reads that ran.
     reads,
-    /// Records sent to other copies, each time.
+    /// Records sent to followers.
     shipped_records,
-    /// Copies of a partition's state sent to a follower.
-    copies_sent,
-    /// Bytes of such copies that were sent.
-    copied_bytes,
-    /// Copies of a partition's state that took the place of what was here.
-    copies_installed,
+    /// State transfers sent to followers.
+    transfers_sent,
+    /// Bytes of state transfers sent.
+    transfer_sent_bytes,
+    /// State transfers installed.
+    transfers_installed,
     /// Digests compared with the primary's.
     digests_compared,
-    /// Those that differed: the copy was made anew.
-    digests_different,
-    /// Messages of peers that were refused as malformed.
+    /// Digests that differed, after which the replica was rebuilt.
+    digest_mismatches,
+    /// Malformed messages rejected.
     malformed_messages,
 }
-
-pub(crate) const UNPOISONED: &str = "no panic while the lock is held";
 
 impl Shared {
     pub(crate) fn new(partitions: u32) -> Self {
@@ -198,44 +196,44 @@ impl Shared {
     }
 
     pub(crate) fn settings(&self, partition: PartitionId) -> Option<Settings> {
-        *self.settings.get(partition.0 as usize)?.read().expect(UNPOISONED)
+        *self.settings.get(partition.0 as usize)?.read()
     }
 
     pub(crate) fn set_settings(&self, partition: PartitionId, settings: Option<Settings>) {
-        if let Some(place) = self.settings.get(partition.0 as usize) {
-            *place.write().expect(UNPOISONED) = settings;
+        if let Some(slot) = self.settings.get(partition.0 as usize) {
+            *slot.write() = settings;
         }
     }
 }
 
 impl Shared {
-    /// The partitions that the map gives to this worker, and nobody leads.
-    pub(crate) fn set_unled(&self, partitions: Vec<PartitionId>) {
-        // There is hardly ever one.
-        if !partitions.is_empty() || !self.unled.read().expect(UNPOISONED).is_empty() {
-            *self.unled.write().expect(UNPOISONED) = partitions;
+    /// Sets the partitions assigned to this worker that are leaderless.
+    pub(crate) fn set_leaderless_partitions(&self, partitions: Vec<PartitionId>) {
+        // Usually empty before and after.
+        if !partitions.is_empty() || !self.leaderless_partitions.read().is_empty() {
+            *self.leaderless_partitions.write() = partitions;
         }
     }
 
-    /// Nothing is served any more, for this reason; what is answered therefore.
+    /// Records the fault that ended the engine; returns the answer to callers.
     pub(crate) fn end(&self, fault: &Error) -> WriteError {
-        self.fault.write().expect(UNPOISONED).insert(WriteError::of_failure(fault)).clone()
+        self.fault.write().insert(WriteError::of_failure(fault)).clone()
     }
 
-    /// What is answered when nothing is served any more.
+    /// Returns the answer to callers of an ended engine.
     pub(crate) fn ended(&self) -> WriteError {
-        let fault = self.fault.read().expect(UNPOISONED).clone();
+        let fault = self.fault.read().clone();
         fault.unwrap_or_else(|| WriteError::of_failure(&Error::Stopped))
     }
 
-    /// Tells how the GPU stands now.
-    pub(crate) fn set_gpu(&self, standing: Option<&Standing>) {
-        if self.gpu.read().expect(UNPOISONED).as_ref() != standing {
-            *self.gpu.write().expect(UNPOISONED) = standing.cloned();
+    /// Sets the status of the GPU.
+    pub(crate) fn set_gpu(&self, status: Option<&MirrorStatus>) {
+        if self.gpu.read().as_ref() != status {
+            *self.gpu.write() = status.cloned();
         }
     }
 
-    /// Term at which `partition` is served, and its last applied lsn.
+    /// Returns the term at which `partition` is served, and its last applied LSN.
     pub(crate) fn position(&self, partition: PartitionId) -> Option<(Term, Lsn)> {
         let (term, lsn) = self.positions.get(partition.0 as usize)?;
         let term = Term(term.load(Ordering::Acquire));
@@ -257,7 +255,7 @@ pub(crate) fn add(counter: &AtomicU64, value: u64) {
 }
 
 impl Shared {
-    /// Writes and reads that were served.
+    /// Returns the number of writes and reads served.
     pub(crate) fn served(&self) -> u64 {
         self.applied_records.load(Ordering::Relaxed) + self.reads.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The store of one worker, on one thread: log, apply, answer, snapshot.
+//! The store of one worker on one thread: log, apply, answer, snapshot.
 //!
 //! ```text
 //!  write ──> checks, dedupe ──┐
@@ -7,21 +7,20 @@
 //!  answer <── ledger, columns, device <── apply, in log order <── commit <── Replica::step <────┘
 //! ```
 //!
-//! Invariants: state changes by applied records alone, and a record is applied when the partition's replica says that it is
-//! committed; lsn is dense per partition; a partition that was never configured has
-//! [`Settings::default`], so that the log alone gives the state; a term is served by the process that promised it, once;
-//! after a device failed nothing is served.
+//! Invariants: state changes only by applied records, and a record is applied once the partition's replica has committed it; LSNs
+//! are dense per partition; a partition that was never configured has [`Settings::default`], so that the log alone determines the
+//! state; a term is served only by the process that promised it; after a device failure nothing is served.
 
-use crate::answers::{ActivateError, Committed, WriteError};
 use crate::background::Background;
-use crate::confirm::Confirming;
-use crate::gather::{Done, Gather, Waiter};
-use crate::lagging::Lagging;
+use crate::confirmed_reads::ConfirmedReads;
+use crate::digest_check::DigestCheck;
 use crate::leases::Leases;
 use crate::partitions::Partitions;
+use crate::pending_calls::{Callback, PendingCalls, Waiter};
 use crate::replication::{self, Replication};
+use crate::results::{ActivateError, CommittedWrite, WriteError};
+use crate::stale_reads::StaleReads;
 use crate::stats::{self, Shared};
-use crate::verify::Marked;
 use crate::wal::{self, Batch, Body, Entry, Position, Wal, Writer};
 use crate::{Clock, Disk, Error, Identity, Origin};
 use engram_cluster::Replica;
@@ -32,37 +31,37 @@ use engram_memory::{
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-/// What a store needs to know beside its disk.
+/// Options of a store.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Cluster that the disk belongs to.
     pub cluster: ClusterId,
-    /// What is fixed of it.
+    /// Immutable shape of the cluster.
     pub shape: Shape,
-    /// What a partition is configured to when it is activated; whether updates are counted stays as it is.
+    /// Settings of a partition on activation; whether updates are counted is kept.
     pub settings: Settings,
-    /// Kernel run and mount of this process.
+    /// Kernel boot and volume mount of this process.
     pub origin: Origin,
-    /// Place in the cluster, and copies.
+    /// Replication options.
     pub replication: replication::Options,
-    /// Settings of the log; its copies are those of `replication`.
+    /// Options of the log; its replicas are those of `replication`.
     pub wal: wal::Options,
-    /// Bytes of log after which partitions are snapshotted. Less makes recovery shorter and writes more.
+    /// Bytes of log after which partitions are snapshotted. Lower shortens recovery and increases disk writes.
     pub snapshot_bytes: u64,
     /// Milliseconds after which changed partitions are snapshotted.
     pub snapshot_ms: u64,
-    /// Milliseconds in which every served partition is compared with its copies once.
+    /// Milliseconds in which the digest of every served partition is compared with its replicas once.
     pub digest_ms: u64,
-    /// Milliseconds in which every snapshot here is read again once; 0 = never. Less finds damage earlier and reads more.
+    /// Milliseconds in which every snapshot here is scrubbed once; 0 = never. Lower finds damage earlier and increases disk reads.
     pub scrub_ms: u64,
-    /// Most bytes of records that the engine takes before it answers; more are turned away.
+    /// Most bytes of unanswered records in the engine; calls above are rejected.
     pub queue_bytes: usize,
-    /// Most calls that the engine takes before it answers; more are turned away.
+    /// Most unanswered calls in the engine; calls above are rejected.
     pub queue_calls: usize,
 }
 
 impl Options {
-    /// Options for production, but for what they name.
+    /// Returns production defaults.
     pub fn new(cluster: ClusterId, shape: Shape, settings: Settings) -> Self {
         Self {
             cluster,
@@ -81,56 +80,56 @@ impl Options {
     }
 }
 
-/// What the store keeps of a partition beside its state machine.
-pub(crate) struct Place {
-    /// What it may promise, log, acknowledge and serve.
+/// State of a partition other than its state machine.
+pub(crate) struct PartitionState {
+    /// Decides what is promised, logged, acknowledged and served.
     pub(crate) replica: Replica,
-    /// Damaged: not served, kept for who repairs it.
+    /// Damage, if any: the partition is not served, its files are kept for repair.
     pub(crate) corrupt: Option<String>,
-    /// Last applied record.
+    /// LSN of the last applied record.
     pub(crate) applied: Lsn,
     pub(crate) applied_term: Term,
-    /// Records logged and not applied, dense behind `applied`.
+    /// Records logged and not applied, dense after `applied`.
     pub(crate) pending: VecDeque<Pending>,
-    /// The most memories that these create.
+    /// Most memories that these can create.
     pub(crate) creates: u64,
-    /// Name of the last record that is in the log as the mode demands.
-    pub(crate) wrote: (Lsn, Term),
-    /// Who waits for the partition to be served, and at which term.
+    /// Last record written as the durability mode requires.
+    pub(crate) written: (Lsn, Term),
+    /// Callers that wait for the partition to be served at a term.
     pub(crate) activations: Vec<(Term, Waiter)>,
-    pub(crate) marked: Marked,
-    /// Since when it is served here without a break, by the monotonic clock.
+    pub(crate) digest_check: DigestCheck,
+    /// Since when it is continuously served here, by the monotonic clock.
     pub(crate) served_since_ms: Option<u64>,
-    /// A damaged partition is whole again when it has committed up to here.
-    pub(crate) whole_at: Lsn,
-    /// Snapshots on the store's own disk: the newest, and the one before.
+    /// LSN up to which a damaged partition has to commit to be repaired.
+    pub(crate) complete_at: Lsn,
+    /// Snapshots on the store's own disk: the newest and the older one.
     pub(crate) snapshots: [Option<Lsn>; 2],
-    /// Snapshots there that are damaged: their files go when another one is written.
+    /// Damaged snapshots there: removed when the next one is written.
     pub(crate) damaged: Vec<Lsn>,
 }
 
-/// A record that is logged and not yet applied.
+/// A record that is logged and not applied.
 pub(crate) struct Pending {
     pub(crate) lsn: Lsn,
     pub(crate) term: Term,
     pub(crate) record: Record,
-    /// Who waits; more than one when the request came again before it was applied.
+    /// Waiting callers; several if the request was repeated before it was applied.
     pub(crate) waiters: Vec<Waiter>,
 }
 
-impl Place {
-    /// Last record of the log here.
+impl PartitionState {
+    /// Returns the LSN of the last record in the local log.
     pub(crate) fn last(&self) -> Lsn {
         self.replica.history().end()
     }
 }
 
-/// Something in a batch of the log, in its order.
+/// What an entry of a log batch is for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Mark {
     Record(PartitionId, Lsn, Term),
     Promise(PartitionId, Term),
-    /// Nothing waits for it.
+    /// Other entries, without waiting callers.
     Other(PartitionId),
 }
 
@@ -145,7 +144,7 @@ impl Mark {
 /// A batch for the writer.
 pub(crate) struct Outgoing {
     pub(crate) batch: Batch,
-    /// Something in it has to be durable before it counts, in every mode: a promise, a record of a partition that is alone.
+    /// Has to be durable in every mode: contains a promise, or a record of a single-replica partition.
     must_sync: bool,
 }
 
@@ -166,33 +165,33 @@ pub struct Store {
     pub(crate) options: Options,
     identity: Identity,
     pub(crate) partitions: Partitions,
-    pub(crate) places: Vec<Place>,
+    pub(crate) states: Vec<PartitionState>,
     pub(crate) wal: Wal,
     writer: Option<Writer>,
-    /// What the log holds that was not seen written, in log order.
+    /// Entries not reported as written yet, in log order.
     pub(crate) marks: VecDeque<Mark>,
-    /// Records under way by request, to find a repeat before its first is applied.
+    /// Records in flight by request, to detect repeats before they are applied.
     pub(crate) requests: HashMap<(PartitionId, Request), Lsn>,
-    /// Marks that are in no batch yet.
-    gathered: usize,
+    /// Number of marks in no batch yet.
+    unsealed_marks: usize,
     /// Whether one of them has to be durable.
     pub(crate) must_sync: bool,
-    /// Sealed batches that wait for the writer, with how many marks each has.
+    /// Sealed batches that wait for the writer, with their number of marks.
     ready: VecDeque<(Outgoing, usize)>,
-    /// Marks of the batches that the writer has.
-    flying: VecDeque<usize>,
-    /// Partitions with records that were written and not synced.
+    /// Number of marks of each batch at the writer.
+    in_flight_marks: VecDeque<usize>,
+    /// Partitions with written records that are not synced.
     unsynced: BTreeSet<PartitionId>,
-    /// Partitions whose commit is news to the log.
+    /// Partitions whose commit LSN is not logged yet.
     committed: BTreeSet<PartitionId>,
     /// Partitions with committed records that are not applied.
     pub(crate) due: BTreeSet<PartitionId>,
-    pub(crate) writes: Gather<Result<Committed, WriteError>>,
-    pub(crate) activations: Gather<Result<(), ActivateError>>,
+    pub(crate) writes: PendingCalls<Result<CommittedWrite, WriteError>>,
+    pub(crate) activations: PendingCalls<Result<(), ActivateError>>,
     pub(crate) replication: Replication,
     pub(crate) leases: Leases,
-    pub(crate) confirming: Confirming,
-    pub(crate) lagging: Lagging,
+    pub(crate) confirmed_reads: ConfirmedReads,
+    pub(crate) stale_reads: StaleReads,
     pub(crate) shared: Arc<Shared>,
     pub(crate) background: Background,
     pub(crate) scratch: Vec<u8>,
@@ -204,24 +203,24 @@ impl Store {
         clock: Arc<dyn Clock>,
         options: Options,
         identity: Identity,
-        recovered: crate::recover::Recovered,
+        recovered: crate::recovery::RecoveredStore,
     ) -> Self {
-        let crate::recover::Recovered { mut partitions, places, wal, writer, shipping } = recovered;
+        let crate::recovery::RecoveredStore { mut partitions, states, wal, writer, shipping } = recovered;
         let shared = Arc::new(Shared::new(options.shape.partitions));
-        let replicated = options.replication.copies > 1;
+        let replicated = options.replication.replicas > 1;
         for partition in
             (0..options.shape.partitions).map(PartitionId).filter(|it| partitions.contains(*it)).collect::<Vec<_>>()
         {
             shared.set_settings(partition, partitions.ledger(partition).map(|ledger| ledger.settings));
-            shared.set_lsn(partition, places[partition.0 as usize].applied);
-            // Until it is served here it may be a copy of what another worker serves.
+            shared.set_lsn(partition, states[partition.0 as usize].applied);
+            // Until it is served here, another worker may be its primary.
             partitions.set_hidden(partition, replicated);
         }
-        let background = Background::new(clock.elapsed_ms(), options.replication.copy_bytes_per_s);
-        // Nobody before the first process on a disk can have granted anything.
+        let background = Background::new(clock.elapsed_ms(), options.replication.transfer_bytes_per_s);
+        // Before the first process on a disk no lease can have been granted.
         let granted = replicated && identity.incarnation() > Incarnation(1);
         let everywhere = (0..options.shape.partitions).map(PartitionId).filter(|_| granted);
-        let leases = Leases::assume(everywhere, clock.elapsed_ms());
+        let leases = Leases::assume_granted(everywhere, clock.elapsed_ms());
         let replication = Replication::new(shipping, &options.replication);
         let mut store = Self {
             disk,
@@ -229,77 +228,77 @@ impl Store {
             options,
             identity,
             partitions,
-            places,
+            states: states,
             wal,
             writer: Some(writer),
             marks: VecDeque::new(),
             requests: HashMap::new(),
-            gathered: 0,
+            unsealed_marks: 0,
             must_sync: false,
             ready: VecDeque::new(),
-            flying: VecDeque::new(),
+            in_flight_marks: VecDeque::new(),
             unsynced: BTreeSet::new(),
             committed: BTreeSet::new(),
             due: BTreeSet::new(),
-            writes: Gather::default(),
-            activations: Gather::default(),
+            writes: PendingCalls::default(),
+            activations: PendingCalls::default(),
             replication,
             leases,
-            confirming: Confirming::default(),
-            lagging: Lagging::default(),
+            confirmed_reads: ConfirmedReads::default(),
+            stale_reads: StaleReads::default(),
             shared,
             background,
             scratch: Vec::new(),
         };
-        store.find_requests();
-        store.measure();
+        store.index_pending_requests();
+        store.update_gauges();
         store
     }
 
-    /// Who this disk and process are.
+    /// Returns the identity of store and process.
     pub const fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// This process, as a member of its cluster.
+    /// Returns this process as a member of its cluster.
     pub fn member(&self) -> Member {
         let ordinal = self.options.replication.ordinal;
         Member { ordinal, store: self.identity.store(), incarnation: self.identity.incarnation() }
     }
 
-    /// The committed state, for reads.
+    /// Returns the committed state for reads.
     pub const fn partitions(&mut self) -> &mut Partitions {
         &mut self.partitions
     }
 
-    /// Term at which a partition is served; `None` when it is not.
+    /// Returns the term at which a partition is served; `None` if it is not.
     pub fn serving(&self, partition: PartitionId) -> Option<Term> {
-        let place = self.places.get(partition.0 as usize)?;
-        place.replica.serves().filter(|_| place.corrupt.is_none())
+        let state = self.states.get(partition.0 as usize)?;
+        state.replica.serving_term().filter(|_| state.corrupt.is_none())
     }
 
-    /// Last applied lsn of a partition, and its term.
+    /// Returns the last applied LSN of a partition and its term.
     pub fn applied(&self, partition: PartitionId) -> (Term, Lsn) {
-        let place = self.places.get(partition.0 as usize);
-        place.map_or_else(Default::default, |place| (place.applied_term, place.applied))
+        let state = self.states.get(partition.0 as usize);
+        state.map_or_else(Default::default, |state| (state.applied_term, state.applied))
     }
 
-    /// Highest term that was promised for a partition.
+    /// Returns the highest promised term of a partition.
     pub fn promised(&self, partition: PartitionId) -> Term {
-        self.places.get(partition.0 as usize).map_or(Term(0), |place| place.replica.promised())
+        self.states.get(partition.0 as usize).map_or(Term(0), |state| state.replica.promised())
     }
 
-    /// What was counted so far.
+    /// Returns the counters.
     pub fn stats(&self) -> stats::Stats {
         self.shared.snapshot()
     }
 
-    /// Everything that is due, on this thread: logs what was proposed, applies and answers it, takes snapshots. For simulators
-    /// and tests; an engine has threads for it.
+    /// Runs everything due on this thread: logs proposals, applies and answers them, takes snapshots. For simulators and tests; an
+    /// engine uses threads.
     ///
     /// # Errors
-    /// [`Error::SyncFailed`]: the process must end. A device that failed. A log that could not be written is no error here:
-    /// the writes were answered so.
+    /// [`Error::SyncFailed`]: the process must abort. A device failure. A failed log write is no error here: it is the answer to the
+    /// writes.
     pub fn turn(&mut self) -> Result<(), Error> {
         self.flush()?;
         self.housekeeping();
@@ -314,10 +313,10 @@ impl Store {
         self.writer().tick(now_ms)
     }
 
-    /// Ends in order: what was proposed is logged and answered, the log is sealed, and a mark says so.
+    /// Stops gracefully: proposals are logged and answered, the log is sealed, and the clean mark is written.
     ///
     /// # Errors
-    /// Those of the log and of the mark.
+    /// Those of the log and of the clean mark.
     pub fn stop(mut self) -> Result<(), Error> {
         self.flush()?;
         let end = self.writer.take().expect("the writer was given back").close()?;
@@ -328,9 +327,9 @@ impl Store {
         while let Some(outgoing) = self.next_batch() {
             let now_ms = self.clock.elapsed_ms();
             match outgoing.write(self.writer(), now_ms) {
-                Ok(position) => self.written(outgoing.batch, position)?,
+                Ok(position) => self.handle_written(outgoing.batch, position)?,
                 Err(error @ Error::SyncFailed { .. }) => return Err(error),
-                Err(error) => self.not_written(outgoing.batch, error)?,
+                Err(error) => self.handle_write_failure(outgoing.batch, error)?,
             }
         }
         Ok(())
@@ -340,12 +339,12 @@ impl Store {
         self.writer.as_mut().expect("the writer is here in single-thread mode")
     }
 
-    /// Gives the writer to a thread of its own.
+    /// Returns the writer, for a thread of its own.
     pub(crate) fn take_writer(&mut self) -> Writer {
         self.writer.take().expect("the writer is taken once")
     }
 
-    /// [`Store::stop`] with the writer that its thread gave back.
+    /// [`Store::stop`] with the writer returned by its thread.
     pub(crate) fn stop_with(mut self, writer: Writer) -> Result<(), Error> {
         self.writer = Some(writer);
         self.stop()
@@ -355,64 +354,64 @@ impl Store {
     pub(crate) fn append(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
         match self.wal.append(entry) {
             Err(Error::BatchFull { .. }) => {
-                self.seal();
+                self.seal_batch();
                 self.wal.append(entry)
             }
             appended => appended,
         }
     }
 
-    /// Notes what was just appended. `must_sync`: it has to be durable before it counts, in every mode.
+    /// Adds the mark of an appended entry. `must_sync`: it has to be durable in every mode.
     pub(crate) fn push(&mut self, mark: Mark, must_sync: bool) {
         self.must_sync |= must_sync;
         self.marks.push_back(mark);
-        self.gathered += 1;
+        self.unsealed_marks += 1;
     }
 
-    /// The next batch for the writer. Each one ends in [`Store::written`] or [`Store::not_written`].
+    /// Returns the next batch for the writer. Each one ends in [`Store::handle_written`] or [`Store::handle_write_failure`].
     pub(crate) fn next_batch(&mut self) -> Option<Outgoing> {
         if self.ready.is_empty() {
-            self.seal();
+            self.seal_batch();
         }
-        let (outgoing, items) = self.ready.pop_front()?;
-        self.flying.push_back(items);
-        self.shared.batch_records.add(items as u64);
+        let (outgoing, marks) = self.ready.pop_front()?;
+        self.in_flight_marks.push_back(marks);
+        self.shared.batch_records.add(marks as u64);
         self.shared.batch_bytes.add(outgoing.batch.len_bytes());
         Some(outgoing)
     }
 
-    fn seal(&mut self) {
+    fn seal_batch(&mut self) {
         let commits: Vec<_> = std::mem::take(&mut self.committed)
             .into_iter()
             .map(|partition| {
-                let place = &self.places[partition.0 as usize];
-                (partition, place.applied_term, place.applied)
+                let state = &self.states[partition.0 as usize];
+                (partition, state.applied_term, state.applied)
             })
             .collect();
         match self.wal.seal(&commits) {
             Some(batch) => {
                 let must_sync = std::mem::take(&mut self.must_sync);
-                self.ready.push_back((Outgoing { batch, must_sync }, std::mem::take(&mut self.gathered)));
+                self.ready.push_back((Outgoing { batch, must_sync }, std::mem::take(&mut self.unsealed_marks)));
             }
             None => self.committed.extend(commits.iter().map(|(partition, ..)| *partition)),
         }
     }
 
-    /// The writer has written the oldest batch it had: what that commits is applied and answered.
+    /// Handles the oldest batch of the writer as written: applies and answers what it commits.
     ///
     /// # Errors
-    /// The device failed; everything was answered so.
-    pub(crate) fn written(&mut self, batch: Batch, position: Position) -> Result<(), Error> {
+    /// The device failed; all callers were answered.
+    pub(crate) fn handle_written(&mut self, batch: Batch, position: Position) -> Result<(), Error> {
         self.wal.recycle(batch);
         let durable = self.wal.durable(position);
-        let count = self.flying.pop_front().expect("the writer had a batch");
+        let count = self.in_flight_marks.pop_front().expect("the writer had a batch");
         let marks: Vec<Mark> = self.marks.drain(..count).collect();
         let mut touched = BTreeSet::new();
         for mark in marks {
             touched.insert(mark.partition());
             match mark {
-                // Of several records the last one says it for all.
-                Mark::Record(partition, lsn, term) => self.places[partition.0 as usize].wrote = (lsn, term),
+                // The last of several records stands for all.
+                Mark::Record(partition, lsn, term) => self.states[partition.0 as usize].written = (lsn, term),
                 Mark::Promise(partition, term) => self.step(partition, Event::Promised(term)),
                 Mark::Other(_) => {}
             }
@@ -423,7 +422,7 @@ impl Store {
             self.unsynced.extend(touched.iter().copied());
         }
         for partition in touched {
-            let (lsn, term) = self.places[partition.0 as usize].wrote;
+            let (lsn, term) = self.states[partition.0 as usize].written;
             if durable {
                 self.step(partition, Event::Synced(lsn, term));
             }
@@ -435,64 +434,64 @@ impl Store {
     /// Applies and answers what is committed.
     ///
     /// # Errors
-    /// The device failed; everything was answered so.
+    /// The device failed; all callers were answered.
     pub(crate) fn apply_due(&mut self) -> Result<(), Error> {
-        let mut items: Vec<(PartitionId, Pending)> = Vec::new();
+        let mut committed: Vec<(PartitionId, Pending)> = Vec::new();
         for partition in std::mem::take(&mut self.due) {
-            let place = &mut self.places[partition.0 as usize];
-            let commit = place.replica.commit();
-            let count = place.pending.iter().take_while(|pending| pending.lsn <= commit).count();
-            items.extend(place.pending.drain(..count).map(|pending| (partition, pending)));
+            let state = &mut self.states[partition.0 as usize];
+            let commit = state.replica.commit();
+            let count = state.pending.iter().take_while(|pending| pending.lsn <= commit).count();
+            committed.extend(state.pending.drain(..count).map(|pending| (partition, pending)));
             if count > 0 && !self.partitions.contains(partition) {
                 self.partitions.open(partition, Settings::default());
-                let served = self.places[partition.0 as usize].replica.serves().is_some();
-                self.partitions.set_hidden(partition, !served && self.options.replication.copies > 1);
+                let served = self.states[partition.0 as usize].replica.serving_term().is_some();
+                self.partitions.set_hidden(partition, !served && self.options.replication.replicas > 1);
             }
         }
-        if items.is_empty() {
-            // What was logged may be a promise, which leaves nothing to apply and nothing waiting.
-            self.measure();
+        if committed.is_empty() {
+            // The batch may contain only promises.
+            self.update_gauges();
             return Ok(());
         }
         let records: Vec<(PartitionId, &Record)> =
-            items.iter().map(|(partition, pending)| (*partition, &pending.record)).collect();
+            committed.iter().map(|(partition, pending)| (*partition, &pending.record)).collect();
         let replies = match self.partitions.apply_refs(&records) {
             Ok(replies) => replies,
             Err(error) => {
                 let error = error.into();
-                let why = WriteError::of_failure(&error);
-                for (partition, pending) in items {
-                    self.refuse(partition, pending, &why);
+                let cause = WriteError::of_failure(&error);
+                for (partition, pending) in committed {
+                    self.refuse(partition, pending, &cause);
                 }
-                self.fail(&why);
+                self.fail(&cause);
                 return Err(error);
             }
         };
         let durable = self.wal.durable(self.wal.written());
-        for ((partition, pending), reply) in items.into_iter().zip(replies) {
-            self.applied_one(partition, &pending, &reply);
+        for ((partition, pending), reply) in committed.into_iter().zip(replies) {
+            self.finish_record(partition, &pending, &reply);
             let Pending { lsn, term, waiters, .. } = pending;
             if !waiters.is_empty() {
-                // In mode async the others are not asked.
-                let alone = self.options.wal.durability == wal::Durability::Async;
-                let replicas = if alone { 1 } else { self.places[partition.0 as usize].replica.replicas() };
-                let committed = Committed { partition, term, lsn, replicas, durable, reply };
+                // Mode async does not wait for the other replicas.
+                let is_async = self.options.wal.durability == wal::Durability::Async;
+                let replicas = if is_async { 1 } else { self.states[partition.0 as usize].replica.in_sync_count() };
+                let committed = CommittedWrite { partition, term, lsn, replicas, durable, reply };
                 for waiter in waiters {
                     self.writes.answer(waiter, Ok(committed.clone()));
                 }
             }
         }
-        self.measure();
+        self.update_gauges();
         Ok(())
     }
 
-    fn applied_one(&mut self, partition: PartitionId, pending: &Pending, reply: &Reply) {
+    fn finish_record(&mut self, partition: PartitionId, pending: &Pending, reply: &Reply) {
         let Pending { lsn, term, record, .. } = pending;
-        let place = &mut self.places[partition.0 as usize];
-        place.applied = *lsn;
-        place.applied_term = *term;
-        place.creates -= record.command.may_create() as u64;
-        self.replication.shipping.applied(partition, *lsn);
+        let state = &mut self.states[partition.0 as usize];
+        state.applied = *lsn;
+        state.applied_term = *term;
+        state.creates -= record.command.may_create() as u64;
+        self.replication.shipping.set_applied(partition, *lsn);
         self.committed.insert(partition);
         self.shared.set_lsn(partition, *lsn);
         if let Some(request) = record.request
@@ -505,8 +504,8 @@ impl Store {
         }
         stats::add(&self.shared.applied_records, 1);
         if let Reply::Applied(outcome) = reply {
-            if let Some(digest) = outcome.digest.filter(|_| self.options.replication.copies > 1) {
-                self.digested(partition, *lsn, digest);
+            if let Some(digest) = outcome.digest.filter(|_| self.options.replication.replicas > 1) {
+                self.compare_or_send_digest(partition, *lsn, digest);
             }
             stats::add(&self.shared.applied_rows, outcome.applied);
             stats::add(&self.shared.created_memories, outcome.created);
@@ -514,25 +513,25 @@ impl Store {
         }
     }
 
-    /// The writer could not write a batch: nothing of what was proposed is logged. Other copies may have it, so with peers this
-    /// ends the use of the store.
+    /// Handles a batch that failed to be written: no pending proposal is logged. Other replicas may have them, so with peers this ends
+    /// the store.
     ///
     /// # Errors
     /// `error`, with peers.
-    pub(crate) fn not_written(&mut self, batch: Batch, error: Error) -> Result<(), Error> {
+    pub(crate) fn handle_write_failure(&mut self, batch: Batch, error: Error) -> Result<(), Error> {
         for (later, _) in self.ready.drain(..).rev() {
             self.wal.withdraw(later.batch);
         }
         self.wal.withdraw(batch);
         self.fail(&WriteError::of_failure(&error));
-        if self.options.replication.copies > 1 { Err(error) } else { Ok(()) }
+        if self.options.replication.replicas > 1 { Err(error) } else { Ok(()) }
     }
 
-    /// Answers everything under way with a failure, and sets partitions back to what is written.
-    pub(crate) fn fail(&mut self, why: &WriteError) {
-        self.flying.clear();
+    /// Answers everything in flight with a failure, and rolls partitions back to what is written.
+    pub(crate) fn fail(&mut self, cause: &WriteError) {
+        self.in_flight_marks.clear();
         self.ready.clear();
-        self.gathered = 0;
+        self.unsealed_marks = 0;
         self.must_sync = false;
         self.due.clear();
         let mut touched: BTreeSet<PartitionId> = BTreeSet::new();
@@ -540,12 +539,12 @@ impl Store {
             touched.insert(mark.partition());
         }
         for partition in touched {
-            self.set_back(partition, why);
+            self.roll_back(partition, cause);
         }
-        self.measure();
+        self.update_gauges();
     }
 
-    /// Answers a record that will not be applied here.
+    /// Rejects a record that will not be applied here.
     pub(crate) fn refuse(&mut self, partition: PartitionId, pending: Pending, error: &WriteError) {
         if let Some(request) = pending.record.request
             && self.requests.get(&(partition, request)) == Some(&pending.lsn)
@@ -560,16 +559,16 @@ impl Store {
         }
     }
 
-    /// Begins a call whose answers go to `done`.
+    /// Begins a call whose answers are passed to `done`.
     pub(crate) fn begin_write(
         &mut self,
         count: usize,
-        done: Done<Result<Committed, WriteError>>,
+        done: Callback<Result<CommittedWrite, WriteError>>,
     ) -> impl Fn(usize) -> Waiter + use<> {
         self.writes.begin(count, done)
     }
 
-    fn measure(&mut self) {
+    fn update_gauges(&mut self) {
         stats::set(&self.shared.waiting_records, self.marks.len() as u64);
         stats::set(&self.shared.memories, self.partitions.memories());
         stats::set(&self.shared.memory_bytes, self.partitions.bytes());
@@ -577,18 +576,18 @@ impl Store {
         self.shared.set_gpu(self.partitions.gpu());
     }
 
-    /// Notes, for this start and the next ones, why the copy here is not whole; empty = it is. Who is not whole leads nobody: the map
-    /// may still call it in sync.
-    pub(crate) fn note(&mut self, partition: PartitionId, what: &str) -> Result<(), Error> {
-        let place = &mut self.places[partition.0 as usize];
-        place.corrupt = (!what.is_empty()).then(|| what.to_owned());
-        let term = place.replica.promised();
+    /// Records durably why the replica here is damaged; empty = repaired. A damaged replica does not become primary, even if the map
+    /// still lists it as in sync.
+    pub(crate) fn set_damage_note(&mut self, partition: PartitionId, what: &str) -> Result<(), Error> {
+        let state = &mut self.states[partition.0 as usize];
+        state.corrupt = (!what.is_empty()).then(|| what.to_owned());
+        let term = state.replica.promised();
         self.append(&Entry { partition, term, lsn: Lsn(0), body: Body::Note(what.as_bytes()) })?;
         self.push(Mark::Other(partition), true);
         Ok(())
     }
 
-    /// Logs that something else took the place of a partition: a snapshot at `lsn`, or nothing, at 0. `mark` says who waits.
+    /// Logs that the partition was replaced by a snapshot at `lsn`, or cleared if 0.
     pub(crate) fn log_installed(&mut self, mark: Mark, term: Term, lsn: Lsn) -> Result<(), Error> {
         self.append(&Entry { partition: mark.partition(), term, lsn, body: Body::Installed })?;
         self.push(mark, true);

@@ -1,4 +1,4 @@
-//! The write-ahead log of one worker: every partition's records, in one sequence, under one sync.
+//! Write-ahead log of a worker: the records of all partitions in one sequence, with one sync per batch.
 //!
 //! ```text
 //!  engine:  Wal::append* -> Wal::seal -> Batch ──> Writer::write: header, checksums, pwrite, fdatasync ──> Position
@@ -6,24 +6,23 @@
 //!  batch:   header { len, position, synced_through, prev_crc, commits, crc } | records | padding to a page
 //! ```
 //!
-//! [`Wal`] gathers, on the engine's thread; [`Writer`] owns the files and may live on a thread of its own, so that the
-//! next batch fills while this one is synced. In single-thread mode one caller uses both in turn.
+//! [`Wal`] fills batches on the engine thread; [`Writer`] owns the files and may run on its own thread, so that the next batch fills
+//! while the current one is synced. In single-thread mode one caller uses both in turn.
 //!
 //! Invariants:
-//! - All bytes of a batch, padding included, are under checksums that the segment's random uuid seeds: what another
-//!   segment left on the medium never looks valid. `prev_crc` chains the batches of a segment.
-//! - A batch begins on a page of its own: a torn write never reaches into what was acknowledged before.
-//! - `synced_through` is what a sync had covered when the batch was written. Damage below the highest one found is
-//!   corruption and refuses the start; damage above it ends the log there, in a segment whose successor says where it
-//!   ended, and is reported. In mode `sync` that is the last batch at most.
-//! - lsn is dense per partition, terms never fall; a divergent tail is dropped by a logged `Truncate`, never physically.
-//! - Every segment begins with the newest promise and note of every partition, so deleting older segments forgets
-//!   none. Whole segments are deleted only, the oldest first.
+//! - All bytes of a batch, including padding, are covered by checksums seeded with the segment's random uuid: stale data of another
+//!   segment never looks valid. `prev_crc` chains the batches of a segment.
+//! - A batch begins on its own page: a torn write never affects acknowledged data.
+//! - `synced_through` is the synced position at the time the batch was written. Damage below the highest one found is corruption
+//!   and fails the start; damage above it ends the log there and is reported. In mode `sync` that is at most the last batch.
+//! - LSNs are dense per partition, terms never fall; a divergent tail is removed by a logged `Truncate`, never physically.
+//! - Every segment begins with the newest promise and note of every partition, so deleting older segments loses none. Only whole
+//!   segments are deleted, oldest first.
 
 mod batch;
 mod positions;
 mod record;
-mod recover;
+mod recovery;
 mod segment;
 #[cfg(test)]
 mod tests;
@@ -31,103 +30,103 @@ mod writer;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use engram_memory::{Lsn, MAX_RECORD_BYTES, PartitionId, Term};
+use parking_lot::Mutex;
 
 pub use batch::Batch;
 pub use positions::Tail;
-pub use recover::Recovery;
+pub use recovery::Recovery;
 pub(crate) use segment::is_log_file;
 pub use writer::{BACKGROUND_SYNC_MS, IDLE_SEAL_MS, Writer};
 
 use crate::{Disk, Error, FileHead};
 use positions::Positions;
 
-/// Most bytes of records in one batch. Far above what a group commit gathers: a bound against faults, not a target.
+/// Most bytes of records in one batch. Far above a usual group commit: a bound against faults, not a target.
 pub const MAX_BATCH_BYTES: usize = 64 << 20;
 
-/// What the log keeps.
+/// Entry of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// Partition.
     pub partition: PartitionId,
-    /// Term of the primary that wrote it; of a promise, the promised term.
+    /// Term of the primary that wrote it; for a promise, the promised term.
     pub term: Term,
-    /// Place in the partition's log: of a command its own, otherwise as the body says.
+    /// LSN of a command; otherwise as defined by the body.
     pub lsn: Lsn,
-    /// The rest.
+    /// Kind and payload.
     pub body: Body<'a>,
 }
 
 /// Kinds of entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// An encoded record for the state machine; lsn is the last one plus 1.
+    /// An encoded record for the state machine; its LSN is the last one plus 1.
     Command(&'a [u8]),
-    /// Records above `lsn` of lower terms never were: replay does not show them.
+    /// Removes records above `lsn` of lower terms: replay skips them.
     Truncate,
-    /// The partition's replica here refuses terms below `term`; lsn is 0.
+    /// The partition's replica here rejects terms below `term`; LSN is 0.
     Promise {
-        /// Whether an entry of that term was accepted, not only a candidacy.
-        seen: bool,
+        /// Whether a map entry of that term was accepted, not only a candidacy.
+        accepted: bool,
     },
-    /// What is noted of the partition's copy here, in place of what was noted before; lsn is 0.
+    /// Damage note of the partition's replica here, replacing the previous one; LSN is 0.
     Note(&'a [u8]),
-    /// A snapshot at `lsn` took the place of the partition: replay shows nothing before, the log goes on after it.
+    /// A snapshot at `lsn` replaced the partition: replay skips everything before, and the log continues after it.
     Installed,
 }
 
 /// When a write is acknowledged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// After an fdatasync on every copy.
+    /// After an fdatasync on every in-sync replica.
     #[default]
     Sync,
-    /// In the page cache of every copy, synced within [`BACKGROUND_SYNC_MS`]; with one copy, as [`Self::Sync`].
+    /// In the page cache of every in-sync replica, synced within [`BACKGROUND_SYNC_MS`]; with one replica, as [`Self::Sync`].
     Replicated,
-    /// In the page cache of the primary alone, synced within [`BACKGROUND_SYNC_MS`]. A loss of power may lose
-    /// acknowledged writes.
+    /// In the page cache of the primary only, synced within [`BACKGROUND_SYNC_MS`]. A power loss may lose acknowledged writes.
     Async,
 }
 
 impl Durability {
-    /// Whether a batch is synced before it counts as written, with `copies` copies of each partition.
-    pub const fn syncs_first(self, copies: u32) -> bool {
+    /// Whether a batch is synced before it counts as written, with `replicas` replicas of each partition.
+    pub const fn syncs_first(self, replicas: u32) -> bool {
         match self {
             Self::Sync => true,
-            Self::Replicated => copies <= 1,
+            Self::Replicated => replicas <= 1,
             Self::Async => false,
         }
     }
 }
 
-/// Settings of the log.
+/// Options of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Size of a segment; larger ones are deleted later, smaller ones are made more often. A batch that needs more gets a
-    /// segment of its own size.
+    /// Size of a segment; larger ones delay deletion, smaller ones are created more often. A larger batch gets a segment of its own
+    /// size.
     pub segment_bytes: u64,
     /// When a batch counts as written.
     pub durability: Durability,
-    /// Copies of each partition, this one included.
-    pub copies: u32,
-    /// Where the last orderly stop sealed the log ([`crate::Identity::durable_end`]): with it even the last batch, and a
-    /// newest segment that is missing, are known to have been there.
+    /// Replicas of each partition, including this one.
+    pub replicas: u32,
+    /// End of the log at the last graceful stop ([`crate::Identity::durable_end`]): allows to detect a lost last batch and a missing
+    /// newest segment.
     pub sealed_at: Option<Position>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { segment_bytes: 64 << 20, durability: Durability::Sync, copies: 1, sealed_at: None }
+        Self { segment_bytes: 64 << 20, durability: Durability::Sync, replicas: 1, sealed_at: None }
     }
 }
 
-/// Sees an entry, and what the log says is committed.
+/// Visits an entry, with the commits recorded in the log.
 pub type Visit<'a> = dyn FnMut(Entry<'_>, &BTreeMap<PartitionId, (Term, Lsn)>) -> Result<(), Error> + 'a;
 
-/// A place in the log: bytes of batches since its beginning, deleted ones included.
+/// Position in the log: bytes of batches since its beginning, including deleted ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(pub u64);
 
@@ -137,26 +136,26 @@ impl fmt::Display for Position {
     }
 }
 
-/// What the gathering and the writing half both know.
+/// State shared by [`Wal`] and [`Writer`].
 #[derive(Debug)]
 struct Shared {
-    /// End of what a sync has covered.
+    /// End of the synced part.
     synced: AtomicU64,
-    /// End of what was written.
+    /// End of the written part.
     written: AtomicU64,
-    /// All segments, the oldest first; the last is the one being written.
-    segments: Mutex<Vec<Contents>>,
+    /// All segments, oldest first; the last one is being written.
+    segments: Mutex<Vec<SegmentContents>>,
 }
 
-/// What deletion has to know of a segment.
+/// Content of a segment, for deletion.
 #[derive(Debug)]
-struct Contents {
+struct SegmentContents {
     index: u64,
     starts_at: u64,
     highest: BTreeMap<PartitionId, Lsn>,
 }
 
-/// The gathering half of the log.
+/// The log as seen by the engine: fills batches.
 pub struct Wal {
     disk: Arc<dyn Disk>,
     shared: Arc<Shared>,
@@ -166,15 +165,15 @@ pub struct Wal {
 }
 
 impl Wal {
-    /// Opens the log of `disk`: checks all of it, shows its entries to `visit` in order, and begins a new segment behind
-    /// it. A log that is not there is begun.
+    /// Opens the log of `disk`: verifies it, passes its entries to `visit` in order, and starts a new segment after it. A missing log
+    /// is created.
     ///
-    /// `visit` sees [`Body::Truncate`] and [`Body::Installed`] too, but never what they undo. The caller holds the lock of
-    /// the folder ([`crate::Identity::open`]).
+    /// `visit` also gets [`Body::Truncate`] and [`Body::Installed`], but not the entries that they undo. The caller holds the lock of
+    /// the directory ([`crate::Identity::open`]).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when bytes below the last known sync are damaged or missing: nothing was visited then. Errors
-    /// of the head ([`Error::OtherCluster`], ...), of the disk, and of `visit`.
+    /// [`Error::Corrupt`] if bytes below the last known sync are damaged or missing: nothing was visited then. Errors of the header
+    /// ([`Error::OtherCluster`], ...), of the disk, and of `visit`.
     pub fn open(
         disk: Arc<dyn Disk>,
         head: FileHead,
@@ -184,17 +183,17 @@ impl Wal {
         Self::open_with(disk, head, options, &mut |entry, _| visit(entry))
     }
 
-    /// [`Self::open`], telling `visit` beside each entry what all of the log says is committed ([`Recovery::commits`]).
+    /// As [`Self::open`], and passes to `visit` the commits recorded in the whole log ([`Recovery::commits`]).
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::open`].
     pub fn open_with(
         disk: Arc<dyn Disk>,
         head: FileHead,
         options: Options,
         visit: &mut Visit<'_>,
     ) -> Result<(Self, Writer, Recovery), Error> {
-        let recovered = recover::recover(&*disk, &head, options.sealed_at, visit)?;
+        let recovered = recovery::recover(&*disk, &head, options.sealed_at, visit)?;
         let recovery = recovered.recovery;
         let shared = Arc::new(Shared {
             synced: AtomicU64::new(recovery.end.0),
@@ -206,11 +205,11 @@ impl Wal {
         Ok((wal, writer, recovery))
     }
 
-    /// Adds an entry to the batch being gathered. Nothing is written yet.
+    /// Adds an entry to the current batch. Nothing is written yet.
     ///
     /// # Errors
-    /// [`Error::RecordTooLarge`] above [`MAX_RECORD_BYTES`]; [`Error::BatchFull`] above [`MAX_BATCH_BYTES`]: seal, then
-    /// append again; [`Error::NotDense`] when it does not continue its partition's log. Nothing is changed then.
+    /// [`Error::RecordTooLarge`] above [`MAX_RECORD_BYTES`]; [`Error::BatchFull`] above [`MAX_BATCH_BYTES`]: seal, then append again;
+    /// [`Error::NotDense`] if it does not continue its partition's log. Nothing is changed then.
     pub fn append(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
         let payload = entry.body.payload().len();
         if payload > MAX_RECORD_BYTES {
@@ -226,12 +225,12 @@ impl Wal {
         Ok(())
     }
 
-    /// Bytes of records gathered since the last seal.
+    /// Returns the bytes of records in the current batch.
     pub fn gathered_bytes(&self) -> usize {
         self.gathering.record_bytes()
     }
 
-    /// Ends the batch being gathered, with what is known to be committed; `None` when nothing was appended.
+    /// Seals the current batch with the known commits; `None` if it is empty.
     pub fn seal(&mut self, commits: &[(PartitionId, Term, Lsn)]) -> Option<Batch> {
         if self.gathering.is_empty() {
             return None;
@@ -242,11 +241,11 @@ impl Wal {
         Some(batch)
     }
 
-    /// Takes a written batch back, to use its memory again.
+    /// Takes back a written batch to reuse its memory.
     pub fn recycle(&mut self, mut batch: Batch) {
-        // Two are in flight at most: one is gathered while one is written.
+        // At most two are in use: one fills while one is written.
         const KEPT: usize = 2;
-        // A rare giant does not stay.
+        // Large batches are rare and not kept.
         const KEPT_BYTES: usize = 4 << 20;
         if self.spare.len() < KEPT && batch.capacity() <= KEPT_BYTES {
             batch.clear();
@@ -254,8 +253,8 @@ impl Wal {
         }
     }
 
-    /// Takes back a batch that could not be written ([`Error::DiskFull`], [`Error::Io`]), and what is being gathered:
-    /// the partitions stand where they stood before it. Of several such batches the last one goes first.
+    /// Withdraws a batch that failed to be written ([`Error::DiskFull`], [`Error::Io`]), and the current batch: the positions of the
+    /// partitions are restored. Several such batches are withdrawn in reverse order.
     pub fn withdraw(&mut self, batch: Batch) {
         let mut gathering = std::mem::take(&mut self.gathering);
         gathering.restore(&mut self.positions);
@@ -265,61 +264,60 @@ impl Wal {
         self.recycle(batch);
     }
 
-    /// Where a partition's log stands with everything appended; `None` when the log holds nothing of it.
+    /// Returns the end of a partition's log including appended entries; `None` if the log has none of it.
     pub fn tail(&self, partition: PartitionId) -> Option<Tail> {
         self.positions.get(partition)
     }
 
-    /// Lets a partition whose records the log no longer holds go on behind `tail`: it was recovered from a snapshot.
-    /// No effect on a partition that the log knows.
+    /// Continues a partition after `tail`, if the log has no records of it: it was recovered from a snapshot.
     pub fn continue_after(&mut self, partition: PartitionId, tail: Tail) {
         self.positions.continue_after(partition, tail);
     }
 
-    /// End of what was written.
+    /// Returns the end of the written part.
     pub fn written(&self) -> Position {
         Position(self.shared.written.load(Ordering::Acquire))
     }
 
-    /// End of what a sync has covered.
+    /// Returns the end of the synced part.
     pub fn synced(&self) -> Position {
         Position(self.shared.synced.load(Ordering::Acquire))
     }
 
-    /// Whether everything before `position` would survive a loss of power.
+    /// Whether everything before `position` survives a power loss.
     pub fn durable(&self, position: Position) -> bool {
         position <= self.synced()
     }
 
-    /// Bytes of batches that the log holds.
+    /// Returns the bytes of batches in the log.
     pub fn bytes(&self) -> u64 {
-        let segments = self.shared.segments.lock().expect("no panic while the lock is held");
+        let segments = self.shared.segments.lock();
         self.written().0 - segments.first().map_or(0, |oldest| oldest.starts_at)
     }
 
-    /// Deletes the oldest segments that hold no command above `covered` (per partition the lsn that the *older* of its
-    /// two snapshots holds). A partition that is not named keeps everything. Returns the bytes of batches deleted.
+    /// Deletes the oldest segments without a command above `covered` (per partition the LSN of the *older* of its two snapshots). A
+    /// partition without an entry keeps everything. Returns the bytes of batches deleted.
     ///
     /// # Errors
-    /// Of the disk; what was deleted stays deleted.
+    /// Those of the disk; segments may have been deleted before.
     pub fn delete_below(&self, covered: &BTreeMap<PartitionId, Lsn>) -> Result<u64, Error> {
         let mut deleted = 0;
         while let Some((index, bytes)) = self.oldest_if_below(covered) {
             let name = segment::name(index);
             let failed = |source| Error::Io { operation: "remove", path: self.disk.describe(&name), source };
             self.disk.remove(&name).map_err(failed)?;
-            // One by one: a removal that overtook an older one would look like a segment that is missing.
+            // One by one: a reordered removal would look like a missing segment.
             self.disk.sync_dir().map_err(failed)?;
-            self.shared.segments.lock().expect("no panic while the lock is held").remove(0);
+            self.shared.segments.lock().remove(0);
             deleted += bytes;
         }
         Ok(deleted)
     }
 
-    /// Index and bytes of the oldest segment when it may be deleted. The newest never is. The lock is not held while a
-    /// file is removed: the writer takes it at every batch.
+    /// Returns index and bytes of the oldest segment if it may be deleted; the newest never is. The lock is not held while a file is
+    /// removed, since the writer takes it for every batch.
     fn oldest_if_below(&self, covered: &BTreeMap<PartitionId, Lsn>) -> Option<(u64, u64)> {
-        let segments = self.shared.segments.lock().expect("no panic while the lock is held");
+        let segments = self.shared.segments.lock();
         let [oldest, next, ..] = &segments[..] else { return None };
         let is_covered =
             |(partition, lsn): (&PartitionId, &Lsn)| covered.get(partition).is_some_and(|held| held >= lsn);

@@ -1,19 +1,19 @@
-//! The engine: the same store, on threads, over real files.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! The engine: a store on threads over real files.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use engram_kernels::Cpu;
 use engram_memory::{
     ClusterId, Command, FeatureShape, Law, MemoryId, OnMissing, PartitionId, Record, Settings, Shape, Term, Updates,
     Upsert, partition_of,
 };
-use engram_store::{Committed, Engine, FileDisk, Handle, Options, Overloaded, Store, SystemClock, WriteError};
+use engram_store::{CommittedWrite, Engine, FileDisk, Handle, Options, Overload, Store, SystemClock, WriteError};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 const PARTITIONS: u32 = 8;
-/// Nothing here takes seconds; this only ends a test that hangs.
+/// Only ends a test that hangs: nothing here takes seconds.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn options() -> Options {
@@ -24,7 +24,7 @@ fn options() -> Options {
 fn start(folder: &Path, options: Options, term: u64) -> Handle {
     let disk = Arc::new(FileDisk::new(folder).unwrap());
     let (store, _) = Store::open(disk, Arc::new(SystemClock), Box::new(Cpu::new(2)), options).unwrap();
-    let handle = Engine::start(store, Box::new(engram_store::Alone)).unwrap();
+    let handle = Engine::start(store, Box::new(engram_store::NoPeers)).unwrap();
     let (done, activated) = channel();
     handle.activate((0..PARTITIONS).map(|p| (PartitionId(p), Term(term))).collect(), move |answers| {
         done.send(answers).unwrap();
@@ -39,11 +39,11 @@ fn stop(handle: &Handle) {
     stopped.recv_timeout(DEADLINE).unwrap().unwrap();
 }
 
-type Answers = Vec<Result<Committed, WriteError>>;
+type Answers = Vec<Result<CommittedWrite, WriteError>>;
 
-fn write(handle: &Handle, records: Vec<(PartitionId, Record)>) -> Result<Receiver<Answers>, Overloaded> {
+fn write(handle: &Handle, records: Vec<(PartitionId, Record)>) -> Result<Receiver<Answers>, Overload> {
     let (done, answers) = channel();
-    handle.write(records, move |given| drop(done.send(given)))?;
+    handle.write(records, move |result| drop(done.send(result)))?;
     Ok(answers)
 }
 
@@ -52,7 +52,7 @@ fn read<T: Send + 'static>(
     read: impl FnOnce(&mut engram_store::Partitions) -> T + Send + 'static,
 ) -> T {
     let (done, answer) = channel();
-    handle.read(read, move |given| done.send(given).unwrap()).unwrap();
+    handle.read(read, move |result| done.send(result).unwrap()).unwrap();
     answer.recv_timeout(DEADLINE).unwrap()
 }
 
@@ -74,7 +74,7 @@ fn reinforce(ids: Vec<MemoryId>) -> Command {
 }
 
 #[test]
-fn what_threads_write_at_once_is_applied_once_and_found_again() {
+fn concurrent_writes_are_applied_once_and_survive_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let mut small = options();
     (small.snapshot_bytes, small.wal.segment_bytes) = (256 << 10, 256 << 10);
@@ -108,7 +108,7 @@ fn what_threads_write_at_once_is_applied_once_and_found_again() {
 }
 
 #[test]
-fn a_full_queue_turns_calls_away_and_empties_again() {
+fn a_full_queue_rejects_calls_until_it_drains() {
     let folder = tempfile::tempdir().unwrap();
     let handle = start(folder.path(), Options { queue_calls: 3, ..options() }, 1);
     let (begun, has_begun) = channel();
@@ -119,11 +119,11 @@ fn a_full_queue_turns_calls_away_and_empties_again() {
     };
     handle.read(blocked, |()| {}).unwrap();
     has_begun.recv_timeout(DEADLINE).unwrap();
-    let taken: Vec<_> = (0..2).map(|id| write(&handle, split(id..id + 1, upsert)).unwrap()).collect();
+    let queued: Vec<_> = (0..2).map(|id| write(&handle, split(id..id + 1, upsert)).unwrap()).collect();
     let turned_away = write(&handle, split(9..10, upsert)).unwrap_err();
     assert_eq!(turned_away.calls, 3);
     go_on.send(()).unwrap();
-    for call in taken {
+    for call in queued {
         assert!(call.recv_timeout(DEADLINE).unwrap()[0].is_ok());
     }
     assert!(write(&handle, split(9..10, upsert)).unwrap().recv_timeout(DEADLINE).unwrap()[0].is_ok());
@@ -131,16 +131,16 @@ fn a_full_queue_turns_calls_away_and_empties_again() {
 }
 
 #[test]
-fn the_last_handle_stops_the_engine_in_order() {
+fn dropping_the_last_handle_stops_the_engine_gracefully() {
     let folder = tempfile::tempdir().unwrap();
     let handle = start(folder.path(), options(), 1);
     let answers = write(&handle, split(0..100, upsert)).unwrap();
     let (done, snapshotted) = channel();
-    let elsewhere = tempfile::tempdir().unwrap();
-    handle.snapshot_all(Some(elsewhere.path().to_path_buf()), move |result| done.send(result).unwrap());
+    let backup = tempfile::tempdir().unwrap();
+    handle.snapshot_all(Some(backup.path().to_path_buf()), move |result| done.send(result).unwrap());
     drop(handle);
     assert!(answers.recv_timeout(DEADLINE).unwrap().iter().all(Result::is_ok));
-    // Dropped or done: a round that was asked for last may be cut short.
+    // Dropped or done: the last requested round may be cancelled.
     let _ = snapshotted.recv_timeout(DEADLINE);
     let disk = Arc::new(FileDisk::new(folder.path()).unwrap());
     let recovery = (0..600).find_map(|_| {
@@ -154,7 +154,7 @@ fn the_last_handle_stops_the_engine_in_order() {
             Err(error) => panic!("{error}"),
         }
     });
-    let recovery = recovery.expect("the engine frees the folder");
-    assert!(recovery.lost_nothing && recovery.log.dropped_bytes == 0, "{recovery:?}");
+    let recovery = recovery.expect("the engine unlocks the directory");
+    assert!(recovery.lossless && recovery.log.dropped_bytes == 0, "{recovery:?}");
     assert_eq!(recovery.memories, 100);
 }

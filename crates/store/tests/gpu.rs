@@ -1,35 +1,35 @@
-//! A store over a GPU, or over several: what it replies, ranks, recalls and digests is what a store over the CPU does, also when the GPU fails on the way.
-//! The GPU is the stand-in for NVIDIA's library, under the launch code of production.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! A store over one or several GPUs: replies, ranks, recalls and digests equal those of a store over the CPU, also when a GPU fails.
+//! The GPU is emulated by a stand-in for NVIDIA's library, below the production launch code.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 #[path = "../../../kernels/tests/host/build.rs"]
 mod build;
+#[path = "../../../kernels/tests/host/emulated_driver.rs"]
+mod emulated_driver;
 mod finite;
-#[path = "../../../kernels/tests/host/stand_in.rs"]
-mod stand_in;
 
+use emulated_driver::{LONG_DEADLINE, run_with_emulated_driver};
 use engram_kernels::gpu::cuda::Cuda;
 use engram_kernels::partitioner::Strategy;
 use engram_kernels::recall::Query;
-use engram_kernels::{Cpu, Device, Given, Gpu, Logical, Mirrored, Standing};
+use engram_kernels::{AvailableDevice, Cpu, Device, Gpu, LogicalDevice, MirrorStatus, MirroredDevice};
 use engram_memory::{
     Digest, FeatureShape, FeatureType, Group, Histogram, Law, MemoryId, PartitionId, QualityVector, Record, Settings,
     Shape, Weight,
 };
-use engram_store::{Partitions, Ranked};
+use engram_store::{Partitions, RankedMemory};
 use engram_testing::commands::World;
 use finite::finite;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
-use stand_in::{PATIENT, on_stand_in};
 
 const PARTITIONS: u32 = 3;
 const FEATURES: FeatureShape = FeatureShape { dimension: 5, dtype: FeatureType::F16 };
-/// Records applied at once.
+/// Records per batch.
 const BATCH: usize = 6;
 
-/// Random settings, and records of all partitions in turn: upserts with features and payloads, removals, reinforcement by id and by
-/// group, decays that fold, epochs, evictions, digest markers, repeats.
+/// Returns random settings, and records of all partitions in turn: upserts with features and payloads, removals, reinforcement by id
+/// and by group, decays that fold, epochs, evictions, digest markers, repeats.
 fn history() -> (Settings, Vec<(PartitionId, Record)>) {
     let mut runner = TestRunner::deterministic();
     let worlds: Vec<World> =
@@ -42,13 +42,13 @@ fn history() -> (Settings, Vec<(PartitionId, Record)>) {
     (settings, records)
 }
 
-type Ranks = [Vec<Ranked>; 3];
+type Ranks = [Vec<RankedMemory>; 3];
 /// Ids, weights and the bits of scores.
 type Recalls = [Vec<(MemoryId, Weight, u32)>; 2];
 type Sums = (Digest, QualityVector, Histogram);
 
-/// Everything that a pass says of a store.
-fn told(store: &mut Partitions) -> (Ranks, Recalls, Sums) {
+/// Results of all passes over a store.
+fn observe(store: &mut Partitions) -> (Ranks, Recalls, Sums) {
     let query = Query::new(&[0x3c00, 0xc000, 0x3555, 0x0001, 0xb800]);
     let recall = |store: &mut Partitions, limit, group| -> Vec<_> {
         let recalled = store.recall(&query, limit, group).unwrap();
@@ -60,19 +60,19 @@ fn told(store: &mut Partitions) -> (Ranks, Recalls, Sums) {
     (ranked, recalled, (store.digest().unwrap(), store.quality().unwrap(), store.histogram(6).unwrap()))
 }
 
-/// All devices of the stand-in.
+/// Returns all devices of the stand-in.
 fn gpus() -> Box<dyn Device> {
     let devices = engram_kernels::gpu::cuda::devices().unwrap();
-    let given = (0..devices).map(|ordinal| {
-        let driver = Cuda::open(ordinal, PATIENT).unwrap();
+    let opened = (0..devices).map(|ordinal| {
+        let driver = Cuda::open(ordinal, LONG_DEADLINE).unwrap();
         let name = driver.name().to_owned();
-        Given::unmeasured(Gpu::new(driver, name))
+        AvailableDevice::unmeasured(Gpu::new(driver, name))
     });
-    Box::new(Mirrored::over(Cpu::new(1), given.collect(), Some(0), Strategy::LatencyOptimized))
+    Box::new(MirroredDevice::over(Cpu::new(1), opened.collect(), Some(0), Strategy::LatencyOptimized))
 }
 
-/// Plays the history on the devices and on the CPU, compares them after every batch, and gives how the devices stand at the end.
-fn play(devices: Box<dyn Device>) -> Standing {
+/// Replays the history on the devices and on the CPU, compares them after every batch, and returns the final status of the devices.
+fn play(devices: Box<dyn Device>) -> MirrorStatus {
     let shape = Shape { partitions: PARTITIONS, law: Law::Linear, features: FEATURES };
     let mut over_gpu = Partitions::new(devices, shape);
     let mut over_cpu = Partitions::new(Box::new(Cpu::new(2)), shape);
@@ -84,13 +84,13 @@ fn play(devices: Box<dyn Device>) -> Standing {
     for (batch, records) in records.chunks(BATCH).enumerate() {
         let replies = over_gpu.apply_batch(records).unwrap();
         assert!(replies == over_cpu.apply_batch(records).unwrap(), "replies differ in batch {batch}");
-        // A copy of what another worker serves is left out.
+        // A backup is excluded.
         for store in [&mut over_gpu, &mut over_cpu] {
             store.set_hidden(PartitionId(1), batch % 4 == 3);
         }
-        let ((ranked, recalled, sums), expected) = (told(&mut over_gpu), told(&mut over_cpu));
+        let ((ranked, recalled, sums), expected) = (observe(&mut over_gpu), observe(&mut over_cpu));
         assert!(ranked == expected.0, "rankings differ after batch {batch}");
-        assert!(recalled == expected.1, "what is recalled differs after batch {batch}");
+        assert!(recalled == expected.1, "recalls differ after batch {batch}");
         assert!(sums == expected.2, "digest, quality or histogram differ after batch {batch}");
     }
     for partition in (0..PARTITIONS).map(PartitionId) {
@@ -102,63 +102,63 @@ fn play(devices: Box<dyn Device>) -> Standing {
 
 #[test]
 fn a_store_over_a_gpu_equals_one_over_the_cpu() {
-    on_stand_in("a_store_over_a_gpu_equals_one_over_the_cpu", &[], || {
-        let standing = play(gpus());
-        assert_eq!((standing.fallbacks, standing.given_up), (0, None));
-        // Six reads a batch at least.
-        assert!(standing.passes >= 6 * 20, "{} passes", standing.passes);
+    run_with_emulated_driver("a_store_over_a_gpu_equals_one_over_the_cpu", &[], || {
+        let status = play(gpus());
+        assert_eq!((status.fallbacks, status.given_up), (0, None));
+        // At least six reads per batch.
+        assert!(status.passes >= 6 * 20, "{} passes", status.passes);
     });
 }
 
 #[test]
-fn a_store_whose_gpu_fails_goes_on_with_the_same_bits() {
-    let test = "a_store_whose_gpu_fails_goes_on_with_the_same_bits";
-    // An illegal access, a broken device, a copy that fails; and, without an end, no memory for a pass.
+fn a_store_whose_gpu_fails_continues_with_the_same_bits() {
+    let test = "a_store_whose_gpu_fails_continues_with_the_same_bits";
+    // An illegal access, a broken device, a failed copy; and, permanently, no memory for a pass.
     for plan in
         ["cuLaunchKernel:300:700", "cuLaunchKernel:1100:214", "cuMemcpyDtoHAsync:400:719", "cuMemAllocAsync:900:2"]
     {
-        let said = on_stand_in(test, &[("CUDA_HOST_FAIL", plan)], || {
-            let standing = play(gpus());
+        let output = run_with_emulated_driver(test, &[("CUDA_HOST_FAIL", plan)], || {
+            let status = play(gpus());
             let full = std::env::var("CUDA_HOST_FAIL").unwrap().ends_with(":2");
-            assert_eq!((standing.fallbacks, standing.given_up.is_none()), (1, full), "{standing:?}");
-            assert!(standing.passes > 10, "it failed in the middle: {standing:?}");
+            assert_eq!((status.fallbacks, status.given_up.is_none()), (1, full), "{status:?}");
+            assert!(status.passes > 10, "the failure came in the middle: {status:?}");
         });
-        // The process on the stand-in has one plan.
-        if said.is_none() {
+        // The process on the stand-in has one fault plan.
+        if output.is_none() {
             break;
         }
     }
 }
 
 #[test]
-fn a_store_over_several_gpus_goes_on_with_those_that_are_left() {
-    let test = "a_store_over_several_gpus_goes_on_with_those_that_are_left";
-    // The second of three, after it has done its part for a while.
+fn a_store_over_several_gpus_continues_with_the_remaining_ones() {
+    let test = "a_store_over_several_gpus_continues_with_the_remaining_ones";
+    // The second of three fails after some passes.
     let settings = [("CUDA_HOST_DEVICES", "3"), ("CUDA_HOST_FAIL", "cuLaunchKernel:150:700:1")];
-    on_stand_in(test, &settings, || {
-        let standing = play(gpus());
-        let lost: Vec<bool> = standing.devices.iter().map(|held| held.given_up.is_some()).collect();
-        assert_eq!(lost, [false, true, false], "{standing:?}");
-        assert_eq!((standing.fallbacks, standing.host_memories), (1, 0));
-        assert!(standing.devices.iter().all(|held| held.passes > 10), "{standing:?}");
+    run_with_emulated_driver(test, &settings, || {
+        let status = play(gpus());
+        let lost: Vec<bool> = status.devices.iter().map(|held| held.given_up.is_some()).collect();
+        assert_eq!(lost, [false, true, false], "{status:?}");
+        assert_eq!((status.fallbacks, status.host_memories), (1, 0));
+        assert!(status.devices.iter().all(|held| held.passes > 10), "{status:?}");
     });
 }
 
 #[test]
-fn a_store_larger_than_its_devices_is_in_part_the_hosts() {
-    // Room for one partition of three: a tile of columns, vectors, and what passes take.
+fn a_store_larger_than_its_devices_is_partly_on_the_host() {
+    // Memory for one partition of three: a tile of columns, vectors, and temporary data of passes.
     let free_bytes = 4_096 * (13 + 32 + 2 * 5 + 4);
-    let given = |number| {
-        let device = Logical::new(format!("logical {number}"), 1, u32::MAX);
-        Given { free_bytes, ..Given::unmeasured(device) }
+    let logical_device = |number| {
+        let device = LogicalDevice::new(format!("logical {number}"), 1, u32::MAX);
+        AvailableDevice { free_bytes, ..AvailableDevice::unmeasured(device) }
     };
-    let one = Mirrored::over(Cpu::new(1), vec![given(0)], Some(0), Strategy::MemoryAware);
-    let standing = play(Box::new(one));
-    assert_eq!((standing.devices[0].partitions, &standing.given_up), (1, &None), "{standing:?}");
-    assert!(standing.devices[0].passes > 20 && standing.host_memories > standing.devices[0].memories, "{standing:?}");
-    // And for each of them on three.
-    let three = Mirrored::over(Cpu::new(1), (0..3).map(given).collect(), Some(0), Strategy::Balanced);
-    let standing = play(Box::new(three));
-    assert_eq!((standing.host_memories, standing.fallbacks), (0, 0));
-    assert!(standing.devices.iter().all(|held| held.partitions == 1), "{standing:?}");
+    let one = MirroredDevice::over(Cpu::new(1), vec![logical_device(0)], Some(0), Strategy::MemoryAware);
+    let status = play(Box::new(one));
+    assert_eq!((status.devices[0].partitions, &status.given_up), (1, &None), "{status:?}");
+    assert!(status.devices[0].passes > 20 && status.host_memories > status.devices[0].memories, "{status:?}");
+    // Memory for each of them on three devices.
+    let three = MirroredDevice::over(Cpu::new(1), (0..3).map(logical_device).collect(), Some(0), Strategy::Balanced);
+    let status = play(Box::new(three));
+    assert_eq!((status.host_memories, status.fallbacks), (0, 0));
+    assert!(status.devices.iter().all(|held| held.partitions == 1), "{status:?}");
 }

@@ -1,5 +1,5 @@
-//! The partitions against the laws: after every batch equal, bit for bit, to the slow reference.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! The partitions compared bit for bit with the slow reference after every batch.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod finite;
 
@@ -24,7 +24,7 @@ const fn shape(partitions: u32, features: FeatureShape) -> Shape {
     Shape { partitions, law: Law::Linear, features }
 }
 
-/// Everything that can be read of `store` is what `references` say, by partition.
+/// Asserts that everything readable in `store` equals `references`, by partition.
 fn assert_equal(store: &mut Partitions, references: &[reference::Partition]) {
     let (mut quality, mut digest) = (QualityVector::default(), Digest::default());
     let mut rank = Vec::new();
@@ -37,17 +37,17 @@ fn assert_equal(store: &mut Partitions, references: &[reference::Partition]) {
         assert_eq!(store.ledger(partition), Some(reference.ledger()));
         assert_eq!(store.count(partition), reference.memories().len() as u64);
         let ids: Vec<MemoryId> = reference.memories().keys().copied().collect();
-        let mut found = 0;
+        let mut visited = 0;
         store
             .get_many(&ids, |id, memory| {
                 let (expected, memory) = (&reference.memories()[&id], memory.expect("the reference has it"));
                 assert_eq!((memory.id, memory.weight, memory.group), (id, expected.weight, expected.group));
                 assert_eq!((memory.key, memory.features), (&expected.key[..], &expected.features[..]));
                 assert_eq!((memory.payload, memory.updates), (&expected.payload[..], expected.updates));
-                found += 1;
+                visited += 1;
             })
             .unwrap();
-        assert_eq!(found, ids.len());
+        assert_eq!(visited, ids.len());
         let mut scanned: Vec<MemoryId> = Vec::new();
         let mut before = None;
         loop {
@@ -75,7 +75,7 @@ fn assert_equal(store: &mut Partitions, references: &[reference::Partition]) {
     }
 }
 
-/// What `store` recalls is what a look at every memory finds; nothing where features are none, or not of f16.
+/// Asserts that recall of `store` equals an exhaustive search; empty unless features are f16.
 fn assert_recalls(store: &mut Partitions, references: &[reference::Partition]) {
     let query = Query::new(&[0x3c00, 0xc000, 0x3555]);
     if store.features() != FEATURES[1] {
@@ -101,12 +101,12 @@ fn assert_recalls(store: &mut Partitions, references: &[reference::Partition]) {
     check(usize::MAX, Some(Group(1)));
 }
 
-/// A copy of `store` through its snapshots: the same bytes again, slot order included.
+/// Copies `store` through its snapshots, and asserts that they are exported again byte for byte, including slot order.
 fn restored(store: &mut Partitions, threads: usize) -> Partitions {
     let mut copy = Partitions::new(Box::new(Cpu::new(threads)), store.shape());
-    // Another layout of the arena: the last partition first, and tiles that were used before.
+    // Another arena layout: the last partition first, and reused tiles.
     for partition in store.iter().collect::<Vec<_>>().into_iter().rev() {
-        let content = store.export(partition).unwrap().expect("it is here");
+        let content = store.export(partition).unwrap().expect("the partition is open");
         copy.import(&content).unwrap();
         copy.close(partition);
         copy.import(&content).unwrap();
@@ -117,14 +117,14 @@ fn restored(store: &mut Partitions, threads: usize) -> Partitions {
 }
 
 #[test]
-fn memory_is_taken_for_the_ids_of_a_content_and_not_for_the_number_it_names() {
+fn memory_is_allocated_for_the_ids_of_a_content_and_not_for_its_stated_count() {
     let mut partitions = Partitions::new(Box::new(Cpu::new(1)), shape(1, FEATURES[0]));
     partitions.open(PartitionId(0), Settings::default());
-    let content = partitions.export(PartitionId(0)).unwrap().expect("it is here");
+    let content = partitions.export(PartitionId(0)).unwrap().expect("the partition is open");
     partitions.close(PartitionId(0));
     let before = partitions.bytes();
     let error = partitions.import(&Content { memories: 1 << 28, ..content.clone() }).unwrap_err();
-    assert!(error.to_string().contains("not as many ids as memories"), "{error}");
+    assert!(error.to_string().contains("number of ids differs from that of memories"), "{error}");
     assert_eq!((partitions.bytes(), partitions.contains(PartitionId(0))), (before, false));
     partitions.import(&content).unwrap();
 }
@@ -182,7 +182,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
-    /// Thousands of memories: several tiles, removals that move memories across them, tiles that are given back and taken again.
+    /// Thousands of memories: several tiles, removals that move memories across them, tiles that are freed and reused.
     #[test]
     fn partitions_of_many_tiles_equal_the_reference(
         (settings, records) in {
@@ -201,7 +201,7 @@ proptest! {
     }
 }
 
-/// The standard experiment of the laws: even ids rewarded, odd ids punished, by group. Returns the separation after each epoch.
+/// The standard experiment: even ids rewarded, odd ids punished. Returns the separation after each epoch.
 fn standard_experiment(memories: u64, partitions: u32, by_group: bool, epochs: u64) -> (Vec<u128>, Partitions) {
     let mut store = Partitions::new(Box::new(Cpu::new(2)), shape(partitions, FeatureShape::NONE));
     let mut ids: Vec<Vec<MemoryId>> = vec![Vec::new(); partitions as usize];

@@ -1,5 +1,5 @@
-//! Snapshots that rot while the store runs are found, and written anew from memory before anybody needs them.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! Damaged snapshots are detected while the store runs, and rewritten from memory.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use engram_kernels::Cpu;
 use engram_memory::{
@@ -14,7 +14,7 @@ const PARTITIONS: u32 = 2;
 fn open(disk: &SimDisk, clock: &Arc<ManualClock>) -> (Store, Recovery) {
     let shape = Shape { partitions: PARTITIONS, law: Law::Linear, features: FeatureShape::NONE };
     let mut options = Options::new(ClusterId(7), shape, Settings::default());
-    // Only what damage asks for is written.
+    // Only damage causes snapshots.
     (options.snapshot_bytes, options.snapshot_ms) = (u64::MAX, u64::MAX);
     options.scrub_ms = HOUR_MS;
     let disk = Arc::new(disk.clone());
@@ -25,7 +25,7 @@ fn open(disk: &SimDisk, clock: &Arc<ManualClock>) -> (Store, Recovery) {
     (store, recovery)
 }
 
-/// Writes to every partition, and a snapshot of each.
+/// Writes to every partition, and snapshots each.
 fn generation(store: &mut Store, ids: std::ops::Range<u64>) {
     let upsert = |partition| {
         let ids = ids.clone().map(MemoryId).filter(|id| engram_memory::partition_of(*id, PARTITIONS) == partition);
@@ -38,7 +38,7 @@ fn generation(store: &mut Store, ids: std::ops::Range<u64>) {
     store.turn().unwrap();
 }
 
-/// Minutes go by.
+/// Advances the clock minute by minute.
 fn pass(store: &mut Store, clock: &ManualClock, minutes: u64) {
     for _ in 0..minutes {
         clock.advance(60_000);
@@ -47,12 +47,12 @@ fn pass(store: &mut Store, clock: &ManualClock, minutes: u64) {
 }
 
 fn files(disk: &SimDisk, partition: u32) -> Vec<String> {
-    let found = snapshot_file::list(disk).unwrap();
-    found[&PartitionId(partition)].iter().map(|lsn| snapshot_file::name(PartitionId(partition), *lsn)).collect()
+    let snapshots = snapshot_file::list(disk).unwrap();
+    snapshots[&PartitionId(partition)].iter().map(|lsn| snapshot_file::name(PartitionId(partition), *lsn)).collect()
 }
 
 #[test]
-fn a_snapshot_that_rots_is_found_within_a_period_and_written_anew_from_memory() {
+fn a_damaged_snapshot_is_detected_within_a_period_and_rewritten_from_memory() {
     // The newest; the older; and the newest of a partition that has changed since.
     for (generation_hit, changed) in [(0, false), (1, false), (0, true)] {
         let (disk, clock) = (SimDisk::new(1), Arc::new(ManualClock::new(100 * HOUR_MS)));
@@ -74,13 +74,13 @@ fn a_snapshot_that_rots_is_found_within_a_period_and_written_anew_from_memory() 
         pass(&mut store, &clock, 65);
 
         let stats = store.stats();
-        assert_eq!(stats.damaged_snapshots, 1, "found once, and gone");
-        let told = stats.damage.unwrap();
-        assert!(told.contains(&hit) && told.contains("byte"), "{told}");
+        assert_eq!(stats.damaged_snapshots, 1, "detected once and removed");
+        let message = stats.damage.unwrap();
+        assert!(message.contains(&hit) && message.contains("byte"), "{message}");
         let after = files(&disk, 1);
         let same_name = generation_hit == 0 && !changed;
-        assert_eq!(after.contains(&hit), same_name, "what was damaged is not kept beside what took its place");
-        assert_eq!(files(&disk, 0).len(), 2, "the other partition is left alone");
+        assert_eq!(after.contains(&hit), same_name, "the damaged file is removed");
+        assert_eq!(files(&disk, 0).len(), 2, "the other partition is unchanged");
         pass(&mut store, &clock, 65);
         assert_eq!(store.stats().damaged_snapshots, 1);
 
@@ -88,26 +88,26 @@ fn a_snapshot_that_rots_is_found_within_a_period_and_written_anew_from_memory() 
         drop(store);
         disk.lose_power();
         let (mut store, recovery) = open(&disk, &clock);
-        assert!(recovery.passed_over.is_empty() && recovery.corrupt.is_empty(), "{recovery:?}");
+        assert!(recovery.skipped_snapshots.is_empty() && recovery.corrupt.is_empty(), "{recovery:?}");
         assert_eq!(store.partitions().memories(), 90);
         assert!(digest == store.partitions().replica_digest(PartitionId(1)).unwrap());
     }
 }
 
 #[test]
-fn a_lone_damaged_snapshot_goes_only_when_the_new_one_is_durable() {
+fn a_single_damaged_snapshot_is_removed_only_when_the_new_one_is_durable() {
     let (disk, clock) = (SimDisk::new(2), Arc::new(ManualClock::new(100 * HOUR_MS)));
     let (mut store, _) = open(&disk, &clock);
     generation(&mut store, 0..50);
     let hit = files(&disk, 0).remove(0);
-    // The log seals itself while nothing is written, for which there must be room.
+    // The idle log seals itself, which needs disk space.
     pass(&mut store, &clock, 1);
     disk.flip_bit(&hit, 8 * 300);
     disk.set_capacity(Some(0));
     pass(&mut store, &clock, 65);
     let stats = store.stats();
     assert_eq!((stats.damaged_snapshots, stats.failed_snapshots > 0), (1, true));
-    assert_eq!(files(&disk, 0), [hit.as_str()], "it says that there was something");
+    assert_eq!(files(&disk, 0), [hit.as_str()], "the damaged file remains as evidence");
     disk.set_capacity(None);
     store.snapshot_all(None, |written| assert_eq!(written.unwrap().len(), 1));
     store.turn().unwrap();

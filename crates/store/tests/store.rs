@@ -1,5 +1,5 @@
-//! The store on a simulated disk: whatever was answered is there after any crash, and nothing else but what was asked.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! The store on a simulated disk: answered records survive any crash, and nothing but requested records is applied.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use engram_cluster::{Entry, PartitionMap};
 use engram_kernels::Cpu;
@@ -10,16 +10,17 @@ use engram_memory::{
     Term, Updates, Upsert, reference,
 };
 use engram_store::{
-    ActivateError, Committed, Disk, Durability, Error, ManualClock, Options, SimDisk, Store, WriteError, restore,
+    ActivateError, CommittedWrite, Disk, Durability, Error, ManualClock, Options, SimDisk, Store, WriteError, restore,
     snapshot_file,
 };
 use engram_testing::commands::World;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 
-type Answer = Result<Committed, WriteError>;
+type Answer = Result<CommittedWrite, WriteError>;
 
 const FEATURES: FeatureShape = FeatureShape { dimension: 2, dtype: FeatureType::F16 };
 
@@ -46,13 +47,13 @@ fn activate(store: &mut Store, term: u64) -> Vec<Result<(), ActivateError>> {
     answers.try_recv().expect("a turn answers everything")
 }
 
-/// Writes and takes a turn; all answers.
+/// Writes and runs a turn; returns all answers.
 fn write(store: &mut Store, records: Vec<(PartitionId, Record)>) -> Vec<Answer> {
     let answers = Arc::new(Mutex::new(None));
-    let place = Arc::clone(&answers);
-    store.write(records, move |answers| *place.lock().unwrap() = Some(answers));
+    let slot = Arc::clone(&answers);
+    store.write(records, move |answers| *slot.lock() = Some(answers));
     store.turn().unwrap();
-    answers.lock().unwrap().take().expect("a turn answers everything")
+    answers.lock().take().expect("a turn answers everything")
 }
 
 fn write_one(store: &mut Store, record: Record) -> Answer {
@@ -67,68 +68,72 @@ fn upsert(ids: impl IntoIterator<Item = u64>) -> Record {
     Record::bare(Command::Upsert(Upsert { ids: ids.into_iter().map(MemoryId).collect(), ..Upsert::default() }))
 }
 
-/// What is known of a partition from outside: the state that was certain, and what was asked since.
+/// Model of a partition as seen by a client: the certain state, and later requests.
 struct Model {
     certain: reference::Partition,
-    /// Its lsn.
+    /// LSN of the certain state.
     lsn: Lsn,
-    /// Asked since, with the answer where there was one. What has no answer may have been lost.
-    asked: Vec<(Record, Arc<Mutex<Option<Answer>>>)>,
+    /// Later requests with their answers. Unanswered ones may have been lost.
+    requests: Vec<(Record, Arc<Mutex<Option<Answer>>>)>,
 }
 
 impl Model {
-    /// Applies what was answered, checks the answers, and goes on as far as `found` says that the unanswered was kept.
-    fn settle(&mut self, found: Option<(Digest, Lsn)>) -> Result<(), TestCaseError> {
+    /// Applies answered requests, checks the answers, and applies unanswered ones until the state equals `recovered`.
+    fn settle(&mut self, recovered: Option<(Digest, Lsn)>) -> Result<(), TestCaseError> {
         let mut lsn = self.lsn;
         let mut logged = None;
         let mut answered = BTreeSet::new();
-        for (at, (record, answer)) in self.asked.iter().enumerate() {
-            // An answer without a new lsn was given without the log, perhaps while the log failed. So was that of a repeat, whose
-            // lsn is where the partition stands: the store may have logged something of its own meanwhile.
+        for (at, (record, answer)) in self.requests.iter().enumerate() {
+            // An answer without a new LSN was given without the log, perhaps while the log failed; likewise for a repeat, whose
+            // LSN is the current one: the store may have logged entries of its own meanwhile.
             let is_new = record.request.is_none_or(|request| {
                 answered.insert((request.session, request.seq))
                     && self.certain.ledger().sessions.admit(request) == Admission::Execute
             });
-            if let Some(Ok(committed)) = &*answer.lock().unwrap()
+            if let Some(Ok(committed)) = &*answer.lock()
                 && committed.lsn > lsn
                 && is_new
             {
                 (lsn, logged) = (committed.lsn, Some(at));
             }
         }
-        for (at, (record, answer)) in std::mem::take(&mut self.asked).into_iter().enumerate() {
+        for (at, (record, answer)) in std::mem::take(&mut self.requests).into_iter().enumerate() {
             if logged.is_none_or(|last| at > last)
-                && found.is_some_and(|(found, _)| self.certain.replica_digest() == found)
+                && recovered.is_some_and(|(recovered, _)| self.certain.replica_digest() == recovered)
             {
                 break;
             }
-            match answer.lock().unwrap().take() {
+            match answer.lock().take() {
                 Some(Err(WriteError::Capacity { .. })) => {}
                 Some(Ok(committed)) => {
                     let expected = self.certain.apply(&record);
-                    // A repeat is answered as its first was, also when something between the two made that be forgotten.
+                    // A repeat gets the first reply, even if a request in between expired it in the model.
                     let forgotten =
                         matches!(expected, Reply::Refused(Refusal::SessionExpired | Refusal::AlreadyClosed));
                     if !forgotten {
                         prop_assert_eq!(committed.reply, expected, "{:?}", record);
                     }
                 }
-                Some(Err(WriteError::Failed { .. } | WriteError::DiskFull { .. })) if found.is_some() => {
+                Some(Err(WriteError::Failed { .. } | WriteError::DiskFull { .. })) if recovered.is_some() => {
                     drop(self.certain.apply(&record));
                 }
                 None => drop(self.certain.apply(&record)),
                 Some(Err(error)) => prop_assert!(false, "{}", error),
             }
         }
-        if let Some((found, lsn)) = found {
+        if let Some((recovered, lsn)) = recovered {
             self.lsn = lsn;
-            prop_assert_eq!(self.certain.replica_digest(), found, "what was found is no state that was asked for");
+            prop_assert_eq!(
+                self.certain.replica_digest(),
+                recovered,
+                "the recovered state does not result from the requests"
+            );
         }
         Ok(())
     }
 }
 
-/// Activates every partition, which configures those that differ and is durable in every mode.
+/// Activates every partition, which configures those that differ, durably in every mode.
 fn serve(store: &mut Store, term: u64, settings: Settings, models: &mut [Model]) {
     let current = |store: &mut Store, partition| store.partitions().ledger(partition).map(|ledger| ledger.settings);
     let before: Vec<_> = (0..models.len() as u32).map(|p| current(store, PartitionId(p)).unwrap_or_default()).collect();
@@ -140,7 +145,7 @@ fn serve(store: &mut Store, term: u64, settings: Settings, models: &mut [Model])
             model.certain.apply(&Record::bare(Command::Configure(wanted)));
             model.lsn = Lsn(model.lsn.0 + 1);
         }
-        // A turn may also give a resting partition a record that changes nothing.
+        // A turn may also propose a no-op record to an idle partition.
         let applied = store.applied(PartitionId(partition as u32)).1;
         assert!(applied >= model.lsn, "{applied} is before {}", model.lsn);
         model.lsn = applied;
@@ -149,11 +154,11 @@ fn serve(store: &mut Store, term: u64, settings: Settings, models: &mut [Model])
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Proposes so many records of each partition in one call.
+    /// Proposes this number of records of each partition.
     Write(Vec<usize>),
     Turn,
     Wait(u64),
-    /// The process is gone after so many more changes of the disk; with the power, or not.
+    /// Kills the process after this number of further disk changes, with or without a power loss.
     Crash(u64, bool),
     Stop,
 }
@@ -190,23 +195,23 @@ proptest! {
         let (disk, clock) = (SimDisk::new(seed), Arc::new(ManualClock::new(1_000_000)));
         let (mut store, _) = open(&disk, &clock, &options).unwrap();
         let mut term = 1;
-        let empty = || Model { certain: reference::Partition::new(options.shape, Settings::default()), lsn: Lsn(0), asked: Vec::new() };
+        let empty = || Model { certain: reference::Partition::new(options.shape, Settings::default()), lsn: Lsn(0), requests: Vec::new() };
         let mut models: Vec<Model> = (0..partitions).map(|_| empty()).collect();
         serve(&mut store, term, settings, &mut models);
         let mut logs: Vec<_> = logs.into_iter().map(Vec::into_iter).collect();
         let mut running = Some(store);
         for step in steps {
-            let mut store = running.take().expect("it was opened again");
+            let mut store = running.take().expect("the store was reopened");
             let mut power = false;
             running = match step {
                 Step::Write(counts) => {
                     for (partition, count) in counts.into_iter().enumerate() {
                         for record in logs[partition].by_ref().take(count) {
-                            let place = Arc::new(Mutex::new(None));
-                            models[partition].asked.push((record.clone(), Arc::clone(&place)));
-                            // A call of its own: a refusal is told at once, also when the process dies before the others are answered.
+                            let slot = Arc::new(Mutex::new(None));
+                            models[partition].requests.push((record.clone(), Arc::clone(&slot)));
+                            // A separate call: a rejection is answered even if the process dies before the others are.
                             store.write(vec![(PartitionId(partition as u32), record)], move |mut answers| {
-                                *place.lock().unwrap() = answers.pop();
+                                *slot.lock() = answers.pop();
                             });
                         }
                     }
@@ -224,7 +229,7 @@ proptest! {
                 Step::Crash(changes, with_power) => {
                     power = with_power;
                     disk.stop_after(changes);
-                    // Whatever it says: the process is dying.
+                    // The result is irrelevant: the process is dying.
                     let _ = store.turn();
                     clock.advance(400_000);
                     let _ = store.turn();
@@ -240,37 +245,37 @@ proptest! {
             }
             if power { disk.lose_power() } else { disk.kill() }
             let (mut store, recovery) = open(&disk, &clock, &options).unwrap();
-            prop_assert!(recovery.corrupt.is_empty() && recovery.passed_over.is_empty(), "{:?}", recovery);
+            prop_assert!(recovery.corrupt.is_empty() && recovery.skipped_snapshots.is_empty(), "{:?}", recovery);
             for (partition, model) in models.iter_mut().enumerate() {
                 let empty = reference::Partition::new(options.shape, Settings::default()).replica_digest();
-                let found = store.partitions().replica_digest(PartitionId(partition as u32)).unwrap().unwrap_or(empty);
+                let recovered = store.partitions().replica_digest(PartitionId(partition as u32)).unwrap().unwrap_or(empty);
                 if durability == Durability::Async && power {
-                    // Answered is not durable in this mode: some state that was, never a mixture.
-                    model.asked.iter().for_each(|(_, answer)| {
-                        let mut answer = answer.lock().unwrap();
+                    // Answered records are not durable in this mode: any earlier state may be recovered.
+                    model.requests.iter().for_each(|(_, answer)| {
+                        let mut answer = answer.lock();
                         if matches!(*answer, Some(Ok(_))) {
                             *answer = None;
                         }
                     });
                 }
                 let lsn = store.applied(PartitionId(partition as u32)).1;
-                model.settle(Some((found, lsn)))?;
+                model.settle(Some((recovered, lsn)))?;
             }
             let refused = activate(&mut store, term);
             prop_assert!(
-                refused.iter().all(|answer| matches!(answer, Err(ActivateError::Promised { .. }))),
-                "a promise was forgotten: {:?}", refused
+                refused.iter().all(|answer| matches!(answer, Err(ActivateError::TermPromised { .. }))),
+                "a promise was lost: {:?}", refused
             );
             term += 1;
             serve(&mut store, term, settings, &mut models);
             running = Some(store);
         }
-        let mut store = running.expect("it was opened again");
+        let mut store = running.expect("the store was reopened");
         store.turn().unwrap();
         for (partition, model) in models.iter_mut().enumerate() {
             model.settle(None)?;
-            let found = store.partitions().replica_digest(PartitionId(partition as u32)).unwrap();
-            prop_assert_eq!(found, Some(model.certain.replica_digest()));
+            let recovered = store.partitions().replica_digest(PartitionId(partition as u32)).unwrap();
+            prop_assert_eq!(recovered, Some(model.certain.replica_digest()));
         }
     }
 }
@@ -282,23 +287,23 @@ fn reinforce(ids: &[u64], delta: i32) -> Record {
 }
 
 fn weight(store: &mut Store, id: u64) -> u32 {
-    store.partitions().get(MemoryId(id)).unwrap().expect("it is here").weight.units()
+    store.partitions().get(MemoryId(id)).unwrap().expect("the memory exists").weight.units()
 }
 
-/// A store of `partitions` partitions that serves at term 1.
+/// Opens a store that serves all partitions at term 1.
 fn serving(disk: &SimDisk, clock: &Arc<ManualClock>, options: &Options) -> Store {
     let (mut store, _) = open(disk, clock, options).unwrap();
     assert!(activate(&mut store, 1).iter().all(Result::is_ok));
     store
 }
 
-/// Ids of one partition.
+/// Returns ids of one partition.
 fn ids_of(partition: u32, partitions: u32) -> impl Iterator<Item = u64> {
     (0..).filter(move |id| engram_memory::partition_of(MemoryId(*id), partitions) == PartitionId(partition))
 }
 
 #[test]
-fn a_repeat_waits_for_its_first_and_is_applied_once() {
+fn a_repeated_request_waits_for_the_first_and_is_applied_once() {
     let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(5_000)), options(1));
     let mut store = serving(&disk, &clock, &options);
     write_one(&mut store, upsert([1])).unwrap();
@@ -320,7 +325,7 @@ fn a_repeat_waits_for_its_first_and_is_applied_once() {
 }
 
 #[test]
-fn what_is_refused_is_refused_before_the_log() {
+fn invalid_records_and_full_partitions_are_rejected_before_the_log() {
     let (disk, clock) = (SimDisk::new(1), Arc::new(ManualClock::new(5_000)));
     let mut options = options(2);
     options.settings = Settings { limit: 5, policy: CapacityPolicy::Refuse, ..Settings::default() };
@@ -338,7 +343,7 @@ fn what_is_refused_is_refused_before_the_log() {
     for record in invalid {
         assert!(matches!(write_one(&mut store, record).unwrap_err(), WriteError::Invalid { .. }));
     }
-    // Four fit, one more, then none: rows of memories that are there or under way already do not count.
+    // Four fit, one more, then none: rows of existing memories or of those in flight do not count.
     let rows = |ids: &[u64]| (PartitionId(0), upsert(ids.iter().copied()));
     let answers = write(&mut store, vec![rows(&here[..4]), rows(&here[..5]), rows(&here[..5]), rows(&here[3..6])]);
     let created: Vec<u64> = answers[..3].iter().map(|answer| applied(answer.clone()).created).collect();
@@ -346,16 +351,16 @@ fn what_is_refused_is_refused_before_the_log() {
     let refused = WriteError::Capacity { partition: PartitionId(0), limit: 5, memories: 5, wanted: 1 };
     assert_eq!(answers[3], Err(refused));
     assert_eq!(store.partitions().memories(), 5);
-    let elsewhere = Member { ordinal: Ordinal(1), store: StoreId(9), incarnation: Incarnation(1) };
-    let entry = Entry::solo(Term(2), elsewhere);
-    store.learn(&PartitionMap { cluster: ClusterId(7), version: 2, partitions: vec![entry; 2] });
+    let other_worker = Member { ordinal: Ordinal(1), store: StoreId(9), incarnation: Incarnation(1) };
+    let entry = Entry::solo(Term(2), other_worker);
+    store.update_map(&PartitionMap { cluster: ClusterId(7), version: 2, partitions: vec![entry; 2] });
     let answer = write_one(&mut store, upsert([here[0]]));
     assert_eq!(answer, Err(WriteError::NotPrimary { partition: PartitionId(0), term: Some(Term(1)) }));
     assert_eq!(store.applied(PartitionId(0)).1, Lsn(4), "the configuration and three upserts");
 }
 
 #[test]
-fn a_full_disk_fails_writes_and_nothing_else() {
+fn a_full_disk_fails_only_writes() {
     let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(0)), options(1));
     let mut store = serving(&disk, &clock, &options);
     write_one(&mut store, upsert(0..100)).unwrap();
@@ -367,7 +372,7 @@ fn a_full_disk_fails_writes_and_nothing_else() {
     assert_eq!(weight(&mut store, 5), 1 << 29);
     disk.set_capacity(None);
     let answer = write_one(&mut store, large).unwrap();
-    assert_eq!(answer.lsn, Lsn(2), "the failed one took no number");
+    assert_eq!(answer.lsn, Lsn(2), "the failed write took no LSN");
     drop(store);
     disk.lose_power();
     let (mut store, recovery) = open(&disk, &clock, &options).unwrap();
@@ -375,7 +380,7 @@ fn a_full_disk_fails_writes_and_nothing_else() {
 }
 
 #[test]
-fn a_damaged_snapshot_is_passed_over_and_a_damaged_partition_refused_alone() {
+fn a_damaged_snapshot_is_skipped_and_only_a_damaged_partition_is_corrupt() {
     let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(0)), options(2));
     let mut store = serving(&disk, &clock, &options);
     let ids: Vec<Vec<u64>> = (0..2).map(|p| ids_of(p, 2).take(200).collect()).collect();
@@ -388,7 +393,7 @@ fn a_damaged_snapshot_is_passed_over_and_a_damaged_partition_refused_alone() {
     assert!(stats.snapshots > 4 && stats.deleted_log_bytes > 0, "{stats:?}");
     assert!(
         stats.log_bytes < 8 * options.snapshot_bytes,
-        "the log is deleted behind the snapshots: {}",
+        "the log covered by snapshots is deleted: {}",
         stats.log_bytes
     );
     let digests: Vec<_> = (0..2).map(|p| store.partitions().replica_digest(PartitionId(p)).unwrap()).collect();
@@ -400,13 +405,13 @@ fn a_damaged_snapshot_is_passed_over_and_a_damaged_partition_refused_alone() {
     };
     disk.flip_bit(&name(0, 0), 8 * 300);
     let (mut store, recovery) = open(&disk, &clock, &options).unwrap();
-    assert_eq!((recovery.passed_over.len(), recovery.corrupt.len()), (1, 0), "{recovery:?}");
+    assert_eq!((recovery.skipped_snapshots.len(), recovery.corrupt.len()), (1, 0), "{recovery:?}");
     for (partition, digest) in digests.iter().enumerate() {
         assert_eq!(store.partitions().replica_digest(PartitionId(partition as u32)).unwrap(), *digest);
     }
     drop(store);
     disk.kill();
-    assert!(!disk.list().unwrap().contains(&name(0, 0)), "a damaged one does not stay as a generation");
+    assert!(!disk.list().unwrap().contains(&name(0, 0)), "a damaged snapshot is not kept as a generation");
     disk.flip_bit(&name(0, 1), 8 * 300);
     let (mut store, recovery) = open(&disk, &clock, &options).unwrap();
     assert_eq!(recovery.corrupt.iter().map(|(partition, _)| *partition).collect::<Vec<_>>(), [PartitionId(0)]);
@@ -416,11 +421,15 @@ fn a_damaged_snapshot_is_passed_over_and_a_damaged_partition_refused_alone() {
     assert!(matches!(answers[..], [Err(ActivateError::Corrupt { .. }), Ok(())]), "{answers:?}");
     assert!(matches!(write_one(&mut store, upsert([ids[0][0]])), Err(WriteError::Corrupt { .. })));
     assert!(write(&mut store, vec![(PartitionId(1), reinforce(&ids[1], 7))])[0].is_ok());
-    assert_eq!(disk.list().unwrap().iter().filter(|file| **file == name(0, 1)).count(), 1, "kept for who repairs it");
+    assert_eq!(
+        disk.list().unwrap().iter().filter(|file| **file == name(0, 1)).count(),
+        1,
+        "the file is kept for repair"
+    );
 }
 
 #[test]
-fn a_resting_partition_does_not_keep_the_log() {
+fn an_idle_partition_does_not_keep_the_log_from_being_deleted() {
     let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(0)), options(2));
     let mut store = serving(&disk, &clock, &options);
     let busy: Vec<u64> = ids_of(1, 2).take(200).collect();
@@ -447,15 +456,15 @@ fn snapshots_restore_into_an_empty_store_with_their_slot_order() {
         let records = [upsert(ids.clone()), Record::bare(remove), reinforce(&ids[200..], -999)];
         write(&mut store, records.map(|record| (PartitionId(partition), record)).to_vec());
     }
-    let (elsewhere, done) = (SimDisk::new(2), Arc::new(Mutex::new(None)));
-    let place = Arc::clone(&done);
-    store.snapshot_all(Some(Arc::new(elsewhere.clone())), move |result| *place.lock().unwrap() = Some(result));
+    let (backup, done) = (SimDisk::new(2), Arc::new(Mutex::new(None)));
+    let slot = Arc::clone(&done);
+    store.snapshot_all(Some(Arc::new(backup.clone())), move |result| *slot.lock() = Some(result));
     store.turn().unwrap();
-    assert_eq!(done.lock().unwrap().take().unwrap().unwrap().len(), 3);
+    assert_eq!(done.lock().take().unwrap().unwrap().len(), 3);
     let empty = SimDisk::new(3);
     let target: Arc<dyn Disk> = Arc::new(empty.clone());
     let install = |wanted: &dyn Fn(PartitionId) -> bool| {
-        restore::install(&target, options.cluster, options.shape, &elsewhere, wanted)
+        restore::install(&target, options.cluster, options.shape, &backup, wanted)
     };
     assert_eq!(install(&|partition| partition.0 < 2).unwrap().len(), 2);
     assert!(matches!(install(&|_| true), Err(Error::NotEmpty { .. })));
@@ -465,7 +474,10 @@ fn snapshots_restore_into_an_empty_store_with_their_slot_order() {
     }
     assert!(!restored.partitions().contains(PartitionId(2)));
     let again = activate(&mut restored, 1);
-    assert!(matches!(again[..], [Err(ActivateError::Promised { .. }), Err(ActivateError::Promised { .. }), Ok(())]));
+    assert!(matches!(
+        again[..],
+        [Err(ActivateError::TermPromised { .. }), Err(ActivateError::TermPromised { .. }), Ok(())]
+    ));
     assert!(activate(&mut restored, 2).iter().all(Result::is_ok));
     let next = Lsn(store.applied(PartitionId(0)).1.0 + 1);
     assert_eq!(write_one(&mut restored, upsert(ids_of(0, 3).take(1))).unwrap().lsn, next);

@@ -23,7 +23,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 const TELL_AGAIN: Duration = Duration::from_secs(600);
 
 /// Makes an exporter; it connects when there is something to send. To be called on a runtime, which carries the connection.
-pub(crate) fn exporter(traces: &Traces) -> Result<Quiet, Error> {
+pub(crate) fn exporter(traces: &Traces) -> Result<QuietExporter, Error> {
     let exporter = opentelemetry_otlp::SpanExporter::builder()
         .with_tonic()
         .with_channel(channel(traces)?)
@@ -32,7 +32,7 @@ pub(crate) fn exporter(traces: &Traces) -> Result<Quiet, Error> {
         .with_retry_policy(RetryPolicy::recommended())
         .build()
         .map_err(|error| Error::Exporter(error.to_string()))?;
-    Ok(Quiet { exporter, endpoint: traces.endpoint.to_string(), away: Mutex::default() })
+    Ok(QuietExporter { exporter, endpoint: traces.endpoint.to_string(), away: Mutex::default() })
 }
 
 fn channel(traces: &Traces) -> Result<Channel, Error> {
@@ -82,7 +82,7 @@ fn tls(trust: &Trust) -> Result<Arc<ClientConfig>, Error> {
 /// An exporter that says of a collector that is away when it goes and when it is back, and little between. What could not be sent is
 /// lost: nobody waits for it.
 #[derive(Debug)]
-pub(crate) struct Quiet {
+pub(crate) struct QuietExporter {
     exporter: opentelemetry_otlp::SpanExporter,
     endpoint: String,
     away: Mutex<Away>,
@@ -113,7 +113,7 @@ impl Away {
     }
 }
 
-impl SpanExporter for Quiet {
+impl SpanExporter for QuietExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
         let result = self.exporter.export(batch).await;

@@ -75,18 +75,18 @@ pub enum Error {
 /// Keeps telling until it is dropped: then the last spans are sent, for a bounded time.
 #[derive(Debug)]
 #[must_use = "the last spans are lost without it"]
-pub struct Telling {
+pub struct Telemetry {
     provider: Option<SdkTracerProvider>,
 }
 
-impl Telling {
+impl Telemetry {
     /// Whether traces are sent.
     pub const fn traces(&self) -> bool {
         self.provider.is_some()
     }
 }
 
-impl Drop for Telling {
+impl Drop for Telemetry {
     fn drop(&mut self) {
         if let Some(provider) = self.provider.take() {
             // What went wrong with the last of them was told by the exporter.
@@ -100,7 +100,7 @@ impl Drop for Telling {
 ///
 /// # Errors
 /// The filter or a variable says nonsense.
-pub fn start(program: Program, log: Log<'_>) -> Result<Telling, Error> {
+pub fn start(program: Program, log: Log<'_>) -> Result<Telemetry, Error> {
     // One that is not Unicode is refused with what can be shown of it.
     let get = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     let (dispatch, telling) = build(program, log, get, std::io::stderr)?;
@@ -117,7 +117,7 @@ pub fn build<W>(
     log: Log<'_>,
     get: impl Fn(&str) -> Option<String>,
     writer: W,
-) -> Result<(Dispatch, Telling), Error>
+) -> Result<(Dispatch, Telemetry), Error>
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
@@ -140,7 +140,7 @@ where
             .with_filter(FilterFn::new(is_traced).with_max_level_hint(LevelFilter::DEBUG))
     });
     let subscriber = tracing_subscriber::registry().with(traces).with(lines.with_filter(filter));
-    Ok((Dispatch::new(subscriber), Telling { provider }))
+    Ok((Dispatch::new(subscriber), Telemetry { provider }))
 }
 
 /// Spans of our own, and what is logged in them. An allow-list: the crates below the exporter make spans too (`h2`, `hyper`, `tonic`,

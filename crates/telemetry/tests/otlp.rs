@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use engram_telemetry::{Log, LogFormat, Program, Telling, build};
+use engram_telemetry::{Log, LogFormat, Program, Telemetry, build};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
@@ -69,7 +69,7 @@ async fn listen() -> (Collector, SocketAddr) {
     (collector, address)
 }
 
-fn telling(variables: &[(&str, &str)]) -> (Dispatch, Telling, Lines) {
+fn telling(variables: &[(&str, &str)]) -> (Dispatch, Telemetry, Lines) {
     let variables: BTreeMap<String, String> =
         variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
     let (lines, log) = (Lines::default(), Log { filter: "info", format: LogFormat::Json });

@@ -95,17 +95,17 @@ impl World {
         }
     }
 
-    /// The feature shape that its commands fit.
+    /// Returns the feature shape that its commands fit.
     pub fn features(&self) -> FeatureShape {
         self.features
     }
 
-    /// Every id that can occur, keyed ones last.
+    /// Returns every id that can occur, keyed ones last.
     pub fn ids(&self) -> impl Iterator<Item = MemoryId> {
         self.ids.iter().copied().chain(self.keys.iter().map(|key| key_id(key.as_bytes())))
     }
 
-    /// Settings with a limit that the ids of this world pass.
+    /// Settings with a limit that the ids of this world exceed.
     pub fn arb_settings(&self) -> BoxedStrategy<Settings> {
         let ids = self.ids.len() + self.keys.len();
         let policy = prop_oneof![7 => Just(CapacityPolicy::Evict), 1 => Just(CapacityPolicy::Refuse)];
@@ -175,7 +175,7 @@ impl World {
         .boxed()
     }
 
-    /// An id and the key given with it: none, its own, or another's.
+    /// An id and a key for it: none, its own, or another's.
     fn arb_name(&self) -> BoxedStrategy<(MemoryId, Vec<u8>)> {
         let ids = self.ids().collect::<Vec<_>>();
         let hot = ids.iter().copied().take(3).collect::<Vec<_>>();
@@ -209,7 +209,7 @@ impl World {
         let row = (self.arb_name(), weight, select(&GROUPS[..]), vec(any::<u8>(), width), payload);
         (vec(row, 0..=self.rows), any::<[bool; 5]>())
             .prop_map(|(rows, [weights, groups, keys, features, payloads])| {
-                let column = |given: bool| if given { &rows[..] } else { &[] };
+                let column = |present: bool| if present { &rows[..] } else { &[] };
                 Upsert {
                     ids: rows.iter().map(|row| row.0.0).collect(),
                     weights: column(weights).iter().map(|row| row.1).collect(),
@@ -223,39 +223,39 @@ impl World {
     }
 }
 
-/// A record whose numbers are not known yet: they depend on what went before.
+/// A record without its numbers, which depend on the preceding records.
 #[derive(Debug, Clone)]
 struct Draft {
     command: Command,
-    /// The session, and how far the seq lies from the next one.
+    /// The session, and the distance of the seq from the next one.
     session: Option<(SessionId, i64)>,
-    /// How far epoch, part or version lie from the next one.
+    /// Distance of epoch, part or version from the next one.
     drift: i64,
 }
 
 impl Draft {
-    /// Numbers the record by where `shadow` stands, and moves `shadow` on.
+    /// Numbers the record after the state of `shadow`, and advances `shadow`.
     fn number(self, shadow: &mut Ledger, features: FeatureShape) -> Record {
         let Self { mut command, session, drift } = self;
         let high = |session| shadow.sessions.high(session).unwrap_or(0);
         let request = session.map(|(session, drift)| Request { session, seq: from_one(high(session), drift) });
-        let stands = |run| shadow.epochs.progress(run).map_or((0, None), |progress| (progress.done, progress.open));
+        let progress_of = |run| shadow.epochs.progress(run).map_or((0, None), |progress| (progress.done, progress.open));
         // A step that is meant to follow goes to a run where it does, if there is one.
         if let Some((run, opens)) = epoch_run(&mut command).filter(|_| drift == 0) {
-            let follows = |run: &RunId| stands(*run).1.is_none() == opens;
+            let follows = |run: &RunId| progress_of(*run).1.is_none() == opens;
             *run = if follows(run) { *run } else { RUNS.into_iter().find(follows).unwrap_or(*run) };
         }
         match &mut command {
             Command::Epoch { run, n, .. } | Command::EpochBegin { run, n, .. } => {
-                *n = LearningEpoch(from_one(stands(*run).0, drift));
+                *n = LearningEpoch(from_one(progress_of(*run).0, drift));
             }
             Command::EpochPart { run, n, part, .. } => {
-                let (done, open) = stands(*run);
+                let (done, open) = progress_of(*run);
                 *n = LearningEpoch(from_one(done, 0));
                 *part = from_one(open.unwrap_or(0).into(), drift) as u32;
             }
             Command::EpochEnd { run, n, parts } => {
-                let (done, open) = stands(*run);
+                let (done, open) = progress_of(*run);
                 *n = LearningEpoch(from_one(done, drift));
                 *parts = open.unwrap_or(0);
             }
@@ -302,12 +302,12 @@ fn arb_seq_drift() -> impl Strategy<Value = i64> {
     prop_oneof![8 => Just(0), 2 => Just(-1), 2 => -6..=6_i64, 1 => -67..=-63_i64, 1 => 61..=65_i64]
 }
 
-/// Decays: none, the usual, and such as fold the clock every few records.
+/// Decays: none, the usual one, and large ones that fold the clock every few records.
 fn arb_decay() -> impl Strategy<Value = u32> {
     prop_oneof![1 => Just(0), 4 => Just(10_737_418_u32), 2 => 0..=ONE / 64, 2 => ONE / 4..=ONE, 1 => Just(ONE)]
 }
 
-/// Deltas: the usual two, none, single units, and all the way from clamp to clamp.
+/// Deltas: the usual two, none, single units, and the whole range.
 fn arb_delta() -> impl Strategy<Value = i32> {
     let one = ONE as i32;
     prop_oneof![

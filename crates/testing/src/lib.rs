@@ -1,7 +1,7 @@
-//! What the tests of several crates share: random valid commands, a store of the map that fails, an issuer of tokens.
+//! Shared test code of several crates: random valid commands, a map store with faults, an issuer of tokens.
 //!
-//! A crate of its own, not a feature of those that it is about: with a feature, whatever is tested would be built once for its users and once
-//! more for the tests, with all that depends on it.
+//! A crate of its own instead of features of the tested crates: with a feature, each tested crate would be built twice,
+//! with all its dependents.
 #![forbid(unsafe_code)]
 
 pub mod commands;

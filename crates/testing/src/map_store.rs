@@ -1,89 +1,89 @@
-//! A store of the partition map that fails in every way a store may.
+//! A map store that fails in every way a store may.
 
 use engram_cluster::PartitionMap;
-use engram_mapstore::{Error, Goal, MapStore, Order};
+use engram_mapstore::{Error, Goal, MapStore, MapOverride};
 use engram_memory::mix64;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How often something goes wrong, each in thousandths of the operations.
+/// Fault rates, each in thousandths of the operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// Somebody else writes first, without changing any entry.
+pub struct FaultRates {
+    /// Another writer writes first, without changing any entry.
     pub conflict: u32,
-    /// The change is made, but its writer is told that the store failed.
+    /// The change is applied, but its writer receives an error.
     pub lost_reply: u32,
-    /// The writer is told that the store failed; the change is made when somebody else asks for something, if it still fits.
+    /// The writer receives an error; the change is applied at the next operation, if it still fits.
     pub late: u32,
-    /// The store does not answer, for a few operations.
+    /// The store does not respond, for a few operations.
     pub outage: u32,
-    /// A map that has been replaced is handed out.
+    /// A map that has been replaced is returned.
     pub stale_read: u32,
 }
 
-impl Faults {
-    /// All of them, often.
+impl FaultRates {
+    /// All faults, often.
     pub const ALL: Self = Self { conflict: 100, lost_reply: 100, late: 100, outage: 20, stale_read: 100 };
 }
 
-/// Passes operations on to another store, or fails them, as a seed says: the same operations in the same order fail in the same
-/// way.
+/// Forwards operations to another store, or fails them, deterministically by a seed: the same operations in the same
+/// order fail in the same way.
 #[derive(Debug)]
-pub struct Faulty<S> {
+pub struct FaultyMapStore<S> {
     inner: S,
-    faults: Faults,
+    faults: FaultRates,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     random: u64,
-    /// Operations that are not answered yet.
-    out: u32,
-    forced_out: bool,
+    /// Remaining operations of the outage.
+    outage: u32,
+    forced_outage: bool,
     before: Option<PartitionMap>,
     late: Option<(Option<u64>, PartitionMap)>,
 }
 
 /// Longest outage, in operations.
-const OUTAGE_MOST: u64 = 8;
+const MAX_OUTAGE: u64 = 8;
 
-impl<S: MapStore> Faulty<S> {
-    /// Fails operations on `inner` as `seed` says.
-    pub const fn new(inner: S, seed: u64, faults: Faults) -> Self {
-        let state = State { random: seed, out: 0, forced_out: false, before: None, late: None };
+impl<S: MapStore> FaultyMapStore<S> {
+    /// Creates a store that fails operations on `inner` according to `seed`.
+    pub const fn new(inner: S, seed: u64, faults: FaultRates) -> Self {
+        let state = State { random: seed, outage: 0, forced_outage: false, before: None, late: None };
         Self { inner, faults, state: Mutex::new(state) }
     }
 
-    /// The store behind it, which never fails.
+    /// Returns the wrapped store, which never fails.
     pub const fn inner(&self) -> &S {
         &self.inner
     }
 
-    /// Begins an outage, or ends it.
-    pub fn set_out(&self, out: bool) {
-        held(&self.state).forced_out = out;
+    /// Starts or ends an outage.
+    pub fn set_outage(&self, outage: bool) {
+        held(&self.state).forced_outage = outage;
     }
 
-    /// What every operation begins with: a change that is late arrives, an outage begins or goes on.
+    /// Starts every operation: a late change arrives, an outage starts or continues.
     fn begin(&self, state: &mut State) -> Result<(), Error> {
         if let Some((expected, map)) = state.late.take() {
-            // Its writer does not wait for an answer any more.
+            // Its writer no longer waits for a result.
             let _ = self.inner.compare_and_swap(expected, map);
         }
-        if state.out == 0 && state.happens(self.faults.outage) {
-            state.out = 1 + (state.draw() % OUTAGE_MOST) as u32;
+        if state.outage == 0 && state.happens(self.faults.outage) {
+            state.outage = 1 + (state.draw() % MAX_OUTAGE) as u32;
         }
-        if state.out > 0 || state.forced_out {
-            state.out = state.out.saturating_sub(1);
+        if state.outage > 0 || state.forced_outage {
+            state.outage = state.outage.saturating_sub(1);
             return Err(failed());
         }
         Ok(())
     }
 }
 
-impl<S: MapStore> MapStore for Faulty<S> {
+impl<S: MapStore> MapStore for FaultyMapStore<S> {
     fn get(&self) -> Result<Option<PartitionMap>, Error> {
         let mut state = held(&self.state);
         self.begin(&mut state)?;
@@ -117,14 +117,14 @@ impl<S: MapStore> MapStore for Faulty<S> {
         self.inner.set_goal(goal)
     }
 
-    fn orders(&self) -> Result<Vec<Order>, Error> {
+    fn overrides(&self) -> Result<Vec<MapOverride>, Error> {
         self.begin(&mut held(&self.state))?;
-        self.inner.orders()
+        self.inner.overrides()
     }
 
-    fn overrule(&self, expected: Option<u64>, map: PartitionMap, order: Order) -> Result<PartitionMap, Error> {
+    fn override_map(&self, expected: Option<u64>, map: PartitionMap, order: MapOverride) -> Result<PartitionMap, Error> {
         self.begin(&mut held(&self.state))?;
-        self.inner.overrule(expected, map, order)
+        self.inner.override_map(expected, map, order)
     }
 
     fn may_wait(&self) -> bool {
@@ -144,7 +144,7 @@ impl State {
 }
 
 fn failed() -> Error {
-    let source = io::Error::new(io::ErrorKind::TimedOut, "the map store does not answer");
+    let source = io::Error::new(io::ErrorKind::TimedOut, "the map store does not respond");
     Error::Io { action: "reach", path: PathBuf::from("map"), source }
 }
 
@@ -164,9 +164,9 @@ mod tests {
         PartitionMap { cluster: ClusterId(7), version: 0, partitions: vec![Entry::solo(Term(term), member)] }
     }
 
-    /// Raises the term ten times through every kind of failure; gives back every answer that was had.
-    fn story(seed: u64) -> Vec<String> {
-        let store = Faulty::new(MemoryStore::default(), seed, Faults::ALL);
+    /// Raises the term ten times through every kind of fault; returns every response.
+    fn raise_terms(seed: u64) -> Vec<String> {
+        let store = FaultyMapStore::new(MemoryStore::default(), seed, FaultRates::ALL);
         store.inner().compare_and_swap(None, map(1)).unwrap();
         let mut answers = Vec::new();
         for _ in 0..1_000 {
@@ -185,29 +185,29 @@ mod tests {
             });
         }
         let last = store.inner().get().unwrap().unwrap();
-        assert_eq!(last.partitions[0].term, Term(11), "seed {seed}: whoever reads again and goes on gets there");
+        assert_eq!(last.partitions[0].term, Term(11), "seed {seed}: retrying after a new read succeeds");
         answers
     }
 
     #[test]
-    fn every_kind_of_failure_happens_and_a_seed_repeats_it() {
-        let all: Vec<_> = (0..50).flat_map(story).collect();
+    fn every_kind_of_fault_happens_and_a_seed_reproduces_it() {
+        let all: Vec<_> = (0..50).flat_map(raise_terms).collect();
         for kind in ["written", "conflict", "failed to reach map"] {
             assert!(all.iter().any(|answer| answer == kind), "{kind}");
         }
-        assert_eq!(story(3), story(3));
-        let lost = Faulty::new(MemoryStore::default(), 1, Faults { lost_reply: 1_000, ..Faults::default() });
+        assert_eq!(raise_terms(3), raise_terms(3));
+        let lost = FaultyMapStore::new(MemoryStore::default(), 1, FaultRates { lost_reply: 1_000, ..FaultRates::default() });
         lost.inner().compare_and_swap(None, map(1)).unwrap();
         let next = PartitionMap { version: 1, ..map(2) };
         assert!(lost.compare_and_swap(Some(1), next).is_err());
-        assert_eq!(lost.get().unwrap().unwrap().version, 2, "it was written all the same");
-        let late = Faulty::new(MemoryStore::default(), 1, Faults { late: 1_000, ..Faults::default() });
+        assert_eq!(lost.get().unwrap().unwrap().version, 2, "it was written nevertheless");
+        let late = FaultyMapStore::new(MemoryStore::default(), 1, FaultRates { late: 1_000, ..FaultRates::default() });
         late.inner().compare_and_swap(None, map(1)).unwrap();
         let next = PartitionMap { version: 1, ..map(2) };
         assert!(late.compare_and_swap(Some(1), next).is_err());
-        assert_eq!(late.inner().get().unwrap().unwrap().version, 1, "not yet");
-        assert_eq!(late.get().unwrap().unwrap().version, 2, "but before the next answer");
-        late.set_out(true);
+        assert_eq!(late.inner().get().unwrap().unwrap().version, 1, "not applied yet");
+        assert_eq!(late.get().unwrap().unwrap().version, 2, "applied before the next response");
+        late.set_outage(true);
         assert!(late.get().is_err() && late.goal().is_err());
     }
 }

@@ -1,11 +1,11 @@
-//! An issuer of tokens for tests: signs whatever it is told.
+//! A token issuer for tests: signs anything.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _, SigningKey as _};
 use serde_json::{Value, json};
 
-/// An issuer with one key, of ES256.
+/// An issuer with one ES256 key.
 #[derive(Debug)]
 pub struct Signer {
     key: KeyPair,
@@ -14,7 +14,7 @@ pub struct Signer {
 }
 
 impl Signer {
-    /// One with a new key of this id.
+    /// Creates an issuer with a new key of this id.
     ///
     /// # Panics
     /// The machine has no randomness to give.
@@ -23,24 +23,24 @@ impl Signer {
         Self { key, id: id.to_owned() }
     }
 
-    /// Its public key, as it is published.
+    /// Returns its public key as a JSON Web Key.
     pub fn jwk(&self) -> Value {
         let point = self.key.der_bytes();
         json!({ "use": "sig", "kty": "EC", "kid": self.id, "crv": "P-256", "alg": "ES256",
-            "x": coded(&point[1..33]), "y": coded(&point[33..]) })
+            "x": encode(&point[1..33]), "y": encode(&point[33..]) })
     }
 
-    /// A set of its key alone.
+    /// Returns a key set with its key.
     pub fn keys(&self) -> Value {
         json!({ "keys": [self.jwk()] })
     }
 
-    /// A token that says `body`.
+    /// Returns a token with the claims `body`.
     pub fn token(&self, body: &Value) -> String {
         self.sign(&json!({ "alg": "ES256", "kid": self.id }), body)
     }
 
-    /// The same with any head.
+    /// Returns a token with any header.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -48,28 +48,28 @@ impl Signer {
         self.sign_bytes(head.to_string().as_bytes(), body.to_string().as_bytes())
     }
 
-    /// The same with any bytes.
+    /// Returns a token with any header and body bytes.
     ///
     /// # Panics
     /// As [`Self::new`].
     pub fn sign_bytes(&self, head: &[u8], body: &[u8]) -> String {
-        let signed = format!("{}.{}", coded(head), coded(body));
+        let signed = format!("{}.{}", encode(head), encode(body));
         let signature = fixed(&self.key.sign(signed.as_bytes()).expect("there is randomness"));
-        format!("{signed}.{}", coded(signature))
+        format!("{signed}.{}", encode(signature))
     }
 }
 
-/// A part of a token.
-pub fn coded(bytes: impl AsRef<[u8]>) -> String {
+/// Encodes a part of a token.
+pub fn encode(bytes: impl AsRef<[u8]>) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// The bytes of a part of a token; `None` where it is none.
-pub fn decoded(part: &str) -> Option<Vec<u8>> {
+/// Decodes a part of a token; `None` if it is malformed.
+pub fn decode(part: &str) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(part).ok()
 }
 
-/// Both numbers of a signature in 32 bytes each, from the encoding that certificates have.
+/// Returns both numbers of a signature in 32 bytes each, from DER.
 fn fixed(der: &[u8]) -> Vec<u8> {
     let (mut at, mut out) = (2, Vec::new());
     for _ in 0..2 {

@@ -1,5 +1,5 @@
-// The full order by CUB, beside ours: the same stable sort of (key, slot) pairs by 31 bits, whose input is in the order of ids, so that ties
-// stay by id. Temporary memory is taken outside of what is timed, as in ours.
+// Full ranking by CUB, for comparison: the same stable sort of (key, slot) pairs by 31 bits. The input is in id order, so that ties
+// stay ordered by id. Temporary memory is allocated outside of the timed section.
 //
 //   cub_rank KEYS SLOTS ORDER DEVICE REPEATS     files of u32, little-endian; prints milliseconds as JSON
 #include <algorithm>
@@ -36,7 +36,7 @@ int main(int count, char** arguments) {
   }
   std::vector<uint32_t> keys = read(arguments[1]), slots = read(arguments[2]);
   if (keys.size() != slots.size() || keys.empty()) {
-    fprintf(stderr, "as many slots as keys, and at least one\n");
+    fprintf(stderr, "at least one key and as many slots are required\n");
     return 1;
   }
   CHECK(cudaSetDevice(atoi(arguments[4])));
@@ -53,7 +53,7 @@ int main(int count, char** arguments) {
   auto sort = [&] {
     CHECK(cub::DeviceRadixSort::SortPairs(temporary, size, keys_in, keys_out, slots_in, slots_out, (int64_t)keys.size(), 0, BITS));
   };
-  sort();  // tells the size
+  sort();  // returns the size of the temporary memory
   CHECK(cudaMalloc(&temporary, size));
   for (int run = 0; run < WARM_UP; run++) sort();
   CHECK(cudaDeviceSynchronize());

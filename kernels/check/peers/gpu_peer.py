@@ -1,7 +1,7 @@
-"""The work of engram-gpu-check, done by CuPy or PyTorch on the same GPU: events around it, warmed up, the median of many.
+"""The workloads of engram-gpu-check in CuPy or PyTorch on the same GPU: timed by events, after warm-up, median of many runs.
 
 gpu_peer.py cupy|torch --device N --repeats N WORKLOAD:MEMORIES ...     prints milliseconds as JSON
-Weights are f32, groups u8, vectors f16; ties are in the order of the input, as the stable sorts of both leave them.
+Weights are f32, groups u8, vectors f16; ties keep the input order, as the stable sorts of both do.
 """
 
 import argparse

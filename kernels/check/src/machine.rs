@@ -1,4 +1,4 @@
-//! What there is on this machine: the GPU, and programs that it may lack.
+//! Resources of this machine: the GPU, and optional programs.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,15 @@ use engram_kernels::gpu::cuda::{self, Cuda, DEADLINE};
 
 use crate::report::Device;
 
-/// Where the toolkit is installed when it is not on the PATH.
+/// Install location of the toolkit if it is not on the PATH.
 const TOOLKIT: &str = "/usr/local/cuda/bin";
 
-/// Opens a GPU and lets it go again.
+/// Opens a GPU, reads its properties, and closes it.
 ///
 /// # Errors
-/// Why it cannot be used.
+/// The reason why it cannot be used.
 pub(crate) fn device(ordinal: usize) -> Result<Device> {
-    const NONE: &str = "there is no GPU to check";
+    const NONE: &str = "no GPU to check";
     cuda::probe().context(NONE)?;
     let mut cuda = Cuda::open(ordinal, DEADLINE).context(NONE)?;
     let (major, minor) = cuda.capability();
@@ -29,14 +29,14 @@ pub(crate) fn device(ordinal: usize) -> Result<Device> {
     })
 }
 
-/// A program of this name.
+/// Finds a program by name.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([Path::new(TOOLKIT).to_owned()]);
     folders.map(|folder| folder.join(name)).find(|candidate| candidate.is_file())
 }
 
-/// Why there is none.
-pub(crate) fn lacking(name: &str) -> String {
+/// Returns the error text for a missing program.
+pub(crate) fn missing_program(name: &str) -> String {
     format!("no {name} on the PATH or in {TOOLKIT}")
 }

@@ -1,8 +1,8 @@
-//! The whole check of a real GPU: `cargo xtask gpu-check` builds it, and packs it for a machine without a Rust toolchain.
+//! Complete check of a real GPU: `cargo xtask gpu-check` builds it, and packages it for a machine without a Rust toolchain.
 //!
-//! The fatbins and the programs of the peers are inside, so this one file is all that is carried. Every part runs as a process of its own,
-//! this program again: what breaks a device, or the part itself, ends with that process and is told as a failure of that part. What a
-//! machine lacks is skipped with the reason; without a GPU nothing is done, and why is an error.
+//! The fatbins and the peer programs are embedded, so this file is all that has to be copied. Every part runs in its own process, so that a crash
+//! of the device or the part is reported as a failure of that part. Checks that the machine does not support are skipped with the reason;
+//! without a GPU the check fails.
 #![forbid(unsafe_code)]
 
 mod child;
@@ -14,18 +14,18 @@ mod run;
 mod sanitizer;
 mod table;
 
-// The tests of the kernels, on the real device: what differs from the law panics.
+// The tests of the kernels, on the real device. Differences from the reference device panic.
+#[path = "../../tests/device_comparison/mod.rs"]
+mod device_comparison;
+#[path = "../../tests/pass_checks/mod.rs"]
+mod pass_checks;
+#[path = "../../tests/random_history/mod.rs"]
+mod random_history;
+#[path = "../../tests/random_numbers/mod.rs"]
+mod random_numbers;
 #[allow(clippy::unwrap_used)]
-#[path = "../../tests/naive/mod.rs"]
-mod naive;
-#[path = "../../tests/numbers/mod.rs"]
-mod numbers;
-#[path = "../../tests/past/mod.rs"]
-mod past;
-#[path = "../../tests/story/mod.rs"]
-mod story;
-#[path = "../../tests/twins/mod.rs"]
-mod twins;
+#[path = "../../tests/reference_device/mod.rs"]
+mod reference_device;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -48,49 +48,49 @@ struct Arguments {
     command: Option<Command>,
 }
 
-/// What is to be done.
+/// Options of the check.
 #[derive(Args, Clone)]
 struct Options {
-    /// Which GPU, by its number
+    /// Index of the GPU
     #[arg(long, default_value_t = 0)]
     device: usize,
-    /// Updates of the random histories, all together: 100k, 10m, 1g, or a plain number
+    /// Total updates of the random histories: 100k, 10m, 1g, or a plain number
     #[arg(long, default_value = "1g", value_parser = parse_count)]
     updates: u64,
-    /// Random arenas through which every pass is compared with the law
+    /// Number of random arenas that compare every pass with the reference device
     #[arg(long, default_value_t = 20)]
     rounds: u64,
-    /// Processes, each with a context of its own, and drivers within one process, that use the GPU at the same time
+    /// Number of concurrent processes, and of drivers within one process, that use the GPU
     #[arg(long, default_value_t = 4)]
     contexts: u32,
-    /// Memories that the passes are timed over: at 64m a pass reads 320 MB, more than any cache
+    /// Memories of the timed passes: at 64m a pass reads 320 MB, more than any cache
     #[arg(long, default_value = "64m", value_parser = parse_count)]
     memories: u64,
-    /// Memories that rankings are timed over, beside CUB
+    /// Memories of the timed rankings, which are compared with CUB
     #[arg(long, default_value = "10m", value_parser = parse_count)]
     ranked: u64,
-    /// Runs of each pass, at most; the median counts
+    /// Maximum runs of each pass; the median is reported
     #[arg(long, default_value_t = 200)]
     repeats: usize,
-    /// Waits for minutes instead of 2 s before a device counts as one that does not answer
+    /// Wait for minutes instead of 2 s before a device counts as hung
     #[arg(long)]
-    patient: bool,
-    /// Where the results go, as JSON
+    long_deadline: bool,
+    /// Output file for the results, as JSON
     #[arg(long, value_name = "FILE", default_value = "gpu-check.json")]
     json: PathBuf,
-    /// Only these, by the first part of their names: passes, several, history, drivers, failures, sanitizer, bench
+    /// Run only checks whose names start with one of these: passes, multiple-devices, history, drivers, failures, sanitizer, bench
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Prints the table of results that were written before
+    /// Prints the table of a results file
     Table {
-        /// As written by --json
+        /// Results file written by --json
         file: PathBuf,
     },
-    /// Runs one part, and prints what it found as JSON
+    /// Runs one part, and prints its result as JSON
     #[command(hide = true)]
     Part(parts::Part),
 }
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
 
 fn print_table(file: &std::path::Path) -> Result<()> {
     let text = std::fs::read_to_string(file).with_context(|| format!("failed to read {}", file.display()))?;
-    let report = serde_json::from_str(&text).with_context(|| format!("{} is no result", file.display()))?;
+    let report = serde_json::from_str(&text).with_context(|| format!("{} is not a results file", file.display()))?;
     print!("{}", table::markdown(&report));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The same work, done by others on the same device.
+//! Peers that do the same work on the same device, for comparison.
 
 use std::fs;
 use std::path::Path;
@@ -7,35 +7,35 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::report::{Figure, Found, Peer, Row};
+use crate::report::{Figure, PartResult, Peer, Row};
 use crate::{child, machine};
 
 /// Keys in the order of ids, u32, little-endian; smaller ones come first.
 pub(crate) const KEYS: &str = "keys";
-/// The slots that they belong to, u32.
+/// Slots of the keys, u32.
 pub(crate) const SLOTS: &str = "slots";
-/// The slots as they are ranked, u32: what a peer must give, too.
+/// Ranked slots, u32: the output expected of a peer.
 pub(crate) const ORDER: &str = "order";
 
 const CUB: &str = include_str!("../peers/cub_rank.cu");
 const PYTHON: &str = include_str!("../peers/gpu_peer.py");
-/// The row that CUB does the same work as.
+/// Workload of the row that CUB is compared with.
 const SORTED: &str = "sort";
 
-/// What a Python peer prints.
+/// Output of a Python peer.
 #[derive(Deserialize)]
-struct Printed {
-    /// Why it cannot run here.
+struct PeerOutput {
+    /// Reason why it cannot run here.
     #[serde(default)]
     skipped: Option<String>,
     #[serde(default)]
     version: String,
     #[serde(default)]
-    rows: Vec<PrintedRow>,
+    rows: Vec<PeerRow>,
 }
 
 #[derive(Deserialize)]
-struct PrintedRow {
+struct PeerRow {
     workload: String,
     memories: u64,
     /// Milliseconds.
@@ -43,12 +43,18 @@ struct PrintedRow {
     figure: Figure,
 }
 
-/// CUB's sort, compiled here for the device's architecture. Its order must be ours before its time counts.
+/// Runs CUB's sort, compiled for the device's architecture. Its order must be the same before its time counts.
 ///
 /// # Errors
-/// When it does not compile or run, or gives another order.
-pub(crate) fn cub(rows: &mut [Row], scratch: &Path, capability: &str, device: usize, repeats: usize) -> Result<Found> {
-    let Some(nvcc) = machine::program("nvcc") else { return Ok(Found::skipped(machine::lacking("nvcc"))) };
+/// When it fails to compile or run, or returns another order.
+pub(crate) fn cub(
+    rows: &mut [Row],
+    scratch: &Path,
+    capability: &str,
+    device: usize,
+    repeats: usize,
+) -> Result<PartResult> {
+    let Some(nvcc) = machine::program("nvcc") else { return Ok(PartResult::skipped(machine::missing_program("nvcc"))) };
     let source = scratch.join("cub_rank.cu");
     let program = scratch.join("cub_rank");
     fs::write(&source, CUB).context("failed to write cub_rank.cu")?;
@@ -60,22 +66,30 @@ pub(crate) fn cub(rows: &mut [Row], scratch: &Path, capability: &str, device: us
     let mut run = Command::new(&program);
     run.args([scratch.join(KEYS), scratch.join(SLOTS), out.clone()]).args([device.to_string(), repeats.to_string()]);
     let printed = child::run(&mut run)?.expect("cub_rank")?;
-    let figure: Figure = serde_json::from_str(&printed).context("cub_rank did not print its figure")?;
+    let figure: Figure = serde_json::from_str(&printed).context("failed to parse the output of cub_rank")?;
     let read = |path: &Path| fs::read(path).with_context(|| format!("failed to read {}", path.display()));
-    ensure!(read(&out)? == read(&scratch.join(ORDER))?, "CUB gives another order than ours: one of them is wrong");
+    ensure!(read(&out)? == read(&scratch.join(ORDER))?, "CUB returned another order: one of the two is wrong");
 
-    let row = rows.iter_mut().find(|row| row.workload == SORTED).context("there is no sort to stand beside")?;
+    let row = rows.iter_mut().find(|row| row.workload == SORTED).context("there is no sort to compare with")?;
     let ratio = figure.median / row.device.median;
     row.peers.push(Peer { name: "CUB".to_owned(), device: figure });
-    Ok(Found::done(format!("the same order of {} memories; ours is {ratio:.2} times as fast", row.memories)))
+    Ok(PartResult::passed(format!("same order of {} memories; Engram is {ratio:.2} times as fast", row.memories)))
 }
 
-/// A Python library, where it is installed.
+/// Runs a Python peer, if it is installed.
 ///
 /// # Errors
 /// When it fails.
-pub(crate) fn python(rows: &mut [Row], scratch: &Path, peer: &str, device: usize, repeats: usize) -> Result<Found> {
-    let Some(python) = machine::program("python3") else { return Ok(Found::skipped(machine::lacking("python3"))) };
+pub(crate) fn python(
+    rows: &mut [Row],
+    scratch: &Path,
+    peer: &str,
+    device: usize,
+    repeats: usize,
+) -> Result<PartResult> {
+    let Some(python) = machine::program("python3") else {
+        return Ok(PartResult::skipped(machine::missing_program("python3")));
+    };
     let source = scratch.join("gpu_peer.py");
     fs::write(&source, PYTHON).context("failed to write gpu_peer.py")?;
     let mut run = Command::new(python);
@@ -87,21 +101,21 @@ pub(crate) fn python(rows: &mut [Row], scratch: &Path, peer: &str, device: usize
     add(rows, peer, &printed)
 }
 
-fn add(rows: &mut [Row], peer: &str, printed: &str) -> Result<Found> {
-    let printed: Printed =
-        serde_json::from_str(printed).with_context(|| format!("{peer} did not print its figures"))?;
+fn add(rows: &mut [Row], peer: &str, printed: &str) -> Result<PartResult> {
+    let printed: PeerOutput =
+        serde_json::from_str(printed).with_context(|| format!("failed to parse the output of {peer}"))?;
     if let Some(why) = printed.skipped {
-        return Ok(Found::skipped(why));
+        return Ok(PartResult::skipped(why));
     }
-    let mut beside = 0;
-    for PrintedRow { workload, memories, figure } in printed.rows {
+    let mut matched = 0;
+    for PeerRow { workload, memories, figure } in printed.rows {
         for row in rows.iter_mut().filter(|row| row.workload == workload && row.memories == memories) {
             row.peers.push(Peer { name: peer.to_owned(), device: figure });
-            beside += 1;
+            matched += 1;
         }
     }
-    ensure!(beside > 0, "{peer} did nothing that we do");
-    Ok(Found::done(format!("{peer} {}: {beside} rows", printed.version)))
+    ensure!(matched > 0, "{peer} has no comparable workload");
+    Ok(PartResult::passed(format!("{peer} {}: {matched} rows", printed.version)))
 }
 
 #[cfg(test)]
@@ -124,22 +138,22 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn figures_of_a_peer_stand_beside_the_same_work_of_the_same_size() {
+    fn peer_figures_match_rows_by_workload_and_size() {
         let mut rows = [row("rank", 10), row("rank", 20), row("top", 10), row("", 10)];
         let printed = r#"{"version": "2.9", "rows": [
             {"workload": "rank", "memories": 10, "best": 0.5, "median": 0.75, "repeats": 9},
             {"workload": "else", "memories": 10, "best": 1, "median": 1, "repeats": 1}]}"#;
-        let found = add(&mut rows, "torch", printed).unwrap();
-        assert_eq!(found.detail, "torch 2.9: 1 rows");
+        let result = add(&mut rows, "torch", printed).unwrap();
+        assert_eq!(result.detail, "torch 2.9: 1 rows");
         let figure = Figure { best: 0.5, median: 0.75, repeats: 9 };
         assert_eq!(rows[0].peers, [Peer { name: "torch".to_owned(), device: figure }]);
         assert!(rows[1..].iter().all(|row| row.peers.is_empty()));
     }
 
     #[test]
-    fn a_peer_that_is_not_there_is_skipped_and_one_that_did_nothing_failed() {
-        let found = add(&mut [row("rank", 10)], "cupy", r#"{"skipped": "No module named 'cupy'"}"#).unwrap();
-        assert_eq!(found.skipped.as_deref(), Some("No module named 'cupy'"));
+    fn missing_peer_is_skipped_and_peer_without_results_fails() {
+        let result = add(&mut [row("rank", 10)], "cupy", r#"{"skipped": "No module named 'cupy'"}"#).unwrap();
+        assert_eq!(result.skipped.as_deref(), Some("No module named 'cupy'"));
         assert!(add(&mut [row("rank", 10)], "cupy", r#"{"version": "1", "rows": []}"#).is_err());
         assert!(add(&mut [row("rank", 10)], "cupy", "Segmentation fault").is_err());
     }

@@ -1,47 +1,47 @@
-//! What was found, as it is written.
+//! Results of the check, as they are serialized.
 
 use serde::{Deserialize, Serialize};
 
-/// All of it.
+/// Complete results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// Version of this program.
     pub(crate) engram: String,
     pub(crate) device: Device,
     pub(crate) checks: Vec<Check>,
-    /// What copies within the device's memory reach, read and written bytes together; none where nothing was timed.
+    /// Throughput of copies within device memory, bytes read and written; `None` without measurements.
     pub(crate) copy_gb_per_s: Option<f64>,
     pub(crate) rows: Vec<Row>,
 }
 
 impl Report {
-    /// How many checks ended so.
+    /// Counts the checks with this outcome.
     pub(crate) fn count(&self, outcome: Outcome) -> usize {
         self.checks.iter().filter(|check| check.outcome == outcome).count()
     }
 }
 
-/// The GPU.
+/// Properties of the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Device {
-    /// What the vendor calls it.
+    /// Vendor name.
     pub(crate) name: String,
-    /// Its number.
+    /// Device index.
     pub(crate) ordinal: usize,
     /// Compute capability: `9.0`.
     pub(crate) capability: String,
-    /// The CUDA of the driver: `13.0`.
+    /// CUDA version of the driver: `13.0`.
     pub(crate) driver: String,
-    /// Bytes, all of them.
+    /// Total memory in bytes.
     pub(crate) memory_bytes: u64,
 }
 
-/// One check.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Check {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
-    /// What was done; why it failed; what is lacking.
+    /// Summary, reason of the failure, or missing prerequisite.
     pub(crate) detail: String,
     pub(crate) seconds: f64,
 }
@@ -51,12 +51,12 @@ pub(crate) struct Check {
 pub(crate) enum Outcome {
     Passed,
     Failed,
-    /// Could not be done here.
+    /// Not possible on this machine.
     Skipped,
 }
 
 impl Outcome {
-    pub(crate) const fn word(self) -> &'static str {
+    pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Passed => "passed",
             Self::Failed => "FAILED",
@@ -65,31 +65,31 @@ impl Outcome {
     }
 }
 
-/// One pass that was timed.
+/// Measurements of one pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// For people.
+    /// Display name.
     pub(crate) pass: String,
-    /// What peers call the same work; empty where they have nothing like it.
+    /// Name of the peers' equivalent workload; empty if there is none.
     #[serde(default)]
     pub(crate) workload: String,
     pub(crate) memories: u64,
-    /// Bytes that the pass cannot do without reading or writing, each once; 0 where that is not what bounds it.
+    /// Minimum bytes that the pass reads or writes; 0 if memory bandwidth is not its limit.
     pub(crate) bytes: u64,
-    /// On the device, by its own clock: the kernels of the pass.
+    /// Duration of the kernels, by the device's clock.
     pub(crate) device: Figure,
-    /// From the call until its results are there.
+    /// Duration from the call to the results.
     pub(crate) call: Figure,
-    /// `bytes` over the median on the device, over what copies reach.
+    /// `bytes` over the median on the device, relative to the throughput of copies.
     pub(crate) of_copy: Option<f64>,
-    /// Milliseconds that were promised for the call.
+    /// Budget of the call in milliseconds.
     #[serde(default)]
     pub(crate) promised_ms: Option<f64>,
     #[serde(default)]
     pub(crate) peers: Vec<Peer>,
 }
 
-/// Milliseconds.
+/// Durations in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figure {
     pub(crate) best: f64,
@@ -99,26 +99,26 @@ pub(crate) struct Figure {
 
 impl Figure {
     /// # Panics
-    /// Without one.
+    /// When `milliseconds` is empty.
     pub(crate) fn of(mut milliseconds: Vec<f64>) -> Self {
         milliseconds.sort_by(f64::total_cmp);
         Self { best: milliseconds[0], median: milliseconds[milliseconds.len() / 2], repeats: milliseconds.len() }
     }
 }
 
-/// The same work, done by somebody else on the same device.
+/// Duration of a peer's equivalent work on the same device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     pub(crate) name: String,
     pub(crate) device: Figure,
 }
 
-/// What a part prints.
+/// Result of a part.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Found {
-    /// What was done.
+pub(crate) struct PartResult {
+    /// Summary of the work.
     pub(crate) detail: String,
-    /// Why it could not be done here.
+    /// Reason why it was skipped.
     #[serde(default)]
     pub(crate) skipped: Option<String>,
     #[serde(default)]
@@ -127,8 +127,8 @@ pub(crate) struct Found {
     pub(crate) rows: Vec<Row>,
 }
 
-impl Found {
-    pub(crate) fn done(detail: impl Into<String>) -> Self {
+impl PartResult {
+    pub(crate) fn passed(detail: impl Into<String>) -> Self {
         Self { detail: detail.into(), ..Self::default() }
     }
 

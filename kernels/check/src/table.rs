@@ -1,13 +1,13 @@
-//! The results as Markdown, for docs/results/gpu.md.
+//! Results as Markdown, for docs/results/gpu.md.
 
 use std::fmt::Write as _;
 
 use crate::report::{Report, Row};
 
-/// Device, checks, figures.
+/// Formats device, checks and measurements.
 pub(crate) fn markdown(report: &Report) -> String {
     let mut text = String::new();
-    write(report, &mut text).expect("a string takes all that is written to it");
+    write(report, &mut text).expect("writing to a string cannot fail");
     text
 }
 
@@ -25,7 +25,7 @@ fn write(report: &Report, text: &mut String) -> std::fmt::Result {
     writeln!(text, "| check | outcome | seconds | what |\n| --- | --- | --- | --- |")?;
     for check in &report.checks {
         let detail = check.detail.replace('|', "\\|").replace('\n', " ");
-        writeln!(text, "| {} | {} | {:.1} | {detail} |", check.name, check.outcome.word(), check.seconds)?;
+        writeln!(text, "| {} | {} | {:.1} | {detail} |", check.name, check.outcome.label(), check.seconds)?;
     }
     if report.rows.is_empty() {
         return Ok(());
@@ -54,8 +54,8 @@ fn write(report: &Report, text: &mut String) -> std::fmt::Result {
 
 fn promised(row: &Row) -> String {
     let Some(promised) = row.promised_ms else { return String::new() };
-    let word = if row.call.median <= promised { "met" } else { "missed" };
-    format!(" (promised {promised}: {word})")
+    let verdict = if row.call.median <= promised { "met" } else { "missed" };
+    format!(" (promised {promised}: {verdict})")
 }
 
 fn peers(row: &Row) -> String {
@@ -83,9 +83,9 @@ mod tests {
     use crate::report::{Check, Device, Figure, Outcome, Peer};
 
     #[test]
-    fn the_table_has_a_line_for_each_check_and_each_pass() {
-        let mut beside = row("rank", 10_000_000);
-        beside.peers.push(Peer { name: "CUB".to_owned(), device: Figure { best: 1.0, median: 1.5, repeats: 9 } });
+    fn table_has_a_line_for_each_check_and_pass() {
+        let mut rank_row = row("rank", 10_000_000);
+        rank_row.peers.push(Peer { name: "CUB".to_owned(), device: Figure { best: 1.0, median: 1.5, repeats: 9 } });
         let report = Report {
             engram: "0.1.0".to_owned(),
             device: Device {
@@ -102,7 +102,7 @@ mod tests {
                 seconds: 1.25,
             }],
             copy_gb_per_s: Some(2.3),
-            rows: vec![Row { promised_ms: Some(2.5), ..row("epoch", 999) }, beside],
+            rows: vec![Row { promised_ms: Some(2.5), ..row("epoch", 999) }, rank_row],
         };
         let text = markdown(&report);
         assert!(text.starts_with("NVIDIA X, compute capability 9.0, 80 GiB, driver of CUDA 13.0; engram 0.1.0\n"));
@@ -112,7 +112,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("| 10,000,000 | 2.0000 | 3.0000 | 2 | 88 % | CUB 1.5000 (0.75x) |"), "{text}");
-        // And back.
+        // Round trip.
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
     }

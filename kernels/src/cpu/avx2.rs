@@ -1,5 +1,5 @@
-//! What plain loops do not become by AVX2, or only by some wordings and not by others: the quality of a tile, and the selection of updates.
-#![allow(unsafe_code)] // Loads and stores by pointer; every one lies in a chunk of the right length.
+//! AVX2 code for loops that the compiler does not vectorize reliably: quality of a tile, and selection of updates.
+#![allow(unsafe_code)] // Loads and stores by pointer, each within a chunk of the right length.
 
 use super::quality::Total;
 use super::update::select_plain;
@@ -9,24 +9,24 @@ use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::ops::Range;
 
-/// How far ahead potentials are asked for, in bytes: the processor itself does not look beyond a page of 4 KiB.
+/// Prefetch distance for potentials in bytes: the hardware prefetcher does not cross a 4 KiB page.
 const AHEAD: usize = 4_096;
-/// Memories that are added at a time.
+/// Memories added per iteration.
 const ROW: usize = 32;
-/// Rows before it is looked whether extremes are still to be looked for; then twice as many, and so on, to the last: bytes count them.
+/// Rows before it is checked whether minima and maxima are already extreme; doubles up to `LAST_PIECE`, which 8-bit counters allow.
 const FIRST_PIECE: usize = 4;
 const LAST_PIECE: usize = 64;
 
-/// What is summed of some groups, in registers; `REST`: the last of them holds whatever the others do not, and what is summed in its
-/// place is the sum of all, which needs no masks.
+/// Accumulators of several groups, in registers. With `REST`, the last one sums all memories without masks, and the other groups are
+/// subtracted at the end.
 struct Sums<const G: usize, const REST: bool> {
-    /// In numbers of 64 bits.
+    /// 64-bit lanes.
     counts: [__m256i; G],
     min: [__m256i; G],
     max: [__m256i; G],
     /// Sums of weights modulo 2^32.
     sum: [__m256i; G],
-    /// Sums of the upper 16 bits of pairs of weights. What they lack is less than 2^32 in a tile, so that `sum` tells it.
+    /// Sums of the upper 16 bits of pairs of weights. Their error in a tile is less than 2^32, so `sum` corrects it.
     upper: [__m256i; G],
 }
 
@@ -38,7 +38,7 @@ impl<const G: usize, const REST: bool> Sums<G, REST> {
         Self { counts: zero, min: [_mm256_set1_epi32(-1); G], max: zero, sum: zero, upper: zero }
     }
 
-    /// Adds those of 16 weights whose mask for a group is all ones, not zero; `MIN`, `MAX`: whether their extremes may be new ones.
+    /// Adds those of 16 weights whose mask is all ones; `MIN`, `MAX`: whether the extremes can still change.
     #[inline]
     #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     fn add<const MIN: bool, const MAX: bool>(&mut self, g: usize, weights: [__m256i; 2], masks: [__m256i; 2]) {
@@ -47,11 +47,11 @@ impl<const G: usize, const REST: bool> Sums<G, REST> {
             self.max[g] = _mm256_max_epu32(self.max[g], _mm256_max_epu32(masked[0], masked[1]));
         }
         if MIN {
-            // The complement of a mask that is zero is more than any weight.
+            // The complement of a zero mask exceeds any weight.
             let [first, second] = from_fn(|at| _mm256_or_si256(weights[at], not(masks[at])));
             self.min[g] = _mm256_min_epu32(self.min[g], _mm256_min_epu32(first, second));
         }
-        // Two weights of at most 2^30 fit in a lane.
+        // The sum of two weights (at most 2^30 each) fits in a lane.
         let [first, second] = if REST && g == G - 1 { weights } else { masked };
         let pair = _mm256_add_epi32(first, second);
         self.sum[g] = _mm256_add_epi32(self.sum[g], pair);
@@ -79,7 +79,7 @@ impl<const G: usize, const REST: bool> Sums<G, REST> {
     }
 }
 
-/// Whether each group has `weight` among its extremes of one kind.
+/// Returns whether each group has `weight` among its extremes.
 #[inline]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 fn all_have<const G: usize>(extremes: &[__m256i; G], weight: u32) -> bool {
@@ -97,33 +97,33 @@ fn not(it: __m256i) -> __m256i {
 #[target_feature(enable = "avx2")]
 fn lanes(it: __m256i) -> [u32; 8] {
     let mut lanes = [0; 8];
-    // SAFETY: 8 numbers of 32 bits.
+    // SAFETY: the array has 8 values of 32 bits.
     unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), it) };
     lanes
 }
 
-/// The totals of some groups in a tile. `REST`: no memory is in any other group; where one is, the counts say so, and nothing else of the
-/// totals is of use.
+/// Computes the totals of some groups in a tile. `REST` assumes that no memory is in another group; otherwise the counts show it and the
+/// totals are invalid.
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 pub(super) fn totals<const G: usize, const REST: bool>(
     potentials: &[u32],
     groups: &[u8],
     clock: u32,
-    wanted: [u8; G],
+    selected: [u8; G],
     totals: &mut [Total],
 ) {
-    assert_eq!(totals.len(), G, "a total for each group");
+    assert_eq!(totals.len(), G, "totals has an entry for each group");
     let clocks = _mm256_set1_epi32(clock.cast_signed());
     let mut sums = Sums::<G, REST>::zero();
     let (mut rows, rest) = potentials.as_chunks::<ROW>();
     let (mut rows_of_groups, rest_of_groups) = groups.as_chunks::<ROW>();
     if !rest.is_empty() {
-        // Filled up with memories of a group that is not wanted.
-        let other = (0..=u8::MAX).find(|group| !wanted.contains(group)).expect("few are wanted");
+        // Padded with memories of a group that is not selected.
+        let other = (0..=u8::MAX).find(|group| !selected.contains(group)).expect("at most eight groups are selected");
         let (mut row, mut groups) = ([0; ROW], [other; ROW]);
         row[..rest.len()].copy_from_slice(rest);
         groups[..rest.len()].copy_from_slice(rest_of_groups);
-        add_rows::<G, REST, true, true>(&mut sums, &[row], &[groups], clocks, wanted);
+        add_rows::<G, REST, true, true>(&mut sums, &[row], &[groups], clocks, selected);
     }
     let mut piece = FIRST_PIECE;
     while !rows.is_empty() {
@@ -131,18 +131,18 @@ pub(super) fn totals<const G: usize, const REST: bool>(
         (now, rows) = rows.split_at(piece.min(rows.len()));
         (groups_now, rows_of_groups) = rows_of_groups.split_at(now.len());
         piece = (2 * piece).min(LAST_PIECE);
-        // No weight is below 0 or above one: once each group has shown it, no other is looked for.
+        // Weights are between 0 and ONE: once every group has reached a bound, that extreme is final.
         match (all_have(&sums.min, 0), all_have(&sums.max, ONE)) {
-            (false, false) => add_rows::<G, REST, true, true>(&mut sums, now, groups_now, clocks, wanted),
-            (false, true) => add_rows::<G, REST, true, false>(&mut sums, now, groups_now, clocks, wanted),
-            (true, false) => add_rows::<G, REST, false, true>(&mut sums, now, groups_now, clocks, wanted),
-            (true, true) => add_rows::<G, REST, false, false>(&mut sums, now, groups_now, clocks, wanted),
+            (false, false) => add_rows::<G, REST, true, true>(&mut sums, now, groups_now, clocks, selected),
+            (false, true) => add_rows::<G, REST, true, false>(&mut sums, now, groups_now, clocks, selected),
+            (true, false) => add_rows::<G, REST, false, true>(&mut sums, now, groups_now, clocks, selected),
+            (true, true) => add_rows::<G, REST, false, false>(&mut sums, now, groups_now, clocks, selected),
         }
     }
     sums.write(totals);
 }
 
-/// Not inlined, so that each of its kinds has all registers for what it needs.
+/// Not inlined, so that each variant has all registers available.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 fn add_rows<const G: usize, const REST: bool, const MIN: bool, const MAX: bool>(
@@ -150,28 +150,28 @@ fn add_rows<const G: usize, const REST: bool, const MIN: bool, const MAX: bool>(
     rows: &[[u32; ROW]],
     groups: &[[u8; ROW]],
     clocks: __m256i,
-    wanted: [u8; G],
+    selected: [u8; G],
 ) {
     let mut own = Sums { ..*sums };
-    let bytes = wanted.map(|group| _mm256_set1_epi8(group.cast_signed()));
+    let bytes = selected.map(|group| _mm256_set1_epi8(group.cast_signed()));
     let mut counts = [_mm256_setzero_si256(); G];
-    let numbers = wanted.map(|group| _mm256_set1_epi32(group.into()));
+    let numbers = selected.map(|group| _mm256_set1_epi32(group.into()));
     for (row, groups) in rows.iter().zip(groups) {
-        // SAFETY: 32 bytes.
+        // SAFETY: the row has 32 bytes.
         let all = unsafe { _mm256_loadu_si256(groups.as_ptr().cast()) };
         for (count, byte) in counts.iter_mut().zip(bytes) {
-            // All ones is -1, and a byte counts all rows of a piece.
+            // All ones is -1; an 8-bit counter suffices for a piece.
             *count = _mm256_sub_epi8(*count, _mm256_cmpeq_epi8(all, byte));
         }
         for (potentials, groups) in row.as_chunks::<16>().0.iter().zip(groups.as_chunks::<16>().0) {
             _mm_prefetch::<_MM_HINT_T0>(potentials.as_ptr().cast::<i8>().wrapping_add(AHEAD));
             let weights = from_fn(|half| {
-                // SAFETY: 8 numbers of 32 bits.
+                // SAFETY: 8 values of 32 bits follow.
                 let potentials = unsafe { _mm256_loadu_si256(potentials[half * 8..].as_ptr().cast()) };
                 _mm256_sub_epi32(_mm256_max_epu32(potentials, clocks), clocks)
             });
             let groups: [__m256i; 2] = from_fn(|half| {
-                // SAFETY: 8 bytes.
+                // SAFETY: 8 bytes follow.
                 _mm256_cvtepu8_epi32(unsafe { _mm_loadl_epi64(groups[half * 8..].as_ptr().cast()) })
             });
             for (g, number) in numbers.into_iter().enumerate() {
@@ -185,52 +185,52 @@ fn add_rows<const G: usize, const REST: bool, const MIN: bool, const MAX: bool>(
     *sums = own;
 }
 
-/// Updates in a register. Each is one number of 64 bits here, whose lower half is its slot.
+/// Updates per register. Each is one 64-bit value whose lower half is its slot.
 const LANES: usize = 4;
 const _: () = assert!(size_of::<Update>() == 8 && std::mem::offset_of!(Update, slot) == 0);
-/// Which halves of updates go where, so that those in the bits of the index come first.
-const TOGETHER: [[u32; 2 * LANES]; 1 << LANES] = together();
+/// Permutation that moves the updates whose bits are set in the index to the front.
+const COMPACTION_ORDER: [[u32; 2 * LANES]; 1 << LANES] = compacted();
 
-const fn together() -> [[u32; 2 * LANES]; 1 << LANES] {
+const fn compacted() -> [[u32; 2 * LANES]; 1 << LANES] {
     let mut all = [[0; 2 * LANES]; 1 << LANES];
-    let mut kept = 0;
-    while kept < all.len() {
+    let mut mask = 0;
+    while mask < all.len() {
         let (mut from, mut to) = (0, 0);
         while from < LANES as u32 {
-            if kept >> from & 1 == 1 {
-                all[kept][to] = 2 * from;
-                all[kept][to + 1] = 2 * from + 1;
+            if mask >> from & 1 == 1 {
+                all[mask][to] = 2 * from;
+                all[mask][to + 1] = 2 * from + 1;
                 to += 2;
             }
             from += 1;
         }
-        kept += 1;
+        mask += 1;
     }
     all
 }
 
-/// [`select_plain`], with room for as many updates as there are.
+/// AVX2 version of [`select_plain`]; `out` must hold all updates.
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-pub(super) fn select(updates: &[Update], slots: Range<u64>, room: &mut [Update]) -> usize {
-    assert!(room.len() >= updates.len(), "all of them may be kept");
+pub(super) fn select(updates: &[Update], slots: Range<u64>, out: &mut [Update]) -> usize {
+    assert!(out.len() >= updates.len(), "out must hold all updates");
     let length = _mm256_set1_epi64x((slots.end - slots.start).cast_signed());
     let start = _mm256_set1_epi64x(slots.start.cast_signed());
     let slot_bits = _mm256_set1_epi64x(u32::MAX.into());
     let (chunks, rest) = updates.as_chunks::<LANES>();
     let mut count = 0;
     for chunk in chunks {
-        // SAFETY: 4 numbers of 64 bits.
+        // SAFETY: the chunk has 4 values of 64 bits.
         let four = unsafe { _mm256_loadu_si256(chunk.as_ptr().cast()) };
         let after_start = _mm256_sub_epi64(_mm256_and_si256(four, slot_bits), start);
         let before_start = _mm256_cmpgt_epi64(_mm256_setzero_si256(), after_start);
-        let kept = _mm256_andnot_si256(before_start, _mm256_cmpgt_epi64(length, after_start));
-        let kept = _mm256_movemask_pd(_mm256_castsi256_pd(kept)).cast_unsigned() as usize;
-        // SAFETY: 8 numbers of 32 bits.
-        let order = unsafe { _mm256_loadu_si256(TOGETHER[kept].as_ptr().cast()) };
-        let together = _mm256_permutevar8x32_epi32(four, order);
-        // SAFETY: no more were kept than came before these 4, and there is room for all that came.
-        unsafe { _mm256_storeu_si256(room.as_mut_ptr().add(count).cast(), together) };
-        count += kept.count_ones() as usize;
+        let mask = _mm256_andnot_si256(before_start, _mm256_cmpgt_epi64(length, after_start));
+        let mask = _mm256_movemask_pd(_mm256_castsi256_pd(mask)).cast_unsigned() as usize;
+        // SAFETY: the row has 8 values of 32 bits.
+        let order = unsafe { _mm256_loadu_si256(COMPACTION_ORDER[mask].as_ptr().cast()) };
+        let compacted = _mm256_permutevar8x32_epi32(four, order);
+        // SAFETY: at most as many updates were kept as precede these 4, and `out` holds all of them.
+        unsafe { _mm256_storeu_si256(out.as_mut_ptr().add(count).cast(), compacted) };
+        count += mask.count_ones() as usize;
     }
-    count + select_plain(rest, slots, &mut room[count..])
+    count + select_plain(rest, slots, &mut out[count..])
 }

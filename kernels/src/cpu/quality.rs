@@ -7,7 +7,7 @@ use crate::instructions::{Level, Set, dispatch};
 use engram_memory::quality::GroupQuality;
 use engram_memory::{DecayClock, Histogram};
 
-/// [`GroupQuality`] within one segment: fewer than 2^32 memories of at most 2^30 units, so 64 bits hold the sum.
+/// [`GroupQuality`] within one segment: fewer than 2^32 memories of at most 2^30 units, so the sum fits in 64 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Total {
     pub(super) count: u64,
@@ -32,7 +32,7 @@ impl Total {
         self.merge(&Self { count: 1, sum: weight.into(), min: weight, max: weight });
     }
 
-    /// The last of `totals` was summed over all: leaves what the others have not.
+    /// Subtracts the other totals from the last one, which was summed over all memories.
     #[inline(always)]
     pub(super) fn take_from_last(totals: &mut [Self]) {
         if let [others @ .., last] = totals {
@@ -45,33 +45,33 @@ impl Total {
     }
 }
 
-/// Up to this many groups, one vectorised comparison for each is cheaper than a look-up for each memory.
-const FEW: usize = 8;
+/// Up to this many groups, one vectorized comparison per group is cheaper than one table look-up per memory.
+const MAX_FEW_GROUPS: usize = 8;
 
-/// The groups of a tile, when they are few. Neighbouring tiles mostly have the same, so those of one are the guess for
-/// the next: counting shows whether it was right.
+/// The groups of a tile with few groups. Neighbouring tiles mostly have the same groups, so those of one tile are the guess for the next;
+/// counting verifies the guess.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Present {
-    groups: [u8; FEW],
-    found: usize,
+pub(super) struct TileGroups {
+    groups: [u8; MAX_FEW_GROUPS],
+    count: usize,
 }
 
-impl Present {
-    /// Those of nothing yet.
-    pub(super) const NONE: Self = Self { groups: [0; FEW], found: 0 };
+impl TileGroups {
+    /// No groups.
+    pub(super) const NONE: Self = Self { groups: [0; MAX_FEW_GROUPS], count: 0 };
 
-    /// `None`: more than [`FEW`].
+    /// Returns `None` for more than [`MAX_FEW_GROUPS`] groups.
     fn of(level: Level, groups: &[u8]) -> Option<Self> {
         let mut present = Self::NONE;
         let mut next = Some(least(level, groups, 0));
         while let Some(group) = next {
-            if present.found == FEW {
+            if present.count == MAX_FEW_GROUPS {
                 return None;
             }
-            present.groups[present.found] = group;
-            present.found += 1;
+            present.groups[present.count] = group;
+            present.count += 1;
             next = group.checked_add(1).and_then(|from| {
-                // Groups below `from` are this far away or farther.
+                // Groups below `from` have at least this distance.
                 let around = from.wrapping_neg();
                 Some(least(level, groups, from)).filter(|&distance| distance < around).map(|distance| from + distance)
             });
@@ -80,66 +80,66 @@ impl Present {
     }
 
     fn groups(&self) -> &[u8] {
-        &self.groups[..self.found]
+        &self.groups[..self.count]
     }
 }
 
-/// Adds a tile to the totals, indexed by group; the highest group of the tile is within them.
+/// Adds a tile to the totals, which are indexed by group and cover the tile's highest group.
 pub(super) fn add_tile(
     level: Level,
     potentials: &[u32],
     groups: &[u8],
     clock: u32,
-    guess: &mut Present,
+    guess: &mut TileGroups,
     totals: &mut [Total],
 ) {
     if add_groups(level, potentials, groups, clock, guess.groups(), totals) {
         return;
     }
-    match Present::of(level, groups) {
+    match TileGroups::of(level, groups) {
         Some(present) => {
             *guess = present;
             let all = add_groups(level, potentials, groups, clock, present.groups(), totals);
-            debug_assert!(all, "a tile has no group beside those that it has");
+            debug_assert!(all, "every memory of a tile is in one of its groups");
         }
         None => {
-            *guess = Present::NONE;
+            *guess = TileGroups::NONE;
             add_each(potentials, groups, clock, totals);
         }
     }
 }
 
-/// Adds a tile whose groups are `wanted`, at most [`FEW`], or some of these; says whether they are, and adds nothing where not.
+/// Adds a tile if all of its groups are in `selected` (at most [`MAX_FEW_GROUPS`]); returns whether they are, and adds nothing otherwise.
 #[inline]
 fn add_groups(
     level: Level,
     potentials: &[u32],
     groups: &[u8],
     clock: u32,
-    wanted: &[u8],
+    selected: &[u8],
     totals: &mut [Total],
 ) -> bool {
-    let mut room = [Total::EMPTY; FEW];
-    let found = &mut room[..wanted.len()];
-    match *wanted {
-        [one] => totals_of::<1, true>(level, potentials, groups, clock, [one], found),
-        [one, other] => totals_of::<2, true>(level, potentials, groups, clock, [one, other], found),
+    let mut buffer = [Total::EMPTY; MAX_FEW_GROUPS];
+    let group_totals = &mut buffer[..selected.len()];
+    match *selected {
+        [one] => totals_of::<1, true>(level, potentials, groups, clock, [one], group_totals),
+        [one, other] => totals_of::<2, true>(level, potentials, groups, clock, [one, other], group_totals),
         _ => {
-            for (wanted, found) in wanted.chunks(2).zip(found.chunks_mut(2)) {
-                match *wanted {
-                    [one, other] => totals_of::<2, false>(level, potentials, groups, clock, [one, other], found),
-                    [one] => totals_of::<1, false>(level, potentials, groups, clock, [one], found),
+            for (selected, group_totals) in selected.chunks(2).zip(group_totals.chunks_mut(2)) {
+                match *selected {
+                    [one, other] => totals_of::<2, false>(level, potentials, groups, clock, [one, other], group_totals),
+                    [one] => totals_of::<1, false>(level, potentials, groups, clock, [one], group_totals),
                     _ => unreachable!("chunks of two"),
                 }
             }
         }
     }
-    let all = found.iter().map(|total| total.count).sum::<u64>() == potentials.len() as u64;
+    let all = group_totals.iter().map(|total| total.count).sum::<u64>() == potentials.len() as u64;
     if all {
-        for (&group, found) in wanted.iter().zip(found) {
-            // A guess may name a group that this tile has not, and for which there may be no place.
-            if found.count > 0 {
-                totals[usize::from(group)].merge(found);
+        for (&group, group_totals) in selected.iter().zip(group_totals) {
+            // The guess may name a group that this tile lacks and that is outside of `totals`.
+            if group_totals.count > 0 {
+                totals[usize::from(group)].merge(group_totals);
             }
         }
     }
@@ -147,32 +147,32 @@ fn add_groups(
 }
 
 dispatch! {
-    /// The least distance up from `from` to a group, counted around 256.
+    /// Returns the least distance from `from` upwards to a group, modulo 256.
     fn least(groups: &[u8], from: u8) -> u8 {
         groups.iter().fold(u8::MAX, |least, group| least.min(group.wrapping_sub(from)))
     }
 }
 
-/// Replaces `totals` with one for each of `wanted`. `REST`: no memory is in any other group; where one is, the counts say so, and nothing else
-/// of the totals is of use.
+/// Replaces `totals` with one total for each selected group. `REST` assumes that no memory is in another group; otherwise the counts show it
+/// and the totals are invalid.
 #[cfg_attr(target_arch = "x86_64", allow(unsafe_code))]
 fn totals_of<const G: usize, const REST: bool>(
     level: Level,
     potentials: &[u32],
     groups: &[u8],
     clock: u32,
-    wanted: [u8; G],
+    selected: [u8; G],
     totals: &mut [Total],
 ) {
     match level.set() {
         // SAFETY: the level says that the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
-        Set::Avx512 => unsafe { avx512::totals::<G, REST>(potentials, groups, clock, wanted, totals) },
+        Set::Avx512 => unsafe { avx512::totals::<G, REST>(potentials, groups, clock, selected, totals) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Set::Avx2 => unsafe { avx2::totals::<G, REST>(potentials, groups, clock, wanted, totals) },
+        Set::Avx2 => unsafe { avx2::totals::<G, REST>(potentials, groups, clock, selected, totals) },
         Set::Portable => {
-            for (total, group) in totals.iter_mut().zip(wanted) {
+            for (total, group) in totals.iter_mut().zip(selected) {
                 *total = total_of(level, potentials, groups, clock, group);
             }
         }
@@ -180,11 +180,10 @@ fn totals_of<const G: usize, const REST: bool>(
 }
 
 dispatch! {
-    /// The total of one group of at most a tile.
+    /// Computes the total of one group of at most a tile.
     fn total_of(potentials: &[u32], groups: &[u8], clock: u32, group: u8) -> Total {
-        debug_assert!(potentials.len() <= TILE, "the sums of halves must fit");
-        // 2^12 memories of at most 2^30 units: sums of the two halves of their 32 bits fit in 32 bits each, so that all lanes
-        // have one width.
+        debug_assert!(potentials.len() <= TILE, "at most one tile, so that the sums of halves fit");
+        // 2^12 memories of at most 2^30 units: the sums of the two 16-bit halves fit in 32 bits each, so all lanes have one width.
         let (mut count, mut low, mut high, mut min, mut max) = (0_u32, 0_u32, 0_u32, u32::MAX, 0_u32);
         for (&potential, &other) in potentials.iter().zip(groups) {
             let weight = potential.max(clock) - clock;
@@ -220,7 +219,7 @@ mod tests {
     use engram_memory::ONE;
     use proptest::prelude::*;
 
-    /// Weights of a tile: all alike for a while, then drawn anew, so that extremes show early, late, or never.
+    /// Weights of a tile, constant for a while and then redrawn, so that extremes occur early, late, or never.
     fn weights() -> impl Strategy<Value = Vec<u32>> {
         let weight = prop_oneof![Just(0), Just(ONE), 1..=100_u32, 0..=ONE];
         let runs = prop::collection::vec((weight, 1..600_usize), 0..30);
@@ -244,10 +243,10 @@ mod tests {
             let mut expected = [Total::EMPTY; 10];
             add_each(&potentials, &groups, clock, &mut expected);
             for most in [Instructions::Widest, Instructions::Avx2, Instructions::Portable] {
-                let (mut guess, mut totals) = (Present::NONE, [Total::EMPTY; 10]);
+                let (mut guess, mut totals) = (TileGroups::NONE, [Total::EMPTY; 10]);
                 for (place, group) in guess.groups.iter_mut().zip(&guessed) {
                     *place = *group;
-                    guess.found += 1;
+                    guess.count += 1;
                 }
                 for _ in 0..2 {
                     add_tile(Level::of(most), &potentials, &groups, clock, &mut guess, &mut totals);

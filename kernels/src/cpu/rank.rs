@@ -1,8 +1,8 @@
-//! The full rank: a stable sort by weight, then what ties by id.
+//! Full ranking: a stable sort by weight, then ties by id.
 //!
-//! Where ids ascend with the slots, the sort leaves ties in their order. Elsewhere runs of one weight are sorted by id:
-//! few and short where weights differ, all there is where they do not.
-#![allow(unsafe_code)] // Promises of blocks.
+//! Where ids ascend with the slots, the stable sort already orders ties. Elsewhere runs of one weight are sorted by id: few and short where
+//! weights differ, the whole input where they are equal.
+#![allow(unsafe_code)] // Implementations of the unsafe trait `Block`.
 
 use super::sort::{Block, Entry, block_length, sort};
 use crate::pool::Pool;
@@ -10,7 +10,7 @@ use crate::{Order, Scope, Segment, Slot, TILE, Tile, Tiles};
 use engram_memory::{MemoryId, ONE};
 use std::ops::Range;
 
-/// What a ranking looks at.
+/// Input of a ranking.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     pub(super) tiles: &'a [Tile],
@@ -22,24 +22,24 @@ pub(super) struct View<'a> {
 }
 
 impl View<'_> {
-    /// The tiles that may hold memories of the scope.
+    /// Returns the tiles that may hold memories of the scope.
     pub(super) fn tiles_in_scope(&self) -> Vec<usize> {
-        let wanted = |tile: &Tile| {
+        let in_scope = |tile: &Tile| {
             let in_scope = match self.scope {
                 Scope::Segment(only) => only == tile.segment,
                 Scope::All | Scope::Group(_) => !self.segments[tile.segment as usize].hidden,
             };
             tile.count > 0 && in_scope
         };
-        (0..self.tiles.len()).filter(|&index| wanted(&self.tiles[index])).collect()
+        (0..self.tiles.len()).filter(|&index| in_scope(&self.tiles[index])).collect()
     }
 
-    /// How many memories the scope has, or more: those of all groups.
+    /// Returns an upper bound of the memories in scope: those of all groups.
     pub(super) fn at_most(&self) -> usize {
         self.tiles_in_scope().into_iter().map(|tile| self.tiles[tile].count as usize).sum()
     }
 
-    /// Used potentials, groups and ids of a tile, and its clock.
+    /// Returns used potentials, groups and ids of a tile, and its clock.
     pub(super) fn columns(&self, tile: usize) -> (&[u32], &[u8], &[MemoryId], u32) {
         let Tile { segment, count } = self.tiles[tile];
         let count = count as usize;
@@ -48,7 +48,7 @@ impl View<'_> {
         (potentials, groups, &self.ids.tile(tile)[..count], clock)
     }
 
-    /// How many memories of a tile are in the scope.
+    /// Counts the memories of a tile that are in scope.
     fn count(&self, tile: usize) -> usize {
         match self.scope {
             Scope::Group(group) => self.columns(tile).1.iter().filter(|&&other| other == group.0).count(),
@@ -57,14 +57,14 @@ impl View<'_> {
     }
 }
 
-/// All of the scope in `order`.
+/// Ranks the whole scope in `order`.
 pub(super) fn all(pool: &mut Pool, view: View<'_>, order: Order, out: &mut Vec<Entry>) {
     let tiles = view.tiles_in_scope();
     let mut blocks: Vec<_> = tiles
         .chunks(block_length(pool, tiles.len() * TILE) / TILE)
-        .map(|tiles| Gathered { view, tiles, length: 0, ascending: false })
+        .map(|tiles| TileEntries { view, tiles, length: 0, ascending: false })
         .collect();
-    pool.each(blocks.iter_mut().collect(), |_, block| block.look());
+    pool.for_each(blocks.iter_mut().collect(), |_, block| block.count_and_check_order());
     let ascending = blocks.iter().all(|block| block.ascending)
         && blocks.windows(2).all(|pair| pair[0].last_id() < pair[1].first_id());
     resize(out, blocks.iter().map(|block| block.length).sum());
@@ -81,7 +81,7 @@ pub(super) fn all(pool: &mut Pool, view: View<'_>, order: Order, out: &mut Vec<E
         if !ascending {
             sort_tied(pool, view.ids, run);
         }
-        pool.each(run.chunks_mut(block_length(pool, length)).collect(), |_, part: &mut [Entry]| {
+        pool.for_each(run.chunks_mut(block_length(pool, length)).collect(), |_, part: &mut [Entry]| {
             part.iter_mut().for_each(|entry| entry.1 = weight);
         });
     }
@@ -90,28 +90,28 @@ pub(super) fn all(pool: &mut Pool, view: View<'_>, order: Order, out: &mut Vec<E
     }
 }
 
-/// Makes `out` as long as asked; what it holds then has no meaning.
+/// Resizes `out`; its content is unspecified afterwards.
 fn resize(out: &mut Vec<Entry>, length: usize) {
     if out.capacity() < length {
-        // Zeroed memory that the system gives is paged in by the threads that fill it.
+        // Zeroed memory from the system is paged in by the threads that fill it.
         *out = vec![(0, 0); length];
     } else {
         out.resize(length, (0, 0));
     }
 }
 
-/// The scope's memories of some tiles; their key is how far their weight is below ONE.
-struct Gathered<'a> {
+/// Memories in scope of some tiles; the key is the distance of the weight from ONE.
+struct TileEntries<'a> {
     view: View<'a>,
     tiles: &'a [usize],
     length: usize,
-    /// Whether ids ascend over all its tiles.
+    /// Whether ids ascend over all tiles.
     ascending: bool,
 }
 
-impl Gathered<'_> {
-    /// Counts, and looks at the order of ids.
-    fn look(&mut self) {
+impl TileEntries<'_> {
+    /// Counts the memories and checks the order of their ids.
+    fn count_and_check_order(&mut self) {
         let ids = |tile: usize| self.view.columns(tile).2;
         self.ascending = self.tiles.iter().all(|&tile| ids(tile).is_sorted())
             && self.tiles.windows(2).all(|pair| ids(pair[0]).last() < ids(pair[1]).first());
@@ -127,8 +127,8 @@ impl Gathered<'_> {
     }
 }
 
-// SAFETY: everything is borrowed, nobody changes it.
-unsafe impl Block for Gathered<'_> {
+// SAFETY: all data is borrowed and not modified.
+unsafe impl Block for TileEntries<'_> {
     fn len(&self) -> usize {
         self.length
     }
@@ -154,13 +154,13 @@ unsafe impl Block for Gathered<'_> {
     }
 }
 
-/// How many runs before it is sorted the ids of a run are asked for: a few dozen of them may be on the way at once.
+/// Prefetch distance in runs for the ids of a run: the processor handles a few dozen outstanding loads.
 const AHEAD: usize = 16;
 
-/// Sorts every run of one key by id, on one thread.
+/// Sorts every run of equal keys by id, on one thread.
 fn sort_runs(ids: &Tiles<MemoryId>, part: &mut [Entry]) {
     let runs = runs(part);
-    // Most runs are short and their ids lie anywhere: to wait for each alone costs more than all the rest.
+    // Most runs are short and their ids are scattered: without prefetching, the loads dominate.
     let ask = |run: &Range<usize>, part: &[Entry]| {
         part[run.clone()].iter().take(AHEAD).for_each(|entry| ids.prefetch(entry.0));
     };
@@ -173,12 +173,12 @@ fn sort_runs(ids: &Tiles<MemoryId>, part: &mut [Entry]) {
     }
 }
 
-/// Where entries of one key follow each other.
+/// Returns the ranges of equal keys.
 fn runs(part: &[Entry]) -> Vec<Range<usize>> {
     let mut runs = Vec::new();
     let mut at = 0;
-    while let Some(alone) = part[at..].windows(2).position(|pair| pair[0].1 == pair[1].1) {
-        let start = at + alone;
+    while let Some(offset) = part[at..].windows(2).position(|pair| pair[0].1 == pair[1].1) {
+        let start = at + offset;
         let length = part[start..].iter().take_while(|entry| entry.1 == part[start].1).count();
         at = start + length;
         runs.push(start..at);
@@ -199,25 +199,25 @@ fn sort_run(ids: &Tiles<MemoryId>, run: &mut [Entry]) {
     }
 }
 
-/// Sorts a long run of one weight by id, on all threads: by the 32 highest bits in which ids differ, then what is still tied
-/// by the next. Keys have no meaning afterwards.
+/// Sorts a long run of one weight by id, on all threads: by the 32 highest bits in which ids differ, then remaining ties by the next bits.
+/// Keys are unspecified afterwards.
 fn sort_tied(pool: &mut Pool, ids: &Tiles<MemoryId>, run: &mut [Entry]) {
     let length = block_length(pool, run.len());
     let first = ids.get(run[0].0).0;
     let mut slots: Vec<Slot> = vec![0; run.len()];
     let mut differences: Vec<u64> = vec![0; run.len().div_ceil(length)];
     let blocks = run.chunks(length).zip(slots.chunks_mut(length)).zip(&mut differences).collect();
-    pool.each(blocks, |_, ((run, slots), difference)| {
+    pool.for_each(blocks, |_, ((run, slots), difference)| {
         for (entry, slot) in run.iter().zip(slots) {
             *slot = entry.0;
             *difference |= ids.get(entry.0).0 ^ first;
         }
     });
     let Some(highest) = differences.iter().fold(0, |all, difference| all | difference).checked_ilog2() else {
-        return; // Only if ids were not distinct, which the caller promises they are.
+        return; // Unreachable: the caller guarantees distinct ids.
     };
     let shift = (highest + 1).saturating_sub(u32::BITS);
-    let blocks: Vec<_> = slots.chunks(length).map(|slots| ById { ids, slots, shift }).collect();
+    let blocks: Vec<_> = slots.chunks(length).map(|slots| SlotsById { ids, slots, shift }).collect();
     let tied = sort(pool, &blocks, run, |part| {
         if shift > 0 {
             sort_runs(ids, part);
@@ -228,15 +228,15 @@ fn sort_tied(pool: &mut Pool, ids: &Tiles<MemoryId>, run: &mut [Entry]) {
     }
 }
 
-/// Some slots; their key is 32 bits of their id.
-struct ById<'a> {
+/// Slots with 32 bits of their id as key.
+struct SlotsById<'a> {
     ids: &'a Tiles<MemoryId>,
     slots: &'a [Slot],
     shift: u32,
 }
 
-// SAFETY: everything is borrowed, nobody changes it.
-unsafe impl Block for ById<'_> {
+// SAFETY: all data is borrowed and not modified.
+unsafe impl Block for SlotsById<'_> {
     fn len(&self) -> usize {
         self.slots.len()
     }

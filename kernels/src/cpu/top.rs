@@ -1,26 +1,25 @@
-//! The first few of a ranking: one read of the potentials.
+//! The first entries of a ranking: one read of the potentials.
 //!
-//! Each thread keeps the best it has met, and the worst of these as a bound; what does not beat the bound is passed over
-//! 64 at a time. A memory that ties with the bound's weight is decided by its id, which is read only then, and only where the
-//! ids around it may come before the bound's. Where there are many tiles some are looked at first, so that the bound is close to
-//! the last of the first few before the rest is read: the others would beat a bound of their own making ten times as often.
+//! Each thread keeps its best candidates and uses the worst of them as a bound; chunks of 64 memories that cannot pass the bound are skipped.
+//! An id is read only if the weight ties with the bound and ids of its span may precede the bound's. If there are many tiles, a sample of them
+//! is scanned first, so that the bound is already close when the rest is read: otherwise ten times as many candidates would pass.
 
 use super::rank::View;
-use super::spans::{SPAN, Span, Spans, SpansOfTile};
+use super::spans::{IdSpan, IdSpans, SPAN, TileSpans};
 use crate::instructions::{Level, dispatch};
 use crate::pool::Pool;
 use crate::tiles::prefetch_behind;
 use crate::{Order, Slot, TILE};
 use engram_memory::{Group, MemoryId, ONE};
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
-/// One tile of so many is looked at first, for a bound that few of the others' memories beat.
+/// Sampling interval: one of this many tiles is scanned first.
 const SAMPLED: usize = 32;
 
-/// Tiles of a task.
+/// Tiles in a task.
 const TASK: usize = 16;
 
-/// A memory in an order that ascends, whichever order was asked for.
+/// A memory in ascending order, whichever order was requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Candidate {
     /// Heaviest first: `ONE - weight`; lightest first: the weight.
@@ -30,20 +29,20 @@ pub(super) struct Candidate {
     pub(super) slot: Slot,
 }
 
-/// The best that one thread has met.
-pub(super) struct Best {
+/// The best candidates of one thread.
+pub(super) struct BoundedHeap {
     limit: usize,
     held: Vec<Candidate>,
-    /// Nothing at or behind this is among the first `limit`.
+    /// No candidate at or after this one is among the first `limit`.
     bound: Candidate,
 }
 
-impl Best {
+impl BoundedHeap {
     pub(super) fn new(limit: usize) -> Self {
         Self::before(limit, Candidate { key: u32::MAX, tie: u64::MAX, slot: Slot::MAX })
     }
 
-    /// Looks only at what comes before `bound`.
+    /// Considers only candidates before `bound`.
     fn before(limit: usize, bound: Candidate) -> Self {
         Self { limit, held: Vec::new(), bound }
     }
@@ -54,13 +53,13 @@ impl Best {
             return;
         }
         self.held.push(candidate);
-        // Twice the limit, so that a selection, which is linear, is paid for by as many candidates as it keeps.
+        // Twice the limit, so that the linear selection is amortized over as many candidates as it keeps.
         if self.held.len() >= (2 * self.limit).max(self.limit + 512) {
             self.prune();
         }
     }
 
-    /// The first of what all threads have kept, in their order.
+    /// Returns the first candidates of all threads, in order.
     pub(super) fn of_all(limit: usize, best: impl Iterator<Item = Self>) -> Vec<Candidate> {
         let mut all = Self::new(limit);
         all.held = best.flat_map(|best| best.held).collect();
@@ -77,35 +76,35 @@ impl Best {
     }
 }
 
-/// The first `limit` (at least 1) of the scope in `order`.
+/// Finds the first `limit` (at least 1) of the scope in `order`.
 pub(super) fn first(
     pool: &mut Pool,
     level: Level,
     view: View<'_>,
-    spans: &mut Spans,
+    spans: &mut IdSpans,
     order: Order,
     limit: usize,
     out: &mut Vec<(Slot, u32)>,
 ) {
     let tiles = view.tiles_in_scope();
     let mut pass = |tiles: &[usize], limit, bound: Option<Candidate>| {
-        let new = || bound.map_or_else(|| Best::new(limit), |bound| Best::before(limit, bound));
+        let new = || bound.map_or_else(|| BoundedHeap::new(limit), |bound| BoundedHeap::before(limit, bound));
         let best: Vec<_> = (0..pool.threads()).map(|_| Mutex::new(new())).collect();
-        pool.each(
+        pool.for_each(
             spans.of_tiles(tiles).chunks_mut(TASK).collect(),
-            |thread, tiles: &mut [(usize, &mut SpansOfTile)]| {
-                let mut best = best[thread].lock().expect("a panic ends the pass");
+            |thread, tiles: &mut [(usize, &mut TileSpans)]| {
+                let mut best = best[thread].lock();
                 tiles.iter_mut().for_each(|(tile, spans)| scan(level, view, order, *tile, &mut spans[..], &mut best));
             },
         );
-        Best::of_all(limit, best.into_iter().map(|best| best.into_inner().expect("a panic ends the pass")))
+        BoundedHeap::of_all(limit, best.into_iter().map(|best| best.into_inner()))
     };
     let bound = sample(&tiles, limit).and_then(|(some, limit)| {
         let last = *pass(&some, limit, None).get(limit - 1)?;
         Some(Candidate { tie: last.tie.checked_add(1)?, ..last })
     });
     let mut all = pass(&tiles, limit, bound);
-    // The sample was not like the rest, which is looked at once more.
+    // The sample was not representative: scan everything once more.
     if bound.is_some() && all.len() < limit {
         all = pass(&tiles, limit, None);
     }
@@ -114,8 +113,8 @@ pub(super) fn first(
     out.extend(all.iter().map(|candidate| (candidate.slot, weight(candidate.key))));
 }
 
-/// Some of many tiles, and how many of the first of these are enough to be almost certain that as many as `limit` of all tiles come no later:
-/// the share of them that is expected, and four standard deviations. Of fewer than eight it would be a guess.
+/// Returns a sample of many tiles, and a rank in it that almost certainly comes after the first `limit` of all tiles: the expected share plus
+/// four standard deviations. A sample of fewer than eight tiles would be a guess.
 fn sample(tiles: &[usize], limit: usize) -> Option<(Vec<usize>, usize)> {
     if tiles.len() < 8 * SAMPLED {
         return None;
@@ -124,7 +123,7 @@ fn sample(tiles: &[usize], limit: usize) -> Option<(Vec<usize>, usize)> {
     Some((tiles.iter().copied().step_by(SAMPLED).collect(), share + 4 * share.isqrt() + 4))
 }
 
-/// What of a tile can beat a bound.
+/// Filter for memories of a tile that can pass a bound.
 #[derive(Clone, Copy)]
 struct Filter {
     clock: u32,
@@ -133,7 +132,7 @@ struct Filter {
     bound: Candidate,
 }
 
-fn scan(level: Level, view: View<'_>, order: Order, tile: usize, spans: &mut [Span], best: &mut Best) {
+fn scan(level: Level, view: View<'_>, order: Order, tile: usize, spans: &mut [IdSpan], best: &mut BoundedHeap) {
     let (potentials, groups, ids, clock) = view.columns(tile);
     let group = view.scope.group();
     let mut at = 0;
@@ -161,7 +160,7 @@ fn keys(order: Order, clock: u32, potential: u32, id: MemoryId) -> (u32, u64) {
     if order == Order::HeaviestFirst { (ONE - weight, id.0) } else { (weight, !id.0) }
 }
 
-/// The range of potentials whose key can be at or before `last`, so that most are judged by one comparison.
+/// Returns the range of potentials whose key can be at or before `last`, so that one comparison decides most memories.
 #[inline(always)]
 fn range(order: Order, clock: u32, last: u32) -> (u32, u32) {
     match order {
@@ -171,28 +170,27 @@ fn range(order: Order, clock: u32, last: u32) -> (u32, u32) {
     }
 }
 
-/// Memories that are passed over together; all in one span.
+/// Memories skipped together; all in one span.
 const CHUNK: usize = 64;
 /// Potentials of a cache line.
 const LINE: usize = 16;
-/// How many potentials ahead memory is asked for: across the end of a page the processor asks for none by itself, and 2 KiB take about as long
-/// to look at as memory takes to answer.
+/// Prefetch distance in potentials: the hardware prefetcher does not cross a page, and scanning 2 KiB takes about as long as a memory access.
 const AHEAD: usize = 512;
 
 dispatch! {
-    /// Where the next chunk from `at` on begins that holds something before the bound; the length when there is none. Learns
-    /// the spans of the ids that it reads.
+    /// Returns the start of the next chunk from `at` on with a candidate before the bound, or the length if there is none. Fills the spans of the
+    /// ids that it reads.
     fn next_chunk(
         potentials: &[u32],
         groups: &[u8],
         ids: &[MemoryId],
-        spans: &mut [Span],
+        spans: &mut [IdSpan],
         at: usize,
         filter: Filter,
     ) -> usize {
         let Filter { clock, order, group, bound } = filter;
         let with_ties = range(order, clock, bound.key);
-        // Nothing has a key below 0: an empty range.
+        // No key is below 0: an empty range.
         let without = bound.key.checked_sub(1).map_or((1, 0), |last| range(order, clock, last));
         let mut start = at;
         while start < potentials.len() {
@@ -205,20 +203,20 @@ dispatch! {
             let may = chunk.iter().fold(false, |any, &potential| any | within(reach, potential));
             if may {
                 let (groups, tied) = (&groups[start..end], &ids[start..end]);
-                let wanted = |other| match group { Some(group) => group.0 == other, None => true };
-                let before = |any, (&potential, &other)| any | (within(without, potential) & wanted(other));
+                let in_group = |other| match group { Some(group) => group.0 == other, None => true };
+                let before = |any, (&potential, &other)| any | (within(without, potential) & in_group(other));
                 if chunk.iter().zip(groups).fold(false, before) {
                     return start;
                 }
-                // Only ties are left: what they are worth is in the ids.
-                if *span == Span::UNKNOWN {
+                // Only ties are left, which the ids decide.
+                if *span == IdSpan::UNKNOWN {
                     let first = start / SPAN * SPAN;
-                    *span = Span::of(&ids[first..(first + SPAN).min(ids.len())]);
+                    *span = IdSpan::of(&ids[first..(first + SPAN).min(ids.len())]);
                 }
                 let mut any = false;
                 for ((&potential, &other), &id) in chunk.iter().zip(groups).zip(tied) {
                     let (key, tie) = keys(order, clock, potential, id);
-                    any |= wanted(other) & (key == bound.key) & (tie < bound.tie);
+                    any |= in_group(other) & (key == bound.key) & (tie < bound.tie);
                 }
                 if any {
                     return start;

@@ -1,4 +1,4 @@
-//! Changes of potentials: fold, updates by slot, updates of a group.
+//! Changes of potentials: folds, updates by slot, updates of a group.
 
 use crate::instructions::{Level, Set, dispatch};
 use crate::tiles::{TilesMut, prefetch};
@@ -6,10 +6,10 @@ use crate::{Segment, TILE, Tile, Update};
 use engram_memory::ONE;
 use std::ops::Range;
 
-/// How many updates ahead potentials are asked for.
+/// Prefetch distance in updates.
 const AHEAD: usize = 24;
 
-/// The law of [`engram_memory::DecayClock::updated`] without a branch.
+/// Branch-free version of [`engram_memory::DecayClock::updated`].
 #[inline(always)]
 fn updated(potential: u32, clock: u32, delta: i32) -> u32 {
     let moved = i64::from(potential.max(clock)) + i64::from(delta);
@@ -24,7 +24,7 @@ dispatch! {
 }
 
 dispatch! {
-    /// Applies one delta to every memory of a group in a tile, and says how many it has.
+    /// Applies one delta to every memory of a group in a tile and returns their number.
     pub(super) fn update_group(potentials: &mut [u32], groups: &[u8], group: u8, clock: u32, delta: i32) -> u32 {
         // A weight moves by at most ONE; within that, a potential plus the delta fits in 32 bits.
         let (up, down) = (delta.clamp(0, ONE as i32) as u32, delta.min(0).unsigned_abs().min(ONE));
@@ -39,10 +39,9 @@ dispatch! {
     }
 }
 
-/// Applies `updates`, whose slots lie in `potentials`, the tiles from `first` on, in order.
+/// Applies `updates` in order; their slots lie in `potentials`, the tiles from `first` on.
 ///
-/// Potentials of a segment that folds are left as they are but for the slots updated, which are written so that the fold,
-/// when it comes, gives the value after the update.
+/// A pending fold is not applied: updated slots are written so that the later fold yields the value after the update.
 pub(super) fn apply(
     tiles: &[Tile],
     segments: &[Segment],
@@ -58,50 +57,50 @@ pub(super) fn apply(
     };
     let (with_later, last) = updates.split_at(updates.len().saturating_sub(AHEAD));
     for (update, later) in with_later.iter().zip(&updates[updates.len() - with_later.len()..]) {
-        // The processor by itself waits for a few at a time.
+        // The processor by itself overlaps only a few loads.
         prefetch(&potentials.tile_mut(later.slot as usize / TILE - first)[later.slot as usize % TILE]);
         one(update, potentials);
     }
     last.iter().for_each(|update| one(update, potentials));
 }
 
-/// The updates of `slots`, in order. `room` is grown as needed.
+/// Returns the updates of `slots`, in order. `out` grows as needed.
 #[cfg_attr(target_arch = "x86_64", allow(unsafe_code))]
 pub(super) fn select<'a>(
     level: Level,
     updates: &[Update],
     slots: Range<u64>,
-    room: &'a mut Vec<Update>,
+    out: &'a mut Vec<Update>,
 ) -> &'a [Update] {
-    if room.len() < updates.len() {
-        room.resize(updates.len(), Update { slot: 0, delta: 0 });
+    if out.len() < updates.len() {
+        out.resize(updates.len(), Update { slot: 0, delta: 0 });
     }
-    let room = &mut room[..updates.len()];
+    let out = &mut out[..updates.len()];
     let count = match level.set() {
         // SAFETY: the level says that the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
-        Set::Avx512 => unsafe { super::avx512::select(updates, slots, room) },
+        Set::Avx512 => unsafe { super::avx512::select(updates, slots, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Set::Avx2 => unsafe { super::avx2::select(updates, slots, room) },
-        Set::Portable => select_plain(updates, slots, room),
+        Set::Avx2 => unsafe { super::avx2::select(updates, slots, out) },
+        Set::Portable => select_plain(updates, slots, out),
     };
-    &room[..count]
+    &out[..count]
 }
 
-/// Puts the updates of `slots` at the front of `room`, which has room for all, and says how many they are.
+/// Moves the updates of `slots` to the front of `out`, which has space for all, and returns their number.
 #[inline(always)]
-pub(super) fn select_plain(updates: &[Update], slots: Range<u64>, room: &mut [Update]) -> usize {
+pub(super) fn select_plain(updates: &[Update], slots: Range<u64>, out: &mut [Update]) -> usize {
     let mut count = 0;
     for update in updates {
-        // Written always and kept if it is one of them: no branch, which nobody could predict.
-        room[count] = *update;
+        // Written always and kept if selected: avoids an unpredictable branch.
+        out[count] = *update;
         count += usize::from(slots.contains(&u64::from(update.slot)));
     }
     count
 }
 
-/// Whether [`apply`] may run before the fold: what it writes must fit. So it does whenever the clock is 0 after a fold.
+/// Returns whether [`apply`] may run before the fold: its results must fit in 32 bits, which always holds if the clock is 0 after a fold.
 pub(super) fn fold_may_follow(segments: &[Segment]) -> bool {
     segments.iter().all(|segment| segment.fold == 0 || segment.fold <= u32::MAX - ONE - segment.clock.units())
 }
@@ -126,8 +125,8 @@ mod tests {
             let expected: Vec<_> =
                 updates.iter().copied().filter(|update| slots.contains(&u64::from(update.slot))).collect();
             for most in [Instructions::Widest, Instructions::Avx2, Instructions::Portable] {
-                let mut room = Vec::new();
-                prop_assert_eq!(select(Level::of(most), &updates, slots.clone(), &mut room), &expected[..]);
+                let mut out = Vec::new();
+                prop_assert_eq!(select(Level::of(most), &updates, slots.clone(), &mut out), &expected[..]);
             }
         }
 

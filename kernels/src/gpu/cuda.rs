@@ -1,17 +1,16 @@
-//! NVIDIA's driver as a [`Driver`]: its library is opened at run time, so that one binary runs with and without a GPU.
+//! NVIDIA's driver as a [`Driver`]; its library is loaded at run time, so that one binary runs with and without a GPU.
 //!
-//! Everything goes to one stream, in call order; nothing is on the default stream, and cudarc's own tracking of events is off. Bytes go to
-//! the device and come back through pinned memory, a piece at a time (`cuda/staging.rs`).
-//! Every wait polls with a deadline: a device that died or hangs is noticed. After the first error that is not of memory the device
-//! counts as lost, and every later call gives that error again.
-#![allow(unsafe_code)] // Calls of the driver.
+//! All work goes to one stream, in call order; the default stream and cudarc's event tracking are not used. Transfers go through pinned memory,
+//! one piece at a time (`cuda/staging.rs`). Every wait polls with a deadline, so that a device that died or hangs is detected. After the first
+//! error other than out-of-memory the device counts as lost, and every later call returns that error.
+#![allow(unsafe_code)] // Driver calls.
 
 mod graph;
 mod staging;
 mod timing;
 
 pub use graph::Graph;
-pub use timing::Timed;
+pub use timing::DeviceTiming;
 
 use super::driver::{Argument, Driver, Step, THREADS};
 use super::images::IMAGES;
@@ -24,62 +23,62 @@ use std::ffi::{CString, c_void};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use timing::Mark;
+use timing::EventPair;
 
-/// Code compiled by CUDA 13.0 needs a driver of that version: 580 or newer.
+/// Minimum CUDA version of the driver (580): the kernels are compiled by CUDA 13.0.
 const OLDEST_DRIVER: i32 = 13_000;
-/// How long work on the device may take, unless said otherwise: a pass over a full device takes milliseconds.
+/// Default limit of work on the device: a pass over a full device takes milliseconds.
 pub const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Why a device cannot be used.
+/// Reason why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The library of the driver is not there.
-    #[error("there is no CUDA driver: libcuda could not be loaded")]
+    /// The driver library is missing.
+    #[error("no CUDA driver found: failed to load libcuda")]
     NoDriver,
     /// The driver has no such device.
-    #[error("there is no device {ordinal}: the driver has {devices}")]
+    #[error("no CUDA device {ordinal}: the driver reports {devices}")]
     NoDevice {
-        /// Asked for.
+        /// Requested device.
         ordinal: usize,
-        /// There are.
+        /// Number of devices.
         devices: usize,
     },
-    /// The driver does not know the code that was compiled.
-    #[error("the driver is too old: it is of CUDA {}.{}, and 13.0 (driver 580) or newer is needed", found / 1_000, found % 1_000 / 10)]
+    /// The driver is too old for the compiled kernels.
+    #[error("CUDA driver is too old: it supports CUDA {}.{}, but 13.0 (driver 580) or newer is required", found / 1_000, found % 1_000 / 10)]
     OldDriver {
-        /// As the driver says it: 1,000 times the major version plus 10 times the minor one.
+        /// CUDA version of the driver: 1,000 times the major version plus 10 times the minor one.
         found: i32,
     },
-    /// No part of a fatbin is for this device.
-    #[error("fatbin '{image}' is nothing for a device of compute capability {major}.{minor} (code {code})")]
+    /// A fatbin has no code for this device.
+    #[error("fatbin '{image}' does not support compute capability {major}.{minor} (driver code {code})")]
     Image {
-        /// Name.
+        /// Name of the fatbin.
         image: &'static str,
-        /// Compute capability.
+        /// Compute capability, major version.
         major: i32,
-        /// Compute capability.
+        /// Compute capability, minor version.
         minor: i32,
-        /// The driver's code.
+        /// Error code of the driver.
         code: i32,
     },
-    /// Another call failed.
-    #[error("the driver failed to {call} (code {code})")]
+    /// Another driver call failed.
+    #[error("failed to {call} (driver code {code})")]
     Failed {
-        /// What it was asked.
+        /// Operation that failed.
         call: &'static str,
-        /// Its code.
+        /// Error code of the driver.
         code: i32,
     },
 }
 
-/// How many devices there are; 0 without a driver, and without a device. Never panics.
+/// Returns the number of devices; 0 without a driver or device. Never panics.
 ///
 /// # Errors
 /// [`OpenError::Failed`].
 pub fn devices() -> Result<usize, OpenError> {
     // Every other call panics without the library.
-    // SAFETY: the library is opened and closed.
+    // SAFETY: the library is loaded and unloaded.
     if !unsafe { sys::is_culib_present() } {
         return Ok(0);
     }
@@ -90,11 +89,11 @@ pub fn devices() -> Result<usize, OpenError> {
     }
 }
 
-/// Whether there is a driver that knows the code that was compiled, and how many devices it has, at least 1. Takes nothing of any of them,
-/// so that what [`Cuda::open`] says of one is still to be heard. Never panics.
+/// Returns the number of devices (at least 1) of a driver that supports the compiled kernels. Allocates nothing on them, so [`Cuda::open`] can
+/// still fail. Never panics.
 ///
 /// # Errors
-/// Why no device can be used.
+/// The reason why no device can be used.
 pub fn probe() -> Result<usize, OpenError> {
     let version = version()?;
     if version < OLDEST_DRIVER {
@@ -106,7 +105,7 @@ pub fn probe() -> Result<usize, OpenError> {
     }
 }
 
-/// The CUDA of the driver: 1,000 times the major version plus 10 times the minor one. Never panics.
+/// Returns the CUDA version of the driver: 1,000 times the major version plus 10 times the minor one. Never panics.
 ///
 /// # Errors
 /// [`OpenError::NoDriver`], [`OpenError::Failed`].
@@ -116,8 +115,8 @@ pub fn version() -> Result<i32, OpenError> {
         return Err(OpenError::NoDriver);
     }
     let mut version = 0;
-    // SAFETY: it writes a number.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("tell its version"))?;
+    // SAFETY: the call writes one number.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("read the driver version"))?;
     Ok(version)
 }
 
@@ -125,26 +124,26 @@ fn failed(call: &'static str) -> impl Fn(DriverError) -> OpenError {
     move |DriverError(code)| OpenError::Failed { call, code: code as i32 }
 }
 
-/// One device of the driver.
+/// An open device.
 pub struct Cuda {
     name: String,
     capability: (i32, i32),
     functions: HashMap<&'static str, sys::CUfunction>,
     modules: Vec<sys::CUmodule>,
     staging: Staging,
-    /// What is timed, while it is.
-    marks: Option<Vec<Mark>>,
+    /// Recorded events, while timing is on.
+    marks: Option<Vec<EventPair>>,
     deadline: Duration,
-    /// The first error that ended it.
+    /// The error that ended the device.
     lost: Option<i32>,
     stream: Arc<CudaStream>,
 }
 
-// SAFETY: functions, modules and pinned memory are the driver's, which takes calls from any thread that has bound the context; every
+// SAFETY: functions, modules and pinned memory belong to the driver, which accepts calls from any thread that has bound the context; every
 // call here binds it.
 unsafe impl Send for Cuda {}
 
-/// Memory of the device.
+/// Device memory.
 pub struct Buffer {
     address: sys::CUdeviceptr,
     stream: Arc<CudaStream>,
@@ -152,31 +151,31 @@ pub struct Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // On a lost device the memory went with its context.
+        // The memory of a lost device was freed with its context.
         if self.stream.context().bind_to_thread().is_ok() {
-            // SAFETY: allocated on this stream, and given back once; earlier work of the stream runs before.
+            // SAFETY: allocated on this stream and freed once; earlier work of the stream runs before.
             let _ = unsafe { result::free_async(self.address, self.stream.cu_stream()) };
         }
     }
 }
 
 impl Cuda {
-    /// Opens a device and loads all kernels; work on it is given up after `deadline`.
+    /// Opens a device and loads all kernels; work that exceeds `deadline` fails.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// The reason why the device cannot be used.
     pub fn open(ordinal: usize, deadline: Duration) -> Result<Self, OpenError> {
         let devices = probe()?;
         if ordinal >= devices {
             return Err(OpenError::NoDevice { ordinal, devices });
         }
-        let context = CudaContext::new(ordinal).map_err(failed("make a context"))?;
-        // SAFETY: no memory of cudarc's own types is used, so there is nothing to track.
+        let context = CudaContext::new(ordinal).map_err(failed("create a context"))?;
+        // SAFETY: cudarc's own memory types are not used, so there is nothing to track.
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().map_err(failed("make a stream"))?;
+        let stream = context.new_stream().map_err(failed("create a stream"))?;
         keep_memory(context.cu_device())?;
-        let staging = Staging::new().map_err(failed("pin memory"))?;
-        let name = context.name().map_err(failed("tell a name"))?;
+        let staging = Staging::new().map_err(failed("allocate pinned memory"))?;
+        let name = context.name().map_err(failed("read the device name"))?;
         let (functions, modules) = (HashMap::new(), Vec::new());
         let mut own =
             Self { name, capability: (0, 0), functions, modules, staging, marks: None, deadline, lost: None, stream };
@@ -184,27 +183,27 @@ impl Cuda {
         Ok(own)
     }
 
-    /// What the vendor calls the device.
+    /// Returns the vendor's name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// By what the device is known wherever it is: as `nvidia-smi -L` writes it.
+    /// Returns the UUID of the device as `nvidia-smi -L` prints it.
     ///
     /// # Errors
     /// [`OpenError::Failed`].
     pub fn uuid(&self) -> Result<String, OpenError> {
-        let uuid = self.stream.context().uuid().map_err(failed("tell a uuid"))?;
+        let uuid = self.stream.context().uuid().map_err(failed("read the device UUID"))?;
         let hex: String = uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
         Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
     }
 
-    /// Compute capability: major, minor.
+    /// Returns the compute capability: major, minor.
     pub const fn capability(&self) -> (i32, i32) {
         self.capability
     }
 
-    /// Bytes of the device that are free, and all of them.
+    /// Returns the free and total bytes of device memory.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -215,21 +214,21 @@ impl Cuda {
     }
 
     fn load(&mut self, context: &CudaContext) -> Result<(), OpenError> {
-        let attribute = |it| context.attribute(it).map_err(failed("tell its compute capability"));
+        let attribute = |it| context.attribute(it).map_err(failed("read the compute capability"));
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         self.capability = (major, minor);
         for (image, bytes, kernels) in IMAGES {
-            // SAFETY: a whole fatbin, which the driver copies.
+            // SAFETY: a complete fatbin, which the driver copies.
             let module = unsafe { result::module::load_data(bytes.as_ptr().cast()) }
                 .map_err(|DriverError(code)| OpenError::Image { image, major, minor, code: code as i32 })?;
             self.modules.push(module);
             for &kernel in kernels {
-                let name = CString::new(kernel).expect("names of kernels have no zero");
-                // SAFETY: a module that was loaded, above.
+                let name = CString::new(kernel).expect("kernel names contain no NUL");
+                // SAFETY: the module was loaded above.
                 let function =
                     unsafe { result::module::get_function(module, name) }.map_err(failed("find a kernel"))?;
-                // A driver that is not told to loads a kernel at its first launch, when the device may be full.
+                // By default the driver loads a kernel at its first launch, when the device may be full.
                 // SAFETY: a kernel of that module.
                 unsafe { sys::cuFuncLoad(function) }.result().map_err(failed("load a kernel"))?;
                 self.functions.insert(kernel, function);
@@ -238,7 +237,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Binds the context, unless the device was lost.
+    /// Binds the context, unless the device is lost.
     fn enter(&self, pass: &'static str) -> Result<sys::CUstream, Error> {
         match self.lost {
             Some(code) => Err(Error::Failed { pass, code }),
@@ -256,14 +255,14 @@ impl Cuda {
         })
     }
 
-    /// Waits for all work so far.
+    /// Waits for all enqueued work.
     fn wait_for(&mut self, pass: &'static str, stream: sys::CUstream) -> Result<(), Error> {
         let begin = Instant::now();
         loop {
-            // SAFETY: a stream that lives.
+            // SAFETY: the stream is alive.
             match unsafe { sys::cuStreamQuery(stream) } {
                 CUresult::CUDA_SUCCESS => {
-                    self.staging.settle();
+                    self.staging.mark_idle();
                     return Ok(());
                 }
                 CUresult::CUDA_ERROR_NOT_READY if begin.elapsed() < self.deadline => std::hint::spin_loop(),
@@ -278,30 +277,30 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Of a lost device work may still be under way into the pinned memory, which then stays.
+        // A lost device may still access the pinned memory, which is leaked then.
         if self.lost.is_none() && self.stream.context().bind_to_thread().is_ok() {
-            // SAFETY: nothing is under way any more after the wait, and all of it is given back once.
+            // SAFETY: no work is in flight after the wait, and everything is freed once.
             unsafe {
                 let _ = result::stream::synchronize(self.stream.cu_stream());
                 for &module in &self.modules {
                     let _ = result::module::unload(module);
                 }
-                self.staging.give_back();
+                self.staging.free();
             }
         }
     }
 }
 
-/// Freed memory stays with the process: without this every wait would give it back, and every pass take it anew.
+/// Keeps freed memory in the process's pool: otherwise every wait would release it and every pass allocate it again.
 fn keep_memory(device: sys::CUdevice) -> Result<(), OpenError> {
     let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     let mut all = u64::MAX;
-    // SAFETY: the attribute is a number of 64 bits.
+    // SAFETY: the attribute is a 64-bit number.
     let kept = unsafe {
         result::device::get_default_mem_pool(device)
             .and_then(|pool| result::mem_pool::set_attribute(pool, threshold, (&raw mut all).cast()))
     };
-    kept.map_err(failed("keep memory"))
+    kept.map_err(failed("set the memory pool threshold"))
 }
 
 impl Driver for Cuda {
@@ -310,7 +309,7 @@ impl Driver for Cuda {
 
     fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
         let stream = self.enter("allocate")?;
-        // SAFETY: any content is a content.
+        // SAFETY: the content is unspecified by contract.
         match unsafe { result::malloc_async(stream, bytes) } {
             Ok(address) => Ok(Buffer { address, stream: Arc::clone(&self.stream) }),
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(Error::Full { missing_bytes: bytes as u64 }),
@@ -349,7 +348,7 @@ impl Driver for Cuda {
     fn launch(&mut self, kernel: &'static str, blocks: u32, arguments: &[Argument<'_, Buffer>]) -> Result<(), Error> {
         let stream = self.enter(kernel)?;
         let function = self.functions[kernel];
-        // Little-endian: the first bytes of a number are the number of fewer bits.
+        // Little-endian: the first bytes of a wide number are its low part.
         let mut values: Vec<u64> = arguments
             .iter()
             .map(|argument| match *argument {
@@ -364,7 +363,7 @@ impl Driver for Cuda {
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| (&raw mut *value).cast()).collect();
         let block = (THREADS as u32, 1, 1);
         self.on_stream(kernel, stream, || {
-            // SAFETY: the arguments are those of the kernel by contract, and are copied before the call returns.
+            // SAFETY: the arguments match the kernel by contract, and the call copies them.
             unsafe { result::launch_kernel(function, (blocks, 1, 1), block, 0, stream, &mut pointers) }
         })
     }

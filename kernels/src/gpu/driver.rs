@@ -1,19 +1,19 @@
-//! What passes ask of a driver: memory, copies, launches.
+//! The driver interface of passes: memory, copies, launches.
 
 use crate::Error;
 use std::ops::Range;
 
-/// Threads of a block, of every kernel.
+/// Threads per block, for every kernel.
 pub const THREADS: usize = 256;
 
-/// Runs kernels by name on memory of its own. Calls take effect in call order.
+/// Runs kernels by name on its own memory. Calls take effect in call order.
 pub trait Driver: Send {
-    /// Memory of the device, given back when dropped; at least 256-byte aligned.
+    /// Device memory, freed when dropped; at least 256-byte aligned.
     type Buffer: Send;
-    /// What a driver keeps of a [sequence](Driver::sequence).
+    /// Cached form of a [sequence](Driver::sequence).
     type Graph: Send;
 
-    /// Memory for `bytes` bytes, more than 0, whose content is undefined.
+    /// Allocates `bytes` bytes (more than 0) with undefined content.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Failed`].
@@ -25,7 +25,7 @@ pub trait Driver: Send {
     /// [`Error::Failed`].
     fn upload(&mut self, buffer: &Self::Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error>;
 
-    /// Fills `out` from `buffer`, from `offset` bytes on, with what all calls before have made of it.
+    /// Fills `out` from `buffer`, from `offset` bytes on, after all earlier calls have taken effect.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -37,7 +37,7 @@ pub trait Driver: Send {
     /// [`Error::Failed`].
     fn copy(&mut self, from: &Self::Buffer, to: &Self::Buffer, bytes: usize) -> Result<(), Error>;
 
-    /// Fills a range, in bytes.
+    /// Fills a byte range with `byte`.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -45,8 +45,7 @@ pub trait Driver: Send {
 
     /// Launches `blocks` (more than 0) blocks of [`THREADS`] threads.
     ///
-    /// The arguments are those of the kernel's declaration, in order; whoever launches answers for it, and for slots and lengths
-    /// being in range.
+    /// The arguments are those of the kernel's declaration, in order; the caller is responsible for them and for slots and lengths being in range.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -57,21 +56,21 @@ pub trait Driver: Send {
         arguments: &[Argument<'_, Self::Buffer>],
     ) -> Result<(), Error>;
 
-    /// Waits until all calls before have taken effect; what went wrong in a launch shows here or in a download, if not before.
+    /// Waits until all earlier calls have taken effect; reports launch failures that no earlier call reported.
     ///
     /// # Errors
     /// [`Error::Failed`].
     fn wait(&mut self) -> Result<(), Error>;
 
-    /// Takes these steps in turn, and waits for the last of them. A driver may keep in `kept` what lets it ask for all of them at once the
-    /// next time. Whoever gives that again gives the same steps again: the same buffers, ranges, kernels, blocks and arguments, and as many
-    /// bytes; which bytes go up is another matter.
+    /// Runs these steps in order and waits for the last one. A driver may cache in `kept` a form that it can run at once the next time. A caller
+    /// that passes the cache again must pass the same steps: the same buffers, ranges, kernels, blocks, arguments and byte counts; the uploaded
+    /// content may differ.
     ///
     /// # Errors
     /// [`Error::Full`], with nothing done; [`Error::Failed`].
     fn sequence(&mut self, kept: &mut Option<Self::Graph>, steps: &mut [Step<'_, Self::Buffer>]) -> Result<(), Error> {
         let _ = kept;
-        in_turn(self, steps)?;
+        run_steps(self, steps)?;
         self.wait()
     }
 }
@@ -79,21 +78,21 @@ pub trait Driver: Send {
 /// A step of a sequence.
 #[derive(Debug)]
 pub enum Step<'a, B> {
-    /// These bytes go to the begin of a buffer.
+    /// Uploads bytes to the start of a buffer.
     Upload(&'a B, &'a [u8]),
-    /// A range of a buffer, in bytes, is filled.
+    /// Fills a byte range of a buffer.
     Fill(&'a B, Range<usize>, u8),
-    /// So many blocks of a kernel are launched.
+    /// Launches blocks of a kernel.
     Launch(&'static str, u32, &'a [Argument<'a, B>]),
-    /// The begin of a buffer comes back.
+    /// Downloads the start of a buffer.
     Download(&'a B, &'a mut [u8]),
 }
 
-/// Asks a driver for one step after the other.
+/// Runs the steps one after another.
 ///
 /// # Errors
-/// As the first that fails.
-pub fn in_turn<D: Driver + ?Sized>(driver: &mut D, steps: &mut [Step<'_, D::Buffer>]) -> Result<(), Error> {
+/// That of the first step that fails.
+pub fn run_steps<D: Driver + ?Sized>(driver: &mut D, steps: &mut [Step<'_, D::Buffer>]) -> Result<(), Error> {
     steps.iter_mut().try_for_each(|step| match step {
         Step::Upload(buffer, bytes) => driver.upload(buffer, 0, bytes),
         Step::Fill(buffer, range, byte) => driver.fill(buffer, range.clone(), *byte),
@@ -102,20 +101,20 @@ pub fn in_turn<D: Driver + ?Sized>(driver: &mut D, steps: &mut [Step<'_, D::Buff
     })
 }
 
-/// An argument of a kernel.
+/// A kernel argument.
 #[derive(Debug)]
 pub enum Argument<'a, B> {
     /// Address of a buffer's first byte.
     Buffer(&'a B),
-    /// An address so many bytes behind that.
+    /// Address at a byte offset in a buffer.
     Inside(&'a B, usize),
     /// A null pointer.
     Null,
-    /// A number of 32 bits.
+    /// A 32-bit integer.
     U32(u32),
-    /// A number of 64 bits.
+    /// A 64-bit integer.
     U64(u64),
-    /// A number with a fraction.
+    /// A 32-bit float.
     F32(f32),
 }
 

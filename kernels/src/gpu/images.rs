@@ -1,4 +1,4 @@
-//! The fatbins, and the kernels in each. `cargo xtask kernels` makes them, `manifest.toml` has their hashes.
+//! The fatbins and their kernels. `cargo xtask kernels` builds them; `manifest.toml` has their hashes.
 
 /// Name, bytes, kernels.
 pub(super) type Image = (&'static str, &'static [u8], &'static [&'static str]);
@@ -9,7 +9,7 @@ macro_rules! image {
     };
 }
 
-/// All of them.
+/// All fatbins.
 pub(super) const IMAGES: [Image; 13] = [
     image!("digest", "digest"),
     image!("epoch", "bucket_updates", "epoch"),

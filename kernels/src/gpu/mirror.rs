@@ -1,7 +1,7 @@
-//! A GPU as the holder of some tiles of a host.
+//! [`Mirror`] for a GPU.
 
-use super::prepared::Sequences;
-use super::rank::Listed;
+use super::epoch_sequence::EpochSequences;
+use super::rank::SlotLists;
 use super::{Driver, Gpu};
 use crate::mirror::Mirror;
 use crate::{Device, Error, Slot, Tile, TileId};
@@ -39,8 +39,8 @@ impl<D: Driver> Mirror for Gpu<D> {
         self.origins.clear();
         self.stale_ids.clear();
         self.columns = None;
-        self.sequences = Sequences::default();
-        self.listed = Listed::default();
+        self.sequences = EpochSequences::default();
+        self.listed = SlotLists::default();
         self.index = None;
         self.features = None;
     }

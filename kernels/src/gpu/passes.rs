@@ -1,16 +1,15 @@
-//! The passes of [`Device`], each as its launches.
+//! The passes of [`Device`] as kernel launches.
 
 use super::driver::{Argument, Driver};
 use super::plain::{bytes, bytes_mut};
 use super::{BYTES_PER_SLOT, Gpu, THREADS};
-use crate::recall::{Alike, Recall};
+use crate::recall::{RecallMatch, RecallRequest};
 use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 use std::collections::HashMap;
 
 impl<D: Driver> Gpu<D> {
-    /// Writes potential and group of each slot, of which none comes twice. Its memory stays the one that it was. What goes wrong may show
-    /// in a later call.
+    /// Writes potential and group of distinct slots, whose ids stay the same. Failures may surface in a later call.
     pub(crate) fn refresh(&mut self, slots: &[Slot], rows: &[(u32, Group)]) -> Result<(), Error> {
         self.check_slots(slots.iter().copied());
         if let Some(columns) = self.columns.as_ref().filter(|_| !slots.is_empty()) {
@@ -32,17 +31,17 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// Replaces potentials and groups from the first slot of `tile` on, as many as are given. The memories stay those that they were.
+    /// Replaces potentials and groups from the first slot of `tile` on; the ids stay the same.
     ///
     /// # Errors
     /// [`Error::Failed`].
     ///
     /// # Panics
-    /// Where the columns end before, and when there is not a group for each potential.
+    /// When the rows exceed the columns, or the numbers of potentials and groups differ.
     pub fn replace(&mut self, tile: TileId, potentials: &[u32], groups: &[u8]) -> Result<(), Error> {
         let first = tile as usize * TILE;
-        assert!(first + potentials.len() <= self.tiles.len() * TILE, "tile {tile} and what follows are in the arena");
-        assert_eq!(potentials.len(), groups.len(), "a memory has a potential and a group");
+        assert!(first + potentials.len() <= self.tiles.len() * TILE, "rows from tile {tile} on exceed the arena");
+        assert_eq!(potentials.len(), groups.len(), "as many groups as potentials");
         if let Some(columns) = &mut self.columns {
             self.memory.0.upload(&columns.potentials, first * size_of::<u32>(), bytes(potentials))?;
             self.memory.0.upload(&columns.groups, first, groups)?;
@@ -62,7 +61,7 @@ impl<D: Driver> Device for Gpu<D> {
     }
 
     fn map_tile(&mut self, tile: TileId, entry: Tile) {
-        assert!(entry.count as usize <= TILE, "a tile has {TILE} slots, {} are too many", entry.count);
+        assert!(entry.count as usize <= TILE, "tile entry has {} used slots, at most {TILE} are allowed", entry.count);
         self.tiles[tile as usize] = entry;
         if let Some(columns) = &mut self.columns {
             columns.tiles_stale = true;
@@ -71,7 +70,7 @@ impl<D: Driver> Device for Gpu<D> {
     }
 
     fn write(&mut self, rows: &[(Slot, u32, Group)]) -> Result<(), Error> {
-        // The last row of a slot holds; threads would write them in any order.
+        // The last row of a slot wins; threads would write them in any order.
         let last: HashMap<Slot, usize> = rows.iter().enumerate().map(|(place, row)| (row.0, place)).collect();
         let mut places: Vec<usize> = last.into_values().collect();
         places.sort_unstable();
@@ -123,7 +122,7 @@ impl<D: Driver> Device for Gpu<D> {
     }
 
     fn histogram(&mut self, segments: &[Segment], bits: u32) -> Result<Histogram, Error> {
-        let mut histogram = Histogram::new(bits).expect("bits are in range by contract");
+        let mut histogram = Histogram::new(bits).expect("the caller passes bits in range");
         let width = usize::from(self.highest_group) + 1;
         let Some(view) = self.view(segments)? else { return Ok(histogram) };
         let bins = view.memory.zeroed::<u32>(width << bits)?;
@@ -154,20 +153,20 @@ impl<D: Driver> Device for Gpu<D> {
     fn recall(
         &mut self,
         segments: &[Segment],
-        asked: &Recall<'_>,
+        request: &RecallRequest<'_>,
         ids: &Tiles<MemoryId>,
-        out: &mut Vec<Alike>,
+        out: &mut Vec<RecallMatch>,
     ) -> Result<(), Error> {
-        self.mirror_features(asked.features)?;
+        self.mirror_features(request.features)?;
         let mut found = Vec::new();
-        self.most_alike(segments, asked.scope, asked.query, asked.limit, ids, &mut found)?;
+        self.best_matches(segments, request.scope, request.query, request.limit, ids, &mut found)?;
         let slots: Vec<Slot> = found.iter().map(|(slot, _)| *slot).collect();
         let mut rows = Vec::new();
         self.read(&slots, &mut rows)?;
         out.clear();
         out.extend(found.into_iter().zip(rows).map(|((slot, score), (potential, _))| {
             let segment = self.tiles[slot as usize / TILE].segment;
-            Alike { slot, weight: segments[segment as usize].clock.weight(potential).units(), score }
+            RecallMatch { slot, weight: segments[segment as usize].clock.weight(potential).units(), score }
         }));
         Ok(())
     }

@@ -1,43 +1,43 @@
-//! Rankings: all in order by a sort, or the first few by a selection.
+//! Rankings: the full order by a sort, or the first entries by a selection.
 
 use super::driver::{Argument, Driver};
-use super::sort::Sorted;
+use super::sort::SortedPairs;
 use super::{Gpu, THREADS, View, firsts};
 use crate::{Error, Order, Scope, Segment, Slot, Tiles};
 use engram_memory::{MemoryId, ONE};
 
-/// Slots of a block that makes keys.
+/// Slots per block of the key kernel.
 const KEYED: usize = THREADS * 4;
 
-/// The slots in use as rankings take them, made at need.
-pub(super) struct Listed<B> {
-    /// Tile by tile.
+/// Lists of used slots, built on demand.
+pub(super) struct SlotLists<B> {
+    /// In tile order.
     by_tile: Option<B>,
-    /// By id ascending.
+    /// In ascending order of id.
     by_id: Option<B>,
 }
 
-impl<B> Default for Listed<B> {
+impl<B> Default for SlotLists<B> {
     fn default() -> Self {
         Self { by_tile: None, by_id: None }
     }
 }
 
-/// Slots with their keys, the same order in both.
-pub(super) struct Keyed<B> {
+/// Slots and their keys, in the same order.
+pub(super) struct KeyedSlots<B> {
     pub(super) keys: B,
     pub(super) slots: B,
     pub(super) count: usize,
 }
 
 impl<D: Driver> View<'_, D> {
-    /// The memories of the scope among `count` slots, in their order, with the key of their weight.
+    /// Returns those of `count` slots whose memory is in scope, in order, with the key of their weight.
     pub(super) fn weight_keys(
         &mut self,
         slots: &D::Buffer,
         count: usize,
         scope: Scope,
-    ) -> Result<Keyed<D::Buffer>, Error> {
+    ) -> Result<KeyedSlots<D::Buffer>, Error> {
         let (kind, wanted) = match scope {
             Scope::All => (0, 0),
             Scope::Segment(segment) => (1, segment),
@@ -64,10 +64,10 @@ impl<D: Driver> View<'_, D> {
         ];
         self.memory.launch("weight_keys", count, KEYED, &arguments)?;
         let kept = self.memory.downloaded::<u32>(&kept, 1)?[0] as usize;
-        Ok(Keyed { keys, slots: kept_slots, count: kept })
+        Ok(KeyedSlots { keys, slots: kept_slots, count: kept })
     }
 
-    /// Slots (at least 1) sorted by id: by its low half, then stably by its high half.
+    /// Sorts slots (at least 1) by id: by its low half, then stably by its high half.
     pub(super) fn by_id(&mut self, slots: D::Buffer, count: usize) -> Result<D::Buffer, Error> {
         let mut slots = slots;
         for shift in [0, 32] {
@@ -85,8 +85,8 @@ impl<D: Driver> View<'_, D> {
         Ok(slots)
     }
 
-    /// (slot, key) of `count` sorted entries.
-    pub(super) fn entries(&mut self, sorted: &Sorted<D::Buffer>, count: usize) -> Result<Vec<(Slot, u32)>, Error> {
+    /// Downloads (slot, key) of `count` sorted entries.
+    pub(super) fn entries(&mut self, sorted: &SortedPairs<D::Buffer>, count: usize) -> Result<Vec<(Slot, u32)>, Error> {
         let keys = self.memory.downloaded::<u32>(&sorted.keys, count)?;
         let slots = self.memory.downloaded::<u32>(&sorted.values, count)?;
         Ok(slots.into_iter().zip(keys).collect())
@@ -94,7 +94,7 @@ impl<D: Driver> View<'_, D> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// The slots in use tile by tile, and how many.
+    /// Builds the list of used slots in tile order and returns their number.
     pub(super) fn list(&mut self) -> Result<usize, Error> {
         let used = self.used();
         if self.listed.by_tile.is_none() && used > 0 {
@@ -105,10 +105,10 @@ impl<D: Driver> Gpu<D> {
         Ok(used)
     }
 
-    /// The slots in use of these tiles, in that order.
+    /// Lists the used slots of these tiles, in that order.
     pub(super) fn list_tiles(&mut self, tiles: &[u32]) -> Result<D::Buffer, Error> {
         let first = firsts(tiles.iter().map(|&tile| self.tiles[tile as usize].count));
-        let columns = self.columns.as_ref().expect("there are tiles");
+        let columns = self.columns.as_ref().expect("an arena with tiles has columns");
         let slots = self.memory.undefined::<u32>(first[tiles.len()] as usize)?;
         let (order, first) = (self.memory.uploaded(tiles)?, self.memory.uploaded(&first)?);
         let arguments = [
@@ -121,7 +121,7 @@ impl<D: Driver> Gpu<D> {
         Ok(slots)
     }
 
-    /// Makes sure of the slots in the order of their ids.
+    /// Builds the list of slots by id, if necessary.
     fn list_by_id(&mut self, segments: &[Segment], used: usize) -> Result<(), Error> {
         if self.listed.by_id.is_some() {
             return Ok(());
@@ -134,7 +134,7 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// How many memories the scope has, or more: those of all groups.
+    /// Returns an upper bound of the memories in scope: those of all groups.
     fn at_most(&self, segments: &[Segment], scope: Scope) -> usize {
         let wanted = |tile: &&crate::Tile| match scope {
             Scope::Segment(only) => only == tile.segment,
@@ -159,14 +159,14 @@ impl<D: Driver> Gpu<D> {
             return Ok(());
         }
         self.mirror(ids)?;
-        // The tile table must be there before slots are listed by it.
+        // The tile table must be current before slots are listed by it.
         self.view(segments)?;
         let used = self.list()?;
         let few = limit.filter(|&limit| limit <= at_most / 16);
         if few.is_none() {
             self.list_by_id(segments, used)?;
         }
-        // Lists are lent while a view of the rest is at work.
+        // The lists are taken out while a view borrows the rest.
         let listed = std::mem::take(&mut self.listed);
         let ranked = self.rank_listed(segments, scope, order, few, &listed, used);
         self.listed = listed;
@@ -185,12 +185,12 @@ impl<D: Driver> Gpu<D> {
         scope: Scope,
         order: Order,
         few: Option<usize>,
-        listed: &Listed<D::Buffer>,
+        listed: &SlotLists<D::Buffer>,
         used: usize,
     ) -> Result<Vec<(Slot, u32)>, Error> {
         let Some(mut view) = self.view(segments)? else { return Ok(Vec::new()) };
         let list = if few.is_some() { &listed.by_tile } else { &listed.by_id };
-        let list = list.as_ref().expect("made by the caller");
+        let list = list.as_ref().expect("the caller built the list");
         let mut keyed = view.weight_keys(list, used, scope)?;
         if let Some(limit) = few {
             let first = view.select(&keyed, limit, order == Order::LightestFirst)?;
@@ -207,7 +207,7 @@ impl<D: Driver> Gpu<D> {
         view.entries(&sorted, keyed.count)
     }
 
-    /// Calls `f` with all slots in use, tile by tile, and a view; `None` when there are none.
+    /// Calls `f` with all used slots in tile order and a view; returns `None` if there are no memories.
     pub(super) fn with_list<T>(
         &mut self,
         segments: &[Segment],

@@ -1,4 +1,4 @@
-//! Recall: the memories most alike a query, by cosine times weight.
+//! Recall: the best matches of a query, by cosine times weight.
 
 use super::driver::{Argument, Driver};
 use super::plain::bytes;
@@ -7,17 +7,17 @@ use crate::recall::{FeatureColumn, Query, score_of};
 use crate::{Error, Scope, Segment, Slot, TILE, TileId, Tiles};
 use engram_memory::MemoryId;
 
-/// Memories of a block: a warp each.
+/// Memories per block: one warp each.
 const SCORED: usize = THREADS / 32;
 
-/// The feature column.
+/// The feature column on the device.
 pub(super) struct Features<B> {
     dimension: usize,
     /// f16 bits, by slot.
     bits: B,
-    /// One over the norm, by slot.
+    /// Inverse norm, by slot.
     inverse_norms: B,
-    /// What was mirrored of each tile: the number of its changes then.
+    /// Change counter of each tile when it was mirrored.
     mirrored: Vec<Option<u64>>,
 }
 
@@ -37,7 +37,7 @@ impl<B: Send> Features<B> {
 
     fn new<D: Driver<Buffer = B>>(memory: &mut Memory<D>, dimension: usize, tiles: usize) -> Result<Self, Error> {
         let slots = tiles * TILE;
-        // Zero vectors, which score 0 and last.
+        // Zero vectors, which score 0.
         Ok(Self {
             dimension,
             bits: memory.zeroed::<u16>(slots * dimension)?,
@@ -46,12 +46,12 @@ impl<B: Send> Features<B> {
         })
     }
 
-    /// The tile holds the vectors of other memories.
+    /// Marks the vectors of a tile as unknown.
     pub(super) fn forget(&mut self, tile: TileId) {
         self.mirrored[tile as usize] = None;
     }
 
-    /// Keys of the scores of `count` slots.
+    /// Computes the score keys of `count` slots.
     fn keys<D: Driver<Buffer = B>>(
         &self,
         view: &mut View<'_, D>,
@@ -81,12 +81,12 @@ impl<B: Send> Features<B> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Takes what has changed of the host's column since the last time.
+    /// Updates changed tiles from the host's column.
     pub(super) fn mirror_features(&mut self, column: FeatureColumn<'_>) -> Result<(), Error> {
         if self.features.as_ref().is_none_or(|own| own.dimension != column.dimension) {
             self.features = Some(Features::new(&mut self.memory, column.dimension, self.tiles.len())?);
         }
-        let features = self.features.as_mut().expect("it was made above");
+        let features = self.features.as_mut().expect("the features were created above");
         for (tile, entry) in self.tiles.iter().enumerate().filter(|(_, entry)| entry.count > 0) {
             let origin = self.origins[tile] as usize;
             let changes = column.changes[origin];
@@ -103,9 +103,9 @@ impl<D: Driver> Gpu<D> {
         Ok(())
     }
 
-    /// The first `limit` slots of `scope` by score descending, then id ascending, with their scores; `out` is replaced. The features are
+    /// Returns the first `limit` slots of `scope` by score descending, then id ascending, with their scores; `out` is replaced. The features are
     /// mirrored, and the query has their dimension.
-    pub(super) fn most_alike(
+    pub(super) fn best_matches(
         &mut self,
         segments: &[Segment],
         scope: Scope,
@@ -119,8 +119,8 @@ impl<D: Driver> Gpu<D> {
             return Ok(());
         }
         self.mirror(ids)?;
-        let features = self.features.take().expect("features are mirrored");
-        assert_eq!(query.features.len(), features.dimension, "a query has the dimension of the features");
+        let features = self.features.take().expect("the caller mirrored the features");
+        assert_eq!(query.features.len(), features.dimension, "query and features have the same dimension");
         let found = self.with_list(segments, |view, list, used| {
             let mut keyed = view.weight_keys(list, used, scope)?;
             if keyed.count == 0 {

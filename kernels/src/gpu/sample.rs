@@ -5,7 +5,7 @@ use super::{Gpu, THREADS, firsts};
 use crate::priority::{Draws, Priorities};
 use crate::{Error, Segment, SegmentId, Slot, TILE, TileId};
 
-/// Prefix sums of the priorities of some segments, as of when they were made.
+/// Prefix sums of the priorities of some segments, at the time of their computation.
 pub struct PrioritySums<B> {
     sums: B,
     slots: B,
@@ -15,26 +15,26 @@ pub struct PrioritySums<B> {
 /// The priorities of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Segment.
+    /// Segment of the share.
     pub segment: SegmentId,
     /// Sum of its priorities.
     pub total: u64,
-    /// Sum of those before it in the prefix sums.
+    /// Sum of the preceding priorities in the prefix sums.
     before: u64,
     begin: u32,
     end: u32,
 }
 
 impl<B> PrioritySums<B> {
-    /// The segments, in the order in which their tiles were given.
+    /// Returns the segments in the order of their tiles.
     pub fn shares(&self) -> &[Share] {
         &self.shares
     }
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Sums the priorities of the memories of `order`: tiles, those of a segment together and in the segment's own order. Where tiles lie in the
-    /// arena then shows in no draw.
+    /// Sums the priorities of the memories of `order`: tiles, grouped by segment and in the segment's own order. Draws are therefore independent of
+    /// the position of tiles in the arena.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Failed`].
@@ -46,14 +46,14 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<PrioritySums<D::Buffer>, Error> {
         let order: Vec<TileId> = order.iter().copied().filter(|&tile| self.tiles[tile as usize].count > 0).collect();
         let first = firsts(order.iter().map(|&tile| self.tiles[tile as usize].count));
-        let count = *first.last().expect("it has one more entry than tiles") as usize;
+        let count = *first.last().expect("prefix sums have one more entry than tiles") as usize;
         if self.view(segments)?.is_none() || order.is_empty() {
             let none = self.memory.undefined::<u64>(0)?;
             return Ok(PrioritySums { sums: none, slots: self.memory.undefined::<u32>(0)?, shares: Vec::new() });
         }
         let slots = self.list_tiles(&order)?;
         let owners: Vec<SegmentId> = order.iter().map(|&tile| self.tiles[tile as usize].segment).collect();
-        let Some(view) = self.view(segments)? else { unreachable!("there are memories") };
+        let Some(view) = self.view(segments)? else { unreachable!("there are memories, checked above") };
         let sums = view.memory.undefined::<u64>(count)?;
         let (status, ticket) = (view.memory.zeroed::<u64>(order.len())?, view.memory.zeroed::<u32>(1)?);
         let table = view.memory.uploaded(priorities.table())?;
@@ -79,15 +79,15 @@ impl<D: Driver> Gpu<D> {
             if turn == 0 || owners[turn - 1] != segment {
                 shares.push(Share { segment, total: 0, before, begin: first[turn], end: 0 });
             }
-            let share = shares.last_mut().expect("one was pushed");
+            let share = shares.last_mut().expect("a share was pushed above");
             share.total = (ends[turn] >> 2) - share.before;
             share.end = first[turn + 1];
         }
         Ok(PrioritySums { sums, slots, shares })
     }
 
-    /// Draws: for each the slot and its priority, `None` where the threshold falls on none of these segments. `offsets` gives, for every share of
-    /// `sums`, where its priorities begin among those of all partitions of the cluster; ranges do not overlap.
+    /// Draws memories: for each the slot and its priority, `None` if the threshold falls outside of these segments. `offsets` holds, for every share
+    /// of `sums`, its offset among the priorities of all partitions of the cluster; ranges do not overlap.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -97,7 +97,7 @@ impl<D: Driver> Gpu<D> {
         offsets: &[u64],
         draws: &Draws,
     ) -> Result<Vec<Option<(Slot, u32)>>, Error> {
-        assert!(draws.count > 0 && draws.total > 0, "there is something to draw from");
+        assert!(draws.count > 0 && draws.total > 0, "at least one draw and a positive total are required");
         assert_eq!(offsets.len(), sums.shares.len(), "an offset for each share");
         let mut shares: Vec<[u64; 4]> = sums
             .shares

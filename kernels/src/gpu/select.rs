@@ -1,16 +1,16 @@
-//! The first few by (key, id): a radix select narrows a cut from the highest bits down.
+//! First entries by (key, id): a radix select narrows a cut from the highest bits down.
 
 use super::driver::{Argument, Driver};
-use super::rank::Keyed;
+use super::rank::KeyedSlots;
 use super::{THREADS, View};
 use crate::Error;
 
 const BINS: usize = 2_048;
-/// Items of a block.
+/// Items per block.
 const ITEMS: usize = THREADS * 8;
-/// Rather than narrow the cut once more, so many more are collected and sorted.
+/// Accepted surplus: this many extra items are collected and sorted rather than narrowing the cut once more.
 const SPARE: usize = 1_024;
-/// Rounds: whether of the id, the lowest bit, how many bits.
+/// Rounds: whether the digit is of the id, its lowest bit, its width.
 const ROUNDS: [(bool, u32, u32); 9] = [
     (false, 21, 11),
     (false, 10, 11),
@@ -23,7 +23,7 @@ const ROUNDS: [(bool, u32, u32); 9] = [
     (true, 0, 9),
 ];
 
-/// What lies at or before this (key, id) is taken. The complements of both when the order is reversed.
+/// Items at or before this (key, id) are taken. Complements of both if the order is reversed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cut {
     key: u32,
@@ -31,14 +31,13 @@ struct Cut {
 }
 
 impl<D: Driver> View<'_, D> {
-    /// A superset of the first `limit` (at least 1) by key ascending, then id ascending, or of the first of the reverse order: not many
-    /// more, in any order.
+    /// Returns a superset of the first `limit` (at least 1) by key ascending, then id ascending, or by the reverse order: few more, unordered.
     pub(super) fn select(
         &mut self,
-        keyed: &Keyed<D::Buffer>,
+        keyed: &KeyedSlots<D::Buffer>,
         limit: usize,
         reverse: bool,
-    ) -> Result<Keyed<D::Buffer>, Error> {
+    ) -> Result<KeyedSlots<D::Buffer>, Error> {
         let (mut cut, mut taken) = (Cut { key: u32::MAX, id: u64::MAX }, keyed.count);
         let columns = self.columns;
         let given = [
@@ -48,7 +47,7 @@ impl<D: Driver> View<'_, D> {
             Argument::U32(keyed.count as u32),
             Argument::U32(u32::from(reverse)),
         ];
-        // What lies before all that agrees with the cut so far; and the cut's upper bits, zero below.
+        // Number of items before those that match the cut so far; and the cut's upper bits, zero below.
         let (mut before, mut upper) = (0, Cut { key: 0, id: 0 });
         for (of_id, shift, bits) in ROUNDS {
             if taken <= limit.saturating_add(SPARE) {
@@ -91,6 +90,6 @@ impl<D: Driver> View<'_, D> {
             Argument::Buffer(&kept),
         ];
         self.memory.launch("select_collect", keyed.count, ITEMS, &[&given[..], &collected].concat())?;
-        Ok(Keyed { keys, slots, count: taken })
+        Ok(KeyedSlots { keys, slots, count: taken })
     }
 }

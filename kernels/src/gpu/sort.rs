@@ -1,4 +1,4 @@
-//! The stable radix sort of pairs.
+//! Stable radix sort of pairs.
 
 use super::driver::{Argument, Driver};
 use super::{Memory, THREADS, firsts};
@@ -6,36 +6,36 @@ use crate::Error;
 
 const DIGITS: usize = 256;
 const PLACES: usize = 4;
-/// Items of a block.
+/// Items per block.
 const ITEMS: usize = THREADS * 16;
-/// Blocks of the histogram: each adds 1,024 numbers to global memory, whatever it counted.
+/// Maximum blocks of the histogram: each adds 1,024 numbers to global memory.
 const MOST_HISTOGRAM_BLOCKS: usize = 1_024;
 
-/// Keys and values in the order of the sort.
-pub(super) struct Sorted<B> {
+/// Keys and values in sort order.
+pub(super) struct SortedPairs<B> {
     pub(super) keys: B,
     pub(super) values: B,
 }
 
 impl<D: Driver> Memory<D> {
-    /// Sorts `count` (at least 1) pairs of u32 by key, equal ones as they were. Without `values` they are 0, 1, 2, ...
+    /// Sorts `count` (at least 1) pairs of u32 stably by key. Without `values` they are 0, 1, 2, ...
     pub(super) fn sort(
         &mut self,
         keys: D::Buffer,
         values: Option<D::Buffer>,
         count: usize,
-    ) -> Result<Sorted<D::Buffer>, Error> {
+    ) -> Result<SortedPairs<D::Buffer>, Error> {
         let bins = self.zeroed::<u32>(PLACES * DIGITS)?;
         let arguments = [Argument::Buffer(&keys), Argument::U32(count as u32), Argument::Buffer(&bins)];
         let per_block = ITEMS.max(count.div_ceil(MOST_HISTOGRAM_BLOCKS));
         self.launch("radix_histogram", count, per_block, &arguments)?;
         let bins = self.downloaded::<u32>(&bins, PLACES * DIGITS)?;
 
-        // A digit that all keys share changes nothing: where all tie there is no pass at all.
+        // A digit that all keys share changes nothing: equal keys need no pass at all.
         let mut places: Vec<_> = bins.chunks(DIGITS).enumerate().collect();
         places.retain(|(_, bins)| bins.iter().all(|&bin| (bin as usize) < count));
         if values.is_none() && places.is_empty() {
-            places.push((0, &bins[..DIGITS])); // For the values.
+            places.push((0, &bins[..DIGITS])); // One pass that creates the values.
         }
         let blocks = count.div_ceil(ITEMS);
         let mut sorted = (keys, values);
@@ -58,6 +58,6 @@ impl<D: Driver> Memory<D> {
             self.launch("radix_pass", count, ITEMS, &arguments)?;
             sorted = (keys, Some(values));
         }
-        Ok(Sorted { keys: sorted.0, values: sorted.1.expect("given, or made by the first pass") })
+        Ok(SortedPairs { keys: sorted.0, values: sorted.1.expect("values are passed in or created by the first pass") })
     }
 }

@@ -1,6 +1,6 @@
 //! Folds and updates: by slot in buckets or sorted, and of whole groups.
 
-use super::clamped::Clamped;
+use super::clamped_add::ClampedAdd;
 use super::driver::{Argument, Driver};
 use super::{Columns, Gpu, THREADS, View, firsts};
 use crate::{Error, GroupUpdate, Segment, TILE, Update};
@@ -8,23 +8,23 @@ use engram_memory::quality::GroupQuality;
 use engram_memory::{Group, ONE, QualityVector};
 use std::collections::HashMap;
 
-/// Updates of a block of the sorted path.
+/// Updates per block of the sorted path.
 const SORTED_UPDATES: usize = THREADS * 4;
 /// Bytes of a run of the sorted path (`Run` of update.cu).
 const RUN_BYTES: usize = 24;
 
 /// Updates as columns on the device.
-struct Staged<B> {
+struct StagedUpdates<B> {
     slots: B,
     deltas: B,
     count: usize,
 }
 
 impl<D: Driver> View<'_, D> {
-    fn stage(&mut self, updates: &[Update]) -> Result<Staged<D::Buffer>, Error> {
+    fn stage(&mut self, updates: &[Update]) -> Result<StagedUpdates<D::Buffer>, Error> {
         let slots: Vec<u32> = updates.iter().map(|update| update.slot).collect();
         let deltas: Vec<i32> = updates.iter().map(|update| update.delta).collect();
-        Ok(Staged {
+        Ok(StagedUpdates {
             slots: self.memory.uploaded(&slots)?,
             deltas: self.memory.uploaded(&deltas)?,
             count: updates.len(),
@@ -35,7 +35,7 @@ impl<D: Driver> View<'_, D> {
         self.memory.launch("fold", self.slots, TILE, &self.columns.weights(&self.segments))
     }
 
-    /// Folds if asked, then applies updates: sorted by slot, and a scan over each run of one. All memory is had before anything changes.
+    /// Folds if requested, then applies updates: sorted by slot, with a scan over each run of one slot. Allocates all memory first.
     pub(super) fn apply(
         &mut self,
         slots: D::Buffer,
@@ -85,7 +85,7 @@ impl<D: Driver> Gpu<D> {
         view.apply(staged.slots, &staged.deltas, staged.count, any_folds(segments))
     }
 
-    /// One total for each segment and group, `groups` groups a segment.
+    /// Computes one total for each segment and group, `groups` groups per segment.
     pub(super) fn qualities(
         &mut self,
         segments: &[Segment],
@@ -121,12 +121,12 @@ impl<D: Driver> Gpu<D> {
         updates: &[GroupUpdate],
         changed: &mut Vec<u64>,
     ) -> Result<(), Error> {
-        // The updates of one group of a segment, in order, are one map; maps of a segment stand together.
-        let mut of_segment = vec![Vec::<(Group, Clamped)>::new(); segments.len()];
+        // Consecutive updates of one group of a segment are one map; maps of a segment are adjacent.
+        let mut of_segment = vec![Vec::<(Group, ClampedAdd)>::new(); segments.len()];
         let mut place: HashMap<_, usize> = HashMap::new();
         for update in updates {
             let rules = &mut of_segment[update.segment as usize];
-            let next = Clamped::update(update.delta);
+            let next = ClampedAdd::update(update.delta);
             let rule = *place.entry((update.segment, update.group.0)).or_insert(rules.len());
             match rules.get_mut(rule) {
                 Some((_, map)) => *map = map.then(next),
@@ -158,7 +158,7 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// What both passes take that sum by segment and group.
+/// Returns the arguments of both passes that sum by segment and group.
 pub(super) fn quality_arguments<'a, B>(
     columns: &'a Columns<B>,
     segments: &'a B,
@@ -169,19 +169,19 @@ pub(super) fn quality_arguments<'a, B>(
     [potentials, of_memories, segments, tiles, Argument::U32(groups as u32), totals]
 }
 
-/// Whether a fold is to come before the updates.
+/// Returns whether a fold precedes the updates.
 pub(super) fn any_folds(segments: &[Segment]) -> bool {
     segments.iter().any(|segment| segment.fold > 0)
 }
 
-/// Gives each segment the totals of its groups.
+/// Assigns each segment the totals of its groups.
 fn assign(totals: &[[u32; 6]], groups: usize, out: &mut [QualityVector]) {
     for (vector, totals) in out.iter_mut().zip(totals.chunks(groups)) {
         vector.assign(totals.iter().enumerate().map(|(group, total)| (Group(group as u8), quality(*total))));
     }
 }
 
-/// From sum (low, high), count, largest weight, largest distance from ONE.
+/// Decodes (sum low, sum high, count, largest weight, largest distance from ONE).
 fn quality([low, high, count, max, missing, _]: [u32; 6]) -> GroupQuality {
     let min = if count == 0 { u32::MAX } else { ONE - missing };
     GroupQuality { count: u64::from(count), sum: u128::from(u64::from(high) << 32 | u64::from(low)), min, max }

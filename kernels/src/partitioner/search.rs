@@ -1,27 +1,27 @@
-//! The search for an assignment: LPT, then moves and exchanges.
+//! Search for an assignment: LPT, then moves and exchanges.
 
 use super::{Error, Resource, Size, Strategy};
 use std::cmp::{Ordering, Reverse};
 
-/// Comparisons of costs that improving may take: with a thousand partitions on 8 devices below a millisecond.
+/// Budget of cost comparisons for improvements: below a millisecond for a thousand partitions on 8 devices.
 const BUDGET: usize = 30_000;
-/// Partners of an exchange that are tried to either side of the best size: the best of all may not fit.
+/// Candidates on either side of the best size that an exchange tries: the best one may not fit.
 const NEIGHBOURS: usize = 2;
 const NS_PER_SECOND: u128 = 1_000_000_000;
 
-/// What a device holds.
+/// Total size of the partitions on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Load {
     device: usize,
-    /// Memories or bytes, whichever the strategy counts.
+    /// Memories or bytes, depending on the strategy.
     work: u128,
     bytes: u128,
 }
 
-/// A cost as a fraction, compared without rounding. Beyond 128 bits, which no machine reaches, costs count as equal.
+/// A cost as an exact fraction. Costs beyond 128 bits, which are unrealistic, compare as equal.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
-    /// 10^9 times the work, that which the latency stands for included.
+    /// 10^9 times the work, including work equivalent to the latency.
     numerator: u128,
     rate: u64,
 }
@@ -37,10 +37,10 @@ impl Cost {
     }
 }
 
-/// What a strategy counts, and by what it divides.
+/// Work unit and rates of a strategy.
 pub(super) struct Rates {
     strategy: Strategy,
-    /// By device: work a second, at least 1, and nanoseconds before the first.
+    /// By device: work per second, at least 1, and latency in nanoseconds.
     devices: Vec<(u64, u64)>,
 }
 
@@ -88,7 +88,7 @@ impl Rates {
     }
 }
 
-/// The device of every partition; some device is healthy, or there is no partition.
+/// Assigns every partition; at least one device is healthy, or there are no partitions.
 pub(super) fn best(rates: &Rates, resources: &[Resource], sizes: &[Size]) -> Result<Vec<usize>, Error> {
     let mut search = Search::new(rates, resources, sizes);
     if !search.largest_first((0..sizes.len()).collect()) {
@@ -98,8 +98,8 @@ pub(super) fn best(rates: &Rates, resources: &[Resource], sizes: &[Size]) -> Res
     Ok(search.devices)
 }
 
-/// As [`best`], but what has a healthy device with room stays there; `None` when there is then no room for the rest.
-pub(super) fn best_beside(
+/// Like [`best`], but keeps partitions on healthy devices with enough memory; `None` if the others do not fit then.
+pub(super) fn best_with_fixed(
     rates: &Rates,
     resources: &[Resource],
     sizes: &[Size],
@@ -120,7 +120,7 @@ pub(super) fn best_beside(
 
 struct Search<'a> {
     rates: &'a Rates,
-    /// Bytes by device.
+    /// Free bytes by device.
     room: Vec<u128>,
     /// The healthy devices, ascending.
     usable: Vec<usize>,
@@ -151,7 +151,7 @@ impl<'a> Search<'a> {
         self.loads[load.device] = load;
     }
 
-    /// LPT: the largest of these partitions first, each to the device that then costs least. `false` where one found no room.
+    /// LPT: assigns these partitions in descending work, each to the device with the least resulting cost; `false` if one does not fit.
     fn largest_first(&mut self, partitions: Vec<usize>) -> bool {
         let mut order = partitions;
         order.sort_by_key(|&partition| Reverse(self.rates.work(self.sizes[partition])));
@@ -166,7 +166,7 @@ impl<'a> Search<'a> {
         true
     }
 
-    /// Best fit decreasing: from the largest in bytes on, each to the device with the least room that takes it.
+    /// Best fit decreasing: assigns partitions in descending bytes, each to the fitting device with the least free memory.
     fn tightest_first(&mut self) -> Result<(), Error> {
         self.loads = self.rates.loads(&[], &[]);
         let mut order: Vec<usize> = (0..self.sizes.len()).collect();
@@ -179,7 +179,7 @@ impl<'a> Search<'a> {
                 Some(load) => self.place(partition, load),
                 None => {
                     let most = self.usable.iter().map(|&device| left(&self.loads[device])).max().unwrap_or(0);
-                    // It fits nowhere, so it is larger than the most room, which therefore has 64 bits.
+                    // It exceeds the largest free memory, which is a 64-bit value, so the difference fits.
                     let missing_bytes = size.bytes - most as u64;
                     return Err(Error::Full { partition, bytes: size.bytes, missing_bytes });
                 }
@@ -188,9 +188,9 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Takes work from the device that costs most, by the move or exchange that helps most, until none helps or the budget is spent.
+    /// Applies the most helpful move or exchange from the device with the maximum cost until none helps or the budget is spent.
     ///
-    /// Every step makes that device cheaper and none as dear as it was, so that no assignment comes twice.
+    /// Every step reduces the cost of that device and keeps all others below its old cost, so no assignment repeats.
     fn improve(&mut self) {
         let mut held: Vec<Vec<usize>> = vec![Vec::new(); self.loads.len()];
         let mut order: Vec<usize> = (0..self.sizes.len()).collect();
@@ -214,10 +214,10 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// `held` are the partitions of each device, by work ascending.
+    /// Returns the best step; `held` has the partitions of each device by ascending work.
     fn next_step(&self, held: &[Vec<usize>], budget: &mut usize) -> Option<Step> {
         let rates = self.rates;
-        // Of equals the first: `max_by` takes the last.
+        // Ties go to the first device; `max_by` returns the last.
         let costs = self.usable.iter().rev().map(|&device| self.loads[device]);
         let dearest = costs.max_by(|&one, &other| rates.cost(one).cmp(rates.cost(other)))?;
         let mut best = None;
@@ -227,7 +227,7 @@ impl<'a> Search<'a> {
             let surplus = self.surplus(dearest, other);
             for &given in &held[dearest.device] {
                 let size = self.sizes[given];
-                // What to take in turn: nothing, or about what then leaves both the same.
+                // Exchange candidates: none, or about the size that equalizes both devices.
                 let wanted = rates.work(size).saturating_sub(surplus);
                 let partners = &held[other.device];
                 let at = partners.partition_point(|&partner| rates.work(self.sizes[partner]) < wanted);
@@ -250,7 +250,7 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// How much work one would have to give the other until both cost the same.
+    /// Returns the work that equalizes the costs of both devices when moved.
     fn surplus(&self, one: Load, other: Load) -> u128 {
         let (own, their) = (self.rates.cost(one), self.rates.cost(other));
         let own_scaled = own.numerator.saturating_mul(u128::from(their.rate));
@@ -259,7 +259,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// One partition goes from the dearest device to another, and one comes back or none.
+/// Moves one partition from the costliest device to another, and optionally one back.
 struct Step {
     given: usize,
     taken: Option<usize>,

@@ -1,23 +1,22 @@
-//! What a timeline says: how time divides, how evenly, and what to look at first.
+//! Analysis of timelines: how time divides, how evenly, and the bottleneck.
 
 use super::{Kind, Span, Track};
 use std::collections::BTreeMap;
 
-/// A loss below this share of the time is not named as the bottleneck. Twice the 5 % of deviation and of synchronisation that a good
-/// assignment stays within.
+/// Minimum share of the time for a loss to be the bottleneck: twice the 5 % that a good assignment stays within.
 const WORTH_NAMING: f64 = 0.1;
 
-/// How the time of one device, or of all, divides. What is under way at the same time counts once: as kernel, or else as copy, or else as
-/// wait, so that a copy behind a kernel is no transfer that anybody waits for. In nanoseconds of one device, or as shares that add up to 1.
+/// Division of the time of one device, or of all. Overlapping spans count once: as kernel, otherwise as copy, otherwise as wait, so that a copy
+/// hidden by a kernel is no transfer time. In nanoseconds of one device, or as shares that add up to 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Parts {
-    /// In kernels.
+    /// Kernels.
     pub kernels: f64,
-    /// In copies alone.
+    /// Copies not hidden by kernels.
     pub copies: f64,
-    /// In waits alone.
+    /// Waits not hidden by either.
     pub waits: f64,
-    /// In nothing that was recorded: the host had nothing for the device to do.
+    /// Time without spans: the host had no work for the device.
     pub idle: f64,
 }
 
@@ -27,51 +26,51 @@ impl Parts {
     }
 }
 
-/// What a timeline says.
+/// Result of an analysis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Analysis {
-    /// From the first begin to the last end, of all devices.
+    /// From the first start to the last end, over all devices.
     pub window_ns: u64,
     /// By track, in nanoseconds; each adds up to the window.
     pub devices: Vec<Parts>,
-    /// Shares of the time of all devices: copies are the transfer share, waits the synchronisation share.
+    /// Shares of the time of all devices: copies are the transfer share, waits the synchronization share.
     pub shares: Parts,
-    /// How much longer the busiest device was busy (kernels and copies) than the mean: max / mean - 1. 0 for one device.
+    /// Imbalance of busy time (kernels and copies): max / mean - 1. 0 for one device.
     pub imbalance: f64,
-    /// What to look at first.
+    /// The bottleneck.
     pub bottleneck: Bottleneck,
 }
 
-/// What takes the most time that could be saved.
+/// The largest reducible part of the time.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Bottleneck {
-    /// No loss is worth naming: the devices compute, longest in this kernel.
+    /// No loss is significant: the devices compute, longest in this kernel.
     Kernel {
-        /// Its name.
+        /// Name of the kernel.
         name: &'static str,
-        /// Its part of the time of all devices.
+        /// Share of the time of all devices.
         share: f64,
     },
-    /// Devices wait for their data.
+    /// Devices wait for data transfers.
     Transfer {
-        /// The part of the time that it takes.
+        /// Share of the time.
         share: f64,
     },
-    /// Devices are done before the one with the most to do: partitions are spread unevenly.
+    /// Devices finish before the busiest one: partitions are unbalanced.
     Imbalance {
-        /// The index of the track that the others wait for.
+        /// Index of the busiest track.
         device: usize,
-        /// The part of the time that the others lose.
+        /// Share of the time lost by the others.
         share: f64,
     },
-    /// Devices wait, and not because of another that has more to do.
+    /// Devices wait, but not for a busier one.
     Synchronization {
-        /// The part of the time that it takes.
+        /// Share of the time.
         share: f64,
     },
-    /// Nothing is asked of the devices.
+    /// The devices have no work.
     Host {
-        /// The part of the time that passes so.
+        /// Share of the time.
         share: f64,
     },
 }
@@ -88,12 +87,12 @@ impl Bottleneck {
     }
 }
 
-/// Analyses the tracks of one timeline; `None` where no time passed.
+/// Analyses the tracks of one timeline; returns `None` for an empty window.
 ///
-/// With B_d the busy time of device d in the window W, its loss W - B_d has two parts: max B - B_d, which an even assignment would share out, and
-/// W - max B, the same for all, in which even the busiest device waits or idles. A device's waits count as imbalance first, since it
-/// waits for the busiest; what is left of them is synchronization, and the rest of the loss is the host's. The largest of imbalance,
-/// synchronization, host and transfer is the bottleneck if it takes a tenth of the time, or else the longest kernel.
+/// With B_d the busy time of device d in the window W, its loss W - B_d has two parts: max B - B_d, which a balanced assignment would remove,
+/// and W - max B, during which even the busiest device waits or idles. A device's waits count as imbalance first, since it waits for the
+/// busiest; the remainder is synchronization, and the rest of the loss is the host's. The largest of imbalance, synchronization, host and
+/// transfer is the bottleneck if it takes a tenth of the time; otherwise it is the longest kernel.
 pub fn analyse(tracks: &[Track]) -> Option<Analysis> {
     let spans = || tracks.iter().flat_map(|track| &track.spans);
     let begin = spans().map(|span| span.begin_ns).min()?;
@@ -143,9 +142,9 @@ pub fn analyse(tracks: &[Track]) -> Option<Analysis> {
     Some(Analysis { window_ns, devices, shares, imbalance, bottleneck })
 }
 
-/// How one device's window divides.
+/// Divides one device's window.
 fn parts(spans: &[Span], window_ns: u64) -> Parts {
-    // Begins and ends in the order of time; of what is open the first kind counts.
+    // Starts and ends in time order; the first kind among open spans counts.
     let mut turns: Vec<(u64, Kind, i64)> =
         spans.iter().flat_map(|span| [(span.begin_ns, span.kind, 1), (span.end_ns, span.kind, -1)]).collect();
     turns.sort_unstable();
@@ -162,7 +161,7 @@ fn parts(spans: &[Span], window_ns: u64) -> Parts {
     Parts { kernels: kernels as f64, copies: copies as f64, waits: waits as f64, idle: idle as f64 }
 }
 
-/// The kernel that takes the most time in all, the first by name of equals.
+/// Returns the kernel with the longest total time; ties go to the first by name.
 fn longest_kernel(tracks: &[Track]) -> Option<(&'static str, u64)> {
     let mut kernels: BTreeMap<&'static str, u64> = BTreeMap::new();
     for span in tracks.iter().flat_map(|track| &track.spans).filter(|span| span.kind == Kind::Kernel) {
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_recorded_says_nothing() {
+    fn empty_timeline_has_no_analysis() {
         assert_eq!(analyse(&[]), None);
         assert_eq!(analyse(&[track(&[])]), None);
         assert_eq!(analyse(&[track(&[(Kernel, "epoch", 5, 5)])]), None);
@@ -203,8 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_device_with_more_to_do_is_imbalance() {
-        // One computes all the time; two waits for it at a barrier for half of it, three is just idle for a quarter.
+    fn waiting_for_a_busier_device_is_imbalance() {
+        // One computes all the time; two waits at a barrier for half of it, three idles for a quarter.
         let one = track(&[(Kernel, "epoch", 0, 100)]);
         let two = track(&[(Kernel, "epoch", 0, 50), (Wait, "barrier", 50, 100)]);
         let three = track(&[(Kernel, "epoch", 0, 75)]);
@@ -214,7 +213,7 @@ mod tests {
         let Bottleneck::Imbalance { device: 1, share } = analysis.bottleneck else { panic!("{analysis:?}") };
         assert!(close(share, 75.0 / 300.0));
 
-        // Of a wait only what is longer than the other's work is synchronization: 20 of 60, and 20 are nobody's.
+        // Only the wait beyond the other's work is synchronization: 20 of 60; 20 are unattributed.
         let one = track(&[(Kernel, "epoch", 0, 80)]);
         let two = track(&[(Kernel, "epoch", 0, 40), (Wait, "barrier", 40, 100)]);
         let analysis = analyse(&[one, two]).unwrap();
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_of_devices_with_the_same_to_do_is_synchronization() {
+    fn waiting_of_equally_busy_devices_is_synchronization() {
         let own = [(Kernel, "epoch", 0, 60), (Wait, "all-reduce", 60, 95), (Kernel, "epoch", 95, 100)];
         let analysis = analyse(&[track(&own), track(&own)]).unwrap();
         assert_eq!((analysis.imbalance, analysis.shares.waits), (0.0, 0.35));
@@ -231,13 +230,13 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_counts_only_where_no_kernel_hides_it() {
+    fn copy_counts_only_outside_of_kernels() {
         let hidden = track(&[(Kernel, "recall_keys", 0, 100), (Copy, "upload", 0, 90), (Wait, "download", 0, 100)]);
         let analysis = analyse(std::slice::from_ref(&hidden)).unwrap();
         assert_eq!(analysis.shares, Parts { kernels: 1.0, ..Parts::default() });
         assert_eq!(analysis.bottleneck, Bottleneck::Kernel { name: "recall_keys", share: 1.0 });
 
-        // Two copies at once count once; half of them behind the kernel.
+        // Overlapping copies count once; half of them are hidden by the kernel.
         let exposed = track(&[
             (Copy, "upload", 0, 40),
             (Copy, "upload", 10, 60),
@@ -255,12 +254,12 @@ mod tests {
         let two = track(&[(Kernel, "epoch", 0, 20), (Wait, "barrier", 20, 30)]);
         let analysis = analyse(&[one, two]).unwrap();
         assert_eq!(analysis.shares, Parts { kernels: 0.2, copies: 0.0, waits: 0.05, idle: 0.75 });
-        // Both are as busy, so the wait is not for the other's work.
+        // Both are equally busy, so the wait is not for the other's work.
         assert_eq!(analysis.bottleneck, Bottleneck::Host { share: 0.75 });
     }
 
     #[test]
-    fn parts_add_up_to_the_window_whatever_overlaps() {
+    fn parts_add_up_to_the_window_for_any_overlap() {
         let kinds = [Kernel, Copy, Wait];
         let random = |seed: u64| {
             let number = |at: u64| engram_memory::mix64(seed * 1_000 + at);
@@ -274,7 +273,7 @@ mod tests {
         for seed in 0..200 {
             let tracks = [random(seed), random(seed + 1_000)];
             let analysis = analyse(&tracks).unwrap();
-            // The same, a nanosecond at a time.
+            // Reference: nanosecond by nanosecond.
             for (track, parts) in tracks.iter().zip(&analysis.devices) {
                 let begin = tracks.iter().flat_map(|it| &it.spans).map(|span| span.begin_ns).min().unwrap();
                 let mut expected = Parts::default();

@@ -1,15 +1,15 @@
-//! Timelines in the trace event format of Chrome.
+//! Timelines in Chrome's trace event format.
 
 use super::{Kind, Track};
 use std::fmt::Write;
 
-/// One JSON object: a thread a device, a complete event (`ph` X, `ts` and `dur` in microseconds) a span, its kind as category.
+/// Returns one JSON object: a thread per device, a complete event (`ph` X, `ts` and `dur` in microseconds) per span, its kind as category.
 pub fn chrome_trace(tracks: &[Track]) -> String {
     let mut text = String::from("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n");
     text.push_str("{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"engram devices\"}}");
     let mut event = |event: std::fmt::Arguments<'_>| {
         text.push_str(",\n");
-        text.write_fmt(event).expect("a string takes all that is written to it");
+        text.write_fmt(event).expect("writing to a string cannot fail");
     };
     for (index, track) in tracks.iter().enumerate() {
         let thread = index + 1;
@@ -39,12 +39,12 @@ pub fn chrome_trace(tracks: &[Track]) -> String {
     text
 }
 
-/// With three digits behind the point: exact.
+/// Formats with three decimals, which is exact.
 fn microseconds(ns: u64) -> String {
     format!("{}.{:03}", ns / 1_000, ns % 1_000)
 }
 
-/// The inside of a JSON string.
+/// Escapes the content of a JSON string.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -63,7 +63,7 @@ mod tests {
     use crate::profiler::Span;
 
     #[test]
-    fn a_timeline_is_a_thread_a_device_and_an_event_a_span() {
+    fn each_device_is_a_thread_and_each_span_an_event() {
         let span = |kind, name, begin_ns, end_ns| Span { kind, name, begin_ns, end_ns };
         let tracks = [
             Track {

@@ -1,14 +1,14 @@
-//! A device whose passes are recorded.
+//! A device wrapper that records passes.
 
 use super::{Kind, Recorder};
-use crate::recall::{Alike, Recall};
-use crate::{Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, Standing, Tile, TileId, Tiles, Update};
+use crate::recall::{RecallMatch, RecallRequest};
+use crate::{Device, Error, GroupUpdate, Info, MirrorStatus, Order, Scope, Segment, Slot, Tile, TileId, Tiles, Update};
 use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 
-/// A device, each of whose passes is a span: a copy where rows go to it or come from it, a wait where GPUs beside it did it
-/// ([`Device::standing`]), a kernel otherwise.
+/// Records each pass of a device as a span: a copy for rows to or from it, a wait for passes of its GPUs ([`Device::mirror_status`]), a kernel
+/// otherwise.
 ///
-/// Of a [`Gpu`](crate::Gpu) more can be known: [`ProfiledDriver`](super::ProfiledDriver).
+/// For a [`Gpu`](crate::Gpu), [`ProfiledDriver`](super::ProfiledDriver) records more detail.
 ///
 /// ```
 /// use engram_kernels::profiler::{Bottleneck, Profiled, Recorder, analyse, chrome_trace};
@@ -29,13 +29,13 @@ use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 /// assert!(chrome_trace(&[track]).contains(r#""cat":"copy","name":"write""#));
 /// # Ok::<(), engram_kernels::Error>(())
 /// ```
-pub struct Profiled<D> {
+pub struct ProfiledDevice<D> {
     device: D,
     recorder: Recorder,
 }
 
-impl<D: Device> Profiled<D> {
-    /// The same device, recorded by `recorder`.
+impl<D: Device> ProfiledDevice<D> {
+    /// Wraps a device.
     pub const fn new(device: D, recorder: Recorder) -> Self {
         Self { device, recorder }
     }
@@ -43,7 +43,7 @@ impl<D: Device> Profiled<D> {
     fn pass<T>(&mut self, name: &'static str, pass: impl FnOnce(&mut D) -> T) -> T {
         let Self { device, recorder } = self;
         recorder.span_of(name, || {
-            let of_gpus = |device: &D| device.standing().map_or(0, |standing| standing.passes);
+            let of_gpus = |device: &D| device.mirror_status().map_or(0, |standing| standing.passes);
             let before = of_gpus(device);
             let result = pass(device);
             let kind = if of_gpus(device) > before { Kind::Wait } else { Kind::Kernel };
@@ -52,13 +52,13 @@ impl<D: Device> Profiled<D> {
     }
 }
 
-impl<D: Device> Device for Profiled<D> {
+impl<D: Device> Device for ProfiledDevice<D> {
     fn info(&self) -> &Info {
         self.device.info()
     }
 
-    fn standing(&self) -> Option<&Standing> {
-        self.device.standing()
+    fn mirror_status(&self) -> Option<&MirrorStatus> {
+        self.device.mirror_status()
     }
 
     fn reserve(&mut self, tiles: u32) -> Result<(), Error> {
@@ -113,11 +113,11 @@ impl<D: Device> Device for Profiled<D> {
     fn recall(
         &mut self,
         segments: &[Segment],
-        asked: &Recall<'_>,
+        request: &RecallRequest<'_>,
         ids: &Tiles<MemoryId>,
-        out: &mut Vec<Alike>,
+        out: &mut Vec<RecallMatch>,
     ) -> Result<(), Error> {
-        self.pass("recall", |device| device.recall(segments, asked, ids, out))
+        self.pass("recall", |device| device.recall(segments, request, ids, out))
     }
 
     fn digest(

@@ -1,31 +1,31 @@
-//! A driver whose kernels, copies and waits are recorded.
+//! A driver wrapper that records kernels, copies and waits.
 
 use super::{Kind, Recorder};
 use crate::Error;
-use crate::gpu::{Argument, Driver, Step, in_turn};
+use crate::gpu::{Argument, Driver, Step, run_steps};
 use std::ops::Range;
 
-/// A driver, each of whose kernels and copies is a span.
+/// Records each kernel and copy of a driver as a span.
 ///
-/// While the recorder is on each is waited for, so that its span is the time of the work and not that of the call which only asks for it.
-/// Nothing overlaps then, and a launch costs a round trip to the device (some 10 us): shares of kernels much shorter than that are too high.
+/// While recording, it waits for each operation, so that a span measures the work and not only the call. Nothing overlaps then, and a launch
+/// costs a round trip to the device (about 10 us): shares of much shorter kernels are overestimated.
 pub struct ProfiledDriver<D> {
     driver: D,
     recorder: Recorder,
 }
 
 impl<D: Driver> ProfiledDriver<D> {
-    /// The same driver, recorded by `recorder`.
+    /// Wraps a driver.
     pub const fn new(driver: D, recorder: Recorder) -> Self {
         Self { driver, recorder }
     }
 
-    /// The driver.
+    /// Returns the wrapped driver.
     pub const fn driver_mut(&mut self) -> &mut D {
         &mut self.driver
     }
 
-    fn waited(
+    fn record_and_wait(
         &mut self,
         kind: Kind,
         name: &'static str,
@@ -50,19 +50,19 @@ impl<D: Driver> Driver for ProfiledDriver<D> {
     }
 
     fn upload(&mut self, buffer: &D::Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        self.waited(Kind::Copy, "upload", |driver| driver.upload(buffer, offset, bytes))
+        self.record_and_wait(Kind::Copy, "upload", |driver| driver.upload(buffer, offset, bytes))
     }
 
     fn download(&mut self, buffer: &D::Buffer, offset: usize, out: &mut [u8]) -> Result<(), Error> {
-        self.waited(Kind::Copy, "download", |driver| driver.download(buffer, offset, out))
+        self.record_and_wait(Kind::Copy, "download", |driver| driver.download(buffer, offset, out))
     }
 
     fn copy(&mut self, from: &D::Buffer, to: &D::Buffer, bytes: usize) -> Result<(), Error> {
-        self.waited(Kind::Copy, "copy", |driver| driver.copy(from, to, bytes))
+        self.record_and_wait(Kind::Copy, "copy", |driver| driver.copy(from, to, bytes))
     }
 
     fn fill(&mut self, buffer: &D::Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
-        self.waited(Kind::Kernel, "fill", |driver| driver.fill(buffer, range, byte))
+        self.record_and_wait(Kind::Kernel, "fill", |driver| driver.fill(buffer, range, byte))
     }
 
     fn launch(
@@ -71,18 +71,18 @@ impl<D: Driver> Driver for ProfiledDriver<D> {
         blocks: u32,
         arguments: &[Argument<'_, D::Buffer>],
     ) -> Result<(), Error> {
-        self.waited(Kind::Kernel, kernel, |driver| driver.launch(kernel, blocks, arguments))
+        self.record_and_wait(Kind::Kernel, kernel, |driver| driver.launch(kernel, blocks, arguments))
     }
 
     fn wait(&mut self) -> Result<(), Error> {
         self.recorder.span(Kind::Wait, "wait", || self.driver.wait())
     }
 
-    fn sequence(&mut self, kept: &mut Option<D::Graph>, steps: &mut [Step<'_, D::Buffer>]) -> Result<(), Error> {
+    fn sequence(&mut self, graph: &mut Option<D::Graph>, steps: &mut [Step<'_, D::Buffer>]) -> Result<(), Error> {
         if !self.recorder.is_on() {
-            return self.driver.sequence(kept, steps);
+            return self.driver.sequence(graph, steps);
         }
-        // Each is to be seen.
-        in_turn(self, steps)
+        // Step by step, so that each is recorded.
+        run_steps(self, steps)
     }
 }

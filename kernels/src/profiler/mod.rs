@@ -1,8 +1,8 @@
-//! Where the time of devices goes: a timeline for each, and what it says.
+//! Profiler of devices: a timeline for each, and its analysis.
 //!
-//! [`Profiled`] records the passes of a [`Device`](crate::Device), [`ProfiledDriver`] what a GPU's passes are made of: kernels, copies,
-//! waits. Both stand around what they record, by a [`Recorder`] that may be off: then a span costs one look at a flag, and nothing waits for
-//! the device that would not have. While it records a span costs two looks at the clock and one lock that nobody else wants, some 100 ns. [`analyse`] is a pure function of timelines, [`chrome_trace`] writes them for
+//! [`ProfiledDevice`] records the passes of a [`Device`](crate::Device), [`ProfiledDriver`] the kernels, copies and waits of a GPU's passes.
+//! Both wrap what they record with a [`Recorder`]. While it is off, a span costs one atomic load and adds no waits; while it is on, a span costs
+//! two clock reads and one uncontended lock, about 100 ns. [`analyse`] is a pure function of timelines, [`chrome_trace`] writes them for
 //! <https://ui.perfetto.dev> or `chrome://tracing`.
 
 mod analysis;
@@ -12,49 +12,50 @@ mod driver;
 
 pub use analysis::{Analysis, Bottleneck, Parts, analyse};
 pub use chrome::chrome_trace;
-pub use device::Profiled;
+pub use device::ProfiledDevice;
 pub use driver::ProfiledDriver;
 
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What a device did during a span.
+/// Activity of a device during a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// It computed: a kernel, or a whole pass where no more is known.
+    /// Computation: a kernel, or a whole pass if no details are known.
     Kernel,
-    /// Rows or columns went to it, or came from it.
+    /// Transfer of rows or columns.
     Copy,
-    /// It waited for another device, or the host for it.
+    /// Wait of the device for another one, or of the host for the device.
     Wait,
 }
 
-/// Something that took time.
+/// A named time interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Which kind of thing.
+    /// Activity of the span.
     pub kind: Kind,
-    /// The kernel, the pass, or what was waited for.
+    /// The kernel, the pass, or the reason of the wait.
     pub name: &'static str,
-    /// Nanoseconds from the origin that all tracks of a timeline share.
+    /// Nanoseconds since the common origin of all tracks.
     pub begin_ns: u64,
     /// As `begin_ns`; not before it.
     pub end_ns: u64,
 }
 
-/// What one device did, in the order in which it ended.
+/// Spans of one device, in order of their end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Track {
-    /// The device, for people.
+    /// Display name of the device.
     pub device: String,
-    /// What was recorded.
+    /// Recorded spans.
     pub spans: Vec<Span>,
-    /// Spans that were not, for want of room: those after the last.
+    /// Spans dropped after the track was full.
     pub dropped: u64,
 }
 
-/// Records the spans of one device, or is off; clones record to the same track.
+/// Records the spans of one device, or is off; clones share a track.
 #[derive(Debug, Clone)]
 pub struct Recorder(Arc<Shared>);
 
@@ -72,21 +73,21 @@ struct Recording {
 }
 
 impl Recorder {
-    /// Of a device with this name, with room for `most` spans of 40 bytes. Devices that shall stand in one timeline have the same `origin`.
+    /// Creates a recorder for a device that holds up to `most` spans of 40 bytes. Devices of one timeline share the same `origin`.
     pub fn new(device: String, origin: Instant, most: usize) -> Self {
         let recorder = Self::off(device);
         recorder.start(origin, most);
         recorder
     }
 
-    /// The same, which records nothing before [`Recorder::start`].
+    /// Creates a recorder that records nothing before [`Recorder::start`].
     pub fn off(device: String) -> Self {
         let track = Track { device, ..Track::default() };
         let recording = Mutex::new(Recording { origin: Instant::now(), most: 0, track });
         Self(Arc::new(Shared { is_on: AtomicBool::new(false), recording }))
     }
 
-    /// Records from now on, from nothing.
+    /// Starts recording with an empty track.
     pub fn start(&self, origin: Instant, most: usize) {
         self.take();
         let mut recording = self.recording();
@@ -94,23 +95,23 @@ impl Recorder {
         self.0.is_on.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it records.
+    /// Returns whether it is recording.
     pub fn is_on(&self) -> bool {
         self.0.is_on.load(Ordering::Relaxed)
     }
 
-    /// Records no more; what was recorded.
+    /// Stops recording and returns the track.
     pub fn stop(&self) -> Track {
         self.0.is_on.store(false, Ordering::Relaxed);
         self.take()
     }
 
-    /// Calls `f` and records how long it took, whatever comes of it.
+    /// Calls `f` and records its duration.
     pub fn span<T>(&self, kind: Kind, name: &'static str, f: impl FnOnce() -> T) -> T {
         self.span_of(name, || (f(), kind))
     }
 
-    /// The same where `f` tells of which kind it was.
+    /// Calls `f`, which also returns the kind of the span, and records its duration.
     pub fn span_of<T>(&self, name: &'static str, f: impl FnOnce() -> (T, Kind)) -> T {
         if !self.is_on() {
             return f().0;
@@ -119,7 +120,7 @@ impl Recorder {
         let (result, kind) = f();
         let end = Instant::now();
         let mut recording = self.recording();
-        // Recording may have ended meanwhile, or begun anew.
+        // Recording may have stopped or restarted meanwhile.
         if !self.is_on() || begin < recording.origin {
             return result;
         }
@@ -133,7 +134,7 @@ impl Recorder {
         result
     }
 
-    /// What was recorded so far. Recording goes on with a track that is empty.
+    /// Returns the track so far and continues with an empty one.
     pub fn take(&self) -> Track {
         let mut recording = self.recording();
         let next = Track { device: recording.track.device.clone(), ..Track::default() };
@@ -141,7 +142,7 @@ impl Recorder {
     }
 
     fn recording(&self) -> MutexGuard<'_, Recording> {
-        self.0.recording.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.recording.lock()
     }
 }
 
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_track_counts_what_it_drops_and_a_taken_one_begins_anew() {
+    fn full_track_counts_dropped_spans_and_restarts_when_taken() {
         let recorder = Recorder::new("a".to_owned(), Instant::now(), 2);
         let other = recorder.clone();
         assert_eq!([1, 2, 3].map(|number| other.span(Kind::Kernel, "pass", || number)), [1, 2, 3]);
@@ -162,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_records_nothing_and_begins_from_nothing() {
+    fn stopped_recorder_records_nothing_and_restarts_empty() {
         let recorder = Recorder::off("a".to_owned());
         assert_eq!(recorder.span(Kind::Copy, "before", || 7), 7);
         assert!(!recorder.is_on() && recorder.take().spans.is_empty());
         let origin = Instant::now();
         recorder.start(origin, 10);
         recorder.span_of("within", || ((), Kind::Wait));
-        // A span that ends after the recording is of none, and one that began before it neither.
+        // A span that crosses the start or the end of recording is not recorded.
         let first = recorder.span(Kind::Kernel, "around its end", || recorder.stop());
         recorder.span(Kind::Kernel, "around its begin", || recorder.start(Instant::now(), 10));
         let second = recorder.stop();

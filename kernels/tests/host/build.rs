@@ -1,4 +1,4 @@
-//! Compiles the kernels for the CPU. Objects are kept by the hash of all that they are made of, so that a change compiles what it touches.
+//! Compiles the kernels for the CPU. Objects are cached by the hash of their sources, so that a change recompiles only what it affects.
 
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -6,29 +6,29 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, Once, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
-/// How the kernels are watched.
+/// Instrumentation of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code)] // Not every test has sanitizers.
 pub(crate) enum Variant {
-    /// Not at all.
+    /// None.
     Plain,
-    /// By AddressSanitizer and UBSan.
+    /// AddressSanitizer and UBSan.
     Addresses,
-    /// By ThreadSanitizer.
+    /// ThreadSanitizer.
     Races,
-    /// Not at all, as a library: the stand-in for libcuda.
+    /// None, as a library: the emulated CUDA driver.
     Library,
 }
 
-/// A defect: in this file, of what is written once, something else is made.
+/// An injected bug: in this file, `original`, which occurs once, is replaced.
 #[derive(Debug, Clone, Copy)]
-#[allow(dead_code)] // Not every test plants defects.
-pub(crate) struct Planted {
+#[allow(dead_code)] // Not every test injects bugs.
+pub(crate) struct InjectedBug {
     pub(crate) file: &'static str,
-    pub(crate) instead_of: &'static str,
-    pub(crate) stands: &'static str,
+    pub(crate) original: &'static str,
+    pub(crate) replacement: &'static str,
 }
 
 impl Variant {
@@ -43,7 +43,7 @@ impl Variant {
         }
     }
 
-    /// For the runtime: its bookkeeping is not to be watched for races.
+    /// Flags for the runtime, whose own bookkeeping is excluded from race detection.
     fn runtime_flags(self) -> &'static [&'static str] {
         match self {
             Self::Races => &["-O1", "-g1", "-DSHIM_TSAN"],
@@ -52,49 +52,49 @@ impl Variant {
     }
 }
 
-/// The folder of the kernels, whichever package's tests these are.
+/// Returns the directory of the kernels, from the tests of any package.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let own = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut above = own.ancestors().map(|folder| folder.join("kernels"));
-        above.find(|folder| folder.join("host/libcuda.cpp").exists()).expect("a package of the workspace")
+        above
+            .find(|folder| folder.join("host/libcuda.cpp").exists())
+            .expect("the tests run in a package of the workspace")
     })
 }
 
-/// One build at a time: tests that want the same program find it made.
+/// Serializes builds: tests that need the same program find it built.
 static BUILDING: Mutex<()> = Mutex::new(());
 
-/// The program of host/serve.cpp (or the library of host/libcuda.cpp) with all kernels, with or without a defect; `None`, said loudly, on a machine without g++.
+/// Returns the program of host/serve.cpp (or the library of host/libcuda.cpp) with all kernels and optionally a bug; `None`, with a message, on a
+/// machine without g++.
 ///
 /// # Panics
-/// When something does not compile; without g++ where the environment has `CI`.
-pub(crate) fn program(variant: Variant, planted: Option<&Planted>) -> Option<PathBuf> {
+/// When compilation fails; without g++ if the environment has `CI`.
+pub(crate) fn program(variant: Variant, bug: Option<&InjectedBug>) -> Option<PathBuf> {
     let _one = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".to_owned());
     if Command::new(&compiler).arg("--version").output().is_err() {
         assert!(std::env::var_os("CI").is_none(), "CI runs the kernels, and there is no {compiler}");
-        static SAID: Once = Once::new();
-        SAID.call_once(|| {
-            use std::io::Write as _;
-            // Not by eprintln, which a test harness keeps to itself.
-            let mut out = std::io::stderr();
-            writeln!(out, "SKIPPED: no {compiler}, so the kernels were not run (CXX names another)").unwrap();
-        });
+        use std::io::Write as _;
+        // Not by eprintln, which the test harness captures. `cargo xtask test` counts the line.
+        let line = format!("skipped: no {compiler} to compile the kernels for the CPU (CXX names another)\n");
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
         return None;
     }
     let library = variant == Variant::Library;
     let mut files = sources();
     files.remove(if library { "host/serve.cpp" } else { "host/libcuda.cpp" });
-    if let Some(planted) = planted {
-        let text = files.get_mut(planted.file).unwrap();
-        assert_eq!(text.matches(planted.instead_of).count(), 1, "{planted:?} is to be found once");
-        *text = text.replace(planted.instead_of, planted.stands);
+    if let Some(bug) = bug {
+        let text = files.get_mut(bug.file).unwrap();
+        assert_eq!(text.matches(bug.original).count(), 1, "{bug:?} must occur exactly once");
+        *text = text.replace(bug.original, bug.replacement);
     }
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels-on-cpu");
     fs::create_dir_all(&out).unwrap();
-    // Reports then name the files of the checkout, or those of the defect.
-    let from = planted.map_or_else(|| folder().to_owned(), |_| copy(&out, &files));
+    // Reports then name files of the checkout, or of the modified copy.
+    let from = bug.map_or_else(|| folder().to_owned(), |_| copy(&out, &files));
 
     let names: Vec<_> = files.keys().filter(|name| name.ends_with(".cu") || name.ends_with(".cpp")).collect();
     let objects = Mutex::new(Vec::new());
@@ -112,7 +112,7 @@ pub(crate) fn program(variant: Variant, planted: Option<&Planted>) -> Option<Pat
     let mut objects = objects.into_inner().unwrap();
     objects.sort();
     let hash = short_hash(&[format!("{objects:?}{:?}", variant.flags())]);
-    // A library is found by its name, in a folder of its own.
+    // The loader finds a library by its name, in its own directory.
     let program = if library {
         out.join(format!("libcuda-{hash}")).join("libcuda.so")
     } else {
@@ -132,14 +132,14 @@ pub(crate) fn program(variant: Variant, planted: Option<&Planted>) -> Option<Pat
     Some(program)
 }
 
-/// All files of the kernels, by name from the folder of the package.
+/// Returns all kernel sources by path relative to the package.
 fn sources() -> BTreeMap<String, String> {
     let mut files = BTreeMap::new();
     for part in ["", "host"] {
         for entry in fs::read_dir(folder().join(part)).unwrap() {
             let path = entry.unwrap().path();
-            let wanted = |it: &std::ffi::OsStr| ["cu", "cuh", "h", "cpp"].iter().any(|extension| it == *extension);
-            if path.extension().is_some_and(wanted) {
+            let is_source = |it: &std::ffi::OsStr| ["cu", "cuh", "h", "cpp"].iter().any(|extension| it == *extension);
+            if path.extension().is_some_and(is_source) {
                 let name = Path::new(part).join(path.file_name().unwrap());
                 files.insert(name.to_str().unwrap().to_owned(), fs::read_to_string(path).unwrap());
             }
@@ -149,7 +149,7 @@ fn sources() -> BTreeMap<String, String> {
 }
 
 fn copy(out: &Path, files: &BTreeMap<String, String>) -> PathBuf {
-    let to = out.join(format!("planted-{}", short_hash(&files.values().cloned().collect::<Vec<_>>())));
+    let to = out.join(format!("modified-{}", short_hash(&files.values().cloned().collect::<Vec<_>>())));
     fs::create_dir_all(to.join("host")).unwrap();
     files.iter().for_each(|(name, text)| fs::write(to.join(name), text).unwrap());
     to
@@ -176,7 +176,7 @@ fn compile(
     command.current_dir(from).args(["-std=c++17", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra"]);
     command.args(["-Wno-unknown-pragmas"]).args(flags);
     if from == folder() {
-        command.arg("-Werror"); // A defect may leave something unused.
+        command.arg("-Werror"); // An injected bug may leave something unused.
     }
     if kernel {
         command.args(["-x", "c++", "-include", "host/cuda_host.h"]);
@@ -187,7 +187,7 @@ fn compile(
     object
 }
 
-/// The texts of a file and of all that it includes.
+/// Collects the content of a file and of its includes.
 fn include(name: &str, files: &BTreeMap<String, String>, parts: &mut Vec<String>) {
     let Some(text) = files.get(name) else { return };
     parts.push(text.clone());

@@ -1,10 +1,10 @@
-//! Kernels without a GPU: the `.cu` files compiled as C++ and run on the CPU by a process of their own, under any sanitizer.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests too.
+//! Kernels without a GPU: the `.cu` files compiled as C++ and run on the CPU in a separate process, under any sanitizer.
+#![allow(clippy::unwrap_used)] // Test helpers.
 
 pub(crate) mod build;
 
-#[allow(unused_imports)] // Not every test plants defects.
-pub(crate) use build::{Planted, Variant, program};
+#[allow(unused_imports)] // Not every test injects bugs.
+pub(crate) use build::{InjectedBug, Variant, program};
 
 use engram_kernels::Error;
 use engram_kernels::gpu::{Argument, Driver};
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-/// The process, as a driver (`host/serve.cpp` has its commands). A report of it ends the test with its words.
+/// The process as a driver (`host/serve.cpp` defines its commands). A sanitizer report fails the test with its text.
 pub(crate) struct Host(Arc<Mutex<Process>>);
 
 /// Memory of the process.
@@ -28,17 +28,17 @@ struct Process {
     child: Child,
     commands: Option<BufWriter<ChildStdin>>,
     answers: BufReader<ChildStdout>,
-    said: File,
+    stderr: File,
     buffers: u64,
 }
 
 impl Host {
-    /// Starts `program`; threads of a block run in an order of this seed, without one in their own.
+    /// Starts `program`; threads of a block run in an order determined by the seed, or in index order without one.
     pub(crate) fn start(program: &Path, seed: Option<u64>) -> Self {
-        let said = tempfile::tempfile().unwrap();
+        let stderr = tempfile::tempfile().unwrap();
         let mut command = Command::new(program);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(said.try_clone().unwrap());
-        // The first report ends it; what a sanitizer finds is never waited out.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr.try_clone().unwrap());
+        // The first report ends the process; leaks are not checked.
         command.env("ASAN_OPTIONS", "detect_leaks=0").env("TSAN_OPTIONS", "halt_on_error=1:history_size=0");
         command.env("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1").env_remove("CUDA_HOST_SEED");
         if let Some(seed) = seed {
@@ -47,10 +47,10 @@ impl Host {
         let mut child = command.spawn().unwrap();
         let commands = child.stdin.take().map(BufWriter::new);
         let answers = BufReader::new(child.stdout.take().unwrap());
-        Self(Arc::new(Mutex::new(Process { child, commands, answers, said, buffers: 0 })))
+        Self(Arc::new(Mutex::new(Process { child, commands, answers, stderr, buffers: 0 })))
     }
 
-    fn say(&mut self, command: u8, numbers: &[u64], bytes: &[u8]) {
+    fn send_command(&mut self, command: u8, numbers: &[u64], bytes: &[u8]) {
         let mut message = vec![command];
         message.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         message.extend(bytes);
@@ -74,17 +74,17 @@ impl Process {
     fn expect(&mut self, outcome: std::io::Result<()>) {
         if let Err(error) = outcome {
             let status = self.child.wait().unwrap();
-            let mut said = String::new();
-            self.said.rewind().unwrap();
-            self.said.read_to_string(&mut said).unwrap();
-            panic!("the kernels ended ({status}, {error}) and said:\n{said}");
+            let mut stderr = String::new();
+            self.stderr.rewind().unwrap();
+            self.stderr.read_to_string(&mut stderr).unwrap();
+            panic!("the kernel process exited ({status}, {error}):\n{stderr}");
         }
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The end of its commands ends it.
+        // The end of the command stream ends the process.
         self.commands = None;
         let _ = self.child.wait();
     }
@@ -95,7 +95,7 @@ impl Drop for Buffer {
         let Ok(mut process) = self.process.lock() else { return };
         let mut message = vec![b'F'];
         message.extend(self.number.to_le_bytes());
-        // If it has ended, the call that notices says why.
+        // If the process has ended, the call that detects it reports why.
         let _ = process.commands.as_mut().map(|commands| commands.write_all(&message));
     }
 }
@@ -105,7 +105,7 @@ impl Driver for Host {
     type Graph = ();
 
     fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        self.say(b'A', &[bytes as u64], &[]);
+        self.send_command(b'A', &[bytes as u64], &[]);
         let mut process = self.0.lock().unwrap();
         let number = process.buffers;
         process.buffers += 1;
@@ -113,23 +113,23 @@ impl Driver for Host {
     }
 
     fn upload(&mut self, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        self.say(b'U', &[buffer.number, offset as u64, bytes.len() as u64], bytes);
+        self.send_command(b'U', &[buffer.number, offset as u64, bytes.len() as u64], bytes);
         Ok(())
     }
 
     fn download(&mut self, buffer: &Buffer, offset: usize, out: &mut [u8]) -> Result<(), Error> {
-        self.say(b'D', &[buffer.number, offset as u64, out.len() as u64], &[]);
+        self.send_command(b'D', &[buffer.number, offset as u64, out.len() as u64], &[]);
         self.0.lock().unwrap().receive(out);
         Ok(())
     }
 
     fn copy(&mut self, from: &Buffer, to: &Buffer, bytes: usize) -> Result<(), Error> {
-        self.say(b'C', &[from.number, to.number, bytes as u64], &[]);
+        self.send_command(b'C', &[from.number, to.number, bytes as u64], &[]);
         Ok(())
     }
 
     fn fill(&mut self, buffer: &Buffer, range: Range<usize>, byte: u8) -> Result<(), Error> {
-        self.say(b'S', &[buffer.number, range.start as u64, range.len() as u64, u64::from(byte)], &[]);
+        self.send_command(b'S', &[buffer.number, range.start as u64, range.len() as u64, u64::from(byte)], &[]);
         Ok(())
     }
 
@@ -149,12 +149,12 @@ impl Driver for Host {
             operands.push(letter);
             operands.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         }
-        self.say(b'L', &[kernel.len() as u64], &operands);
+        self.send_command(b'L', &[kernel.len() as u64], &operands);
         Ok(())
     }
 
     fn wait(&mut self) -> Result<(), Error> {
-        self.say(b'W', &[], &[]);
+        self.send_command(b'W', &[], &[]);
         self.0.lock().unwrap().receive(&mut [0]);
         Ok(())
     }

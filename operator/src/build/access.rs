@@ -61,6 +61,6 @@ pub(super) fn client_account(cluster: &ValidatedCluster) -> Value {
 /// that is a right of Kubernetes.
 pub(crate) fn access_list(cluster: &ValidatedCluster) -> AccessList {
     let people = Access { service_account: cluster.names.client(), namespace: None, rights: vec![Right::Admin] };
-    let asked = cluster.spec.access.iter().flatten().cloned();
-    AccessList::new(asked.chain([people]), &cluster.namespace)
+    let configured = cluster.spec.access.iter().flatten().cloned();
+    AccessList::new(configured.chain([people]), &cluster.namespace)
 }

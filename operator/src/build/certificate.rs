@@ -11,7 +11,7 @@ use crate::validate::ValidatedCluster;
 /// Builds the `Certificate` with the name that the workers must have; `None` where cert-manager is not asked. It is none of
 /// [`super::objects`]: it comes before there is anything else, and an API server may not know the kind.
 pub fn certificate(cluster: &ValidatedCluster, needed: &Name) -> Option<Value> {
-    let (issuer, secret, lifetime) = (cluster.issuer()?, cluster.given_secret()?, cluster.certificates()?);
+    let (issuer, secret, lifetime) = (cluster.issuer()?, cluster.provided_secret()?, cluster.certificates()?);
     let or = |text: &Option<String>, otherwise: &str| match text {
         Some(text) if !text.is_empty() => text.clone(),
         _ => otherwise.to_owned(),
@@ -31,15 +31,15 @@ pub fn certificate(cluster: &ValidatedCluster, needed: &Name) -> Option<Value> {
             "usages": ["digital signature", "server auth", "client auth"],
             // A key that leaked is of no use after the next renewal.
             "privateKey": { "algorithm": "ECDSA", "size": 256, "encoding": "PKCS8", "rotationPolicy": "Always" },
-            "duration": written(lifetime),
+            "duration": go_duration(lifetime),
             // As with the operator's own: replaced after two thirds.
-            "renewBefore": written(lifetime / 3),
+            "renewBefore": go_duration(lifetime / 3),
         },
     }))
 }
 
 /// A duration as Go writes it, and so as cert-manager writes it back: another spelling would be a difference for ever.
-fn written(duration: Duration) -> String {
+fn go_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match (seconds / 3_600, seconds / 60 % 60, seconds % 60) {
         (0, 0, seconds) => format!("{seconds}s"),
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn durations_are_written_as_go_writes_them() {
-        let of = |seconds| written(Duration::from_secs(seconds));
+        let of = |seconds| go_duration(Duration::from_secs(seconds));
         assert_eq!([of(86_400), of(3_600), of(1_200), of(90), of(59)], ["24h0m0s", "1h0m0s", "20m0s", "1m30s", "59s"]);
     }
 }

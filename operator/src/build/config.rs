@@ -34,11 +34,11 @@ pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     });
     // Left out by clusters without: settings that say the same as before restart nobody.
     if cluster.certificates().is_some() {
-        let asked = Tls { mode: Some(spec.tls_mode()), ..spec.tls.clone().unwrap_or_default() };
+        let tls = Tls { mode: Some(spec.tls_mode()), ..spec.tls.clone().unwrap_or_default() };
         // To a worker it is one, whoever fills the Secret: those of a version before cert-manager was asked understand it too.
-        settings["tls"] = json!(match cluster.given_secret() {
-            Some(secret) => Tls { mode: Some(TlsMode::Secret), secret_name: Some(secret), issuer_ref: None, ..asked },
-            None => asked,
+        settings["tls"] = json!(match cluster.provided_secret() {
+            Some(secret) => Tls { mode: Some(TlsMode::Secret), secret_name: Some(secret), issuer_ref: None, ..tls },
+            None => tls,
         });
     }
     // Workers of a version before refuse a word that they do not know: it is there only where somebody wants it.

@@ -4,7 +4,7 @@
 //! test reads each into the API's own type and back, so that no field is misspelt.
 
 mod access;
-mod authority;
+mod ca;
 mod certificate;
 mod config;
 mod network;
@@ -53,7 +53,7 @@ pub fn objects(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
         vec![access::service_account(cluster, inputs), access::role(cluster), access::role_binding(cluster)];
     objects.push(config::config_map(cluster, inputs));
     if cluster.certificates().is_some() {
-        objects.extend([authority::config_map(cluster, inputs), access::client_account(cluster)]);
+        objects.extend([ca::config_map(cluster, inputs), access::client_account(cluster)]);
     }
     objects.extend(network::policy(cluster));
     objects.extend([network::headless_service(cluster), network::client_service(cluster)]);
@@ -103,8 +103,8 @@ fn merge(base: &mut Value, over: &Value) {
         (Value::Array(base), Value::Array(over)) => {
             for item in over {
                 let name = item.get("name").filter(|name| name.is_string());
-                match base.iter_mut().find(|known| name.is_some() && known.get("name") == name) {
-                    Some(known) => merge(known, item),
+                match base.iter_mut().find(|existing| name.is_some() && existing.get("name") == name) {
+                    Some(existing) => merge(existing, item),
                     None => base.push(item.clone()),
                 }
             }

@@ -157,7 +157,7 @@ fn mounts(cluster: &ValidatedCluster) -> Vec<Value> {
     if cluster.certificates().is_some() {
         mounts.push(json!({ "name": "authority", "mountPath": "/etc/engram-ca", "readOnly": true }));
         let mut identity = json!({ "name": "identity", "mountPath": "/run/engram" });
-        set(&mut identity, "readOnly", cluster.given_secret().map(|_| true.into()));
+        set(&mut identity, "readOnly", cluster.provided_secret().map(|_| true.into()));
         mounts.push(identity);
     }
     let runs = cluster.spec.inputs.iter().flatten().map(|input| {
@@ -206,7 +206,7 @@ fn resources(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
 
 fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
     let mut tokens = vec![json!({ "serviceAccountToken": { "path": "token", "expirationSeconds": 3600 } })];
-    if cluster.certificates().is_some() && cluster.given_secret().is_none() {
+    if cluster.certificates().is_some() && cluster.provided_secret().is_none() {
         // The shortest that there is: it is used at a start, and when a certificate is due.
         let token = json!({ "path": CSR_AUDIENCE, "audience": CSR_AUDIENCE, "expirationSeconds": 600 });
         tokens.push(json!({ "serviceAccountToken": token }));
@@ -221,8 +221,8 @@ fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
         json!({ "name": "tokens", "projected": { "sources": tokens } }),
     ];
     if cluster.certificates().is_some() {
-        volumes.push(json!({ "name": "authority", "configMap": { "name": cluster.names.authority() } }));
-        volumes.push(match cluster.given_secret() {
+        volumes.push(json!({ "name": "authority", "configMap": { "name": cluster.names.ca() } }));
+        volumes.push(match cluster.provided_secret() {
             // A pod that starts waits for it. Not optional: what is deleted by mistake would be taken out of pods that run.
             Some(secret) => {
                 let items = ["tls.crt", "tls.key"].map(|key| json!({ "key": key, "path": key }));
@@ -261,8 +261,8 @@ fn tolerations(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
         let name = cluster.spec.gpu.resource_name.as_deref().unwrap_or(GPU_RESOURCE);
         all.push(json!({ "key": name, "operator": "Exists", "effect": "NoSchedule" }));
     }
-    let asked = cluster.spec.scheduling.as_ref().and_then(|scheduling| scheduling.tolerations.as_ref());
-    all.extend(asked.into_iter().flatten().map(|toleration| json!(toleration)));
+    let configured = cluster.spec.scheduling.as_ref().and_then(|scheduling| scheduling.tolerations.as_ref());
+    all.extend(configured.into_iter().flatten().map(|toleration| json!(toleration)));
     all
 }
 

@@ -1,52 +1,52 @@
-//! Carries a plan out: objects by server-side apply in their order, then actions, each on exactly the object that was looked at.
+//! Applies a plan: objects by server-side apply in order, then actions, each on exactly the observed object.
 
 use engram_api::Size;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::asking::{Error, ask};
-use super::kinds::{CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
+use super::api_request::{Error, request};
 use super::observe::is_owned;
+use super::resource_kinds::{CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
 use super::{Context, Key};
 use crate::names::REPLACE;
 use crate::plan::{Action, Plan};
 use crate::validate::ValidatedCluster;
 
-/// Who owns the fields of the objects that are built.
+/// Field manager of built objects.
 const MANAGER: &str = "engram-operator";
-/// Who owns the status.
+/// Field manager of statuses.
 const STATUS_MANAGER: &str = "engram-operator-status";
 
-/// Carries out `plan`. What was done before an error stays done: the next plan goes on from there.
+/// Applies `plan`. Steps before an error stay applied: the next plan continues from there.
 pub(super) async fn apply(context: &Context, cluster: &ValidatedCluster, plan: &Plan) -> Result<(), Error> {
     for object in &plan.objects {
         apply_object(context, cluster, object).await?;
     }
     for action in &plan.actions {
-        carry_out(context, cluster, action).await?;
+        execute(context, cluster, action).await?;
     }
     Ok(())
 }
 
-/// Asked before every write: a Lease runs out while an operator waits.
-pub(super) fn check_lead(context: &Context) -> Result<(), Error> {
-    if context.leadership.leads() { Ok(()) } else { Err(Error::Deposed) }
+/// Checks leadership before every write, since a Lease may expire meanwhile.
+pub(super) fn check_leader(context: &Context) -> Result<(), Error> {
+    if context.leadership.is_leader() { Ok(()) } else { Err(Error::NotLeader) }
 }
 
 async fn apply_object(context: &Context, cluster: &ValidatedCluster, object: &Value) -> Result<(), Error> {
     let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default();
     let (kind, name) = (built(text("/kind")), text("/metadata/name"));
     let api = kind.of(&context.client, &cluster.namespace);
-    let there = ask(|| format!("read {} {name}", kind.name), api.get_opt(name)).await?;
-    // A Service of somebody else may have the cluster's name: what was not made for this cluster is never taken.
-    if there.is_some_and(|there| !is_owned(&kind.value(&there), &cluster.uid)) {
-        return Err(Error::Foreign { kind: kind.name.to_owned(), name: name.to_owned() });
+    let existing = request(|| format!("read {} {name}", kind.name), api.get_opt(name)).await?;
+    // Objects that are not owned by the cluster, such as a Service of the same name, are never adopted.
+    if existing.is_some_and(|existing| !is_owned(&kind.value(&existing), &cluster.uid)) {
+        return Err(Error::NotOwned { kind: kind.name.to_owned(), name: name.to_owned() });
     }
     write_object(context, cluster, kind, name, object).await.map(drop)
 }
 
-/// Writes what is said of an object; it is made where there is none.
+/// Applies an object, creating it if necessary.
 pub(super) async fn write_object(
     context: &Context,
     cluster: &ValidatedCluster,
@@ -54,27 +54,27 @@ pub(super) async fn write_object(
     name: &str,
     object: &Value,
 ) -> Result<DynamicObject, Error> {
-    check_lead(context)?;
+    check_leader(context)?;
     let api = kind.of(&context.client, &cluster.namespace);
     let parameters = PatchParams::apply(MANAGER).force();
     let patch = Patch::Apply(object);
-    let written = ask(|| format!("apply {} {name}", kind.name), api.patch(name, &parameters, &patch)).await?;
+    let written = request(|| format!("apply {} {name}", kind.name), api.patch(name, &parameters, &patch)).await?;
     tracing::info!(cluster = %cluster.names.cluster, namespace = %cluster.namespace, kind = kind.name, name, "applied");
     Ok(written)
 }
 
-async fn carry_out(context: &Context, cluster: &ValidatedCluster, action: &Action) -> Result<(), Error> {
+async fn execute(context: &Context, cluster: &ValidatedCluster, action: &Action) -> Result<(), Error> {
     let names = &cluster.names;
     let merge = |kind: Kind, name: String, patch: Value| async move {
         let api = kind.of(&context.client, &cluster.namespace);
         let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
-        ask(|| format!("change {} {name}", kind.name), api.patch(&name, &parameters, &patch)).await.map(drop)
+        request(|| format!("patch {} {name}", kind.name), api.patch(&name, &parameters, &patch)).await.map(drop)
     };
-    // The coordinator empties workers: it was told with the plan.
+    // The coordinator drains workers, according to its goal.
     if matches!(action, Action::Drain { .. }) {
         return Ok(());
     }
-    check_lead(context)?;
+    check_leader(context)?;
     match action {
         Action::Drain { .. } => return Ok(()),
         Action::DeleteObject { kind, name, uid } => {
@@ -104,16 +104,16 @@ async fn carry_out(context: &Context, cluster: &ValidatedCluster, action: &Actio
             merge(MAP, names.cluster.clone(), json!({ "metadata": metadata, "spec": { "suspended": suspended } }))
                 .await?;
         }
-        Action::ForgetReplace => {
+        Action::ClearReplaceAnnotation => {
             let metadata = json!({ "uid": cluster.uid, "annotations": { REPLACE: null } });
             merge(CLUSTER, names.cluster.clone(), json!({ "metadata": metadata })).await?;
         }
     }
-    context.events.done(cluster, action).await;
+    context.events.publish_action(cluster, action).await;
     Ok(())
 }
 
-/// Deletes exactly the object that has this UID; one that is gone already is what was wanted.
+/// Deletes exactly the object with this UID; one that does not exist is a success.
 async fn delete(
     context: &Context,
     cluster: &ValidatedCluster,
@@ -125,22 +125,22 @@ async fn delete(
     let preconditions = Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
     let parameters = DeleteParams { preconditions, ..parameters };
     let api = kind.of(&context.client, &cluster.namespace);
-    match ask(|| format!("delete {} {name}", kind.name), api.delete(name, &parameters)).await {
+    match request(|| format!("delete {} {name}", kind.name), api.delete(name, &parameters)).await {
         Ok(_) => Ok(()),
-        // 409: another has its name now.
+        // 409: the object was replaced by one of the same name.
         Err(Error::Api { source: kube::Error::Api(status), .. }) if matches!(status.code, 404 | 409) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Writes the status of an object, of the generation that it speaks about or an older one.
+/// Writes the status of an object.
 pub(super) async fn write_status(
     context: &Context,
     kind: Kind,
     key: &Key,
     status: &impl Serialize,
 ) -> Result<DynamicObject, Error> {
-    check_lead(context)?;
+    check_leader(context)?;
     let api = kind.of(&context.client, &key.namespace);
     let object = json!({
         "apiVersion": engram_api::API_VERSION,
@@ -151,5 +151,5 @@ pub(super) async fn write_status(
     let parameters = PatchParams::apply(STATUS_MANAGER).force();
     let patch = Patch::Apply(&object);
     let written = api.patch_status(&key.name, &parameters, &patch);
-    ask(|| format!("write the status of {} {}", kind.name, key.name), written).await
+    request(|| format!("write the status of {} {}", kind.name, key.name), written).await
 }

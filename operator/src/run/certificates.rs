@@ -1,12 +1,12 @@
-//! The operator's authority: a key in a Secret that whichever replica comes first makes, and the certificates that it signs.
+//! The operator's CA: its key in a Secret, created by the first replica, and the certificates that it signs.
 //!
-//! All replicas sign with the one key. Nobody but operators may read it, and Helm never knows it: a rendered key would lie in the history
-//! of releases, and every rendering would make another. [`crate::succession`] decides when another takes its place: the leader writes that, and all
-//! replicas read it every few seconds.
+//! All replicas sign with the same key. It is not created by Helm, which would store it in the release history and replace it with every
+//! rendering. [`crate::ca_rotation`] decides about rotation: the leader writes the Secret, and all replicas read it every few seconds.
 
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use engram_identity::{Keys, Name, Refusals, Role, SigningRequest};
@@ -20,119 +20,119 @@ use kube::{Api, Client};
 use tokio::sync::{Mutex, watch};
 
 use super::Key;
-use super::asking::{Error, ask};
+use super::api_request::{Error, request};
+use crate::ca_rotation::{CaSecret, CaSet, ClusterCertificates, Stage, Step};
 use crate::names::{RENEW, RENEWAL, RENEWAL_SINCE};
-use crate::succession::{Authorities, Held, Stage, Step, Told};
 
 /// Keys of the Secret.
 const CERTIFICATES: &str = "ca.pem";
 const PRIVATE_KEY: &str = "ca.key";
 const NEXT_KEY: &str = "next.key";
-/// Between looks at the Secret: a small part of what a step of a succession takes.
+/// Polling interval of the Secret: a small fraction of a rotation step.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// The authority, once it is needed: operators without clusters that have certificates need none, nor a right to keep one.
+/// The CA, loaded on first use: an operator without TLS clusters needs neither a CA nor permissions for its Secret.
 pub(super) struct Certificates {
     client: Client,
-    /// Where it is kept.
+    /// Location of the Secret.
     place: Key,
-    /// Instead of what clusters say: tests cannot wait for days.
+    /// Overrides the clusters' certificate lifetime, for tests.
     lifetime: Option<Duration>,
     refusals: Arc<Refusals>,
-    known: RwLock<Option<Arc<Authorities>>>,
-    /// Held by whoever looks for it or makes it.
+    current: RwLock<Option<Arc<CaSet>>>,
+    /// Held while the CA is read or created.
     making: Mutex<()>,
     changes: watch::Sender<()>,
 }
 
 impl Certificates {
     pub(super) fn new(client: Client, place: Key, lifetime: Option<Duration>, refusals: Arc<Refusals>) -> Self {
-        let (known, making, changes) = (RwLock::default(), Mutex::default(), watch::Sender::default());
-        Self { client, place, lifetime, refusals, known, making, changes }
+        let (current, making, changes) = (RwLock::default(), Mutex::default(), watch::Sender::default());
+        Self { client, place, lifetime, refusals, current, making, changes }
     }
 
-    /// How long a certificate is good, where a cluster says so long.
-    pub(super) fn lifetime(&self, asked: Duration) -> Duration {
-        self.lifetime.unwrap_or(asked)
+    /// Returns the certificate lifetime of a cluster that requests `requested`.
+    pub(super) fn lifetime(&self, requested: Duration) -> Duration {
+        self.lifetime.unwrap_or(requested)
     }
 
-    /// Who signs, and who is believed; `None` as long as nobody needed it.
-    pub(super) fn known(&self) -> Option<Arc<Authorities>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the loaded CAs; `None` before the first use.
+    pub(super) fn current(&self) -> Option<Arc<CaSet>> {
+        self.current.read().clone()
     }
 
-    /// Every time that others are believed, or somebody else signs.
+    /// Notifies of changes of the trusted or signing CAs.
     pub(super) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 
-    async fn authorities(&self) -> Result<Arc<Authorities>, Error> {
-        if let Some(known) = self.known() {
-            return Ok(known);
+    async fn load(&self) -> Result<Arc<CaSet>, Error> {
+        if let Some(current) = self.current() {
+            return Ok(current);
         }
         let _making = self.making.lock().await;
-        match self.known() {
-            Some(known) => Ok(known),
-            None => Ok(self.take(self.find_or_make().await?)),
+        match self.current() {
+            Some(current) => Ok(current),
+            None => Ok(self.set(self.read_or_create().await?)),
         }
     }
 
-    fn take(&self, found: Authorities) -> Arc<Authorities> {
-        let found = Arc::new(found);
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&found));
+    fn set(&self, secret: CaSet) -> Arc<CaSet> {
+        let secret = Arc::new(secret);
+        *self.current.write() = Some(Arc::clone(&secret));
         self.changes.send_replace(());
-        found
+        secret
     }
 
-    /// What everybody believes, as PEM; who signs comes first.
+    /// Returns the trust bundle as PEM; the signing CA comes first.
     pub(super) async fn roots(&self) -> Result<String, Error> {
-        Ok(self.authorities().await?.signing.certificate().to_owned())
+        Ok(self.load().await?.signing.certificate().to_owned())
     }
 
-    /// Keys of the operator itself, for one of its clusters, whose processes believe `given`; where that is nothing, this authority alone.
+    /// Issues the operator's own keys for a cluster with the trust bundle `provided_roots`, or the operator's CA if `None`.
     pub(super) async fn keys(
         &self,
         cluster: &Key,
         id: ClusterId,
         lifetime: Duration,
-        given: Option<&str>,
+        provided_roots: Option<&str>,
     ) -> Result<Arc<Keys>, Error> {
-        let authorities = self.authorities().await?;
-        let authority = &authorities.signing;
+        let cas = self.load().await?;
+        let ca = &cas.signing;
         let name = Name::on_kubernetes(&cluster.namespace, &cluster.name, id, Role::Coordinator, 0);
-        let issued = authority.issue(&name, SystemTime::now(), lifetime).map_err(|error| unusable(&error))?;
-        let roots = given.unwrap_or_else(|| authority.certificate());
-        Keys::given(roots, &issued.pem, Arc::clone(&self.refusals)).map_err(|error| unusable(&error))
+        let issued = ca.issue(&name, SystemTime::now(), lifetime).map_err(|error| unusable(&error))?;
+        let roots = provided_roots.unwrap_or_else(|| ca.certificate());
+        Keys::from_pem(roots, &issued.pem, Arc::clone(&self.refusals)).map_err(|error| unusable(&error))
     }
 
-    /// Replaces keys that are due, that another signs now, or that rest on others than are believed now.
-    pub(super) fn renew(&self, keys: &Keys, lifetime: Duration, given: Option<&str>) {
-        let Some(known) = self.known() else { return };
-        let is_of_others = given.is_none() && keys.believed() != known.believed;
-        if keys.renew_at() <= SystemTime::now() || keys.root() != known.signing.root() || is_of_others {
-            self.replace(keys, lifetime, given);
+    /// Renews keys that are due, or whose signing or trusted CAs have changed.
+    pub(super) fn renew(&self, keys: &Keys, lifetime: Duration, provided_roots: Option<&str>) {
+        let Some(current) = self.current() else { return };
+        let is_of_others = provided_roots.is_none() && keys.trusted_roots() != current.trusted;
+        if keys.renew_at() <= SystemTime::now() || keys.root() != current.signing.root() || is_of_others {
+            self.replace(keys, lifetime, provided_roots);
         }
     }
 
-    /// Replaces keys, as when others are believed.
-    pub(super) fn replace(&self, keys: &Keys, lifetime: Duration, given: Option<&str>) {
-        let Some(known) = self.known() else { return };
-        let authority = &known.signing;
-        match authority.issue(&keys.name(), SystemTime::now(), lifetime) {
-            Ok(issued) => keys.replace(given.unwrap_or_else(|| authority.certificate()), &issued.pem),
-            Err(error) => tracing::warn!(%error, "a certificate of this operator was not renewed"),
+    /// Replaces keys.
+    pub(super) fn replace(&self, keys: &Keys, lifetime: Duration, provided_roots: Option<&str>) {
+        let Some(current) = self.current() else { return };
+        let ca = &current.signing;
+        match ca.issue(&keys.name(), SystemTime::now(), lifetime) {
+            Ok(issued) => keys.replace(provided_roots.unwrap_or_else(|| ca.certificate()), &issued.pem),
+            Err(error) => tracing::warn!(%error, "failed to renew the operator's certificate"),
         }
     }
 
-    /// Signs what was decided to be signed; the certificate as PEM.
+    /// Signs an approved request. Returns the certificate as PEM.
     pub(super) async fn sign(
         &self,
         request: &SigningRequest,
         name: &Name,
         lifetime: Duration,
     ) -> Result<String, Error> {
-        let authorities = self.authorities().await?;
-        authorities.signing.sign(request, name, SystemTime::now(), lifetime).map_err(|error| unusable(&error))
+        let cas = self.load().await?;
+        cas.signing.sign(request, name, SystemTime::now(), lifetime).map_err(|error| unusable(&error))
     }
 
     fn api(&self) -> Api<Secret> {
@@ -141,45 +141,47 @@ impl Certificates {
 
     async fn read(&self) -> Result<Option<Secret>, Error> {
         let name = &self.place.name;
-        ask(|| format!("read Secret {name}"), self.api().get_opt(name)).await
+        request(|| format!("read Secret {name}"), self.api().get_opt(name)).await
     }
 
-    async fn find_or_make(&self) -> Result<Authorities, Error> {
+    async fn read_or_create(&self) -> Result<CaSet, Error> {
         let name = &self.place.name;
-        if let Some(found) = self.read().await? {
-            return self.open(&found);
+        if let Some(secret) = self.read().await? {
+            return self.open(&secret);
         }
-        let made = Held::create(SystemTime::now()).map_err(|error| unusable(&error))?;
+        let made = CaSecret::create(SystemTime::now()).map_err(|error| unusable(&error))?;
         let metadata = ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() };
-        let secret = Secret { metadata, type_: Some("Opaque".into()), ..filled(Secret::default(), &made) };
-        match ask(|| format!("create Secret {name}"), self.api().create(&PostParams::default(), &secret)).await {
+        let secret = Secret { metadata, type_: Some("Opaque".into()), ..with_content(Secret::default(), &made) };
+        match request(|| format!("create Secret {name}"), self.api().create(&PostParams::default(), &secret)).await {
             Ok(_) => {
-                tracing::info!(secret = %self.place, "made the authority");
+                tracing::info!(secret = %self.place, "created the CA");
                 made.open().map_err(|error| unusable(&error))
             }
-            // Another replica was faster.
+            // Created by another replica.
             Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 409 => {
                 match self.read().await? {
-                    Some(found) => self.open(&found),
-                    None => Err(Error::Authority(format!("Secret {} came and went", self.place))),
+                    Some(secret) => self.open(&secret),
+                    None => Err(Error::CertificateAuthority(format!(
+                        "Secret {} was created and deleted concurrently",
+                        self.place
+                    ))),
                 }
             }
             Err(error) => Err(error),
         }
     }
 
-    fn open(&self, secret: &Secret) -> Result<Authorities, Error> {
-        held(secret).open().map_err(|error| {
-            Error::Authority(format!(
-                "Secret {} is of no use: {error}; restore it, or delete it for a new one",
+    fn open(&self, secret: &Secret) -> Result<CaSet, Error> {
+        ca_secret(secret).open().map_err(|error| {
+            Error::CertificateAuthority(format!(
+                "Secret {} is invalid: {error}; restore it, or delete it to create a new CA",
                 self.place
             ))
         })
     }
 
-    /// Looks at the Secret every few seconds, until `stop` completes: what another replica wrote is used, and where this one `leads` it carries a
-    /// succession on, by what `clusters` says of the workers.
-    pub(super) async fn follow<F: Future<Output = Result<Vec<Told>, Error>>>(
+    /// Polls the Secret until `stop` completes, and as the leader advances a rotation according to the workers' reports from `clusters`.
+    pub(super) async fn follow<F: Future<Output = Result<Vec<ClusterCertificates>, Error>>>(
         &self,
         leads: impl Fn() -> bool,
         clusters: impl Fn() -> F,
@@ -188,8 +190,8 @@ impl Certificates {
         let following = async {
             loop {
                 tokio::time::sleep(PERIOD).await;
-                if let Err(error) = self.look(&leads, &clusters).await {
-                    tracing::warn!(%error, secret = %self.place, "the authority was not looked at");
+                if let Err(error) = self.sync(&leads, &clusters).await {
+                    tracing::warn!(%error, secret = %self.place, "failed to sync the CA Secret");
                 }
             }
         };
@@ -199,84 +201,88 @@ impl Certificates {
         }
     }
 
-    async fn look<F: Future<Output = Result<Vec<Told>, Error>>>(
+    async fn sync<F: Future<Output = Result<Vec<ClusterCertificates>, Error>>>(
         &self,
         leads: impl Fn() -> bool,
         clusters: impl Fn() -> F,
     ) -> Result<(), Error> {
-        let Some(known) = self.known() else { return Ok(()) };
-        // One that was deleted is gone for who starts anew; who has it goes on with it.
+        let Some(current) = self.current() else { return Ok(()) };
+        // A deleted Secret affects new replicas only; this one keeps its CA.
         let Some(secret) = self.read().await? else { return Ok(()) };
-        let known = if *known.held() == held(&secret) { known } else { self.take(self.open(&secret)?) };
+        let current = if *current.secret() == ca_secret(&secret) { current } else { self.set(self.open(&secret)?) };
         let note = |name: &str| secret.metadata.annotations.as_ref().and_then(|all| all.get(name)).map(String::as_str);
-        let asked = note(RENEW).is_some();
+        let requested = note(RENEW).is_some();
         if !leads() {
             return Ok(());
         }
         let (now, since) = (SystemTime::now(), note(RENEWAL_SINCE).and_then(|since| since.parse::<Timestamp>().ok()));
         let since = since.and_then(|since| now.duration_since(SystemTime::from(since)).ok()).unwrap_or_default();
-        let clusters = if known.stage() == Stage::Settled { Vec::new() } else { clusters().await? };
-        let (held, told) = match known.step(asked, since, &clusters, now).map_err(|error| unusable(&error))? {
-            Step::Rest => return Ok(()),
-            Step::Wait(why) if note(RENEWAL) == Some(&why) && note(RENEWAL_SINCE).is_some() => return Ok(()),
-            Step::Wait(why) => (known.held().clone(), why),
-            Step::Become(held) => (held, String::new()),
-        };
-        self.write(&secret, held, &told).await
+        let clusters = if current.stage() == Stage::Stable { Vec::new() } else { clusters().await? };
+        let (content, message) =
+            match current.step(requested, since, &clusters, now).map_err(|error| unusable(&error))? {
+                Step::Idle => return Ok(()),
+                Step::Wait(why) if note(RENEWAL) == Some(&why) && note(RENEWAL_SINCE).is_some() => return Ok(()),
+                Step::Wait(why) => (current.secret().clone(), why),
+                Step::Replace(content) => (content, String::new()),
+            };
+        self.write(&secret, content, &message).await
     }
 
-    /// Writes what the Secret holds from now on, if nobody else has changed it.
-    async fn write(&self, secret: &Secret, held: Held, told: &str) -> Result<(), Error> {
-        let opened = held.open().map_err(|error| unusable(&error))?;
-        let mut secret = filled(secret.clone(), opened.held());
+    /// Replaces the content of the Secret, unless it changed since it was read.
+    async fn write(&self, secret: &Secret, content: CaSecret, message: &str) -> Result<(), Error> {
+        let opened = content.open().map_err(|error| unusable(&error))?;
+        let mut secret = with_content(secret.clone(), opened.secret());
         let notes = secret.metadata.annotations.get_or_insert_default();
         let since = Timestamp::now().to_string();
-        if told.is_empty() {
+        if message.is_empty() {
             match opened.stage() {
-                Stage::Settled => {
+                Stage::Stable => {
                     notes.remove(RENEWAL_SINCE);
-                    notes.insert(RENEWAL.to_owned(), format!("done at {since}"));
+                    notes.insert(RENEWAL.to_owned(), format!("completed at {since}"));
                 }
                 stage => {
-                    // Who asks again meanwhile gets another one after this.
+                    // A new request during a rotation starts another one afterwards.
                     if stage == Stage::Announced {
                         notes.remove(RENEW);
                     }
                     notes.insert(RENEWAL_SINCE.to_owned(), since);
-                    notes.insert(RENEWAL.to_owned(), "begun".to_owned());
+                    notes.insert(RENEWAL.to_owned(), "started".to_owned());
                 }
             }
-            tracing::info!(secret = %self.place, stage = ?opened.stage(), signs = %opened.signing.root(), "the authority changes");
+            tracing::info!(secret = %self.place, stage = ?opened.stage(), signs = %opened.signing.root(), "CA rotation advanced");
         } else {
-            notes.insert(RENEWAL.to_owned(), told.to_owned());
-            // Somebody may have taken it away.
+            notes.insert(RENEWAL.to_owned(), message.to_owned());
+            // A user may have removed it.
             notes.entry(RENEWAL_SINCE.to_owned()).or_insert(since);
         }
         let name = &self.place.name;
-        // With the resource version that was read: of two that write it one is refused.
-        ask(|| format!("replace Secret {name}"), self.api().replace(name, &PostParams::default(), &secret)).await?;
-        if told.is_empty() {
-            self.take(opened);
+        // Replaces the resource version that was read: of concurrent writers one fails.
+        request(|| format!("replace Secret {name}"), self.api().replace(name, &PostParams::default(), &secret)).await?;
+        if message.is_empty() {
+            self.set(opened);
         }
         Ok(())
     }
 }
 
-fn held(secret: &Secret) -> Held {
+fn ca_secret(secret: &Secret) -> CaSecret {
     let text = |key: &str| {
-        let found = secret.data.as_ref().and_then(|data| data.get(key));
-        found.map(|ByteString(bytes)| String::from_utf8_lossy(bytes).into_owned())
+        let secret = secret.data.as_ref().and_then(|data| data.get(key));
+        secret.map(|ByteString(bytes)| String::from_utf8_lossy(bytes).into_owned())
     };
-    Held {
+    CaSecret {
         certificates: text(CERTIFICATES).unwrap_or_default(),
         key: text(PRIVATE_KEY).unwrap_or_default(),
         next_key: text(NEXT_KEY),
     }
 }
 
-fn filled(mut secret: Secret, held: &Held) -> Secret {
-    let texts =
-        [(CERTIFICATES, Some(&held.certificates)), (PRIVATE_KEY, Some(&held.key)), (NEXT_KEY, held.next_key.as_ref())];
+fn with_content(mut secret: Secret, content: &CaSecret) -> Secret {
+    let texts = [
+        (CERTIFICATES, Some(&content.certificates)),
+        (PRIVATE_KEY, Some(&content.key)),
+        (NEXT_KEY, content.next_key.as_ref()),
+    ];
     let data: BTreeMap<String, ByteString> = texts
         .into_iter()
         .filter_map(|(key, text)| Some((key.to_owned(), ByteString(text?.clone().into_bytes()))))
@@ -286,5 +292,5 @@ fn filled(mut secret: Secret, held: &Held) -> Secret {
 }
 
 fn unusable(error: &engram_identity::Error) -> Error {
-    Error::Authority(error.to_string())
+    Error::CertificateAuthority(error.to_string())
 }

@@ -1,89 +1,88 @@
-//! With which keys the API server signs the tokens of ServiceAccounts: workers verify tokens with them, and ask nobody.
+//! The API server's keys for ServiceAccount tokens, with which workers verify tokens locally.
 //!
-//! They are read under `/openid/v1/jwks`, as any ServiceAccount may: Kubernetes binds ClusterRole
-//! `system:service-account-issuer-discovery` to all of them.
+//! They are read from `/openid/v1/jwks`, which ClusterRole `system:service-account-issuer-discovery` allows for all ServiceAccounts.
 
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use axum::http::Request;
 use engram_api::kubernetes_only::Right;
-use engram_api::{AccessList, Missing, Need};
-use engram_coordinator::{Accounts, Asks};
+use engram_api::{AccessDenied, AccessList, RequiredRight};
+use engram_coordinator::{QueryKind, TokenAuthorizer};
 use engram_identity::Reason;
-use engram_identity::token::{Claims, Issuer, Refused, audience};
+use engram_identity::token::{Claims, Issuer, TokenRejection, audience};
 use engram_memory::ClusterId;
 use kube::Client;
 use serde_json::Value;
 use tokio::sync::watch;
 
-/// Keys are changed by hand, and the new one is published long before it signs.
+/// Refresh interval: new keys are published long before they sign.
 const PERIOD: Duration = Duration::from_secs(60 * 60);
-/// After a failure.
+/// Retry interval after a failure.
 const RETRY: Duration = Duration::from_secs(10);
-/// How long an answer may take.
+/// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(10);
-const DISCOVERY: &str = "/.well-known/openid-configuration";
+const DISCOVERY: &str = "/.well-published/openid-configuration";
 const KEYS: &str = "/openid/v1/jwks";
 
-/// Who signs tokens, as it is published.
+/// The published token issuer.
 struct Published {
     name: String,
     keys: String,
     issuer: Issuer,
 }
 
-/// What is known of the issuer.
+/// The current token issuer.
 #[derive(Default)]
 pub(super) struct Issuers {
-    known: RwLock<Option<Arc<Published>>>,
-    /// Whether it was asked for at all.
-    asked: watch::Sender<bool>,
+    issuer: RwLock<Option<Arc<Published>>>,
+    /// Whether the first read was attempted.
+    is_read: watch::Sender<bool>,
 }
 
 impl Issuers {
-    fn known(&self) -> Option<Arc<Published>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn current(&self) -> Option<Arc<Published>> {
+        self.issuer.read().clone()
     }
 
-    /// Waits until it was read, or could not be. What an operator publishes takes the place of what another one did: one that has
-    /// only just started would take the keys away, and workers of a new cluster would know no token for the minute that a kubelet takes.
-    pub(super) async fn asked(&self) {
-        // Who asks lives as long as whoever waits here.
-        let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
+    /// Waits until the first read succeeded or failed. Otherwise a starting operator would overwrite published keys with none.
+    pub(super) async fn wait_for_first_read(&self) {
+        // The sender outlives this call.
+        let _ = self.is_read.subscribe().wait_for(|is_read| *is_read).await;
     }
 
-    /// What workers are told of it, by the name of its file; nothing until it was read.
+    /// Returns the files for workers by name; empty before the first read.
     pub(super) fn files(&self) -> BTreeMap<String, String> {
         let file = |name: &str, text: &String| (name.to_owned(), text.clone());
-        let files = |known: Arc<Published>| [file("issuer", &known.name), file("jwks.json", &known.keys)];
-        self.known().map(files).into_iter().flatten().collect()
+        let files = |published: Arc<Published>| [file("issuer", &published.name), file("jwks.json", &published.keys)];
+        self.current().map(files).into_iter().flatten().collect()
     }
 
-    /// Verifies a token of any ServiceAccount; `None` while the issuer is not known.
-    pub(super) fn verify(&self, token: &str, audience: &str) -> Option<Result<Claims, Refused>> {
-        Some(self.known()?.issuer.verify(token, audience, SystemTime::now()))
+    /// Verifies a ServiceAccount token; `None` while the issuer is unknown.
+    pub(super) fn verify(&self, token: &str, audience: &str) -> Option<Result<Claims, TokenRejection>> {
+        Some(self.current()?.issuer.verify(token, audience, SystemTime::now()))
     }
 
-    /// Reads it now and then, until `stop` completes. What cannot be read changes nothing.
+    /// Refreshes the issuer periodically until `stop` completes. A failed read keeps the previous one.
     pub(super) async fn follow(&self, client: Client, stop: impl Future<Output = ()>) -> Result<()> {
         let reading = async {
             loop {
                 let wait = match tokio::time::timeout(DEADLINE, read(&client)).await {
                     Ok(Ok(issuer)) => {
-                        self.take(issuer);
+                        self.replace(issuer);
                         PERIOD
                     }
                     Ok(Err(error)) => {
-                        tracing::warn!(error = format!("{error:#}"), "the issuer of tokens is not known anew");
+                        tracing::warn!(error = format!("{error:#}"), "failed to read the token issuer");
                         RETRY
                     }
                     Err(_) => RETRY,
                 };
-                self.asked.send_replace(true);
+                self.is_read.send_replace(true);
                 tokio::time::sleep(wait).await;
             }
         };
@@ -93,57 +92,57 @@ impl Issuers {
         }
     }
 
-    fn take(&self, found: Published) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if known.as_ref().is_none_or(|known| (&known.name, &known.keys) != (&found.name, &found.keys)) {
-            tracing::info!(issuer = found.name, "keys of the issuer of tokens are known");
-            *known = Some(Arc::new(found));
+    fn replace(&self, new: Published) {
+        let mut current = self.issuer.write();
+        if current.as_ref().is_none_or(|published| (&published.name, &published.keys) != (&new.name, &new.keys)) {
+            tracing::info!(issuer = new.name, "read the keys of the token issuer");
+            *current = Some(Arc::new(new));
         }
     }
 }
 
-/// Who may ask a coordinator of a cluster with a token.
-pub(super) struct Tokens {
+/// Authorizes token-authenticated calls to the coordinator of a cluster.
+pub(super) struct TokenAccess {
     pub(super) issuers: Arc<Issuers>,
     pub(super) cluster: ClusterId,
     pub(super) access: AccessList,
 }
 
-impl Accounts for Tokens {
-    fn admit(&self, token: &str, asks: Asks) -> Result<(), Refused> {
-        let refused = |reason, text: String| Err(Refused { reason, text });
-        let Some(known) = self.issuers.known() else {
-            return refused(Reason::TokenKey, "no keys of an issuer of tokens are known here yet".into());
+impl TokenAuthorizer for TokenAccess {
+    fn authorize(&self, token: &str, asks: QueryKind) -> Result<(), TokenRejection> {
+        let refused = |reason, text: String| Err(TokenRejection { reason, text });
+        let Some(published) = self.issuers.current() else {
+            return refused(Reason::TokenKey, "the keys of the token issuer are not read yet".into());
         };
-        let account = known.issuer.verify(token, &audience(self.cluster), SystemTime::now())?.account;
-        let needed = Need::One(match asks {
-            Asks::Status => Right::Read,
-            Asks::Judgement => Right::Admin,
+        let account = published.issuer.verify(token, &audience(self.cluster), SystemTime::now())?.account;
+        let needed = RequiredRight::One(match asks {
+            QueryKind::Status => Right::Read,
+            QueryKind::OrderPreview => Right::Admin,
         });
         self.access.check(&account.namespace, &account.name, needed).or_else(|missing| {
             let reason = match missing {
-                Missing::Account { .. } => Reason::TokenAccount,
-                Missing::Right { .. } => Reason::TokenRight,
+                AccessDenied::Account { .. } => Reason::TokenAccount,
+                AccessDenied::Right { .. } => Reason::TokenRight,
             };
-            refused(reason, format!("{account} may not ask the coordinator: it {missing}"))
+            refused(reason, format!("{account} is not authorized to call the coordinator: it {missing}"))
         })
     }
 }
 
 async fn read(client: &Client) -> Result<Published> {
     let get = async |path: &str| -> Result<String> {
-        let request = Request::get(path).body(Vec::new()).context("a path is a request")?;
+        let request = Request::get(path).body(Vec::new()).context("invalid path")?;
         client.request_text(request).await.with_context(|| format!("failed to read {path}"))
     };
     let (discovery, keys) = (get(DISCOVERY).await?, get(KEYS).await?);
     published(&discovery, keys)
 }
 
-/// What workers are told, if it is of use to them.
+/// Parses the issuer and its keys.
 fn published(discovery: &str, keys: String) -> Result<Published> {
-    let discovery: Value = serde_json::from_str(discovery).with_context(|| format!("{DISCOVERY} is no JSON"))?;
+    let discovery: Value = serde_json::from_str(discovery).with_context(|| format!("{DISCOVERY} is not JSON"))?;
     let name = discovery["issuer"].as_str().with_context(|| format!("{DISCOVERY} names no issuer"))?.to_owned();
-    let issuer = Issuer::parse(name.as_bytes(), keys.as_bytes()).with_context(|| format!("{KEYS} is of no use"))?;
+    let issuer = Issuer::parse(name.as_bytes(), keys.as_bytes()).with_context(|| format!("{KEYS} is invalid"))?;
     Ok(Published { name, keys, issuer })
 }
 
@@ -155,7 +154,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_of_no_use_is_not_passed_on() {
+    fn invalid_keys_are_not_published() {
         let keys = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"a","alg":"ES256",
             "x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}"#;
         let discovery = r#"{"issuer":"https://kubernetes.default.svc","jwks_uri":"https://10.0.0.1/openid/v1/jwks"}"#;
@@ -163,34 +162,34 @@ mod tests {
         assert!(published(discovery, r#"{"keys":[]}"#.to_owned()).is_err());
         let issuers = Issuers::default();
         assert!(issuers.files().is_empty());
-        issuers.take(published(discovery, keys.to_owned()).unwrap());
+        issuers.replace(published(discovery, keys.to_owned()).unwrap());
         let files = issuers.files();
         assert_eq!((files["issuer"].as_str(), files["jwks.json"].as_str()), ("https://kubernetes.default.svc", keys));
     }
 
     #[test]
-    fn a_token_asks_a_coordinator_for_what_its_account_has_the_right_to() {
+    fn a_token_allows_the_coordinator_calls_of_its_accounts_rights() {
         let (signer, cluster) = (Signer::new("first"), ClusterId(42));
         let issuers = Arc::new(Issuers::default());
         let discovery = json!({ "issuer": "https://kubernetes.default.svc" }).to_string();
-        issuers.take(published(&discovery, signer.keys().to_string()).unwrap());
+        issuers.replace(published(&discovery, signer.keys().to_string()).unwrap());
         let entry = |name: &str, right| Access { service_account: name.into(), namespace: None, rights: vec![right] };
         let access = AccessList::new([entry("reader", Right::Read), entry("admin", Right::Admin)], "research");
-        let tokens = Tokens { issuers, cluster, access };
+        let tokens = TokenAccess { issuers, cluster, access };
         let why = |account: &str, audience: &str, asks| {
             let body = json!({
                 "iss": "https://kubernetes.default.svc", "aud": [audience], "exp": 32_503_680_000_u64,
                 "sub": format!("system:serviceaccount:research:{account}"),
             });
-            tokens.admit(&signer.token(&body), asks).err().map(|refused| refused.reason)
+            tokens.authorize(&signer.token(&body), asks).err().map(|refused| refused.reason)
         };
         let here = audience(cluster);
-        assert_eq!(why("reader", &here, Asks::Status), None);
-        assert_eq!(why("reader", &here, Asks::Judgement), Some(Reason::TokenRight));
-        assert_eq!(why("admin", &here, Asks::Judgement), None);
-        assert_eq!(why("stranger", &here, Asks::Status), Some(Reason::TokenAccount));
-        assert_eq!(why("admin", &audience(ClusterId(43)), Asks::Status), Some(Reason::TokenAudience));
-        let unread = Tokens { issuers: Arc::default(), ..tokens };
-        assert_eq!(unread.admit("a.b.c", Asks::Status).unwrap_err().reason, Reason::TokenKey);
+        assert_eq!(why("reader", &here, QueryKind::Status), None);
+        assert_eq!(why("reader", &here, QueryKind::OrderPreview), Some(Reason::TokenRight));
+        assert_eq!(why("admin", &here, QueryKind::OrderPreview), None);
+        assert_eq!(why("stranger", &here, QueryKind::Status), Some(Reason::TokenAccount));
+        assert_eq!(why("admin", &audience(ClusterId(43)), QueryKind::Status), Some(Reason::TokenAudience));
+        let unread = TokenAccess { issuers: Arc::default(), ..tokens };
+        assert_eq!(unread.authorize("a.b.c", QueryKind::Status).unwrap_err().reason, Reason::TokenKey);
     }
 }

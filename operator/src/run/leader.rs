@@ -1,6 +1,7 @@
-//! The Lease: who of several replicas writes. [`crate::lease`] judges, this reads and writes.
+//! Leader election: reads and writes the Lease; [`crate::lease`] decides.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -13,66 +14,72 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::Key;
-use crate::lease::{DURATION_MS, Election, LeaseView, PERIOD_MS, Verdict};
+use crate::lease::{DURATION_MS, Election, LeaseAction, LeaseView, PERIOD_MS};
 
-/// Longest request about the Lease: several fit into the time that a holder leads after its last renewal.
+/// Deadline of a Lease request: several fit into the renew deadline.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Whether this process writes.
+/// Leadership of this process.
 pub(super) struct Leadership {
     me: String,
     election: Mutex<Election>,
-    began: Instant,
-    /// There is no election: this process always writes.
-    alone: bool,
+    started: Instant,
+    /// Whether there is no election and this process is always the leader.
+    is_election_disabled: bool,
     leads: watch::Sender<bool>,
 }
 
 impl Leadership {
     pub(super) fn new(pod: &str, elected: bool) -> Self {
-        // A pod that is started anew under its old name is another process: what it held before has to run out.
-        let me = format!("{pod}_{:08x}", Timestamp::now().as_nanosecond() as u32 ^ std::process::id());
-        let election = Mutex::new(Election::new(me.clone()));
-        Self { me, election, began: Instant::now(), alone: !elected, leads: watch::Sender::new(!elected) }
+        // A restarted pod of the same name is another process: the lease of its predecessor must expire.
+        let identity = format!("{pod}_{:08x}", Timestamp::now().as_nanosecond() as u32 ^ std::process::id());
+        let election = Mutex::new(Election::new(identity.clone()));
+        Self {
+            me: identity,
+            election,
+            started: Instant::now(),
+            is_election_disabled: !elected,
+            leads: watch::Sender::new(!elected),
+        }
     }
 
     fn election(&self) -> MutexGuard<'_, Election> {
-        self.election.lock().unwrap_or_else(PoisonError::into_inner)
+        self.election.lock()
     }
 
     fn now_ms(&self) -> u64 {
-        self.began.elapsed().as_millis() as u64
+        self.started.elapsed().as_millis() as u64
     }
 
-    /// Whether this process may write now.
-    pub(super) fn leads(&self) -> bool {
-        self.alone || self.election().leads(self.now_ms())
+    /// Returns whether this process is the leader.
+    pub(super) fn is_leader(&self) -> bool {
+        self.is_election_disabled || self.election().is_leader(self.now_ms())
     }
 
-    /// Changes of it.
+    /// Notifies of leadership changes.
     pub(super) fn changes(&self) -> watch::Receiver<bool> {
         self.leads.subscribe()
     }
 
     fn publish(&self) {
-        let leads = self.leads();
-        let changed = self.leads.send_if_modified(|told| std::mem::replace(told, leads) != leads);
+        let leads = self.is_leader();
+        let changed = self.leads.send_if_modified(|published| std::mem::replace(published, leads) != leads);
         if changed {
             tracing::info!(leads, holder = self.me, "leadership");
         }
     }
 }
 
-/// Takes part in the election until `stopped`, then gives the Lease back.
-pub(super) async fn take_part(
+/// Runs the election until `stopped`, then releases the Lease.
+pub(super) async fn run_election(
     mut config: Config,
     place: Key,
     leadership: Arc<Leadership>,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<()> {
-    // A retry that nobody sees would make a renewal older than it looks.
+    // A hidden retry would make a renewal older than it appears.
     config.default_retry = false;
-    let client = Client::try_from(config).context("failed to make a client of the API server")?;
+    let client = Client::try_from(config).context("failed to create a client of the API server")?;
     let api: Api<Lease> = Api::namespaced(client, &place.namespace);
     let mut ticks = tokio::time::interval(Duration::from_millis(PERIOD_MS));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -81,47 +88,47 @@ pub(super) async fn take_part(
             _ = ticks.tick() => {}
             _ = stopped.wait_for(|stopped| *stopped) => break,
         }
-        if let Err(error) = step(&api, &place.name, &leadership).await {
-            tracing::warn!(%error, lease = %place, "the lease was not reached");
+        if let Err(error) = try_renew(&api, &place.name, &leadership).await {
+            tracing::warn!(%error, lease = %place, "failed to renew lease");
         }
         leadership.publish();
     }
-    if leadership.leads() {
+    if leadership.is_leader() {
         leadership.election().lost();
-        if let Err(error) = give_back(&api, &place.name, &leadership.me).await {
-            tracing::warn!(%error, "the lease was not given back: it has to run out");
+        if let Err(error) = release(&api, &place.name, &leadership.me).await {
+            tracing::warn!(%error, "failed to release lease; it will expire");
         }
     }
     leadership.publish();
     Ok(())
 }
 
-async fn step(api: &Api<Lease>, name: &str, leadership: &Leadership) -> Result<()> {
-    let found = timeout(DEADLINE, api.get_opt(name)).await.context("no answer")??;
-    let view = found.as_ref().map(view);
-    let verdict = leadership.election().judge(view.as_ref(), leadership.now_ms());
+async fn try_renew(api: &Api<Lease>, name: &str, leadership: &Leadership) -> Result<()> {
+    let lease = timeout(DEADLINE, api.get_opt(name)).await.context("no response")??;
+    let view = lease.as_ref().map(view);
+    let verdict = leadership.election().decide(view.as_ref(), leadership.now_ms());
     let sent_ms = leadership.now_ms();
-    let written = match (verdict, found) {
-        (Verdict::Wait, _) => {
+    let written = match (verdict, lease) {
+        (LeaseAction::Wait, _) => {
             leadership.election().lost();
             return Ok(());
         }
-        (Verdict::Create, _) | (_, None) => {
+        (LeaseAction::Create, _) | (_, None) => {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
-                spec: Some(held(&leadership.me, None)),
+                spec: Some(lease_spec(&leadership.me, None)),
             };
             timeout(DEADLINE, api.create(&PostParams::default(), &lease)).await
         }
-        (Verdict::Renew | Verdict::Claim, Some(mut lease)) => {
-            lease.spec = Some(held(&leadership.me, lease.spec.take()));
-            // With the resource version that was read: of two that claim it one is refused.
+        (LeaseAction::Renew | LeaseAction::Claim, Some(mut lease)) => {
+            lease.spec = Some(lease_spec(&leadership.me, lease.spec.take()));
+            // Replaces the resource version that was read: of concurrent claims one fails.
             timeout(DEADLINE, api.replace(name, &PostParams::default(), &lease)).await
         }
     };
-    match written.context("no answer")? {
+    match written.context("no response")? {
         Ok(_) => {
-            leadership.election().written(sent_ms);
+            leadership.election().renewed(sent_ms);
             Ok(())
         }
         Err(kube::Error::Api(status)) if status.code == 409 => {
@@ -132,13 +139,13 @@ async fn step(api: &Api<Lease>, name: &str, leadership: &Leadership) -> Result<(
     }
 }
 
-async fn give_back(api: &Api<Lease>, name: &str, me: &str) -> Result<()> {
-    let mut lease = timeout(DEADLINE, api.get(name)).await.context("no answer")??;
+async fn release(api: &Api<Lease>, name: &str, me: &str) -> Result<()> {
+    let mut lease = timeout(DEADLINE, api.get(name)).await.context("no response")??;
     let Some(spec) = lease.spec.as_mut().filter(|spec| spec.holder_identity.as_deref() == Some(me)) else {
         return Ok(());
     };
     spec.holder_identity = Some(String::new());
-    timeout(DEADLINE, api.replace(name, &PostParams::default(), &lease)).await.context("no answer")??;
+    timeout(DEADLINE, api.replace(name, &PostParams::default(), &lease)).await.context("no response")??;
     Ok(())
 }
 
@@ -152,8 +159,8 @@ fn view(lease: &Lease) -> LeaseView {
     }
 }
 
-/// The Lease as its holder writes it. The times are for people: nobody compares clocks.
-fn held(me: &str, old: Option<LeaseSpec>) -> LeaseSpec {
+/// Returns the Lease spec for its holder. The times are informational: clocks are never compared.
+fn lease_spec(me: &str, old: Option<LeaseSpec>) -> LeaseSpec {
     let old = old.unwrap_or_default();
     let renews = old.holder_identity.as_deref() == Some(me);
     let now = Some(MicroTime(Timestamp::now()));

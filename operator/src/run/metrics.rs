@@ -1,11 +1,13 @@
-//! What the operator counts, in the format of Prometheus. Series of a cluster go with the cluster.
+//! Metrics of the operator in the Prometheus text format. The series of a cluster are removed with the cluster.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+pub use engram_api::metrics::{MetricDescriptor, MetricType};
 use engram_api::status::LearnerClusterStatus;
 use engram_identity::{Reason, Refusals};
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -13,40 +15,72 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 use super::Key;
 
+/// Labels of the series of a cluster.
+const CLUSTER_LABELS: [&str; 2] = ["namespace", "learner_cluster"];
+
+/// Registers metrics and records their descriptors.
+#[derive(Default)]
+struct Registrar {
+    registry: Registry,
+    catalog: Vec<MetricDescriptor>,
+}
+
+impl Registrar {
+    fn register(&mut self, name: &str, labels: &[&'static str], help: &str, metric: impl Metric) {
+        let (metric_type, suffix) = match metric.metric_type() {
+            prometheus_client::metrics::MetricType::Counter => (MetricType::Counter, "_total"),
+            prometheus_client::metrics::MetricType::Histogram => (MetricType::Histogram, ""),
+            _ => (MetricType::Gauge, ""),
+        };
+        let (name_in_queries, labels) = (format!("{name}{suffix}"), labels.to_vec());
+        self.catalog.push(MetricDescriptor { name: name_in_queries, metric_type, help: help.to_owned(), labels });
+        self.registry.register(name, help, metric);
+    }
+}
+
+/// Returns the descriptors of all metrics that the operator exports, by name.
+pub fn catalog() -> Vec<MetricDescriptor> {
+    let metrics = Metrics::new(Arc::default());
+    let mut catalog = metrics.cluster_registrar().catalog;
+    catalog.extend(metrics.catalog);
+    catalog.sort_by(|left, right| left.name.cmp(&right.name));
+    catalog
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Result_ {
+struct ResultLabels {
     result: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Category {
-    category: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reasoned {
+struct ErrorLabels {
     reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfCluster {
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClusterLabels {
     namespace: String,
     learner_cluster: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct InState {
+struct StateLabels {
     namespace: String,
     learner_cluster: String,
     state: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Turned {
+struct ConditionLabels {
     namespace: String,
     learner_cluster: String,
     r#type: String,
@@ -55,89 +89,104 @@ struct Turned {
 
 /// Counters of the process, and the last status of each cluster.
 pub(super) struct Metrics {
-    reconciles: Family<Result_, Counter>,
-    errors: Family<Category, Counter>,
+    reconciles: Family<ResultLabels, Counter>,
+    errors: Family<ErrorLabels, Counter>,
     duration: Histogram,
     leads: Gauge,
-    asked: Family<Result_, Counter>,
-    refused: Family<Reasoned, Counter>,
+    certificate_requests: Family<ResultLabels, Counter>,
+    authentication_failures: Family<ReasonLabels, Counter>,
     refusals: Arc<Refusals>,
     registry: Registry,
-    /// Until when this operator's own certificates are good.
-    certified: Mutex<BTreeMap<Key, SystemTime>>,
+    catalog: Vec<MetricDescriptor>,
+    /// When this operator's own certificates expire, by cluster.
+    expiries: Mutex<BTreeMap<Key, SystemTime>>,
     clusters: Mutex<BTreeMap<Key, LearnerClusterStatus>>,
 }
 
 impl Metrics {
-    /// `refusals` counts who was not let in.
+    /// `refusals` counts the connections and calls that the listener for workers refused.
     pub(super) fn new(refusals: Arc<Refusals>) -> Self {
-        let mut registry = Registry::default();
-        let reconciles = Family::<Result_, Counter>::default();
-        let errors = Family::<Category, Counter>::default();
+        let mut registrar = Registrar::default();
+        let reconciles = Family::<ResultLabels, Counter>::default();
+        let errors = Family::<ErrorLabels, Counter>::default();
         // 1 ms to about 16 s.
         let duration = Histogram::new(exponential_buckets(0.001, 4.0, 8));
         let leads = Gauge::default();
-        registry.register("engram_operator_reconcile", "Looks at a cluster, by how they ended", reconciles.clone());
-        registry.register("engram_operator_reconcile_errors", "Looks that failed, by why", errors.clone());
-        registry.register(
-            "engram_operator_reconcile_duration_seconds",
-            "Time of one look at a cluster",
-            duration.clone(),
-        );
-        registry.register("leader_election_master_status", "1 while this replica writes objects", leads.clone());
-        let (asked, refused) = (Family::<Result_, Counter>::default(), Family::<Reasoned, Counter>::default());
-        let help = "Requests of pods for certificates, by what became of them";
-        registry.register("engram_operator_certificate_requests", help, asked.clone());
-        let help = "Connections and calls of workers that were refused for their certificate, by reason";
-        registry.register("engram_tls_refused", help, refused.clone());
-        let (certified, clusters) = (Mutex::default(), Mutex::default());
-        Self { reconciles, errors, duration, leads, asked, refused, refusals, registry, certified, clusters }
-    }
-
-    /// Counts a request for a certificate.
-    pub(super) fn asked(&self, result: &'static str) {
-        self.asked.get_or_create(&Result_ { result }).inc();
-    }
-
-    /// Takes until when this operator's own certificates are good.
-    pub(super) fn certified(&self, until: BTreeMap<Key, SystemTime>) {
-        *self.certified.lock().unwrap_or_else(PoisonError::into_inner) = until;
-    }
-
-    fn clusters(&self) -> MutexGuard<'_, BTreeMap<Key, LearnerClusterStatus>> {
-        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts one look; `failed` is the category of its error.
-    pub(super) fn looked(&self, took: Duration, failed: Option<&'static str>) {
-        let result = if failed.is_some() { "error" } else { "success" };
-        self.reconciles.get_or_create(&Result_ { result }).inc();
-        self.duration.observe(took.as_secs_f64());
-        if let Some(category) = failed {
-            self.errors.get_or_create(&Category { category }).inc();
+        let help = "Reconciliations of LearnerClusters";
+        registrar.register("engram_operator_reconcile", &["result"], help, reconciles.clone());
+        let help = "Failed reconciliations of LearnerClusters";
+        registrar.register("engram_operator_reconcile_errors", &["reason"], help, errors.clone());
+        let help = "Duration of one reconciliation of a LearnerCluster";
+        registrar.register("engram_operator_reconcile_duration_seconds", &[], help, duration.clone());
+        let help = "1 while this replica is the leader";
+        registrar.register("leader_election_master_status", &[], help, leads.clone());
+        let certificate_requests = Family::<ResultLabels, Counter>::default();
+        let help = "Certificate requests of pods";
+        registrar.register("engram_operator_certificate_requests", &["result"], help, certificate_requests.clone());
+        let authentication_failures = Family::<ReasonLabels, Counter>::default();
+        let help = "Connections and calls of workers refused for their certificate";
+        registrar.register("engram_authentication_failures", &["reason"], help, authentication_failures.clone());
+        let Registrar { registry, catalog } = registrar;
+        let (expiries, clusters) = (Mutex::default(), Mutex::default());
+        Self {
+            reconciles,
+            errors,
+            duration,
+            leads,
+            certificate_requests,
+            authentication_failures,
+            refusals,
+            registry,
+            catalog,
+            expiries,
+            clusters,
         }
     }
 
-    /// Takes the newest status of a cluster.
-    pub(super) fn saw(&self, key: &Key, status: &LearnerClusterStatus) {
+    /// Counts a request for a certificate.
+    pub(super) fn count_certificate_request(&self, result: &'static str) {
+        self.certificate_requests.get_or_create(&ResultLabels { result }).inc();
+    }
+
+    /// Sets when this operator's own certificates expire, by cluster.
+    pub(super) fn set_certificate_expiries(&self, expiries: BTreeMap<Key, SystemTime>) {
+        *self.expiries.lock() = expiries;
+    }
+
+    fn clusters(&self) -> MutexGuard<'_, BTreeMap<Key, LearnerClusterStatus>> {
+        self.clusters.lock()
+    }
+
+    /// Counts one reconciliation; `error` is the reason label of its error.
+    pub(super) fn count_reconcile(&self, elapsed: Duration, error: Option<&'static str>) {
+        let result = if error.is_some() { "error" } else { "success" };
+        self.reconciles.get_or_create(&ResultLabels { result }).inc();
+        self.duration.observe(elapsed.as_secs_f64());
+        if let Some(reason) = error {
+            self.errors.get_or_create(&ErrorLabels { reason }).inc();
+        }
+    }
+
+    /// Sets the latest status of a cluster.
+    pub(super) fn set_cluster_status(&self, key: &Key, status: &LearnerClusterStatus) {
         self.clusters().insert(key.clone(), status.clone());
     }
 
-    /// Forgets the clusters of a scope that are not in `present`.
+    /// Removes the clusters of a scope that are not in `present`.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
         self.clusters().retain(|key, _| key.stays(scope, &present));
     }
 
-    /// The page of Prometheus.
+    /// Renders the metrics in the Prometheus text format.
     pub(super) fn page(&self, leads: bool) -> String {
         self.leads.set(leads.into());
         for reason in Reason::ALL {
-            let counter = self.refused.get_or_create(&Reasoned { reason: reason.word() });
+            let counter = self.authentication_failures.get_or_create(&ReasonLabels { reason: reason.as_str() });
             counter.inner().store(self.refusals.of(reason), Ordering::Relaxed);
         }
         let mut page = String::new();
         if text::encode_registry(&mut page, &self.registry).is_err()
-            || text::encode_registry(&mut page, &self.of_clusters()).is_err()
+            || text::encode_registry(&mut page, &self.cluster_registrar().registry).is_err()
         {
             page.clear();
         }
@@ -145,20 +194,24 @@ impl Metrics {
         page
     }
 
-    fn of_clusters(&self) -> Registry {
-        let (partitions, workers) = (Family::<InState, Gauge>::default(), Family::<InState, Gauge>::default());
-        let (info, conditions) = (Family::<OfCluster, Gauge>::default(), Family::<Turned, Gauge>::default());
+    fn cluster_registrar(&self) -> Registrar {
+        let (partitions, workers) = (Family::<StateLabels, Gauge>::default(), Family::<StateLabels, Gauge>::default());
+        let (info, conditions) =
+            (Family::<ClusterLabels, Gauge>::default(), Family::<ConditionLabels, Gauge>::default());
         for (key, status) in self.clusters().iter() {
             let (namespace, learner_cluster) = (key.namespace.clone(), key.name.clone());
-            info.get_or_create(&OfCluster { namespace: namespace.clone(), learner_cluster: learner_cluster.clone() })
-                .set(1);
+            info.get_or_create(&ClusterLabels {
+                namespace: namespace.clone(),
+                learner_cluster: learner_cluster.clone(),
+            })
+            .set(1);
             let in_state =
-                |state| InState { namespace: namespace.clone(), learner_cluster: learner_cluster.clone(), state };
+                |state| StateLabels { namespace: namespace.clone(), learner_cluster: learner_cluster.clone(), state };
             if let Some(counts) = &status.partitions {
                 for (state, count) in [
                     ("healthy", counts.healthy),
-                    ("degraded", counts.degraded),
-                    ("alone", counts.alone),
+                    ("under_replicated", counts.under_replicated),
+                    ("single_replica", counts.single_replica),
                     ("unavailable", counts.unavailable),
                 ] {
                     partitions.get_or_create(&in_state(state)).set(count.into());
@@ -177,24 +230,29 @@ impl Metrics {
             for condition in &status.conditions {
                 let (namespace, learner_cluster) = (namespace.clone(), learner_cluster.clone());
                 let (r#type, status) = (condition.kind.clone(), condition.status.to_string());
-                conditions.get_or_create(&Turned { namespace, learner_cluster, r#type, status }).set(1);
+                conditions.get_or_create(&ConditionLabels { namespace, learner_cluster, r#type, status }).set(1);
             }
         }
-        let expiry = Family::<OfCluster, Gauge>::default();
-        for (key, until) in self.certified.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        let expiries = Family::<ClusterLabels, Gauge>::default();
+        for (key, expiry) in self.expiries.lock().iter() {
             let seconds = |left: Duration| i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
-            let left = until.duration_since(SystemTime::now());
+            let left = expiry.duration_since(SystemTime::now());
             let left = left.map_or_else(|error| -seconds(error.duration()), seconds);
             let (namespace, learner_cluster) = (key.namespace.clone(), key.name.clone());
-            expiry.get_or_create(&OfCluster { namespace, learner_cluster }).set(left);
+            expiries.get_or_create(&ClusterLabels { namespace, learner_cluster }).set(left);
         }
-        let mut registry = Registry::default();
-        let help = "Seconds until this operator's own certificate in a cluster is valid no more";
-        registry.register("engram_operator_certificate_expiry_seconds", help, expiry);
-        registry.register("engram_cluster_info", "A LearnerCluster that is looked after", info);
-        registry.register("engram_cluster_status_condition", "1 for the status that each condition has", conditions);
-        registry.register("engram_cluster_partitions", "Partitions by the state of their copies", partitions);
-        registry.register("engram_cluster_workers", "Workers by state", workers);
-        registry
+        let mut registrar = Registrar::default();
+        let help = "Seconds until this operator's own certificate in a cluster expires, negative once it is expired";
+        registrar.register("engram_operator_certificate_expiry_seconds", &CLUSTER_LABELS, help, expiries);
+        let help = "Always 1; one series per LearnerCluster";
+        registrar.register("engram_cluster_info", &CLUSTER_LABELS, help, info);
+        let [namespace, learner_cluster] = CLUSTER_LABELS;
+        let help = "1 for the current status of each condition";
+        let labels = [namespace, learner_cluster, "type", "status"];
+        registrar.register("engram_cluster_status_condition", &labels, help, conditions);
+        let labels = [namespace, learner_cluster, "state"];
+        registrar.register("engram_cluster_partitions", &labels, "Partitions by replication state", partitions);
+        registrar.register("engram_cluster_workers", &labels, "Workers by state", workers);
+        registrar
     }
 }

@@ -1,43 +1,44 @@
-//! The running operator: everything that talks to an API server or to workers. It decides nothing: [`crate::plan`] does.
+//! The running operator: all I/O with the API server and with workers. Decisions are made by [`crate::plan`] and other pure modules.
 //!
 //! ```text
 //! watches ─> reconcile: observe -> validate -> plan -> steer the coordinator ─┬─> leader: apply -> status
 //!                                                                             └─> others: nothing
-//! beats ──> coordinators (one per cluster, on every replica) ─> PartitionMap by compare-and-swap
+//! heartbeats ──> coordinators (one per cluster, on every replica) ─> PartitionMap by compare-and-swap
 //! ```
 //!
-//! Every replica looks at every cluster and coordinates its workers; the holder of the Lease alone writes Kubernetes objects. A
-//! replica that takes the Lease over so needs no time to find out how things stand.
+//! Every replica reconciles every cluster and coordinates its workers; only the leader writes Kubernetes objects. A new leader
+//! therefore needs no warm-up.
 
+mod api_request;
 mod apply;
-mod asking;
 mod cert_manager;
+mod certificate_reports;
 mod certificates;
-mod coordinate;
+mod controllers;
+mod coordinators;
 mod epochs;
 mod events;
-mod given;
-mod hand_over;
 mod issuer;
-mod kinds;
 mod leader;
-mod lists;
-mod metrics;
+mod list_cache;
+pub mod metrics;
 mod nodes;
 mod observe;
 mod page;
+mod provided_secret;
 mod reconcile;
+mod reconcile_span;
+mod resource_kinds;
 mod runs;
 mod signing;
 mod statuses;
-mod told;
-mod traced;
-mod watching;
+mod submission;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -49,12 +50,12 @@ use tokio::task::JoinSet;
 use tonic::service::Routes;
 
 use self::certificates::Certificates;
-use self::coordinate::Coordinators;
+use self::coordinators::Coordinators;
 use self::epochs::Epochs;
 use self::events::Events;
 use self::issuer::Issuers;
 use self::leader::Leadership;
-use self::lists::Lists;
+use self::list_cache::ListCache;
 use self::metrics::Metrics;
 use self::nodes::Nodes;
 use self::signing::Signing;
@@ -63,8 +64,8 @@ use crate::revision::Offer;
 
 pub use crate::options::Options;
 
-/// How long an orderly stop may take: less than a pod's usual grace of 30 s.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// Deadline of a graceful shutdown: less than a pod's default grace period of 30 s.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Namespace and name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,8 +75,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Whether what is known of this cluster is kept: it is in `present`, or in another namespace than the one that was looked through, or
-    /// `None` for all.
+    /// Returns whether cached state of this object is kept: it is in `present`, or outside the swept namespace (`None` means all).
     fn stays(&self, scope: Option<&str>, present: impl Fn(&Self) -> bool) -> bool {
         scope.is_some_and(|scope| self.namespace != scope) || present(self)
     }
@@ -87,7 +87,7 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// What every look at a cluster needs.
+/// Shared state of all reconciles.
 struct Context {
     client: Client,
     offer: Offer,
@@ -96,43 +96,43 @@ struct Context {
     leadership: Arc<Leadership>,
     coordinators: Coordinators,
     nodes: Arc<Nodes>,
-    lists: Lists,
+    lists: ListCache,
     events: Events,
     epochs: Epochs,
     statuses: Statuses,
     metrics: Arc<Metrics>,
-    /// Failures of each cluster, one after the other: the next look waits the longer.
+    /// Consecutive failures of each cluster, for the back-off.
     failures: Mutex<BTreeMap<Key, u32>>,
-    /// Runs that were handed over: whose object goes is called off.
-    handed: Mutex<BTreeMap<Key, Handed>>,
+    /// Submitted runs; a run whose object is deleted is cancelled.
+    handed: Mutex<BTreeMap<Key, SubmittedRun>>,
 }
 
-/// A run that its workers know.
+/// A run that was submitted to workers.
 #[derive(Clone, Debug)]
-struct Handed {
-    /// The cluster that has it.
+struct SubmittedRun {
+    /// Cluster of the run.
     cluster: Key,
-    /// Whether it has the turn, or was handed over to take it: not while it is suspended.
+    /// Whether it occupies the cluster; `false` while it is suspended.
     has_turn: bool,
 }
 
 impl Context {
     fn failures(&self) -> MutexGuard<'_, BTreeMap<Key, u32>> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failures.lock()
     }
 
-    fn handed(&self) -> MutexGuard<'_, BTreeMap<Key, Handed>> {
-        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn submitted(&self) -> MutexGuard<'_, BTreeMap<Key, SubmittedRun>> {
+        self.handed.lock()
     }
 }
 
 /// Runs an operator until `stop` completes.
 ///
 /// # Errors
-/// An address cannot be listened on, there is no way to an API server, or a part of the operator ended by itself.
+/// Fails if an address cannot be bound, the API server cannot be found, or a component of the operator fails.
 pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'static) -> Result<()> {
-    let config = kube::Config::infer().await.context("failed to find out where the API server is")?;
-    let client = Client::try_from(config.clone()).context("failed to make a client of the API server")?;
+    let config = kube::Config::infer().await.context("failed to find the API server")?;
+    let client = Client::try_from(config.clone()).context("failed to create a client of the API server")?;
     let beats = bind(options.coordinator_listen).await?;
     let pages = bind(options.http_listen).await?;
     let (stopping, stopped) = watch::channel(false);
@@ -160,7 +160,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         certificates,
         issuers: Arc::clone(&issuers),
         nodes: Arc::clone(&nodes),
-        lists: Lists::default(),
+        lists: ListCache::default(),
         events: Events::new(client.clone(), &options.pod_name),
         epochs: Epochs::default(),
         statuses: Statuses::default(),
@@ -170,7 +170,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
     });
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        beats = %options.coordinator_listen,
+        coordinator = %options.coordinator_listen,
         http = %options.http_listen,
         worker = format!("{}:{}", options.worker_repository, options.worker_version),
         namespaces = ?options.watch_namespace,
@@ -179,59 +179,59 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
 
     let mut parts = JoinSet::new();
     let page = page::Page { metrics: Arc::clone(&metrics), leadership: Arc::clone(&leadership) };
-    parts.spawn(part("pages", page::serve(pages, page, until(stopped.clone()))));
+    parts.spawn(part("http server", page::serve(pages, page, until(stopped.clone()))));
     let signing = Signing::server(Arc::clone(&context), options.watch_namespace.is_empty());
-    let serving = host.run_beside(beats, Routes::new(signing), until(stopped.clone()));
-    parts.spawn(part("coordinators", async move { Ok(serving.await?) }));
+    let serving = host.run_with(beats, Routes::new(signing), until(stopped.clone()));
+    parts.spawn(part("coordinator server", async move { Ok(serving.await?) }));
     let (renewing, ended) = (Arc::clone(&context), until(stopped.clone()));
-    parts.spawn(part("certificates", async move { renewing.coordinators.renew(&metrics, ended).await }));
+    parts.spawn(part("certificate renewal", async move { renewing.coordinators.renew(&metrics, ended).await }));
     let (following, ended) = (Arc::clone(&context), until(stopped.clone()));
     let scopes: Vec<Option<String>> = match options.watch_namespace.as_slice() {
         [] => vec![None],
         named => named.iter().cloned().map(Some).collect(),
     };
     let looked_after = scopes.clone();
-    parts.spawn(part("the authority", async move {
-        let leads = || following.leadership.leads();
-        following.certificates.follow(leads, || told::of(&following, &looked_after), ended).await
+    parts.spawn(part("CA rotation", async move {
+        let leads = || following.leadership.is_leader();
+        following.certificates.follow(leads, || certificate_reports::collect(&following, &looked_after), ended).await
     }));
     let (follower, ended) = (client.clone(), until(stopped.clone()));
-    parts.spawn(part("the issuer of tokens", async move { issuers.follow(follower, ended).await }));
-    parts.spawn(part("nodes", nodes::follow(client.clone(), nodes, until(stopped.clone()))));
+    parts.spawn(part("token issuer", async move { issuers.follow(follower, ended).await }));
+    parts.spawn(part("node watcher", nodes::follow(client.clone(), nodes, until(stopped.clone()))));
     if options.leader_election {
         let place = Key { namespace: options.pod_namespace.clone(), name: options.lease_name.clone() };
-        parts.spawn(part("lease", leader::take_part(config, place, leadership, stopped.clone())));
+        parts.spawn(part("leader election", leader::run_election(config, place, leadership, stopped.clone())));
     }
     for scope in scopes {
         let clusters = reconcile::run(Arc::clone(&context), scope.clone(), options.concurrency, stopped.clone());
-        parts.spawn(part("the controller of clusters", clusters));
+        parts.spawn(part("LearnerCluster controller", clusters));
         let runs = runs::run(Arc::clone(&context), scope, options.concurrency, stopped.clone());
-        parts.spawn(part("the controller of runs", runs));
+        parts.spawn(part("LearnerRun controller", runs));
     }
 
     tokio::select! {
         () = stop => tracing::info!("stopping"),
         ended = parts.join_next() => {
-            // Nothing that is missing is noticed from outside: the whole process ends, and is started again.
+            // A missing component would go unnoticed: exit, so that the kubelet restarts the process.
             stopping.send_replace(true);
             return match ended {
                 Some(Ok(Err(error))) => Err(error),
-                Some(Err(panic)) => Err(panic).context("a part of the operator panicked"),
-                Some(Ok(Ok(()))) | None => bail!("a part of the operator ended by itself"),
+                Some(Err(panic)) => Err(panic).context("a component of the operator panicked"),
+                Some(Ok(Ok(()))) | None => bail!("a component of the operator ended unexpectedly"),
             };
         }
     }
     stopping.send_replace(true);
     let all = async {
         while let Some(ended) = parts.join_next().await {
-            ended.context("a part of the operator panicked")??;
+            ended.context("a component of the operator panicked")??;
         }
         Ok(())
     };
-    match tokio::time::timeout(STOP_DEADLINE, all).await {
+    match tokio::time::timeout(SHUTDOWN_DEADLINE, all).await {
         Ok(result) => result,
         Err(_) => {
-            tracing::warn!("some requests were not waited for");
+            tracing::warn!("shutdown deadline exceeded; requests in flight were dropped");
             Ok(())
         }
     }
@@ -247,6 +247,6 @@ async fn bind(address: SocketAddr) -> Result<TcpListener> {
 
 /// Completes when the operator stops.
 async fn until(mut stopped: watch::Receiver<bool>) {
-    // A sender that is gone means the same.
+    // A dropped sender means the same.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }

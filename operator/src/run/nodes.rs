@@ -1,11 +1,11 @@
-//! The nodes: which are lost and for how long, what devices they offer, which zone they are in.
+//! State of nodes: readiness, resources, zones.
 //!
-//! They are read now and then and not watched: their leases make them change all the time, and nothing here is urgent. How long a
-//! node has been lost is counted from when this process saw it first, by its own clock.
+//! Nodes are polled rather than watched: their status changes constantly, and nothing here is urgent. The time for which a node has been
+//! lost is measured by this process's clock, from its first observation.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -13,96 +13,96 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
 use kube::{Api, Client};
 
-use super::asking::{Error, ask};
+use super::api_request::{Error, request};
 
-/// How often nodes are looked at: a tenth of the shortest time after which a lost one matters.
+/// Polling interval: a tenth of the shortest time after which a lost node matters.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Nodes of one answer.
+/// Page size of a list request.
 const PAGE: u32 = 500;
 
-/// What is known of the nodes.
+/// Cached state of the nodes.
 #[derive(Default)]
 pub(super) struct Nodes {
-    known: Mutex<Known>,
+    states: Mutex<NodeStates>,
 }
 
 #[derive(Default)]
-struct Known {
-    /// `None`: never read, or not allowed to.
-    nodes: Option<BTreeMap<String, Seen>>,
-    /// Since when a node has been not ready, or unknown while a pod is said to be on it.
+struct NodeStates {
+    /// `None` if nodes were never read, or must not be.
+    nodes: Option<BTreeMap<String, NodeState>>,
+    /// Since when a node has been not ready, or missing while a pod is assigned to it.
     lost: BTreeMap<String, Instant>,
 }
 
-struct Seen {
+struct NodeState {
     ready: bool,
     zone: Option<String>,
-    /// Resources of which it offers at least one.
+    /// Resources with at least one allocatable unit.
     offers: BTreeSet<String>,
 }
 
 impl Nodes {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, NodeStates> {
+        self.states.lock()
     }
 
-    /// For how many milliseconds which of these nodes have been lost.
+    /// Returns the lost ones of these nodes, with the milliseconds for which they have been lost.
     pub(super) fn lost<'a>(&self, names: impl Iterator<Item = &'a str>) -> BTreeMap<String, u64> {
-        let mut known = self.known();
-        let Known { nodes: Some(nodes), lost } = &mut *known else { return BTreeMap::new() };
-        let mut found = BTreeMap::new();
+        let mut states = self.state();
+        let NodeStates { nodes: Some(nodes), lost } = &mut *states else { return BTreeMap::new() };
+        let mut result = BTreeMap::new();
         for name in names {
             if nodes.get(name).is_some_and(|node| node.ready) {
                 continue;
             }
             let since = lost.entry(name.to_owned()).or_insert_with(Instant::now);
-            found.insert(name.to_owned(), since.elapsed().as_millis() as u64);
+            result.insert(name.to_owned(), since.elapsed().as_millis() as u64);
         }
-        found
+        result
     }
 
-    /// Whether some node offers a resource; `None` where nodes cannot be read.
+    /// Returns whether some node offers a resource; `None` if nodes cannot be read.
     pub(super) fn offer(&self, resource: &str) -> Option<bool> {
-        let known = self.known();
-        known.nodes.as_ref().map(|nodes| nodes.values().any(|node| node.offers.contains(resource)))
+        let states = self.state();
+        states.nodes.as_ref().map(|nodes| nodes.values().any(|node| node.offers.contains(resource)))
     }
 
-    /// The zone that a node says it is in.
+    /// Returns the zone of a node.
     pub(super) fn zone(&self, name: &str) -> Option<String> {
-        self.known().nodes.as_ref()?.get(name)?.zone.clone()
+        self.state().nodes.as_ref()?.get(name)?.zone.clone()
     }
 
-    fn take(&self, nodes: BTreeMap<String, Seen>) {
-        let mut known = self.known();
+    fn set(&self, nodes: BTreeMap<String, NodeState>) {
+        let mut states = self.state();
         for (name, node) in &nodes {
             if node.ready {
-                known.lost.remove(name);
+                states.lost.remove(name);
             } else {
-                known.lost.entry(name.clone()).or_insert_with(Instant::now);
+                states.lost.entry(name.clone()).or_insert_with(Instant::now);
             }
         }
-        known.nodes = Some(nodes);
+        states.nodes = Some(nodes);
     }
 }
 
-/// Looks at the nodes until `stopped`. Without the right to read them it says so once, and goes on without.
+/// Polls the nodes until `stopped`. A failure is logged once until the next success.
 pub(super) async fn follow(
     client: Client,
     nodes: std::sync::Arc<Nodes>,
     stopped: impl Future<Output = ()>,
 ) -> Result<()> {
     let api: Api<Node> = Api::all(client);
-    let mut told = false;
-    let look = async {
+    let mut is_failure_logged = false;
+    let poll = async {
         loop {
             match read(&api).await {
-                Ok(found) => {
-                    nodes.take(found);
-                    told = false;
+                Ok(result) => {
+                    nodes.set(result);
+                    is_failure_logged = false;
                 }
-                Err(error) if !told => {
-                    tracing::warn!(%error, "nodes cannot be read: no lost node is noticed, and gpu.mode Auto means Disabled");
-                    told = true;
+                Err(error) if !is_failure_logged => {
+                    tracing::warn!(%error, "failed to list nodes: lost nodes are not detected, and gpu.mode Auto means Disabled");
+                    is_failure_logged = true;
                 }
                 Err(_) => {}
             }
@@ -110,31 +110,33 @@ pub(super) async fn follow(
         }
     };
     tokio::select! {
-        () = look => Ok(()),
+        () = poll => Ok(()),
         () = stopped => Ok(()),
     }
 }
 
-async fn read(api: &Api<Node>) -> Result<BTreeMap<String, Seen>, Error> {
+async fn read(api: &Api<Node>) -> Result<BTreeMap<String, NodeState>, Error> {
     let mut parameters = ListParams::default().limit(PAGE);
-    let mut found = BTreeMap::new();
+    let mut result = BTreeMap::new();
     loop {
-        let page = ask(|| "list nodes".into(), api.list(&parameters)).await?;
-        found.extend(page.items.into_iter().map(|node| (node.metadata.name.clone().unwrap_or_default(), seen(&node))));
+        let page = request(|| "list nodes".into(), api.list(&parameters)).await?;
+        result.extend(
+            page.items.into_iter().map(|node| (node.metadata.name.clone().unwrap_or_default(), node_state(&node))),
+        );
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),
-            None => return Ok(found),
+            None => return Ok(result),
         }
     }
 }
 
-fn seen(node: &Node) -> Seen {
+fn node_state(node: &Node) -> NodeState {
     let status = node.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());
     let allocatable = status.and_then(|status| status.allocatable.as_ref());
     let offered = allocatable.into_iter().flatten().filter(|(_, quantity)| !matches!(quantity.0.as_str(), "" | "0"));
     let labels = node.metadata.labels.as_ref();
-    Seen {
+    NodeState {
         ready: conditions.is_some_and(|all| all.iter().any(|it| it.type_ == "Ready" && it.status == "True")),
         zone: labels.and_then(|labels| labels.get("topology.kubernetes.io/zone")).cloned(),
         offers: offered.map(|(resource, _)| resource.clone()).collect(),
@@ -146,18 +148,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_lost_from_when_it_was_seen_so_until_it_is_ready_again() {
+    fn a_node_is_lost_from_its_first_observation_until_it_is_ready() {
         let nodes = Nodes::default();
-        let node = |ready| Seen { ready, zone: None, offers: BTreeSet::from(["nvidia.com/gpu".into()]) };
+        let node = |ready| NodeState { ready, zone: None, offers: BTreeSet::from(["nvidia.com/gpu".into()]) };
         assert_eq!(
             (nodes.lost(["a"].into_iter()), nodes.offer("nvidia.com/gpu")),
             (BTreeMap::new(), None),
             "not read yet"
         );
-        nodes.take(BTreeMap::from([("a".into(), node(false)), ("b".into(), node(true))]));
+        nodes.set(BTreeMap::from([("a".into(), node(false)), ("b".into(), node(true))]));
         let lost = nodes.lost(["a", "b", "gone"].into_iter());
         assert_eq!(lost.keys().collect::<Vec<_>>(), ["a", "gone"]);
-        nodes.take(BTreeMap::from([("a".into(), node(true)), ("gone".into(), node(true))]));
+        nodes.set(BTreeMap::from([("a".into(), node(true)), ("gone".into(), node(true))]));
         assert_eq!(nodes.lost(["a", "gone"].into_iter()), BTreeMap::new());
         assert_eq!((nodes.offer("nvidia.com/gpu"), nodes.offer("amd.com/gpu")), (Some(true), Some(false)));
     }

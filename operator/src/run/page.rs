@@ -1,4 +1,4 @@
-//! The plain HTTP pages: health and metrics.
+//! HTTP endpoints: probes and metrics.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use super::metrics::Metrics;
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the pages show.
+/// State of the endpoints.
 #[derive(Clone)]
 pub(super) struct Page {
     pub(super) metrics: Arc<Metrics>,
     pub(super) leadership: Arc<Leadership>,
 }
 
-/// Serves the pages until `stopped`.
+/// Serves the endpoints until `stopped`.
 pub(super) async fn serve(
     listener: TcpListener,
     page: Page,
     stopped: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
-    // That a page answers says that the threads turn. Neither the API server nor the Lease counts: a replica that waits for them
-    // coordinates workers all the same, and would do so no better after a restart.
+    // A response shows that the runtime is alive. Probes depend neither on the API server nor on the Lease: a replica without them still
+    // coordinates workers, and a restart would not help.
     let router = Router::new()
         .route("/startupz", get(async || "started\n"))
         .route("/livez", get(async || "works\n"))
@@ -42,5 +42,5 @@ pub(super) async fn serve(
 }
 
 async fn metrics(State(page): State<Page>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], page.metrics.page(page.leadership.leads()))
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], page.metrics.page(page.leadership.is_leader()))
 }

@@ -1,4 +1,4 @@
-//! Looks at a cluster again and again: observe, validate, plan, steer, apply, status.
+//! Reconciles LearnerClusters: observe, validate, plan, coordinate, apply, update status.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,30 +15,32 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug_span};
 
-use super::asking::{Error, ask};
-use super::kinds::{BUILT, CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
+use super::api_request::{Error, request};
+use super::controllers::{controller, on_change, watcher_config};
 use super::observe::is_owned;
-use super::watching::{changed, controller, watched};
-use super::{Context, Key, apply, cert_manager, given, observe, traced};
-use crate::evidence::cluster_id;
-use crate::given::{awaited, believed, published, tell as tell_certified};
+use super::resource_kinds::{BUILT, CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
+use super::{Context, Key, apply, cert_manager, observe, provided_secret, reconcile_span};
+use crate::coordinator_goal::{coordinator_goal, coordinator_goal_of_invalid_spec};
+use crate::last_valid_spec::last_valid_spec;
 use crate::names::{CLUSTER_LABEL, Names, ROOTS};
 use crate::plan::plan;
-use crate::recall::recall;
-use crate::steer::{steer, steer_on};
+use crate::provided_certificate::{
+    awaiting_certificate_status, published_roots, set_certificate_condition, trust_bundle,
+};
+use crate::safety::cluster_id;
 use crate::validate::validate;
-use crate::{refused, report};
+use crate::{cluster_status, invalid_spec_status};
 
-/// First and longest wait after a look that failed.
-const LOOK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// How soon a cluster whose spec is refused is looked at again, if nothing is heard before.
-const REFUSED: Duration = Duration::from_secs(60);
-/// How soon a Secret is looked at again that is not there, or of no use: nobody tells of it, since nobody may list Secrets.
-const AWAITED: Duration = Duration::from_secs(5);
-/// How often clusters that are gone are forgotten.
-pub(super) const SWEEP: Duration = Duration::from_secs(5);
+/// First and maximum back-off after a failed reconcile.
+const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Requeue delay of a cluster with an invalid spec.
+const INVALID_SPEC_REQUEUE: Duration = Duration::from_secs(60);
+/// Polling interval for a missing or invalid Secret: the operator is not allowed to watch Secrets.
+const CERTIFICATE_REQUEUE: Duration = Duration::from_secs(5);
+/// Interval at which state of deleted objects is removed.
+pub(super) const SWEEP_PERIOD: Duration = Duration::from_secs(5);
 
-/// Looks after the clusters of a namespace, or of all, until `stopped`.
+/// Runs the LearnerCluster controller for a namespace, or for all, until `stopped`.
 pub(super) async fn run(
     context: Arc<Context>,
     scope: Option<String>,
@@ -47,39 +49,39 @@ pub(super) async fn run(
 ) -> Result<()> {
     let client = &context.client;
     let mut controller = controller(&context, CLUSTER, scope.as_deref(), concurrency, stopped)
-        // All of them are told of others to believe.
-        .reconcile_all_on(changed(context.certificates.changes()));
-    let labelled = watched().labels(CLUSTER_LABEL);
+        // All clusters receive a changed trust bundle.
+        .reconcile_all_on(on_change(context.certificates.changes()));
+    let labelled = watcher_config().labels(CLUSTER_LABEL);
     for kind in BUILT.into_iter().chain([POD, CLAIM]) {
         let api = kind.within(client, scope.as_deref());
-        let watching = Arc::clone(&context);
+        let watch_context = Arc::clone(&context);
         let mapped = move |object: DynamicObject| {
             let cluster = of_label(object)?;
             let namespace = cluster.namespace.clone().unwrap_or_default();
-            watching.lists.changed(&Key { namespace, name: cluster.name.clone() }, kind);
+            watch_context.lists.changed(&Key { namespace, name: cluster.name.clone() }, kind);
             Some(cluster)
         };
         controller = controller.watches_with(api, kind.resource(), labelled.clone(), mapped);
     }
     let maps = MAP.within(client, scope.as_deref());
-    let watching = Arc::clone(&context);
+    let watch_context = Arc::clone(&context);
     let mapped = move |map: DynamicObject| {
         let (key, value) = (key_of(&map), MAP.value(&map));
-        watching.coordinators.map_changed(&key, &value);
-        watching.lists.told(&key, MAP, Instant::now(), value);
+        watch_context.coordinators.map_changed(&key, &value);
+        watch_context.lists.update_from_watch(&key, MAP, Instant::now(), value);
         of_name(map)
     };
-    controller = controller.watches_with(maps, MAP.resource(), watched(), mapped);
+    controller = controller.watches_with(maps, MAP.resource(), watcher_config(), mapped);
 
     let sweeping = sweep(Arc::clone(&context), scope.clone(), controller.store());
     let after =
         |object: Arc<DynamicObject>, error: &Error, context: Arc<Context>| after_failure(&object, error, &context);
-    let looking = controller.run(look, after, Arc::clone(&context)).for_each(async |result| {
+    let looking = controller.run(reconcile, after, Arc::clone(&context)).for_each(async |result| {
         match result {
-            // What was made for a cluster that is gone goes after it.
+            // A dependent object of a deleted cluster.
             Ok(_) | Err(kube::runtime::controller::Error::ObjectNotFound(_)) => {}
             Err(kube::runtime::controller::Error::ReconcilerFailed(..)) => {}
-            Err(error) => tracing::warn!(%error, "a watch is broken; it is tried again"),
+            Err(error) => tracing::warn!(%error, "watch failed; retrying"),
         }
     });
     tokio::select! {
@@ -106,15 +108,15 @@ pub(super) fn key_of(object: &DynamicObject) -> Key {
     Key { namespace: text(&object.metadata.namespace), name: text(&object.metadata.name) }
 }
 
-/// Forgets clusters that are gone: nobody is told of the end of an object that has no finalizer.
+/// Removes the state of deleted clusters: without finalizers a deletion triggers no reconcile.
 async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<DynamicObject>) {
     if store.wait_until_ready().await.is_err() {
         return;
     }
     loop {
-        tokio::time::sleep(SWEEP).await;
+        tokio::time::sleep(SWEEP_PERIOD).await;
         let present = |key: &Key| store.get(&reference(&key.name, &key.namespace)).is_some();
-        context.coordinators.end_all_but(scope.as_deref(), present);
+        context.coordinators.retain(scope.as_deref(), present);
         context.metrics.keep_only(scope.as_deref(), present);
         context.epochs.keep_only(scope.as_deref(), present);
         context.statuses.keep_only(scope.as_deref(), present);
@@ -123,31 +125,31 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
     }
 }
 
-async fn look(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
+async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
     let key = key_of(&object);
-    let span = traced::look(CLUSTER, &key, object.metadata.uid.as_deref());
-    look_once(&object, &key, &context).instrument(span).await
+    let span = reconcile_span::reconcile_span(CLUSTER, &key, object.metadata.uid.as_deref());
+    reconcile_and_record(&object, &key, &context).instrument(span).await
 }
 
-async fn look_once(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
+async fn reconcile_and_record(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
     let began = Instant::now();
-    let result = Box::pin(look_at(object, key, context)).await;
-    traced::ended(&result);
-    context.metrics.looked(began.elapsed(), result.as_ref().err().map(Error::category));
+    let result = Box::pin(reconcile_cluster(object, key, context)).await;
+    reconcile_span::record_outcome(&result);
+    context.metrics.count_reconcile(began.elapsed(), result.as_ref().err().map(Error::category));
     match &result {
         Ok(_) => drop(context.failures().remove(key)),
         Err(error) => {
-            tracing::warn!(cluster = %key, %error, "a look at a cluster failed");
-            context.events.failed(key, object.metadata.uid.as_deref().unwrap_or_default(), error).await;
+            tracing::warn!(cluster = %key, %error, "reconcile failed");
+            context.events.publish_failure(key, object.metadata.uid.as_deref().unwrap_or_default(), error).await;
         }
     }
     result
 }
 
-async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
+async fn reconcile_cluster(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
     let object = CLUSTER.value(object);
     if !is_ours(&object) {
-        context.coordinators.end(key);
+        context.coordinators.stop(key);
         return Ok(Action::await_change());
     }
     let old: LearnerClusterStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
@@ -156,130 +158,135 @@ async fn look_at(object: &DynamicObject, key: &Key, context: &Context) -> Result
         Ok(cluster) => cluster,
         Err(problems) => {
             let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
-            let status = refused(generation, &old, &problems, &now);
-            tell(context, key, &object, &old, &status).await?;
-            return Box::pin(carry_on(context, key, &object, old)).await;
+            let status = invalid_spec_status(generation, &old, &problems, &now);
+            publish_status(context, key, &object, &old, &status).await?;
+            return Box::pin(reconcile_invalid_spec(context, key, &object, old)).await;
         }
     };
     let observed = observe::observe(context, &cluster, old.clone()).instrument(debug_span!("observe")).await?;
     let mut offer = context.offer.clone();
-    let mut certified = None;
+    let mut certificate_state = None;
     if cluster.certificates().is_some() {
         let mut roots = match context.certificates.roots().await {
             Ok(roots) => roots,
-            // Without an authority nothing can be made for it, and nobody coordinated.
+            // Without a CA the cluster can be neither created nor coordinated.
             Err(error) => {
                 let mut status = old.clone();
-                report::hinder(&mut status, &error.to_string(), &now);
-                tell(context, key, &object, &old, &status).await?;
+                cluster_status::set_reconcile_failed(&mut status, &error.to_string(), &now);
+                publish_status(context, key, &object, &old, &status).await?;
                 return Err(error);
             }
         };
-        if let Some(secret) = cluster.given_secret() {
+        if let Some(secret) = cluster.provided_secret() {
             let id = cluster_id(&cluster, &observed);
-            let needed = given::needed(&cluster, &id)?;
-            let asked = cert_manager::keep(context, &cluster, &needed).await?;
-            let found = asked.beside(given::look(context, &cluster, &needed, &secret).await?);
-            match (believed(&roots, &found, published(&cluster.names, &observed)), found) {
+            let needed = provided_secret::needed(&cluster, &id)?;
+            let issuance = cert_manager::ensure(context, &cluster, &needed).await?;
+            let state = issuance.combine(provided_secret::read_secret(context, &cluster, &needed, &secret).await?);
+            match (trust_bundle(&roots, &state, published_roots(&cluster.names, &observed)), state) {
                 (None, Err(unfit)) => {
-                    let status = awaited(&old, &id, unfit, cluster.generation, &now);
-                    tell(context, key, &object, &old, &status).await?;
-                    return Ok(Action::requeue(AWAITED));
+                    let status = awaiting_certificate_status(&old, &id, unfit, cluster.generation, &now);
+                    publish_status(context, key, &object, &old, &status).await?;
+                    return Ok(Action::requeue(CERTIFICATE_REQUEUE));
                 }
-                (all, found) => {
+                (all, state) => {
                     roots = all.unwrap_or(roots);
-                    certified = Some(found);
+                    certificate_state = Some(state);
                 }
             }
         }
-        context.issuers.asked().await;
+        context.issuers.wait_for_first_read().await;
         offer.published = context.issuers.files();
         offer.published.insert(ROOTS.to_owned(), roots);
     }
-    let trusted = certified.as_ref().and(offer.published.get(ROOTS)).map(String::as_str);
+    let trusted = certificate_state.as_ref().and(offer.published.get(ROOTS)).map(String::as_str);
     let mut plan = debug_span!("plan").in_scope(|| plan(&cluster, &observed, &offer, &now));
-    if let Some(found) = &certified {
-        tell_certified(&mut plan.status, found, cluster.generation, &now);
-        plan.requeue = if found.is_err() { plan.requeue.min(AWAITED) } else { plan.requeue };
+    if let Some(state) = &certificate_state {
+        set_certificate_condition(&mut plan.status, state, cluster.generation, &now);
+        plan.requeue = if state.is_err() { plan.requeue.min(CERTIFICATE_REQUEUE) } else { plan.requeue };
     }
-    let steering = steer(&cluster, &observed, &plan);
+    let goal = coordinator_goal(&cluster, &observed, &plan);
     let nodes = &context.nodes;
-    let tended = context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), nodes, trusted);
-    let tended = tended.instrument(debug_span!("steer")).await;
-    if context.leadership.leads() {
-        let done = match tended {
+    let coordinated = context.coordinators.coordinate(key, &cluster, &observed, goal.as_ref(), nodes, trusted);
+    let coordinated = coordinated.instrument(debug_span!("steer")).await;
+    if context.leadership.is_leader() {
+        let done = match coordinated {
             Ok(()) => apply::apply(context, &cluster, &plan).instrument(debug_span!("apply")).await,
             failed => failed,
         };
         if plan.writes() {
-            context.lists.wrote(key);
+            context.lists.invalidate_all(key);
         }
         let mut status = plan.status;
         if let Err(error) = &done {
-            report::hinder(&mut status, &error.to_string(), &now);
+            cluster_status::set_reconcile_failed(&mut status, &error.to_string(), &now);
         }
-        // Of one that is not well nobody waits for such an answer.
-        if report::is_at_rest(&status) {
+        // Queried only for idle clusters, since a worker that does not respond delays the reconcile.
+        if cluster_status::is_idle(&status) {
             status.epoch = context.epochs.of(context, key).await.or(status.epoch);
         }
         match context.statuses.wait(key, &old, &status, Instant::now()) {
             Some(wait) => {
-                context.metrics.saw(key, &status);
+                context.metrics.set_cluster_status(key, &status);
                 plan.requeue = plan.requeue.min(wait);
             }
-            None => tell(context, key, &object, &old, &status).await?,
+            None => publish_status(context, key, &object, &old, &status).await?,
         }
         done?;
     } else {
-        context.metrics.saw(key, &old);
-        tended?;
+        context.metrics.set_cluster_status(key, &old);
+        coordinated?;
     }
     Ok(Action::requeue(plan.requeue))
 }
 
-/// Goes on coordinating a cluster whose spec is refused, as it was when its spec was good: an edit that is refused takes nobody's
-/// failover away, whenever the operator was started. Nothing is written but the map.
-async fn carry_on(context: &Context, key: &Key, object: &Value, status: LearnerClusterStatus) -> Result<Action, Error> {
+/// Continues to coordinate a cluster with an invalid spec according to its last valid one, so that an invalid edit does not disable
+/// failover. Writes nothing but the map.
+async fn reconcile_invalid_spec(
+    context: &Context,
+    key: &Key,
+    object: &Value,
+    status: LearnerClusterStatus,
+) -> Result<Action, Error> {
     let uid = object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
     let names = Names { cluster: key.name.clone() };
     let made = async |kind: Kind, name: String| {
         let api = kind.of(&context.client, &key.namespace);
-        let found = ask(|| format!("read {} {name}", kind.name), api.get_opt(&name)).await?;
-        Ok::<_, Error>(found.map(|found| kind.value(&found)).filter(|found| is_owned(found, uid)))
+        let state = request(|| format!("read {} {name}", kind.name), api.get_opt(&name)).await?;
+        Ok::<_, Error>(state.map(|state| kind.value(&state)).filter(|state| is_owned(state, uid)))
     };
     let (config, set) = futures::try_join!(made(built("ConfigMap"), names.config()), made(SET, names.worker()))?;
-    // Nothing has been made yet, and nobody runs.
+    // The cluster was never created.
     let (Some(config), Some(set)) = (config, set) else { return Ok(Action::await_change()) };
-    let Some(cluster) = recall(object, &config, &set) else { return Ok(Action::await_change()) };
+    let Some(cluster) = last_valid_spec(object, &config, &set) else { return Ok(Action::await_change()) };
     let observed = observe::observe(context, &cluster, status).instrument(debug_span!("observe")).await?;
-    let steering = steer_on(&cluster, &observed);
-    let trusted = cluster.given_secret().and_then(|_| published(&cluster.names, &observed));
-    context.coordinators.tend(key, &cluster, &observed, steering.as_ref(), &context.nodes, trusted).await?;
-    Ok(Action::requeue(REFUSED))
+    let goal = coordinator_goal_of_invalid_spec(&cluster, &observed);
+    let trusted = cluster.provided_secret().and_then(|_| published_roots(&cluster.names, &observed));
+    context.coordinators.coordinate(key, &cluster, &observed, goal.as_ref(), &context.nodes, trusted).await?;
+    Ok(Action::requeue(INVALID_SPEC_REQUEUE))
 }
 
-/// Whether this operator looks after the object, and nobody has deleted it: what goes with it goes by its owner references.
+/// Returns whether this operator manages the object and it is not being deleted; garbage collection deletes its dependents.
 pub(super) fn is_ours(object: &Value) -> bool {
     let manager = object.pointer("/spec/managedBy").and_then(Value::as_str);
     manager.is_none_or(|manager| manager == MANAGED_BY) && object.pointer("/metadata/deletionTimestamp").is_none()
 }
 
-/// Writes a status that says something new.
-async fn tell(
+/// Writes a changed status, and publishes metrics and events.
+async fn publish_status(
     context: &Context,
     key: &Key,
     object: &Value,
     old: &LearnerClusterStatus,
     status: &LearnerClusterStatus,
 ) -> Result<(), Error> {
-    context.metrics.saw(key, status);
-    if status == old || !context.leadership.leads() {
+    context.metrics.set_cluster_status(key, status);
+    if status == old || !context.leadership.is_leader() {
         return Ok(());
     }
     apply::write_status(context, CLUSTER, key, status).instrument(debug_span!("status")).await?;
     context.statuses.wrote(key, Instant::now());
     let find = |status: &LearnerClusterStatus, kind: &str| {
-        status.conditions.iter().find(|known| known.kind == kind).map(|known| (known.status, known.reason.clone()))
+        status.conditions.iter().find(|entry| entry.kind == kind).map(|entry| (entry.status, entry.reason.clone()))
     };
     let ready = find(status, condition::READY);
     if ready != find(old, condition::READY) {
@@ -287,14 +294,14 @@ async fn tell(
         tracing::info!(cluster = %key, ready = %truth, reason, "status");
     }
     let uid = object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
-    context.events.turned(key, uid, old, status).await;
+    context.events.publish_new_problems(key, uid, old, status).await;
     Ok(())
 }
 
-/// Each failure of a cluster doubles the wait for the next look, but for one that is over soon.
+/// Returns the back-off after a failure: doubled with each consecutive failure, except for a kind that is not discovered yet.
 fn after_failure(object: &DynamicObject, error: &Error, context: &Context) -> Action {
-    let (first, longest) = LOOK_AGAIN;
-    if error.is_early() {
+    let (first, longest) = RETRY_BACKOFF;
+    if error.is_kind_not_ready() {
         return Action::requeue(first);
     }
     let mut failures = context.failures();
@@ -303,7 +310,7 @@ fn after_failure(object: &DynamicObject, error: &Error, context: &Context) -> Ac
     Action::requeue(first.saturating_mul(1 << (*failed - 1).min(10)).min(longest))
 }
 
-/// The time as conditions have it: whole seconds.
+/// Returns the current time for conditions, in whole seconds.
 pub(super) fn now() -> String {
     let now = Timestamp::now();
     now.round(Unit::Second).unwrap_or(now).to_string()

@@ -1,7 +1,7 @@
-//! Looks after learning runs: hands them to the workers of their cluster, and mirrors what these say.
+//! Reconciles LearnerRuns: submits them to the workers of their cluster and mirrors their progress.
 //!
-//! A name stands for one run of a cluster for ever, so that handing over again finds the run: whoever leads just does it. The run
-//! itself belongs to the workers; without an operator it goes on.
+//! Submission is idempotent: a name permanently identifies one run of a cluster. Runs belong to the workers and continue without an
+//! operator.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use anyhow::Result;
 use engram_api::status::LearnerRunStatus;
 use engram_api::{LearnerRunSpec, MANAGED_BY};
 use engram_client::{Client, Network, Options};
-use engram_identity::{Expected, Role};
+use engram_identity::{ExpectedPeer, Role};
 use engram_proto::v1;
 use futures::StreamExt as _;
 use k8s_openapi::jiff::Timestamp;
@@ -22,32 +22,32 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug_span};
 
-use super::asking::{Error, ask};
-use super::hand_over::hand_over;
-use super::kinds::RUN;
-use super::reconcile::{SWEEP, is_ours, key_of, now};
-use super::watching::controller;
-use super::{Context, Handed, Key, apply, traced};
-use crate::learner_run::{Told, is_over, run_status, validate_run};
+use super::api_request::{Error, request};
+use super::controllers::controller;
+use super::reconcile::{SWEEP_PERIOD, is_ours, key_of, now};
+use super::resource_kinds::RUN;
+use super::submission::submit_and_report;
+use super::{Context, Key, SubmittedRun, apply, reconcile_span};
+use crate::learner_run::{RunState, is_over, run_status, validate_run};
 use crate::queue::{self, Wait};
 
-/// How often a run that waits for others is looked at.
+/// Requeue delay of a queued run.
 const QUEUED: Duration = Duration::from_secs(1);
-/// How often a run that waits for its cluster is looked at.
+/// Requeue delay of a run that waits for its cluster.
 pub(super) const WAITING: Duration = Duration::from_secs(5);
-/// Longest time that a cluster's answer about its runs is waited for, and between questions to one that does not answer.
-const STOCK_DEADLINE: Duration = Duration::from_secs(2);
-const ASK_AGAIN: Duration = Duration::from_secs(60);
-/// Longest request to the workers.
+/// Deadline for listing the runs of a cluster, and maximum back-off of a cluster that does not respond.
+const ADOPT_DEADLINE: Duration = Duration::from_secs(2);
+const ADOPT_RETRY_MAX: Duration = Duration::from_secs(60);
+/// Deadline of a request to the workers.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// What every look at a run needs: the whole, and the other runs.
-struct Looking {
+/// Shared state of all reconciles of runs.
+struct RunContext {
     context: Arc<Context>,
     runs: Store<DynamicObject>,
 }
 
-/// Looks after the runs of a namespace, or of all, until `stopped`.
+/// Runs the LearnerRun controller for a namespace, or for all, until `stopped`.
 pub(super) async fn run(
     context: Arc<Context>,
     scope: Option<String>,
@@ -55,55 +55,55 @@ pub(super) async fn run(
     stopped: watch::Receiver<bool>,
 ) -> Result<()> {
     let controller = controller(&context, RUN, scope.as_deref(), concurrency, stopped);
-    let sweeping = sweep(Arc::clone(&context), scope.clone(), controller.store());
-    let asking = take_stock(Arc::clone(&context), scope);
-    let again = |_: Arc<DynamicObject>, _: &Error, _: Arc<Looking>| Action::requeue(WAITING);
-    let looking = Looking { context, runs: controller.store() };
-    let looking = controller.run(look, again, Arc::new(looking)).for_each(async |_| {});
+    let sweeping = cancel_deleted(Arc::clone(&context), scope.clone(), controller.store());
+    let asking = adopt_runs(Arc::clone(&context), scope);
+    let again = |_: Arc<DynamicObject>, _: &Error, _: Arc<RunContext>| Action::requeue(WAITING);
+    let run_context = RunContext { context, runs: controller.store() };
+    let run_context = controller.run(reconcile, again, Arc::new(run_context)).for_each(async |_| {});
     tokio::select! {
-        () = looking => Ok(()),
+        () = run_context => Ok(()),
         () = sweeping => Ok(()),
         () = asking => Ok(()),
     }
 }
 
-async fn look(object: Arc<DynamicObject>, looking: Arc<Looking>) -> Result<Action, Error> {
+async fn reconcile(object: Arc<DynamicObject>, run_context: Arc<RunContext>) -> Result<Action, Error> {
     let key = key_of(&object);
-    let span = traced::look(RUN, &key, object.metadata.uid.as_deref());
-    let looking = async {
-        let result = look_at(&object, &key, &looking).await;
-        traced::ended(&result);
+    let span = reconcile_span::reconcile_span(RUN, &key, object.metadata.uid.as_deref());
+    let run_context = async {
+        let result = reconcile_run(&object, &key, &run_context).await;
+        reconcile_span::record_outcome(&result);
         if let Err(error) = &result {
-            tracing::warn!(run = %key, %error, "a look at a run failed");
+            tracing::warn!(run = %key, %error, "reconcile failed");
         }
         result
     };
-    looking.instrument(span).await
+    run_context.instrument(span).await
 }
 
-async fn look_at(object: &DynamicObject, key: &Key, looking: &Looking) -> Result<Action, Error> {
-    let context = &looking.context;
+async fn reconcile_run(object: &DynamicObject, key: &Key, run_context: &RunContext) -> Result<Action, Error> {
+    let context = &run_context.context;
     let object = RUN.value(object);
-    if !context.leadership.leads() || !is_ours(&object) {
+    if !context.leadership.is_leader() || !is_ours(&object) {
         return Ok(Action::await_change());
     }
     let old: LearnerRunStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
     if is_over(&old) {
-        context.handed().remove(key);
-        return end(context, key, &object, &old).await;
+        context.submitted().remove(key);
+        return delete_expired(context, key, &object, &old).await;
     }
     let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
-    let ((told, again), suspend) = match debug_span!("validate").in_scope(|| validate_run(&object)) {
+    let ((state, again), suspend) = match debug_span!("validate").in_scope(|| validate_run(&object)) {
         Ok(spec) => {
-            (stand(looking, key, &object, &old, &spec).instrument(debug_span!("hand over")).await?, spec.suspend)
+            (advance(run_context, key, &object, &old, &spec).instrument(debug_span!("submit")).await?, spec.suspend)
         }
-        Err(refused) => ((Told::Refused(refused.message), None), false),
+        Err(refused) => ((RunState::InvalidSpec(refused.message), None), false),
     };
-    let status = run_status(&old, (generation, suspend), &told, &now());
+    let status = run_status(&old, (generation, suspend), &state, &now());
     if is_over(&status)
-        && let Some(handed) = context.handed().get(key)
+        && let Some(submitted) = context.submitted().get(key)
     {
-        context.epochs.forget(&handed.cluster);
+        context.epochs.invalidate(&submitted.cluster);
     }
     if status != old {
         apply::write_status(context, RUN, key, &status).instrument(debug_span!("status")).await?;
@@ -111,79 +111,79 @@ async fn look_at(object: &DynamicObject, key: &Key, looking: &Looking) -> Result
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// How a run stands, after what is to be done for it; also when to look again.
-async fn stand(
-    looking: &Looking,
+/// Advances a run: queues, submits, suspends or resumes it. Returns its state and the requeue delay.
+async fn advance(
+    run_context: &RunContext,
     key: &Key,
     object: &Value,
     old: &LearnerRunStatus,
     spec: &LearnerRunSpec,
-) -> Result<(Told, Option<Duration>), Error> {
-    let context = &looking.context;
+) -> Result<(RunState, Option<Duration>), Error> {
+    let context = &run_context.context;
     let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
     let has_started = old.start_time.is_some();
-    if spec.suspend && !has_started && !context.handed().get(key).is_some_and(|handed| handed.has_turn) {
-        return hold(context, key, &cluster).await;
+    if spec.suspend && !has_started && !context.submitted().get(key).is_some_and(|submitted| submitted.has_turn) {
+        return hold_suspended(context, key, &cluster).await;
     }
-    // One that is to be suspended asks for nothing.
+    // A suspended run does not queue.
     if !spec.suspend
         && queue::needs_turn(object)
-        && let Some(wait) = claim(looking, key, object, &cluster)
+        && let Some(wait) = claim_turn(run_context, key, object, &cluster)
     {
-        return Ok((Told::Queued(wait), Some(QUEUED)));
+        return Ok((RunState::Queued(wait), Some(QUEUED)));
     }
-    let (told, again) = hand_over(context, key, object, spec, has_started).await?;
-    match &told {
-        Told::Seen(seen) => {
-            let has_turn = seen.phase != v1::RunPhase::Suspended;
-            context.handed().insert(key.clone(), Handed { cluster, has_turn });
+    let (state, again) = submit_and_report(context, key, object, spec, has_started).await?;
+    match &state {
+        RunState::Submitted(report) => {
+            let has_turn = report.phase != v1::RunPhase::Suspended;
+            context.submitted().insert(key.clone(), SubmittedRun { cluster, has_turn });
         }
-        // The workers have it, though nobody reaches them now: it keeps its turn, and is called off if its object goes.
-        Told::Waiting { .. } if has_started => {}
-        _ => drop(context.handed().remove(key)),
+        // Submitted, but its workers are unreachable: it keeps its turn, and is cancelled if its object is deleted.
+        RunState::Pending { .. } if has_started => {}
+        _ => drop(context.submitted().remove(key)),
     }
-    Ok((told, again))
+    Ok((state, again))
 }
 
-/// A run that shall not start. One that was handed over a moment before, by an operator that could not say so any more, is suspended.
-async fn hold(context: &Context, key: &Key, cluster: &Key) -> Result<(Told, Option<Duration>), Error> {
+/// Holds a run that is suspended before its start. Suspends it on the workers, too, in case a previous leader has submitted it.
+async fn hold_suspended(context: &Context, key: &Key, cluster: &Key) -> Result<(RunState, Option<Duration>), Error> {
     if let Some(client) = client(context, cluster).await? {
         match client.suspend_run(&key.name, true).await {
             Ok(_) => {}
-            Err(engram_client::Error::Refused(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
+            Err(engram_client::Error::Rejected(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
             Err(source) => return Err(Error::Workers { action: "suspend the run", source: Box::new(source) }),
         }
     }
-    Ok((Told::Suspended, None))
+    Ok((RunState::Suspended, None))
 }
 
-/// Why a run is not to be handed over now; else it counts as handed over, so that no other is at the same time.
-fn claim(looking: &Looking, key: &Key, object: &Value, cluster: &Key) -> Option<Wait> {
-    let mut handed = looking.context.handed();
-    if handed.get(key).is_some_and(|of| of.has_turn && of.cluster == *cluster) {
+/// Returns why a run must wait; otherwise marks it as submitted, so that no other run is submitted at the same time.
+fn claim_turn(run_context: &RunContext, key: &Key, object: &Value, cluster: &Key) -> Option<Wait> {
+    let mut submitted = run_context.context.submitted();
+    if submitted.get(key).is_some_and(|of| of.has_turn && of.cluster == *cluster) {
         return None;
     }
-    let taken = Handed { cluster: cluster.clone(), has_turn: true };
-    // One that learns has the turn already: an operator that was started anew finds it so.
+    let taken = SubmittedRun { cluster: cluster.clone(), has_turn: true };
+    // A running run has the turn already, as a restarted operator finds it.
     if object.pointer("/status/phase").is_some_and(|phase| phase == "Running") {
-        handed.insert(key.clone(), taken);
+        submitted.insert(key.clone(), taken);
         return None;
     }
-    let has_turn = |run: &Key| handed.get(run).is_some_and(|handed| handed.has_turn);
-    let known = looking.runs.state();
-    let of_namespace = known.iter().filter(|run| run.metadata.namespace.as_ref() == Some(&key.namespace));
+    let has_turn = |run: &Key| submitted.get(run).is_some_and(|submitted| submitted.has_turn);
+    let all = run_context.runs.state();
+    let of_namespace = all.iter().filter(|run| run.metadata.namespace.as_ref() == Some(&key.namespace));
     let runs: Vec<queue::Run> = of_namespace
         .filter(|run| run.data.pointer("/spec/clusterRef/name").is_some_and(|name| *name == *cluster.name))
         .filter_map(|run| queue::Run::of(&RUN.value(run), has_turn(&key_of(run))))
         .collect();
-    let wait = queue::wait(&runs, &cluster.name, &queue::Place::of(object));
+    let wait = queue::wait(&runs, &cluster.name, &queue::QueueOrder::of(object));
     if wait.is_none() {
-        handed.insert(key.clone(), taken);
+        submitted.insert(key.clone(), taken);
     }
     wait
 }
 
-/// A client of a cluster, by the addresses that its workers beat with; `None` where no map or worker is known.
+/// Returns a client of a cluster, by the addresses in its workers' heartbeats; `None` without a map or without workers.
 pub(super) async fn client(context: &Context, cluster: &Key) -> Result<Option<Client>, Error> {
     let Some((id, report)) = context.coordinators.report(cluster) else { return Ok(None) };
     let endpoints: Vec<String> =
@@ -192,16 +192,21 @@ pub(super) async fn client(context: &Context, cluster: &Key) -> Result<Option<Cl
         return Ok(None);
     }
     let mut options =
-        Options { write_deadline: DEADLINE, read_deadline: DEADLINE, ..Options::new(endpoints).of_cluster(id) };
-    if let Some(keys) = context.coordinators.own_keys(cluster) {
-        options.network = Network::secured(keys, Expected::any(Role::Worker));
+        Options { write_deadline: DEADLINE, read_deadline: DEADLINE, ..Options::new(endpoints).with_cluster(id) };
+    if let Some(keys) = context.coordinators.operator_keys(cluster) {
+        options.network = Network::with_tls(keys, ExpectedPeer::any(Role::Worker));
     }
     let connected = Client::connect(options).await;
     connected.map(Some).map_err(|source| Error::Workers { action: "reach the workers", source: Box::new(source) })
 }
 
-/// Deletes a run whose time after its end is over, where its spec says so.
-async fn end(context: &Context, key: &Key, object: &Value, status: &LearnerRunStatus) -> Result<Action, Error> {
+/// Deletes a finished run after its `ttlSecondsAfterFinished`.
+async fn delete_expired(
+    context: &Context,
+    key: &Key,
+    object: &Value,
+    status: &LearnerRunStatus,
+) -> Result<Action, Error> {
     let kept_seconds = object.pointer("/spec/ttlSecondsAfterFinished").and_then(Value::as_u64);
     let ended = status.completion_time.as_ref().and_then(|time| time.parse::<Timestamp>().ok());
     let (Some(kept_seconds), Some(ended)) = (kept_seconds, ended) else { return Ok(Action::await_change()) };
@@ -210,83 +215,83 @@ async fn end(context: &Context, key: &Key, object: &Value, status: &LearnerRunSt
     if left > 0 {
         return Ok(Action::requeue(Duration::from_secs(left)));
     }
-    apply::check_lead(context)?;
+    apply::check_leader(context)?;
     let uid = object.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned);
     let preconditions = Some(Preconditions { uid, resource_version: None });
     let parameters = DeleteParams { preconditions, ..DeleteParams::background() };
     let api = RUN.of(&context.client, &key.namespace);
-    ask(|| format!("delete LearnerRun {}", key.name), api.delete(&key.name, &parameters)).await?;
-    tracing::info!(run = %key, "deleted: its time after its end is over");
+    request(|| format!("delete LearnerRun {}", key.name), api.delete(&key.name, &parameters)).await?;
+    tracing::info!(run = %key, "deleted finished run");
     Ok(Action::await_change())
 }
 
-/// How often it is looked whether the object of a run is gone: such a run stops within two seconds, but for an epoch in progress.
-const GONE: Duration = Duration::from_millis(250);
+/// Polling interval for deleted runs: such a run stops within two seconds, apart from an epoch in progress.
+const DELETED_PERIOD: Duration = Duration::from_millis(250);
 
-/// Calls off the runs whose objects are gone.
-async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<DynamicObject>) {
+/// Cancels the runs whose objects were deleted.
+async fn cancel_deleted(context: Arc<Context>, scope: Option<String>, store: Store<DynamicObject>) {
     if store.wait_until_ready().await.is_err() {
         return;
     }
-    let mut pause = GONE;
+    let mut pause = DELETED_PERIOD;
     loop {
         tokio::time::sleep(pause).await;
-        pause = GONE;
-        if !context.leadership.leads() {
+        pause = DELETED_PERIOD;
+        if !context.leadership.is_leader() {
             continue;
         }
         let is_gone = |key: &Key| {
             let reference = ObjectRef::new_with(&key.name, RUN.resource()).within(&key.namespace);
             scope.as_ref().is_none_or(|scope| key.namespace == *scope) && store.get(&reference).is_none()
         };
-        let handed: Vec<(Key, Key)> = context
-            .handed()
+        let submitted: Vec<(Key, Key)> = context
+            .submitted()
             .iter()
             .filter(|(key, _)| is_gone(key))
-            .map(|(key, handed)| (key.clone(), handed.cluster.clone()))
+            .map(|(key, submitted)| (key.clone(), submitted.cluster.clone()))
             .collect();
-        for (key, cluster) in handed {
-            match call_off(&context, &key, &cluster).await {
-                Ok(()) => drop(context.handed().remove(&key)),
+        for (key, cluster) in submitted {
+            match cancel(&context, &key, &cluster).await {
+                Ok(()) => drop(context.submitted().remove(&key)),
                 Err(error) => {
-                    tracing::warn!(run = %key, %error, "a run whose object is gone was not called off yet");
-                    pause = SWEEP;
+                    tracing::warn!(run = %key, %error, "failed to cancel a deleted run");
+                    pause = SWEEP_PERIOD;
                 }
             }
         }
     }
 }
 
-/// Asks each cluster once, when this replica begins to lead, which runs it was handed: one whose object was deleted while no operator was
-/// there is called off as any other.
-async fn take_stock(context: Arc<Context>, scope: Option<String>) {
-    // When to ask who did not answer, and how long to wait then; nothing more of who did.
-    let mut asked: BTreeMap<Key, Option<(Instant, Duration)>> = BTreeMap::new();
+/// Lists the runs of each cluster when this replica becomes the leader, so that runs deleted while no operator was running are cancelled.
+async fn adopt_runs(context: Arc<Context>, scope: Option<String>) {
+    // Next attempt and back-off of clusters that did not respond; `None` for clusters that did.
+    let mut attempts: BTreeMap<Key, Option<(Instant, Duration)>> = BTreeMap::new();
     loop {
-        tokio::time::sleep(SWEEP).await;
-        if !context.leadership.leads() {
-            asked.clear();
+        tokio::time::sleep(SWEEP_PERIOD).await;
+        if !context.leadership.is_leader() {
+            attempts.clear();
             continue;
         }
         let clusters = context.coordinators.keys(scope.as_deref());
-        asked.retain(|cluster, _| clusters.contains(cluster));
+        attempts.retain(|cluster, _| clusters.contains(cluster));
         for cluster in clusters {
-            let wait = match asked.get(&cluster) {
+            let wait = match attempts.get(&cluster) {
                 Some(None) => continue,
                 Some(Some((due, _))) if Instant::now() < *due => continue,
-                Some(Some((_, wait))) => (*wait * 2).min(ASK_AGAIN),
-                None => SWEEP,
+                Some(Some((_, wait))) => (*wait * 2).min(ADOPT_RETRY_MAX),
+                None => SWEEP_PERIOD,
             };
-            let answered = tokio::time::timeout(STOCK_DEADLINE, adopt(&context, &cluster)).await == Ok(Some(()));
-            asked.insert(cluster, (!answered).then(|| (Instant::now() + wait, wait)));
+            let answered =
+                tokio::time::timeout(ADOPT_DEADLINE, adopt_runs_of(&context, &cluster)).await == Ok(Some(()));
+            attempts.insert(cluster, (!answered).then(|| (Instant::now() + wait, wait)));
         }
     }
 }
 
-/// Looks after the runs of a cluster that have an object, or had one.
-async fn adopt(context: &Context, cluster: &Key) -> Option<()> {
+/// Tracks the runs of a cluster that have or had an object.
+async fn adopt_runs_of(context: &Context, cluster: &Key) -> Option<()> {
     let runs = client(context, cluster).await.ok()??.list_runs().await.ok()?;
-    let mut handed = context.handed();
+    let mut submitted = context.submitted();
     for run in runs.into_iter().filter(|run| run.managed_by == MANAGED_BY) {
         let has_turn = match run.phase() {
             v1::RunPhase::Queued | v1::RunPhase::Running => true,
@@ -294,23 +299,23 @@ async fn adopt(context: &Context, cluster: &Key) -> Option<()> {
             _ => continue,
         };
         let key = Key { namespace: cluster.namespace.clone(), name: run.name };
-        handed.entry(key).or_insert_with(|| Handed { cluster: cluster.clone(), has_turn });
+        submitted.entry(key).or_insert_with(|| SubmittedRun { cluster: cluster.clone(), has_turn });
     }
     Some(())
 }
 
-async fn call_off(context: &Context, key: &Key, cluster: &Key) -> Result<(), Error> {
-    // A cluster that is gone has taken its runs along.
+async fn cancel(context: &Context, key: &Key, cluster: &Key) -> Result<(), Error> {
+    // The runs of a deleted cluster are gone.
     if context.coordinators.report(cluster).is_none() {
         return Ok(());
     }
     let Some(client) = client(context, cluster).await? else {
-        return Err(Error::Coordinator("nobody serves the cluster now".into()));
+        return Err(Error::Coordinator("no worker serves the cluster".into()));
     };
     match client.cancel_run(&key.name).await {
-        Ok(_) => tracing::info!(run = %key, cluster = %cluster, "called off: its object is gone"),
-        Err(engram_client::Error::Refused(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
-        Err(source) => return Err(Error::Workers { action: "call the run off", source: Box::new(source) }),
+        Ok(_) => tracing::info!(run = %key, cluster = %cluster, "cancelled deleted run"),
+        Err(engram_client::Error::Rejected(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
+        Err(source) => return Err(Error::Workers { action: "cancel the run", source: Box::new(source) }),
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! Answers pods that ask for a certificate: reads their token, looks at the pod, signs or says why not. [`crate::sign`] decides.
+//! The certificate service: authenticates pods by token, and signs requests that [`crate::certificate_approval`] approves.
 
 use std::sync::Arc;
 
 use engram_identity::token::Claims;
 use engram_identity::{Caller, SigningRequest};
 use engram_proto::v1::certificate_service_server::{CertificateService, CertificateServiceServer};
-use engram_proto::v1::{SignReply, SignRequest};
+use engram_proto::v1::{SignRequest, SignResponse};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
@@ -14,31 +14,31 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use super::Context;
-use super::asking::{Error, ask};
-use super::kinds::POD;
+use super::api_request::{Error, request};
+use super::resource_kinds::POD;
+use crate::certificate_approval::{CertificateCluster, Refusal, approve, claims_of_review};
 use crate::names::{CSR_AUDIENCE, Names};
-use crate::sign::{Asked, Refusal, decide, reviewed};
 
-/// Requests at a time; who comes then comes again. Anybody who reaches the listener can have the API server asked about a token.
-const AT_A_TIME: usize = 8;
+/// Maximum number of concurrent requests; further ones fail and are retried. Bounds the TokenReviews that unauthenticated callers can cause.
+const MAX_CONCURRENT_REQUESTS: usize = 8;
 
 /// The service.
 pub(super) struct Signing {
     context: Arc<Context>,
-    /// Whether the API server may be asked about tokens: that is a right in all namespaces. Who has it not verifies them by itself.
+    /// Whether the operator may create TokenReviews, a cluster-scoped permission. Otherwise it verifies tokens locally.
     asks: bool,
     turns: Semaphore,
 }
 
 impl Signing {
     pub(super) fn server(context: Arc<Context>, asks: bool) -> CertificateServiceServer<Self> {
-        CertificateServiceServer::new(Self { context, asks, turns: Semaphore::new(AT_A_TIME) })
+        CertificateServiceServer::new(Self { context, asks, turns: Semaphore::new(MAX_CONCURRENT_REQUESTS) })
     }
 
     async fn claims(&self, token: &str) -> Result<Result<Claims, Refusal>, Error> {
         if !self.asks {
             let Some(verified) = self.context.issuers.verify(token, CSR_AUDIENCE) else {
-                return Err(Error::Authority("the keys of the API server's tokens are not known yet".into()));
+                return Err(Error::CertificateAuthority("the keys of the token issuer are not read yet".into()));
             };
             return Ok(verified.map_err(|refused| Refusal::Token(refused.text)));
         }
@@ -46,66 +46,69 @@ impl Signing {
         let spec = TokenReviewSpec { audiences, token: Some(token.to_owned()) };
         let review = TokenReview { spec, ..TokenReview::default() };
         let api: Api<TokenReview> = Api::all(self.context.client.clone());
-        let answer = ask(|| "have a token reviewed".to_owned(), api.create(&PostParams::default(), &review)).await?;
-        Ok(reviewed(&answer.status.unwrap_or_default()))
+        let answer = request(|| "create a TokenReview".to_owned(), api.create(&PostParams::default(), &review)).await?;
+        Ok(claims_of_review(&answer.status.unwrap_or_default()))
     }
 
-    /// The UID of the pod that has this name now.
+    /// Returns the UID of the current pod of this name.
     async fn pod(&self, namespace: &str, name: &str) -> Result<Option<String>, Error> {
         let api = POD.of(&self.context.client, namespace);
         let named = ListParams::default().fields(&format!("metadata.name={name}"));
-        let found = ask(|| format!("look at Pod {name}"), api.list(&named)).await?;
+        let found = request(|| format!("read Pod {name}"), api.list(&named)).await?;
         Ok(found.items.into_iter().next().and_then(|pod| pod.metadata.uid))
     }
 
     async fn answer(&self, request: &SigningRequest, token: &str) -> Result<String, Status> {
-        let asked = request.name().map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let Some((key, lifetime)) = self.context.coordinators.certified(asked.cluster) else {
-            // A pod may be faster than the object that announces its cluster: it comes again.
-            return Err(Status::unavailable(format!("cluster {} has no certificates here", asked.cluster)));
+        let name = request.name().map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let Some((key, lifetime)) = self.context.coordinators.cluster_of_issuer(name.cluster) else {
+            // The pod may start before this operator coordinates its cluster: it retries.
+            return Err(Status::unavailable(format!(
+                "this operator does not sign certificates of cluster {}",
+                name.cluster
+            )));
         };
         let failed = |error: Error| {
-            tracing::warn!(cluster = %key, worker = asked.ordinal, %error, "a certificate was not signed");
+            tracing::warn!(cluster = %key, worker = name.ordinal, %error, "failed to sign a certificate");
             Status::unavailable(error.to_string())
         };
-        let cluster = Asked { namespace: key.namespace.clone(), name: key.name.clone(), id: asked.cluster };
+        let cluster = CertificateCluster { namespace: key.namespace.clone(), name: key.name.clone(), id: name.cluster };
         let names = Names { cluster: key.name.clone() };
         let decided = match self.claims(token).await.map_err(failed)? {
             Err(refusal) => Err(refusal),
             Ok(claims) => {
                 let pod =
-                    self.pod(&key.namespace, &names.pod(asked.ordinal.unwrap_or_default())).await.map_err(failed)?;
-                decide(&asked, &claims, &cluster, pod.as_deref())
+                    self.pod(&key.namespace, &names.pod(name.ordinal.unwrap_or_default())).await.map_err(failed)?;
+                approve(&name, &claims, &cluster, pod.as_deref())
             }
         };
         if let Err(refusal) = decided {
-            self.context.metrics.asked(refusal.word());
-            tracing::warn!(cluster = %key, worker = asked.ordinal, %refusal, "refused a certificate");
+            self.context.metrics.count_certificate_request(refusal.label());
+            tracing::warn!(cluster = %key, worker = name.ordinal, %refusal, "denied a certificate request");
             return Err(Status::permission_denied(refusal.to_string()));
         }
         let lifetime = self.context.certificates.lifetime(lifetime);
-        let certificate = self.context.certificates.sign(request, &asked, lifetime).await.map_err(failed)?;
-        self.context.metrics.asked("signed");
-        tracing::info!(cluster = %key, worker = asked.ordinal, valid_s = lifetime.as_secs(), "signed a certificate");
+        let certificate = self.context.certificates.sign(request, &name, lifetime).await.map_err(failed)?;
+        self.context.metrics.count_certificate_request("signed");
+        tracing::info!(cluster = %key, worker = name.ordinal, valid_s = lifetime.as_secs(), "signed a certificate");
         Ok(certificate)
     }
 }
 
 #[tonic::async_trait]
 impl CertificateService for Signing {
-    async fn sign(&self, request: Request<SignRequest>) -> Result<Response<SignReply>, Status> {
-        if Caller::of(request.extensions()) == Caller::Clear {
-            return Err(Status::permission_denied("a token is not sent in clear: call this over TLS"));
+    async fn sign(&self, request: Request<SignRequest>) -> Result<Response<SignResponse>, Status> {
+        if Caller::of(request.extensions()) == Caller::Plaintext {
+            return Err(Status::permission_denied("tokens must not be sent in plaintext: use TLS"));
         }
         let token = bearer(request.metadata()).ok_or_else(|| {
-            Status::unauthenticated("no token; needed: one with the audience engram-csr, as authorization: Bearer")
+            Status::unauthenticated("missing bearer token; required: a token with the audience engram-csr")
         })?;
-        let asked = SigningRequest::parse(&request.get_ref().request);
-        let asked = asked.map_err(|error| Status::invalid_argument(format!("request: {error}")))?;
+        let name = SigningRequest::parse(&request.get_ref().request);
+        let name = name.map_err(|error| Status::invalid_argument(format!("request: {error}")))?;
         let Ok(_turn) = self.turns.try_acquire() else {
-            return Err(Status::unavailable("others ask for certificates now; come again"));
+            return Err(Status::unavailable("too many concurrent certificate requests; retry"));
         };
-        Ok(Response::new(SignReply { certificate: self.answer(&asked, token).await? }))
+        Ok(Response::new(SignResponse { certificate: self.answer(&name, token).await? }))
     }
 }
 

@@ -1,29 +1,29 @@
-//! How often a status is written that has other figures, and says nothing else that is new.
+//! Rate limit of status writes that change only counters.
 //!
-//! While copies are made, figures change with every write of the map, many times a second. Each write of a status costs the API server as much
-//! as one of the map, and has every replica look at the cluster again.
+//! During re-replication counters change with every write of the map, many times a second. Each status write costs the API server as much as
+//! one of the map, and triggers a reconcile in every replica.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use engram_api::status::LearnerClusterStatus;
 
 use super::Key;
 
-/// Between writes of figures alone: as often as people see a figure change.
+/// Minimum time between writes that change only counters.
 const BETWEEN: Duration = Duration::from_millis(500);
 
-/// When the status of each cluster was written last, by this replica.
+/// Time of the last status write of each cluster, by this replica.
 #[derive(Default)]
 pub(super) struct Statuses(Mutex<BTreeMap<Key, Instant>>);
 
 impl Statuses {
     fn written(&self) -> MutexGuard<'_, BTreeMap<Key, Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
-    /// Returns how long what is new in `now` may wait; `None`: it is written at once.
+    /// Returns how long to delay the write of `now`; `None` to write it immediately.
     pub(super) fn wait(
         &self,
         cluster: &Key,
@@ -33,22 +33,22 @@ impl Statuses {
     ) -> Option<Duration> {
         let written = *self.written().get(cluster)?;
         let left = BETWEEN.checked_sub(at.saturating_duration_since(written)).filter(|left| !left.is_zero())?;
-        (now != old && without_figures(now) == without_figures(old)).then_some(left)
+        (now != old && without_counters(now) == without_counters(old)).then_some(left)
     }
 
-    /// The status of a cluster was written.
+    /// Records a status write.
     pub(super) fn wrote(&self, cluster: &Key, at: Instant) {
         self.written().insert(cluster.clone(), at);
     }
 
-    /// Forgets those of a scope that are not in `present`.
+    /// Removes clusters of a scope that are not in `present`.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
         self.written().retain(|key, _| key.stays(scope, &present));
     }
 }
 
-/// What a status says beside figures, in conditions' messages too.
-fn without_figures(status: &LearnerClusterStatus) -> LearnerClusterStatus {
+/// Returns a status without counters, including those in condition messages.
+fn without_counters(status: &LearnerClusterStatus) -> LearnerClusterStatus {
     let mut status = LearnerClusterStatus { partitions: None, epoch: None, members: Vec::new(), ..status.clone() };
     status.conditions.iter_mut().for_each(|condition| condition.message.clear());
     status
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_wait_for_their_turn_and_whatever_else_is_new_does_not() {
+    fn counter_changes_are_delayed_and_other_changes_are_not() {
         let statuses = Statuses::default();
         let key = Key { namespace: "research".into(), name: "words".into() };
         let partitions = |healthy| Some(PartitionCounts { healthy, ..PartitionCounts::default() });

@@ -1,10 +1,10 @@
-//! For every rule of the definitions what it refuses, and the nearest that it takes.
+//! Examples for every validation rule: an object that it rejects, and a similar one that it accepts.
 
 use serde_json::{Value, json};
 
 pub(crate) struct Row {
     pub(crate) plural: &'static str,
-    /// How the message begins.
+    /// Prefix of the message.
     pub(crate) message: &'static str,
     pub(crate) refused: &'static str,
     pub(crate) taken: &'static str,
@@ -18,7 +18,7 @@ const fn run(message: &'static str, refused: &'static str, taken: &'static str) 
     Row { plural: "learnerruns", message, refused, taken }
 }
 
-/// Specs (or whole objects, where they begin with `metadata`) that one rule refuses, and the nearest that it takes.
+/// Specs (or whole objects, if they begin with `metadata`): one that a rule rejects, and a similar one that it accepts.
 pub(crate) const ROWS: &[Row] = &[
     cluster("replicationFactor must", r#"{"workers":2,"replicationFactor":3}"#, r#"{"workers":1}"#),
     cluster(
@@ -106,12 +106,12 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"workers":3,"tls":{"certificateLifetime":"10m"}}"#,
     ),
     cluster(
-        "spec.bootstrap.snapshot.url must be that of one snapshot",
+        "spec.bootstrap.snapshot.url must name one snapshot",
         r#"{"workers":3,"bootstrap":{"snapshot":{"url":"s3://backups/{name}"}}}"#,
         r#"{"workers":3,"bootstrap":{"snapshot":{"url":"s3://backups/words/monday"}}}"#,
     ),
     cluster(
-        "spec.bootstrap.snapshot.path must be that of one snapshot",
+        "spec.bootstrap.snapshot.path must name one snapshot",
         r#"{"workers":3,"bootstrap":{"snapshot":{"volume":"backups","path":"words/{name}"}}}"#,
         r#"{"workers":3,"bootstrap":{"snapshot":{"volume":"backups","path":"words/monday"}}}"#,
     ),
@@ -262,12 +262,12 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events/2026/a.csv.zst","endpoint":"http://s3:9000","secretRef":{"name":"s3"}},"columns":{"key":"k","epoch":"e"}}}}}"#,
     ),
     run(
-        "spec.memory.source.events.s3.url must be that of one file",
+        "spec.memory.source.events.s3.url must name one object",
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events/{name}"},"format":"Csv","columns":{"key":"k","epoch":"e"}}}}}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events/a.csv"},"columns":{"key":"k","epoch":"e"}}}}}"#,
     ),
     run(
-        "spec.memory.source.events.s3.url must be that of one file",
+        "spec.memory.source.events.s3.url must name one object",
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events"},"format":"Csv","columns":{"key":"k","epoch":"e"}}}}}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"s3":{"url":"s3://events/a"},"format":"Csv","columns":{"key":"k","epoch":"e"}}}}}"#,
     ),
@@ -288,7 +288,7 @@ pub(crate) const ROWS: &[Row] = &[
     ),
 ];
 
-/// Changes that one rule refuses, from and to, and one that it takes.
+/// Changes: the old spec, a new one that a rule rejects, and one that it accepts.
 pub(crate) const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
     (
         "learnerclusters",
@@ -355,10 +355,10 @@ pub(crate) const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
     ),
 ];
 
-/// Blocks of kinds of run that come later; the kinds have the same names, capitalised.
+/// Reserved blocks of runs; the kinds have the same names, capitalised.
 pub(crate) const BLOCKS: [&str; 5] = ["replay", "geodesic", "tropical", "fisher", "federated"];
 
-/// A run that is taken.
+/// A valid run.
 pub(crate) const RUN: &str = r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#;
 
 /// The kind of run that has this block.

@@ -6,10 +6,10 @@ const WRITE: &str = "ApplyReinforcement";
 const RANK: &str = "Rank";
 const MS: Duration = Duration::from_millis(1);
 
-/// A machine that takes calls along in groups, as a log does: all that wait when it is done with those before, each group for `sync`
-/// and `each` for every call of it. Workers with a limit each share it.
-struct Machine {
-    limits: Vec<Limit>,
+/// A machine that processes calls in groups, like a log: each group consists of all calls that waited for the previous one, and
+/// takes `sync` plus `each` per call. Several workers, each with a limit, share it.
+struct SimulatedMachine {
+    limits: Vec<ConcurrencyLimit>,
     start: Instant,
     now: Duration,
     sync: Duration,
@@ -25,32 +25,32 @@ struct Machine {
 struct Call {
     worker: usize,
     method: &'static str,
-    begun: Duration,
+    started: Duration,
 }
 
-/// What became of the calls of some time.
+/// Results of the calls of a period.
 #[derive(Default)]
 struct Tally {
-    took: Vec<Duration>,
-    refused: usize,
+    latencies: Vec<Duration>,
+    rejected: usize,
 }
 
 impl Tally {
     fn quantile(&mut self, share: f64) -> Duration {
-        self.took.sort();
-        self.took[(self.took.len() as f64 * share) as usize]
+        self.latencies.sort();
+        self.latencies[(self.latencies.len() as f64 * share) as usize]
     }
 }
 
-impl Machine {
+impl SimulatedMachine {
     fn new(sync: Duration, each: Duration) -> Self {
-        Self::shared(1, Waits::unknown(), sync, each)
+        Self::shared(1, CpuPressure::unknown(), sync, each)
     }
 
-    fn shared(workers: usize, processors: Waits, sync: Duration, each: Duration) -> Self {
+    fn shared(workers: usize, cpu_pressure: CpuPressure, sync: Duration, each: Duration) -> Self {
         let start = Instant::now();
         Self {
-            limits: (0..workers).map(|_| Limit::new(start, processors)).collect(),
+            limits: (0..workers).map(|_| ConcurrencyLimit::new(start, cpu_pressure)).collect(),
             start,
             now: Duration::ZERO,
             sync,
@@ -63,14 +63,14 @@ impl Machine {
         }
     }
 
-    /// As many come a second, for so long.
+    /// Offers `per_second` calls per second.
     fn load(&mut self, per_second: f64, lasts: Duration) -> Tally {
         let mut tally = Tally::default();
         let until = self.now + lasts;
         let step = Duration::from_micros(100);
         while self.now < until {
             self.now += step;
-            self.turn(&mut tally);
+            self.advance(&mut tally);
             self.arrived += per_second * step.as_secs_f64();
             while self.arrived >= 1.0 {
                 self.arrived -= 1.0;
@@ -84,19 +84,19 @@ impl Machine {
         self.calls += 1;
         let worker = self.calls % self.limits.len();
         match self.limits[worker].begin() {
-            Ok(()) => self.waiting.push_back(Call { worker, method, begun: self.now }),
-            Err(_) => tally.refused += 1,
+            Ok(()) => self.waiting.push_back(Call { worker, method, started: self.now }),
+            Err(_) => tally.rejected += 1,
         }
     }
 
-    fn turn(&mut self, tally: &mut Tally) {
+    fn advance(&mut self, tally: &mut Tally) {
         if self.now < self.done_at {
             return;
         }
         for call in self.group.drain(..) {
-            let took = self.now - call.begun;
-            self.limits[call.worker].end(call.method, Some(took), self.start + self.now);
-            tally.took.push(took);
+            let latencies = self.now - call.started;
+            self.limits[call.worker].end(call.method, Some(latencies), self.start + self.now);
+            tally.latencies.push(latencies);
         }
         self.group.extend(self.waiting.drain(..));
         if !self.group.is_empty() {
@@ -108,118 +108,124 @@ impl Machine {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn of_twice_the_capacity_half_is_refused_and_the_rest_waits_no_longer_than_three_times() {
-    // 5,000 a second at most.
-    let mut machine = Machine::new(4 * MS, MS / 5);
-    let mut half = machine.load(2_500.0, 10 * SECOND);
-    assert_eq!(half.refused, 0);
+fn at_twice_the_capacity_half_is_rejected_and_latency_stays_bounded() {
+    // At most 5,000 per second.
+    let mut machine = SimulatedMachine::new(4 * MS, MS / 5);
+    let mut moderate = machine.load(2_500.0, 10 * SECOND);
+    assert_eq!(moderate.rejected, 0);
     machine.load(10_000.0, 5 * SECOND);
-    let mut over = machine.load(10_000.0, 600 * SECOND);
+    let mut overloaded = machine.load(10_000.0, 600 * SECOND);
     for share in [0.5, 0.99] {
-        let (over, half) = (over.quantile(share), half.quantile(share));
-        assert!(over < 3 * half, "{over:?} beside {half:?}, of the {share} quantile");
+        let (overloaded, moderate) = (overloaded.quantile(share), moderate.quantile(share));
+        assert!(overloaded < 3 * moderate, "{overloaded:?} against {moderate:?}, for the {share} quantile");
     }
-    assert!(over.took.len() > 600 * 2_500, "{} were answered", over.took.len());
+    assert!(overloaded.latencies.len() > 600 * 2_500, "{} were answered", overloaded.latencies.len());
     machine.load(2_500.0, 5 * SECOND);
     let after = machine.load(2_500.0, 60 * SECOND);
-    assert_eq!((after.refused, machine.limits[0].limit()), (0, CEILING), "it is over, and leaves nothing behind");
+    assert_eq!((after.rejected, machine.limits[0].limit()), (0, CEILING), "the limit recovers completely");
 }
 
 #[test]
-fn workers_that_share_a_processor_do_not_wait_for_each_other_either() {
+fn workers_that_share_a_cpu_keep_latency_bounded() {
     static WAITED: AtomicU64 = AtomicU64::new(0);
-    // An hour more at each look.
-    let short = Waits::told_by(|| Some(Duration::from_secs(WAITED.fetch_add(3_600, Ordering::Relaxed))));
-    // 1,250 a second at most, of all three together.
-    let mut machine = Machine::shared(3, short, MS, 4 * MS / 5);
+    // Reports another hour at each sample.
+    let short = CpuPressure::from_source(|| Some(Duration::from_secs(WAITED.fetch_add(3_600, Ordering::Relaxed))));
+    // At most 1,250 per second, over all three.
+    let mut machine = SimulatedMachine::shared(3, short, MS, 4 * MS / 5);
     machine.load(1_125.0, 10 * SECOND);
-    let mut half = machine.load(625.0, 20 * SECOND);
+    let mut moderate = machine.load(625.0, 20 * SECOND);
     machine.load(2_500.0, 5 * SECOND);
-    let mut over = machine.load(2_500.0, 600 * SECOND);
+    let mut overloaded = machine.load(2_500.0, 600 * SECOND);
     for share in [0.5, 0.99] {
-        let (over, half) = (over.quantile(share), half.quantile(share));
-        assert!(over < 3 * half, "{over:?} beside {half:?}, of the {share} quantile");
+        let (overloaded, moderate) = (overloaded.quantile(share), moderate.quantile(share));
+        assert!(overloaded < 3 * moderate, "{overloaded:?} against {moderate:?}, for the {share} quantile");
     }
-    assert!(over.took.len() > 600 * 700, "{} were answered: {:?}", over.took.len(), machine.limits);
+    assert!(
+        overloaded.latencies.len() > 600 * 700,
+        "{} were answered: {:?}",
+        overloaded.latencies.len(),
+        machine.limits
+    );
 }
 
 #[test]
-fn a_worker_that_begins_under_full_load_finds_out_how_much_it_can_do() {
-    // What the first calls took, which nobody else waited for, is no measure of what follows.
-    let mut machine = Machine::new(4 * MS, MS / 5);
+fn a_worker_that_starts_under_full_load_finds_its_capacity() {
+    // The latency of the first calls, before any queueing, is no baseline for the rest.
+    let mut machine = SimulatedMachine::new(4 * MS, MS / 5);
     machine.load(10_000.0, 10 * SECOND);
     let many = machine.load(10_000.0, 60 * SECOND);
-    assert!(many.took.len() > 60 * 2_500, "{} were answered: {:?}", many.took.len(), machine.limits);
+    assert!(many.latencies.len() > 60 * 2_500, "{} were answered: {:?}", many.latencies.len(), machine.limits);
 }
 
 #[test]
-fn a_disk_that_syncs_slowly_gets_many_to_sync_at_a_time() {
-    let mut machine = Machine::new(100 * MS, MS / 100);
+fn a_disk_with_slow_syncs_gets_large_batches() {
+    let mut machine = SimulatedMachine::new(100 * MS, MS / 100);
     machine.load(10.0, 10 * SECOND);
     let many = machine.load(4_000.0, 60 * SECOND);
-    assert_eq!(many.refused, 0, "{:?}", machine.limits);
+    assert_eq!(many.rejected, 0, "{:?}", machine.limits);
 }
 
 #[test]
-fn a_disk_that_becomes_slow_is_not_taken_for_a_queue_for_long() {
-    let mut machine = Machine::new(4 * MS, MS / 50);
-    assert_eq!(machine.load(4_000.0, 20 * SECOND).refused, 0);
+fn a_disk_that_becomes_slow_is_not_mistaken_for_a_queue_for_long() {
+    let mut machine = SimulatedMachine::new(4 * MS, MS / 50);
+    assert_eq!(machine.load(4_000.0, 20 * SECOND).rejected, 0);
     machine.sync = 40 * MS;
     let slow = machine.load(4_000.0, 300 * SECOND);
-    // With no more than sixty-four under way there would be less than a third of this.
-    assert!(slow.took.len() > 300 * 1_800, "{} were answered: {:?}", slow.took.len(), machine.limits);
+    // A limit of 64 would achieve less than a third of this.
+    assert!(slow.latencies.len() > 300 * 1_800, "{} were answered: {:?}", slow.latencies.len(), machine.limits);
     machine.sync = 4 * MS;
     machine.load(2_000.0, 60 * SECOND);
     let after = machine.load(4_000.0, 60 * SECOND);
-    assert_eq!(after.refused, 0, "{:?}", machine.limits);
+    assert_eq!(after.rejected, 0, "{:?}", machine.limits);
 }
 
 #[test]
-fn bursts_are_taken_in() {
-    let mut machine = Machine::new(4 * MS, MS / 5);
+fn bursts_are_admitted() {
+    let mut machine = SimulatedMachine::new(4 * MS, MS / 5);
     let mut tally = machine.load(100.0, 10 * SECOND);
     for _ in 0..20 {
         (0..1_000).for_each(|_| machine.call(WRITE, &mut tally));
-        tally.refused += machine.load(100.0, 2 * SECOND).refused;
+        tally.rejected += machine.load(100.0, 2 * SECOND).rejected;
     }
-    assert_eq!(tally.refused, 0);
+    assert_eq!(tally.rejected, 0);
 }
 
 #[test]
-fn what_takes_long_by_its_nature_is_no_queue() {
+fn slow_methods_are_no_queue() {
     let start = Instant::now();
-    let mut limit = Limit::new(start, Waits::unknown());
+    let mut limit = ConcurrencyLimit::new(start, CpuPressure::unknown());
     let mut now = start;
-    let mut calls = |limit: &mut Limit, method: &'static str, took: Duration, at_once: usize, rounds: u32| {
-        for _ in 0..rounds {
-            (0..at_once).for_each(|_| limit.begin().unwrap());
-            now += took;
-            (0..at_once).for_each(|_| limit.end(method, Some(took), now));
-        }
-    };
+    let mut calls =
+        |limit: &mut ConcurrencyLimit, method: &'static str, latencies: Duration, at_once: usize, rounds: u32| {
+            for _ in 0..rounds {
+                (0..at_once).for_each(|_| limit.begin().unwrap());
+                now += latencies;
+                (0..at_once).for_each(|_| limit.end(method, Some(latencies), now));
+            }
+        };
     calls(&mut limit, WRITE, 5 * MS, 8, 200);
     calls(&mut limit, RANK, 500 * MS, 4, 50);
-    // A hundred rankings at once take as long as four: the machine has the room.
+    // A hundred concurrent rankings take as long as four: the machine has the capacity.
     calls(&mut limit, RANK, 600 * MS, 100, 50);
     assert_eq!(limit.limit(), CEILING);
-    // What was given up says nothing, and gives its place back.
+    // An abandoned call has no meaningful duration, and frees its capacity.
     (0..10).for_each(|_| limit.begin().unwrap());
     (0..10).for_each(|_| limit.end(RANK, None, start));
-    assert_eq!(limit.under_way(), 0);
+    assert_eq!(limit.in_flight(), 0);
 }
 
 #[tokio::test]
-async fn whoever_is_one_too_many_is_told_when_to_come_again() {
-    let admission = Admission::new(Waits::unknown());
-    let places: Vec<_> = (0..CEILING).map(|_| admission.begin(Kind::Write, WRITE).unwrap()).collect();
-    let write = || admission.within(WRITE, async { Ok(()) });
-    assert_eq!(admission.room(WRITE).unwrap_err(), write().await.unwrap_err());
+async fn a_call_above_the_limit_fails_fast_with_a_retry_hint() {
+    let admission = Admission::new(CpuPressure::unknown());
+    let permits: Vec<_> = (0..CEILING).map(|_| admission.begin(RequestKind::Write, WRITE).unwrap()).collect();
+    let write = || admission.run(WRITE, async { Ok(()) });
+    assert_eq!(admission.check_capacity(WRITE).unwrap_err(), write().await.unwrap_err());
     let problem = write().await.unwrap_err();
     assert_eq!((problem.kind(), problem.retry_after_ms), (ProblemKind::Overloaded, RETRY_MS));
-    assert!(problem.message.contains("1024 writes are under way"), "{}", problem.message);
-    assert_eq!(admission.within(RANK, async { Ok(()) }).await, Ok(()), "reads are another matter");
-    assert_eq!((admission.room(RANK), admission.room("GetPartitionMap")), (Ok(()), Ok(())));
-    places.into_iter().for_each(Place::answered);
+    assert!(problem.message.contains("1024 writes are in flight"), "{}", problem.message);
+    assert_eq!(admission.run(RANK, async { Ok(()) }).await, Ok(()), "reads have their own limit");
+    assert_eq!((admission.check_capacity(RANK), admission.check_capacity("GetPartitionMap")), (Ok(()), Ok(())));
+    permits.into_iter().for_each(Permit::mark_answered);
     assert_eq!(write().await, Ok(()));
-    assert_eq!(admission.with(Kind::Write, |it| (it.under_way(), it.refused())), (0, 3));
+    assert_eq!(admission.with(RequestKind::Write, |it| (it.in_flight(), it.rejected())), (0, 3));
 }

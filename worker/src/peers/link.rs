@@ -1,9 +1,9 @@
-//! One link: dialled by the worker with the lower number, read by both.
+//! One link between two workers: dialed by the worker with the lower ordinal, read by both.
 
 use super::links::Link;
 use super::{each_partner, partners, wire};
 use crate::shared::Shared;
-use engram_identity::{Expected, Role};
+use engram_identity::{ExpectedPeer, Role};
 use engram_memory::{Incarnation, Member, Ordinal, StoreId};
 use engram_proto::MAX_PEER_MESSAGE_BYTES;
 use engram_proto::v1::peer_service_client::PeerServiceClient;
@@ -16,27 +16,28 @@ use tokio::time::timeout;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-/// How long a connection may take to come up.
+/// Deadline for opening a connection.
 pub(super) const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
-/// How long the other side may take for its hello.
+/// Deadline for the hello of the other side.
 pub(super) const HELLO_DEADLINE: Duration = Duration::from_secs(2);
-/// Between attempts to dial: at first, and at most.
-const REDIAL: Duration = Duration::from_millis(20);
-const REDIAL_MOST: Duration = Duration::from_secs(1);
-/// A connection without an answer to a ping is closed after these: beats find a silent worker sooner, this finds a dead route.
+/// First and longest interval between attempts to dial.
+const REDIAL_INTERVAL: Duration = Duration::from_millis(20);
+const MAX_REDIAL_INTERVAL: Duration = Duration::from_secs(1);
+/// Ping interval and timeout of a connection. Heartbeats detect a silent worker sooner, this detects a dead route.
 const KEEPALIVE: Duration = Duration::from_secs(2);
-/// Bytes handed to the store and not worked on, per link; then the stream is not read, and the sender's outbox fills.
-const UNDER_WAY_BYTES: usize = 32 << 20;
-/// Bytes that may be on their way: one frame of the largest kind, or a stream of large records stalls at every one.
+/// Maximum number of bytes that the store has received and not processed, per link. Beyond it the stream is not read, and the
+/// sender's outbox fills.
+const IN_FLIGHT_BYTES: usize = 32 << 20;
+/// HTTP/2 flow-control window: one frame of the maximum size, otherwise a stream of large records would stall at each.
 pub(crate) const STREAM_WINDOW: u32 = 16 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 32 << 20;
 
-/// Keeps a link to every worker that shares a partition with this one and has a higher number. Ends when dropped.
+/// Keeps a link to every worker that shares a partition with this one and has a higher ordinal. Ends when dropped.
 pub(crate) async fn dial_partners(shared: Arc<Shared>) {
-    each_partner(&shared, keep).await;
+    each_partner(&shared, maintain_link).await;
 }
 
-/// Where a process is found.
+/// Address of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Target {
     address: String,
@@ -52,10 +53,10 @@ impl Target {
     }
 }
 
-/// Dials one worker again and again.
-async fn keep(shared: Arc<Shared>, ordinal: Ordinal) {
+/// Keeps a link to one worker, redialing when it breaks.
+async fn maintain_link(shared: Arc<Shared>, ordinal: Ordinal) {
     let mut view = shared.view.subscribe();
-    let (mut wait, mut was_told) = (REDIAL, false);
+    let (mut wait, mut is_logged) = (REDIAL_INTERVAL, false);
     loop {
         let target = loop {
             let target = {
@@ -70,22 +71,22 @@ async fn keep(shared: Arc<Shared>, ordinal: Ordinal) {
             }
         };
         match dial(&shared, ordinal, &target).await {
-            Ok(()) => (wait, was_told) = (REDIAL, false),
+            Ok(()) => (wait, is_logged) = (REDIAL_INTERVAL, false),
             Err(reason) => {
-                // Once: a worker that is away would fill the log.
-                if !std::mem::replace(&mut was_told, true) {
-                    tracing::info!(worker = ordinal.0, address = target.address, reason, "no link");
+                // Logged once: an unreachable worker would fill the log.
+                if !std::mem::replace(&mut is_logged, true) {
+                    tracing::info!(worker = ordinal.0, address = target.address, reason, "failed to open peer link");
                 }
-                wait = (wait * 2).min(REDIAL_MOST);
+                wait = (wait * 2).min(MAX_REDIAL_INTERVAL);
             }
         }
-        // Jitter, so that workers do not come back to a restarted one in one moment; a process found elsewhere is dialled at once.
+        // Jitter, so that workers do not reconnect to a restarted one all at once. A process at a new address is dialed at once.
         let moved = view.wait_for(|view| Target::of(&view.members, ordinal).is_some_and(|now| now != target));
         let _ = timeout(wait.mul_f64(rand::random_range(0.5..1.0)), moved).await;
     }
 }
 
-/// A connection to another worker's listener for peers.
+/// Connects to another worker's peer listener.
 pub(super) async fn connect(
     shared: &Shared,
     ordinal: Ordinal,
@@ -100,14 +101,14 @@ pub(super) async fn connect(
         .keep_alive_timeout(keepalive)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
-    let connected = shared.network.to(Expected::one(Role::Worker, ordinal.0)).connect(endpoint).await;
+    let connected = shared.network.for_peer(ExpectedPeer::one(Role::Worker, ordinal.0)).connect(endpoint).await;
     connected.map_err(|error| std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string))
 }
 
-/// One link, until it breaks; the error says why none came up.
+/// Runs one link until it breaks. The error says why it could not be opened.
 async fn dial(shared: &Arc<Shared>, ordinal: Ordinal, target: &Target) -> Result<(), String> {
     let channel = connect(shared, ordinal, &target.address, KEEPALIVE).await?;
-    let outbox = shared.links.outbox(shared.greeter.hello());
+    let outbox = shared.links.outbox(shared.hello.hello());
     let mut client = PeerServiceClient::new(channel)
         .max_decoding_message_size(MAX_PEER_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_PEER_MESSAGE_BYTES);
@@ -117,40 +118,39 @@ async fn dial(shared: &Arc<Shared>, ordinal: Ordinal, target: &Target) -> Result
         let first = frames.message().await.map_err(|status| status.message().to_owned())?;
         Ok::<_, String>((frames, first))
     });
-    let (frames, first) = opened.await.map_err(|_| "it does not answer".to_owned())??;
+    let (frames, first) = opened.await.map_err(|_| "no response".to_owned())??;
     let hello = first.as_ref().and_then(|frame| frame.hello.as_ref());
-    let member = shared.greeter.check_callee(hello, ordinal).map_err(|refused| refused.to_string())?;
-    let link = shared
-        .links
-        .install(member, outbox)
-        .map_err(|newest| format!("process {} answered, but {newest} was heard", member.incarnation))?;
+    let member = shared.hello.check_callee(hello, ordinal).map_err(|refused| refused.to_string())?;
+    let link = shared.links.install(member, outbox).map_err(|newest| {
+        format!("process {} responded, but the newer process {newest} is known", member.incarnation)
+    })?;
     let reading = read(shared, &link, frames);
     let mut view = shared.view.subscribe();
-    // The one that was dialled may hang without a sign of it while another process has its place.
+    // The dialed process may be stuck without a sign while another process has replaced it.
     let replaced = |now: Target| now != *target && now.member != member;
     let newer = view.wait_for(|view| Target::of(&view.members, ordinal).is_some_and(replaced));
     let reason = tokio::select! {
         reason = reading => reason,
-        _ = newer => "a newer process of the worker is there".to_owned(),
+        _ = newer => "the worker has a newer process".to_owned(),
     };
-    ended(shared, &link, &reason);
+    close_link(shared, &link, &reason);
     Ok(())
 }
 
-/// Takes what comes on a link until it ends; returns why. The store hears first that the link is open.
+/// Passes received messages to the store until the link ends; returns the reason. The store learns first that the link is open.
 pub(super) async fn read(shared: &Arc<Shared>, link: &Link, mut frames: Streaming<PeerFrame>) -> String {
     let member: Member = link.member;
-    tracing::info!(peer = %member, "link is open");
+    tracing::info!(peer = %member, "peer link opened");
     shared.engine.connected(member);
-    let room = Arc::new(Semaphore::new(UNDER_WAY_BYTES));
+    let capacity = Arc::new(Semaphore::new(IN_FLIGHT_BYTES));
     loop {
         let frame = tokio::select! {
             frame = frames.message() => frame,
-            reason = link.is_cut() => return reason.to_owned(),
+            reason = link.closed() => return reason.to_owned(),
         };
         let messages = match frame {
             Ok(Some(frame)) => frame.messages,
-            Ok(None) => return "the other side ended it".to_owned(),
+            Ok(None) => return "the other side closed the stream".to_owned(),
             Err(status) => return status.message().to_owned(),
         };
         let partitions = shared.partitions();
@@ -158,7 +158,7 @@ pub(super) async fn read(shared: &Arc<Shared>, link: &Link, mut frames: Streamin
         let envelopes: Vec<Envelope> = match envelopes.collect() {
             Ok(envelopes) => envelopes,
             Err(malformed) => {
-                tracing::error!(peer = %member, %malformed, "cut a link that carries what no worker of this version says");
+                tracing::error!(peer = %member, %malformed, "closed peer link: received a malformed message");
                 return malformed.to_string();
             }
         };
@@ -167,18 +167,18 @@ pub(super) async fn read(shared: &Arc<Shared>, link: &Link, mut frames: Streamin
         }
         let bytes = envelopes.iter().map(Envelope::bytes).sum::<usize>();
         shared.links.traffic.received_bytes.inc_by(bytes as u64);
-        let permits = u32::try_from(bytes.min(UNDER_WAY_BYTES)).expect("the limit fits");
+        let permits = u32::try_from(bytes.min(IN_FLIGHT_BYTES)).expect("the limit fits");
         let permit = tokio::select! {
-            permit = Arc::clone(&room).acquire_many_owned(permits) => permit.expect("the semaphore is never closed"),
-            reason = link.is_cut() => return reason.to_owned(),
+            permit = Arc::clone(&capacity).acquire_many_owned(permits) => permit.expect("the semaphore is never closed"),
+            reason = link.closed() => return reason.to_owned(),
         };
-        shared.engine.hear(member, envelopes, move || drop(permit));
+        shared.engine.receive(member, envelopes, move || drop(permit));
     }
 }
 
-/// A link has ended.
-pub(super) fn ended(shared: &Shared, link: &Arc<Link>, reason: &str) {
+/// Removes a link that has ended.
+pub(super) fn close_link(shared: &Shared, link: &Arc<Link>, reason: &str) {
     if shared.links.remove(link) {
-        tracing::info!(peer = %link.member, reason, "link is closed");
+        tracing::info!(peer = %link.member, reason, "peer link closed");
     }
 }

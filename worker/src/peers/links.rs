@@ -1,13 +1,14 @@
-//! The open links of this worker, one per other worker, and the store's way out over them.
+//! Open links of this worker, one per other worker, through which the store sends.
 
 use super::outbox::Outbox;
 use super::proposals::Proposals;
 use engram_memory::{Member, Ordinal};
 use engram_proto::v1::Hello;
 use engram_store::peer::{Envelope, Peers, Proposal};
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::watch;
 
 /// An open stream to one process.
@@ -15,36 +16,37 @@ use tokio::sync::watch;
 pub(super) struct Link {
     pub(super) member: Member,
     pub(super) outbox: Arc<Outbox>,
-    /// Why it was cut, when it was.
-    cut: watch::Sender<Option<&'static str>>,
+    /// Reason why the link was closed.
+    close_reason: watch::Sender<Option<&'static str>>,
 }
 
 impl Link {
-    /// Ends it. Both sides notice, and the one that dials opens another.
-    pub(super) fn cut(&self, reason: &'static str) {
-        self.cut.send_if_modified(|cut| cut.is_none() && cut.replace(reason).is_none());
+    /// Closes the link. Both sides notice, and the one that dials opens another.
+    pub(super) fn close(&self, reason: &'static str) {
+        self.close_reason
+            .send_if_modified(|close_reason| close_reason.is_none() && close_reason.replace(reason).is_none());
         self.outbox.close();
     }
 
-    /// Completes when it was cut.
-    pub(super) async fn is_cut(&self) -> &'static str {
-        let mut cut = self.cut.subscribe();
+    /// Completes when the link is closed.
+    pub(super) async fn closed(&self) -> &'static str {
+        let mut close_reason = self.close_reason.subscribe();
         // The sender lives as long as this link.
-        cut.wait_for(Option::is_some).await.map_or(None, |reason| *reason).unwrap_or("the link was dropped")
+        close_reason.wait_for(Option::is_some).await.map_or(None, |reason| *reason).unwrap_or("the link was dropped")
     }
 }
 
-/// What was counted on links.
+/// Traffic counters of links.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Traffic {
     pub(crate) sent_bytes: Counter,
     pub(crate) received_bytes: Counter,
-    /// Links that were opened, and those that were cut for what waited.
+    /// Links that were opened, and those that were closed because their queue overflowed.
     pub(crate) opened: Counter,
     pub(crate) overflowed: Counter,
 }
 
-/// The open links by place.
+/// Open links by ordinal.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     open: Mutex<BTreeMap<Ordinal, Arc<Link>>>,
@@ -53,71 +55,70 @@ pub(crate) struct Links {
 
 impl Links {
     fn open(&self) -> MutexGuard<'_, BTreeMap<Ordinal, Arc<Link>>> {
-        // Every change of it is whole.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
-    /// An outbox whose bytes are counted here.
+    /// Creates an outbox whose bytes are counted here.
     pub(super) fn outbox(&self, hello: Hello) -> Arc<Outbox> {
         Outbox::new(hello, self.traffic.sent_bytes.clone())
     }
 
-    /// Opens a link to a process that said hello, in the place of an older one; the newer incarnation where a newer process of the
-    /// same disk is there already.
+    /// Opens a link to a process and closes an older one. Fails with the newer incarnation if a newer process of the same store has
+    /// a link.
     pub(super) fn install(&self, member: Member, outbox: Arc<Outbox>) -> Result<Arc<Link>, engram_memory::Incarnation> {
         let mut open = self.open();
-        if let Some(known) = open.get(&member.ordinal) {
-            if known.member.store == member.store && known.member.incarnation > member.incarnation {
-                return Err(known.member.incarnation);
+        if let Some(existing) = open.get(&member.ordinal) {
+            if existing.member.store == member.store && existing.member.incarnation > member.incarnation {
+                return Err(existing.member.incarnation);
             }
-            known.cut("a newer stream took its place");
+            existing.close("replaced by a newer stream");
         }
-        let link = Arc::new(Link { member, outbox, cut: watch::Sender::new(None) });
+        let link = Arc::new(Link { member, outbox, close_reason: watch::Sender::new(None) });
         open.insert(member.ordinal, Arc::clone(&link));
         self.traffic.opened.inc();
         Ok(link)
     }
 
-    /// Forgets a link that ended; whether it was the one to its place.
+    /// Removes a link that ended; returns whether it was the current one.
     pub(super) fn remove(&self, link: &Arc<Link>) -> bool {
-        link.cut("the stream ended");
+        link.close("the stream ended");
         let mut open = self.open();
-        let is_open = open.get(&link.member.ordinal).is_some_and(|known| Arc::ptr_eq(known, link));
+        let is_open = open.get(&link.member.ordinal).is_some_and(|existing| Arc::ptr_eq(existing, link));
         if is_open {
             open.remove(&link.member.ordinal);
         }
         is_open
     }
 
-    /// Whom the links lead to.
+    /// Returns the members with an open link.
     pub(crate) fn members(&self) -> Vec<Member> {
         self.open().values().map(|link| link.member).collect()
     }
 
-    /// Cuts all of them.
-    pub(crate) fn cut_all(&self, reason: &'static str) {
+    /// Closes all links.
+    pub(crate) fn close_all(&self, reason: &'static str) {
         let links: Vec<Arc<Link>> = self.open().values().cloned().collect();
-        links.iter().for_each(|link| link.cut(reason));
+        links.iter().for_each(|link| link.close(reason));
     }
 
     fn send(&self, to: Ordinal, envelopes: Vec<Envelope>) {
-        // Without a link there is nobody to send to; the store hears of the next one.
+        // Without a link the envelopes are dropped; the store learns when the next one opens.
         let Some(link) = self.open().get(&to).cloned() else { return };
-        if let Err(error @ super::outbox::Full::Bytes { .. }) = link.outbox.push(envelopes) {
-            tracing::warn!(to = %link.member, %error, "cut a link whose peer does not read");
+        if let Err(error @ super::outbox::OutboxError::Bytes { .. }) = link.outbox.push(envelopes) {
+            tracing::warn!(to = %link.member, %error, "closed peer link: peer does not read");
             self.traffic.overflowed.inc();
-            link.cut("too much waited to be sent");
+            link.close("send queue overflowed");
         }
     }
 }
 
-/// The store's way out: links for what stores say to each other, the coordinators for changes of the map.
-pub(crate) struct WayOut {
+/// The store's outgoing channels: links to other stores, coordinators for map changes.
+pub(crate) struct StorePeers {
     pub(crate) links: Arc<Links>,
     pub(crate) proposals: Arc<Proposals>,
 }
 
-impl Peers for WayOut {
+impl Peers for StorePeers {
     fn send(&mut self, to: Ordinal, envelopes: Vec<Envelope>) {
         self.links.send(to, envelopes);
     }
@@ -134,7 +135,7 @@ mod tests {
     use futures::FutureExt as _;
 
     #[test]
-    fn a_newer_process_takes_the_place_of_an_older_one_and_never_the_other_way_round() {
+    fn a_link_of_a_newer_process_replaces_an_older_one_and_never_the_reverse() {
         let links = Links::default();
         let member =
             |incarnation| Member { ordinal: Ordinal(1), store: StoreId(7), incarnation: Incarnation(incarnation) };
@@ -142,13 +143,13 @@ mod tests {
         let first = install(4).unwrap();
         assert_eq!(install(3).unwrap_err(), Incarnation(4));
         let again = install(4).unwrap();
-        assert!(first.is_cut().now_or_never().is_some(), "the stream before is of no use any more");
+        assert!(first.closed().now_or_never().is_some(), "the previous stream is closed");
         let newer = install(5).unwrap();
-        assert!(again.is_cut().now_or_never().is_some() && newer.is_cut().now_or_never().is_none());
-        assert!(!links.remove(&first), "the end of an older stream says nothing of the newer one");
+        assert!(again.closed().now_or_never().is_some() && newer.closed().now_or_never().is_none());
+        assert!(!links.remove(&first), "the end of an older stream does not affect the newer one");
         assert_eq!(links.members(), [member(5)]);
-        links.cut_all("for this test");
-        assert_eq!(newer.is_cut().now_or_never(), Some("for this test"));
+        links.close_all("for this test");
+        assert_eq!(newer.closed().now_or_never(), Some("for this test"));
         assert!(links.remove(&newer) && links.members().is_empty());
     }
 }

@@ -1,37 +1,38 @@
-//! What workers say to each other: one stream per pair for the stores, beats between partners, proposals to the coordinators.
+//! Communication between workers: one stream per pair for the stores, heartbeats between partners, map proposals to the
+//! coordinators.
 //!
-//! Decides who dials whom, what is let in, and how much may be under way; what a message means is the store's business. What cannot
-//! be sent is dropped: the store makes it good when it hears that a link is open.
+//! Decides who dials whom, which streams are accepted, and how much may be in flight; the store interprets the messages. Messages
+//! that cannot be sent are dropped: the store repeats them when it learns that a link is open.
 //!
 //! ```text
 //! engine ──send──> Links ── Outbox ──frames──> the other worker's listener, or the stream it opened
 //!    │                                            │
-//!    │ <──hear, at most 32 MiB not taken── read <─┘
-//!    └──propose──> Proposals ── coordinators in turn, or the map store when none answers
+//!    │ <─receive, at most 32 MiB in flight─ read <─┘
+//!    └──propose──> Proposals ── coordinators in turn, or the map store when none responds
 //! ```
 //!
-//! Invariants: nothing is taken of a stream before its hello was checked; a place has one link, that of its newest process; what
-//! waits in either direction is bounded by bytes.
+//! Invariants: no message of a stream is processed before its hello was checked; each ordinal has one link, that of its newest
+//! process; queues in both directions are bounded by bytes.
 
-mod beats;
+mod heartbeats;
 mod hello;
 mod link;
 mod links;
-mod map_keeper;
+mod map_store_client;
 mod outbox;
+mod peer_detector;
 mod proposals;
 mod service;
 mod wire;
-mod witness;
 
-pub(crate) use beats::run as beat_partners;
-pub(crate) use hello::{Greeter, Reachable};
+pub(crate) use heartbeats::run as heartbeat_partners;
+pub(crate) use hello::{AdvertisedAddresses, HelloContext};
 pub(crate) use link::{CONNECTION_WINDOW, STREAM_WINDOW, dial_partners};
-pub(crate) use links::{Links, Traffic, WayOut};
-pub(crate) use map_keeper::MapKeeper;
-pub(crate) use proposals::{Proposals, hand_over as hand_over_proposals};
-pub(crate) use service::Service;
-pub(crate) use witness::{OPINION_MS, Witness};
+pub(crate) use links::{Links, StorePeers, Traffic};
+pub(crate) use map_store_client::MapStoreClient;
+pub(crate) use peer_detector::{MIN_AGE_MS, PeerDetector};
+pub(crate) use proposals::{Proposals, submit_proposals};
+pub(crate) use service::PeerEndpoint;
 
 use crate::shared::Shared;
 use engram_cluster::{Entry, PartitionMap};
@@ -40,17 +41,21 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// The workers that share a partition with `me`, in any role.
+/// Returns the workers that share a partition with `me`, in any role.
 pub(crate) fn partners(map: &PartitionMap, me: Ordinal) -> BTreeSet<Ordinal> {
-    let mut partners: BTreeSet<Ordinal> =
-        map.partitions.iter().filter(|entry| places(entry).any(|place| place == me)).flat_map(places).collect();
+    let mut partners: BTreeSet<Ordinal> = map
+        .partitions
+        .iter()
+        .filter(|entry| member_ordinals(entry).any(|ordinal| ordinal == me))
+        .flat_map(member_ordinals)
+        .collect();
     partners.remove(&me);
     partners
 }
 
-/// Runs `keep` for every worker that shares a partition with this one and has a higher number: of two workers the lower one dials.
-/// Ends when dropped.
-async fn each_partner<F>(shared: &Arc<Shared>, keep: impl Fn(Arc<Shared>, Ordinal) -> F)
+/// Runs `maintain` for every worker that shares a partition with this one and has a higher ordinal: of two workers the one with the
+/// lower ordinal dials. Ends when dropped.
+async fn each_partner<F>(shared: &Arc<Shared>, maintain: impl Fn(Arc<Shared>, Ordinal) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -62,12 +67,12 @@ where
         let Some(map) = map else { continue };
         let higher = partners(&map, shared.ordinal()).into_iter().filter(|other| *other > shared.ordinal());
         for ordinal in higher.filter(|other| dialled.insert(*other)).collect::<Vec<_>>() {
-            tasks.spawn(keep(Arc::clone(shared), ordinal));
+            tasks.spawn(maintain(Arc::clone(shared), ordinal));
         }
     }
 }
 
-fn places(entry: &Entry) -> impl Iterator<Item = Ordinal> {
+fn member_ordinals(entry: &Entry) -> impl Iterator<Item = Ordinal> {
     let members = entry.isr.iter().chain(&entry.prev).map(|member| member.ordinal);
     members.chain(entry.learners.iter().copied()).chain([entry.primary])
 }

@@ -1,101 +1,101 @@
-//! What waits to be sent to one process: bounded by bytes, packed into frames when the connection takes one.
+//! Outgoing queue to one process: bounded by bytes, packed into frames when the connection accepts one.
 
 use super::wire;
 use engram_proto::v1::{Hello, PeerFrame};
 use engram_store::peer::Envelope;
 use futures::Stream;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Bytes that may wait for one peer. More is a peer that does not read: the stream is cut, and what was lost is made good after
-/// the next one is open.
-const MOST_BYTES: usize = 64 << 20;
-/// A frame takes what waits up to here, or one envelope, which a store makes of at most 4 MiB and a record of 8 MiB: below the
-/// 16 MiB of a message.
-const FRAME_BYTES: usize = 4 << 20;
+/// Maximum number of queued bytes for one peer. A peer that exceeds it does not read: the stream is closed, and lost messages are
+/// repeated once the next one is open.
+const MAX_QUEUED_BYTES: usize = 64 << 20;
+/// A frame takes queued envelopes up to this size, or one envelope. A store makes envelopes of at most 4 MiB, and a record has at
+/// most 8 MiB: below the 16 MiB of a message.
+const MAX_FRAME_BYTES: usize = 4 << 20;
 
-/// The way out to one process.
+/// Outgoing queue to one process.
 #[derive(Debug)]
 pub(super) struct Outbox {
-    state: Mutex<State>,
+    state: Mutex<OutboxState>,
     sent: Counter,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OutboxState {
     hello: Option<Hello>,
-    waiting: VecDeque<Envelope>,
+    queued: VecDeque<Envelope>,
     bytes: usize,
     closed: bool,
     waker: Option<Waker>,
 }
 
-/// Why an outbox takes no more.
+/// Why an outbox rejects envelopes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Full {
-    #[error("{bytes} bytes wait to be sent; allowed: {MOST_BYTES}")]
+pub(super) enum OutboxError {
+    #[error("{bytes} bytes are queued; allowed: {MAX_QUEUED_BYTES}")]
     Bytes { bytes: usize },
     #[error("the stream is closed")]
     Closed,
 }
 
 impl Outbox {
-    /// An outbox whose first frame says hello; `sent` counts bytes.
+    /// Creates an outbox whose first frame carries the hello; `sent` counts bytes.
     pub(super) fn new(hello: Hello, sent: Counter) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State { hello: Some(hello), ..State::default() }), sent })
+        Arc::new(Self { state: Mutex::new(OutboxState { hello: Some(hello), ..OutboxState::default() }), sent })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Every change of it is whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, OutboxState> {
+        self.state.lock()
     }
 
-    /// Adds envelopes; they go out in order. Never blocks.
-    pub(super) fn push(&self, envelopes: Vec<Envelope>) -> Result<(), Full> {
+    /// Queues envelopes, which are sent in order. Never blocks.
+    pub(super) fn push(&self, envelopes: Vec<Envelope>) -> Result<(), OutboxError> {
         let mut state = self.state();
         if state.closed {
-            return Err(Full::Closed);
+            return Err(OutboxError::Closed);
         }
         let bytes = state.bytes + envelopes.iter().map(Envelope::bytes).sum::<usize>();
-        if bytes > MOST_BYTES {
-            return Err(Full::Bytes { bytes });
+        if bytes > MAX_QUEUED_BYTES {
+            return Err(OutboxError::Bytes { bytes });
         }
         state.bytes = bytes;
-        state.waiting.extend(envelopes);
+        state.queued.extend(envelopes);
         state.wake();
         Ok(())
     }
 
-    /// Ends the stream, and forgets what waits.
+    /// Ends the stream and drops queued envelopes.
     pub(super) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         state.bytes = 0;
-        state.waiting = VecDeque::new();
+        state.queued = VecDeque::new();
         state.wake();
     }
 
-    /// The frames, for a connection.
+    /// Returns the stream of frames for a connection.
     pub(super) fn frames(self: &Arc<Self>) -> Frames {
         Frames(Arc::clone(self))
     }
 }
 
-impl State {
+impl OutboxState {
     fn wake(&mut self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
 
-    /// What waits, as much as a frame takes.
+    /// Takes queued envelopes for one frame.
     fn take(&mut self) -> (Vec<Envelope>, usize) {
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while let Some(envelope) =
-            self.waiting.pop_front_if(|next| taken.is_empty() || bytes + next.bytes() <= FRAME_BYTES)
+            self.queued.pop_front_if(|next| taken.is_empty() || bytes + next.bytes() <= MAX_FRAME_BYTES)
         {
             bytes += envelope.bytes();
             taken.push(envelope);
@@ -105,7 +105,7 @@ impl State {
     }
 }
 
-/// The frames of an [`Outbox`]. Dropped, it closes it: nobody takes any more.
+/// Stream of the frames of an [`Outbox`]. Closes the outbox when dropped.
 pub(super) struct Frames(Arc<Outbox>);
 
 impl Stream for Frames {
@@ -117,7 +117,7 @@ impl Stream for Frames {
             if state.closed {
                 return Poll::Ready(None);
             }
-            // Whoever reads a hello has not let anything in yet: nothing else comes with it.
+            // The receiver has not accepted the hello yet, so nothing else is sent with it.
             let hello = state.hello.take();
             let (envelopes, bytes) = if hello.is_some() { (Vec::new(), 0) } else { state.take() };
             if hello.is_none() && envelopes.is_empty() {
@@ -127,7 +127,7 @@ impl Stream for Frames {
             (hello, envelopes, bytes)
         };
         self.0.sent.inc_by(bytes as u64);
-        // Encoded outside the lock: the engine must not wait for it.
+        // Encodes outside the lock: the engine must not wait for it.
         Poll::Ready(Some(PeerFrame { hello, messages: envelopes.into_iter().map(wire::encode).collect() }))
     }
 }
@@ -156,18 +156,18 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_goes_out_in_order_packed_into_frames_within_their_limit() {
+    fn queued_envelopes_are_sent_in_order_in_frames_within_their_limit() {
         let outbox = Outbox::new(Hello::default(), Counter::default());
         let mut frames = outbox.frames();
         let envelope = record(1, 10);
         outbox.push(vec![envelope.clone()]).unwrap();
         let first = frames.next().now_or_never().unwrap().unwrap();
-        assert!(first.hello.is_some() && first.messages.is_empty(), "nothing is said before the hello was heard");
+        assert!(first.hello.is_some() && first.messages.is_empty(), "the hello is sent alone");
         let second = frames.next().now_or_never().unwrap().unwrap();
         assert_eq!(second.messages, [wire::encode(envelope)]);
         assert!(frames.next().now_or_never().is_none());
 
-        // The largest envelope that a store makes stands behind almost a frame of others.
+        // The largest envelope of a store follows almost a frame of others.
         let sizes: Vec<usize> =
             (0..1_000).map(|_| 3_000).chain([4 << 20]).chain([1_000; 10]).chain([8 << 20]).collect();
         let all: Vec<Envelope> = sizes.iter().zip(1..).map(|(size, lsn)| record(lsn, *size)).collect();
@@ -185,13 +185,13 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_does_not_read_fills_its_outbox_and_no_more() {
+    fn the_outbox_of_a_peer_that_does_not_read_is_bounded() {
         let outbox = Outbox::new(Hello::default(), Counter::default());
         let fits = (1..=100).filter(|lsn| outbox.push(vec![record(*lsn, 1 << 20)]).is_ok()).count();
-        assert_eq!(fits, 63, "64 MiB less what envelopes take");
-        assert!(matches!(outbox.push(vec![record(1, 1 << 20)]), Err(Full::Bytes { .. })));
+        assert_eq!(fits, 63, "64 MiB less the overhead of envelopes");
+        assert!(matches!(outbox.push(vec![record(1, 1 << 20)]), Err(OutboxError::Bytes { .. })));
         drop(outbox.frames());
-        assert_eq!(outbox.push(vec![record(1, 1)]), Err(Full::Closed));
-        assert!(outbox.state().waiting.is_empty(), "what was not sent is not kept");
+        assert_eq!(outbox.push(vec![record(1, 1)]), Err(OutboxError::Closed));
+        assert!(outbox.state().queued.is_empty(), "unsent envelopes are dropped");
     }
 }

@@ -1,9 +1,9 @@
-//! What the replicas of this worker ask of the map: to a coordinator, or to the map store itself when none answers.
+//! Map changes that the replicas of this worker propose: to a coordinator, or to the map store itself if no coordinator responds.
 //!
-//! No answer is needed: the map tells. What is asked for again replaces what was asked before, so that no more waits than there are
-//! partitions.
+//! No response is needed: the map shows the result. A new proposal of a partition replaces the previous one, so that at most one
+//! per partition is queued.
 
-use super::map_keeper::MapKeeper;
+use super::map_store_client::MapStoreClient;
 use crate::shared::Shared;
 use engram_client::Network;
 use engram_coordinator::wire;
@@ -15,92 +15,93 @@ use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use engram_store::peer::Proposal;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-/// What comes within this time goes into one call: a promotion concerns many partitions at once.
-const GATHER: Duration = Duration::from_millis(1);
-/// How long one coordinator may take, all attempts together.
+/// Proposals within this time go into one call: a promotion concerns many partitions at once.
+const BATCH_DELAY: Duration = Duration::from_millis(1);
+/// Deadline for one coordinator, over all attempts.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// How often one is asked that says at once that it cannot be reached.
+/// Attempts at a coordinator that is unreachable.
 const ATTEMPTS: u32 = 2;
-/// After this another one is asked as well: they take proposals at once, and write them afterwards.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// How long no coordinator may answer before this worker writes the map itself: a partition that is changing hands waits meanwhile. A
-/// coordinator that comes back finds what was written, and the map's compare-and-swap decides between the two.
-pub(super) const UNANSWERED: Duration = Duration::from_millis(300);
-/// Between attempts while nobody answers, and between own writes of the map: at most ten a second.
-const RETRY: Duration = Duration::from_millis(100);
+/// Delay after which the next coordinator is called as well. A coordinator accepts proposals at once and writes them later.
+const HEDGE_DELAY: Duration = Duration::from_millis(100);
+/// Time without a coordinator's response after which this worker writes the map itself: a partition that is being transferred waits
+/// meanwhile. A coordinator that returns finds the change, and the map's compare-and-swap decides between the two.
+pub(super) const WRITE_AFTER_SILENCE: Duration = Duration::from_millis(300);
+/// Interval between attempts without a response, and between own writes of the map: at most ten a second.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is asked of the map and was not handed to anybody.
+/// Proposals that no coordinator has accepted yet.
 #[derive(Debug, Default)]
 pub(crate) struct Proposals {
-    waiting: Mutex<BTreeMap<PartitionId, Proposal>>,
-    news: Notify,
+    pending: Mutex<BTreeMap<PartitionId, Proposal>>,
+    added: Notify,
 }
 
 impl Proposals {
-    /// Adds proposals; the newest of a partition counts. Never blocks.
+    /// Queues proposals; the newest one of each partition counts. Never blocks.
     pub(crate) fn add(&self, proposals: Vec<Proposal>) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.extend(proposals.into_iter().map(|proposal| (proposal.partition, proposal)));
-        drop(waiting);
-        self.news.notify_one();
+        let mut pending = self.pending.lock();
+        pending.extend(proposals.into_iter().map(|proposal| (proposal.partition, proposal)));
+        drop(pending);
+        self.added.notify_one();
     }
 
     fn take(&self) -> Vec<Proposal> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut *waiting).into_values().collect()
+        let mut pending = self.pending.lock();
+        std::mem::take(&mut *pending).into_values().collect()
     }
 
-    /// Nobody took them: they wait again, where nothing newer does.
+    /// Queues proposals again that were not accepted, except those replaced by newer ones.
     fn put_back(&self, proposals: Vec<Proposal>) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.pending.lock();
         for proposal in proposals {
-            waiting.entry(proposal.partition).or_insert(proposal);
+            pending.entry(proposal.partition).or_insert(proposal);
         }
     }
 }
 
-/// Hands proposals over as they come. Ends when dropped.
-pub(crate) async fn hand_over(shared: Arc<Shared>) {
+/// Submits proposals as they are queued. Ends when dropped.
+pub(crate) async fn submit_proposals(shared: Arc<Shared>) {
     let mut coordinators = Vec::new();
-    let mut in_vain_since: Option<Instant> = None;
+    let mut failing_since: Option<Instant> = None;
     let mut failure = None;
     loop {
-        shared.proposals.news.notified().await;
-        sleep(GATHER).await;
+        shared.proposals.added.notified().await;
+        sleep(BATCH_DELAY).await;
         let proposals = shared.proposals.take();
         if proposals.is_empty() {
             continue;
         }
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         update(&shared, &mut coordinators);
-        // Where none has been heard for as long as one may take, none is waited for: a partition without a primary is.
-        let unheard = Duration::from_millis(shared.coordinators.unheard_ms());
-        let patience = if unheard >= DEADLINE { PATIENCE } else { Duration::MAX };
-        if timeout(patience, ask(&shared, &mut coordinators, &proposals)).await.unwrap_or(false) {
-            in_vain_since = None;
+        // If no coordinator was heard for a full deadline, waits only briefly: a partition has no primary.
+        let silence = Duration::from_millis(shared.coordinators.silence_ms());
+        let call_timeout = if silence >= DEADLINE { HEDGE_DELAY } else { Duration::MAX };
+        if timeout(call_timeout, propose(&shared, &mut coordinators, &proposals)).await.unwrap_or(false) {
+            failing_since = None;
             continue;
         }
-        let unanswered = in_vain_since.get_or_insert(asked).elapsed().max(unheard);
-        match shared.map_keeper.as_ref().filter(|_| unanswered >= UNANSWERED) {
-            Some(keeper) => write(&shared, keeper, proposals, &mut failure).await,
+        let failing_for = failing_since.get_or_insert(sent_at).elapsed().max(silence);
+        match shared.map_store.as_ref().filter(|_| failing_for >= WRITE_AFTER_SILENCE) {
+            Some(map_store) => write(&shared, map_store, proposals, &mut failure).await,
             None => {
                 shared.proposals.put_back(proposals);
-                shared.proposals.news.notify_one();
+                shared.proposals.added.notify_one();
             }
         }
-        sleep(RETRY).await;
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// One coordinator, with the connection to it.
+/// One coordinator and the connection to it.
 #[derive(Clone)]
 struct Coordinator {
     address: String,
@@ -112,107 +113,118 @@ impl Coordinator {
         let address = address.to_owned();
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
         if let Err(error) = &endpoint {
-            tracing::error!(address, %error, "not the address of a coordinator");
+            tracing::error!(address, %error, "invalid coordinator address");
         }
         let channel = endpoint.map(|it| network.connect_lazy(it.connect_timeout(DEADLINE).tcp_nodelay(true))).ok();
         Self { address, channel }
     }
 
-    /// Whether it takes proposals, or refuses them: then it is there, and the map is not for this worker to write.
-    async fn takes(self, request: v1::ProposeMapRequest) -> bool {
+    /// Submits proposals; returns whether the coordinator accepted or rejected them. In both cases it works, and this worker must
+    /// not write the map.
+    async fn accepts(self, request: v1::ProposeMapChangesRequest) -> bool {
         let Some(channel) = self.channel else { return false };
         let mut client = CoordinatorServiceClient::new(channel);
-        let asking = async {
-            // Again where it fails: the connection may have broken long ago, and only who uses it notices.
+        let call = async {
+            // Retries, because a connection may have broken long ago, which only its use reveals.
             for _ in 0..ATTEMPTS {
-                match client.propose_map(request.clone()).await {
+                match client.propose_map_changes(request.clone()).await {
                     Ok(_) => return true,
-                    Err(status) if !is_away(status.code()) => {
-                        tracing::warn!(coordinator = self.address, reason = status.message(), "proposals refused");
+                    Err(status) if !is_unreachable(status.code()) => {
+                        tracing::warn!(
+                            coordinator = self.address,
+                            reason = status.message(),
+                            "coordinator rejected map proposals"
+                        );
                         return true;
                     }
                     Err(status) => {
                         tracing::debug!(
                             coordinator = self.address,
                             reason = status.message(),
-                            "proposals were not taken"
+                            "failed to submit map proposals"
                         );
                     }
                 }
             }
             false
         };
-        timeout(DEADLINE, asking).await.unwrap_or_else(|_| {
-            tracing::debug!(coordinator = self.address, "proposals were not answered in time");
+        timeout(DEADLINE, call).await.unwrap_or_else(|_| {
+            tracing::debug!(coordinator = self.address, "timed out submitting map proposals");
             false
         })
     }
 }
 
-/// Drops coordinators that are gone, and adds those that are new.
+/// Removes coordinators that are gone, and adds new ones.
 fn update(shared: &Shared, coordinators: &mut Vec<Coordinator>) {
-    let now = shared.roster.now();
-    coordinators.retain(|known| now.contains(&known.address));
+    let now = shared.coordinator_addresses.current();
+    coordinators.retain(|existing| now.contains(&existing.address));
     for address in now {
-        if coordinators.iter().all(|known| known.address != address) {
+        if coordinators.iter().all(|existing| existing.address != address) {
             coordinators.push(Coordinator::new(&address, &shared.to_coordinators()));
         }
     }
 }
 
-/// Asks the coordinators, the one that took proposals last first; whether one took them.
-async fn ask(shared: &Shared, coordinators: &mut [Coordinator], proposals: &[Proposal]) -> bool {
-    let request = v1::ProposeMapRequest {
+/// Submits proposals to the coordinators, starting with the one that accepted last; returns whether one accepted.
+async fn propose(shared: &Shared, coordinators: &mut [Coordinator], proposals: &[Proposal]) -> bool {
+    let request = v1::ProposeMapChangesRequest {
         cluster: identity(shared.options.cluster.0),
         member: Some(wire::member_id_to_proto(&shared.member)),
         proposals: proposals.iter().map(encode).collect(),
     };
-    let asks: Vec<_> = coordinators.iter().map(|coordinator| coordinator.clone().takes(request.clone())).collect();
-    let taken = first_to_take(asks).await;
-    if let Some(at) = taken {
+    let calls: Vec<_> = coordinators.iter().map(|coordinator| coordinator.clone().accepts(request.clone())).collect();
+    let accepted_by = first_acceptance(calls).await;
+    if let Some(at) = accepted_by {
         coordinators.swap(0, at);
     }
-    taken.is_some()
+    accepted_by.is_some()
 }
 
-/// Asks one after the other, the next one also where nobody has answered for a while; says who took it first. One that is gone with
-/// its machine answers nothing for as long as it may take, and what two have taken is written once: the map decides.
-async fn first_to_take(asks: Vec<impl Future<Output = bool>>) -> Option<usize> {
-    let mut waiting = asks.into_iter().enumerate().map(|(at, ask)| async move { (at, ask.await) });
-    let mut asked = FuturesUnordered::new();
+/// Runs the calls one after the other, starting the next one also after a delay without a response. Returns the index of the first
+/// that succeeds. A coordinator whose machine is gone does not respond before the deadline. Proposals that two have accepted are
+/// written once: the map decides.
+async fn first_acceptance(calls: Vec<impl Future<Output = bool>>) -> Option<usize> {
+    let mut pending = calls.into_iter().enumerate().map(|(at, propose)| async move { (at, propose.await) });
+    let mut sent_at = FuturesUnordered::new();
     loop {
-        if asked.is_empty() {
-            asked.push(waiting.next()?);
+        if sent_at.is_empty() {
+            sent_at.push(pending.next()?);
         }
-        if let Ok(Some((at, true))) = timeout(PATIENCE, asked.next()).await {
+        if let Ok(Some((at, true))) = timeout(HEDGE_DELAY, sent_at.next()).await {
             return Some(at);
         }
-        asked.extend(waiting.next());
+        sent_at.extend(pending.next());
     }
 }
 
-/// Whether a status says that nobody answered, rather than what.
-const fn is_away(code: Code) -> bool {
+/// Returns whether a status means that there was no response.
+const fn is_unreachable(code: Code) -> bool {
     matches!(code, Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal)
 }
 
-fn encode(proposal: &Proposal) -> v1::MapProposal {
-    v1::MapProposal {
+fn encode(proposal: &Proposal) -> v1::MapChange {
+    v1::MapChange {
         partition: proposal.partition.0,
         term: proposal.expected.term.0,
         activated: proposal.expected.activated,
         solo_safe: proposal.expected.solo_safe,
-        // No replica asks for a hint, the one change that has no form on the wire: coordinators write those by themselves.
+        // A replica never proposes a hint, the one change without a wire format: coordinators write those themselves.
         change: wire::change_to_proto(&proposal.change),
     }
 }
 
-/// Writes what still fits into the map store, and takes the map that is there then. `failure` is the last one, told once.
-async fn write(shared: &Shared, keeper: &MapKeeper, proposals: Vec<Proposal>, failure: &mut Option<String>) {
+/// Writes the proposals that match the current map into the map store, and uses the resulting map. `failure` is the last error,
+/// logged once.
+async fn write(shared: &Shared, map_store: &MapStoreClient, proposals: Vec<Proposal>, failure: &mut Option<String>) {
     let count = proposals.len();
-    match keeper.change(proposals).await {
+    match map_store.apply(proposals).await {
         Ok(Some(map)) => {
-            tracing::warn!(version = map.version, proposals = count, "no coordinator answers: wrote the map here");
+            tracing::warn!(
+                version = map.version,
+                proposals = count,
+                "no coordinator responds; wrote the partition map directly"
+            );
             shared.read_map(map);
             *failure = None;
         }
@@ -220,7 +232,7 @@ async fn write(shared: &Shared, keeper: &MapKeeper, proposals: Vec<Proposal>, fa
         Err(error) => {
             let error = with_causes(&error);
             if failure.as_ref() != Some(&error) {
-                tracing::warn!(error, "no coordinator answers, and the map cannot be written");
+                tracing::warn!(error, "no coordinator responds; failed to write the partition map");
             }
             *failure = Some(error);
         }
@@ -246,23 +258,23 @@ mod tests {
     #[test]
     fn the_newest_proposal_of_a_partition_counts() {
         let proposals = Proposals::default();
-        let expected = Entry::first(vec![member(0)]).expected();
-        let ask = |change| Proposal { partition: PartitionId(1), expected, change };
+        let expected = Entry::first(vec![member(0)]).expectation();
+        let propose = |change| Proposal { partition: PartitionId(1), expected, change };
         let remove = Change::Remove { primary: member(0), leaver: Ordinal(1) };
-        proposals.add(vec![ask(Change::Activate)]);
+        proposals.add(vec![propose(Change::Activate)]);
         let old = proposals.take();
-        proposals.add(vec![ask(remove.clone())]);
+        proposals.add(vec![propose(remove.clone())]);
         proposals.put_back(old);
-        assert_eq!(proposals.take(), [ask(remove)]);
+        assert_eq!(proposals.take(), [propose(remove)]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_coordinator_that_is_silent_or_away_holds_nothing_up() {
-        let after = |ms, takes| async move {
+    async fn a_silent_or_unreachable_coordinator_delays_no_proposal() {
+        let after = |ms, accepts| async move {
             sleep(Duration::from_millis(ms)).await;
-            takes
+            accepts
         };
-        for (asks, taken, ms) in [
+        for (calls, accepted_by, ms) in [
             (vec![after(5, true), after(1, true)], Some(0), 5),
             (vec![after(900, true), after(900, false), after(5, true)], Some(2), 205),
             (vec![after(10, false), after(20, false), after(30, true)], Some(2), 60),
@@ -271,27 +283,27 @@ mod tests {
             (vec![], None, 0),
         ] {
             let began = Instant::now();
-            assert_eq!(first_to_take(asks).await, taken);
-            assert_eq!(began.elapsed().as_millis(), ms, "of the simulated clock");
+            assert_eq!(first_acceptance(calls).await, accepted_by);
+            assert_eq!(began.elapsed().as_millis(), ms, "on the simulated clock");
         }
     }
 
-    /// Passes connections on to `to`. Those that are there when `breaks` grows end at the next byte that they bring, and not before: so it is
-    /// where the way was lost in between, and neither end was told.
-    async fn pass_on(near: TcpListener, to: SocketAddr, breaks: Arc<AtomicU32>) {
+    /// Proxies connections to `to`. Connections that exist when `break_count` rises are dropped at the next byte from the client,
+    /// and not before: as if the route was lost in between and neither end was notified.
+    async fn proxy(near: TcpListener, to: SocketAddr, break_count: Arc<AtomicU32>) {
         loop {
             let (mut near, _) = near.accept().await.unwrap();
-            let (breaks, at_first) = (breaks.clone(), breaks.load(Ordering::Relaxed));
+            let (break_count, initial_count) = (break_count.clone(), break_count.load(Ordering::Relaxed));
             tokio::spawn(async move {
                 let mut far = TcpStream::connect(to).await.unwrap();
-                let (mut asked, mut answered) = ([0; 4_096], [0; 4_096]);
+                let (mut sent_at, mut answered) = ([0; 4_096], [0; 4_096]);
                 loop {
                     tokio::select! {
-                        Ok(count @ 1..) = near.read(&mut asked) => {
-                            if breaks.load(Ordering::Relaxed) > at_first {
+                        Ok(count @ 1..) = near.read(&mut sent_at) => {
+                            if break_count.load(Ordering::Relaxed) > initial_count {
                                 return;
                             }
-                            far.write_all(&asked[..count]).await.unwrap();
+                            far.write_all(&sent_at[..count]).await.unwrap();
                         }
                         Ok(count @ 1..) = far.read(&mut answered) => near.write_all(&answered[..count]).await.unwrap(),
                         else => return,
@@ -302,24 +314,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_broke_unnoticed_costs_no_proposal() {
+    async fn a_connection_that_broke_unnoticed_loses_no_proposal() {
         let cluster = ClusterId(1);
         let host = Host::default();
         let options = Options::new(cluster, "words", 4, 1);
         host.add(engram_coordinator::Coordinator::build(options, Arc::new(MemoryStore::default())).unwrap(), None);
         let served = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let passed = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (to, address) = (served.local_addr().unwrap(), passed.local_addr().unwrap());
+        let proxied = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (to, address) = (served.local_addr().unwrap(), proxied.local_addr().unwrap());
         tokio::spawn(host.run(served, std::future::pending()));
-        let breaks = Arc::new(AtomicU32::new(0));
-        tokio::spawn(pass_on(passed, to, breaks.clone()));
+        let break_count = Arc::new(AtomicU32::new(0));
+        tokio::spawn(proxy(proxied, to, break_count.clone()));
 
         let coordinator = Coordinator::new(&address.to_string(), &Network::default());
         let member = Some(wire::member_id_to_proto(&member(0)));
-        let request = v1::ProposeMapRequest { cluster: identity(cluster.0), member, proposals: Vec::new() };
+        let request = v1::ProposeMapChangesRequest { cluster: identity(cluster.0), member, proposals: Vec::new() };
         for round in 0..4 {
-            assert!(coordinator.clone().takes(request.clone()).await, "round {round}");
-            breaks.fetch_add(1, Ordering::Relaxed);
+            assert!(coordinator.clone().accepts(request.clone()).await, "round {round}");
+            break_count.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

@@ -1,68 +1,72 @@
-//! The listening side of the links and of the beats.
+//! Listening side of links and heartbeats.
 
 use super::link::{self, HELLO_DEADLINE};
 use crate::shared::Shared;
 use engram_identity::{Caller, Reason};
 use engram_memory::Ordinal;
 use engram_proto::v1::peer_service_server::PeerService;
-use engram_proto::v1::{PeerBeat, PeerFrame};
+use engram_proto::v1::{PeerFrame, PeerHeartbeat};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use std::sync::Arc;
 use tokio::time::timeout;
 use tonic::{Extensions, Request, Response, Status, Streaming};
 
-/// What workers ask of this one.
-pub(crate) struct Service {
+/// `PeerService` of this worker.
+pub(crate) struct PeerEndpoint {
     pub(crate) shared: Arc<Shared>,
 }
 
 #[tonic::async_trait]
-impl PeerService for Service {
+impl PeerService for PeerEndpoint {
     type ExchangeStream = BoxStream<'static, Result<PeerFrame, Status>>;
-    type BeatStream = BoxStream<'static, Result<PeerBeat, Status>>;
+    type HeartbeatStream = BoxStream<'static, Result<PeerHeartbeat, Status>>;
 
     async fn exchange(&self, request: Request<Streaming<PeerFrame>>) -> Result<Response<Self::ExchangeStream>, Status> {
         let shared = Arc::clone(&self.shared);
         let (_, extensions, mut frames) = request.into_parts();
-        let first = first(frames.message()).await?;
-        let member = shared.greeter.check_caller(first.as_ref().and_then(|frame| frame.hello.as_ref()))?;
+        let first_message = first_message(frames.message()).await?;
+        let member = shared.hello.check_caller(first_message.as_ref().and_then(|frame| frame.hello.as_ref()))?;
         check_sender(&shared, &extensions, member.ordinal)?;
-        let outbox = shared.links.outbox(shared.greeter.hello());
+        let outbox = shared.links.outbox(shared.hello.hello());
         let answer = outbox.frames().map(Ok).boxed();
-        let link = shared.links.install(member, outbox).map_err(|newest| super::hello::Refused::Superseded {
+        let link = shared.links.install(member, outbox).map_err(|newest| super::hello::HelloError::Superseded {
             caller: member.ordinal,
-            found: member.incarnation,
+            actual: member.incarnation,
             newest,
         })?;
         tokio::spawn(async move {
             let reason = link::read(&shared, &link, frames).await;
-            link::ended(&shared, &link, &reason);
+            link::close_link(&shared, &link, &reason);
         });
         Ok(Response::new(answer))
     }
 
-    async fn beat(&self, request: Request<Streaming<PeerBeat>>) -> Result<Response<Self::BeatStream>, Status> {
+    async fn heartbeat(
+        &self,
+        request: Request<Streaming<PeerHeartbeat>>,
+    ) -> Result<Response<Self::HeartbeatStream>, Status> {
         let shared = Arc::clone(&self.shared);
-        let (_, extensions, mut beats) = request.into_parts();
-        let first = first(beats.message()).await?;
-        let member = shared.greeter.check_caller(first.as_ref().and_then(|beat| beat.hello.as_ref()))?;
+        let (_, extensions, mut heartbeats) = request.into_parts();
+        let first_message = first_message(heartbeats.message()).await?;
+        let member =
+            shared.hello.check_caller(first_message.as_ref().and_then(|heartbeat| heartbeat.hello.as_ref()))?;
         check_sender(&shared, &extensions, member.ordinal)?;
-        super::beats::answer(shared, member, first, beats)
+        super::heartbeats::accept(shared, member, first_message, heartbeats)
     }
 }
 
-/// Whether a stream is of the worker that its hello names.
-fn check_sender(shared: &Shared, extensions: &Extensions, says: Ordinal) -> Result<(), Status> {
+/// Checks that the certificate of a stream is that of the worker in its hello.
+fn check_sender(shared: &Shared, extensions: &Extensions, claimed: Ordinal) -> Result<(), Status> {
     let caller = Caller::of(extensions);
-    if caller.is_worker(says.0) {
+    if caller.is_worker(claimed.0) {
         return Ok(());
     }
     shared.count_refusal(Reason::Sender);
-    Err(Status::permission_denied(format!("the hello is of worker {says}, the certificate of {caller}")))
+    Err(Status::permission_denied(format!("the hello names worker {claimed}, the certificate {caller}")))
 }
 
-/// The first message of a stream, which has to come soon.
-async fn first<T>(message: impl Future<Output = Result<Option<T>, Status>>) -> Result<Option<T>, Status> {
-    timeout(HELLO_DEADLINE, message).await.map_err(|_| Status::deadline_exceeded("no hello came"))?
+/// Receives the first message of a stream, with a deadline.
+async fn first_message<T>(message: impl Future<Output = Result<Option<T>, Status>>) -> Result<Option<T>, Status> {
+    timeout(HELLO_DEADLINE, message).await.map_err(|_| Status::deadline_exceeded("no hello received in time"))?
 }

@@ -1,85 +1,87 @@
-//! What stores say to each other, as it travels.
+//! Wire format of messages between stores.
 //!
-//! What arrives is checked here, once, before the store sees it: numbers that must agree with each other do, lists are as long as
-//! they say, and nothing is larger than its limit. Whether a message fits what the replica knows is the replica's to judge.
+//! Received messages are checked here, once, before the store processes them: numbers that must agree do, lists have the stated
+//! length, and nothing exceeds its limit. Whether a message matches the state of the replica is checked by the replica.
 
 use engram_cluster::replica::{self, History};
 use engram_memory::{DecayClock, Lsn, MAX_RECORD_BYTES, PartitionId, Term};
 use engram_proto::v1::{self, peer_message};
-use engram_store::peer::{CopyPiece, Envelope, Message};
+use engram_store::peer::{Envelope, Message, StateChunk};
 use engram_store::snapshot_file::MAX_CHUNK_BYTES;
 
-/// Runs of equal terms in one message: as many as a log keeps apart.
-const MOST_RUNS: usize = 64;
+/// Maximum number of runs of equal terms in one message: as many as a log distinguishes.
+const MAX_RUNS: usize = 64;
 
-/// Why a message of a peer is not what it should be.
+/// A received message violates the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {found} is not allowed; allowed: {allowed}")]
-pub(crate) struct Malformed {
+#[error("{field}: {value} is not allowed; allowed: {allowed}")]
+pub(crate) struct MalformedPeerMessage {
     field: &'static str,
-    found: String,
+    value: String,
     allowed: String,
 }
 
 fn check(
     holds: bool,
     field: &'static str,
-    found: &dyn ToString,
+    value: &dyn ToString,
     allowed: impl FnOnce() -> String,
-) -> Result<(), Malformed> {
-    if holds { Ok(()) } else { Err(Malformed { field, found: found.to_string(), allowed: allowed() }) }
+) -> Result<(), MalformedPeerMessage> {
+    if holds { Ok(()) } else { Err(MalformedPeerMessage { field, value: value.to_string(), allowed: allowed() }) }
 }
 
-/// A message as it travels.
+/// Encodes a message.
 pub(super) fn encode(envelope: Envelope) -> v1::PeerMessage {
     let message = match envelope.body {
         Message::Replica(message, records) => encode_replica(message, records),
         Message::Release => peer_message::Message::Release(v1::PeerRelease {}),
         Message::Confirm { term, round } => peer_message::Message::Confirm(v1::PeerConfirm { term: term.0, round }),
         Message::Confirmed { term, round, promised } => {
-            peer_message::Message::Confirmed(v1::PeerConfirmed { term: term.0, round, promised: promised.0 })
+            peer_message::Message::Confirmed(v1::PeerConfirmed { term: term.0, round, promised_term: promised.0 })
         }
-        Message::AskPosition { asked_ms } => peer_message::Message::AskPosition(v1::PeerAskPosition { asked_ms }),
-        Message::Position { term, lsn, asked_ms } => {
-            peer_message::Message::Position(v1::PeerPosition { term: term.0, lsn: lsn.0, asked_ms })
+        Message::PositionRequest { requested_ms } => {
+            peer_message::Message::PositionRequest(v1::PeerPositionRequest { requested_ms })
+        }
+        Message::Position { term, lsn, requested_ms } => {
+            peer_message::Message::Position(v1::PeerPosition { term: term.0, lsn: lsn.0, requested_ms })
         }
         Message::Digest { term, lsn, digest } => peer_message::Message::Digest(v1::PeerDigest {
             term: term.0,
             lsn: lsn.0,
             digest: engram_proto::answers::identity(digest),
         }),
-        Message::Copy(piece) => peer_message::Message::Copy(v1::PeerCopy {
+        Message::State(piece) => peer_message::Message::StateChunk(v1::PeerStateChunk {
             term: piece.term.0,
             lsn: piece.lsn.0,
             record_term: piece.record_term.0,
-            piece: piece.piece,
-            pieces: piece.pieces,
+            chunk_index: piece.index,
+            chunks: piece.count,
             clock: piece.clock.units(),
             memories: piece.memories,
             digest: piece.digest.to_be_bytes().to_vec().into(),
             kind: piece.kind,
-            chunk: piece.chunk,
+            data: piece.bytes,
         }),
     };
     v1::PeerMessage { partition: envelope.partition.0, message: Some(message) }
 }
 
 fn encode_replica(message: replica::Message, records: Vec<bytes::Bytes>) -> peer_message::Message {
-    use replica::Message as Said;
+    use replica::Message as Replica;
     let columns = |runs: &[(Lsn, Term)]| runs.iter().map(|(lsn, term)| (lsn.0, term.0)).unzip();
     match message {
-        Said::Open { term, history, commit } => {
+        Replica::Open { term, history, commit } => {
             let (lsns, terms) = columns(history.runs());
             let (floor_lsn, floor_term) = history.floor();
-            let names = v1::LogNames { floor_lsn: floor_lsn.0, floor_term: floor_term.0, lsns, terms };
+            let names = v1::LogTerms { floor_lsn: floor_lsn.0, floor_term: floor_term.0, lsns, terms };
             peer_message::Message::Open(v1::PeerOpen { term: term.0, names: Some(names), commit: commit.0 })
         }
-        Said::Opened { term, end, written } => peer_message::Message::Opened(v1::PeerOpened {
+        Replica::Opened { term, end, written } => peer_message::Message::Opened(v1::PeerOpened {
             term: term.0,
             end: end.map(|end| end.0),
             written: written.0,
         }),
-        Said::Append { term, after, runs, commit } => {
+        Replica::Append { term, after, runs, commit } => {
             let (run_lsns, run_terms) = columns(&runs);
             peer_message::Message::Append(v1::PeerAppend {
                 term: term.0,
@@ -90,28 +92,28 @@ fn encode_replica(message: replica::Message, records: Vec<bytes::Bytes>) -> peer
                 records,
             })
         }
-        Said::Ack { term, written } => peer_message::Message::Ack(v1::PeerAck { term: term.0, written: written.0 }),
-        Said::NotOpen { term } => peer_message::Message::NotOpen(v1::PeerNotOpen { term: term.0 }),
-        Said::Refused { term, promised } => {
-            peer_message::Message::Refused(v1::PeerRefused { term: term.0, promised: promised.0 })
+        Replica::Ack { term, written } => peer_message::Message::Ack(v1::PeerAck { term: term.0, written: written.0 }),
+        Replica::NotOpen { term } => peer_message::Message::NotOpen(v1::PeerNotOpen { term: term.0 }),
+        Replica::Rejected { term, promised } => {
+            peer_message::Message::Rejected(v1::PeerRejected { term: term.0, promised_term: promised.0 })
         }
     }
 }
 
-/// A message as the store takes it.
+/// Decodes and checks a message.
 ///
 /// # Errors
-/// The first thing in it that no peer of this cluster says.
-pub(super) fn decode(message: v1::PeerMessage, partitions: u32) -> Result<Envelope, Malformed> {
+/// The first violation of the protocol.
+pub(super) fn decode(message: v1::PeerMessage, partitions: u32) -> Result<Envelope, MalformedPeerMessage> {
     let partition = message.partition;
     check(partition < partitions, "partition", &partition, || format!("0 to {}", partitions - 1))?;
-    let said = message.message.ok_or_else(|| Malformed {
+    let message = message.message.ok_or_else(|| MalformedPeerMessage {
         field: "message",
-        found: "none".into(),
-        allowed: "one of those that this version knows".into(),
+        value: "none".into(),
+        allowed: "a message of this protocol version".into(),
     })?;
     let bare = |message| Message::Replica(message, Vec::new());
-    let body = match said {
+    let body = match message {
         peer_message::Message::Open(open) => bare(decode_open(open)?),
         peer_message::Message::Opened(opened) => bare(decode_opened(&opened)?),
         peer_message::Message::Append(append) => decode_append(append)?,
@@ -119,44 +121,46 @@ pub(super) fn decode(message: v1::PeerMessage, partitions: u32) -> Result<Envelo
             bare(replica::Message::Ack { term: Term(ack.term), written: Lsn(ack.written) })
         }
         peer_message::Message::NotOpen(not_open) => bare(replica::Message::NotOpen { term: Term(not_open.term) }),
-        peer_message::Message::Refused(refused) => {
-            let (term, promised) = (Term(refused.term), Term(refused.promised));
-            check(promised > term, "refused.promised", &promised, || format!("above the term refused, {term}"))?;
-            bare(replica::Message::Refused { term, promised })
+        peer_message::Message::Rejected(refused) => {
+            let (term, promised) = (Term(refused.term), Term(refused.promised_term));
+            check(promised > term, "rejected.promised_term", &promised, || format!("above the rejected term, {term}"))?;
+            bare(replica::Message::Rejected { term, promised })
         }
-        peer_message::Message::Copy(copy) => Message::Copy(decode_copy(copy)?),
+        peer_message::Message::StateChunk(chunk) => Message::State(decode_state_chunk(chunk)?),
         peer_message::Message::Release(v1::PeerRelease {}) => Message::Release,
         peer_message::Message::Confirm(v1::PeerConfirm { term, round }) => Message::Confirm { term: Term(term), round },
-        peer_message::Message::Confirmed(v1::PeerConfirmed { term, round, promised }) => {
+        peer_message::Message::Confirmed(v1::PeerConfirmed { term, round, promised_term: promised }) => {
             Message::Confirmed { term: Term(term), round, promised: Term(promised) }
         }
-        peer_message::Message::AskPosition(v1::PeerAskPosition { asked_ms }) => Message::AskPosition { asked_ms },
-        peer_message::Message::Position(v1::PeerPosition { term, lsn, asked_ms }) => {
-            Message::Position { term: Term(term), lsn: Lsn(lsn), asked_ms }
+        peer_message::Message::PositionRequest(v1::PeerPositionRequest { requested_ms }) => {
+            Message::PositionRequest { requested_ms }
         }
-        peer_message::Message::Digest(said) => {
-            let digest = <[u8; 16]>::try_from(said.digest.as_ref());
-            check(digest.is_ok(), "digest.digest", &said.digest.len(), || "16 bytes".into())?;
+        peer_message::Message::Position(v1::PeerPosition { term, lsn, requested_ms }) => {
+            Message::Position { term: Term(term), lsn: Lsn(lsn), requested_ms }
+        }
+        peer_message::Message::Digest(message) => {
+            let digest = <[u8; 16]>::try_from(message.digest.as_ref());
+            check(digest.is_ok(), "digest.digest", &message.digest.len(), || "16 bytes".into())?;
             let digest = digest.map_or(0, u128::from_be_bytes);
-            Message::Digest { term: Term(said.term), lsn: Lsn(said.lsn), digest }
+            Message::Digest { term: Term(message.term), lsn: Lsn(message.lsn), digest }
         }
     };
     Ok(Envelope { partition: PartitionId(partition), body })
 }
 
-fn decode_runs(lsns: &[u64], terms: &[u64]) -> Result<Vec<(Lsn, Term)>, Malformed> {
+fn decode_runs(lsns: &[u64], terms: &[u64]) -> Result<Vec<(Lsn, Term)>, MalformedPeerMessage> {
     check(lsns.len() == terms.len(), "terms", &terms.len(), || format!("as many as lsns, {}", lsns.len()))?;
-    check(lsns.len() <= MOST_RUNS, "lsns", &lsns.len(), || format!("at most {MOST_RUNS} runs"))?;
+    check(lsns.len() <= MAX_RUNS, "lsns", &lsns.len(), || format!("at most {MAX_RUNS} runs"))?;
     Ok(lsns.iter().zip(terms).map(|(lsn, term)| (Lsn(*lsn), Term(*term))).collect())
 }
 
-fn decode_open(open: v1::PeerOpen) -> Result<replica::Message, Malformed> {
+fn decode_open(open: v1::PeerOpen) -> Result<replica::Message, MalformedPeerMessage> {
     let names = open.names.unwrap_or_default();
     let runs = decode_runs(&names.lsns, &names.terms)?;
     let history = History::from_parts((Lsn(names.floor_lsn), Term(names.floor_term)), runs);
-    let history = history.ok_or_else(|| Malformed {
+    let history = history.ok_or_else(|| MalformedPeerMessage {
         field: "open.names",
-        found: format!("{:?} of terms {:?}", names.lsns, names.terms),
+        value: format!("{:?} of terms {:?}", names.lsns, names.terms),
         allowed: "runs that ascend from their floor".into(),
     })?;
     let last = history.last();
@@ -165,13 +169,13 @@ fn decode_open(open: v1::PeerOpen) -> Result<replica::Message, Malformed> {
     Ok(replica::Message::Open { term: Term(open.term), history, commit: Lsn(open.commit) })
 }
 
-fn decode_opened(opened: &v1::PeerOpened) -> Result<replica::Message, Malformed> {
+fn decode_opened(opened: &v1::PeerOpened) -> Result<replica::Message, MalformedPeerMessage> {
     let most = opened.end.unwrap_or(0);
     check(opened.written <= most, "opened.written", &opened.written, || format!("at most the log's end, {most}"))?;
     Ok(replica::Message::Opened { term: Term(opened.term), end: opened.end.map(Lsn), written: Lsn(opened.written) })
 }
 
-fn decode_append(append: v1::PeerAppend) -> Result<Message, Malformed> {
+fn decode_append(append: v1::PeerAppend) -> Result<Message, MalformedPeerMessage> {
     let runs = decode_runs(&append.run_lsns, &append.run_terms)?;
     let floor = (Lsn(append.after), Term(0));
     let ascends = History::from_parts(floor, runs.clone()).is_some();
@@ -197,34 +201,34 @@ fn decode_append(append: v1::PeerAppend) -> Result<Message, Malformed> {
     Ok(Message::Replica(message, append.records))
 }
 
-fn decode_copy(copy: v1::PeerCopy) -> Result<CopyPiece, Malformed> {
-    check(copy.piece < copy.pieces, "copy.piece", &copy.piece, || {
-        format!("below the number of pieces, {}", copy.pieces)
+fn decode_state_chunk(chunk: v1::PeerStateChunk) -> Result<StateChunk, MalformedPeerMessage> {
+    check(chunk.chunk_index < chunk.chunks, "state_chunk.chunk_index", &chunk.chunk_index, || {
+        format!("below the number of chunks, {}", chunk.chunks)
     })?;
-    check(copy.record_term <= copy.term, "copy.record_term", &copy.record_term, || {
-        format!("at most the term, {}", copy.term)
+    check(chunk.record_term <= chunk.term, "state_chunk.record_term", &chunk.record_term, || {
+        format!("at most the term, {}", chunk.term)
     })?;
-    check(copy.chunk.len() <= MAX_CHUNK_BYTES, "copy.chunk", &copy.chunk.len(), || {
+    check(chunk.data.len() <= MAX_CHUNK_BYTES, "state_chunk.data", &chunk.data.len(), || {
         format!("at most {MAX_CHUNK_BYTES} bytes")
     })?;
-    let digest = <[u8; 16]>::try_from(copy.digest.as_ref());
-    check(digest.is_ok(), "copy.digest", &copy.digest.len(), || "16 bytes".into())?;
-    let clock = DecayClock::from_units(copy.clock).ok_or_else(|| Malformed {
-        field: "copy.clock",
-        found: copy.clock.to_string(),
+    let digest = <[u8; 16]>::try_from(chunk.digest.as_ref());
+    check(digest.is_ok(), "state_chunk.digest", &chunk.digest.len(), || "16 bytes".into())?;
+    let clock = DecayClock::from_units(chunk.clock).ok_or_else(|| MalformedPeerMessage {
+        field: "state_chunk.clock",
+        value: chunk.clock.to_string(),
         allowed: "below 2^31".into(),
     })?;
-    Ok(CopyPiece {
-        term: Term(copy.term),
-        lsn: Lsn(copy.lsn),
-        record_term: Term(copy.record_term),
-        piece: copy.piece,
-        pieces: copy.pieces,
+    Ok(StateChunk {
+        term: Term(chunk.term),
+        lsn: Lsn(chunk.lsn),
+        record_term: Term(chunk.record_term),
+        index: chunk.chunk_index,
+        count: chunk.chunks,
         clock,
-        memories: copy.memories,
+        memories: chunk.memories,
         digest: digest.map_or(0, u128::from_be_bytes),
-        kind: copy.kind,
-        chunk: copy.chunk,
+        kind: chunk.kind,
+        bytes: chunk.data,
     })
 }
 
@@ -242,19 +246,19 @@ mod tests {
         History::from_parts((Lsn(4), Term(1)), vec![(Lsn(9), Term(2)), (Lsn(12), Term(5))]).unwrap()
     }
 
-    fn spoken() -> Vec<Envelope> {
+    fn sample_messages() -> Vec<Envelope> {
         let term = Term(6);
-        let piece = CopyPiece {
+        let piece = StateChunk {
             term,
             lsn: Lsn(12),
             record_term: Term(5),
-            piece: 1,
-            pieces: 3,
+            index: 1,
+            count: 3,
             clock: DecayClock::from_units(77).unwrap(),
             memories: 1_000,
             digest: u128::MAX - 3,
             kind: 2,
-            chunk: Bytes::from_static(b"chunk"),
+            bytes: Bytes::from_static(b"chunk"),
         };
         let append = |runs: Vec<(Lsn, Term)>, records: &[&'static [u8]]| {
             let message = replica::Message::Append { term, after: Lsn(12), runs, commit: Lsn(11) };
@@ -269,14 +273,14 @@ mod tests {
             append(Vec::new(), &[]),
             bare(replica::Message::Ack { term, written: Lsn(12) }),
             bare(replica::Message::NotOpen { term }),
-            bare(replica::Message::Refused { term, promised: Term(7) }),
-            Message::Copy(piece),
+            bare(replica::Message::Rejected { term, promised: Term(7) }),
+            Message::State(piece),
             Message::Digest { term, lsn: Lsn(12), digest: 5 },
             Message::Release,
             Message::Confirm { term, round: 9 },
             Message::Confirmed { term, round: 9, promised: Term(7) },
-            Message::AskPosition { asked_ms: 77 },
-            Message::Position { term, lsn: Lsn(12), asked_ms: 77 },
+            Message::PositionRequest { requested_ms: 77 },
+            Message::Position { term, lsn: Lsn(12), requested_ms: 77 },
         ]
         .into_iter()
         .zip(0..)
@@ -285,25 +289,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_arrives_as_it_was_said() {
-        for envelope in spoken() {
+    fn decoding_inverts_encoding() {
+        for envelope in sample_messages() {
             let bytes = encode(envelope.clone()).encode_to_vec();
-            assert!(bytes.len() <= envelope.bytes() + 128, "its size is about what is counted");
+            assert!(bytes.len() <= envelope.bytes() + 128, "the counted size is close to the encoded one");
             let read = decode(v1::PeerMessage::decode(bytes.as_slice()).unwrap(), PARTITIONS);
             assert_eq!(read, Ok(envelope));
         }
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused_with_the_field_that_does() {
+    fn contradictory_messages_are_rejected_by_field() {
         use peer_message::Message as Wire;
         let refused = |change: fn(&mut Wire), nth: usize| {
-            let mut message = encode(spoken().swap_remove(nth));
+            let mut message = encode(sample_messages().swap_remove(nth));
             change(message.message.as_mut().unwrap());
             decode(message, PARTITIONS).unwrap_err().to_string()
         };
         let append = |change: fn(&mut v1::PeerAppend)| {
-            let mut message = encode(spoken().swap_remove(3));
+            let mut message = encode(sample_messages().swap_remove(3));
             match &mut message.message {
                 Some(Wire::Append(append)) => change(append),
                 other => panic!("{other:?}"),
@@ -322,21 +326,22 @@ mod tests {
         };
         assert!(refused(names, 0).contains("open.names"));
         let digest = |wire: &mut Wire| match wire {
-            Wire::Copy(copy) => copy.digest = Bytes::from_static(b"short"),
+            Wire::StateChunk(chunk) => chunk.digest = Bytes::from_static(b"short"),
             other => panic!("{other:?}"),
         };
-        assert!(refused(digest, 8).contains("copy.digest: 5"));
+        assert!(refused(digest, 8).contains("state_chunk.digest: 5"));
         let foreign = v1::PeerMessage { partition: PARTITIONS, message: None };
         assert!(decode(foreign, PARTITIONS).unwrap_err().to_string().contains("partition: 8"));
         assert!(decode(v1::PeerMessage::default(), PARTITIONS).unwrap_err().to_string().contains("message: none"));
     }
 
-    /// Arbitrary bytes, and messages with bytes changed: what is taken satisfies what the store relies on.
+    /// Arbitrary bytes, and messages with changed bytes: whatever is accepted satisfies what the store relies on.
     #[test]
-    fn arbitrary_bytes_are_refused_or_are_a_message_that_agrees_with_itself() {
+    fn arbitrary_bytes_are_rejected_or_decode_to_a_consistent_message() {
         let mut random = StdRng::seed_from_u64(7);
-        let whole: Vec<Vec<u8>> = spoken().into_iter().map(|envelope| encode(envelope).encode_to_vec()).collect();
-        let mut taken = 0;
+        let whole: Vec<Vec<u8>> =
+            sample_messages().into_iter().map(|envelope| encode(envelope).encode_to_vec()).collect();
+        let mut accepted = 0;
         for round in 0..60_000 {
             let mut bytes = match round % 4 {
                 0 => vec![0; random.random_range(0..64)],
@@ -352,7 +357,7 @@ mod tests {
             }
             let Ok(message) = v1::PeerMessage::decode(bytes.as_slice()) else { continue };
             let Ok(envelope) = decode(message, PARTITIONS) else { continue };
-            taken += 1;
+            accepted += 1;
             assert!(envelope.partition.0 < PARTITIONS);
             match &envelope.body {
                 Message::Replica(replica::Message::Append { term, after, runs, .. }, records) => {
@@ -365,13 +370,13 @@ mod tests {
                 | Message::Release
                 | Message::Confirm { .. }
                 | Message::Confirmed { .. }
-                | Message::AskPosition { .. }
+                | Message::PositionRequest { .. }
                 | Message::Position { .. } => {}
-                Message::Copy(piece) => assert!(piece.piece < piece.pieces && piece.chunk.len() <= MAX_CHUNK_BYTES),
+                Message::State(piece) => assert!(piece.index < piece.count && piece.bytes.len() <= MAX_CHUNK_BYTES),
             }
             let again = decode(encode(envelope.clone()), PARTITIONS);
-            assert_eq!(again, Ok(envelope), "what was taken can be said again");
+            assert_eq!(again, Ok(envelope), "an accepted message can be encoded again");
         }
-        assert!(taken > 1_000, "only {taken} of the changed messages were taken: the test looks at nothing");
+        assert!(accepted > 1_000, "only {accepted} of the changed messages were accepted");
     }
 }

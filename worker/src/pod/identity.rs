@@ -1,18 +1,20 @@
-//! The pod's certificate: a key that it makes itself, for which the operator signs, and again before it ends. Or one that somebody gives, in a
-//! Secret that is mounted: then it is waited for, and read again.
+//! The pod's certificate: either the pod creates a key and the operator signs its certificate, which is renewed before it expires;
+//! or both are provided in a mounted Secret, which is watched.
 //!
 //! ```text
 //! token (kubelet) ─┐
-//! roots (<c>-ca) ──┴─> ask a coordinator over TLS ─> worker.pem in memory ─> the worker looks at it every 2 s
+//! roots (<c>-ca) ──┴─> certificate request over TLS ─> worker.pem in memory ─> reloaded by the worker every 2 s
 //! ```
 //!
-//! Invariants: the key leaves this pod in no direction; a file that is good is never replaced by one that is not; a certificate that is good
-//! is worked with while nobody signs another.
+//! Invariants: the key never leaves this pod; a valid file is never replaced by an invalid one; a valid certificate stays in use
+//! while no coordinator signs another.
 
-use super::settings::{Place, Settings};
+use super::settings::{PodInfo, Settings};
 use crate::options::{Tls, TokenFiles};
 use anyhow::{Context as _, Result, anyhow};
-use engram_identity::{Asked, Expected, Files, Keys, Name, Role, Roots, ask, connect_anonymously};
+use engram_identity::{
+    CertificateRequest, ExpectedPeer, Files, Keys, Name, Role, Roots, connect_anonymously, create_request,
+};
 use engram_memory::ClusterId;
 use engram_proto::v1::SignRequest;
 use engram_proto::v1::certificate_service_client::CertificateServiceClient;
@@ -29,140 +31,140 @@ use tonic::Request;
 use tonic::transport::Endpoint;
 use tower::service_fn;
 
-/// How long one coordinator may take.
+/// Deadline for one coordinator.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// First and longest wait after nobody signed, or who signed is not who signs now. The longest is a small part of what is left of the
-/// shortest life at its renewal.
-const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// Between looks at a certificate that is given: as a worker looks.
-const GIVEN_LOOK: Duration = engram_identity::LOOK;
-/// Between looks at the clock: one that was set is followed.
-const LOOK: Duration = Duration::from_secs(1);
+/// First and longest interval between requests. The longest is a small part of the remaining lifetime of the shortest-lived
+/// certificate at its renewal.
+const RETRY_INTERVALS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// Interval between checks of a provided certificate: that of a worker.
+const MOUNTED_CHECK_INTERVAL: Duration = engram_identity::RELOAD_INTERVAL;
+/// Interval between checks of the clock, which may be set.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where the pod finds what it proves itself with, and where it puts its certificate.
+/// Paths of the pod's credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
-    /// What is mounted of the cluster's authority: `ca.pem`, and for tokens of clients `jwks.json` and `issuer`.
-    pub authority: PathBuf,
-    /// A folder in memory; where certificates are given, with `tls.crt` and `tls.key`.
+pub struct IdentityPaths {
+    /// Mount path of the cluster's CA: `ca.pem`, and for client tokens `jwks.json` and `issuer`.
+    pub ca: PathBuf,
+    /// A folder in memory; for provided certificates the mount path of `tls.crt` and `tls.key`.
     pub folder: PathBuf,
-    /// The pod's token for this purpose.
+    /// Token for certificate requests.
     pub token: PathBuf,
-    /// Whose tokens clients may show instead of certificates.
+    /// Files for the verification of client tokens.
     pub tokens: TokenFiles,
 }
 
-impl Places {
-    /// Roots, and the pair that is written.
+impl IdentityPaths {
+    /// Returns the roots, and the pair that is written.
     pub fn files(&self) -> Files {
-        Files::pair(self.authority.join("ca.pem"), self.folder.join("worker.pem"))
+        Files::pair(self.ca.join("ca.pem"), self.folder.join("worker.pem"))
     }
 
-    /// Roots, and certificate and key as a Secret of the type `kubernetes.io/tls` has them.
-    fn given(&self) -> Files {
-        let authority = self.authority.join("ca.pem");
-        Files { authority, certificate: self.folder.join("tls.crt"), key: self.folder.join("tls.key") }
+    /// Returns the roots, and certificate and key in the layout of a Secret of type `kubernetes.io/tls`.
+    fn mounted_files(&self) -> Files {
+        let ca = self.ca.join("ca.pem");
+        Files { authority: ca, certificate: self.folder.join("tls.crt"), key: self.folder.join("tls.key") }
     }
 }
 
-/// Who gets certificates for a worker.
+/// Obtains certificates for a worker.
 #[derive(Debug, Clone)]
 pub struct Identity {
     pub(super) name: Name,
-    pub(super) places: Places,
-    /// Whether it is given, and nobody asked.
-    pub(super) is_given: bool,
-    /// Who signs, each as `host:port`.
+    pub(super) paths: IdentityPaths,
+    /// Whether the certificate is mounted and not requested.
+    pub(super) is_mounted: bool,
+    /// Coordinators that sign, each as `host:port`.
     pub(super) coordinators: Vec<String>,
 }
 
 impl Settings {
-    /// For whom to get a certificate, with what is at `places`; `None` where the cluster has none.
+    /// Returns the identity to obtain a certificate for, with the paths of `places`; `None` if the cluster has none.
     ///
     /// # Errors
-    /// There is no namespace to name.
-    pub fn identity(&self, place: &Place, places: impl FnOnce() -> Places) -> Result<Option<Identity>> {
+    /// The namespace of the pod is missing.
+    pub fn identity(&self, pod_info: &PodInfo, paths: impl FnOnce() -> IdentityPaths) -> Result<Option<Identity>> {
         if !self.has_certificates {
             return Ok(None);
         }
-        let namespace = place.namespace.as_deref();
+        let namespace = pod_info.namespace.as_deref();
         let namespace =
             namespace.context("POD_NAMESPACE is not set; allowed: the pod's namespace, for its certificate")?;
-        let name = Name::on_kubernetes(namespace, &place.cluster, self.cluster, Role::Worker, place.ordinal);
-        let is_given = self.is_given_certificates;
-        Ok(Some(Identity { name, places: places(), is_given, coordinators: self.coordinators.clone() }))
+        let name = Name::on_kubernetes(namespace, &pod_info.cluster, self.cluster, Role::Worker, pod_info.ordinal);
+        let is_mounted = self.has_mounted_certificates;
+        Ok(Some(Identity { name, paths: paths(), is_mounted, coordinators: self.coordinators.clone() }))
     }
 }
 
 impl Identity {
-    /// Waits until there is a certificate: one of a container before in this pod, while it is good, or a new one.
+    /// Waits for a certificate: a valid one of a previous container in this pod, or a new one.
     pub(super) async fn obtain(&self) -> Arc<Keys> {
-        let (mut wait, longest) = ASK_AGAIN;
-        let mut told = String::new();
+        let (mut wait, longest) = RETRY_INTERVALS;
+        let mut last_error = String::new();
         loop {
             let error = match self.open() {
                 Ok(keys) => return keys,
-                Err(error) if self.is_given => format!("{:#}", anyhow!(error)),
+                Err(error) if self.is_mounted => format!("{:#}", anyhow!(error)),
                 Err(_) => match self.renew().await {
                     Ok(()) => continue,
                     Err(error) => format!("{error:#}"),
                 },
             };
-            if error != told {
-                tracing::warn!(error, given = self.is_given, "no certificate yet; trying again");
-                // For whoever looks at the pod when the kubelet has given up on it.
-                if self.is_given {
-                    super::tell_kubelet(&format!("no certificate yet: {error}"));
+            if error != last_error {
+                tracing::warn!(error, is_mounted = self.is_mounted, "no valid certificate yet; retrying");
+                // Shown by the kubelet once it gives up on the container.
+                if self.is_mounted {
+                    super::write_termination_message(&format!("no valid certificate yet: {error}"));
                 }
-                told = error;
+                last_error = error;
             }
             sleep(jittered(wait)).await;
             wait = (wait * 2).min(longest);
         }
     }
 
-    /// What the worker is told.
+    /// Returns the TLS options of the worker.
     pub(super) fn tls(&self, keys: &Keys) -> Tls {
-        Tls { tokens: Some(self.places.tokens.clone()), ..Tls::of(self.files(), keys.lifetime()) }
+        Tls { tokens: Some(self.paths.tokens.clone()), ..Tls::of(self.files(), keys.lifetime()) }
     }
 
     fn files(&self) -> Files {
-        if self.is_given { self.places.given() } else { self.places.files() }
+        if self.is_mounted { self.paths.mounted_files() } else { self.paths.files() }
     }
 
-    /// Whose its certificate must be.
-    const fn expected(&self) -> Expected {
-        Expected { role: Some(Role::Worker), ordinal: self.name.ordinal }
+    /// Returns the identity that the certificate must have.
+    const fn expected(&self) -> ExpectedPeer {
+        ExpectedPeer { role: Some(Role::Worker), ordinal: self.name.ordinal }
     }
 
     fn open(&self) -> Result<Arc<Keys>, engram_identity::Error> {
         Keys::open_for(self.files(), self.name.cluster, self.expected())
     }
 
-    /// Replaces the certificate whenever it is due. Never ends.
-    pub(super) async fn keep(self, keys: Arc<Keys>) {
-        let (first, longest) = ASK_AGAIN;
+    /// Renews the certificate when it is due. Never returns.
+    pub(super) async fn renew_when_due(self, keys: Arc<Keys>) {
+        let (first, longest) = RETRY_INTERVALS;
         let mut wait = first;
         loop {
-            if self.is_given {
-                sleep(GIVEN_LOOK).await;
-                keys.look();
+            if self.is_mounted {
+                sleep(MOUNTED_CHECK_INTERVAL).await;
+                keys.reload();
                 continue;
             }
             if !is_due(&keys) {
                 wait = first;
-                sleep(LOOK).await;
-                // For others that are believed.
-                keys.look();
+                sleep(CHECK_INTERVAL).await;
+                // Picks up changes of the trust bundle.
+                keys.reload();
                 continue;
             }
             if let Err(error) = self.renew().await {
-                let left = keys.until().duration_since(SystemTime::now()).unwrap_or_default();
+                let left = keys.expires_at().duration_since(SystemTime::now()).unwrap_or_default();
                 let error = format!("{error:#}");
-                tracing::warn!(error, left_s = left.as_secs(), "the certificate was not renewed; asking again");
+                tracing::warn!(error, left_s = left.as_secs(), "failed to renew certificate; retrying");
             }
-            keys.look();
-            // Whoever signed may not have read of the next authority yet; and by a clock that is ahead the new one is due already.
+            keys.reload();
+            // The signer may not know the next CA yet, and by a clock that is ahead the new certificate is due already.
             if is_due(&keys) {
                 sleep(jittered(wait)).await;
                 wait = (wait * 2).min(longest);
@@ -170,50 +172,50 @@ impl Identity {
         }
     }
 
-    /// Makes a key, has it signed and puts both in place.
+    /// Creates a key, requests a certificate and installs both.
     async fn renew(&self) -> Result<()> {
-        let files = self.places.files();
+        let files = self.paths.files();
         let roots = tokio::fs::read_to_string(&files.authority).await;
         let roots = roots.with_context(|| format!("failed to read {}", files.authority.display()))?;
-        let token = tokio::fs::read_to_string(&self.places.token).await;
-        let token = token.with_context(|| format!("failed to read {}", self.places.token.display()))?;
-        let Asked { key, request } = ask(&self.name)?;
-        let certificate = self.signed(&Roots::parse(roots.as_bytes())?, token.trim(), &request).await?;
+        let token = tokio::fs::read_to_string(&self.paths.token).await;
+        let token = token.with_context(|| format!("failed to read {}", self.paths.token.display()))?;
+        let CertificateRequest { key, request } = create_request(&self.name)?;
+        let certificate = self.request_certificate(&Roots::parse(roots.as_bytes())?, token.trim(), &request).await?;
         let pair = key + &certificate;
-        // What is of no use is not put in the place of what is.
-        let got = Keys::given(&roots, &pair, Arc::default()).context("the certificate that came is of no use")?;
-        self.expected().check(self.name.cluster, &got.name())?;
+        // An invalid certificate never replaces a valid one.
+        let issued = Keys::from_pem(&roots, &pair, Arc::default()).context("the issued certificate is invalid")?;
+        self.expected().check(self.name.cluster, &issued.name())?;
         replace(&files.certificate, &pair).with_context(|| format!("failed to write {}", files.certificate.display()))
     }
 
-    /// Asks one coordinator after the other, at every address that their names stand for.
-    async fn signed(&self, roots: &Roots, token: &str, request: &[u8]) -> Result<String> {
-        let mut failed = anyhow!("nobody is known by {}", self.coordinators.join(", "));
+    /// Requests a certificate from one coordinator after the other, at every address of their names.
+    async fn request_certificate(&self, roots: &Roots, token: &str, request: &[u8]) -> Result<String> {
+        let mut last_error = anyhow!("no addresses for {}", self.coordinators.join(", "));
         for name in &self.coordinators {
-            let found = match lookup_host(name).await {
-                Ok(found) => found.collect::<Vec<_>>(),
+            let addresses = match lookup_host(name).await {
+                Ok(addresses) => addresses.collect::<Vec<_>>(),
                 Err(error) => {
-                    failed = anyhow!(error).context(format!("{name} is not known"));
+                    last_error = anyhow!(error).context(format!("failed to resolve {name}"));
                     continue;
                 }
             };
-            for address in found {
+            for address in addresses {
                 let address = address.to_string();
                 let signed = sign(roots, self.name.cluster, &address, token, request);
                 match timeout(DEADLINE, signed).await {
                     Ok(Ok(certificate)) => return Ok(certificate),
-                    Ok(Err(error)) => failed = error,
-                    Err(_) => failed = anyhow!("{address} does not answer"),
+                    Ok(Err(error)) => last_error = error,
+                    Err(_) => last_error = anyhow!("no response from {address}"),
                 }
             }
         }
-        Err(failed)
+        Err(last_error)
     }
 }
 
 async fn sign(roots: &Roots, cluster: ClusterId, address: &str, token: &str, request: &[u8]) -> Result<String> {
-    // Where names say nothing, the certificate says whom the token is given to.
-    let stream = connect_anonymously(roots, cluster, Expected::any(Role::Coordinator), address).await?;
+    // The certificate of the coordinator shows that the token goes to the right recipient.
+    let stream = connect_anonymously(roots, cluster, ExpectedPeer::any(Role::Coordinator), address).await?;
     let mut stream = Some(stream);
     let connect = service_fn(move |_| {
         let stream = stream.take().ok_or_else(|| std::io::Error::other("the connection has ended"));
@@ -221,37 +223,38 @@ async fn sign(roots: &Roots, cluster: ClusterId, address: &str, token: &str, req
     });
     let channel = Endpoint::from_static("http://coordinator").connect_with_connector(connect).await?;
     let mut call = Request::new(SignRequest { request: request.to_vec().into() });
-    let bearer = format!("Bearer {token}").parse().context("the token is not what a token looks like")?;
+    let bearer = format!("Bearer {token}").parse().context("the token is not valid in a header")?;
     call.metadata_mut().insert("authorization", bearer);
     let signed = CertificateServiceClient::new(channel).sign(call).await;
-    let signed = signed.map_err(|status| anyhow!("{address} does not sign: {}", status.message()))?;
+    let signed =
+        signed.map_err(|status| anyhow!("{address} rejected the certificate request: {}", status.message()))?;
     Ok(signed.into_inner().certificate)
 }
 
-/// Whether another certificate is to be asked for.
+/// Returns whether the certificate must be renewed.
 fn is_due(keys: &Keys) -> bool {
-    keys.renew_at() <= SystemTime::now() || !is_of_who_signs_now(keys)
+    keys.renew_at() <= SystemTime::now() || !is_of_current_ca(keys)
 }
 
-/// Whether who signed is who signs now: the first of those that are published. An operator whose authority is followed by another goes on when
-/// all workers have certificates of that one.
-fn is_of_who_signs_now(keys: &Keys) -> bool {
-    keys.believed().first().is_none_or(|first| *first == keys.root())
+/// Returns whether the certificate was issued by the current CA, the first of the published ones. An operator that rotates its CA
+/// continues when all workers have certificates of the new one.
+fn is_of_current_ca(keys: &Keys) -> bool {
+    keys.trusted_roots().first().is_none_or(|first| *first == keys.root())
 }
 
-/// Pods that were started together do not come back together.
+/// Adds jitter, so that pods that start together do not retry together.
 fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(rand::random_range(0.5..1.0))
 }
 
-/// Writes a file that nobody else can read, in one step.
+/// Writes a file that only this user can read, atomically.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let temporary = path.with_extension("tmp");
     match std::fs::remove_file(&temporary) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // New, so that its mode is this one.
+    // Created new, so that the mode applies.
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     file.write_all(text.as_bytes())?;
     std::fs::rename(&temporary, path)
@@ -260,88 +263,91 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engram_identity::{Authority, Realm};
+    use engram_identity::{CertificateAuthority, Realm};
     use serde_json::json;
 
-    fn places() -> Places {
+    fn paths() -> IdentityPaths {
         let tokens = TokenFiles { keys: "/ca/jwks.json".into(), issuer: "/ca/issuer".into(), access: "/a.json".into() };
-        Places { authority: "/ca".into(), folder: "/run".into(), token: "/token".into(), tokens }
+        IdentityPaths { ca: "/ca".into(), folder: "/run".into(), token: "/token".into(), tokens }
     }
 
     #[test]
-    fn a_pod_whose_cluster_has_certificates_asks_for_one_under_its_own_name() {
+    fn a_pod_of_a_secured_cluster_requests_a_certificate_under_its_name() {
         let mut file = json!({
             "clusterId": "0f6c1d528a534a0a9d1e2f8f5f0f7a11",
             "coordinators": ["engram-coordinator.engram.svc:7440"],
             "replicationFactor": 2,
         });
         let settings = |file: &serde_json::Value| Settings::parse(&file.to_string()).unwrap();
-        let place = Place {
+        let pod_info = PodInfo {
             cluster: "words".into(),
             ordinal: 12,
             namespace: Some("research".into()),
             address: [10, 244, 2, 7].into(),
         };
-        assert!(settings(&file).identity(&place, || unreachable!("it has none")).unwrap().is_none());
+        assert!(
+            settings(&file).identity(&pod_info, || unreachable!("the cluster has no certificates")).unwrap().is_none()
+        );
         file["tls"] = json!({ "mode": "Auto", "certificateLifetime": "1h", "fieldOfALaterOperator": 1 });
         let secured = settings(&file);
-        let identity = secured.identity(&place, places).unwrap().unwrap();
+        let identity = secured.identity(&pod_info, paths).unwrap().unwrap();
         assert_eq!(identity.coordinators, ["engram-coordinator.engram.svc:7440"]);
         assert_eq!(
             identity.name.to_string(),
             "spiffe://engram.dev/ns/research/cluster/words/0f6c1d528a534a0a9d1e2f8f5f0f7a11/worker/12"
         );
-        let nowhere = Place { namespace: None, ..place };
-        assert!(secured.identity(&nowhere, places).unwrap_err().to_string().contains("POD_NAMESPACE"));
-        assert!(!identity.is_given);
+        let without_namespace = PodInfo { namespace: None, ..pod_info };
+        assert!(secured.identity(&without_namespace, paths).unwrap_err().to_string().contains("POD_NAMESPACE"));
+        assert!(!identity.is_mounted);
         file["tls"] = json!({ "mode": "Secret", "secretName": "words-tls" });
-        let place = Place { namespace: Some("research".into()), ..nowhere };
-        assert!(settings(&file).identity(&place, places).unwrap().unwrap().is_given);
+        let pod_info = PodInfo { namespace: Some("research".into()), ..without_namespace };
+        assert!(settings(&file).identity(&pod_info, paths).unwrap().unwrap().is_mounted);
     }
 
     #[test]
-    fn a_certificate_is_replaced_when_another_authority_signs() {
+    fn a_certificate_is_renewed_when_another_ca_signs() {
         let name = Name::on_kubernetes("research", "words", ClusterId(7), Role::Worker, 1);
         let now = SystemTime::now();
-        let [old, new] = [0; 2].map(|_| Authority::create(Realm::Operator, now).unwrap());
-        let is_current = |roots: [&Authority; 2]| {
+        let [old, new] = [0; 2].map(|_| CertificateAuthority::create(Realm::Operator, now).unwrap());
+        let is_current = |roots: [&CertificateAuthority; 2]| {
             let pair = old.issue(&name, now, Duration::from_secs(3_600)).unwrap().pem;
-            let keys = Keys::given(&roots.map(Authority::certificate).concat(), &pair, Arc::default()).unwrap();
-            assert_eq!(keys.believed(), roots.map(Authority::root));
+            let keys =
+                Keys::from_pem(&roots.map(CertificateAuthority::certificate).concat(), &pair, Arc::default()).unwrap();
+            assert_eq!(keys.trusted_roots(), roots.map(CertificateAuthority::root));
             assert_eq!(keys.root(), old.root());
-            is_of_who_signs_now(&keys)
+            is_of_current_ca(&keys)
         };
-        assert!(is_current([&old, &new]), "the next one does not sign yet");
+        assert!(is_current([&old, &new]), "the next CA does not sign yet");
         assert!(!is_current([&new, &old]));
     }
 
     #[tokio::test]
-    async fn a_certificate_that_is_given_is_waited_for_and_stands_for_any_worker_of_its_cluster() {
+    async fn a_mounted_certificate_is_awaited_and_valid_for_any_worker_of_its_cluster() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let authority = Authority::create(Realm::Operator, SystemTime::now()).unwrap();
-        let give = |name: &Name| {
-            let pair = authority.issue(name, SystemTime::now(), Duration::from_secs(3_600)).unwrap().pem;
+        let ca = CertificateAuthority::create(Realm::Operator, SystemTime::now()).unwrap();
+        let write_certificate = |name: &Name| {
+            let pair = ca.issue(name, SystemTime::now(), Duration::from_secs(3_600)).unwrap().pem;
             std::fs::write(path("tls.crt"), &pair).unwrap();
             std::fs::write(path("tls.key"), &pair).unwrap();
         };
-        std::fs::write(path("ca.pem"), authority.certificate()).unwrap();
+        std::fs::write(path("ca.pem"), ca.certificate()).unwrap();
         let worker = |ordinal| Name::on_kubernetes("research", "words", ClusterId(7), Role::Worker, ordinal);
         let identity = Identity {
             name: worker(12),
-            places: Places { authority: folder.path().into(), folder: folder.path().into(), ..places() },
-            is_given: true,
+            paths: IdentityPaths { ca: folder.path().into(), folder: folder.path().into(), ..paths() },
+            is_mounted: true,
             coordinators: Vec::new(),
         };
-        assert!(identity.open().unwrap_err().to_string().contains("tls.crt"), "there is none");
-        give(&worker(3));
+        assert!(identity.open().unwrap_err().to_string().contains("tls.crt"), "no certificate is mounted");
+        write_certificate(&worker(3));
         assert!(identity.open().unwrap_err().to_string().contains("the certificate is of worker 3"));
         let shared = Name::shared_by_workers("research", "words", ClusterId(7));
-        let giving = async {
+        let writing = async {
             sleep(Duration::from_millis(100)).await;
-            give(&shared);
+            write_certificate(&shared);
         };
-        let (keys, ()) = tokio::join!(identity.obtain(), giving);
+        let (keys, ()) = tokio::join!(identity.obtain(), writing);
         assert_eq!(keys.name(), shared);
         assert_eq!(identity.tls(&keys).files.key, path("tls.key"));
     }

@@ -1,8 +1,8 @@
-//! A worker in a pod: settings from the operator, a supervisor as the container's first process, and the orders of its hooks.
+//! A worker in a pod: settings from the operator, a supervisor as the container's first process, and the commands of its hooks.
 //!
 //! ```text
 //! kubelet ── engram-worker (PID 1, supervisor) ── engram-worker serve (the worker)
-//!        │         └── certificates: asks the operator, renews
+//!        │         └── certificates: requested from the operator, renewed
 //!        └── engram-worker drain (preStop) ── admin.sock ──┘
 //! ```
 
@@ -16,8 +16,8 @@ mod supervisor;
 
 pub use drain::drain;
 pub use healthcheck::healthcheck;
-pub use identity::{Identity, Places};
-pub use settings::{Place, Settings};
+pub use identity::{Identity, IdentityPaths};
+pub use settings::{PodInfo, Settings};
 pub use supervisor::supervise;
 
 use engram_memory::Member;
@@ -25,32 +25,32 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
 
-/// Where the operator's settings are mounted.
+/// Mount path of the operator's settings.
 pub const SETTINGS: &str = "/etc/engram/cluster.json";
-/// Where it is mounted whom the processes of the cluster believe.
-pub const AUTHORITY: &str = "/etc/engram-ca";
-/// Where a pod keeps its key and its certificate: in memory.
+/// Mount path of the cluster's trust bundle.
+pub const TRUST_BUNDLE: &str = "/etc/engram-ca";
+/// Directory of the pod's key and certificate: in memory.
 pub const IDENTITY: &str = "/run/engram";
-/// The token with which a pod asks for its certificate.
+/// Token with which a pod requests its certificate.
 pub const IDENTITY_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/engram-csr";
-/// Where the disk is mounted.
+/// Mount path of the disk.
 pub const STATE: &str = "/var/lib/engram";
-/// The file whose text the kubelet shows for a container that ended.
+/// File whose text the kubelet shows for a container that ended.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
-/// Leaves a line for whoever looks at the pod, where the kubelet offers a file for it.
-pub fn tell_kubelet(line: &str) {
+/// Appends a line to the termination message of the container, if the kubelet offers a file for it.
+pub fn write_termination_message(line: &str) {
     if !Path::new(TERMINATION_LOG).exists() {
         return;
     }
-    let opened = OpenOptions::new().append(true).open(TERMINATION_LOG);
-    if let Err(error) = opened.and_then(|mut file| writeln!(file, "{line}")) {
-        tracing::debug!(%error, "{TERMINATION_LOG} cannot be written");
+    let file = OpenOptions::new().append(true).open(TERMINATION_LOG);
+    if let Err(error) = file.and_then(|mut file| writeln!(file, "{line}")) {
+        tracing::debug!(%error, "failed to write {TERMINATION_LOG}");
     }
 }
 
-/// Says who runs in this container, before anybody hears of it. The kubelet tells it when the container has ended, however it did: then the
-/// operator knows which process is no more, also when nobody was left to report it.
-pub fn introduce(member: &Member) {
-    tell_kubelet(&format!("worker {member}"));
+/// Announces which member runs in this container, before it becomes known to others. The kubelet publishes the message when the
+/// container has ended, however it did: then the operator knows which process is dead, even if no supervisor was left to report it.
+pub fn announce(member: &Member) {
+    write_termination_message(&format!("worker {member}"));
 }

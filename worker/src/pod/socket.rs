@@ -1,4 +1,4 @@
-//! The way to the worker of this machine: its socket, which is its user's own and needs no certificate.
+//! Connection to the worker of this container over its socket, which only its user can access, without a certificate.
 
 use engram_proto::v1::admin_service_client::AdminServiceClient;
 use hyper_util::rt::TokioIo;
@@ -13,14 +13,14 @@ pub(super) const NAME: &str = "admin.sock";
 /// Connects to the worker behind `socket`.
 ///
 /// # Errors
-/// Nobody listens there.
+/// No worker listens there.
 pub(super) async fn connect(socket: &Path) -> Result<AdminServiceClient<Channel>, Error> {
     let path = socket.to_owned();
     let connect = service_fn(move |_| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    // The name is of no use to a socket, and of none to whoever answers.
+    // A socket ignores the host name.
     let channel = Endpoint::from_static("http://worker").connect_with_connector(connect).await?;
     Ok(AdminServiceClient::new(channel).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES))
 }

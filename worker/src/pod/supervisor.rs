@@ -1,17 +1,17 @@
-//! The first process of the container: starts the worker, passes orders to stop on, and reports the worker's end to the coordinators.
+//! First process of the container: starts the worker, forwards stop signals, and reports the worker's death to the coordinators.
 //!
-//! Invariants: what it reports it has seen: the worker has ended, and was this very incarnation; it ends after the report, with the
-//! worker's status, so that the kubelet sees what there is to see and starts the next one; it keeps nothing on disk.
+//! Invariants: it reports only the death of the incarnation that it waited for; it exits after the report, with the worker's
+//! status, so that the kubelet sees the cause and restarts the container; it writes nothing to disk.
 
 use super::identity::Identity;
 use super::socket;
 use crate::exit;
 use crate::options::Options;
-use crate::supervise::{ASK, member, report_death};
+use crate::supervise::{POLL_INTERVAL, member, report_death};
 use anyhow::{Context as _, Result};
 use engram_client::Network;
-use engram_identity::{Expected, Role};
-use engram_proto::v1::{MemberId, WorkerStatusRequest};
+use engram_identity::{ExpectedPeer, Role};
+use engram_proto::v1::{GetWorkerStatusRequest, MemberId};
 use futures::future::join_all;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -25,15 +25,16 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-/// How long the worker may take to stop in order: less than the kubelet waits, so that the end can still be reported.
-const STOP: Duration = Duration::from_secs(52);
-/// How long the report may hold up the end: a coordinator that is not there learns of it from silence.
-const REPORT: Duration = Duration::from_secs(2);
+/// Time for an orderly stop of the worker: less than the kubelet waits, so that the death can still be reported.
+const STOP_DEADLINE: Duration = Duration::from_secs(52);
+/// Maximum duration of the report: unreachable coordinators learn of the death from silence.
+const REPORT_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Runs a worker with these options, with a certificate where there is an `identity` to get one for, until it ends or this process is told to stop, and returns the status to end with.
+/// Runs a worker with these options, with a certificate if there is an `identity` to obtain one for, until it exits or this process
+/// is asked to stop. Returns the exit status.
 ///
 /// # Errors
-/// The worker cannot be started or watched.
+/// The worker failed to start, or cannot be waited for.
 pub async fn supervise(mut options: Options, identity: Option<Identity>) -> Result<i32> {
     let mut terminate = signal(SignalKind::terminate()).context("failed to listen for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
@@ -45,40 +46,40 @@ pub async fn supervise(mut options: Options, identity: Option<Identity>) -> Resu
             _ = interrupt.recv() => return Ok(0),
         };
         options.tls = Some(identity.tls(&keys));
-        tokio::spawn(identity.keep(Arc::clone(&keys)));
-        network = Network::secured(keys, Expected::any(Role::Coordinator));
+        tokio::spawn(identity.renew_when_due(Arc::clone(&keys)));
+        network = Network::with_tls(keys, ExpectedPeer::any(Role::Coordinator));
     }
     let options = &options;
-    let (status, known, process_id) = loop {
+    let (status, worker, process_id) = loop {
         let mut child = start(options).await?;
         let process_id = child.id().context("a process that was just started has an id")?;
-        let known = Known::of(options);
+        let worker = WorkerIdentity::of(options);
         let status = tokio::select! {
-            ended = child.wait() => ended,
+            status = child.wait() => status,
             _ = terminate.recv() => stop(&mut child, process_id).await,
             _ = interrupt.recv() => stop(&mut child, process_id).await,
         };
         let status = status.context("failed to wait for the worker")?;
-        if status.code() != Some(exit::AGAIN) {
-            break (status, known, process_id);
+        if status.code() != Some(exit::RESTART) {
+            break (status, worker, process_id);
         }
-        tracing::info!("the worker begins again");
+        tracing::info!("restarting the worker");
     };
-    let ended = exit::described(status);
+    let status_text = exit::description(status);
     if status.success() {
         tracing::info!("the worker has stopped");
     } else {
-        tracing::error!(ended, "the worker has ended");
-        super::tell_kubelet(&format!("the worker ended: {ended}"));
+        tracing::error!(status = status_text, "the worker exited");
+        super::write_termination_message(&format!("the worker exited: {status_text}"));
     }
-    // Before it could say who it was, it was nobody whose end anyone waits for.
-    if let Some(member) = known.member() {
-        report(options, &network, &member, process_id, &ended).await;
+    // A worker that never announced its member id has no death to report.
+    if let Some(member) = worker.member() {
+        report(options, &network, &member, process_id, &status_text).await;
     }
-    Ok(code(status))
+    Ok(exit_code(status))
 }
 
-/// Starts the worker, which reads its options from its standard input.
+/// Starts the worker, which reads its options from standard input.
 async fn start(options: &Options) -> Result<Child> {
     let program = std::env::current_exe().context("failed to find this program")?;
     let mut command = Command::new(program);
@@ -86,62 +87,62 @@ async fn start(options: &Options) -> Result<Child> {
     let mut child = command.spawn().context("failed to start the worker")?;
     let mut stdin = child.stdin.take().context("the worker's standard input was piped")?;
     let text = serde_json::to_vec(options).context("failed to write the worker's options")?;
-    // A worker that ended before it read them is told of by its status.
+    // If the worker exited before it read them, its exit status has the reason.
     if let Err(error) = stdin.write_all(&text).await {
         tracing::warn!(%error, "the worker did not read its options");
     }
     Ok(child)
 }
 
-/// Has the worker stop in order; it is killed when that takes too long.
+/// Stops the worker in order; kills it after the deadline.
 async fn stop(child: &mut Child, process_id: u32) -> std::io::Result<ExitStatus> {
-    tracing::info!("told to stop");
+    tracing::info!("stop requested");
     let pid = nix::unistd::Pid::from_raw(i32::try_from(process_id).map_err(std::io::Error::other)?);
-    // It was not waited for yet, so the id is still its own, ended or not.
+    // It has not been waited for yet, so the process id is still its own.
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
-    if let Ok(ended) = timeout(STOP, child.wait()).await {
-        return ended;
+    if let Ok(status) = timeout(STOP_DEADLINE, child.wait()).await {
+        return status;
     }
-    tracing::error!("the worker did not stop within {} s and is killed", STOP.as_secs());
+    tracing::error!("the worker did not stop within {} s and is killed", STOP_DEADLINE.as_secs());
     child.start_kill()?;
     child.wait().await
 }
 
-/// Who the worker is, once it has said so.
-struct Known {
-    told: watch::Receiver<Option<MemberId>>,
-    asking: tokio::task::AbortHandle,
+/// Member id of the worker, once it has announced it.
+struct WorkerIdentity {
+    member: watch::Receiver<Option<MemberId>>,
+    poller: tokio::task::AbortHandle,
 }
 
-impl Known {
+impl WorkerIdentity {
     fn of(options: &Options) -> Self {
-        let (tell, told) = watch::channel(None);
+        let (sender, receiver) = watch::channel(None);
         let socket = options.state_dir.join(socket::NAME);
-        let admin = own(options.listen.admin);
-        // Under TLS the port is not for a worker's own certificate; the socket is there a moment later, and asks for none.
+        let admin = local_address(options.listen.admin);
+        // Under TLS the port rejects a worker's own certificate; the socket, available a moment later, requires none.
         let by_socket = options.tls.is_some();
-        let asking = tokio::spawn(async move {
+        let poller = tokio::spawn(async move {
             let member =
                 if by_socket { member_behind(&socket).await } else { member(admin, &Network::default()).await };
-            drop(tell.send(Some(member)));
+            drop(sender.send(Some(member)));
         });
-        let asking = asking.abort_handle();
-        Self { told, asking }
+        let poller = poller.abort_handle();
+        Self { member: receiver, poller }
     }
 
     fn member(&self) -> Option<MemberId> {
-        self.told.borrow().clone()
+        self.member.borrow().clone()
     }
 }
 
-impl Drop for Known {
+impl Drop for WorkerIdentity {
     fn drop(&mut self) {
-        self.asking.abort();
+        self.poller.abort();
     }
 }
 
-/// Where this machine reaches a listener of its own.
-const fn own(listener: SocketAddr) -> SocketAddr {
+/// Returns the address at which this machine reaches its own listener.
+const fn local_address(listener: SocketAddr) -> SocketAddr {
     let ip = match listener.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -150,45 +151,47 @@ const fn own(listener: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listener.port())
 }
 
-/// Asks the worker behind a socket who it is, until it says so.
+/// Polls the worker behind a socket for its member id.
 async fn member_behind(socket: &Path) -> MemberId {
     loop {
-        let asked = async {
+        let response = async {
             let mut client = socket::connect(socket).await.ok()?;
-            client.get_worker_status(WorkerStatusRequest {}).await.ok()?.into_inner().member
+            client.get_worker_status(GetWorkerStatusRequest {}).await.ok()?.into_inner().member
         };
-        if let Ok(Some(member)) = timeout(REPORT, asked).await {
+        if let Ok(Some(member)) = timeout(REPORT_DEADLINE, response).await {
             return member;
         }
-        sleep(ASK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Tells all coordinators, at every address that their names stand for.
-async fn report(options: &Options, network: &Network, member: &MemberId, process_id: u32, ended: &str) {
-    let tell = |address: String| async move {
-        let told = report_death(&address, network, options.cluster, member, process_id, ended.to_owned()).await;
-        match told {
-            Ok(()) => tracing::info!(coordinator = address, "reported the worker's end"),
-            Err(status) => tracing::warn!(coordinator = address, reason = status.message(), "nobody took the report"),
-        }
-    };
-    let name = |name: &String| {
-        let name = name.clone();
-        async move {
-            match lookup_host(&name).await {
-                Ok(found) => drop(join_all(found.map(|address| tell(address.to_string()))).await),
-                Err(error) => tracing::warn!(name, %error, "the name of the coordinators is not known"),
+/// Reports the death to all coordinators, at every address of their names.
+async fn report(options: &Options, network: &Network, member: &MemberId, process_id: u32, status_text: &str) {
+    let report_to = |address: String| async move {
+        let result = report_death(&address, network, options.cluster, member, process_id, status_text.to_owned()).await;
+        match result {
+            Ok(()) => tracing::info!(coordinator = address, "reported worker death"),
+            Err(status) => {
+                tracing::warn!(coordinator = address, reason = status.message(), "coordinator rejected death report");
             }
         }
     };
-    if timeout(REPORT, join_all(options.coordinators.iter().map(name))).await.is_err() {
-        tracing::warn!("not every coordinator took the report in time");
+    let report_to_name = |name: &String| {
+        let name = name.clone();
+        async move {
+            match lookup_host(&name).await {
+                Ok(addresses) => drop(join_all(addresses.map(|address| report_to(address.to_string()))).await),
+                Err(error) => tracing::warn!(name, %error, "failed to resolve coordinator name"),
+            }
+        }
+    };
+    if timeout(REPORT_DEADLINE, join_all(options.coordinators.iter().map(report_to_name))).await.is_err() {
+        tracing::warn!("timed out reporting worker death to all coordinators");
     }
 }
 
-/// What this process ends with: as a shell tells of a signal.
-fn code(status: ExitStatus) -> i32 {
+/// Returns the exit code of this process; for a signal as a shell does.
+fn exit_code(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt as _;
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }

@@ -1,6 +1,6 @@
-//! Credentials of storages that runs name by a Secret: handed over with the run, kept in memory while it goes on, and nowhere else.
+//! Credentials of storages that runs name by a Secret: supplied with the run, and kept only in memory while it runs.
 //!
-//! A driver that has none says so in the status of its run, and whoever looks after the run hands them over again.
+//! A driver without credentials reports it in the run's status, and the operator supplies them again.
 
 use crate::shared::Shared;
 use engram_api::SecretRef;
@@ -10,22 +10,22 @@ use engram_objects::Keys;
 use engram_proto::v1;
 use tokio::sync::watch;
 
-/// Whether somebody hands credentials over: in a pod, where a Secret is named.
-fn are_handed_over(shared: &Shared, secret: Option<&SecretRef>) -> bool {
+/// Returns whether credentials are supplied: in a pod, if a Secret is named.
+fn are_supplied(shared: &Shared, secret: Option<&SecretRef>) -> bool {
     shared.options.inputs.is_some() && secret.is_some()
 }
 
-/// Takes those of a run.
+/// Stores the credentials of a run.
 pub(super) fn keep(shared: &Shared, run: RunId, credentials: v1::ObjectCredentials) {
     shared.runs.credentials.send_modify(|kept| drop(kept.insert(run, keys(credentials))));
 }
 
-/// Forgets those of a run that has ended.
+/// Removes the credentials of a run that has ended.
 pub(super) fn forget(shared: &Shared, run: RunId) {
     shared.runs.credentials.send_modify(|kept| drop(kept.remove(&run)));
 }
 
-/// Forgets those of runs that went elsewhere: whoever drives one there asks for them.
+/// Removes the credentials of runs that moved to other workers, which request them again.
 pub(super) fn forget_elsewhere(shared: &Shared) {
     shared.runs.credentials.send_if_modified(|kept| {
         let before = kept.len();
@@ -34,34 +34,34 @@ pub(super) fn forget_elsewhere(shared: &Shared) {
     });
 }
 
-/// Who asks the storage of a run, where its specification names a Secret: waited for until somebody hands it over, which the status
-/// asks for.
+/// Returns the credentials of a run's storage, if its specification names a Secret. Waits until they are supplied, which the status
+/// requests.
 pub(super) async fn wait(
     shared: &Shared,
     run: RunId,
     secret: Option<&SecretRef>,
     status: &watch::Sender<Status>,
 ) -> Option<Keys> {
-    if !are_handed_over(shared, secret) {
+    if !are_supplied(shared, secret) {
         return None;
     }
-    let mut handed = shared.runs.credentials.subscribe();
-    // Also where an order ends the wait: a run that is suspended asks for nothing.
-    let _asked = Asked(status);
-    if !handed.borrow().contains_key(&run) {
+    let mut supplied = shared.runs.credentials.subscribe();
+    // Withdrawn also if an order ends the wait: a suspended run requests nothing.
+    let _request = CredentialsRequest(status);
+    if !supplied.borrow().contains_key(&run) {
         status.send_modify(|status| {
             status.needs_credentials = true;
-            status.message = "waits for the credentials of its storage".into();
+            status.message = "waiting for the credentials of its storage".into();
         });
     }
-    let found = handed.wait_for(|handed| handed.contains_key(&run)).await;
-    found.expect("who keeps them is borrowed").get(&run).cloned()
+    let result = supplied.wait_for(|supplied| supplied.contains_key(&run)).await;
+    result.expect("the sender is borrowed").get(&run).cloned()
 }
 
-/// Takes the question back when it goes.
-struct Asked<'a>(&'a watch::Sender<Status>);
+/// Withdraws the request when dropped.
+struct CredentialsRequest<'a>(&'a watch::Sender<Status>);
 
-impl Drop for Asked<'_> {
+impl Drop for CredentialsRequest<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|status| {
             status.needs_credentials = false;

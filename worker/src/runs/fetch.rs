@@ -1,13 +1,13 @@
-//! Events of a run that lie in a storage for objects: fetched by whoever drives the run, into a file of its disk that goes with the driver.
+//! Input files in object storage: downloaded by the run's driver into an unnamed file, which is deleted with the driver.
 //!
-//! All of it is fetched before the first epoch, since the run is tied to what it began with (a driver that goes on elsewhere fetches and
-//! compares), and since Parquet is read from its end. In memory there is a piece at a time.
+//! The whole file is downloaded before the first epoch, because the run is tied to its content (a driver that continues elsewhere
+//! downloads it again and compares), and because Parquet is read from its end. Memory holds one chunk at a time.
 
 use super::credentials;
 use crate::shared::Shared;
-use engram_api::{Code, ObjectPlace, Problem};
-use engram_learn::run::{Fetch, Status, Unfetched};
-use engram_learn::source::{Fetched, Origin};
+use engram_api::{Code, ObjectLocation, Problem};
+use engram_learn::run::{FetchError, Fetcher, Status};
+use engram_learn::source::{FetchedFile, Origin};
 use engram_memory::RunId;
 use engram_objects::{Credentials, Error, Options};
 use futures::future::BoxFuture;
@@ -17,87 +17,88 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// How often the status says how far it is: nobody asks more often.
+/// Interval of progress updates: clients do not poll more often.
 const PROGRESS: Duration = Duration::from_millis(250);
 
-/// Fetches the events of one run.
-pub(super) struct Storage {
+/// Downloads the input of one run.
+pub(super) struct ObjectFetcher {
     pub(super) shared: Arc<Shared>,
     pub(super) run: RunId,
-    pub(super) place: ObjectPlace,
+    pub(super) location: ObjectLocation,
 }
 
-impl Fetch for Storage {
-    fn fetch<'a>(&'a self, status: &'a watch::Sender<Status>) -> BoxFuture<'a, Result<Origin, Unfetched>> {
+impl Fetcher for ObjectFetcher {
+    fn fetch<'a>(&'a self, status: &'a watch::Sender<Status>) -> BoxFuture<'a, Result<Origin, FetchError>> {
         Box::pin(async move {
-            let fetched = self.get(status).await?;
-            tracing::info!(run = %self.run, from = self.place.url, bytes = fetched.1, "fetched the input of a run");
-            Ok(Origin::Fetched(Fetched::new(fetched.0)))
+            let (file, bytes) = self.get(status).await?;
+            tracing::info!(run = %self.run, from = self.location.url, bytes, "downloaded run input");
+            Ok(Origin::Fetched(FetchedFile::new(file)))
         })
     }
 }
 
-impl Storage {
-    async fn get(&self, status: &watch::Sender<Status>) -> Result<(File, u64), Unfetched> {
-        let ObjectPlace { url, endpoint, region, secret_ref } = &self.place;
+impl ObjectFetcher {
+    async fn get(&self, status: &watch::Sender<Status>) -> Result<(File, u64), FetchError> {
+        let ObjectLocation { url, endpoint, region, secret_ref } = &self.location;
         let keys = credentials::wait(&self.shared, self.run, secret_ref.as_ref(), status).await;
         let credentials = keys.map(Credentials::Keys);
         let options = Options { endpoint: endpoint.clone(), region: region.clone(), credentials };
-        // A checked manifest names a file.
-        let (place, name) = url.rsplit_once('/').unwrap_or((url, ""));
-        let bucket = engram_snapshot::bucket(place, &options).map_err(|error| unusable(&error))?;
+        // A validated manifest names a file.
+        let (location, name) = url.rsplit_once('/').unwrap_or((url, ""));
+        let bucket = engram_snapshot::bucket(location, &options).map_err(|error| unusable(&error))?;
         let folder = &self.shared.options.state_dir;
-        let unwritten = |error: &dyn std::fmt::Display| unreadable(url, &format!("failed to keep it here: {error}"));
-        let (file, limit) = room(folder).map_err(|error| unwritten(&error))?;
-        let writer = file.try_clone().map_err(|error| unwritten(&error))?;
-        let mut told = Instant::now();
-        status.send_modify(|status| status.message = format!("fetches {url}"));
+        let write_error =
+            |error: &dyn std::fmt::Display| unreadable(url, &format!("failed to write it to disk: {error}"));
+        let (file, limit) = scratch_file(folder).map_err(|error| write_error(&error))?;
+        let writer = file.try_clone().map_err(|error| write_error(&error))?;
+        let mut last_update = Instant::now();
+        status.send_modify(|status| status.message = format!("fetching {url}"));
         let progress = |bytes: u64, all: u64| {
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
-                status.send_modify(|status| status.message = format!("fetches {url}: {}", part(bytes, all)));
+            if last_update.elapsed() >= PROGRESS {
+                last_update = Instant::now();
+                status.send_modify(|status| status.message = format!("fetching {url}: {}", progress_text(bytes, all)));
             }
         };
-        let got = bucket.get_into(name, &mut tokio::fs::File::from_std(writer), folder, limit, progress).await;
-        let bytes = got.map_err(|error| match error {
-            Error::NotFound { object } if object == *url => unreadable(url, "it is not there"),
-            Error::NotFound { object } => unreadable(url, &format!("{object} is not there")),
+        let result = bucket.get_into(name, &mut tokio::fs::File::from_std(writer), folder, limit, progress).await;
+        let bytes = result.map_err(|error| match error {
+            Error::NotFound { object } if object == *url => unreadable(url, "not found"),
+            Error::NotFound { object } => unreadable(url, &format!("{object} not found")),
             Error::TooLong { limit, .. } => {
                 let ordinal = self.shared.ordinal();
                 let what =
                     format!("it is longer than {limit} bytes, half of what is free on the disk of worker {ordinal}");
                 unreadable(url, &what)
             }
-            error @ Error::File { .. } => unwritten(&format!("{:#}", anyhow::Error::new(error))),
-            error => unusable(&engram_snapshot::failed(error)),
+            error @ Error::File { .. } => write_error(&format!("{:#}", anyhow::Error::new(error))),
+            error => unusable(&engram_snapshot::storage_error(error)),
         })?;
         status.send_modify(|status| status.message.clear());
         Ok((file, bytes))
     }
 }
 
-/// A file without a name in a folder, and how long it may become: the rest of what is free is for the store.
-fn room(folder: &Path) -> std::io::Result<(File, u64)> {
+/// Creates an unnamed file in a folder. Returns it with its maximum length: the rest of the free space is for the store.
+fn scratch_file(folder: &Path) -> std::io::Result<(File, u64)> {
     let file = tempfile::tempfile_in(folder)?;
     let disk = nix::sys::statvfs::fstatvfs(&file)?;
     Ok((file, disk.blocks_available().saturating_mul(disk.fragment_size()) / 2))
 }
 
-/// How far it is, for people.
-fn part(bytes: u64, all: u64) -> String {
+/// Formats the progress.
+fn progress_text(bytes: u64, all: u64) -> String {
     const MIB: u64 = 1 << 20;
     if all < MIB { format!("{bytes} of {all} bytes") } else { format!("{} of {} MiB", bytes / MIB, all.div_ceil(MIB)) }
 }
 
-fn unreadable(url: &str, what: &str) -> Unfetched {
-    Unfetched { code: Code::SourceUnreadable.id(), message: format!("failed to read {url}: {what}") }
+fn unreadable(url: &str, what: &str) -> FetchError {
+    FetchError { code: Code::SourceUnreadable.id(), message: format!("failed to read {url}: {what}") }
 }
 
-/// What the storage said, or the way to it.
-fn unusable(error: &anyhow::Error) -> Unfetched {
+/// Converts an error of the storage, or of the connection to it.
+fn unusable(error: &anyhow::Error) -> FetchError {
     let code = error.downcast_ref::<Problem>().map_or(Code::StorageUnusable, Problem::code);
     let message = error.downcast_ref::<Problem>().map_or_else(|| format!("{error:#}"), |it| it.message().to_owned());
-    Unfetched { code: code.id(), message }
+    FetchError { code: code.id(), message }
 }
 
 #[cfg(test)]
@@ -105,13 +106,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_far_it_is_is_told_in_what_people_count_in_and_the_disk_is_never_filled() {
-        assert_eq!(part(7, 90), "7 of 90 bytes");
-        assert_eq!(part(3 << 20, (4 << 20) + 1), "3 of 5 MiB");
+    fn progress_is_readable_and_the_disk_is_never_filled() {
+        assert_eq!(progress_text(7, 90), "7 of 90 bytes");
+        assert_eq!(progress_text(3 << 20, (4 << 20) + 1), "3 of 5 MiB");
         let folder = tempfile::tempdir().unwrap();
-        let (_, limit) = room(folder.path()).unwrap();
+        let (_, limit) = scratch_file(folder.path()).unwrap();
         let disk = nix::sys::statvfs::statvfs(folder.path()).unwrap();
         assert!(limit > 0 && limit < disk.blocks_available() * disk.fragment_size());
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it has no name");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
     }
 }

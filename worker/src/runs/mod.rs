@@ -1,7 +1,7 @@
-//! The learning runs whose records live with this worker: it drives them, and answers for them.
+//! Learning runs whose records are in this worker's partitions: it drives them and reports their status.
 //!
-//! A run belongs to the primary of its partition. Whenever the map gives this worker partitions, the unfinished runs
-//! recorded in them go on here; when a partition goes to another worker, so do its runs.
+//! A run belongs to the primary of its partition. When the map assigns a partition to this worker, its unfinished runs continue
+//! here; when a partition moves to another worker, so do its runs.
 
 mod credentials;
 mod fetch;
@@ -10,74 +10,75 @@ mod record;
 mod service;
 mod snapshot;
 mod turn;
-mod waiting;
+mod turn_queue;
 
-pub(crate) use service::Service;
+pub(crate) use service::RunEndpoint;
 pub(crate) use snapshot::outgoing;
 
 use crate::shared::Shared;
 use engram_api::RunKind;
-use engram_learn::run::{Conditions, Connected, Driver, Facts, Job, Order, Phase, RunState, Status};
+use engram_learn::run::{ClientCluster, ClusterFacts, Conditions, Driver, Job, Order, Phase, RunState, Status};
 use engram_learn::source::SourceOptions;
 use engram_memory::{OnMissing, PartitionId, RunId, run::Entry};
 use engram_objects::Keys;
 use engram_proto::v1::{Problem, ProblemKind};
+use parking_lot::{Mutex, MutexGuard};
 use record::Recorder;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// When to ask again for runs of a partition that was just taken over, in milliseconds.
-const TAKE_OVER_MS: u64 = 50;
-/// How often it is looked whether a driver has ended that was told to.
-const LETTING_GO: Duration = Duration::from_millis(10);
+/// Retry hint for runs of a partition that was just activated, in milliseconds.
+const ACTIVATION_RETRY_MS: u64 = 50;
+/// Interval between checks whether a stopped driver has ended.
+const DRIVER_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The runs that this worker drives.
+/// Runs driven by this worker.
 #[derive(Default)]
 pub(crate) struct Runs {
-    active: Mutex<BTreeMap<RunId, Active>>,
-    /// One change of the turn at a time, and who waits for it.
-    pub(crate) turn: tokio::sync::Mutex<waiting::Waiting>,
-    /// Of the storages that runs name, where somebody handed them over.
+    active: Mutex<BTreeMap<RunId, ActiveRun>>,
+    /// Serializes changes of the turn, and holds its queue.
+    pub(crate) turn: tokio::sync::Mutex<turn_queue::TurnQueue>,
+    /// Credentials of the storages of runs, if supplied.
     credentials: watch::Sender<BTreeMap<RunId, Keys>>,
 }
 
 /// A run with a driver.
-struct Active {
+struct ActiveRun {
     name: String,
     status: watch::Receiver<Status>,
     orders: watch::Sender<Order>,
     driver: AbortHandle,
 }
 
-/// What a worker says of a run.
+/// Status of a run as the worker reports it.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct RunOverview {
     pub(crate) run: RunId,
     pub(crate) name: String,
     pub(crate) status: Status,
-    /// Who looks after the object that it was made from; empty where there is none.
+    /// `spec.managedBy` of its object; empty if there is none.
     pub(crate) managed_by: String,
     /// `spec.kind`.
     pub(crate) kind: String,
 }
 
 impl Runs {
-    fn active(&self) -> MutexGuard<'_, BTreeMap<RunId, Active>> {
-        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    fn active(&self) -> MutexGuard<'_, BTreeMap<RunId, ActiveRun>> {
+        self.active.lock()
     }
 
-    /// Drives what is recorded in the partitions served here and not driven yet; stops what went elsewhere. Whether that was all:
-    /// else it is to be called again.
-    pub(crate) async fn follow(shared: &Arc<Shared>) -> bool {
+    /// Starts drivers for the runs of the partitions served here, and stops those of runs that moved. Returns whether all records
+    /// were readable; otherwise it must be called again.
+    pub(crate) async fn reconcile(shared: &Arc<Shared>) -> bool {
         shared.runs.active().retain(|run, active| {
-            let stays = shared.engine.position(partition(shared, *run)).is_some();
-            if !stays {
+            let is_here = shared.engine.position(partition(shared, *run)).is_some();
+            if !is_here {
                 active.driver.abort();
             }
-            stays
+            is_here
         });
         credentials::forget_elsewhere(shared);
         let Ok((recorded, complete)) = record::all(shared).await else { return false };
@@ -85,31 +86,31 @@ impl Runs {
         for (run, entry) in here {
             match RunState::of(&entry) {
                 Ok(state) if state.phase.is_final() => {
-                    // Its driver may have died between the last record and the return of the turn.
+                    // Its driver may have died between the last record and the release of the turn.
                     let shared = Arc::clone(shared);
                     tokio::spawn(async move {
-                        // Whoever comes next asks again.
-                        let _ = shared.peers.return_turn(run).await;
+                        // Failures are repaired by the next holder.
+                        let _ = shared.peers.release_turn(run).await;
                         let _ = input::forget(&shared, run).await;
                     });
                 }
-                Ok(state) if state.told_phase() == Phase::Suspended => {
-                    // One that has ended without it knows less than the record.
+                Ok(state) if state.reported_phase() == Phase::Suspended => {
+                    // The status of an ended driver is older than the record.
                     shared.runs.active().retain(|other, active| *other != run || !active.driver.is_finished());
                     let peers = shared.peers.clone();
-                    tokio::spawn(async move { peers.return_turn(run).await });
+                    tokio::spawn(async move { peers.release_turn(run).await });
                 }
                 Ok(state) => Self::drive(shared, run, state, entry.version),
-                Err(error) => tracing::error!(%run, %error, "cannot go on with a run"),
+                Err(error) => tracing::error!(%run, %error, "failed to resume run"),
             }
         }
         complete
     }
 
-    /// Whether a run has lost its driver before its end: another driver wrote the record meanwhile, and may be gone too.
+    /// Returns whether a run lost its driver before it finished: another driver wrote the record meanwhile, and may be gone too.
     pub(crate) fn is_unattended(&self) -> bool {
-        let is_at_rest = |phase: Phase| phase.is_final() || phase == Phase::Suspended;
-        self.active().values().any(|active| active.driver.is_finished() && !is_at_rest(active.status.borrow().phase))
+        let is_inactive = |phase: Phase| phase.is_final() || phase == Phase::Suspended;
+        self.active().values().any(|active| active.driver.is_finished() && !is_inactive(active.status.borrow().phase))
     }
 
     /// Starts a driver, unless the run has one.
@@ -118,71 +119,72 @@ impl Runs {
         if active.get(&run).is_some_and(|active| !active.driver.is_finished()) {
             return;
         }
-        let (status, watched) = watch::channel(first_status(&state));
-        let (orders, ordered) = watch::channel(Order::GoOn);
+        let (status, updates) = watch::channel(first_status(&state));
+        let (orders, received_orders) = watch::channel(Order::Continue);
         let name = state.name.clone();
         let spec = match spec(shared, &state) {
             Ok(spec) => spec,
             Err(error) => {
-                tracing::error!(%run, %error, "cannot go on with a run");
+                tracing::error!(%run, %error, "failed to resume run");
                 return;
             }
         };
-        tracing::info!(%run, name, "drives a run");
+        tracing::info!(%run, name, "driving run");
         let shared = Arc::clone(shared);
-        if let (RunKind::Snapshot, Some(place)) = (spec.kind, &spec.snapshot) {
-            let place = place.clone();
-            let driver = snapshot::Driver { shared, run, state, version, place, status, orders: ordered };
+        if let (RunKind::Snapshot, Some(location)) = (spec.kind, &spec.snapshot) {
+            let location = location.clone();
+            let driver = snapshot::Driver { shared, run, state, version, location, status, orders: received_orders };
             let driver = tokio::spawn(driver.run()).abort_handle();
-            active.insert(run, Active { name, status: watched, orders, driver });
+            active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }
-        let place = input::place(&spec).cloned();
-        let (mut job, handed_over) = match job(&shared, spec) {
+        let object = input::object(&spec).cloned();
+        let (mut job, is_supplied) = match job(&shared, spec) {
             Ok(job) => job,
             Err(error) => {
-                tracing::error!(%run, %error, "cannot go on with a run");
+                tracing::error!(%run, %error, "failed to resume run");
                 return;
             }
         };
         let driver = tokio::spawn(async move {
-            // Without it the driver would fail the run; so it ends, and is started again.
-            if let Err(problem) = input::fill(&shared, run, handed_over, &mut job.source).await {
-                tracing::warn!(%run, problem = problem.message, "the input of a run cannot be read yet");
-                tokio::time::sleep(Duration::from_millis(TAKE_OVER_MS)).await;
+            // The driver would fail the run without its input, so it ends and is started again.
+            if let Err(problem) = input::fill(&shared, run, is_supplied, &mut job.source).await {
+                tracing::warn!(%run, problem = problem.message, "failed to read run input; retrying");
+                tokio::time::sleep(Duration::from_millis(ACTIVATION_RETRY_MS)).await;
                 return;
             }
-            let cluster = Connected::new(shared.peers.clone(), facts(&shared));
+            let cluster = ClientCluster::new(shared.peers.clone(), facts(&shared));
             let recorder = Recorder { shared: Arc::clone(&shared) };
-            let told = status.subscribe();
-            let mut driver = Driver::new(run, job, (state, version), cluster, recorder, status, ordered);
-            if let Some(place) = place {
-                driver = driver.fetched_by(Box::new(fetch::Storage { shared: Arc::clone(&shared), run, place }));
+            let overview = status.subscribe();
+            let mut driver = Driver::new(run, job, (state, version), cluster, recorder, status, received_orders);
+            if let Some(location) = object {
+                driver =
+                    driver.with_fetcher(Box::new(fetch::ObjectFetcher { shared: Arc::clone(&shared), run, location }));
             }
             driver.run().await;
-            if told.borrow().phase.is_final() {
+            if overview.borrow().phase.is_final() {
                 credentials::forget(&shared, run);
-                if handed_over {
-                    // The next primary of the partition does it otherwise.
+                if is_supplied {
+                    // Otherwise the next primary of the partition does it.
                     let _ = input::forget(&shared, run).await;
                 }
             }
         });
         let driver = driver.abort_handle();
-        active.insert(run, Active { name, status: watched, orders, driver });
+        active.insert(run, ActiveRun { name, status: updates, orders, driver });
     }
 
-    /// Follows a run that has a driver here.
+    /// Returns name and status updates of a run with a driver here.
     pub(crate) fn watch(&self, run: RunId) -> Option<(String, watch::Receiver<Status>)> {
         self.active().get(&run).map(|active| (active.name.clone(), active.status.clone()))
     }
 
-    /// Orders something of a run; whether it has a driver here.
+    /// Sends an order to a driver; returns whether the run has one here.
     pub(crate) fn order(&self, run: RunId, order: Order) -> bool {
         let active = self.active();
         let Some(active) = active.get(&run).filter(|active| !active.driver.is_finished()) else { return false };
         active.orders.send_if_modified(|last| {
-            // Who was told to stop for good does.
+            // A cancelled driver takes no further orders.
             let is_new = *last != order && *last != Order::Cancel;
             if is_new {
                 *last = order;
@@ -192,17 +194,17 @@ impl Runs {
         true
     }
 
-    /// Whether a run has a driver here that has not ended.
+    /// Returns whether a run has a driver here that has not ended.
     fn is_driven(&self, run: RunId) -> bool {
         self.active().get(&run).is_some_and(|active| !active.driver.is_finished())
     }
 
-    /// Starts a driver for a run that was suspended, once the one before has let go of it.
+    /// Starts a driver for a suspended run, once the previous one has ended.
     pub(crate) fn resume(shared: &Arc<Shared>, run: RunId, state: RunState, version: u64) {
         let shared = Arc::clone(shared);
         tokio::spawn(async move {
             while shared.runs.is_driven(run) {
-                tokio::time::sleep(LETTING_GO).await;
+                tokio::time::sleep(DRIVER_POLL_INTERVAL).await;
             }
             if shared.engine.position(partition(&shared, run)).is_some() {
                 Self::drive(&shared, run, state, version);
@@ -210,45 +212,44 @@ impl Runs {
         });
     }
 
-    /// Stops all drivers, at once: another goes on from the record.
+    /// Aborts all drivers: others continue from the records.
     pub(crate) fn stop(&self) {
         self.active().values().for_each(|active| active.driver.abort());
     }
 
-    /// The status of every run recorded here.
+    /// Returns the status of every run recorded here.
     ///
     /// # Errors
-    /// Not all that is served here can be read now.
-    pub(crate) async fn list(shared: &Arc<Shared>) -> Result<Vec<Told>, Problem> {
+    /// Not all partitions served here are readable.
+    pub(crate) async fn list(shared: &Arc<Shared>) -> Result<Vec<RunOverview>, Problem> {
         let (recorded, complete) = record::all(shared).await?;
         if !complete {
-            return Err(
-                Problem::of(ProblemKind::Unavailable, "a partition was just taken over").retry_after(TAKE_OVER_MS)
-            );
+            return Err(Problem::of(ProblemKind::Unavailable, "a partition was just activated")
+                .retry_after(ACTIVATION_RETRY_MS));
         }
-        let told = recorded.into_iter().filter_map(|(run, entry)| Self::told(shared, run, &entry)).collect();
-        Ok(told)
+        let overview = recorded.into_iter().filter_map(|(run, entry)| Self::overview(shared, run, &entry)).collect();
+        Ok(overview)
     }
 
-    /// What is known of a run: by its driver, else by its record.
-    pub(crate) fn told(shared: &Shared, run: RunId, entry: &Entry) -> Option<Told> {
+    /// Returns the status of a run, from its driver, or else its record.
+    pub(crate) fn overview(shared: &Shared, run: RunId, entry: &Entry) -> Option<RunOverview> {
         let state = RunState::of(entry).ok()?;
-        let suspended = state.told_phase() == Phase::Suspended;
+        let suspended = state.reported_phase() == Phase::Suspended;
         let is_live = |status: &Status| !state.phase.is_final() && (!suspended || status.phase == Phase::Suspended);
         let live = shared.runs.watch(run).filter(|(_, status)| is_live(&status.borrow()));
         let status = live.map_or_else(|| first_status(&state), |(_, status)| status.borrow().clone());
-        let said = |field: &str| state.spec[field].as_str().unwrap_or_default().to_owned();
-        let (managed_by, kind) = (said("managedBy"), said("kind"));
-        Some(Told { run, name: state.name, status, managed_by, kind })
+        let text_field = |field: &str| state.spec[field].as_str().unwrap_or_default().to_owned();
+        let (managed_by, kind) = (text_field("managedBy"), text_field("kind"));
+        Some(RunOverview { run, name: state.name, status, managed_by, kind })
     }
 }
 
-/// The status that a record stands for.
+/// Derives the status from a record.
 fn first_status(state: &RunState) -> Status {
     let elapsed_s = state.elapsed_ms as f64 / 1_000.0;
     let per_second = |count: u64| if elapsed_s > 0.0 { count as f64 / elapsed_s } else { 0.0 };
     let mut status = Status {
-        phase: state.told_phase(),
+        phase: state.reported_phase(),
         epoch: state.done,
         epochs: state.epochs,
         updates: state.updates,
@@ -261,17 +262,17 @@ fn first_status(state: &RunState) -> Status {
         ..Status::default()
     };
     let experiment = state.result.as_ref().and_then(|result| result.experiment.as_ref());
-    if let Some(found) = experiment {
-        status.metrics.insert("separation".into(), found.separation);
-        status.metrics.extend(found.convergence_factor.map(|factor| ("convergence".into(), factor)));
-        status.metrics.insert("inversion_ratio".into(), found.inversion_ratio);
+    if let Some(experiment) = experiment {
+        status.metrics.insert("separation".into(), experiment.separation);
+        status.metrics.extend(experiment.convergence_factor.map(|factor| ("convergence".into(), factor)));
+        status.metrics.insert("inversion_ratio".into(), experiment.inversion_ratio);
     }
     status
 }
 
-fn facts(shared: &Shared) -> Facts {
+fn facts(shared: &Shared) -> ClusterFacts {
     let spec = &shared.options.spec;
-    Facts {
+    ClusterFacts {
         name: shared.options.cluster_name.clone(),
         workers: spec.workers,
         partitions: shared.partitions(),
@@ -280,23 +281,23 @@ fn facts(shared: &Shared) -> Facts {
     }
 }
 
-/// Reads the specification of a run and fills in what it leaves to the cluster.
+/// Parses the specification of a run and fills in cluster defaults.
 fn spec(shared: &Shared, state: &RunState) -> Result<engram_api::LearnerRunSpec, serde_json::Error> {
     let spec: engram_api::LearnerRunSpec = serde_json::from_value(state.spec.clone())?;
     Ok(spec.effective(Some(&shared.options.spec)))
 }
 
-/// Where the epochs of a run come from, without content that was handed over. Its paths are absolute: whoever submitted it made them so.
+/// Returns the source of a run's epochs, without supplied content. Its paths are absolute, because the client made them so.
 pub(crate) fn source(shared: &Shared, state: &RunState) -> Result<SourceOptions, serde_json::Error> {
     use serde::de::Error as _;
     let memory = spec(shared, state)?.memory.ok_or_else(|| serde_json::Error::missing_field("memory"))?;
     Ok(input::source(&memory.source, shared.options.inputs.as_deref()))
 }
 
-/// What a driver is to do, and whether its source is content that was handed over.
+/// Returns the job of a driver, and whether its source is supplied content.
 fn job(shared: &Shared, spec: engram_api::LearnerRunSpec) -> Result<(Job, bool), serde_json::Error> {
     use serde::de::Error as _;
-    let handed_over = input::is_handed_over(&spec);
+    let is_supplied = input::is_supplied(&spec);
     let memory = spec.memory.ok_or_else(|| serde_json::Error::missing_field("memory"))?;
     let source = input::source(&memory.source, shared.options.inputs.as_deref());
     let report = &memory.report;
@@ -318,15 +319,15 @@ fn job(shared: &Shared, spec: engram_api::LearnerRunSpec) -> Result<(Job, bool),
         }),
         source,
     };
-    Ok((job, handed_over))
+    Ok((job, is_supplied))
 }
 
-/// The partition of a run.
+/// Returns the partition of a run.
 pub(crate) fn partition(shared: &Shared, run: RunId) -> PartitionId {
     RunState::partition(run, shared.partitions())
 }
 
-/// The phase as it travels.
+/// Converts a phase to the wire format.
 pub(crate) const fn phase_to_wire(phase: Phase) -> engram_proto::v1::RunPhase {
     use engram_proto::v1::RunPhase;
     match phase {

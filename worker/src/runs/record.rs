@@ -7,7 +7,7 @@ use engram_memory::{Command, PartitionId, Record, Refusal, Reply, RunId, run::En
 use engram_proto::v1::{Problem, ProblemKind};
 use std::sync::Arc;
 
-/// The run that stands for the turn; a real one has a random-looking id.
+/// Pseudo run id of the turn's record; ids of runs are hashes.
 pub(super) const TURN: RunId = RunId(0);
 
 /// Writes and reads records of runs.
@@ -15,15 +15,15 @@ pub(super) struct Recorder {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Every run recorded in the partitions that are served here and can be read now, and whether those are all that are served:
-/// what was just taken over may have more in its log than in its state.
+/// Returns every run recorded in the partitions that are served here and readable now, and whether all served partitions were
+/// readable: a partition that was just activated may not have applied its log yet.
 pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), Problem> {
     let mut readable = shared.served();
     let served = readable.len();
     loop {
-        let asked = readable.clone();
+        let partitions_to_read = readable.clone();
         let read = move |partitions: &mut engram_store::Partitions| {
-            let ledgers = asked.into_iter().filter_map(|partition| partitions.ledger(partition));
+            let ledgers = partitions_to_read.into_iter().filter_map(|partition| partitions.ledger(partition));
             let runs = ledgers.flat_map(|ledger| ledger.runs.iter());
             runs.filter(|(run, entry)| *run != TURN && !super::input::is_content(&entry.state))
                 .map(|(run, entry)| (run, entry.clone()))
@@ -36,7 +36,7 @@ pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), 
     }
 }
 
-/// One run, if it is recorded here.
+/// Returns the record of one run, if it exists.
 pub(super) async fn load(shared: &Shared, partition: PartitionId, run: RunId) -> Result<Option<Entry>, Problem> {
     if shared.engine.position(partition).is_none() {
         return Err(shared.not_primary(partition));
@@ -47,7 +47,7 @@ pub(super) async fn load(shared: &Shared, partition: PartitionId, run: RunId) ->
     shared.engine.read_leased(vec![partition], read).await
 }
 
-/// Writes a record; what the partition refuses comes as the inner error.
+/// Writes a record; a rejection by the partition is the inner error.
 pub(super) async fn write(
     shared: &Shared,
     partition: PartitionId,

@@ -1,10 +1,10 @@
-//! `RunService`: on the client's listener what is not this worker's is passed on, on the peers' it is refused.
+//! `RunService`: the client listener forwards requests for other workers, the peer listener rejects them.
 
-use super::{Runs, Told, credentials, input, phase_to_wire, record, snapshot, turn};
-use crate::rights;
+use super::{RunOverview, Runs, credentials, input, phase_to_wire, record, snapshot, turn};
+use crate::authorization;
 use crate::service::Plane;
 use crate::shared::Shared;
-use engram_api::Needs;
+use engram_api::Requirement;
 use engram_identity::Caller;
 use engram_learn::run::{Order, Phase, RunState, Status as RunProgress, report};
 use engram_memory::{Command, PartitionId, Record, RunId, Settings};
@@ -18,18 +18,18 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-/// Longest specification of a run, in bytes.
+/// Maximum size of a run's specification in bytes.
 const MAX_SPEC_BYTES: usize = 64 << 10;
-/// The call whose rights a run takes that has workers ask a storage.
-const STORED: &str = "/engram.v1.AdminService/CreateSnapshot";
-/// Statuses waiting for somebody who does not read; the newest is sent when there is room.
+/// Method whose permission a run requires if workers access a storage for it.
+const STORAGE_METHOD: &str = "/engram.v1.AdminService/CreateSnapshot";
+/// Queued statuses of a client that does not read; the newest is sent once there is space.
 const STATUS_QUEUE: usize = 4;
-/// How often somebody who watches a suspended run has it looked at.
-const SUSPENDED: Duration = Duration::from_millis(500);
+/// Polling interval while a watched run is suspended.
+const SUSPENDED_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The runs of one worker.
+/// `RunService` of one worker.
 #[derive(Clone)]
-pub(crate) struct Service {
+pub(crate) struct RunEndpoint {
     pub(crate) shared: Arc<Shared>,
     pub(crate) plane: Plane,
 }
@@ -37,17 +37,20 @@ pub(crate) struct Service {
 type Statuses = BoxStream<'static, Result<v1::RunStatus, Status>>;
 
 #[tonic::async_trait]
-impl RunService for Service {
+impl RunService for RunEndpoint {
     type WatchRunStream = Statuses;
 
-    async fn submit_run(&self, request: Request<v1::SubmitRunRequest>) -> Result<Response<v1::SubmitRunReply>, Status> {
+    async fn submit_run(
+        &self,
+        request: Request<v1::SubmitRunRequest>,
+    ) -> Result<Response<v1::SubmitRunResponse>, Status> {
         self.admit_stored(&request).map_err(Problem::into_status)?;
         let message = request.into_inner();
         let run = self.run_id(&message.name)?;
         if !self.is_here(run)? {
             let v1::SubmitRunRequest { name, spec_json, input, credentials } = message;
             let reply = self.shared.peers.submit_run(&name, &spec_json, input.as_deref(), credentials).await;
-            return reply.map(Response::new).map_err(passed_on);
+            return reply.map(Response::new).map_err(client_status);
         }
         let reply = self.submit(run, message).await.map_err(Problem::into_status)?;
         Ok(Response::new(reply))
@@ -59,27 +62,27 @@ impl RunService for Service {
         if !self.is_here(run)? {
             let watch = self.shared.peers.watch_run(&name);
             let statuses = futures::stream::unfold(watch, |mut watch| async move {
-                let next = watch.next().await.map_err(passed_on).transpose()?;
+                let next = watch.next().await.map_err(client_status).transpose()?;
                 Some((next, watch))
             });
             return Ok(Response::new(statuses.boxed()));
         }
-        let told = self.told(run, &name).await.map_err(Problem::into_status)?;
+        let overview = self.overview(run, &name).await.map_err(Problem::into_status)?;
         let (statuses, stream) = mpsc::channel(STATUS_QUEUE);
-        let live = self.shared.runs.watch(run).filter(|_| !told.status.phase.is_final());
+        let live = self.shared.runs.watch(run).filter(|_| !overview.status.phase.is_final());
         match live {
-            Some((_, watched)) => {
-                tokio::spawn(follow(self.clone(), run, told, watched, statuses));
+            Some((_, updates)) => {
+                tokio::spawn(stream_statuses(self.clone(), run, overview, updates, statuses));
             }
-            None if told.status.phase == Phase::Suspended => {
-                let status = status_to_wire(&self.shared, &told);
-                statuses.try_send(Ok(status)).expect("an empty queue has room");
+            None if overview.status.phase == Phase::Suspended => {
+                let status = status_to_wire(&self.shared, &overview);
+                statuses.try_send(Ok(status)).expect("the queue is empty");
                 let service = self.clone();
-                tokio::spawn(async move { service.wait_while_suspended(run, &told.name, &statuses).await });
+                tokio::spawn(async move { service.wait_while_suspended(run, &overview.name, &statuses).await });
             }
             None => {
-                let status = status_to_wire(&self.shared, &told);
-                statuses.try_send(Ok(status)).expect("an empty queue has room");
+                let status = status_to_wire(&self.shared, &overview);
+                statuses.try_send(Ok(status)).expect("the queue is empty");
             }
         }
         Ok(Response::new(ReceiverStream::new(stream).boxed()))
@@ -89,88 +92,94 @@ impl RunService for Service {
         let name = request.into_inner().name;
         let run = self.run_id(&name)?;
         if !self.is_here(run)? {
-            return self.shared.peers.cancel_run(&name).await.map(Response::new).map_err(passed_on);
+            return self.shared.peers.cancel_run(&name).await.map(Response::new).map_err(client_status);
         }
-        let told = self.told(run, &name).await.map_err(Problem::into_status)?;
+        let overview = self.overview(run, &name).await.map_err(Problem::into_status)?;
         if !self.shared.runs.order(run, Order::Cancel) {
             self.end_suspended(run).await.map_err(Problem::into_status)?;
         }
-        Ok(Response::new(status_to_wire(&self.shared, &told)))
+        Ok(Response::new(status_to_wire(&self.shared, &overview)))
     }
 
     async fn suspend_run(&self, request: Request<v1::SuspendRunRequest>) -> Result<Response<v1::RunStatus>, Status> {
         let v1::SuspendRunRequest { name, suspend } = request.into_inner();
         let run = self.run_id(&name)?;
         if !self.is_here(run)? {
-            let passed = self.shared.peers.suspend_run(&name, suspend).await;
-            return passed.map(Response::new).map_err(passed_on);
+            let forwarded = self.shared.peers.suspend_run(&name, suspend).await;
+            return forwarded.map(Response::new).map_err(client_status);
         }
         self.suspend(run, suspend).await.map_err(Problem::into_status)?;
-        let told = self.told(run, &name).await.map_err(Problem::into_status)?;
-        Ok(Response::new(status_to_wire(&self.shared, &told)))
+        let overview = self.overview(run, &name).await.map_err(Problem::into_status)?;
+        Ok(Response::new(status_to_wire(&self.shared, &overview)))
     }
 
-    async fn list_runs(&self, request: Request<v1::ListRunsRequest>) -> Result<Response<v1::ListRunsReply>, Status> {
+    async fn list_runs(&self, request: Request<v1::ListRunsRequest>) -> Result<Response<v1::ListRunsResponse>, Status> {
         if !request.into_inner().local && self.plane == Plane::Client {
-            let runs = self.shared.peers.list_runs().await.map_err(passed_on)?;
-            return Ok(Response::new(v1::ListRunsReply { runs }));
+            let runs = self.shared.peers.list_runs().await.map_err(client_status)?;
+            return Ok(Response::new(v1::ListRunsResponse { runs }));
         }
-        let told = Runs::list(&self.shared).await.map_err(Problem::into_status)?;
-        let runs = told.iter().map(|told| status_to_wire(&self.shared, told)).collect();
-        Ok(Response::new(v1::ListRunsReply { runs }))
+        let overview = Runs::list(&self.shared).await.map_err(Problem::into_status)?;
+        let runs = overview.iter().map(|overview| status_to_wire(&self.shared, overview)).collect();
+        Ok(Response::new(v1::ListRunsResponse { runs }))
     }
 
-    async fn get_report(&self, request: Request<v1::GetReportRequest>) -> Result<Response<v1::GetReportReply>, Status> {
+    async fn get_report(
+        &self,
+        request: Request<v1::GetReportRequest>,
+    ) -> Result<Response<v1::GetReportResponse>, Status> {
         let name = request.into_inner().name;
         let run = self.run_id(&name)?;
         if !self.is_here(run)? {
-            let report_json = self.shared.peers.report(&name).await.map_err(passed_on)?;
-            return Ok(Response::new(v1::GetReportReply { report_json }));
+            let report_json = self.shared.peers.report(&name).await.map_err(client_status)?;
+            return Ok(Response::new(v1::GetReportResponse { report_json }));
         }
         let report_json = self.report(run, &name).await.map_err(Problem::into_status)?;
-        Ok(Response::new(v1::GetReportReply { report_json }))
+        Ok(Response::new(v1::GetReportResponse { report_json }))
     }
 
-    async fn take_turn(&self, request: Request<v1::TakeTurnRequest>) -> Result<Response<v1::TakeTurnReply>, Status> {
+    async fn acquire_turn(
+        &self,
+        request: Request<v1::AcquireTurnRequest>,
+    ) -> Result<Response<v1::AcquireTurnResponse>, Status> {
         let message = request.into_inner();
         let run = run_from_wire(&message.run)?;
-        let place = (message.submitted_ms, message.name.as_str());
-        let taken = turn::take(&self.shared, run, place).await.map_err(Problem::into_status)?;
-        Ok(Response::new(match taken {
-            Ok(()) => v1::TakeTurnReply { granted: true, holder: message.name, before: 0 },
-            Err(held) => v1::TakeTurnReply { granted: false, holder: held.by, before: held.before },
+        let position = (message.submitted_ms, message.name.as_str());
+        let result = turn::acquire(&self.shared, run, position).await.map_err(Problem::into_status)?;
+        Ok(Response::new(match result {
+            Ok(()) => v1::AcquireTurnResponse { granted: true, holder: message.name, runs_ahead: 0 },
+            Err(denied) => v1::AcquireTurnResponse { granted: false, holder: denied.holder, runs_ahead: denied.ahead },
         }))
     }
 
-    async fn return_turn(
+    async fn release_turn(
         &self,
-        request: Request<v1::ReturnTurnRequest>,
-    ) -> Result<Response<v1::ReturnTurnReply>, Status> {
+        request: Request<v1::ReleaseTurnRequest>,
+    ) -> Result<Response<v1::ReleaseTurnResponse>, Status> {
         let run = run_from_wire(&request.into_inner().run)?;
-        turn::give_back(&self.shared, run).await.map_err(Problem::into_status)?;
-        Ok(Response::new(v1::ReturnTurnReply {}))
+        turn::release(&self.shared, run).await.map_err(Problem::into_status)?;
+        Ok(Response::new(v1::ReleaseTurnResponse {}))
     }
 
-    async fn count_updates(
+    async fn set_update_counting(
         &self,
-        request: Request<v1::CountUpdatesRequest>,
-    ) -> Result<Response<v1::CountUpdatesReply>, Status> {
+        request: Request<v1::SetUpdateCountingRequest>,
+    ) -> Result<Response<v1::SetUpdateCountingResponse>, Status> {
         let message = request.into_inner();
         if !message.local && self.plane == Plane::Client {
-            self.shared.peers.count_updates(message.enabled).await.map_err(passed_on)?;
-            return Ok(Response::new(v1::CountUpdatesReply::default()));
+            self.shared.peers.set_update_counting(message.enabled).await.map_err(client_status)?;
+            return Ok(Response::new(v1::SetUpdateCountingResponse::default()));
         }
         let versions = self.count(message.enabled).await.map_err(Problem::into_status)?;
-        Ok(Response::new(v1::CountUpdatesReply { versions }))
+        Ok(Response::new(v1::SetUpdateCountingResponse { versions }))
     }
 
     async fn put_partition(
         &self,
         request: Request<v1::PutPartitionRequest>,
-    ) -> Result<Response<v1::PutPartitionReply>, Status> {
+    ) -> Result<Response<v1::PutPartitionResponse>, Status> {
         let message = request.into_inner();
         if self.plane == Plane::Client {
-            let text = "PutPartition is for workers among themselves; submit a run of kind Snapshot";
+            let text = "PutPartition is only for workers; submit a run of kind Snapshot";
             return Err(Problem::of(ProblemKind::Denied, text).into_status());
         }
         let partition = PartitionId(message.partition);
@@ -178,9 +187,9 @@ impl RunService for Service {
             return Err(self.shared.not_primary(partition).into_status());
         }
         let reply = match snapshot::put(&self.shared, message).await {
-            Ok(Some(entry)) => v1::PutPartitionReply {
+            Ok(Some(entry)) => v1::PutPartitionResponse {
                 entry_json: serde_json::to_string(&entry).expect("an entry has string keys only"),
-                ..v1::PutPartitionReply::default()
+                ..v1::PutPartitionResponse::default()
             },
             Ok(None) => return Err(self.shared.not_primary(partition).into_status()),
             Err(error) => put_problem(&error)?,
@@ -189,7 +198,7 @@ impl RunService for Service {
     }
 }
 
-impl Service {
+impl RunEndpoint {
     fn run_id(&self, name: &str) -> Result<RunId, Status> {
         if engram_api::is_name(name) {
             return Ok(RunState::run_id(self.shared.options.cluster, name));
@@ -198,8 +207,9 @@ impl Service {
         Err(Problem::of(ProblemKind::Invalid, text).into_status())
     }
 
-    /// A snapshot takes along everything there is, and workers that ask a storage may do so in their own name: who has no more than the
-    /// right to learn may ask for neither. Nor hand over credentials: they could be in the place of those of another's run.
+    /// Checks permissions beyond the right to learn: a snapshot contains all memories, and workers may access a storage under their
+    /// own identity, so a client that may only learn can request neither. It must not supply credentials either, which could
+    /// replace those of another client's run.
     fn admit_stored(&self, request: &Request<v1::SubmitRunRequest>) -> Result<(), Problem> {
         let Some(accounts) = self.shared.accounts.as_ref().filter(|_| self.plane == Plane::Client) else {
             return Ok(());
@@ -214,14 +224,14 @@ impl Service {
         if !is_stored {
             return Ok(());
         }
-        let admitted = accounts.admit(request.metadata().as_ref(), STORED, SystemTime::now());
-        admitted.map(drop).map_err(|refused| {
+        let admission = accounts.admit(request.metadata().as_ref(), STORAGE_METHOD, SystemTime::now());
+        admission.map(drop).map_err(|refused| {
             self.shared.count_refusal(refused.reason);
-            rights::problem(refused)
+            authorization::problem(refused)
         })
     }
 
-    /// Whether this worker keeps the record of a run; on the peers' listener an error where it does not.
+    /// Returns whether this worker has the record of a run; an error on the peer listener if it has not.
     fn is_here(&self, run: RunId) -> Result<bool, Status> {
         let partition = super::partition(&self.shared, run);
         let here = self.shared.engine.position(partition).is_some();
@@ -232,10 +242,10 @@ impl Service {
         }
     }
 
-    async fn submit(&self, run: RunId, mut message: v1::SubmitRunRequest) -> Result<v1::SubmitRunReply, Problem> {
-        let (spec, handed_over) = self.check_spec(&message)?;
-        if let Some(handed) = message.credentials.take() {
-            credentials::keep(&self.shared, run, handed);
+    async fn submit(&self, run: RunId, mut message: v1::SubmitRunRequest) -> Result<v1::SubmitRunResponse, Problem> {
+        let (spec, is_supplied) = self.check_spec(&message)?;
+        if let Some(supplied) = message.credentials.take() {
+            credentials::keep(&self.shared, run, supplied);
         }
         let mut state = RunState::new(message.name.clone(), spec);
         state.suspended = state.spec["suspend"] == true;
@@ -243,10 +253,9 @@ impl Service {
         state.submitted_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let partition = super::partition(&self.shared, run);
         let is_new = record::load(&self.shared, partition, run).await?.is_none();
-        if is_new && handed_over {
+        if is_new && is_supplied {
             let input = message.input.as_deref().ok_or_else(|| {
-                let text =
-                    "input: missing; the content of the ConfigMap that the specification names is to be handed over";
+                let text = "input: missing; the content of the ConfigMap in the specification must be supplied";
                 Problem::of(ProblemKind::Invalid, text)
             })?;
             input::keep(&self.shared, run, input).await?;
@@ -256,21 +265,23 @@ impl Service {
         if created && !state.suspended {
             Runs::drive(&self.shared, run, state, 1);
         }
-        let told = self.told(run, &message.name).await?;
-        Ok(v1::SubmitRunReply { status: Some(status_to_wire(&self.shared, &told)), created })
+        let overview = self.overview(run, &message.name).await?;
+        Ok(v1::SubmitRunResponse { status: Some(status_to_wire(&self.shared, &overview)), created })
     }
 
-    /// Checks a specification as a manifest is checked: whoever submitted it may be of another version.
-    /// Gives it, and whether content is to be handed over with it.
+    /// Checks a specification like a manifest, because the client may have another version. Returns it, and whether content must be
+    /// supplied with it.
     fn check_spec(&self, message: &v1::SubmitRunRequest) -> Result<(serde_json::Value, bool), Problem> {
         let invalid = |text: String| Problem::of(ProblemKind::Invalid, text);
         if message.spec_json.len() > MAX_SPEC_BYTES {
-            let found = message.spec_json.len();
-            return Err(invalid(format!("spec_json: {found} bytes are not allowed; allowed: up to {MAX_SPEC_BYTES}")));
+            let length = message.spec_json.len();
+            return Err(invalid(format!("spec_json: {length} bytes are not allowed; allowed: up to {MAX_SPEC_BYTES}")));
         }
-        if let Some(found) = message.input.as_ref().map(|input| input.len()).filter(|found| *found > input::MAX_BYTES) {
+        if let Some(length) =
+            message.input.as_ref().map(|input| input.len()).filter(|length| *length > input::MAX_BYTES)
+        {
             let most = input::MAX_BYTES;
-            return Err(invalid(format!("input: {found} bytes are not allowed; allowed: up to {most}")));
+            return Err(invalid(format!("input: {length} bytes are not allowed; allowed: up to {most}")));
         }
         let spec: serde_json::Value =
             serde_json::from_str(&message.spec_json).map_err(|error| invalid(format!("spec_json: {error}")))?;
@@ -280,8 +291,8 @@ impl Service {
             "metadata": { "name": message.name },
             "spec": spec,
         });
-        // JSON is YAML: the one checker serves.
-        let parsed = engram_api::parse(&manifest.to_string(), "spec_json", Needs::Runs)
+        // JSON is YAML, so the manifest checker applies.
+        let parsed = engram_api::parse(&manifest.to_string(), "spec_json", Requirement::Runs)
             .map_err(|problems| invalid(problems.to_string()))?;
         parsed
             .check_runs_on(&self.shared.options.cluster_name, &self.shared.options.spec)
@@ -289,13 +300,13 @@ impl Service {
         let run = &parsed.runs.first().ok_or_else(|| invalid("spec_json: no run".into()))?.spec;
         match input::refusal(&self.shared, run) {
             Some(refusal) => Err(invalid(refusal)),
-            None => Ok((spec, input::is_handed_over(run))),
+            None => Ok((spec, input::is_supplied(run))),
         }
     }
 
-    /// Orders a run to be suspended or to go on, and carries that out at once where no driver is there to do it.
+    /// Suspends or resumes a run, directly if no driver is there to do it.
     async fn suspend(&self, run: RunId, suspend: bool) -> Result<(), Problem> {
-        let order = if suspend { Order::Suspend } else { Order::GoOn };
+        let order = if suspend { Order::Suspend } else { Order::Continue };
         let has_driver = self.shared.runs.order(run, order);
         let partition = super::partition(&self.shared, run);
         let Some(entry) = record::load(&self.shared, partition, run).await? else { return Ok(()) };
@@ -306,19 +317,19 @@ impl Service {
         }
         let state = RunState { suspended: suspend, ..state };
         let command = Command::RunRecord { run, expected: entry.version, state: state.encode(), row: None };
-        // Whoever was faster has done something else: who asked is told how it stands, and asks again.
+        // A concurrent change wins; the client sees the resulting status and may retry.
         if record::write(&self.shared, partition, command).await?.is_ok() && !suspend {
             Runs::resume(&self.shared, run, state, entry.version + 1);
         }
         Ok(())
     }
 
-    /// Cancels a run that is suspended: no driver hears of it.
+    /// Cancels a suspended run, which has no driver.
     async fn end_suspended(&self, run: RunId) -> Result<(), Problem> {
         let partition = super::partition(&self.shared, run);
         let Some(entry) = record::load(&self.shared, partition, run).await? else { return Ok(()) };
         let Ok(mut state) = RunState::of(&entry) else { return Ok(()) };
-        if state.told_phase() == Phase::Suspended {
+        if state.reported_phase() == Phase::Suspended {
             (state.phase, state.message) = (Phase::Cancelled, "cancelled".into());
             let command = Command::RunRecord { run, expected: entry.version, state: state.encode(), row: None };
             let written = record::write(&self.shared, partition, command).await?;
@@ -329,7 +340,7 @@ impl Service {
         Ok(())
     }
 
-    /// Returns when a run is no longer suspended, or nobody listens: whoever watches asks again then.
+    /// Returns when a run is no longer suspended, or the client has gone. The client watches again then.
     async fn wait_while_suspended(
         &self,
         run: RunId,
@@ -337,25 +348,25 @@ impl Service {
         statuses: &mpsc::Sender<Result<v1::RunStatus, Status>>,
     ) {
         while !statuses.is_closed() {
-            tokio::time::sleep(SUSPENDED).await;
-            match self.told(run, name).await {
-                Ok(told) if told.status.phase == Phase::Suspended => {}
+            tokio::time::sleep(SUSPENDED_POLL_INTERVAL).await;
+            match self.overview(run, name).await {
+                Ok(overview) if overview.status.phase == Phase::Suspended => {}
                 _ => return,
             }
         }
     }
 
-    async fn told(&self, run: RunId, name: &str) -> Result<Told, Problem> {
-        let unknown = || Problem::of(ProblemKind::RunUnknown, format!("run {name:?} is not known to this cluster"));
+    async fn overview(&self, run: RunId, name: &str) -> Result<RunOverview, Problem> {
+        let unknown = || Problem::of(ProblemKind::RunUnknown, format!("run {name:?} does not exist in this cluster"));
         let partition = super::partition(&self.shared, run);
         let entry = record::load(&self.shared, partition, run).await?.ok_or_else(unknown)?;
-        Runs::told(&self.shared, run, &entry).ok_or_else(|| {
+        Runs::overview(&self.shared, run, &entry).ok_or_else(|| {
             Problem::of(ProblemKind::DataCorruption, format!("the record of run {name:?} cannot be read"))
         })
     }
 
     async fn report(&self, run: RunId, name: &str) -> Result<String, Problem> {
-        let unknown = || Problem::of(ProblemKind::RunUnknown, format!("run {name:?} is not known to this cluster"));
+        let unknown = || Problem::of(ProblemKind::RunUnknown, format!("run {name:?} does not exist in this cluster"));
         let damaged = |error: &dyn std::fmt::Display| Problem::of(ProblemKind::DataCorruption, error.to_string());
         let partition = super::partition(&self.shared, run);
         let entry = record::load(&self.shared, partition, run).await?.ok_or_else(unknown)?;
@@ -369,7 +380,7 @@ impl Service {
         serde_json::to_string(&report).map_err(|error| damaged(&error))
     }
 
-    /// Configures every partition served here to count updates, or to stop and forget the counts.
+    /// Configures every partition served here to count updates, or to stop and reset the counts.
     async fn count(&self, enabled: bool) -> Result<Vec<v1::PartitionVersion>, Problem> {
         let engine = &self.shared.engine;
         let served = self.shared.served();
@@ -389,40 +400,40 @@ impl Service {
     }
 }
 
-/// Sends the status now and at every change, until the run ends or nobody listens.
-async fn follow(
-    service: Service,
+/// Sends the status now and after every change, until the run ends or the client has gone.
+async fn stream_statuses(
+    service: RunEndpoint,
     run: RunId,
-    mut told: Told,
-    mut watched: watch::Receiver<RunProgress>,
+    mut overview: RunOverview,
+    mut updates: watch::Receiver<RunProgress>,
     statuses: mpsc::Sender<Result<v1::RunStatus, Status>>,
 ) {
-    watched.mark_changed();
+    updates.mark_changed();
     loop {
         let changed = tokio::select! {
-            changed = watched.changed() => changed,
+            changed = updates.changed() => changed,
             () = statuses.closed() => return,
         };
         if changed.is_err() {
-            if told.status.phase == Phase::Suspended {
-                return service.wait_while_suspended(run, &told.name, &statuses).await;
+            if overview.status.phase == Phase::Suspended {
+                return service.wait_while_suspended(run, &overview.name, &statuses).await;
             }
-            // The driver went elsewhere: whoever watches asks there.
+            // The driver moved to another worker, where the client watches again.
             return;
         }
-        told.status = watched.borrow_and_update().clone();
-        let ended = told.status.phase.is_final();
-        if statuses.send(Ok(status_to_wire(&service.shared, &told))).await.is_err() || ended {
+        overview.status = updates.borrow_and_update().clone();
+        let ended = overview.status.phase.is_final();
+        if statuses.send(Ok(status_to_wire(&service.shared, &overview))).await.is_err() || ended {
             return;
         }
     }
 }
 
-fn status_to_wire(shared: &Shared, told: &Told) -> v1::RunStatus {
-    let status = &told.status;
+fn status_to_wire(shared: &Shared, overview: &RunOverview) -> v1::RunStatus {
+    let status = &overview.status;
     v1::RunStatus {
-        name: told.name.clone(),
-        run: answers::identity(told.run.0),
+        name: overview.name.clone(),
+        run: answers::identity(overview.run.0),
         phase: phase_to_wire(status.phase).into(),
         epoch: status.epoch,
         epochs: status.epochs.unwrap_or(0),
@@ -436,8 +447,8 @@ fn status_to_wire(shared: &Shared, told: &Told) -> v1::RunStatus {
         driver: (!status.phase.is_final() && status.phase != Phase::Suspended).then_some(shared.ordinal().0),
         metrics: status.metrics.clone().into_iter().collect(),
         label: status.label.clone(),
-        managed_by: told.managed_by.clone(),
-        kind: told.kind.clone(),
+        managed_by: overview.managed_by.clone(),
+        kind: overview.kind.clone(),
         needs_credentials: status.needs_credentials,
         snapshot: status.snapshot.as_ref().map(|written| v1::SnapshotResult {
             url: written.url.clone(),
@@ -449,11 +460,11 @@ fn status_to_wire(shared: &Shared, told: &Told) -> v1::RunStatus {
     }
 }
 
-/// What a storage refused is an answer; what happened here may not happen again.
-fn put_problem(error: &anyhow::Error) -> Result<v1::PutPartitionReply, Status> {
+/// A rejection by the storage is part of the response; other failures may be temporary.
+fn put_problem(error: &anyhow::Error) -> Result<v1::PutPartitionResponse, Status> {
     if let Some(problem) = error.downcast_ref::<engram_api::Problem>() {
         let (code, message) = (problem.code().id().to_owned(), problem.message().to_owned());
-        return Ok(v1::PutPartitionReply { code, message, ..v1::PutPartitionReply::default() });
+        return Ok(v1::PutPartitionResponse { code, message, ..v1::PutPartitionResponse::default() });
     }
     let kind = match error.downcast_ref::<engram_store::Error>() {
         Some(engram_store::Error::DiskFull { .. }) => ProblemKind::DiskFull,
@@ -466,9 +477,9 @@ fn run_from_wire(bytes: &[u8]) -> Result<RunId, Status> {
     answers::run_id(bytes).map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()).into_status())
 }
 
-/// What another worker answered, as this worker's answer.
+/// Converts another worker's response.
 #[expect(clippy::needless_pass_by_value, reason = "the shape that `map_err` wants")]
-fn passed_on(error: engram_client::Error) -> Status {
+fn client_status(error: engram_client::Error) -> Status {
     match error.problem() {
         Some(problem) => problem.clone().into_status(),
         None => Problem::of(ProblemKind::Unavailable, error.to_string()).into_status(),

@@ -1,44 +1,44 @@
-//! Runs of kind `Snapshot`: every partition is put into a storage or a volume by whoever leads it, and the manifest is written last.
+//! Runs of kind `Snapshot`: the primary of every partition uploads it to a storage or a volume, and the manifest is written last.
 //!
-//! The driver may die at any await, and another goes on from the record. Each attempt has a folder of its own beside the manifest, so
-//! that what an earlier one still sends overwrites nothing. Once all files of an attempt are there, the text of the manifest is recorded
-//! *before* it is written: from then on every driver writes that text and no other, so that whichever is last, the manifest that lies
-//! there names files that are whole and that nobody touches any more.
+//! The driver may die at any await, and another continues from the record. Each attempt has a folder of its own next to the
+//! manifest, so that late writes of an earlier attempt overwrite nothing. Once all files of an attempt are there, the manifest's
+//! text is recorded *before* it is written: from then on every driver writes exactly that text, so the final manifest names files
+//! that are complete and no longer change.
 
 use super::record::Recorder;
 use crate::runs::credentials;
 use crate::shared::Shared;
-use engram_api::{Code, Problem, SnapshotPlace};
+use engram_api::{Code, Problem, SnapshotLocation};
 use engram_learn::run::{LogError, Order, Phase, RunLog as _, RunState, SnapshotResult, SnapshotState, Status};
 use engram_memory::RunId;
 use engram_objects::{Credentials, Keys, Options};
 use engram_proto::v1;
-use engram_snapshot::{Entry, Manifest, Of, Place};
+use engram_snapshot::{Entry, Location, Manifest, SourceCluster};
 use futures::StreamExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
-/// Partitions that are on their way at once: one or two per worker keep the way to a storage busy.
-const AT_ONCE: usize = 4;
-/// How long one partition may take, failovers and tries included: half a GiB at 1 MB/s.
-const PARTITION: Duration = Duration::from_secs(600);
-/// Between attempts to write the record.
-const RETRY: Duration = Duration::from_millis(200);
+/// Concurrent uploads: one or two per worker saturate the connection to a storage.
+const MAX_CONCURRENT: usize = 4;
+/// Deadline of one partition, failovers and retries included: half a GiB at 1 MB/s.
+const PARTITION_DEADLINE: Duration = Duration::from_secs(600);
+/// Interval between attempts to write the record.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Drives one snapshot.
+/// Driver of one snapshot run.
 pub(super) struct Driver {
     pub(super) shared: Arc<Shared>,
     pub(super) run: RunId,
     pub(super) state: RunState,
     pub(super) version: u64,
-    pub(super) place: SnapshotPlace,
+    pub(super) location: SnapshotLocation,
     pub(super) status: watch::Sender<Status>,
     pub(super) orders: watch::Receiver<Order>,
 }
 
-/// Why a driver stops before the end of its run.
-enum Stop {
+/// Why a driver stops before its run is complete.
+enum Interruption {
     /// Another driver has the run.
     Superseded,
     Ordered(Order),
@@ -48,13 +48,13 @@ enum Stop {
     },
 }
 
-impl From<Problem> for Stop {
+impl From<Problem> for Interruption {
     fn from(problem: Problem) -> Self {
         Self::Failed { code: problem.code().id().into(), message: problem.message().into() }
     }
 }
 
-impl From<anyhow::Error> for Stop {
+impl From<anyhow::Error> for Interruption {
     fn from(error: anyhow::Error) -> Self {
         match error.downcast::<Problem>() {
             Ok(problem) => problem.into(),
@@ -64,20 +64,20 @@ impl From<anyhow::Error> for Stop {
 }
 
 impl Driver {
-    /// Drives the run to its end, however long the cluster takes; dropped at any await, another driver can go on.
+    /// Drives the run to its end, however long the cluster takes. If dropped at any await, another driver can continue.
     pub(super) async fn run(mut self) {
-        let began = (Instant::now(), self.state.elapsed_ms);
-        let ended = self.drive().await;
-        self.state.elapsed_ms = began.1 + began.0.elapsed().as_millis() as u64;
-        let (phase, code, message) = match ended {
+        let started = (Instant::now(), self.state.elapsed_ms);
+        let result = self.drive().await;
+        self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
+        let (phase, code, message) = match result {
             Ok(()) => (Phase::Succeeded, String::new(), String::new()),
-            Err(Stop::Superseded) => return,
-            Err(Stop::Ordered(Order::Cancel)) => (Phase::Cancelled, String::new(), "cancelled".to_owned()),
-            Err(Stop::Ordered(_)) => {
+            Err(Interruption::Superseded) => return,
+            Err(Interruption::Ordered(Order::Cancel)) => (Phase::Cancelled, String::new(), "cancelled".to_owned()),
+            Err(Interruption::Ordered(_)) => {
                 self.state.suspended = true;
                 (self.state.phase, String::new(), String::new())
             }
-            Err(Stop::Failed { code, message }) => (Phase::Failed, code, message),
+            Err(Interruption::Failed { code, message }) => (Phase::Failed, code, message),
         };
         (self.state.phase, self.state.code, self.state.message) = (phase, code, message);
         if self.record().await.is_err() {
@@ -86,29 +86,30 @@ impl Driver {
         credentials::forget(&self.shared, self.run);
         let state = &self.state;
         self.status.send_modify(|status| {
-            status.phase = state.told_phase();
+            status.phase = state.reported_phase();
             (status.code, status.message) = (state.code.clone(), state.message.clone());
             status.snapshot = state.snapshot.as_ref().and_then(|snapshot| snapshot.written.clone());
         });
     }
 
-    async fn drive(&mut self) -> Result<(), Stop> {
-        let url = self.place.address_of(&self.state.name);
+    async fn drive(&mut self) -> Result<(), Interruption> {
+        let url = self.location.address_of(&self.state.name);
         let keys = self.keys().await?;
         let credentials = keys.clone().map(Credentials::Keys);
-        let options = Options { endpoint: self.place.endpoint.clone(), region: self.place.region.clone(), credentials };
-        let place = Place::named(&url, &options, self.shared.options.snapshots.as_deref()).await?;
-        let sealed = match self.state.snapshot.as_mut().and_then(|snapshot| snapshot.manifest.clone()) {
-            Some(sealed) => sealed,
-            None => self.gather(&place, &url, keys).await?,
+        let options =
+            Options { endpoint: self.location.endpoint.clone(), region: self.location.region.clone(), credentials };
+        let location = Location::resolve(&url, &options, self.shared.options.snapshots.as_deref()).await?;
+        let manifest_text = match self.state.snapshot.as_mut().and_then(|snapshot| snapshot.manifest.clone()) {
+            Some(manifest_text) => manifest_text,
+            None => self.upload_attempt(&location, &url, keys).await?,
         };
-        self.tell("writes the manifest");
-        place.put_manifest(&sealed).await?;
-        let manifest = Manifest::parse(sealed.as_bytes(), &url)?;
+        self.set_message("writing the manifest");
+        location.put_manifest(&manifest_text).await?;
+        let manifest = Manifest::parse(manifest_text.as_bytes(), &url)?;
         let attempt = self.state.snapshot.as_ref().map_or(0, |snapshot| snapshot.attempt);
         for earlier in 1..attempt {
-            // What stays takes room and is named by no manifest.
-            place.below(&self.folder(earlier)).remove_files().await;
+            // Leftovers take space and are in no manifest.
+            location.join(&self.folder(earlier)).remove_files().await;
         }
         let written = SnapshotResult {
             url,
@@ -121,17 +122,22 @@ impl Driver {
         Ok(())
     }
 
-    /// Has all partitions put into a folder of this attempt, and records the manifest, which nobody has written yet. Removes what it has
-    /// put where that fails.
-    async fn gather(&mut self, place: &Place, url: &str, keys: Option<Keys>) -> Result<String, Stop> {
+    /// Uploads all partitions into a folder of this attempt and records the manifest, which has not been written yet. Removes the
+    /// files of a failed attempt.
+    async fn upload_attempt(
+        &mut self,
+        location: &Location,
+        url: &str,
+        keys: Option<Keys>,
+    ) -> Result<String, Interruption> {
         let begins = self.state.snapshot.is_none();
         if begins {
-            if place.is_taken().await? {
-                return Err(taken(url));
+            if location.is_occupied().await? {
+                return Err(already_taken(url));
             }
-        } else if place.has_manifest().await? {
-            // Not of this run, which has not come so far.
-            return Err(taken(url));
+        } else if location.has_manifest().await? {
+            // The manifest is not of this run, which has not written one yet.
+            return Err(already_taken(url));
         }
         let attempt = self.state.snapshot.as_ref().map_or(1, |snapshot| snapshot.attempt + 1);
         self.state.snapshot = Some(SnapshotState { attempt, ..SnapshotState::default() });
@@ -139,27 +145,27 @@ impl Driver {
         self.state.epochs = Some(self.shared.partitions().into());
         self.record().await?;
         let folder = self.folder(attempt);
-        let attempted = place.below(&folder);
-        attempted.make().await?;
-        let gathered = self.put_all(url, &folder, keys).await;
-        if gathered.is_err() {
-            attempted.remove_files().await;
+        let attempt_folder = location.join(&folder);
+        attempt_folder.create().await?;
+        let attempt_result = self.upload_all(url, &folder, keys).await;
+        if attempt_result.is_err() {
+            attempt_folder.remove_files().await;
         }
-        let mut manifest = gathered?;
-        let sealed = manifest.text()?;
-        self.state.snapshot = Some(SnapshotState { attempt, manifest: Some(sealed.clone()), written: None });
+        let mut manifest = attempt_result?;
+        let manifest_text = manifest.text()?;
+        self.state.snapshot = Some(SnapshotState { attempt, manifest: Some(manifest_text.clone()), written: None });
         self.record().await?;
-        Ok(sealed)
+        Ok(manifest_text)
     }
 
-    async fn put_all(&mut self, url: &str, folder: &str, keys: Option<Keys>) -> Result<Manifest, Stop> {
+    async fn upload_all(&mut self, url: &str, folder: &str, keys: Option<Keys>) -> Result<Manifest, Interruption> {
         let options = &self.shared.options;
-        let of = Of { cluster: options.cluster, name: &options.cluster_name, spec: &options.spec };
-        let mut manifest = Manifest::new(url.rsplit('/').next().unwrap_or_default(), of)?;
-        let place = v1::ObjectPlace {
+        let source = SourceCluster { cluster: options.cluster, name: &options.cluster_name, spec: &options.spec };
+        let mut manifest = Manifest::new(url.rsplit('/').next().unwrap_or_default(), source)?;
+        let location = v1::ObjectLocation {
             url: format!("{url}/{folder}"),
-            endpoint: self.place.endpoint.clone().unwrap_or_default(),
-            region: self.place.region.clone().unwrap_or_default(),
+            endpoint: self.location.endpoint.clone().unwrap_or_default(),
+            region: self.location.region.clone().unwrap_or_default(),
             credentials: keys.map(|keys| v1::ObjectCredentials {
                 access_key_id: keys.id,
                 secret_access_key: keys.secret,
@@ -168,24 +174,25 @@ impl Driver {
         };
         let peers = self.shared.peers.clone();
         let put = |partition: u32| {
-            let (peers, place) = (peers.clone(), Some(place.clone()));
-            async move { peers.put_partition(v1::PutPartitionRequest { partition, place }, PARTITION).await }
+            let (peers, location) = (peers.clone(), Some(location.clone()));
+            async move { peers.put_partition(v1::PutPartitionRequest { partition, location }, PARTITION_DEADLINE).await }
         };
-        let mut puts = futures::stream::iter((0..self.shared.partitions()).map(put)).buffer_unordered(AT_ONCE);
+        let mut puts = futures::stream::iter((0..self.shared.partitions()).map(put)).buffer_unordered(MAX_CONCURRENT);
         let mut orders = self.orders.clone();
-        self.tell("");
+        self.set_message("");
         loop {
             let put = tokio::select! {
                 put = puts.next() => put,
-                Ok(order) = orders.wait_for(|order| *order != Order::GoOn) => return Err(Stop::Ordered(*order)),
+                Ok(order) = orders.wait_for(|order| *order != Order::Continue) => return Err(Interruption::Ordered(*order)),
             };
             let Some(put) = put else { break };
-            let reply = put.map_err(|error| Stop::Failed { code: "ENG-0308".into(), message: error.to_string() })?;
+            let reply =
+                put.map_err(|error| Interruption::Failed { code: "ENG-0308".into(), message: error.to_string() })?;
             if !reply.code.is_empty() {
-                return Err(Stop::Failed { code: reply.code, message: reply.message });
+                return Err(Interruption::Failed { code: reply.code, message: reply.message });
             }
             let entry: Entry = serde_json::from_str(&reply.entry_json)
-                .map_err(|error| Stop::Failed { code: "ENG-0308".into(), message: error.to_string() })?;
+                .map_err(|error| Interruption::Failed { code: "ENG-0308".into(), message: error.to_string() })?;
             manifest.add(Entry { file: format!("{folder}/{}", entry.file), ..entry });
             self.state.done += 1;
             let (memories, bytes) = (manifest.memories as f64, manifest.bytes as f64);
@@ -204,21 +211,21 @@ impl Driver {
         Ok(manifest)
     }
 
-    /// Who asks, where the specification names a Secret.
-    async fn keys(&mut self) -> Result<Option<Keys>, Stop> {
+    /// Returns the credentials, if the specification names a Secret.
+    async fn keys(&mut self) -> Result<Option<Keys>, Interruption> {
         let mut orders = self.orders.clone();
         tokio::select! {
-            keys = credentials::wait(&self.shared, self.run, self.place.secret_ref.as_ref(), &self.status) => Ok(keys),
-            Ok(order) = orders.wait_for(|order| *order != Order::GoOn) => Err(Stop::Ordered(*order)),
+            keys = credentials::wait(&self.shared, self.run, self.location.secret_ref.as_ref(), &self.status) => Ok(keys),
+            Ok(order) = orders.wait_for(|order| *order != Order::Continue) => Err(Interruption::Ordered(*order)),
         }
     }
 
-    /// Where the files of an attempt lie, below the manifest.
+    /// Returns the folder of an attempt, relative to the manifest.
     fn folder(&self, attempt: u32) -> String {
         format!("{:08x}-{attempt}", self.run.0 as u32)
     }
 
-    fn tell(&self, message: &str) {
+    fn set_message(&self, message: &str) {
         let (phase, done, epochs) = (self.state.phase, self.state.done, self.state.epochs);
         self.status.send_modify(|status| {
             (status.phase, status.epoch, status.epochs) = (phase, done, epochs);
@@ -226,8 +233,8 @@ impl Driver {
         });
     }
 
-    /// Writes the record, as often as it takes.
-    async fn record(&mut self) -> Result<(), Stop> {
+    /// Writes the record, with retries.
+    async fn record(&mut self) -> Result<(), Interruption> {
         let recorder = Recorder { shared: Arc::clone(&self.shared) };
         loop {
             match recorder.record(self.run, self.version, self.state.encode(), None).await {
@@ -235,49 +242,49 @@ impl Driver {
                     self.version += 1;
                     return Ok(());
                 }
-                // A write whose answer was lost finds itself here, too: whoever goes on reads the record anew.
-                Err(LogError::Superseded) => return Err(Stop::Superseded),
+                // A write whose result was lost ends here as well: the next driver reads the record again.
+                Err(LogError::Superseded) => return Err(Interruption::Superseded),
                 Err(LogError::Cluster(engram_learn::run::ClusterError::Temporary(_))) => {
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
                 Err(LogError::Cluster(error)) => {
-                    return Err(Stop::Failed { code: "ENG-0308".into(), message: error.to_string() });
+                    return Err(Interruption::Failed { code: "ENG-0308".into(), message: error.to_string() });
                 }
             }
         }
     }
 }
 
-fn taken(url: &str) -> Stop {
-    let message = format!("something is at {url} already; allowed: a place of its own for each snapshot");
+fn already_taken(url: &str) -> Interruption {
+    let message = format!("{url} is not empty; allowed: a location of its own for each snapshot");
     Problem::new(Code::Conflicting, message).into()
 }
 
-/// Puts one partition that is led here into a storage or a volume; `None` where it is not led here.
+/// Uploads one partition whose primary is this worker to a storage or a volume; `None` if it is not.
 ///
 /// # Errors
 /// The store, the storage or the volume fails.
 pub(super) async fn put(shared: &Shared, message: v1::PutPartitionRequest) -> anyhow::Result<Option<Entry>> {
     use anyhow::Context as _;
-    let place = message.place.unwrap_or_default();
-    let said = |text: String| Some(text).filter(|text| !text.is_empty());
-    let credentials = place.credentials.map(|it| Credentials::Keys(credentials::keys(it)));
-    let options = Options { endpoint: said(place.endpoint), region: said(place.region), credentials };
-    let place = Place::named(&place.url, &options, shared.options.snapshots.as_deref()).await?;
+    let location = message.location.unwrap_or_default();
+    let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
+    let credentials = location.credentials.map(|it| Credentials::Keys(credentials::keys(it)));
+    let options = Options { endpoint: non_empty(location.endpoint), region: non_empty(location.region), credentials };
+    let location = Location::resolve(&location.url, &options, shared.options.snapshots.as_deref()).await?;
     let outgoing = outgoing(&shared.options.state_dir);
-    std::fs::create_dir_all(&outgoing).with_context(|| format!("failed to make {}", outgoing.display()))?;
+    std::fs::create_dir_all(&outgoing).with_context(|| format!("failed to create {}", outgoing.display()))?;
     let folder = tempfile::Builder::new().prefix("partition-").tempdir_in(&outgoing);
-    let folder = folder.context("failed to make a folder for a partition")?;
+    let folder = folder.context("failed to create a folder for a partition")?;
     let partition = engram_memory::PartitionId(message.partition);
     let Some(info) = shared.engine.snapshot_one(partition, folder.path().to_owned()).await? else { return Ok(None) };
     let file = engram_store::snapshot_file::name(info.partition, info.lsn);
     let (path, name) = (folder.path().to_owned(), file.clone());
     let entry = tokio::task::spawn_blocking(move || Entry::of(&path, &name)).await??;
-    place.put_file(&file, &folder.path().join(&file)).await?;
+    location.put_file(&file, &folder.path().join(&file)).await?;
     Ok(Some(entry))
 }
 
-/// Where partitions lie that are on their way out; what a killed process left there goes at the next start.
+/// Returns the folder of partitions being uploaded. The next start removes leftovers of a killed process.
 pub(crate) fn outgoing(state_dir: &std::path::Path) -> std::path::PathBuf {
     state_dir.join("outgoing")
 }

@@ -1,4 +1,4 @@
-//! The turn: one run at a time changes a cluster. Who has it is recorded in partition 0.
+//! The turn: only one run at a time changes a cluster. Its holder is recorded in partition 0.
 
 use super::record;
 use crate::shared::Shared;
@@ -7,10 +7,10 @@ use engram_proto::v1::{Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// The partition that keeps the turn.
-const KEEPER: PartitionId = PartitionId(0);
+/// Partition with the record of the turn.
+const TURN_PARTITION: PartitionId = PartitionId(0);
 
-/// Who has the turn.
+/// Record of the turn.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Turn {
     holder: Option<Holder>,
@@ -22,44 +22,44 @@ struct Holder {
     name: String,
 }
 
-/// Why a run does not have the turn.
-pub(super) struct Held {
-    /// Who has it, or is to have it next.
-    pub(super) by: String,
-    /// Runs that wait and came before.
-    pub(super) before: u32,
+/// A run does not have the turn.
+pub(super) struct TurnDenied {
+    /// Name of the run that has it, or gets it next.
+    pub(super) holder: String,
+    /// Number of runs ahead in the queue.
+    pub(super) ahead: u32,
 }
 
-/// Gives the turn to a run if nobody else has it or came before; else says who.
-pub(super) async fn take(
+/// Gives the turn to a run if it is free and no other run is ahead.
+pub(super) async fn acquire(
     shared: &Shared,
     run: RunId,
     (submitted_ms, name): (u64, &str),
-) -> Result<Result<(), Held>, Problem> {
-    let mut waiting = shared.runs.turn.lock().await;
+) -> Result<Result<(), TurnDenied>, Problem> {
+    let mut queue = shared.runs.turn.lock().await;
     let (turn, version) = read(shared).await?;
     match turn.holder {
         Some(holder) if holder.run == run.to_string() => Ok(Ok(())),
         Some(holder) => {
-            let (before, _) = waiting.ask(run, (submitted_ms, name.to_owned()), Instant::now());
-            Ok(Err(Held { by: holder.name, before }))
+            let (ahead, _) = queue.enqueue(run, (submitted_ms, name.to_owned()), Instant::now());
+            Ok(Err(TurnDenied { holder: holder.name, ahead }))
         }
         None => {
-            if let (before, Some(by)) = waiting.ask(run, (submitted_ms, name.to_owned()), Instant::now()) {
-                return Ok(Err(Held { by, before: before - 1 }));
+            if let (ahead, Some(by)) = queue.enqueue(run, (submitted_ms, name.to_owned()), Instant::now()) {
+                return Ok(Err(TurnDenied { holder: by, ahead: ahead - 1 }));
             }
             let holder = Some(Holder { run: run.to_string(), name: name.to_owned() });
             write(shared, version, &Turn { holder }).await?;
-            waiting.leave(run);
+            queue.remove(run);
             Ok(Ok(()))
         }
     }
 }
 
-/// Takes the turn back from a run, if it has it.
-pub(super) async fn give_back(shared: &Shared, run: RunId) -> Result<(), Problem> {
-    let mut waiting = shared.runs.turn.lock().await;
-    waiting.leave(run);
+/// Releases the turn of a run, if it has it.
+pub(super) async fn release(shared: &Shared, run: RunId) -> Result<(), Problem> {
+    let mut queue = shared.runs.turn.lock().await;
+    queue.remove(run);
     let (turn, version) = read(shared).await?;
     match turn.holder {
         Some(holder) if holder.run == run.to_string() => write(shared, version, &Turn::default()).await,
@@ -68,7 +68,9 @@ pub(super) async fn give_back(shared: &Shared, run: RunId) -> Result<(), Problem
 }
 
 async fn read(shared: &Shared) -> Result<(Turn, u64), Problem> {
-    let Some(entry) = record::load(shared, KEEPER, record::TURN).await? else { return Ok((Turn::default(), 0)) };
+    let Some(entry) = record::load(shared, TURN_PARTITION, record::TURN).await? else {
+        return Ok((Turn::default(), 0));
+    };
     let turn = serde_json::from_slice(&entry.state)
         .map_err(|error| Problem::of(ProblemKind::DataCorruption, format!("the record of the turn: {error}")))?;
     Ok((turn, entry.version))
@@ -77,7 +79,7 @@ async fn read(shared: &Shared) -> Result<(Turn, u64), Problem> {
 async fn write(shared: &Shared, expected: u64, turn: &Turn) -> Result<(), Problem> {
     let state = serde_json::to_vec(turn).expect("a turn has string keys only");
     let command = Command::RunRecord { run: record::TURN, expected, state, row: None };
-    let written = record::write(shared, KEEPER, command).await?;
-    // Another process was faster, which can only be one that no longer serves the partition: ask again.
+    let written = record::write(shared, TURN_PARTITION, command).await?;
+    // Only a process that no longer serves the partition can have been faster; the client retries.
     written.map_err(|refusal| Problem::of(ProblemKind::Unavailable, refusal.to_string()))
 }

@@ -1,7 +1,7 @@
-//! What is sent again is applied once, and what was acknowledged is there, whatever is restarted meanwhile.
+//! Retries are applied once and acknowledged writes survive, whatever is restarted meanwhile.
 
 use crate::harness::{Cluster, spec};
-use engram_client::{Fate, GetOptions, Rows, Signals, Updates};
+use engram_client::{GetOptions, Rows, Signals, Updates, WriteOutcome};
 use engram_memory::{MemoryId, ONE, PartitionId, SessionId, edge, partition_of};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const STEP: f32 = 1.0 / 4_096.0;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_through_a_restart_are_applied_once_and_users_see_a_pause() {
+async fn writes_during_a_restart_are_applied_once() {
     let mut cluster = Cluster::start(spec(2, 8)).await;
     let client = cluster.client().await;
     let session = client.session();
@@ -23,7 +23,7 @@ async fn writes_through_a_restart_are_applied_once_and_users_see_a_pause() {
         .map(|_| {
             let (session, ids, sent) = (session.clone(), ids.clone(), Arc::clone(&sent));
             tokio::spawn(async move {
-                // Until well after the restart, which takes the whole time of some of these calls.
+                // Until well after the restart, which some of these calls wait for.
                 while sent.fetch_add(1, Ordering::Relaxed) < 1_200 {
                     let updates =
                         Updates { ids: ids.clone(), signals: Signals::Deltas(vec![STEP; 64]), ..Updates::default() };
@@ -42,14 +42,14 @@ async fn writes_through_a_restart_are_applied_once_and_users_see_a_pause() {
     for writer in writers {
         writer.await.unwrap();
     }
-    let found = client.get(&ids, GetOptions::default()).await.unwrap();
+    let result = client.get(&ids, GetOptions::default()).await.unwrap();
     let step = edge::delta(STEP).unwrap() as u32;
-    assert!(found.memories.iter().all(|memory| memory.weight.units() == 1_200 * step), "{:?}", found.memories[0]);
+    assert!(result.memories.iter().all(|memory| memory.weight.units() == 1_200 * step), "{:?}", result.memories[0]);
     assert!(1_200 * step < ONE, "no clamp hides a repeat");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_duplicate_is_answered_and_a_closed_request_is_never_executed() {
+async fn a_duplicate_is_answered_and_a_closed_request_never_executed() {
     let cluster = Cluster::start(spec(2, 4)).await;
     let client = cluster.client().await;
     client.session().upsert(Rows { ids: vec![MemoryId(1)], ..Rows::default() }).await.unwrap();
@@ -60,40 +60,43 @@ async fn a_duplicate_is_answered_and_a_closed_request_is_never_executed() {
     let request = move |seq| {
         let updates = v1::Updates { ids: vec![1], deltas: vec![0.125], ..Default::default() };
         let part = v1::ReinforcePart { partition: Some(partition), seq, updates: Some(updates) };
-        v1::ReinforceRequest { session: Some(session), parts: vec![part] }
+        v1::ApplyReinforcementRequest { session: Some(session), parts: vec![part] }
     };
     let weight =
         || async { client.get(&[MemoryId(1)], GetOptions::default()).await.unwrap().memories[0].weight.units() };
-    // The same request through both workers, one of which passes it on, and many times at once.
-    let mut answers = Vec::new();
+    // The same request through both workers, one of which forwards it, and many times at once.
+    let mut calls = Vec::new();
     for attempt in 0..20 {
         let mut worker = cluster.bare(attempt % 2).await;
-        answers.push(tokio::spawn(async move { worker.apply_reinforcement(request(1)).await }));
+        calls.push(tokio::spawn(async move { worker.apply_reinforcement(request(1)).await }));
     }
-    for answer in answers {
-        let reply = answer.await.unwrap().unwrap().into_inner().parts.remove(0);
-        let v1::partition_reply::Result::Outcome(outcome) = reply.result.unwrap() else { panic!("refused") };
+    for call in calls {
+        let reply = call.await.unwrap().unwrap().into_inner().parts.remove(0);
+        let v1::partition_result::Result::Outcome(outcome) = reply.result.unwrap() else { panic!("refused") };
         assert_eq!((reply.seq, outcome.applied), (1, 1));
     }
     assert_eq!(weight().await, ONE / 8 * 5);
 
     let id = SessionId::from(session);
-    let fate = client.session().fate(id, PartitionId(partition), 1).await.unwrap();
-    assert!(matches!(fate, Fate::Applied(outcome) if outcome.applied == 1));
-    assert_eq!(client.session().fate(id, PartitionId(partition), 2).await.unwrap(), Fate::Never);
-    // Asked through the worker that does not own it, the answer is the same.
+    let outcome = client.session().write_outcome(id, PartitionId(partition), 1).await.unwrap();
+    assert!(matches!(outcome, WriteOutcome::Applied(outcome) if outcome.applied == 1));
+    assert_eq!(
+        client.session().write_outcome(id, PartitionId(partition), 2).await.unwrap(),
+        WriteOutcome::NeverExecuted
+    );
+    // Through the worker that is not the primary, the outcome is the same.
     for ordinal in 0..2 {
-        let asked = v1::GetOutcomeRequest { session: Some(session), partition, seq: 2 };
-        let told = cluster.bare(ordinal).await.get_outcome(asked).await.unwrap().into_inner();
-        assert_eq!(told.answer, Some(v1::get_outcome_reply::Answer::Never(true)));
+        let request = v1::GetOutcomeRequest { session: Some(session), partition, seq: 2 };
+        let response = cluster.bare(ordinal).await.get_outcome(request).await.unwrap().into_inner();
+        assert_eq!(response.outcome, Some(v1::get_outcome_response::Outcome::NeverExecuted(true)));
     }
-    // It was on its way all the while.
+    // The request arrives late.
     let reply = cluster.bare(0).await.apply_reinforcement(request(2)).await.unwrap().into_inner().parts.remove(0);
-    let Some(v1::partition_reply::Result::Problem(problem)) = reply.result else { panic!("executed") };
+    let Some(v1::partition_result::Result::Problem(problem)) = reply.result else { panic!("executed") };
     assert_eq!(problem.kind(), ProblemKind::AlreadyClosed);
     assert_eq!(weight().await, ONE / 8 * 5);
     let far = cluster.bare(1).await.apply_reinforcement(request(500)).await.unwrap().into_inner().parts.remove(0);
-    assert!(matches!(far.result, Some(v1::partition_reply::Result::Problem(Problem { kind, .. }))
+    assert!(matches!(far.result, Some(v1::partition_result::Result::Problem(Problem { kind, .. }))
         if kind == ProblemKind::OutOfWindow as i32));
 }
 
@@ -107,22 +110,22 @@ async fn a_stop_under_load_loses_nothing_acknowledged() {
         .map(|(writer, mut worker)| {
             let acknowledged = Arc::clone(&acknowledged);
             tokio::spawn(async move {
-                let mut kept: Vec<u64> = Vec::new();
+                let mut acknowledged_ids: Vec<u64> = Vec::new();
                 for batch in 0.. {
                     let ids: Vec<u64> = (0..50).map(|row| writer << 40 | batch << 8 | row).collect();
                     let part = v1::UpsertPart { ids: ids.clone(), ..Default::default() };
                     let request = v1::UpsertRequest { session: None, parts: vec![part] };
-                    // The first refusal ends the writer: the worker is stopping.
-                    let Ok(reply) = worker.upsert(tokio_stream::iter([request])).await else { return kept };
+                    // The first rejection ends the writer: the worker is stopping.
+                    let Ok(reply) = worker.upsert(tokio_stream::iter([request])).await else { return acknowledged_ids };
                     for part in reply.into_inner().parts {
-                        if let Some(v1::partition_reply::Result::Outcome(_)) = part.result {
+                        if let Some(v1::partition_result::Result::Outcome(_)) = part.result {
                             let of = PartitionId(part.partition);
-                            kept.extend(ids.iter().filter(|id| partition_of(MemoryId(**id), 4) == of));
+                            acknowledged_ids.extend(ids.iter().filter(|id| partition_of(MemoryId(**id), 4) == of));
                         }
                     }
                     acknowledged.fetch_add(1, Ordering::Relaxed);
                 }
-                kept
+                acknowledged_ids
             })
         })
         .collect();
@@ -130,14 +133,14 @@ async fn a_stop_under_load_loses_nothing_acknowledged() {
         tokio::task::yield_now().await;
     }
     cluster.stop_worker(0).await;
-    let mut kept: Vec<u64> = Vec::new();
+    let mut acknowledged_ids: Vec<u64> = Vec::new();
     for task in tasks {
-        kept.extend(task.await.unwrap());
+        acknowledged_ids.extend(task.await.unwrap());
     }
     cluster.start_worker(0).await;
     let client = cluster.client().await;
-    let ids: Vec<MemoryId> = kept.iter().copied().map(MemoryId).collect();
-    let found = client.get(&ids, GetOptions::default()).await.unwrap();
-    assert_eq!(found.missing, [], "of {} acknowledged", ids.len());
+    let ids: Vec<MemoryId> = acknowledged_ids.iter().copied().map(MemoryId).collect();
+    let result = client.get(&ids, GetOptions::default()).await.unwrap();
+    assert_eq!(result.missing, [], "of {} acknowledged", ids.len());
     assert!(ids.len() >= 5_000);
 }

@@ -10,7 +10,7 @@ use engram_memory::{ClusterId, Member};
 use engram_proto::v1;
 use engram_proto::v1::admin_service_client::AdminServiceClient;
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
-use engram_worker::{Addresses, Error, Handle, Listen, MapPlace, Options, Worker};
+use engram_worker::{Addresses, Error, Handle, Listen, MapLocation, Options, Worker};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -27,29 +27,29 @@ pub(crate) const CLUSTER: ClusterId = ClusterId(0x00e0_0001);
 pub(crate) struct Cluster {
     folder: TempDir,
     spec: LearnerClusterSpec,
-    /// Where volumes are mounted, of a cluster that has some as in Kubernetes.
+    /// Folder of the volumes of a cluster that has some, as in Kubernetes.
     volumes: Option<PathBuf>,
     coordinator: String,
-    workers: Vec<Option<Running>>,
-    /// Where each worker finds the listeners of others, by ordinals.
+    workers: Vec<Option<RunningWorker>>,
+    /// Overrides of peer addresses, by ordinals.
     detours: BTreeMap<u32, BTreeMap<u32, String>>,
-    /// The ways between workers of a cluster without a coordinator, lower number first.
+    /// Links between workers of a cluster without a coordinator, lower ordinal first.
     pub(crate) links: BTreeMap<(u32, u32), proxy::Link>,
 }
 
-struct Running {
+struct RunningWorker {
     addresses: Addresses,
     handle: Handle,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), Error>>,
 }
 
-/// The same with `copies` of each partition.
-pub(crate) fn copied(copies: u32, workers: u32, partitions: u32) -> LearnerClusterSpec {
-    LearnerClusterSpec { replication_factor: copies, ..spec(workers, partitions) }
+/// Returns a specification with `replicas` replicas of each partition.
+pub(crate) fn replicated(replicas: u32, workers: u32, partitions: u32) -> LearnerClusterSpec {
+    LearnerClusterSpec { replication_factor: replicas, ..spec(workers, partitions) }
 }
 
-/// A specification with few partitions, so that each has several rows, and one copy of each.
+/// Returns a specification with few partitions, so that each has several rows, and one replica of each.
 pub(crate) fn spec(workers: u32, partitions: u32) -> LearnerClusterSpec {
     LearnerClusterSpec { partitions, replication_factor: 1, ..LearnerClusterSpec::with_workers(workers) }
 }
@@ -59,7 +59,7 @@ impl Cluster {
         Self::begin(spec, None).await
     }
 
-    /// A cluster whose workers have the volumes in a folder, as in Kubernetes.
+    /// Starts a cluster whose workers have the volumes in a folder, as in Kubernetes.
     pub(crate) async fn start_with(spec: LearnerClusterSpec, volumes: &Path) -> Self {
         Self::begin(spec, Some(volumes.to_owned())).await
     }
@@ -82,9 +82,9 @@ impl Cluster {
         for ordinal in 0..cluster.spec.workers {
             cluster.start_worker(ordinal).await;
         }
-        // One that has loaded its share of a snapshot begins again with it.
-        let begin_again = if cluster.spec.bootstrap.is_some() { cluster.spec.workers } else { 0 };
-        for ordinal in 0..begin_again {
+        // A worker that has loaded its share of a snapshot stops to be restarted.
+        let restarts = if cluster.spec.bootstrap.is_some() { cluster.spec.workers } else { 0 };
+        for ordinal in 0..restarts {
             let running = cluster.workers[ordinal as usize].take().expect("it runs");
             running.task.await.unwrap().unwrap();
             cluster.start_worker(ordinal).await;
@@ -93,8 +93,8 @@ impl Cluster {
         cluster
     }
 
-    /// A cluster whose coordinator never answers: its map is written into the store for it, two copies of each partition, and every
-    /// worker is told once where the others are.
+    /// Starts a cluster without a coordinator: its map is written into the store with two replicas of each partition, and every
+    /// worker gets map and members once.
     pub(crate) async fn without_coordinator(spec: LearnerClusterSpec) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
@@ -108,7 +108,7 @@ impl Cluster {
             detours: BTreeMap::new(),
             links: BTreeMap::new(),
         };
-        // The worker with the lower number dials: those with higher ones are there first, so that ways to them can be laid.
+        // The worker with the lower ordinal dials: higher ones start first, so that links to them can be created.
         for ordinal in (0..cluster.spec.workers).rev() {
             for higher in ordinal + 1..cluster.spec.workers {
                 let link = proxy::Link::open(cluster.addresses(higher).peer, u64::from(higher)).await.unwrap();
@@ -120,11 +120,11 @@ impl Cluster {
         }
         let running = || cluster.workers.iter().flatten();
         let members: Vec<Member> = running().map(|running| running.handle.member()).collect();
-        let pair = |partition: usize| [0, 1].map(|copy| members[(partition + copy) % members.len()]).to_vec();
+        let pair = |partition: usize| [0, 1].map(|replica| members[(partition + replica) % members.len()]).to_vec();
         let partitions = (0..cluster.spec.partitions as usize).map(|partition| Entry::first(pair(partition))).collect();
         let map = PartitionMap { cluster: CLUSTER, version: 0, partitions };
         let map = FileStore::open(cluster.folder.path(), CLUSTER).unwrap().compare_and_swap(None, map).unwrap();
-        let entry = |running: &Running| {
+        let entry = |running: &RunningWorker| {
             let (member, addresses) = (running.handle.member(), running.addresses);
             v1::MemberEntry {
                 ordinal: member.ordinal.0,
@@ -139,20 +139,21 @@ impl Cluster {
             }
         };
         let map = Some(wire::map_to_proto(&map));
-        let reply = v1::BeatReply { map, members: running().map(entry).collect(), ..v1::BeatReply::default() };
-        running().for_each(|running| running.handle.hear(reply.clone()));
+        let reply =
+            v1::HeartbeatResponse { map, members: running().map(entry).collect(), ..v1::HeartbeatResponse::default() };
+        running().for_each(|running| running.handle.receive(reply.clone()));
         cluster.ready().await;
         cluster
     }
 
-    /// Ends a worker as its death would: nothing is drained, nobody is told.
+    /// Kills a worker: nothing is drained or reported.
     pub(crate) async fn kill_worker(&mut self, ordinal: u32) {
         let running = self.workers[ordinal as usize].take().expect("it runs");
         running.task.abort();
         let _ = running.task.await;
     }
 
-    /// How the partitions of a worker stand.
+    /// Returns the status of a worker's partitions.
     pub(crate) async fn status(&self, ordinal: u32) -> Vec<v1::PartitionStatus> {
         self.worker_status(ordinal).await.partition_status
     }
@@ -161,7 +162,7 @@ impl Cluster {
         let address = format!("http://{}", self.addresses(ordinal).admin);
         let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
         let mut admin = AdminServiceClient::new(channel);
-        admin.get_worker_status(v1::WorkerStatusRequest {}).await.unwrap().into_inner()
+        admin.get_worker_status(v1::GetWorkerStatusRequest {}).await.unwrap().into_inner()
     }
 
     pub(crate) fn options(&self, ordinal: u32) -> Options {
@@ -170,13 +171,13 @@ impl Cluster {
             cluster_name: "test".into(),
             ordinal,
             state_dir: self.folder.path().join(format!("worker-{ordinal}")),
-            listen: Listen::anywhere(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            listen: Listen::any_port(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             advertise_host: None,
             coordinators: vec![self.coordinator.clone()],
             peer_detours: self.detours.get(&ordinal).cloned().unwrap_or_default(),
-            map_place: Some(MapPlace::Folder(self.folder.path().to_owned())),
+            map_location: Some(MapLocation::Folder(self.folder.path().to_owned())),
             threads: Some(1),
-            // The stand-in for one runs on a busy CPU.
+            // The emulated GPU runs on a busy CPU.
             machine_workers: None,
             gpu_deadline_ms: Some(600_000),
             inputs: self.volumes.clone(),
@@ -194,7 +195,7 @@ impl Cluster {
         let task = tokio::spawn(worker.run(async {
             let _ = stopped.await;
         }));
-        self.workers[ordinal as usize] = Some(Running { addresses, handle, stop, task });
+        self.workers[ordinal as usize] = Some(RunningWorker { addresses, handle, stop, task });
     }
 
     /// Stops a worker in order.
@@ -205,7 +206,7 @@ impl Cluster {
         running.task.await.unwrap().unwrap();
     }
 
-    /// Starts a worker that has stopped by itself.
+    /// Restarts a worker that has stopped on its own.
     pub(crate) async fn start_again(&mut self, ordinal: u32) {
         let running = self.workers[ordinal as usize].take().expect("it ran");
         running.task.await.unwrap().unwrap();
@@ -213,7 +214,7 @@ impl Cluster {
         self.ready().await;
     }
 
-    /// Waits until every worker that runs serves all that is its own.
+    /// Waits until every running worker is ready.
     pub(crate) async fn ready(&self) {
         let all = || self.workers.iter().flatten().all(|running| running.handle.is_ready());
         until("all workers are ready", || async { all() }).await;
@@ -230,10 +231,10 @@ impl Cluster {
     pub(crate) async fn client(&self) -> Client {
         let endpoints: Vec<String> =
             self.workers.iter().flatten().map(|running| running.addresses.client.to_string()).collect();
-        Client::connect(ClientOptions::new(endpoints).of_cluster(CLUSTER)).await.unwrap()
+        Client::connect(ClientOptions::new(endpoints).with_cluster(CLUSTER)).await.unwrap()
     }
 
-    /// A bare client of one worker, which knows no map.
+    /// Returns a bare client of one worker, without a map.
     pub(crate) async fn bare(&self, ordinal: u32) -> MemoryServiceClient<Channel> {
         let channel = self.channel(ordinal).await;
         MemoryServiceClient::new(channel).max_encoding_message_size(usize::MAX)
@@ -245,12 +246,12 @@ impl Cluster {
     }
 }
 
-/// Waits for a condition; fails after a time that only a hang exceeds.
+/// Waits for a condition; panics after a time that only a hang exceeds.
 pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let waited = tokio::time::timeout(Duration::from_secs(120), async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    waited.await.unwrap_or_else(|_| panic!("waited in vain until {what}"));
+    waited.await.unwrap_or_else(|_| panic!("timed out waiting until {what}"));
 }

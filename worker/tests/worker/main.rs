@@ -4,6 +4,8 @@
 mod bad_input;
 #[path = "../../../kernels/tests/host/build.rs"]
 mod build;
+#[path = "../../../kernels/tests/host/emulated_driver.rs"]
+mod emulated_driver;
 mod exactly_once;
 mod gpu;
 mod harness;
@@ -11,7 +13,5 @@ mod operations;
 mod reading;
 mod replication;
 mod snapshots;
-#[path = "../../../kernels/tests/host/stand_in.rs"]
-mod stand_in;
 mod tls;
 mod tokens;

@@ -1,4 +1,4 @@
-//! What operators see: health, reflection, metrics, status, snapshots, an orderly stop.
+//! Operations: health, reflection, metrics, status, snapshots, an orderly stop.
 
 use crate::harness::{Cluster, spec, until};
 use engram_client::Rows;
@@ -22,26 +22,48 @@ async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// The page of metrics.
+/// Returns the metrics page.
 pub(crate) async fn metrics(address: SocketAddr) -> String {
     get(address, "/metrics").await.1
 }
 
-/// The value of a series, by its name and a part of its labels.
+/// Returns the value of a series, by its name and a part of its labels.
 fn value(page: &str, name: &str, label: &str) -> f64 {
     let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")) && line.contains(label));
     let line = line.unwrap_or_else(|| panic!("no series {name} with {label} in\n{page}"));
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
+/// Checks that the page has only metrics of the catalog, with its type and help, and only their labels.
+fn assert_page_matches_catalog(page: &str) {
+    let catalog = engram_worker::metrics::catalog();
+    for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (family, metric_type) = line.split_once(' ').unwrap();
+        let metric = catalog.iter().find(|metric| metric.name.strip_suffix("_total").unwrap_or(&metric.name) == family);
+        let metric = metric.unwrap_or_else(|| panic!("{family} is not in the catalog"));
+        assert_eq!(metric.metric_type.to_string(), metric_type, "{family}");
+        assert!(page.contains(&format!("# HELP {family} {}.", metric.help)), "{family}");
+        let series = |line: &&str| line.strip_prefix(metric.name.as_str()).is_some_and(|rest| rest.starts_with('{'));
+        for line in page.lines().filter(series) {
+            let labels =
+                line.split(['{', ',']).skip(1).filter_map(|label| label.split_once("=\"")).map(|(name, _)| name);
+            let mut labels: Vec<&str> = labels.collect();
+            let mut expected = metric.labels.clone();
+            labels.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(labels, expected, "{line}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operators_see_health_metrics_and_status() {
+async fn health_metrics_status_and_stop_work_for_operators() {
     let mut cluster = Cluster::start(spec(1, 4)).await;
     let client = cluster.client().await;
     client.session().upsert(Rows { ids: (0..500).map(MemoryId).collect(), ..Rows::default() }).await.unwrap();
@@ -57,11 +79,12 @@ async fn operators_see_health_metrics_and_status() {
         assert!(line.contains("learner_cluster=\"test\"") && line.contains("worker=\"0\""), "{line}");
         assert!(line.rsplit(' ').next().unwrap().parse::<f64>().is_ok(), "{line}");
     }
+    assert_page_matches_catalog(&page);
     assert_eq!(value(&page, "engram_memories", ""), 500.0);
     assert_eq!(value(&page, "engram_partitions", ""), 4.0);
     assert_eq!(value(&page, "engram_updates_total", ""), 500.0);
     assert_eq!(value(&page, "engram_requests_total", "method=\"Upsert\",code=\"OK\""), 1.0);
-    assert!(value(&page, "engram_log_sync_seconds_count", "") >= 1.0);
+    assert!(value(&page, "engram_wal_sync_duration_seconds_count", "") >= 1.0);
     assert!(value(&page, "engram_resident_memory_bytes", "") > 1e6);
     assert!(value(&page, "engram_build_info", "version=") == 1.0);
 
@@ -82,8 +105,8 @@ async fn operators_see_health_metrics_and_status() {
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
     let mut reflection = ServerReflectionClient::new(channel);
-    let mut answers = reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
-    let Some(MessageResponse::ListServicesResponse(list)) = answers.next().await.unwrap().unwrap().message_response
+    let mut responses = reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
+    let Some(MessageResponse::ListServicesResponse(list)) = responses.next().await.unwrap().unwrap().message_response
     else {
         panic!("no list of services")
     };
@@ -91,7 +114,7 @@ async fn operators_see_health_metrics_and_status() {
 
     let admin = Channel::from_shared(format!("http://{}", addresses.admin)).unwrap().connect().await.unwrap();
     let mut admin = AdminServiceClient::new(admin);
-    let status = admin.get_worker_status(v1::WorkerStatusRequest {}).await.unwrap().into_inner();
+    let status = admin.get_worker_status(v1::GetWorkerStatusRequest {}).await.unwrap().into_inner();
     assert_eq!((status.memories, status.partitions, status.cluster_name.as_str()), (500, 4, "test"));
     assert!(status.partition_status.iter().all(|partition| partition.primary && partition.term == 1));
     let folder = cluster.options(0).state_dir.join("exported");
@@ -102,16 +125,15 @@ async fn operators_see_health_metrics_and_status() {
     let relative = v1::CreateSnapshotRequest { folder: "here".into() };
     assert!(admin.create_snapshot(relative).await.unwrap_err().message().contains("an absolute path"));
 
-    // Nobody asked the store for anything in this millisecond, so nothing is sure but the device.
-    let profile = admin.profile(v1::ProfileRequest { duration_ms: 1, most_spans: 10 }).await.unwrap().into_inner();
+    // The store is idle in this millisecond, so only the device is certain.
+    let profile = admin.profile(v1::ProfileRequest { duration_ms: 1, max_spans: 10 }).await.unwrap().into_inner();
     assert_eq!(profile.tracks.iter().map(|track| &track.device).collect::<Vec<_>>(), [&status.device]);
-    for (duration_ms, most_spans, refused) in [(0, 1, "duration_ms: 0"), (50_001, 1, "50000"), (1, 0, "most_spans: 0")]
-    {
-        let error = admin.profile(v1::ProfileRequest { duration_ms, most_spans }).await.unwrap_err();
-        assert!(error.code() == Code::InvalidArgument && error.message().contains(refused), "{error}");
+    for (duration_ms, max_spans, message) in [(0, 1, "duration_ms: 0"), (50_001, 1, "50000"), (1, 0, "max_spans: 0")] {
+        let error = admin.profile(v1::ProfileRequest { duration_ms, max_spans }).await.unwrap_err();
+        assert!(error.code() == Code::InvalidArgument && error.message().contains(message), "{error}");
     }
 
-    // The same service on the socket of the state directory, for its owner alone.
+    // The socket of the state directory serves the same, for its owner only.
     let socket = cluster.options(0).state_dir.join("admin.sock");
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&socket).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);

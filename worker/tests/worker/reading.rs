@@ -1,6 +1,6 @@
-//! Reads are whole, whoever is asked.
+//! Reads are complete on any worker.
 
-use crate::harness::{Cluster, copied, spec};
+use crate::harness::{Cluster, replicated, spec};
 use engram_client::{
     EpochUpdates, GetOptions, GroupSignal, QualityOptions, RankOptions, ReadMode, Rows, Signals, Updates,
 };
@@ -20,7 +20,7 @@ async fn drain(mut stream: Streaming<MemoryBatch>) -> Vec<(u64, u32)> {
     rows
 }
 
-/// A client without a map talks to any worker: it writes, reads and ranks the whole cluster through it.
+/// A client without a map uses any worker: it writes, reads and ranks the whole cluster through it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_worker_answers_any_client() {
     let cluster = Cluster::start(spec(3, 16)).await;
@@ -33,7 +33,7 @@ async fn any_worker_answers_any_client() {
     let request = v1::UpsertRequest { session: None, parts: vec![part] };
     let written = workers[0].upsert(tokio_stream::iter([request])).await.unwrap().into_inner();
     let outcomes = written.parts.iter().map(|part| match part.result.as_ref().unwrap() {
-        v1::partition_reply::Result::Outcome(outcome) => outcome.created,
+        v1::partition_result::Result::Outcome(outcome) => outcome.created,
         other => panic!("{other:?}"),
     });
     assert_eq!(outcomes.sum::<u64>(), 600);
@@ -41,20 +41,21 @@ async fn any_worker_answers_any_client() {
 
     let updates = v1::Updates { ids: vec![5, 5, 77, 9_999], deltas: vec![0.5, 0.5, 0.125, 1.0], ..Default::default() };
     let part = v1::ReinforcePart { updates: Some(updates), ..Default::default() };
-    let reply = workers[1].apply_reinforcement(v1::ReinforceRequest { session: None, parts: vec![part] }).await;
+    let reply =
+        workers[1].apply_reinforcement(v1::ApplyReinforcementRequest { session: None, parts: vec![part] }).await;
     let rejected: Vec<u64> = reply
         .unwrap()
         .into_inner()
         .parts
         .into_iter()
         .flat_map(|part| match part.result.unwrap() {
-            v1::partition_reply::Result::Outcome(outcome) => outcome.rejected_ids,
+            v1::partition_result::Result::Outcome(outcome) => outcome.rejected_ids,
             other => panic!("{other:?}"),
         })
         .collect();
     assert_eq!(rejected, [9_999], "an unknown id is reported, the rest applied");
 
-    let digest = workers[0].get_digest(v1::DigestRequest::default()).await.unwrap().into_inner();
+    let digest = workers[0].get_digest(v1::GetDigestRequest::default()).await.unwrap().into_inner();
     assert_eq!(digest.memories, 600);
     for worker in &mut workers {
         let get = v1::GetMemoriesRequest { ids: vec![77, 5, 31_337], ..Default::default() };
@@ -69,10 +70,10 @@ async fn any_worker_answers_any_client() {
         assert_eq!(rows, [(5, ONE), (77, ONE / 8 * 3)], "duplicates are applied in order and clamped after each");
         assert_eq!(missing, [31_337]);
 
-        let quality = worker.get_quality(v1::QualityRequest::default()).await.unwrap().into_inner();
+        let quality = worker.get_quality(v1::GetQualityRequest::default()).await.unwrap().into_inner();
         assert_eq!(quality.groups.iter().map(|group| group.count).sum::<u64>(), 600);
         assert_eq!(quality.versions.len(), 16);
-        let same = worker.get_digest(v1::DigestRequest::default()).await.unwrap().into_inner();
+        let same = worker.get_digest(v1::GetDigestRequest::default()).await.unwrap().into_inner();
         assert_eq!(same.digest, digest.digest);
 
         let rank = v1::RankRequest { limit: 3, ..Default::default() };
@@ -113,15 +114,15 @@ async fn a_merged_rank_equals_one_sorted_list() {
     };
     for (limit, group) in [(0, None), (0, Some(Group(1))), (5_000, None), (10, Some(Group(2))), (1, None)] {
         let mut ranked = client.rank(RankOptions { limit, group, keys: false }).await.unwrap();
-        let mut got = Vec::new();
+        let mut result = Vec::new();
         while let Some(rows) = ranked.next().await.unwrap() {
-            got.extend(rows.into_iter().map(|memory| (memory.weight, memory.id)));
+            result.extend(rows.into_iter().map(|memory| (memory.weight, memory.id)));
         }
         let mut expected = sorted(group);
         if limit > 0 {
             expected.truncate(limit as usize);
         }
-        assert_eq!(got, expected, "limit {limit}, group {group:?}");
+        assert_eq!(result, expected, "limit {limit}, group {group:?}");
     }
     let top: Vec<MemoryId> = client.top(7, None).await.unwrap().into_iter().map(|memory| memory.id).collect();
     assert_eq!(top, sorted(None)[..7].iter().map(|(_, id)| *id).collect::<Vec<_>>());
@@ -143,8 +144,8 @@ async fn a_repeated_epoch_is_applied_once() {
     assert_eq!(first.quality.total().count, 60_000);
     assert_eq!(first.versions.len(), 2);
     let digest = client.digest().await.unwrap();
-    let again = client.learn_epoch(run, LearningEpoch(1), 0.01, updates()).await.unwrap();
-    assert_eq!(again.quality, first.quality, "a repeat is answered");
+    let repeated = client.learn_epoch(run, LearningEpoch(1), 0.01, updates()).await.unwrap();
+    assert_eq!(repeated.quality, first.quality, "a repeat is answered");
     assert_eq!(client.digest().await.unwrap().digest, digest.digest, "and not applied");
 
     let gap = client.learn_epoch(run, LearningEpoch(3), 0.01, EpochUpdates::None).await.unwrap_err();
@@ -158,14 +159,18 @@ async fn a_repeated_epoch_is_applied_once() {
     assert_eq!(quality.vector, second.quality);
     assert_eq!(quality.histogram.unwrap().total().iter().sum::<u64>(), 60_000);
     assert_eq!(client.broadcast_quality(run, LearningEpoch(2), &second.quality).await, 2);
-    let told = client.quality(QualityOptions::default()).await.unwrap().broadcast.unwrap();
-    assert_eq!(told, (run, LearningEpoch(2), second.quality));
+    let broadcast = client.quality(QualityOptions::default()).await.unwrap().broadcast.unwrap();
+    assert_eq!(broadcast, (run, LearningEpoch(2), second.quality));
 
     // Through a worker that owns half of it, by a client without a map.
     let mut bare = cluster.bare(0).await;
     let parts = (0..2).map(|partition| v1::EpochPart { partition, part: 1, parts: 1, updates: None });
-    let request =
-        v1::EpochRequest { run: run.0.to_be_bytes().to_vec().into(), n: 3, decay: 0.125, parts: parts.collect() };
+    let request = v1::LearnEpochRequest {
+        run: run.0.to_be_bytes().to_vec().into(),
+        epoch: 3,
+        decay: 0.125,
+        parts: parts.collect(),
+    };
     let third = bare.learn_epoch(tokio_stream::iter([request])).await.unwrap().into_inner();
     assert!(third.problems.is_empty(), "{:?}", third.problems);
     assert_eq!(third.versions.len(), 2);
@@ -186,11 +191,11 @@ async fn keys_features_and_payloads_come_back_as_they_went_in() {
     };
     session.upsert(rows).await.unwrap();
     let ids = [key_id(b"beta"), MemoryId(404), key_id(b"alpha")];
-    let found = client.get(&ids, GetOptions { features: true, payloads: true }).await.unwrap();
-    assert_eq!(found.missing, [MemoryId(404)]);
-    let beta = &found.memories[0];
+    let result = client.get(&ids, GetOptions { features: true, payloads: true }).await.unwrap();
+    assert_eq!(result.missing, [MemoryId(404)]);
+    let beta = &result.memories[0];
     assert_eq!((beta.key.as_deref(), beta.features.as_slice()), (Some("beta"), [1.0, 2.0, 4.0].as_slice()));
-    assert_eq!((beta.payload.len(), found.memories[1].payload.as_ref()), (60_000, b"one".as_slice()));
+    assert_eq!((beta.payload.len(), result.memories[1].payload.as_ref()), (60_000, b"one".as_slice()));
     let mut scan = client.scan(GetOptions { features: true, payloads: false }).await.unwrap();
     let mut keys = Vec::new();
     while let Some(rows) = scan.next().await.unwrap() {
@@ -207,10 +212,10 @@ async fn keys_features_and_payloads_come_back_as_they_went_in() {
     assert!((weight.to_f64() - 0.5).abs() < 1e-6, "+ 0.05, then - 0.05: {weight}");
 }
 
-/// The same answers in every mode, and what a copy may not tell is refused.
+/// Every read mode gives the same answers, and reads that a replica cannot answer are rejected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reads_are_answered_as_they_ask() {
-    let cluster = Cluster::start(copied(2, 3, 12)).await;
+async fn reads_are_answered_in_the_requested_mode() {
+    let cluster = Cluster::start(replicated(2, 3, 12)).await;
     let client = cluster.client().await;
     let ids: Vec<MemoryId> = (0..900).map(MemoryId).collect();
     let weights = (0..900).map(|id| id as f32 / 1_024.0).collect();
@@ -218,27 +223,27 @@ async fn reads_are_answered_as_they_ask() {
     let (digest, first) = (client.digest().await.unwrap(), client.top(40, None).await.unwrap());
     let quality = client.quality(QualityOptions::default()).await.unwrap();
 
-    let confirmed = client.reading(ReadMode::Confirmed);
+    let confirmed = client.with_read_mode(ReadMode::Confirmed);
     assert_eq!(confirmed.digest().await.unwrap(), digest);
     assert_eq!(confirmed.top(40, None).await.unwrap(), first);
     assert_eq!(confirmed.get(&ids, GetOptions::default()).await.unwrap().memories.len(), 900);
 
-    let lagging = client.reading(ReadMode::Replica { max_lag: Duration::ZERO });
-    let copied = lagging.digest().await.unwrap();
-    assert_eq!((copied.digest, copied.memories), (digest.digest, 900));
-    let mut lags: Vec<_> = copied.versions.iter().map(|version| (version.partition, version.lag_ms)).collect();
+    let lagging = client.with_read_mode(ReadMode::Replica { max_lag: Duration::ZERO });
+    let replicated = lagging.digest().await.unwrap();
+    assert_eq!((replicated.digest, replicated.memories), (digest.digest, 900));
+    let mut lags: Vec<_> = replicated.versions.iter().map(|version| (version.partition, version.lag_ms)).collect();
     lags.sort_unstable();
     assert_eq!(lags, (0..12).map(|partition| (partition, Some(0))).collect::<Vec<_>>());
     assert_eq!(lagging.top(40, None).await.unwrap(), first);
     assert_eq!(lagging.quality(QualityOptions::default()).await.unwrap().vector, quality.vector);
-    let refused = lagging.get(&ids, GetOptions::default()).await.unwrap_err();
-    assert_eq!(refused.kind(), ProblemKind::Invalid, "{refused}");
+    let rejection = lagging.get(&ids, GetOptions::default()).await.unwrap_err();
+    assert_eq!(rejection.kind(), ProblemKind::Invalid, "{rejection}");
 
-    // A client without a map says it in the request; a worker alone is asked for the copies it has.
+    // A client without a map sets the mode in the request; a local read covers the replicas of one worker.
     let mut worker = cluster.bare(1).await;
     let read = |mode: v1::ReadMode, partitions| Some(v1::Read { mode: mode.into(), max_lag_ms: 60_000, partitions });
     for mode in [v1::ReadMode::Confirmed, v1::ReadMode::Replica] {
-        let request = v1::DigestRequest { local: false, read: read(mode, Vec::new()) };
+        let request = v1::GetDigestRequest { local: false, read: read(mode, Vec::new()) };
         assert_eq!(worker.get_digest(request).await.unwrap().into_inner().memories, 900, "{mode:?}");
     }
     let map = client.map().unwrap();
@@ -248,9 +253,9 @@ async fn reads_are_answered_as_they_ask() {
     });
     let absent = (0..12).find(|at| !map.in_sync[*at].contains(&Ordinal(1)));
     let (backup, absent) = (backup.unwrap() as u32, absent.unwrap() as u32);
-    let request = v1::DigestRequest { local: true, read: read(v1::ReadMode::Replica, vec![backup, absent]) };
+    let request = v1::GetDigestRequest { local: true, read: read(v1::ReadMode::Replica, vec![backup, absent]) };
     let reply = worker.get_digest(request).await.unwrap().into_inner();
     let expected = ids.iter().filter(|id| partition_of(**id, 12).0 == backup).count();
-    assert_eq!(reply.memories, expected as u64, "of the copy that is here, and of no other");
+    assert_eq!(reply.memories, expected as u64, "only the local replica is read");
     assert_eq!(reply.versions.iter().map(|version| version.partition).collect::<Vec<_>>(), [backup]);
 }

@@ -1,6 +1,6 @@
-//! Copies of partitions on other workers: what was acknowledged is on each of them, and goes on where one dies.
+//! Replication: acknowledged writes are on every replica, and survive the death of a worker.
 
-use crate::harness::{CLUSTER, Cluster, copied, until};
+use crate::harness::{CLUSTER, Cluster, replicated, until};
 use engram_client::{GetOptions, Rows, Signals, Updates};
 use engram_memory::{ClusterId, MemoryId, partition_of};
 use engram_proto::v1::peer_service_client::PeerServiceClient;
@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 use tonic::Code;
 use tonic::transport::Channel;
 
-/// Position and memories of every partition that a worker has a copy of.
-async fn copies(cluster: &Cluster, ordinal: u32) -> BTreeMap<u32, (u64, u64)> {
+/// Returns position and memories of every replica on a worker.
+async fn replicas(cluster: &Cluster, ordinal: u32) -> BTreeMap<u32, (u64, u64)> {
     let status = cluster.status(ordinal).await;
     status.iter().map(|status| (status.partition, (status.lsn, status.memories))).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_acknowledged_is_on_both_copies_and_a_dead_primary_is_replaced_without_a_coordinator() {
-    let mut cluster = Cluster::without_coordinator(copied(2, 3, 6)).await;
+async fn acknowledged_writes_survive_a_dead_primary_without_a_coordinator() {
+    let mut cluster = Cluster::without_coordinator(replicated(2, 3, 6)).await;
     let client = cluster.client().await;
     let session = client.session();
     let ids: Vec<MemoryId> = (0..600).map(MemoryId).collect();
@@ -27,31 +27,31 @@ async fn what_is_acknowledged_is_on_both_copies_and_a_dead_primary_is_replaced_w
     for id in &ids {
         *expected.entry(partition_of(*id, 6).0).or_default() += 1;
     }
-    // A backup applies when it hears of the commit, which comes with what is sent next.
-    until("both copies of each partition have applied everything", || async {
-        let all = [copies(&cluster, 0).await, copies(&cluster, 1).await, copies(&cluster, 2).await];
+    // A backup applies a record when it learns of the commit, with the next message.
+    until("both replicas of each partition have applied everything", || async {
+        let all = [replicas(&cluster, 0).await, replicas(&cluster, 1).await, replicas(&cluster, 2).await];
         expected.iter().all(|(partition, memories)| {
-            let held: Vec<_> = all.iter().filter_map(|copies| copies.get(partition)).collect();
-            held.len() == 2 && held[0] == held[1] && held[0].1 == *memories
+            let states: Vec<_> = all.iter().filter_map(|replicas| replicas.get(partition)).collect();
+            states.len() == 2 && states[0] == states[1] && states[0].1 == *memories
         })
     })
     .await;
 
     cluster.kill_worker(1).await;
-    // Reads and writes wait for the partitions of the dead, and find all that was acknowledged.
-    let found = client.get(&ids, GetOptions::default()).await.unwrap();
-    assert_eq!((found.memories.len(), found.missing.len()), (600, 0));
+    // Reads and writes wait for the partitions of the dead worker, and find all acknowledged writes.
+    let result = client.get(&ids, GetOptions::default()).await.unwrap();
+    assert_eq!((result.memories.len(), result.missing.len()), (600, 0));
     let updates = Updates { ids: ids.clone(), signals: Signals::Deltas(vec![0.5; 600]), ..Updates::default() };
     session.reinforce(updates).await.unwrap();
-    let found = client.get(&ids, GetOptions::default()).await.unwrap();
-    assert!(found.memories.iter().all(|memory| memory.weight.to_f64() == 0.75), "{:?}", found.memories[0]);
+    let result = client.get(&ids, GetOptions::default()).await.unwrap();
+    assert!(result.memories.iter().all(|memory| memory.weight.to_f64() == 0.75), "{:?}", result.memories[0]);
     let served = [cluster.status(0).await, cluster.status(2).await].concat();
     assert_eq!(served.iter().filter(|status| status.primary).count(), 6);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_go_on_over_links_that_break_and_reach_both_copies_once() {
-    let cluster = Cluster::without_coordinator(copied(2, 2, 4)).await;
+async fn writes_over_breaking_links_reach_both_replicas_once() {
+    let cluster = Cluster::without_coordinator(replicated(2, 2, 4)).await;
     let client = cluster.client().await;
     let session = client.session();
     let ids: Vec<MemoryId> = (0..64).map(MemoryId).collect();
@@ -62,7 +62,7 @@ async fn writes_go_on_over_links_that_break_and_reach_both_copies_once() {
         let updates = Updates { ids: ids.clone(), signals: Signals::Deltas(deltas), ..Updates::default() };
         let write = session.reinforce(updates);
         if round % 40 == 20 {
-            // While a write is on its way.
+            // While a write is in flight.
             let (written, ()) = tokio::join!(write, async { link.reset() });
             written.unwrap();
         } else {
@@ -70,19 +70,19 @@ async fn writes_go_on_over_links_that_break_and_reach_both_copies_once() {
             assert!(written.versions.iter().all(|version| version.replicas == 2), "{:?}", written.versions);
         }
     }
-    assert!(link.counts().connections > 10, "the proxy is on the way: {:?}", link.counts());
-    let found = client.get(&ids, GetOptions::default()).await.unwrap();
-    assert!(found.memories.iter().all(|memory| memory.weight.to_f64() == 400.0 / 1_024.0), "{:?}", found.memories[0]);
-    until("both copies stand at the same record", || async {
-        let (zero, one) = (copies(&cluster, 0).await, copies(&cluster, 1).await);
+    assert!(link.counts().connections > 10, "the connections use the proxy: {:?}", link.counts());
+    let result = client.get(&ids, GetOptions::default()).await.unwrap();
+    assert!(result.memories.iter().all(|memory| memory.weight.to_f64() == 400.0 / 1_024.0), "{:?}", result.memories[0]);
+    until("both replicas are at the same record", || async {
+        let (zero, one) = (replicas(&cluster, 0).await, replicas(&cluster, 1).await);
         zero.len() == 4 && zero == one
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_dead_worker_served_goes_on_elsewhere_and_its_copies_are_made_whole_when_it_is_back() {
-    let mut cluster = Cluster::start(copied(2, 3, 12)).await;
+async fn partitions_of_a_dead_worker_fail_over_and_are_re_replicated() {
+    let mut cluster = Cluster::start(replicated(2, 3, 12)).await;
     let client = cluster.client().await;
     let session = client.session();
     let ids: Vec<MemoryId> = (0..2_000).map(MemoryId).collect();
@@ -91,28 +91,29 @@ async fn what_a_dead_worker_served_goes_on_elsewhere_and_its_copies_are_made_who
     let before = client.digest().await.unwrap();
 
     cluster.kill_worker(0).await;
-    // The first reads and writes wait for the partitions of the dead.
+    // The first reads and writes wait for the partitions of the dead worker.
     let after = client.digest().await.unwrap();
-    assert_eq!((after.digest, after.memories), (before.digest, 2_000), "nothing that was acknowledged is missing");
+    assert_eq!((after.digest, after.memories), (before.digest, 2_000), "all acknowledged writes are there");
     let deltas = Updates { ids: ids.clone(), signals: Signals::Deltas(vec![0.5; 2_000]), ..Updates::default() };
     session.reinforce(deltas).await.unwrap();
-    let found = client.get(&ids, GetOptions::default()).await.unwrap();
-    assert!(found.memories.iter().all(|memory| memory.weight.to_f64() == 0.75) && found.missing.is_empty());
+    let result = client.get(&ids, GetOptions::default()).await.unwrap();
+    assert!(result.memories.iter().all(|memory| memory.weight.to_f64() == 0.75) && result.missing.is_empty());
 
     cluster.start_worker(0).await;
-    until("every partition has two copies in sync again", || async {
-        let mut whole = 0;
+    until("every partition has two in-sync replicas again", || async {
+        let mut fully_replicated = 0;
         for worker in 0..3 {
             let status = cluster.status(worker).await;
-            whole += status.iter().filter(|status| status.primary && status.in_sync == 2 && status.lag == 0).count();
+            fully_replicated +=
+                status.iter().filter(|status| status.primary && status.in_sync == 2 && status.lag == 0).count();
         }
-        whole == 12
+        fully_replicated == 12
     })
     .await;
     assert_eq!(client.quality(Default::default()).await.unwrap().vector.total().count, 2_000);
 }
 
-/// What a worker says to a stranger's hello, as a code and in words.
+/// Returns the response of a worker to a foreign hello, as code and message.
 async fn greet(channel: &Channel, hello: Option<Hello>) -> (Code, String) {
     let frame = PeerFrame { hello, ..PeerFrame::default() };
     let answer = PeerServiceClient::new(channel.clone()).exchange(tokio_stream::iter([frame])).await;
@@ -121,8 +122,8 @@ async fn greet(channel: &Channel, hello: Option<Hello>) -> (Code, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_are_refused_with_both_sides_named() {
-    let cluster = Cluster::without_coordinator(copied(2, 2, 4)).await;
+async fn foreign_workers_are_rejected_with_both_sides_named() {
+    let cluster = Cluster::without_coordinator(replicated(2, 2, 4)).await;
     let address = format!("http://{}", cluster.addresses(1).peer);
     let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
     let member = |ordinal| v1::MemberId { ordinal, store: vec![7; 16].into(), incarnation: 1 };
@@ -139,12 +140,12 @@ async fn strangers_are_refused_with_both_sides_named() {
     assert!(text.contains(&other.to_string()) && text.contains(&CLUSTER.to_string()), "{text}");
     let future = Hello { protocol_min: 8, protocol_max: 9, ..hello(CLUSTER, 0) };
     let (_, text) = greet(&channel, Some(future)).await;
-    assert!(text.contains("speaks 8 to 9, this worker 1 1 to 1"), "{text}");
+    assert!(text.contains("supports 8 to 9, worker 1 1 to 1"), "{text}");
     let (_, text) = greet(&channel, Some(hello(CLUSTER, 5))).await;
-    assert!(text.contains("worker 5 does not dial worker 1"), "{text}");
+    assert!(text.contains("worker 5 must not dial worker 1"), "{text}");
     assert_eq!(greet(&channel, None).await.0, Code::InvalidArgument);
     let short = Hello { cluster: vec![1, 2, 3].into(), ..hello(CLUSTER, 0) };
     assert!(greet(&channel, Some(short)).await.1.contains("found 3"));
-    // The links of those that belong here are as they were.
+    // Links of legitimate workers are unaffected.
     assert!(cluster.status(1).await.iter().all(|status| status.in_sync == 2));
 }

@@ -1,8 +1,8 @@
-//! `cargo xtask bench`: measures one suite, lets the peers do the same work on the same machine, and prints the budget table.
+//! `cargo xtask bench`: measures one suite, runs peers with the same work on the same machine, and prints the budget table.
 //!
-//! Figures in milliseconds mean nothing from one machine to the next; ratios to a peer measured in the same minutes do. The
-//! measuring programs (package engram-benchmarks, release) hand over rows as JSON; peers are Python programs in
-//! `benchmarks/peers`. Nothing here measures anything, and no figure decides the exit status.
+//! Absolute times are not comparable between machines; ratios to a peer measured at the same time are. The measuring programs (package
+//! engram-benchmarks, release) return rows as JSON; peers are Python programs in `benchmarks/peers`. This command measures nothing itself, and no
+//! figure affects the exit status.
 
 mod peers;
 mod rounds;
@@ -25,53 +25,53 @@ use row::Report;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     suite: Suite,
-    /// Who else does the same work (suites epoch, store, rank and recall)
+    /// Peers that run the same workload (suites epoch, store, rank and recall)
     #[arg(long, default_value = "numpy", long_help = PEERS_HELP)]
     peers: Peers,
-    /// With peers: how often everybody measures, in turn; the middle figure of each is shown
+    /// Rounds with peers, in turn; the median figure of each row is shown
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
-    /// How many memories, one table line each: 100k, 1m, 10m, or plain numbers
+    /// Numbers of memories, one table line each: 100k, 1m, 10m, or plain numbers
     #[arg(long, value_delimiter = ',', default_value = "100k,1m,10m", value_parser = parse_count)]
     memories: Vec<u64>,
-    /// Also writes the rows, peers included, as JSON
+    /// Also write the rows, peers included, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// How long there are too many requests (suite overload)
+    /// Duration of the overload in seconds (suite overload)
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Also records some passes and writes their timeline as Chrome trace JSON (suites epoch and recall, one size)
+    /// Also record some passes and write their timeline as Chrome trace JSON (suites epoch and recall, one size)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
 
 const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank and recall)
 
-numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB where download.pytorch.org can be reached; otherwise \
+numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB if download.pytorch.org is reachable; otherwise \
 the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. Both \
 go into virtual environments under target/peers, once.";
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Suite {
-    /// One learning epoch in process, log off: decay, 10,000 updates, quality vector of two groups
+    /// One learning epoch in process, without a log: decay, 10,000 updates, quality vector of two groups
     Epoch,
     /// The store: updates by id, reads, log, recovery, memory per memory
     Store,
     /// Calls over gRPC on loopback
     Wire,
-    /// Full order and the best 1,000
+    /// Full ranking and the top 1,000
     Rank,
-    /// The memories most alike a vector of 384
+    /// Recall of the best matches of a vector of 384 elements
     Recall,
-    /// What the device layer adds: an empty batch, which device holds which partition, passes shared by several
+    /// Overhead of the device layer: an empty batch, partition assignment, passes over several devices
     Device,
-    /// What copies cost, by their number and the durability mode
+    /// Cost of replication, by number of replicas and durability mode
     Replication,
-    /// A worker loses its disk: until its copies are there again, and what writers feel meanwhile
-    Healing,
-    /// Backups under writes: how long they take, and what writers feel meanwhile
+    /// Re-replication after a worker loses its disk: duration, and write latency meanwhile
+    ReReplication,
+    /// Backups under load: duration, and write latency meanwhile
     Backup,
-    /// Twice as many requests as are answered: what is refused and how, what the others feel, what memory it costs
+    /// Twice as many requests as capacity: rejections, latency of accepted requests, memory
     Overload,
 }
 
@@ -85,7 +85,7 @@ impl Suite {
             Self::Recall => "recall",
             Self::Device => "device",
             Self::Replication => "replication",
-            Self::Healing => "healing",
+            Self::ReReplication => "re-replication",
             Self::Backup => "backup",
             Self::Overload => "overload",
         }
@@ -113,22 +113,23 @@ impl Peers {
     }
 }
 
-/// Measures and prints.
+/// Runs a suite and its peers, and prints the table.
 ///
 /// # Errors
-/// When a program cannot be built, installed or run, or hands over something that is not a report.
+/// When a program cannot be built, installed or run, or returns an invalid report.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let memories: Vec<String> = options.memories.iter().map(u64::to_string).collect();
-    // Together with the binary: alone, its dependencies would have other features and be built once more.
-    process::run(&mut Profile::Release.cargo("build", ["-p", "engram-cli", "-p", "engram-benchmarks"]))?;
-    let program = Profile::Release.folder().join("engram-benchmarks");
+    // Together with the binary: otherwise its dependencies would have other features and be built again.
+    let profile = Profile::of_tools()?;
+    process::run(&mut profile.cargo("build", ["-p", "engram-cli", "-p", "engram-benchmarks"]))?;
+    let program = profile.folder().join("engram-benchmarks");
     let mut ours = Command::new(program);
     ours.current_dir(workspace::root()).args([options.suite.name(), "--memories", &memories.join(",")]);
-    // A disk: a temporary folder may lie in memory, where a sync costs nothing.
+    // On disk: a temporary directory may be in memory, where a sync is free.
     ours.arg("--scratch").arg(workspace::target());
     ours.args(["--seconds", &options.seconds.to_string()]);
     if let Some(path) = &options.trace {
-        ours.arg("--trace").arg(std::path::absolute(path).context("failed to name the file of the timeline")?);
+        ours.arg("--trace").arg(std::path::absolute(path).context("failed to resolve the path of the timeline")?);
     }
     let peers = if options.suite.has_python_peers() { options.peers.kinds() } else { &[] };
 
@@ -143,7 +144,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         versions = peers.iter().map(add).collect::<Result<_>>()?;
         reports.push(report);
     }
-    let report = rounds::middle(reports).context("there is at least one round")?;
+    let report = rounds::merge_rounds(reports).context("at least one round is required")?;
 
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&report).context("failed to write the rows as JSON")?;
@@ -154,7 +155,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What the figures depend on: processor, cores, threads, versions of the peers.
+/// Returns what the figures depend on: processor, cores, threads, versions of the peers.
 fn machine(report: &Report, versions: &[String]) -> String {
     let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
         let line = text.lines().find(|line| line.starts_with("model name"))?;
@@ -170,7 +171,7 @@ fn machine(report: &Report, versions: &[String]) -> String {
     parts.join(", ")
 }
 
-/// Reads `250000`, `100k` or `10m`.
+/// Parses `250000`, `100k` or `10m`.
 pub(crate) fn parse_count(text: &str) -> Result<u64> {
     let lower = text.to_ascii_lowercase();
     let (digits, unit) = match lower.strip_suffix(['k', 'm']) {
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_with_and_without_a_unit_and_refused_out_of_range() {
+    fn counts_are_parsed_with_and_without_unit_and_range_checked() {
         assert_eq!(parse_count("100k").unwrap(), 100_000);
         assert_eq!(parse_count("10M").unwrap(), 10_000_000);
         assert_eq!(parse_count("7").unwrap(), 7);

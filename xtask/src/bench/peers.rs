@@ -1,4 +1,4 @@
-//! The Python peers: installed into virtual environments of their own, run, and their figures added to the rows.
+//! Python peers: installs them into virtual environments, runs them, and adds their figures to the rows.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use serde::Deserialize;
 use super::row::{Figure, Peer, Report};
 use crate::{process, tools, workspace};
 
-/// PyTorch's own index has packages for the CPU alone, a tenth of the size of PyPI's.
+/// PyTorch's own index has CPU-only packages, a tenth of the size of PyPI's.
 const TORCH_CPU_INDEX: &str = "https://download.pytorch.org/whl/cpu";
 
-/// How long PyTorch's index may take to answer before PyPI is asked instead.
+/// Timeout of PyTorch's index, after which PyPI is used.
 const REACH: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy)]
@@ -21,17 +21,17 @@ pub(super) enum Kind {
     Torch,
 }
 
-/// What a peer prints.
+/// Output of a peer.
 #[derive(Deserialize)]
-struct Measured {
+struct PeerReport {
     peer: String,
     version: String,
     threads: u32,
-    rows: Vec<MeasuredRow>,
+    rows: Vec<PeerRow>,
 }
 
 #[derive(Deserialize)]
-struct MeasuredRow {
+struct PeerRow {
     workload: String,
     memories: u64,
     /// Milliseconds.
@@ -39,9 +39,9 @@ struct MeasuredRow {
     figure: Figure,
 }
 
-/// Lets one peer do the work of `suite` and adds its figures to the rows of the same workload and size.
+/// Runs one peer for `suite` and adds its figures to the rows of the same workload and size.
 ///
-/// Returns its name, version and threads, for people.
+/// Returns its name, version and threads for display.
 ///
 /// # Errors
 /// When it cannot be installed or run.
@@ -54,13 +54,13 @@ pub(super) fn add(report: &mut Report, kind: Kind, suite: &str, memories: &[Stri
     command.current_dir(workspace::root().join("benchmarks/peers")).args([program, suite, "--memories"]).args(memories);
     // No `__pycache__` in the checkout.
     command.env("PYTHONDONTWRITEBYTECODE", "1");
-    let measured: Measured = serde_json::from_str(&process::read(&mut command)?)
-        .with_context(|| format!("{program} did not print its figures"))?;
+    let measured: PeerReport = serde_json::from_str(&process::read(&mut command)?)
+        .with_context(|| format!("failed to parse the output of {program}"))?;
     for row in &mut report.rows {
         let scale = if row.unit == "us" { 1e3 } else { 1.0 };
         for workload in &row.workloads {
-            let same = |other: &&MeasuredRow| other.workload == workload.name && other.memories == row.memories;
-            if let Some(MeasuredRow { figure, .. }) = measured.rows.iter().find(same) {
+            let same = |other: &&PeerRow| other.workload == workload.name && other.memories == row.memories;
+            if let Some(PeerRow { figure, .. }) = measured.rows.iter().find(same) {
                 let Figure { best, median, repeats } = *figure;
                 let figure = Figure { best: best * scale, median: median * scale, repeats };
                 row.peers.push(Peer { name: format!("{}{}", measured.peer, workload.remark), figure });
@@ -81,7 +81,7 @@ fn install(kind: Kind) -> Result<std::path::PathBuf> {
     }
 }
 
-/// Whether PyTorch's own index can be reached from here.
+/// Returns whether PyTorch's own index is reachable.
 fn cpu_index_answers() -> bool {
     let mut probe = Command::new("python3");
     let program = format!("import urllib.request as r; r.urlopen('{TORCH_CPU_INDEX}/torch/', timeout=10)");

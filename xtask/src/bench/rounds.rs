@@ -1,24 +1,24 @@
-//! Several measurements of the same rows, with everybody in turn: a machine that is slow for a while is slow for all of them then, and the
-//! middle one is not of that while.
+//! Combines several rounds of measurements. Programs run in turn, so that a temporary slowdown of the machine affects all of them, and the median
+//! round excludes it.
 
 use super::row::{Figure, Report};
 
-/// The rows with the middle figure of all rounds, of ours and of each peer; none without a round.
-pub(super) fn middle(mut rounds: Vec<Report>) -> Option<Report> {
+/// Returns the rows with the median figure of all rounds, for Engram and for each peer; `None` without rounds.
+pub(super) fn merge_rounds(mut rounds: Vec<Report>) -> Option<Report> {
     let mut report = rounds.pop()?;
     for (at, row) in report.rows.iter_mut().enumerate() {
         let others = || rounds.iter().filter_map(|round| round.rows.get(at));
-        row.ours = of(row.ours, others().map(|other| other.ours));
+        row.ours = median_figure(row.ours, others().map(|other| other.ours));
         for peer in &mut row.peers {
             let figures = others().flat_map(|other| &other.peers).filter(|other| other.name == peer.name);
-            peer.figure = of(peer.figure, figures.map(|other| other.figure));
+            peer.figure = median_figure(peer.figure, figures.map(|other| other.figure));
         }
     }
     Some(report)
 }
 
-/// The figure whose median is the middle one, the higher of two; it counts the repeats of all.
-fn of(figure: Figure, others: impl Iterator<Item = Figure>) -> Figure {
+/// Returns the figure with the median of medians, the higher one of two; it counts the repeats of all.
+fn median_figure(figure: Figure, others: impl Iterator<Item = Figure>) -> Figure {
     let mut all = vec![figure];
     all.extend(others);
     all.sort_by(|one, other| one.median.total_cmp(&other.median));
@@ -46,11 +46,11 @@ mod tests {
     }
 
     #[test]
-    fn each_has_its_own_middle_round() {
-        let report = middle(vec![round(1.0, 9.0), round(7.0, 8.0), round(2.0, 30.0)]).unwrap();
+    fn each_figure_has_its_own_median_round() {
+        let report = merge_rounds(vec![round(1.0, 9.0), round(7.0, 8.0), round(2.0, 30.0)]).unwrap();
         let row = &report.rows[0];
         assert_eq!((row.ours.median, row.ours.best, row.ours.repeats), (2.0, 1.0, 30));
         assert_eq!((row.peers[0].figure.median, row.peers[0].figure.repeats), (9.0, 30));
-        assert!(middle(Vec::new()).is_none());
+        assert!(merge_rounds(Vec::new()).is_none());
     }
 }

@@ -1,8 +1,8 @@
-//! The budget table: per title one line per size, with what was measured, each peer, the ratio, and whether the budget holds.
+//! The budget table: one heading per title and one line per size, with the figure, each peer, the ratio, and whether the budget holds.
 
 use super::row::{Better, Budget, Row};
 
-/// Renders `rows`; those of one title share a heading.
+/// Renders `rows`; rows of one title share a heading.
 pub(super) fn render(rows: &[Row]) -> String {
     let mut text = String::new();
     for group in rows.chunk_by(|one, next| one.title == next.title) {
@@ -12,7 +12,7 @@ pub(super) fn render(rows: &[Row]) -> String {
     text
 }
 
-/// The cells of one heading: a line of column names, then one line per row.
+/// Returns the cells of one heading: the column names, then one line per row.
 fn lines(group: &[Row]) -> Vec<Vec<String>> {
     let mut peers: Vec<&str> = Vec::new();
     for peer in group.iter().flat_map(|row| &row.peers) {
@@ -65,7 +65,7 @@ fn verdict(row: &Row, budget: &Budget) -> String {
     format!("{promise}: {outcome}")
 }
 
-/// How many times as good `ours` is as `theirs`: above 1 is better.
+/// Returns how many times better `ours` is than `theirs`; above 1 is better.
 fn ratio(better: Better, ours: f64, theirs: f64) -> f64 {
     match better {
         Better::Lower => theirs / ours,
@@ -73,7 +73,7 @@ fn ratio(better: Better, ours: f64, theirs: f64) -> f64 {
     }
 }
 
-/// Three significant digits, as far as they lie behind the point.
+/// Formats three significant digits.
 fn figure(value: f64) -> String {
     let digits = if value >= 100.0 {
         0
@@ -87,7 +87,7 @@ fn figure(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// `1000000` as `1,000,000`.
+/// Formats `1000000` as `1,000,000`.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -100,7 +100,7 @@ fn grouped(number: u64) -> String {
     text
 }
 
-/// Right-aligned columns, but for the last.
+/// Right-aligns all columns except the last.
 fn align(lines: &[Vec<String>]) -> String {
     let columns = lines[0].len();
     let widths: Vec<usize> =
@@ -122,7 +122,7 @@ mod tests {
     use crate::bench::row::{Figure, Peer};
 
     #[test]
-    fn a_table_shows_ratios_and_says_which_budgets_hold() {
+    fn table_shows_ratios_and_budget_verdicts() {
         let figure = |median| Figure { best: median / 2.0, median, repeats: 5 };
         let budget = |at_least| Budget::Ratio { peer: "numpy".to_owned(), at_least };
         let row = |memories, better, peers, budgets| Row {

@@ -1,4 +1,4 @@
-//! The bases of the Dockerfile, made on this machine of Debian packages: nothing is pulled.
+//! Base images of the Dockerfile, built on this machine from Debian packages: nothing is pulled.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,25 +11,25 @@ use super::Target;
 use super::builder::Builder;
 use crate::{process, workspace};
 
-/// What programs run on.
+/// Base image of programs.
 pub(super) const RUNTIME: &str = "localhost/engram-base";
-/// What they are built on.
+/// Base image of the build.
 pub(super) const RUST: &str = "localhost/engram-rust";
 
-/// The Debian packages whose libraries the programs are linked with.
+/// Debian packages with the libraries that the programs link.
 const PACKAGES: [&str; 2] = ["libc6", "libgcc-s1"];
-/// The package with the certificates of public authorities.
-const AUTHORITIES: &str = "ca-certificates";
-/// Where programs look for whom to trust.
+/// Debian package with the public CA certificates.
+const CA_PACKAGE: &str = "ca-certificates";
+/// Path of the system trust bundle.
 const CERTIFICATES: &str = "etc/ssl/certs/ca-certificates.crt";
-/// Who the programs run as.
+/// User that the programs run as.
 const USERS: &str = "root:x:0:0::/:/sbin/nologin\nnonroot:x:65532:65532::/:/sbin/nologin\n";
-/// Names of hosts: first the file that a kubelet writes, then the cluster's DNS.
+/// Host name lookup: first the file that a kubelet writes, then the cluster's DNS.
 const NAME_SERVICE: &str = "hosts: files dns\n";
-/// What a Debian needs besides its smallest set to build programs of Rust, and to fetch crates.
+/// Additional Debian packages for building Rust programs and fetching crates.
 const TO_BUILD: &str = "gcc,libc6-dev,ca-certificates";
 
-/// Makes the base that programs run on: the libraries of the packages, certificates, names of users.
+/// Builds the base of programs: package libraries, CA certificates, user names.
 pub(super) fn runtime(builder: &Builder) -> Result<()> {
     let root = builder.folder.join("base");
     if root.exists() {
@@ -40,7 +40,7 @@ pub(super) fn runtime(builder: &Builder) -> Result<()> {
     for file in listed.lines().filter(|line| is_library(line)) {
         put(&root, file.trim_start_matches('/'), &read(Path::new(file))?, 0o755)?;
     }
-    put(&root, CERTIFICATES, &authorities()?, 0o644)?;
+    put(&root, CERTIFICATES, &ca_certificates()?, 0o644)?;
     put(&root, "etc/passwd", USERS.as_bytes(), 0o644)?;
     put(&root, "etc/nsswitch.conf", NAME_SERVICE.as_bytes(), 0o644)?;
     let container = builder.begin("scratch")?;
@@ -48,54 +48,53 @@ pub(super) fn runtime(builder: &Builder) -> Result<()> {
     container.commit(RUNTIME)
 }
 
-/// The certificates of the package, and no others that this machine may trust.
-fn authorities() -> Result<Vec<u8>> {
-    let listed = process::read(Command::new("dpkg-query").args(["--listfiles", AUTHORITIES]))?;
+/// Returns the certificates of the package, without others that this machine trusts.
+fn ca_certificates() -> Result<Vec<u8>> {
+    let listed = process::read(Command::new("dpkg-query").args(["--listfiles", CA_PACKAGE]))?;
     let mut files: Vec<&str> = listed.lines().filter(|line| line.ends_with(".crt")).collect();
-    ensure!(!files.is_empty(), "package {AUTHORITIES} has no certificate");
+    ensure!(!files.is_empty(), "package {CA_PACKAGE} has no certificate");
     files.sort_unstable();
     let read = files.into_iter().map(|file| read(Path::new(file)));
     Ok(read.collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// Whether the base has all that a program of this machine is linked with.
-pub(super) fn suits(builder: &Builder, target: Target) -> Result<()> {
+/// Checks that the base has every library that a program links.
+pub(super) fn check_libraries(builder: &Builder, target: Target) -> Result<()> {
     let (root, program) = (builder.folder.join("base"), target.program());
     let linked = process::read(Command::new("ldd").arg(builder.folder.join(program)))?;
     for library in linked.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/'))) {
         ensure!(
             root.join(library.trim_start_matches('/')).exists(),
-            "{program} is linked with {library}, which is of none of the packages {}",
+            "{program} links {library}, which none of these packages contains: {}",
             PACKAGES.join(", ")
         );
     }
     Ok(())
 }
 
-/// Makes the base that programs are built on: this machine's release of Debian, with the toolchain that runs here.
+/// Builds the base of the build: this machine's Debian release, with the toolchain in use.
 pub(super) fn rust(builder: &Builder) -> Result<()> {
     let release = fs::read_to_string("/etc/os-release").context("failed to read /etc/os-release")?;
     let release = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    let release = release.context("/etc/os-release names no release of Debian")?;
+    let release = release.context("/etc/os-release has no Debian release name")?;
     let toolchain = process::read(Command::new("rustc").args(["--print", "sysroot"]).current_dir(workspace::root()))?;
     let container = builder.begin("scratch")?;
     let mut debian = Command::new("mmdebstrap");
     debian.args(["--quiet", "--variant=minbase", &format!("--include={TO_BUILD}"), release]);
     debian.arg(&container.root).env("SOURCE_DATE_EPOCH", &builder.timestamp);
-    process::run(&mut debian)
-        .context("mmdebstrap makes a Debian to build on (on Debian: apt-get install mmdebstrap)")?;
+    process::run(&mut debian).context("failed to run mmdebstrap (on Debian: apt-get install mmdebstrap)")?;
     for folder in ["bin", "lib"] {
         let from = Path::new(toolchain.trim()).join(folder);
         container.copy(&from, &format!("/usr/local/{folder}"))?;
     }
-    // Crates come from where this machine gets them: whom it trusts on the way is its own affair.
+    // Crates come through this machine's configuration, including its trusted CAs.
     let trusted = Path::new("/").join(CERTIFICATES);
     put(&container.root, CERTIFICATES, &read(&trusted)?, 0o644)?;
     container.environment("CARGO_HOME=/usr/local/cargo")?;
     container.commit(RUST)
 }
 
-/// Whether a file of a package is a library that programs are linked with: not one of those that convert texts or audit loaders.
+/// Returns whether a file is a library that programs link, and not a gconv or audit module.
 fn is_library(path: &str) -> bool {
     let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
     (path.starts_with("/lib") || path.starts_with("/usr/lib"))
@@ -110,7 +109,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 fn put(root: &Path, inside: &str, bytes: &[u8], mode: u32) -> Result<()> {
     let path = root.join(inside);
     let failed = || format!("failed to write {}", path.display());
-    fs::create_dir_all(path.parent().expect("it lies in the root")).with_context(failed)?;
+    fs::create_dir_all(path.parent().expect("the path is inside the root")).with_context(failed)?;
     fs::write(&path, bytes).with_context(failed)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(mode)).with_context(failed)
 }
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_told_from_what_else_a_package_holds() {
+    fn libraries_are_distinguished_from_other_package_files() {
         for library in [
             "/lib/x86_64-linux-gnu/libc.so.6",
             "/lib64/ld-linux-x86-64.so.2",

@@ -1,9 +1,8 @@
 //! `cargo xtask images`: the images of the Dockerfile, as OCI archives under `target/images`.
 //!
-//! Nothing is pulled. Cargo builds the programs here, and their base is made of files of the Debian packages that are installed on this
-//! machine, so that the C library of the image is the one that the programs were linked with; only the last stages of the Dockerfile run
-//! then. With `--from-source` all stages do, on a Debian that is made here as well. The same commit, toolchain and packages give images of
-//! the same digest.
+//! Nothing is pulled. Cargo builds the programs, and their base contains files of Debian packages installed on this machine, so that the image has
+//! the C library that the programs link; only the last stages of the Dockerfile run. With `--from-source` all stages run, on a Debian base built
+//! here. The same commit, toolchain and packages produce images with the same digest.
 
 mod bases;
 mod builder;
@@ -18,7 +17,7 @@ use self::builder::Builder;
 use crate::workspace::Profile;
 use crate::{kubernetes, process};
 
-/// The version of the programs: the workspace's, which is this package's too.
+/// Version of the programs: the workspace's, which is also this package's.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A target of the Dockerfile.
@@ -48,7 +47,7 @@ impl Target {
         }
     }
 
-    /// What a container runtime for GPUs reads in its environment.
+    /// Environment variables for container runtimes with GPU support.
     const fn environment(self) -> &'static [&'static str] {
         match self {
             Self::Operator => &[],
@@ -60,33 +59,33 @@ impl Target {
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Which images
+    /// Images to build
     #[arg(value_enum, default_values_t = [Target::Operator, Target::Worker, Target::WorkerCuda])]
     targets: Vec<Target>,
-    /// Runs every stage of the Dockerfile, on bases that are made here; needs mmdebstrap too
+    /// Run every stage of the Dockerfile, on bases built here; also needs mmdebstrap
     #[arg(long)]
     from_source: bool,
-    /// Takes the programs of the development profile: built sooner, several times as large, and slower
+    /// Use programs of the development profile: faster to build, but larger and slower
     #[arg(long, conflicts_with = "from_source")]
     debug: bool,
-    /// Makes each image twice, and checks that both are the same, have no shell, and start as nobody in particular
+    /// Build each image twice and check that the digests match, that it has no shell, and that it starts as an unprivileged user
     #[arg(long)]
     verify: bool,
-    /// What stands before the names: PREFIX/operator, PREFIX/worker, PREFIX/worker-cuda
+    /// Prefix of the names: PREFIX/operator, PREFIX/worker, PREFIX/worker-cuda
     #[arg(long, value_name = "PREFIX", default_value = "engram")]
     prefix: String,
-    /// An image for the programs to run on, which is pulled, instead of the C library of what they are built on
+    /// Runtime base image to pull, instead of the C library of the build base
     #[arg(long, value_name = "IMAGE", requires = "from_source")]
     runtime_base: Option<String>,
-    /// An image to build on, which is pulled
+    /// Build base image to pull
     #[arg(long, value_name = "IMAGE", requires = "from_source")]
     rust_base: Option<String>,
 }
 
-/// Makes the images and prints where they are.
+/// Builds the images and prints their paths.
 ///
 /// # Errors
-/// There is no buildah, a step fails, or an image is not what is promised of it.
+/// When buildah is missing, a step fails, or an image fails its checks.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let builder = Builder::new()?;
     let made = make(&builder, options);
@@ -109,21 +108,21 @@ fn make(builder: &Builder, options: &Options) -> Result<()> {
         let size = archive.metadata().map_or(0, |metadata| metadata.len());
         println!("{} ({:.1} MiB) {digest}", archive.display(), size as f64 / f64::from(1 << 20));
         if options.verify {
-            // From the bases on: what differs from one making to the next may lie there.
+            // Bases included, since they may differ between builds.
             self::arguments(builder, options)?;
             let again = builder.build(target, &name, &arguments)?;
-            ensure!(digest == again, "{name} is {digest}, and made once more {again}");
+            ensure!(digest == again, "{name} is not reproducible: {digest} and {again}");
         }
     }
     Ok(())
 }
 
-/// Makes the bases, and says of what the Dockerfile makes the images.
+/// Builds the bases and returns the build arguments for the Dockerfile.
 fn arguments(builder: &Builder, options: &Options) -> Result<Vec<String>> {
     if !options.from_source {
         bases::runtime(builder)?;
         for &target in &options.targets {
-            bases::suits(builder, target)?;
+            bases::check_libraries(builder, target)?;
         }
         return Ok(vec!["BINARIES=prebuilt".to_owned(), format!("RUNTIME_BASE={}", bases::RUNTIME)]);
     }
@@ -134,12 +133,12 @@ fn arguments(builder: &Builder, options: &Options) -> Result<Vec<String>> {
             bases::RUST
         }
     };
-    // The Dockerfile names both stages as well, where buildah does not see that another needs them.
+    // Both stages are passed explicitly, since buildah does not detect the dependency between them.
     let runtime = options.runtime_base.as_deref().unwrap_or("runtime");
     Ok(vec!["BINARIES=build".to_owned(), format!("RUST_BASE={rust}"), format!("RUNTIME_BASE={runtime}")])
 }
 
-/// Builds the programs and puts them, without symbols, where the Dockerfile takes them from.
+/// Builds the programs and copies them, stripped, to where the Dockerfile expects them.
 fn programs(folder: &Path, debug: bool) -> Result<()> {
     let built = if debug {
         kubernetes::build(false)?

@@ -1,15 +1,15 @@
-//! The parts of a fatbin: one for every architecture, and PTX.
+//! Parts of a fatbin: one per architecture, and PTX.
 
 use std::collections::BTreeMap;
 
 const HEADER_BYTES: usize = 16;
-/// Kind of a part: PTX; everything else is code for a real architecture.
+/// Kind of a PTX part; all others are code for a real architecture.
 const PTX: u16 = 1;
 
-/// Names the architectures in which two fatbins differ.
+/// Returns the names of the architectures in which two fatbins differ.
 pub(super) fn differences(one: &[u8], other: &[u8]) -> Vec<String> {
     let (Some(one), Some(other)) = (parts(one), parts(other)) else {
-        return vec!["its form: it is no fatbin of parts".to_owned()];
+        return vec!["its format (not a valid fatbin)".to_owned()];
     };
     let mut names: Vec<_> = one.keys().chain(other.keys()).filter(|name| one.get(*name) != other.get(*name)).collect();
     names.sort();
@@ -20,7 +20,7 @@ pub(super) fn differences(one: &[u8], other: &[u8]) -> Vec<String> {
     }
 }
 
-/// Header and payload by name; `None` when the bytes do not end where a part does.
+/// Returns header and payload by name; `None` for a truncated fatbin.
 fn parts(bytes: &[u8]) -> Option<BTreeMap<String, &[u8]>> {
     let (mut parts, mut rest) = (BTreeMap::new(), bytes.get(HEADER_BYTES..)?);
     while !rest.is_empty() {
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn the_architecture_that_differs_is_named() {
+    fn differing_architecture_is_named() {
         let fatbin =
             |of_90: &[u8]| [vec![0; 16], part(1, 90, b"ptx"), part(2, 80, b"code"), part(2, 90, of_90)].concat();
         assert_eq!(differences(&fatbin(b"one"), &fatbin(b"two!")), ["sm_90"]);
@@ -60,6 +60,6 @@ mod tests {
         assert_eq!(differences(&fatbin(b"one"), without), ["sm_80", "sm_90"]);
         let mut cut = fatbin(b"one");
         cut.pop();
-        assert_eq!(differences(&fatbin(b"one"), &cut), ["its form: it is no fatbin of parts"]);
+        assert_eq!(differences(&fatbin(b"one"), &cut), ["its format (not a valid fatbin)"]);
     }
 }

@@ -1,7 +1,7 @@
-//! `engram bench`: a bounded load on the running cluster. It changes no weight: memories that are there are reinforced by 0,
-//! which goes the whole way through session, log and apply.
+//! `engram bench`: measures a running cluster under a bounded load. Weights do not change: existing memories are reinforced by 0,
+//! which takes the full path through session, log and state machine.
 
-use crate::args::Context;
+use crate::context::Context;
 use crate::error::problem;
 use crate::output::{Table, count};
 use crate::progress::Progress;
@@ -13,20 +13,20 @@ use futures::stream::{FuturesUnordered, StreamExt as _};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Memories that take part, at most.
+/// Largest number of memories in the sample.
 const SAMPLE: usize = 1 << 20;
-/// Batches in flight at once: enough to keep the log busy while answers travel.
+/// Batches in flight: keeps the log busy during round trips.
 const IN_FLIGHT: usize = 4;
 
-/// Measure the running cluster: reinforcement throughput, latency of reads
+/// Measure update throughput and read latency of a running cluster
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram bench
   engram bench --seconds 10 --batch 1000
 
-No weight changes: memories that are there are reinforced by 0, which is logged and applied like any other update. Numbers to
-compare with others come from `cargo xtask bench`.")]
-pub(crate) struct Arguments {
+Weights do not change: existing memories are reinforced by 0, which is logged and applied like any other update. For
+comparisons with other systems see `cargo xtask bench`.")]
+pub(crate) struct Bench {
     /// Seconds per measurement
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=60))]
     seconds: u64,
@@ -35,16 +35,16 @@ pub(crate) struct Arguments {
     batch: u64,
 }
 
-/// One line of the result.
-struct Measured {
-    what: String,
-    /// Things a second, and what they are.
+/// Result of one measurement.
+struct Measurement {
+    name: String,
+    /// Rate per second and its unit.
     rate: (f64, &'static str),
-    /// Seconds that single calls took, ascending.
+    /// Latencies of single calls in seconds, ascending.
     calls: Vec<f64>,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: &Bench, context: &Context) -> anyhow::Result<ExitCode> {
     let client = target::connect(context).await?;
     let ids = sample(&client).await?;
     let length = Duration::from_secs(arguments.seconds);
@@ -67,32 +67,32 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     progress.set(4, "");
     drop(progress);
 
-    let mut table = Table::new(&["measured", ">rate", "of", ">p50 ms", ">p99 ms", ">calls"]);
+    let mut table = Table::new(&["measurement", ">rate", "unit", ">p50 ms", ">p99 ms", ">calls"]);
     for line in &lines {
         let ms = |quantile| format!("{:.3}", line.quantile(quantile) * 1_000.0);
-        let (rate, of) = line.rate;
+        let (rate, unit) = line.rate;
         table.row([
-            line.what.clone(),
+            line.name.clone(),
             count(rate as u64),
-            of.into(),
+            unit.into(),
             ms(0.5),
             ms(0.99),
             count(line.calls.len() as u64),
         ]);
     }
-    let items: Vec<Value> = lines.iter().map(Measured::object).collect();
+    let items: Vec<Value> = lines.iter().map(Measurement::object).collect();
     let memories = ids.len();
     if context.output.is_structured() {
         let value = json!({ "apiVersion": API_VERSION, "kind": "Bench", "memories": memories, "items": items });
         context.output.value(&value)?;
     } else {
         context.output.text(&table.render(&context.output))?;
-        context.output.note(format!("over {} memories, {} s each", count(memories as u64), arguments.seconds));
+        context.output.note(format!("{} memories, {} s per measurement", count(memories as u64), arguments.seconds));
     }
     Ok(ExitCode::Ok)
 }
 
-/// Some memories of the cluster.
+/// Returns the ids of up to [`SAMPLE`] memories.
 async fn sample(client: &Client) -> anyhow::Result<Vec<MemoryId>> {
     let mut scan = client.scan(GetOptions::default()).await?;
     let mut ids = Vec::new();
@@ -102,14 +102,14 @@ async fn sample(client: &Client) -> anyhow::Result<Vec<MemoryId>> {
         ids.extend(memories.iter().map(|memory| memory.id));
     }
     if ids.is_empty() {
-        let message = "the cluster has no memories to measure with; insert some, or run examples/synthetic.yaml";
+        let message = "the cluster has no memories; insert some, or run examples/synthetic.yaml";
         return Err(problem(Code::MemoryNotFound, message));
     }
     ids.truncate(SAMPLE);
     Ok(ids)
 }
 
-async fn reinforce(client: &Client, ids: &[MemoryId], batch: usize, length: Duration) -> Result<Measured, Error> {
+async fn reinforce(client: &Client, ids: &[MemoryId], batch: usize, length: Duration) -> Result<Measurement, Error> {
     let session = client.session();
     let mut turn = ids.iter().copied().cycle();
     let (began, mut calls, mut updates) = (Instant::now(), Vec::new(), 0_u64);
@@ -122,16 +122,16 @@ async fn reinforce(client: &Client, ids: &[MemoryId], batch: usize, length: Dura
             let update = Updates { signals: Signals::Deltas(vec![0.0; ids.len()]), ids, ..Updates::default() };
             open.push(async move { session.reinforce(update).await.map(|_| (sent.elapsed(), count)) });
         }
-        let Some(answer) = open.next().await else { break };
-        let (took, count) = answer?;
-        calls.push(took.as_secs_f64());
+        let Some(response) = open.next().await else { break };
+        let (latency, count) = response?;
+        calls.push(latency.as_secs_f64());
         updates += count;
     }
     let rate = updates as f64 / began.elapsed().as_secs_f64();
-    Ok(Measured::of(format!("reinforce {} at once", count(batch as u64)), (rate, "updates/s"), calls))
+    Ok(Measurement::new(format!("reinforce {} per batch", count(batch as u64)), (rate, "updates/s"), calls))
 }
 
-async fn reads<F, A>(what: &str, length: Duration, mut call: F) -> Result<Measured, Error>
+async fn reads<F, A>(name: &str, length: Duration, mut call: F) -> Result<Measurement, Error>
 where
     F: FnMut() -> A,
     A: Future<Output = Result<(), Error>>,
@@ -143,24 +143,24 @@ where
         calls.push(sent.elapsed().as_secs_f64());
     }
     let rate = calls.len() as f64 / began.elapsed().as_secs_f64();
-    Ok(Measured::of(what.into(), (rate, "calls/s"), calls))
+    Ok(Measurement::new(name.into(), (rate, "calls/s"), calls))
 }
 
-impl Measured {
-    fn of(what: String, rate: (f64, &'static str), mut calls: Vec<f64>) -> Self {
+impl Measurement {
+    fn new(name: String, rate: (f64, &'static str), mut calls: Vec<f64>) -> Self {
         calls.sort_unstable_by(f64::total_cmp);
-        Self { what, rate, calls }
+        Self { name, rate, calls }
     }
 
-    /// The time that this share of the calls did not exceed.
-    fn quantile(&self, share: f64) -> f64 {
+    /// Returns a quantile of the latencies in seconds.
+    fn quantile(&self, quantile: f64) -> f64 {
         let last = self.calls.len().saturating_sub(1);
-        self.calls.get((last as f64 * share).round() as usize).copied().unwrap_or(0.0)
+        self.calls.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
     }
 
     fn object(&self) -> Value {
         json!({
-            "name": self.what, "rate": self.rate.0, "unit": self.rate.1, "p50Seconds": self.quantile(0.5),
+            "name": self.name, "rate": self.rate.0, "unit": self.rate.1, "p50Seconds": self.quantile(0.5),
             "p99Seconds": self.quantile(0.99), "calls": self.calls.len(),
         })
     }

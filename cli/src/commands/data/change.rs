@@ -1,9 +1,9 @@
-//! `engram remove`, `reinforce` and `decay`: changes of memories outside a run, each exactly once.
+//! `engram remove`, `reinforce` and `decay`: exactly-once changes outside of runs.
 
 use super::insert::{add, stream};
 use super::select::Selection;
-use crate::args::Context;
-use crate::error::{Ended, problem};
+use crate::context::Context;
+use crate::error::{Exit, problem};
 use crate::output::{Table, count};
 use crate::rows::{Format, Purpose, Row};
 use crate::target;
@@ -23,45 +23,45 @@ pub(crate) struct Remove {
     selection: Selection,
 }
 
-/// Reinforce memories: move weights by how useful they were
+/// Reinforce memories by a quality or a change of weight
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram reinforce government --quality 0.9          above 0.5 rewards, below punishes
+  engram reinforce government --quality 0.9          increase the weight above 0.5, decrease it below
   engram reinforce government --delta=-0.05          or a change of weight
-  engram reinforce note-17 --quality 1 --create      make it where it is not there
-  engram reinforce --group 1 --quality 0.2           every memory of a group
+  engram reinforce note-17 --quality 1 --create      create the memory if it does not exist
+  engram reinforce --group 1 --quality 0.2           all memories of a group
   engram reinforce --file events.jsonl               rows with key or id, and quality or delta; - is stdin
 
-Updates are applied in order, the weight clamped to 0-1 after each; a memory that is named twice is updated twice.")]
+Updates are applied in order, and the weight is clamped to 0-1 after each. A memory that is given twice is updated twice.")]
 pub(crate) struct Reinforce {
     #[command(flatten)]
     selection: Selection,
-    /// How useful they were, 0 to 1
+    /// Quality, 0 to 1
     #[arg(short = 'Q', long, value_name = "0-1", conflicts_with = "delta")]
     quality: Option<f32>,
     /// Change of weight, -1 to 1
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     delta: Option<f32>,
-    /// Create memories that are not there, at the cluster's initial weight
+    /// Create missing memories with the initial weight of the cluster
     #[arg(long)]
     create: bool,
-    /// Every memory of this group
+    /// All memories of this group
     #[arg(short, long, value_name = "0-255", conflicts_with_all = ["keys", "ids", "file", "create"])]
     group: Option<u8>,
     /// Read rows from a file: JSON Lines or CSV, also .zst and .gz; `-` is stdin
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["keys", "ids", "quality", "delta"])]
     file: Option<PathBuf>,
-    /// Format of the file, where its name does not tell (stdin is JSON Lines)
+    /// Format of the file [default: by its extension; jsonl for stdin]
     #[arg(long, value_enum, requires = "file")]
     format: Option<Format>,
 }
 
-/// Let every memory fade
+/// Decay the weights of all memories
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram decay 0.01       subtract 0.01 from every weight, down to 0")]
+  engram decay 0.01    subtract 0.01 from every weight, down to 0")]
 pub(crate) struct Decay {
-    /// How much, 0 to 1
+    /// Amount to subtract from every weight, 0 to 1
     #[arg(value_name = "0-1", allow_negative_numbers = true)]
     amount: f64,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Decay {
 pub(crate) async fn remove(arguments: &Remove, context: &Context) -> anyhow::Result<ExitCode> {
     let ids = arguments.selection.ids()?;
     let written = target::connect(context).await?.session().remove(ids).await?;
-    Told::of("remove", written.outcome).print(&arguments.selection, context)
+    Summary::new("remove", written.outcome).print(&arguments.selection, context)
 }
 
 pub(crate) async fn reinforce(arguments: &Reinforce, context: &Context) -> anyhow::Result<ExitCode> {
@@ -77,8 +77,8 @@ pub(crate) async fn reinforce(arguments: &Reinforce, context: &Context) -> anyho
     if let Some(path) = &arguments.file {
         let session = target::connect(context).await?.session();
         let send = async |rows, sum: &mut Outcome| reinforce_rows(&session, rows, on_missing, sum).await;
-        let told = stream(path, arguments.format, Purpose::Reinforce, context, send).await?;
-        return told.print(&Selection::default(), context);
+        let summary = stream(path, arguments.format, Purpose::Reinforce, context, send).await?;
+        return summary.print(&Selection::default(), context);
     }
     if arguments.quality.is_none() && arguments.delta.is_none() {
         return Err(problem(Code::InvalidValue, "neither --quality nor --delta is given; one of them is needed"));
@@ -90,7 +90,7 @@ pub(crate) async fn reinforce(arguments: &Reinforce, context: &Context) -> anyho
         };
         let session = target::connect(context).await?.session();
         let written = session.reinforce_groups(&[(Group(group), signal)]).await?;
-        return Told::of("reinforce", written.outcome).print(&arguments.selection, context);
+        return Summary::new("reinforce", written.outcome).print(&arguments.selection, context);
     }
     let ids = arguments.selection.ids()?;
     let signals = match (arguments.quality, arguments.delta) {
@@ -99,17 +99,17 @@ pub(crate) async fn reinforce(arguments: &Reinforce, context: &Context) -> anyho
     };
     let updates = Updates { ids, signals, on_missing, keys: arguments.selection.key_column() };
     let written = target::connect(context).await?.session().reinforce(updates).await?;
-    Told::of("reinforce", written.outcome).print(&arguments.selection, context)
+    Summary::new("reinforce", written.outcome).print(&arguments.selection, context)
 }
 
 pub(crate) async fn decay(arguments: &Decay, context: &Context) -> anyhow::Result<ExitCode> {
     let client = target::connect(context).await?;
     client.session().decay(arguments.amount).await?;
-    context.output.note(format!("every memory faded by {}", arguments.amount));
+    context.output.note(format!("decayed all memories by {}", arguments.amount));
     Ok(ExitCode::Ok)
 }
 
-/// Reinforces in the order of the rows; a change from qualities to deltas begins another request.
+/// Reinforces in the order of the rows. Rows with qualities and rows with deltas go into separate requests.
 async fn reinforce_rows(
     session: &Session,
     rows: Vec<Row>,
@@ -134,51 +134,51 @@ async fn reinforce_rows(
     Ok(())
 }
 
-/// What a change did, to be told.
-pub(super) struct Told {
-    word: &'static str,
-    /// Rows that were asked for, where they came from a file.
+/// Summary of a change.
+pub(super) struct Summary {
+    command: &'static str,
+    /// Rows read, for input from a file.
     pub(super) requested: u64,
     pub(super) outcome: Outcome,
 }
 
-impl Told {
-    pub(super) fn of(word: &'static str, outcome: Outcome) -> Self {
-        Self { word, requested: 0, outcome }
+impl Summary {
+    pub(super) fn new(command: &'static str, outcome: Outcome) -> Self {
+        Self { command, requested: 0, outcome }
     }
 
-    /// Prints what was done and what was rejected. The exit code says whether everything was applied.
+    /// Prints the outcome and the rejected updates.
     ///
     /// # Errors
-    /// Some rows were rejected: unknown memories, or keys that collide.
+    /// Some updates were rejected: unknown memories, or colliding keys.
     pub(super) fn print(&self, selection: &Selection, context: &Context) -> anyhow::Result<ExitCode> {
         let Outcome { applied, created, evicted, rejected, rejections, .. } = &self.outcome;
         let mut table = Table::new(&["command", ">applied", ">created", ">evicted", ">rejected"]);
-        let mut cells = vec![self.word.to_owned()];
+        let mut cells = vec![self.command.to_owned()];
         cells.extend([applied, created, evicted, rejected].map(|number| count(*number)));
         table.row(cells);
-        let named: Vec<Value> =
-            rejections.iter().map(|it| json!({ "id": it.id.0, "reason": word(it.reason) })).collect();
+        let rejected_updates: Vec<Value> =
+            rejections.iter().map(|it| json!({ "id": it.id.0, "reason": reason(it.reason) })).collect();
         let object = json!({
-            "apiVersion": API_VERSION, "kind": "Outcome", "command": self.word,
-            "applied": applied, "created": created, "evicted": evicted, "rejected": rejected, "rejections": named,
+            "apiVersion": API_VERSION, "kind": "Outcome", "command": self.command,
+            "applied": applied, "created": created, "evicted": evicted, "rejected": rejected, "rejections": rejected_updates,
         });
         context.output.object(&object, &table)?;
         if *rejected == 0 {
             return Ok(ExitCode::Ok);
         }
         for rejection in rejections {
-            eprintln!("{}: {}", selection.name(rejection.id), sentence(rejection.reason));
+            eprintln!("{}: {}", selection.name(rejection.id), message(rejection.reason));
         }
         if *rejected > rejections.len() as u64 {
             eprintln!("and {} more", count(rejected - rejections.len() as u64));
         }
         let unknown = rejections.iter().all(|rejection| rejection.reason == RejectionReason::Unknown);
-        Err(Ended(if unknown { ExitCode::NotFound } else { ExitCode::Conflict }).into())
+        Err(Exit(if unknown { ExitCode::NotFound } else { ExitCode::Conflict }).into())
     }
 }
 
-const fn word(reason: RejectionReason) -> &'static str {
+const fn reason(reason: RejectionReason) -> &'static str {
     match reason {
         RejectionReason::Unknown => "Unknown",
         RejectionReason::KeyCollision => "KeyCollision",
@@ -186,10 +186,10 @@ const fn word(reason: RejectionReason) -> &'static str {
     }
 }
 
-fn sentence(reason: RejectionReason) -> String {
+fn message(reason: RejectionReason) -> String {
     match reason {
-        RejectionReason::Unknown => format!("no such memory ({})", Code::MemoryNotFound),
-        RejectionReason::KeyCollision => format!("its id belongs to another key ({})", Code::KeyCollision),
+        RejectionReason::Unknown => format!("memory not found ({})", Code::MemoryNotFound),
+        RejectionReason::KeyCollision => format!("another key has the same id ({})", Code::KeyCollision),
         RejectionReason::KeyMismatch => format!("the key does not hash to the id ({})", Code::KeyCollision),
     }
 }

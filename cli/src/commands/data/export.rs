@@ -1,10 +1,10 @@
-//! `engram export`: all memories into a file, worker by worker.
+//! `engram export`: writes all memories to a file, worker by worker.
 
-use crate::args::Context;
+use crate::context::Context;
 use crate::error::problem;
 use crate::output::{bytes, count};
 use crate::progress::Progress;
-use crate::rows::{Format, Packing, Writer, temporary_beside};
+use crate::rows::{Compression, Format, Writer, temporary_for};
 use crate::target;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
@@ -12,28 +12,28 @@ use engram_client::{Client, GetOptions, QualityOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Write all memories into a file that `insert` reads
+/// Export all memories to a file that `engram insert --file` can read
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram export memories.jsonl.zst       format and packing by the name: .jsonl, .csv, also .zst and .gz
+  engram export memories.jsonl.zst       format by extension: .jsonl or .csv, optionally .zst or .gz
   engram export --format csv > all.csv
   engram insert --file memories.jsonl.zst
 
-Keys, weights, groups, features and payloads are written, in no order; the file appears whole or not at all. `insert` takes
-weights in single precision: to keep every bit, use `engram snapshot`.")]
-pub(crate) struct Arguments {
-    /// File to write; absent or `-` is stdout
+Exports keys, weights, groups, features and payloads in no particular order. The file is created atomically. `engram insert` reads
+weights in single precision; for an exact copy use `engram snapshot create`.")]
+pub(crate) struct Export {
+    /// Output file [default: stdout]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Format, where the name does not tell (stdout is JSON Lines)
+    /// Format of the output [default: by extension; jsonl for stdout]
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Replace a file that is there
+    /// Overwrite an existing file
     #[arg(long)]
     force: bool,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: &Export, context: &Context) -> anyhow::Result<ExitCode> {
     let file = arguments.file.as_deref().filter(|path| *path != Path::new("-"));
     let Some(path) = file else {
         let format = arguments.format.unwrap_or(Format::Jsonl);
@@ -47,22 +47,22 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
         None => Format::of_path(path)?,
     };
     if path.exists() && !arguments.force {
-        let message = format!("{} is there already; --force replaces it", path.display());
+        let message = format!("{} already exists; overwrite it with --force", path.display());
         return Err(problem(Code::Conflicting, message));
     }
     let client = target::connect(context).await?;
     let failed = || format!("failed to write {}", path.display());
-    let file = temporary_beside(path).with_context(failed)?;
-    let packed = Packing::of_path(path).writer(file.reopen().with_context(failed)?).with_context(failed)?;
-    let (packed, written) = write(&client, packed, format, context).await.with_context(failed)?;
-    packed.finish().with_context(failed)?;
+    let file = temporary_for(path).with_context(failed)?;
+    let compressed = Compression::of_path(path).writer(file.reopen().with_context(failed)?).with_context(failed)?;
+    let (compressed, written) = write(&client, compressed, format, context).await.with_context(failed)?;
+    compressed.finish().with_context(failed)?;
     let length = file.as_file().metadata().map_or(0, |meta| meta.len());
     file.persist(path).with_context(failed)?;
     context.output.note(format!("wrote {} memories to {} ({})", count(written), path.display(), bytes(length)));
     Ok(ExitCode::Ok)
 }
 
-/// Writes all memories; returns how many.
+/// Writes all memories and returns their number.
 async fn write<W: Write>(client: &Client, to: W, format: Format, context: &Context) -> anyhow::Result<(W, u64)> {
     let columns = GetOptions { features: client.map()?.feature_dimension > 0, payloads: true };
     let total = client.quality(QualityOptions::default()).await?.vector.total().count;

@@ -1,107 +1,107 @@
-//! `engram import`: events from outside, as a learning run or as a file of events.
+//! `engram import`: submits a run for a file of events or a git repository, or converts a repository to a file of events.
 
 use super::run::{self, follow};
-use crate::args::Context;
+use crate::context::Context;
 use crate::error::problem;
 use crate::output::count;
 use crate::progress::Progress;
 use crate::target;
 use anyhow::Context as _;
-use engram_api::{API_VERSION, Code, ExitCode, MAX_NAME_LENGTH, Needs, Problem};
+use engram_api::{API_VERSION, Code, ExitCode, MAX_NAME_LENGTH, Problem, Requirement};
 use engram_learn::source::{GitOptions, SourceError, export_git};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Learn from events: a file of them, or the history of a repository
+/// Submit a run for a file of events or for the history of a git repository
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Import {
     Events(Events),
     Git(Git),
 }
 
-/// Learn from a file of events: CSV, JSON Lines or Parquet
+/// Submit a run for a file of events: CSV, JSON Lines or Parquet
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram import events sales.csv --key product --time sold_at
   engram import events log.jsonl.zst --id item --epoch day --quality-column score
   engram import events sales.parquet --key product --epoch week --name sales-2026
 
-An event reinforces one memory in one epoch; epochs never fall from row to row. This submits a run and follows it, as
-`engram run` does with a manifest, which can say more.")]
+Each row reinforces one memory in one epoch, and epochs never decrease from row to row. The command submits a run and follows it;
+a manifest for `engram run` has more options.")]
 pub(crate) struct Events {
-    /// File of events, also .gz and .zst
+    /// File of events, optionally .gz or .zst
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Column of keys
+    /// Column with keys
     #[arg(long, value_name = "COLUMN", required_unless_present = "id")]
     key: Option<String>,
-    /// Column of ids, whole numbers
+    /// Column with integer ids
     #[arg(long, value_name = "COLUMN", conflicts_with = "key")]
     id: Option<String>,
-    /// Column of epoch numbers
+    /// Column with epoch numbers
     #[arg(long, value_name = "COLUMN", required_unless_present = "time")]
     epoch: Option<String>,
-    /// Column of times, RFC 3339 or Unix milliseconds
+    /// Column with times, in RFC 3339 or Unix milliseconds
     #[arg(long, value_name = "COLUMN", conflicts_with = "epoch")]
     time: Option<String>,
-    /// Length of an epoch, with --time
+    /// Duration of an epoch, with --time
     #[arg(long, value_name = "DURATION", requires = "time")]
     span: Option<String>,
     /// Quality of every event [default: 0.9]
     #[arg(long, value_name = "0-1", conflicts_with_all = ["quality_column", "delta_column"])]
     quality: Option<f64>,
-    /// Column of qualities
+    /// Column with qualities
     #[arg(long, value_name = "COLUMN", conflicts_with = "delta_column")]
     quality_column: Option<String>,
-    /// Column of changes of weight
+    /// Column with changes of weight
     #[arg(long, value_name = "COLUMN")]
     delta_column: Option<String>,
     #[command(flatten)]
     run: RunOptions,
 }
 
-/// Learn from the history of a git repository: commits are epochs, paths are memories
+/// Submit a run for the history of a git repository: commits are epochs, paths are memories
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram import git .                             learn which files matter
+  engram import git .                             submit a run for this repository
   engram import git ../linux --max-commits 10000
-  engram import git . --to events.csv.zst         write a file of events instead; no cluster is needed")]
+  engram import git . --to events.csv.zst         write a file of events, without a cluster")]
 pub(crate) struct Git {
-    /// Folder of the repository
+    /// Path of the repository
     #[arg(value_name = "PATH")]
     path: PathBuf,
-    /// Where the history ends
+    /// Last commit of the history
     #[arg(long, value_name = "REVISION", default_value = "HEAD")]
     revision: String,
-    /// The newest N commits only; 0 = all
+    /// Only the newest N commits; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_commits: u64,
     /// Quality of every event
     #[arg(long, value_name = "0-1", default_value_t = 0.9)]
     quality: f64,
-    /// Write events to a file (.csv, also .zst and .gz) and learn nothing
+    /// Write events to a .csv file, optionally .zst or .gz, instead of submitting a run
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "decay", "epochs", "no_wait", "report"])]
     to: Option<PathBuf>,
     #[command(flatten)]
     run: RunOptions,
 }
 
-/// How the run goes.
+/// Options of the submitted run.
 #[derive(Debug, clap::Args)]
 struct RunOptions {
-    /// Name of the run [default: made from the name of the file or folder]
+    /// Name of the run [default: derived from the file name]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Decay per epoch [default: that of the cluster]
+    /// Decay per epoch [default: decay of the cluster]
     #[arg(long, value_name = "0-1")]
     decay: Option<f64>,
-    /// Epochs at most [default: all]
+    /// Maximum number of epochs [default: all]
     #[arg(long, value_name = "N")]
     epochs: Option<u64>,
-    /// Submit and do not wait for the end
+    /// Submit the run without waiting for it
     #[arg(long, conflicts_with = "report")]
     no_wait: bool,
-    /// Write a self-contained HTML page about the run
+    /// Write the report as a self-contained HTML page
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 }
@@ -119,7 +119,7 @@ impl Import {
                     "quality": events.quality,
                     "epochSpan": events.span,
                 } });
-                learn(source, &events.file, &events.run, context).await
+                submit_run(source, &events.file, &events.run, context).await
             }
             Self::Git(Git { path, revision, max_commits, quality, to: Some(file), .. }) => {
                 let options = GitOptions { path, revision, max_commits, quality: quality as f32 };
@@ -130,14 +130,14 @@ impl Import {
                     "path": text(&git.path)?, "revision": git.revision, "maxCommits": git.max_commits,
                     "quality": git.quality,
                 } });
-                learn(source, &git.path, &git.run, context).await
+                submit_run(source, &git.path, &git.run, context).await
             }
         }
     }
 }
 
-/// Makes a manifest of what was asked for, so that the same checks hold and the same words are said, and runs it.
-async fn learn(source: Value, from: &Path, options: &RunOptions, context: &Context) -> anyhow::Result<ExitCode> {
+/// Builds a manifest from the options, so that manifest validation applies, and submits it.
+async fn submit_run(source: Value, from: &Path, options: &RunOptions, context: &Context) -> anyhow::Result<ExitCode> {
     let target = target::Target::find(context).await?;
     let client = target.connect().await?;
     let name = options.name.clone().unwrap_or_else(|| default_name(from));
@@ -152,16 +152,14 @@ async fn learn(source: Value, from: &Path, options: &RunOptions, context: &Conte
         },
     });
     let text = serde_json::to_string_pretty(&without_nulls(manifest)).context("failed to write JSON")?;
-    let manifest = engram_api::parse(&text, "command line", Needs::Runs)?;
+    let manifest = engram_api::parse(&text, "command line", Requirement::Runs)?;
     run::check(&manifest, &target, &client)?;
     let submitted = run::submit(&client, &manifest, &manifest.runs[0]).await?;
     if !submitted {
-        context
-            .output
-            .note(format!("run {name} is on the cluster already; give another --name to learn from it again"));
+        context.output.note(format!("run {name} already exists; to run it again, give another --name"));
     }
     if options.no_wait {
-        context.output.note(format!("submitted run {name}; follow it: engram describe run {name}"));
+        context.output.note(format!("submitted run {name}; show its progress: engram describe run {name}"));
         return Ok(ExitCode::Ok);
     }
     let report = follow(&client, &name, &context.output).await?;
@@ -181,14 +179,14 @@ async fn write_events(options: GitOptions, file: PathBuf, context: &Context) -> 
             progress.set(done, "");
         })
     });
-    let (epochs, events) = written.await.context("the export ended early")?.map_err(|error| source_problem(&error))?;
+    let (epochs, events) = written.await.context("the export task failed")?.map_err(|error| source_problem(&error))?;
     let text = format!("wrote {} events of {} commits to {}", count(events), count(epochs), file.display());
     context.output.note(text);
-    context.output.note(format!("learn from them: engram import events {} --key path --epoch epoch", file.display()));
+    context.output.note(format!("to submit a run: engram import events {} --key path --epoch epoch", file.display()));
     Ok(ExitCode::Ok)
 }
 
-/// An error of a source under the code that explains it.
+/// Converts an error of a source to a problem with its error code.
 pub(super) fn source_problem(error: &SourceError) -> Problem {
     Problem::new(Code::find(error.code()).unwrap_or(Code::SourceUnreadable), error.to_string())
 }
@@ -198,8 +196,7 @@ fn text(path: &Path) -> anyhow::Result<&str> {
     path.to_str().ok_or_else(not_text)
 }
 
-/// `data/Own Events.csv.zst` gives `import-own-events`: the same file has the same name, so that it is not learnt from twice by
-/// accident.
+/// Derives the name of a run: `data/Own Events.csv.zst` gives `import-own-events`. A stable name prevents importing a file twice.
 fn default_name(from: &Path) -> String {
     let from = std::path::absolute(from).unwrap_or_else(|_| from.to_owned());
     let from = from.components().next_back().map(|part| part.as_os_str().to_string_lossy().to_lowercase());
@@ -211,12 +208,12 @@ fn default_name(from: &Path) -> String {
     name
 }
 
-/// Options that were not given are fields that are absent.
+/// Removes fields that are null.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let given = fields.into_iter().filter(|(_, value)| !value.is_null());
-            Value::Object(given.map(|(name, value)| (name, without_nulls(value))).collect())
+            let present = fields.into_iter().filter(|(_, value)| !value.is_null());
+            Value::Object(present.map(|(name, value)| (name, without_nulls(value))).collect())
         }
         other => other,
     }
@@ -227,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_names_its_run_within_the_rules_of_names() {
+    fn run_names_derived_from_files_are_valid() {
         for (path, name) in [
             ("data/Own Events.csv.zst", "import-own-events"),
             ("/x/.hidden", "import-hidden"),
@@ -242,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_a_manifest_and_is_checked_as_one() {
+    fn imports_are_validated_as_manifests() {
         let source = json!({ "events": {
             "path": "a.csv", "columns": { "key": "k", "id": null, "epoch": "e" }, "quality": null,
         } });
@@ -252,10 +249,10 @@ mod tests {
                 "spec": { "clusterRef": { "name": "c" }, "kind": "Memory", "memory": { "source": source, "decay": null } },
             }))
         };
-        let manifest = engram_api::parse(&run(source).to_string(), "command line", Needs::Runs).unwrap();
+        let manifest = engram_api::parse(&run(source).to_string(), "command line", Requirement::Runs).unwrap();
         assert_eq!(manifest.runs.len(), 1);
         let bad = json!({ "events": { "path": "a.csv", "columns": { "key": "k", "epoch": "e" }, "quality": 2.0 } });
-        let problems = engram_api::parse(&run(bad).to_string(), "command line", Needs::Runs).unwrap_err();
+        let problems = engram_api::parse(&run(bad).to_string(), "command line", Requirement::Runs).unwrap_err();
         assert!(problems.to_string().contains("ENG-0103"), "{problems}");
     }
 }

@@ -1,8 +1,8 @@
-//! `engram insert`: memories from arguments or from a file, each batch exactly once.
+//! `engram insert`: inserts memories from arguments or a file, each batch exactly once.
 
-use super::change::Told;
+use super::change::Summary;
 use super::select::Selection;
-use crate::args::Context;
+use crate::context::Context;
 use crate::error::problem;
 use crate::output::count;
 use crate::progress::Progress;
@@ -10,16 +10,16 @@ use crate::rows::{Format, Purpose, Reader, Row};
 use crate::target;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
-use engram_client::{Error, Rows, Session, Written};
+use engram_client::{Error, Rows, Session, WriteResult};
 use engram_memory::{Blobs, Group, Outcome};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 
-/// Batches that are read ahead of the one that is being sent.
+/// Batches that are read ahead.
 const READ_AHEAD: usize = 2;
 
-/// Insert memories, or change what is given of existing ones
+/// Insert memories, or update fields of existing ones
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram insert government congress --weight 0.5
@@ -27,10 +27,10 @@ const READ_AHEAD: usize = 2;
   engram insert note-17 --payload 'call back on Monday' --features 0.1,0.9
   engram insert --file memories.jsonl.zst      or .csv, or - for stdin
 
-A row of a file has `key` or `id`, and any of `weight`, `group`, `features`, `payload`, `payloadBase64`. In CSV features are
-numbers with blanks between. What is not given keeps its value, or has the cluster's initial weight and group 0 when new.
-Weights are taken in single precision.")]
-pub(crate) struct Arguments {
+A row of a file has `key` or `id`, and any of `weight`, `group`, `features`, `payload`, `payloadBase64`. In CSV, features are
+separated by spaces. Omitted fields keep their value; new memories get the initial weight of the cluster and group 0.
+Weights are read in single precision.")]
+pub(crate) struct Insert {
     #[command(flatten)]
     selection: Selection,
     /// Weight, 0 to 1
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// Group
     #[arg(short, long, value_name = "0-255")]
     group: Option<u8>,
-    /// Payload, text
+    /// Payload as text
     #[arg(long, value_name = "TEXT")]
     payload: Option<String>,
     /// Feature vector
@@ -48,21 +48,21 @@ pub(crate) struct Arguments {
     /// Read rows from a file: JSON Lines or CSV, also .zst and .gz; `-` is stdin
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["keys", "ids", "weight", "group", "payload", "features"])]
     file: Option<PathBuf>,
-    /// Format of the file, where its name does not tell (stdin is JSON Lines)
+    /// Format of the file [default: by its extension; jsonl for stdin]
     #[arg(long, value_enum, requires = "file")]
     format: Option<Format>,
 }
 
-pub(crate) async fn run(arguments: Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: Insert, context: &Context) -> anyhow::Result<ExitCode> {
     let client = target::connect(context).await?;
     let session = client.session();
     if let Some(path) = &arguments.file {
         let purpose = Purpose::Insert { dimension: client.map()?.feature_dimension as usize };
         let send = async |rows, sum: &mut Outcome| insert(&session, rows, sum).await;
-        let told = stream(path, arguments.format, purpose, context, send).await?;
-        return told.print(&Selection::default(), context);
+        let summary = stream(path, arguments.format, purpose, context, send).await?;
+        return summary.print(&Selection::default(), context);
     }
-    // On the wire NaN means "keep": from the command line it is a mistake.
+    // On the wire NaN means "keep the weight"; on the command line it is an error.
     if let Some(weight) = arguments.weight.filter(|weight| !(0.0..=1.0).contains(weight)) {
         return Err(problem(Code::InvalidValue, format!("weight is {weight}; allowed: 0 to 1")));
     }
@@ -77,10 +77,10 @@ pub(crate) async fn run(arguments: Arguments, context: &Context) -> anyhow::Resu
         ids,
     };
     let written = session.upsert(memories).await?;
-    Told::of("insert", written.outcome).print(&arguments.selection, context)
+    Summary::new("insert", written.outcome).print(&arguments.selection, context)
 }
 
-/// Inserts rows in their order. Rows of one request have the same columns, so a change of columns begins another.
+/// Inserts rows in order. All rows of a request have the same columns.
 async fn insert(session: &Session, rows: Vec<Row>, sum: &mut Outcome) -> Result<(), Error> {
     for rows in rows.chunk_by(|a, b| columns(a) == columns(b)) {
         add(sum, session.upsert(upsert(rows)).await)?;
@@ -88,11 +88,8 @@ async fn insert(session: &Session, rows: Vec<Row>, sum: &mut Outcome) -> Result<
     Ok(())
 }
 
-/// Adds what a request did to `sum`: where it failed, the parts that were applied.
-///
-/// # Errors
-/// The request failed, as it says.
-pub(super) fn add(sum: &mut Outcome, written: Result<Written, Error>) -> Result<(), Error> {
+/// Adds the outcome of a request to `sum`, including the applied part of a failed request.
+pub(super) fn add(sum: &mut Outcome, written: Result<WriteResult, Error>) -> Result<(), Error> {
     match &written {
         Ok(written) => sum.merge(&written.outcome),
         Err(Error::Partial { written, .. }) => sum.merge(&written.outcome),
@@ -121,24 +118,24 @@ fn upsert(rows: &[Row]) -> Rows {
     }
 }
 
-/// Sends the rows of a file, batch after batch in their order. A file is checked whole before anything of it is sent; what comes
-/// from stdin is checked as it comes.
+/// Sends the rows of a file in batches, in order. A file is validated completely before the first batch; stdin is validated as it is
+/// read.
 ///
 /// # Errors
-/// A row is wrong, or the cluster refuses; says how many rows were applied before.
+/// A row is invalid, or the cluster rejects it; prints how many rows were applied before.
 pub(super) async fn stream(
     path: &Path,
     format: Option<Format>,
     purpose: Purpose,
     context: &Context,
     send: impl AsyncFn(Vec<Row>, &mut Outcome) -> Result<(), Error>,
-) -> anyhow::Result<Told> {
+) -> anyhow::Result<Summary> {
     let reader = Reader::open(path, format, purpose)?;
     let bytes = (path != Path::new("-")).then(|| std::fs::metadata(path).map(|meta| meta.len())).transpose()?;
     if bytes.is_some() {
-        let (path, again) = (path.to_owned(), format);
-        let checked = tokio::task::spawn_blocking(move || Reader::open(&path, again, purpose)?.check());
-        checked.await.context("the check of the file ended early")??;
+        let path = path.to_owned();
+        let validation = tokio::task::spawn_blocking(move || Reader::open(&path, format, purpose)?.check());
+        validation.await.context("the validation task failed")??;
     }
     let read = reader.bytes_read();
     let (batches, mut next) = mpsc::channel(READ_AHEAD);
@@ -147,32 +144,32 @@ pub(super) async fn stream(
         loop {
             let batch = reader.next_batch().transpose();
             let last = !matches!(batch, Some(Ok(_)));
-            // Whoever listened has met an error of its own.
+            // A closed channel means that sending failed.
             if batch.is_some_and(|batch| batches.blocking_send(batch).is_err()) || last {
                 return;
             }
         }
     });
     let mut progress = Progress::new(&context.output, "bytes read", bytes);
-    let mut told = Told::of(purpose.word(), Outcome::default());
+    let mut summary = Summary::new(purpose.command(), Outcome::default());
     while let Some(batch) = next.recv().await {
-        let rows: Vec<Row> = batch.map_err(|error| after(&told, error.into()))?;
-        told.requested += rows.len() as u64;
-        send(rows, &mut told.outcome).await.map_err(|error| after(&told, error.into()))?;
-        let said = format!("{} rows", count(told.requested));
-        progress.set(read.load(Ordering::Relaxed), &said);
+        let rows: Vec<Row> = batch.map_err(|error| report_applied(&summary, error.into()))?;
+        summary.requested += rows.len() as u64;
+        send(rows, &mut summary.outcome).await.map_err(|error| report_applied(&summary, error.into()))?;
+        let message = format!("{} rows", count(summary.requested));
+        progress.set(read.load(Ordering::Relaxed), &message);
     }
-    if told.requested == 0 {
+    if summary.requested == 0 {
         return Err(problem(Code::InvalidValue, format!("{} has no rows", path.display())));
     }
-    Ok(told)
+    Ok(summary)
 }
 
-/// An error in the middle of a stream. What was applied stays applied: the user is told how much that is.
-fn after(told: &Told, error: anyhow::Error) -> anyhow::Error {
-    let applied = told.outcome.applied;
+/// Prints how many rows were applied before an error; they stay applied.
+fn report_applied(summary: &Summary, error: anyhow::Error) -> anyhow::Error {
+    let applied = summary.outcome.applied;
     if applied > 0 {
-        eprintln!("{} rows before the error were applied", count(applied));
+        eprintln!("applied {} rows before the error", count(applied));
     }
     error
 }

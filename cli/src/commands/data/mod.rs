@@ -1,57 +1,55 @@
-//! Commands about memories: what is in them, how they are written, where they come from and go to.
+//! Commands on memories, runs and snapshots.
 
 mod bench;
 mod change;
+mod describe;
 mod export;
 mod get;
 mod import;
 mod insert;
+mod list;
 mod quality;
 mod rank;
 mod reads;
 mod recall;
 pub(crate) mod run;
 mod select;
-mod show;
 mod snapshot;
 mod suspend;
 
-use crate::args::Context;
+use crate::context::Context;
 use crate::error::problem;
 use crate::local::state::Cluster;
 use engram_api::{Code, ExitCode};
 use std::path::Path;
 
-/// Commands about memories.
+/// Commands on memories, runs and snapshots.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Data {
-    Run(run::Arguments),
+    Run(run::Run),
     Suspend(suspend::Suspend),
     Resume(suspend::Resume),
-    Get(get::Arguments),
-    Rank(rank::Arguments),
-    Recall(recall::Arguments),
-    Quality(quality::Arguments),
-    Insert(Box<insert::Arguments>),
+    Get(get::Get),
+    Rank(rank::Rank),
+    Recall(recall::Recall),
+    Quality(quality::Quality),
+    Insert(Box<insert::Insert>),
     Remove(change::Remove),
     Reinforce(Box<change::Reinforce>),
     Decay(change::Decay),
-    Export(export::Arguments),
+    Export(export::Export),
     #[command(subcommand)]
     Import(Box<import::Import>),
     #[command(subcommand)]
     Snapshot(snapshot::Snapshot),
     #[command(subcommand)]
-    List(show::List),
+    List(list::List),
     #[command(subcommand)]
-    Describe(show::Describe),
-    Bench(bench::Arguments),
+    Describe(describe::Describe),
+    Bench(bench::Bench),
 }
 
-/// Runs one of them.
-///
-/// # Errors
-/// As the command says.
+/// Runs the command.
 pub(crate) async fn run(command: Data, context: &Context) -> anyhow::Result<ExitCode> {
     match command {
         Data::Run(arguments) => run::run(&arguments, context).await,
@@ -74,10 +72,10 @@ pub(crate) async fn run(command: Data, context: &Context) -> anyhow::Result<Exit
     }
 }
 
-/// What the cluster of a state directory was created with, without taking its lock; `None` where nothing was created there.
+/// Reads `cluster.json` of a state directory without taking its lock; `None` if it does not exist.
 ///
 /// # Errors
-/// It cannot be read, or is of a newer version.
+/// The file cannot be read, or has a newer format.
 fn created(folder: &Path) -> anyhow::Result<Option<Cluster>> {
     let path = folder.join("cluster.json");
     let text = match std::fs::read_to_string(&path) {

@@ -1,7 +1,7 @@
-//! `engram quality`: how good the memories are, per group and in total.
+//! `engram quality`: weight statistics per group and in total.
 
 use super::reads::Reads;
-use crate::args::Context;
+use crate::context::Context;
 use crate::output::{Style, Table, count};
 use crate::target;
 use engram_api::{API_VERSION, ExitCode};
@@ -10,20 +10,19 @@ use engram_memory::{GroupQuality, ONE};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// Characters of the longest bar.
+/// Length of the longest bar in characters.
 const BAR: u64 = 50;
 
-/// Show count, mean, lowest and highest weight per group and in total
+/// Show count, mean, minimum and maximum weight per group and in total
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram quality
-  engram quality --histogram        16 bins of equal width
-  engram quality --histogram=6      2^6 bins
-  engram quality --read replica --max-lag 5000
-                                    of copies, at most 5 s old
-  engram quality -o json            with exact sums in units of 2^-30")]
-pub(crate) struct Arguments {
-    /// Show how weights are distributed, in 2^BITS bins
+  engram quality --histogram                         histogram with 16 bins
+  engram quality --histogram=6                       histogram with 2^6 bins
+  engram quality --read replica --max-lag 5000       read replicas that lag by at most 5 s
+  engram quality -o json                             include exact sums in units of 2^-30")]
+pub(crate) struct Quality {
+    /// Show a histogram of the weights with 2^BITS bins
     #[arg(
         long,
         value_name = "BITS",
@@ -37,10 +36,10 @@ pub(crate) struct Arguments {
     reads: Reads,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: &Quality, context: &Context) -> anyhow::Result<ExitCode> {
     let options = QualityOptions { histogram_bits: arguments.histogram, ..QualityOptions::default() };
-    let quality = target::connect(context).await?.reading(arguments.reads.mode()).quality(options).await?;
-    // Told by copies alone.
+    let quality = target::connect(context).await?.with_read_mode(arguments.reads.mode()).quality(options).await?;
+    // Reported by replica reads only.
     let lag_ms = quality.versions.iter().filter_map(|version| version.lag_ms).max();
     let total = quality.vector.total();
     let mut table = Table::new(&["group", ">memories", ">mean", ">min", ">max"]);
@@ -76,7 +75,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     }
     context.output.text(&table.render(&context.output))?;
     if let Some(lag_ms) = lag_ms {
-        context.output.text(&format!("copies lag by at most {lag_ms} ms\n"))?;
+        context.output.text(&format!("replication lag: at most {lag_ms} ms\n"))?;
     }
     if let Some(histogram) = &quality.histogram {
         let bars = bars(&histogram.total());
@@ -100,29 +99,29 @@ fn bound(quality: &GroupQuality, units: u32) -> String {
 }
 
 fn object(group: &Value, quality: &GroupQuality) -> Value {
-    let some = quality.count > 0;
+    let is_occupied = quality.count > 0;
     json!({
         "group": group,
         "count": quality.count,
-        // A u128 as JSON would be a number that few programs read.
+        // As a string: few JSON parsers read 128-bit integers.
         "sumUnits": quality.sum.to_string(),
         "mean": quality.mean(),
-        "min": some.then(|| weight(quality.min)),
-        "max": some.then(|| weight(quality.max)),
+        "min": is_occupied.then(|| weight(quality.min)),
+        "max": is_occupied.then(|| weight(quality.max)),
     })
 }
 
-/// A bar per bin; a bin with memories has at least a dot.
+/// Renders one bar per bin; bins with memories have at least one character.
 fn bars(bins: &[u64]) -> String {
-    let most = bins.iter().copied().max().unwrap_or(0).max(1);
+    let largest = bins.iter().copied().max().unwrap_or(0).max(1);
     let width = 1.0 / bins.len() as f64;
     let mut text = String::new();
     for (index, &memories) in bins.iter().enumerate() {
         let low = index as f64 * width;
-        // A bar is proportional; u128, since counts times the width may pass u64.
-        let length = (u128::from(memories) * u128::from(BAR)).div_ceil(u128::from(most)) as usize;
+        // u128: count times width can exceed u64.
+        let length = (u128::from(memories) * u128::from(BAR)).div_ceil(u128::from(largest)) as usize;
         writeln!(text, "{low:.4}-{:.4} {:>10} {}", low + width, count(memories), "\u{25a0}".repeat(length))
-            .expect("a string takes whatever is written to it");
+            .expect("writing to a string cannot fail");
     }
     text
 }
@@ -130,7 +129,7 @@ fn bars(bins: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn every_bin_has_a_bar_in_proportion_and_none_is_lost() {
+    fn every_bin_has_a_proportional_bar() {
         let text = super::bars(&[0, 1, 1_000_000, 500_000]);
         let lengths: Vec<usize> = text.lines().map(|line| line.matches('\u{25a0}').count()).collect();
         assert_eq!(lengths, [0, 1, 50, 25]);

@@ -1,8 +1,8 @@
-//! `engram rank`: memories by weight descending, then id ascending, merged from all workers.
+//! `engram rank`: memories by descending weight, then ascending id, merged from all workers.
 
 use super::get::name;
 use super::reads::Reads;
-use crate::args::Context;
+use crate::context::Context;
 use crate::output::{Format, Output, Table};
 use crate::rows::{Object, weight};
 use crate::target;
@@ -12,30 +12,30 @@ use engram_memory::Group;
 use serde::Serialize;
 use std::io::{self, BufWriter, Write as _};
 
-/// More rows than this are printed as they arrive, not laid out as a table: nobody reads them, and memory is bounded.
+/// Larger results are streamed instead of laid out as a table, which bounds memory.
 const TABLE_ROWS: u64 = 10_000;
 
-/// Show the memories of highest weight
+/// List the memories with the highest weight
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram rank                  the first 10
+  engram rank                  list the top 10
   engram rank -k 100 --group 1
-  engram rank -k 0 -o tsv      all, streamed
-  engram rank --read replica   of copies, at most a second old
+  engram rank -k 0 -o tsv      stream all memories
+  engram rank --read replica   read replicas that lag by at most 1 s
 
-Order: weight descending, then id ascending. Weights are exact: multiples of 2^-30.")]
-pub(crate) struct Arguments {
-    /// How many; 0 = all
+Sorted by descending weight, then ascending id. Weights are exact multiples of 2^-30.")]
+pub(crate) struct Rank {
+    /// Number of memories; 0 = all
     #[arg(short = 'k', long, value_name = "N", default_value_t = 10)]
     limit: u64,
-    /// Of this group only
+    /// Only memories of this group
     #[arg(short, long, value_name = "0-255")]
     group: Option<u8>,
     #[command(flatten)]
     reads: Reads,
 }
 
-/// A ranked memory, for programs.
+/// A ranked memory, for JSON and YAML output.
 #[derive(Serialize)]
 struct Ranked<'a> {
     rank: u64,
@@ -43,8 +43,8 @@ struct Ranked<'a> {
     memory: Object<'a>,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
-    let client = target::connect(context).await?.reading(arguments.reads.mode());
+pub(crate) async fn run(arguments: &Rank, context: &Context) -> anyhow::Result<ExitCode> {
+    let client = target::connect(context).await?.with_read_mode(arguments.reads.mode());
     let group = arguments.group.map(Group);
     if !(1..=TABLE_ROWS).contains(&arguments.limit) {
         stream(&client, RankOptions { limit: arguments.limit, group, keys: true }, &context.output).await?;
@@ -65,7 +65,7 @@ fn cells(rank: u64, memory: &Memory) -> [String; 5] {
     [name(memory), weight(memory).to_string(), rank.to_string(), memory.group.0.to_string(), memory.id.to_string()]
 }
 
-/// Prints rows as they arrive: TSV, names, or a list in JSON (which is YAML too).
+/// Prints rows as they arrive: TSV, names, or a JSON list (which is valid YAML).
 async fn stream(client: &Client, options: RankOptions, output: &Output) -> anyhow::Result<()> {
     let mut ranked = client.rank(options).await?;
     let mut to = BufWriter::new(io::stdout());
@@ -94,7 +94,7 @@ async fn stream(client: &Client, options: RankOptions, output: &Output) -> anyho
     Ok(to.flush()?)
 }
 
-/// What separates must not be in what is separated.
+/// Escapes separators in a cell.
 fn escaped(cell: &str) -> String {
     cell.replace('\\', "\\\\").replace('\t', "\\t").replace('\n', "\\n")
 }

@@ -1,26 +1,26 @@
-//! `--read` and `--max-lag`: how a read is answered.
+//! `--read` and `--max-lag`: consistency of reads.
 
 use engram_client::ReadMode;
 use std::time::Duration;
 
-/// How a read is answered.
+/// Consistency of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Mode {
-    /// At the primary, under its read leases
+    /// Read from the primary under its read lease
     Linearizable,
-    /// At the primary, after every copy in sync has said that it leads; rests on no clock
+    /// Read from the primary after all in-sync replicas confirm it; independent of clocks
     Confirmed,
-    /// Of any copy that lags by at most --max-lag
+    /// Read from any replica that lags by at most --max-lag
     Replica,
 }
 
-/// How the memories of all workers are read.
+/// Consistency options of reads from all workers.
 #[derive(Debug, clap::Args)]
 pub(super) struct Reads {
-    /// How the read is answered
+    /// Consistency of the read
     #[arg(long, value_name = "MODE", value_enum, default_value_t = Mode::Linearizable)]
     read: Mode,
-    /// With --read replica: how many milliseconds a copy may lag
+    /// Maximum replication lag in milliseconds, with --read replica
     #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(0..=86_400_000))]
     max_lag: u64,
 }
@@ -35,19 +35,19 @@ impl Reads {
     }
 }
 
-/// How a read is answered that only a primary answers.
+/// Consistency of a read that only primaries serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum PrimaryMode {
-    /// Under read leases
+    /// Read under the read lease of the primary
     Linearizable,
-    /// After every copy in sync has said that the primary leads; rests on no clock
+    /// Read after all in-sync replicas confirm the primary; independent of clocks
     Confirmed,
 }
 
-/// How the memories that are named are read.
+/// Consistency options of reads by key or id.
 #[derive(Debug, clap::Args)]
 pub(super) struct PrimaryReads {
-    /// How the read is answered
+    /// Consistency of the read
     #[arg(long, value_name = "MODE", value_enum, default_value_t = PrimaryMode::Linearizable)]
     read: PrimaryMode,
 }

@@ -1,13 +1,13 @@
-//! `engram run`: submits the runs of a manifest, one after another, and follows each until it ends.
+//! `engram run`: submits the runs of a manifest one after another and follows each until it is finished.
 
-use crate::args::Context;
 use crate::commands::manifest;
-use crate::error::{Ended, problem};
+use crate::context::Context;
+use crate::error::{Exit, problem};
 use crate::output::{Format, Output, Table, bytes, count};
 use crate::progress::Progress;
 use crate::target::{Local, Target};
 use anyhow::Context as _;
-use engram_api::{Code, Events, ExitCode, LearnerRun, LearnerRunSpec, Manifest, Needs, Problem, Source};
+use engram_api::{Code, Events, ExitCode, LearnerRun, LearnerRunSpec, Manifest, Problem, Requirement, Source};
 use engram_client::{Client, Watch};
 use engram_learn::report::{self, RunReport};
 use engram_learn::source::{self, Limits, SourceOptions};
@@ -19,39 +19,42 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Between looks at the rows of a run that goes on, for `-o json`: the report is read whole.
-const ROWS_EVERY: Duration = Duration::from_secs(1);
-/// How often a run that was told to stop is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+/// Shortest interval between reads of the report with `-o json`: the report is read completely each time.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// Poll interval while a run suspends or resumes.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Learn: submit the runs of a file to a cluster and follow them until they end
+/// Submit the runs of a manifest and follow them until they are finished
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram run runs.yaml                          follow the runs; the exit code is their result
-  engram run runs.yaml --report report.html     and write a page with charts
-  engram run runs.yaml --no-wait                submit and leave; see: engram list runs
-  engram run runs.yaml -o json                  a JSON line per learning epoch, then one with the result
+  engram run runs.yaml                          submit and follow the runs; exit with their result
+  engram run runs.yaml --report report.html     write an HTML page with charts
+  engram run runs.yaml --no-wait                submit without waiting; see: engram list runs
+  engram run runs.yaml -o json                  print a JSON line per learning epoch, then the result
 
-In Kubernetes a LearnerRun is made of each, and the operator hands it to the workers.
-Ctrl-C asks the run to stop after its epoch and waits; a second one leaves it to the cluster.")]
-pub(crate) struct Arguments {
+In Kubernetes the command creates a LearnerRun object for each run, and the operator submits it to the workers.
+Ctrl-C cancels the run after its current epoch; a second Ctrl-C detaches and leaves it running.")]
+pub(crate) struct Run {
     /// Manifest with one or more LearnerRuns; `-` is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Submit and do not wait for the end
+    /// Submit the runs without waiting for them
     #[arg(long, conflicts_with = "report")]
     no_wait: bool,
-    /// Write a self-contained HTML page about the run (one run in the file)
+    /// Write an HTML report of the run; requires a manifest with one run
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 }
 
-pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Result<ExitCode> {
-    let manifest = manifest::read(&arguments.file, Needs::Runs)?;
-    manifest::tell_notes(&manifest, context);
+pub(crate) async fn run(arguments: &Run, context: &Context) -> anyhow::Result<ExitCode> {
+    let manifest = manifest::read(&arguments.file, Requirement::Runs)?;
+    manifest::print_notes(&manifest, context);
     if arguments.report.is_some() && manifest.runs.len() != 1 {
-        let message =
-            format!("--report is for a file with one run; {} has {}", arguments.file.display(), manifest.runs.len());
+        let message = format!(
+            "--report requires a manifest with one run; {} has {}",
+            arguments.file.display(),
+            manifest.runs.len()
+        );
         return Err(problem(Code::Conflicting, message));
     }
     let target = Target::find(context).await?;
@@ -60,18 +63,20 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     for run in &manifest.runs {
         let name = &run.metadata.name;
         let submitted = match &target {
-            Target::Kubernetes(cluster) => cluster.make_run(run).await?,
+            Target::Kubernetes(cluster) => cluster.create_run(run).await?,
             _ => submit(&client, &manifest, run).await?,
         };
         if !submitted {
-            context.output.note(format!("run {name} is on the cluster already; a new run needs a new name"));
+            context.output.note(format!("run {name} already exists; rename it to run it again"));
         }
         if arguments.no_wait {
-            context.output.note(format!("submitted run {name}; follow it: engram describe run {name}"));
+            context.output.note(format!("submitted run {name}; show its progress: engram describe run {name}"));
             continue;
         }
         if let Target::Kubernetes(cluster) = &target {
-            cluster.handed_over(name, |why| context.output.note(format!("run {name} waits: {why}"))).await?;
+            cluster
+                .wait_for_submission(name, |reason| context.output.note(format!("run {name} is waiting: {reason}")))
+                .await?;
         }
         let report = follow(&client, name, &context.output).await?;
         if let (Some(path), Some(report)) = (&arguments.report, &report) {
@@ -82,8 +87,7 @@ pub(crate) async fn run(arguments: &Arguments, context: &Context) -> anyhow::Res
     Ok(ExitCode::Ok)
 }
 
-/// Checks what can be checked before anything is submitted: a name stands for one run for ever, and a run that fails at once
-/// would take its name with it.
+/// Validates all runs before any is submitted: the name of a run that fails immediately cannot be reused.
 pub(super) fn check(manifest: &Manifest, target: &Target, client: &Client) -> anyhow::Result<()> {
     if matches!(target, Target::Kubernetes(_)) {
         manifest.runs.iter().try_for_each(|run| check_reachable(&run.metadata.name, &run.spec))?;
@@ -94,7 +98,7 @@ pub(super) fn check(manifest: &Manifest, target: &Target, client: &Client) -> an
             Some(run) => Err(problem(
                 Code::ClusterNotFound,
                 format!(
-                    "run {} is for cluster {}; the cluster that answers is {name}",
+                    "run {} is for cluster {}, but the connected cluster is {name}",
                     run.metadata.name, run.spec.cluster_ref.name
                 ),
             )),
@@ -106,7 +110,7 @@ pub(super) fn check(manifest: &Manifest, target: &Target, client: &Client) -> an
     manifest.runs.iter().try_for_each(|run| check_source(&absolute(manifest, &run.spec)?))
 }
 
-/// Refuses a source that lies on this machine, for a cluster whose workers do not.
+/// Rejects a source on this machine for a cluster in Kubernetes.
 fn check_reachable(name: &str, spec: &LearnerRunSpec) -> anyhow::Result<()> {
     let path = match spec.memory.as_ref().map(|memory| &memory.source) {
         Some(Source::Events(Events { path: Some(path), input: None, .. })) => path,
@@ -114,96 +118,90 @@ fn check_reachable(name: &str, spec: &LearnerRunSpec) -> anyhow::Result<()> {
         Some(Source::Example(_) | Source::Events(_) | Source::Synthetic(_)) | None => return Ok(()),
     };
     let message = format!(
-        "run {name}: source {path} is a path of this machine, which workers in Kubernetes cannot read; there it is a ConfigMap \
-         (events.configMap), a file in a storage (events.s3), or a volume of the cluster (events.input and path)"
+        "run {name}: source {path} is a local path, which workers in Kubernetes cannot read; use a ConfigMap (events.configMap), \
+         object storage (events.s3), or a volume of the cluster (events.input and path)"
     );
     Err(problem(Code::NotSupported, message))
 }
 
-/// Opens the source of a run and reads its first epoch: what is wrong with the whole file shows there. What lies in a storage is for
-/// the worker that fetches it: it may have other credentials, and another way there.
+/// Opens the source of a run and reads its first epoch, which reveals most errors. Object storage is not checked: the worker may have
+/// other credentials and another route to it.
 ///
 /// # Errors
-/// The source cannot be read, under the code that explains it.
+/// The source cannot be read.
 pub(crate) fn check_source(spec: &LearnerRunSpec) -> anyhow::Result<()> {
     let Some(memory) = &spec.memory else { return Ok(()) };
     if matches!(memory.source, Source::Events(Events { s3: Some(_), .. })) {
         return Ok(());
     }
     let options = SourceOptions::from_manifest(&memory.source, Path::new(""));
-    let looked = source::open(&options, Limits::default(), 0).and_then(|mut source| source.next_epoch());
-    looked.map(drop).map_err(|error| super::import::source_problem(&error).into())
+    let result = source::open(&options, Limits::default(), 0).and_then(|mut source| source.next_epoch());
+    result.map(drop).map_err(|error| super::import::source_problem(&error).into())
 }
 
-/// The spec of a run as a worker needs it: every path absolute.
+/// Returns the spec of a run with absolute paths.
 ///
 /// # Errors
-/// There is no current folder to start from.
+/// A field is not supported by local clusters, or the current directory cannot be read.
 pub(crate) fn absolute(manifest: &Manifest, spec: &LearnerRunSpec) -> anyhow::Result<LearnerRunSpec> {
     let mut spec = spec.clone();
-    let place = |path: &str| -> anyhow::Result<String> {
-        let path = std::path::absolute(manifest.resolve(path)).context("failed to find the current folder")?;
+    let resolve = |path: &str| -> anyhow::Result<String> {
+        let path = std::path::absolute(manifest.resolve(path)).context("failed to get the current directory")?;
         path.into_os_string().into_string().map_err(|path| {
             problem(Code::SourceUnreadable, format!("the path {} is not UTF-8", Path::new(&path).display()))
         })
     };
-    if let Some(volume) = spec.snapshot.as_ref().and_then(|place| place.volume.as_ref()) {
+    if let Some(volume) = spec.snapshot.as_ref().and_then(|location| location.volume.as_ref()) {
         let message = format!(
-            "spec.snapshot.volume is {volume}; allowed in clusters in Kubernetes only: here set url: to a storage for objects"
+            "spec.snapshot.volume is {volume}, which is supported in Kubernetes only; set url to object storage instead"
         );
-        let help = "or write into a folder: engram snapshot create --to FOLDER";
+        let help = "or write to a folder: engram snapshot create --to FOLDER";
         return Err(Problem::new(Code::NotSupported, message).help(help).into());
     }
     if let Some(memory) = &mut spec.memory {
         match &mut memory.source {
-            Source::Events(Events { path: Some(path), input: None, .. }) => *path = place(path)?,
+            Source::Events(Events { path: Some(path), input: None, .. }) => *path = resolve(path)?,
             Source::Events(Events { s3: Some(_), .. }) => {}
             Source::Events(_) => {
-                let message = "spec.memory.source.events.configMap and input are for clusters in Kubernetes; set path: to a file here, or s3";
+                let message = "spec.memory.source.events.configMap and input are supported in Kubernetes only; set path to a local file, or s3";
                 return Err(problem(Code::NotSupported, message));
             }
-            Source::Git(git) => git.path = place(&git.path)?,
+            Source::Git(git) => git.path = resolve(&git.path)?,
             Source::Example(_) | Source::Synthetic(_) => {}
         }
     }
     Ok(spec)
 }
 
-/// Submits a run; `false` where it was on the cluster already.
-///
-/// # Errors
-/// The cluster refuses it or does not answer.
+/// Submits a run. Returns `false` if the run already exists.
 pub(crate) async fn submit(client: &Client, manifest: &Manifest, run: &LearnerRun) -> anyhow::Result<bool> {
     let spec = absolute(manifest, &run.spec)?;
-    let spec = serde_json::to_string(&spec).context("failed to write the run as JSON")?;
+    let spec = serde_json::to_string(&spec).context("failed to serialize the run")?;
     Ok(client.submit_run(&run.metadata.name, &spec, None, None).await?.created)
 }
 
-/// Has a run suspended, or go on, and waits until it does; its status then. It may have ended before.
-///
-/// # Errors
-/// The cluster does not know the run, or does not answer.
+/// Suspends or resumes a run and waits until it does. Returns its status; the run may be finished.
 pub(crate) async fn suspend(client: &Client, name: &str, suspend: bool) -> anyhow::Result<RunStatus> {
     loop {
         let status = client.suspend_run(name, suspend).await?;
         let phase = status.phase();
-        let ended = matches!(phase, RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled);
-        if ended || (phase == RunPhase::Suspended) == suspend {
+        let is_finished = matches!(phase, RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled);
+        if is_finished || (phase == RunPhase::Suspended) == suspend {
             return Ok(status);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Follows a run until it ends, shows how far it is, and prints what it found; a snapshot has no report. The first Ctrl-C asks it to stop after its
-/// epoch, the second leaves it to the cluster.
+/// Follows a run until it is finished, shows its progress and prints its result. Snapshots have no report. The first Ctrl-C cancels
+/// the run after its current epoch, the second detaches.
 ///
 /// # Errors
-/// The run failed (under its own code), was stopped, or the cluster does not answer.
+/// The run failed (with its error code) or was cancelled, or the cluster does not respond.
 pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyhow::Result<Option<RunReport>> {
     let mut follower = Follower::new(client, name, output);
     let mut watch = client.watch_run(name);
-    // One listener for all: what comes while a status is shown would reach nobody who listens anew each time.
+    // Registered once: signals between two iterations would be lost otherwise.
     let mut interrupted = signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?;
     let mut interrupts = 0;
     loop {
@@ -212,10 +210,10 @@ pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyh
             Some(()) = interrupted.recv() => {
                 interrupts += 1;
                 if interrupts > 1 {
-                    follower.note(&format!("run {name} goes on in the cluster: engram describe run {name}"));
-                    return Err(Ended(ExitCode::Interrupted).into());
+                    follower.note(&format!("detached; run {name} continues in the cluster: engram describe run {name}"));
+                    return Err(Exit(ExitCode::Interrupted).into());
                 }
-                follower.note(&format!("stopping run {name} after its epoch; Ctrl-C again leaves it running"));
+                follower.note(&format!("cancelling run {name} after its current epoch; press Ctrl-C again to detach"));
                 client.cancel_run(name).await?;
                 continue;
             }
@@ -227,10 +225,7 @@ pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyh
     }
 }
 
-/// The same, for who listens to signals itself.
-///
-/// # Errors
-/// As [`follow`].
+/// Like [`follow`], for callers that handle signals themselves.
 pub(crate) async fn follow_to_end(client: &Client, name: &str, output: &Output) -> anyhow::Result<Option<RunReport>> {
     let mut follower = Follower::new(client, name, output);
     let mut watch = client.watch_run(name);
@@ -244,8 +239,8 @@ async fn next(watch: &mut Watch) -> anyhow::Result<Option<RunStatus>> {
     Ok(watch.next().await?)
 }
 
-/// How a run ended that did not succeed, for the exit code and for people.
-fn check_end(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
+/// Returns an error for a run that failed or was cancelled.
+fn check_success(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
     let steps = if is_snapshot(status) { "partitions" } else { "epochs" };
     match status.phase() {
         RunPhase::Failed => {
@@ -254,8 +249,8 @@ fn check_end(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
             Err(problem(code, message))
         }
         RunPhase::Cancelled => {
-            output.note(format!("run {} was stopped after {} {steps}", status.name, status.epoch));
-            Err(Ended(ExitCode::Interrupted).into())
+            output.note(format!("run {} was cancelled after {} {steps}", status.name, status.epoch));
+            Err(Exit(ExitCode::Interrupted).into())
         }
         _ => Ok(()),
     }
@@ -265,37 +260,37 @@ fn is_snapshot(status: &RunStatus) -> bool {
     status.kind == "Snapshot"
 }
 
-/// What a snapshot has written.
-fn show_snapshot(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
-    let Some(written) = &status.snapshot else { return Ok(()) };
+/// Prints the result of a snapshot run.
+fn print_snapshot(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
+    let Some(snapshot) = &status.snapshot else { return Ok(()) };
     let mut table = Table::new(&["snapshot", ">memories", ">size", ">partitions", "digest"]);
-    let (memories, partitions) = (count(written.memories), written.partitions.to_string());
-    table.row([written.url.clone(), memories, bytes(written.bytes), partitions, written.digest.clone()]);
+    let (memories, partitions) = (count(snapshot.memories), snapshot.partitions.to_string());
+    table.row([snapshot.url.clone(), memories, bytes(snapshot.bytes), partitions, snapshot.digest.clone()]);
     let value = json!({
-        "kind": "RunResult", "run": status.name, "snapshot": written.url, "memories": written.memories,
-        "bytes": written.bytes, "partitions": written.partitions, "digest": written.digest,
+        "kind": "RunResult", "run": status.name, "snapshot": snapshot.url, "memories": snapshot.memories,
+        "bytes": snapshot.bytes, "partitions": snapshot.partitions, "digest": snapshot.digest,
     });
-    if output.format == Format::Json { line(&value) } else { output.object(&value, &table) }
+    if output.format == Format::Json { print_line(&value) } else { output.object(&value, &table) }
 }
 
-/// The end of a run that learned.
-fn conclude(status: &RunStatus, report: RunReport, output: &Output) -> anyhow::Result<RunReport> {
+/// Prints the report of a finished run.
+fn print_report(status: &RunStatus, report: RunReport, output: &Output) -> anyhow::Result<RunReport> {
     match output.format {
-        Format::Json => line(&result(status, &report))?,
+        Format::Json => print_line(&result(status, &report))?,
         Format::Yaml => output.value(&serde_json::to_value(&report)?)?,
         _ => output.text(&report::summary(&report))?,
     }
     Ok(report)
 }
 
-/// Shows a run while it goes on.
+/// Shows the progress of a run.
 struct Follower<'a> {
     client: &'a Client,
     name: &'a str,
     output: &'a Output,
     last: Option<RunStatus>,
     progress: Progress,
-    /// With `-o json`: rows printed, and when to look for more.
+    /// With `-o json`: number of printed rows, and time of the next read.
     rows: Option<(usize, Instant)>,
 }
 
@@ -313,9 +308,11 @@ impl<'a> Follower<'a> {
         if status.epochs > 0 {
             self.progress.set_total(status.epochs);
         }
-        self.progress.set(status.epoch, &told(&status));
-        let learns = !is_snapshot(&status);
-        if learns && self.rows.is_some_and(|(printed, due)| printed < status.epoch as usize && Instant::now() >= due) {
+        self.progress.set(status.epoch, &describe(&status));
+        let has_report = !is_snapshot(&status);
+        if has_report
+            && self.rows.is_some_and(|(printed, due)| printed < status.epoch as usize && Instant::now() >= due)
+        {
             self.print_rows().await?;
         }
         self.last = Some(status);
@@ -326,28 +323,28 @@ impl<'a> Follower<'a> {
         let report = match self.rows {
             _ if self.last.as_ref().is_some_and(is_snapshot) => None,
             Some(_) => Some(self.print_rows().await?),
-            None => Some(read(self.client, self.name).await?),
+            None => Some(read_report(self.client, self.name).await?),
         };
         let Self { name, output, last, progress, .. } = self;
-        // What moves is gone before the result is printed.
+        // Removes the progress bar before printing the result.
         drop(progress);
         match last {
             Some(status) => {
-                check_end(&status, output)?;
+                check_success(&status, output)?;
                 if let Some(report) = report {
-                    return conclude(&status, report, output).map(Some);
+                    return print_report(&status, report, output).map(Some);
                 }
-                show_snapshot(&status, output)?;
+                print_snapshot(&status, output)?;
                 Ok(None)
             }
-            None => Err(problem(Code::RunUnknown, format!("run {name} is not on the cluster"))),
+            None => Err(problem(Code::RunUnknown, format!("run {name} not found"))),
         }
     }
 
-    /// Prints the rows that were not printed yet, a JSON object a line.
+    /// Prints new rows, one JSON object per line.
     async fn print_rows(&mut self) -> anyhow::Result<RunReport> {
         let began = Instant::now();
-        let report = read(self.client, self.name).await?;
+        let report = read_report(self.client, self.name).await?;
         let printed = self.rows.map_or(0, |(printed, _)| printed);
         for row in report.epochs.iter().skip(printed) {
             #[derive(Serialize)]
@@ -357,10 +354,10 @@ impl<'a> Follower<'a> {
                 #[serde(flatten)]
                 row: &'a report::EpochRow,
             }
-            line(&serde_json::to_value(Row { kind: "Epoch", run: self.name, row })?)?;
+            print_line(&serde_json::to_value(Row { kind: "Epoch", run: self.name, row })?)?;
         }
-        // A report takes the longer to read the more rows it has: most of the time is for the run.
-        let pause = ROWS_EVERY.max(began.elapsed() * 10);
+        // Long reports take longer to read: limits reading to a tenth of the time.
+        let pause = REPORT_INTERVAL.max(began.elapsed() * 10);
         self.rows = Some((report.epochs.len(), Instant::now() + pause));
         Ok(report)
     }
@@ -369,14 +366,14 @@ impl<'a> Follower<'a> {
 /// Reads the report of a run.
 ///
 /// # Errors
-/// The cluster does not answer, or not with a report of this version.
-pub(crate) async fn read(client: &Client, name: &str) -> anyhow::Result<RunReport> {
+/// The request fails, or the report has an unknown format.
+pub(crate) async fn read_report(client: &Client, name: &str) -> anyhow::Result<RunReport> {
     let json = client.report(name).await?;
-    serde_json::from_str(&json).with_context(|| format!("the report of run {name} is of another version"))
+    serde_json::from_str(&json).with_context(|| format!("the report of run {name} has an unknown format"))
 }
 
-/// What a status says beside the number of epochs.
-fn told(status: &RunStatus) -> String {
+/// Describes a status, except for the number of epochs.
+fn describe(status: &RunStatus) -> String {
     let mut parts = Vec::new();
     if !status.message.is_empty() {
         parts.push(status.message.clone());
@@ -390,19 +387,19 @@ fn told(status: &RunStatus) -> String {
     if status.updates_per_second >= 1.0 {
         parts.push(format!("{} updates/s", count(status.updates_per_second as u64)));
     }
-    for (name, figure) in [("separation", "separation"), ("convergence", "convergence")] {
+    for name in ["separation", "convergence"] {
         if let Some(value) = status.metrics.get(name) {
-            parts.push(format!("{figure} {value:.3}"));
+            parts.push(format!("{name} {value:.3}"));
         }
     }
-    // From the wire they come in any order.
+    // The map is unordered; sorts by rank.
     let rate = |(name, value): (&String, &f64)| Some((name.strip_prefix("hit_rate_")?.parse::<u32>().ok()?, *value));
     let rates: BTreeMap<u32, f64> = status.metrics.iter().filter_map(rate).collect();
     parts.extend(rates.into_iter().map(|(first, value)| format!("top {first} {value:.3}")));
     parts.join(", ")
 }
 
-/// The last line of `-o json`: the report without its rows and tables, which stand in `describe run`.
+/// Returns the last line of `-o json`: the report without rows and tables, which `describe run` prints.
 fn result(status: &RunStatus, report: &RunReport) -> Value {
     json!({
         "kind": "RunResult",
@@ -412,28 +409,28 @@ fn result(status: &RunStatus, report: &RunReport) -> Value {
         "epochs": report.epochs.len(),
         "updates": report.events(),
         "memories": report.memories(),
-        "elapsedS": report.elapsed_s,
-        "epochsPerS": report.epochs_per_s,
-        "updatesPerS": report.updates_per_s,
+        "elapsedSeconds": report.elapsed_s,
+        "epochsPerSecond": report.epochs_per_s,
+        "updatesPerSecond": report.updates_per_s,
         "prediction": report.prediction,
         "experiment": report.experiment,
         "digest": report.digest,
     })
 }
 
-/// One line of JSON on stdout.
-fn line(value: &Value) -> anyhow::Result<()> {
+/// Prints one line of JSON.
+fn print_line(value: &Value) -> anyhow::Result<()> {
     use std::io::Write as _;
     Ok(writeln!(std::io::stdout().lock(), "{value}")?)
 }
 
-/// Writes the page of a report; the file appears whole or not at all.
+/// Writes a report as an HTML page, atomically.
 ///
 /// # Errors
-/// It cannot be drawn or written.
+/// The page cannot be rendered or written.
 pub(crate) fn write_page(report: &RunReport, path: &Path) -> anyhow::Result<()> {
     let page = report::page(report)?;
-    crate::rows::write_whole(path, page.as_bytes())
+    crate::rows::write_atomically(path, page.as_bytes())
 }
 
 #[cfg(test)]
@@ -441,11 +438,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hit_rates_are_told_in_the_order_of_their_numbers() {
+    fn hit_rates_are_sorted_by_rank() {
         let rates =
             [("hit_rate_1000", 0.6), ("hit_rate_500", 0.7), ("hit_rate_500_most_recent", 0.1), ("separation", 2.0)];
         let metrics = rates.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
         let status = RunStatus { metrics, ..RunStatus::default() };
-        assert_eq!(told(&status), "separation 2.000, top 500 0.700, top 1000 0.600");
+        assert_eq!(describe(&status), "separation 2.000, top 500 0.700, top 1000 0.600");
     }
 }

@@ -1,85 +1,85 @@
-//! `engram snapshot`: the whole of a local cluster, to the bit.
+//! `engram snapshot`: exact backups of a local cluster.
 
 use super::created;
-use crate::args::Context;
+use crate::context::Context;
 use crate::error::problem;
 use crate::local::state::{Cluster, StateDir, base};
 use crate::output::{Table, bytes, count};
 use crate::progress::Progress;
-use crate::snapshot::{self, Storage, rfc3339};
+use crate::snapshot::{self, StorageOptions, rfc3339};
 use crate::target::{Local, Target};
 use anyhow::Context as _;
 use engram_api::{API_VERSION, Code, ExitCode, Problem, is_name};
 use engram_memory::MAX_PARTITIONS;
-use engram_snapshot::{Entry, Folder, Manifest, Of, Place};
+use engram_snapshot::{Entry, Folder, Location, Manifest, SourceCluster};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Keep the whole of a local cluster, and bring it back
+/// Create, list and restore snapshots of a local cluster
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Snapshot {
-    /// Write a snapshot of the running cluster; it goes on serving
+    /// Create a snapshot of a running cluster without interrupting service
     #[command(before_help = "Examples:
   engram snapshot create
   engram snapshot create before-upgrade
   engram snapshot create --to /backup
   engram snapshot create --to s3://backups/words --s3-endpoint http://minio:9000
 
-Each partition is kept as of one moment; partitions are as far apart as it takes to write them.")]
+Each partition is consistent in itself; partitions are written at slightly different times.")]
     Create {
-        /// Its name [default: snapshot-<date>-<time>]
+        /// Name of the snapshot [default: snapshot-<date>-<time>]
         name: Option<String>,
-        /// Where it goes, below its name: s3://BUCKET/PREFIX, or a folder [default: snapshots in the state directory]
-        #[arg(long, value_name = "PLACE")]
+        /// Destination: s3://BUCKET/PREFIX or a folder [default: snapshots in the state directory]
+        #[arg(long, value_name = "LOCATION")]
         to: Option<String>,
         #[command(flatten)]
-        storage: Storage,
+        storage: StorageOptions,
     },
-    /// List the snapshots of a state directory, or of a place
+    /// List snapshots
     #[command(before_help = "Examples:
   engram snapshot list
   engram snapshot list -o json
   engram snapshot list --from s3://backups/words")]
     List {
-        /// Where they lie: s3://BUCKET/PREFIX, or a folder [default: snapshots in the state directory]
-        #[arg(long, value_name = "PLACE")]
+        /// Location: s3://BUCKET/PREFIX or a folder [default: snapshots in the state directory]
+        #[arg(long, value_name = "LOCATION")]
         from: Option<String>,
         #[command(flatten)]
-        storage: Storage,
+        storage: StorageOptions,
     },
-    /// Bring a snapshot back, in place of what is there; the cluster must be down
+    /// Replace the data of a stopped cluster with a snapshot
     #[command(before_help = "Examples:
   engram down && engram snapshot restore before-upgrade --yes
-  engram snapshot restore before-upgrade --workers 3 --yes              to another number of workers
-  engram snapshot restore before-upgrade --partitions 256 --yes         to another number of partitions
-  engram snapshot restore /backup/before-upgrade --state-dir new --yes  to a new state directory
+  engram snapshot restore before-upgrade --workers 3 --yes              restore to another number of workers
+  engram snapshot restore before-upgrade --partitions 256 --yes         restore to another number of partitions
+  engram snapshot restore /backup/before-upgrade --state-dir new --yes  restore to a new state directory
   engram snapshot restore nightly --from s3://backups/words --state-dir new
 
-Everything is checked before anything is changed; the old data is kept aside until the new is in place.")]
+The snapshot is verified before any data is changed, and the old data is kept until the restore is complete.")]
     Restore {
-        /// Name of the snapshot, or the path of its folder
+        /// Name or folder of the snapshot
         name: String,
-        /// Where it lies: s3://BUCKET/PREFIX, or a folder [default: snapshots in the state directory]
-        #[arg(long, value_name = "PLACE")]
+        /// Location: s3://BUCKET/PREFIX or a folder [default: snapshots in the state directory]
+        #[arg(long, value_name = "LOCATION")]
         from: Option<String>,
         #[command(flatten)]
-        storage: Storage,
-        /// Workers to spread it over [default: as the cluster had last]
+        storage: StorageOptions,
+        /// Number of workers [default: unchanged]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
         workers: Option<u32>,
-        /// Partitions to deal it out to [default: as the cluster has]
-        #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PARTITIONS)))]
+        /// Number of partitions [default: unchanged]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PARTITIONS)))]
         partitions: Option<u32>,
-        /// Replace what is there without asking
-        #[arg(long)]
+        /// Replace existing data without confirmation
+        #[arg(short, long)]
         yes: bool,
     },
 }
 
-/// What `restore` was asked for, beside where the snapshot lies.
-struct Asked {
+/// Options of `restore`, except for the location.
+struct RestoreOptions {
     workers: Option<u32>,
     partitions: Option<u32>,
     yes: bool,
@@ -91,47 +91,52 @@ impl Snapshot {
             Self::Create { name, to, storage } => create(name, to, storage, context).await?,
             Self::List { from, storage } => list(from, storage, context).await?,
             Self::Restore { name, from, storage, workers, partitions, yes } => {
-                restore(&name, from, storage, Asked { workers, partitions, yes }, context).await?;
+                restore(&name, from, storage, RestoreOptions { workers, partitions, yes }, context).await?;
             }
         }
         Ok(ExitCode::Ok)
     }
 }
 
-/// The place that is meant, by default that of a state directory.
-fn place(address: Option<String>, storage: Storage, state_dir: &Path) -> anyhow::Result<Place> {
+/// Returns the given location, by default the snapshots of a state directory.
+fn location(address: Option<String>, storage: StorageOptions, state_dir: &Path) -> anyhow::Result<Location> {
     match address {
-        Some(address) => Place::open(&address, &storage.options()),
+        Some(address) => Location::open(&address, &storage.options()),
         None => Ok(folder(snapshot::folder(state_dir))),
     }
 }
 
-fn folder(path: PathBuf) -> Place {
-    Place::Folder(Folder::of_machine(path))
+fn folder(path: PathBuf) -> Location {
+    Location::Folder(Folder::local(path))
 }
 
-async fn create(name: Option<String>, to: Option<String>, storage: Storage, context: &Context) -> anyhow::Result<()> {
+async fn create(
+    name: Option<String>,
+    to: Option<String>,
+    storage: StorageOptions,
+    context: &Context,
+) -> anyhow::Result<()> {
     let local = Local::find(context)?;
     let name = name.unwrap_or_else(|| default_name(now_ms()));
     if !is_name(&name) {
-        let message = format!("the name of a snapshot is {name:?}; allowed: a-z, 0-9 and -, starting with a letter");
+        let message = format!("snapshot name is {name:?}; allowed: a-z, 0-9 and -, starting with a letter");
         return Err(problem(Code::InvalidValue, message));
     }
-    let state_dir = std::path::absolute(&local.folder).context("failed to find the state directory")?;
+    let state_dir = std::path::absolute(&local.folder).context("failed to resolve the state directory")?;
     let Some(cluster) = created(&state_dir)? else {
         return Err(problem(Code::NoLocalCluster, format!("{} has no cluster.json", state_dir.display())));
     };
     let from = to.as_ref().map(|to| format!(" --from {to}")).unwrap_or_default();
-    let place = place(to, storage, &state_dir)?.below(&name);
+    let place = location(to, storage, &state_dir)?.join(&name);
     let shown = place.to_string();
-    if place.is_taken().await? {
-        let message = format!("snapshot {name} is there already: {shown}");
-        return Err(Problem::new(Code::Conflicting, message).help("give another name").into());
+    if place.is_occupied().await? {
+        let message = format!("snapshot {name} already exists: {shown}");
+        return Err(Problem::new(Code::Conflicting, message).help("choose another name").into());
     }
     let manifest = match &place {
-        Place::Folder(folder) => {
+        Location::Folder(folder) => {
             let folder = folder.path();
-            fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
+            fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
             let written = async {
                 let mut manifest = write(&local, &cluster, &name, folder, context).await?;
                 manifest.write(folder)?;
@@ -139,31 +144,31 @@ async fn create(name: Option<String>, to: Option<String>, storage: Storage, cont
             };
             let written = written.await;
             if written.is_err() {
-                // Without a manifest it is no snapshot; what stays is listed as unfinished.
+                // A snapshot without manifest is listed as incomplete.
                 let _ = fs::remove_dir_all(folder);
             }
             written?
         }
-        Place::Objects(bucket) => {
-            // Beside the data of the workers, which write it: it takes the room of one snapshot until it is there.
+        Location::Objects(bucket) => {
+            // Staged in the state directory, which needs space for one snapshot.
             let folder = tempfile::Builder::new().prefix("snapshot-").tempdir_in(&state_dir);
-            let folder = folder.context("failed to make a folder for the snapshot")?;
+            let folder = folder.context("failed to create a staging directory")?;
             let mut manifest = write(&local, &cluster, &name, folder.path(), context).await?;
             let mut progress = Progress::new(&context.output, "bytes", Some(manifest.bytes));
-            let heard = |bytes| {
+            let on_progress = |bytes| {
                 let done = progress.done() + bytes;
-                progress.set(done, "sent");
+                progress.set(done, "uploaded");
             };
-            engram_snapshot::upload(&mut manifest, folder.path(), bucket, heard).await?;
+            engram_snapshot::upload(&mut manifest, folder.path(), bucket, on_progress).await?;
             manifest
         }
     };
     show(&[(manifest, shown)], context)?;
-    context.output.note(format!("bring it back:    engram down && engram snapshot restore {name}{from}"));
+    context.output.note(format!("to restore it: engram down && engram snapshot restore {name}{from}"));
     Ok(())
 }
 
-/// Has the workers write all partitions into `folder`, and describes them.
+/// Has the workers write all partitions to `folder` and returns the manifest.
 async fn write(
     local: &Local,
     cluster: &Cluster,
@@ -171,39 +176,40 @@ async fn write(
     folder: &Path,
     context: &Context,
 ) -> anyhow::Result<Manifest> {
-    let doors = Target::Local(local.clone()).administration();
-    let workers: Vec<_> = doors.into_iter().map(|(_, door)| door).collect();
-    let files = snapshot::gather(&workers, cluster.spec.partitions, folder).await?;
-    let mut manifest = Manifest::new(name, Of { cluster: cluster.id()?, name: &cluster.name, spec: &cluster.spec })?;
+    let admin_endpoints = Target::Local(local.clone()).admin_endpoints();
+    let workers: Vec<_> = admin_endpoints.into_iter().map(|(_, endpoint)| endpoint).collect();
+    let files = snapshot::collect(&workers, cluster.spec.partitions, folder).await?;
+    let mut manifest =
+        Manifest::new(name, SourceCluster { cluster: cluster.id()?, name: &cluster.name, spec: &cluster.spec })?;
     (manifest.workers, manifest.created_ms) = (workers.len() as u32, now_ms());
     let (folder, mut progress) = (folder.to_owned(), Progress::new(&context.output, "bytes", None));
     let described = tokio::task::spawn_blocking(move || {
         for file in &files {
             manifest.add(Entry::of(&folder, file)?);
-            progress.set(manifest.bytes, "checked");
+            progress.set(manifest.bytes, "verified");
         }
         anyhow::Ok(manifest)
     });
-    described.await.context("the snapshot ended early")?
+    described.await.context("the snapshot task failed")?
 }
 
-async fn list(from: Option<String>, storage: Storage, context: &Context) -> anyhow::Result<()> {
+async fn list(from: Option<String>, storage: StorageOptions, context: &Context) -> anyhow::Result<()> {
     let place = match from {
-        Some(address) => Place::open(&address, &storage.options())?,
-        None => place(None, storage, &state_dir(context)?)?,
+        Some(address) => Location::open(&address, &storage.options())?,
+        None => location(None, storage, &state_dir(context)?)?,
     };
-    let mut found = Vec::new();
+    let mut snapshots = Vec::new();
     for name in place.names().await? {
-        let place = place.below(&name);
+        let place = place.join(&name);
         let shown = place.to_string();
         match place.manifest().await {
-            Ok(Some(manifest)) => found.push((manifest, shown)),
-            Ok(None) => context.output.note(format!("{shown} is unfinished: it has no manifest")),
+            Ok(Some(manifest)) => snapshots.push((manifest, shown)),
+            Ok(None) => context.output.note(format!("{shown} is incomplete: it has no manifest")),
             Err(error) => context.output.note(format!("{error:#}")),
         }
     }
-    found.sort_by(|(a, _), (b, _)| (a.created_ms, &a.name).cmp(&(b.created_ms, &b.name)));
-    show(&found, context)
+    snapshots.sort_by(|(a, _), (b, _)| (a.created_ms, &a.name).cmp(&(b.created_ms, &b.name)));
+    show(&snapshots, context)
 }
 
 fn show(snapshots: &[(Manifest, String)], context: &Context) -> anyhow::Result<()> {
@@ -216,7 +222,7 @@ fn show(snapshots: &[(Manifest, String)], context: &Context) -> anyhow::Result<(
         "+cluster",
         "+>workers",
         "+>partitions",
-        "+folder",
+        "+location",
     ]);
     let mut items: Vec<Value> = Vec::new();
     for (manifest, folder) in snapshots {
@@ -235,7 +241,7 @@ fn show(snapshots: &[(Manifest, String)], context: &Context) -> anyhow::Result<(
             "name": manifest.name, "created": rfc3339(manifest.created_ms), "memories": manifest.memories,
             "bytes": manifest.bytes, "digest": manifest.digest, "cluster": manifest.cluster,
             "clusterName": manifest.cluster_name, "workers": manifest.workers, "partitions": manifest.partitions,
-            "folder": folder,
+            "location": folder,
         }));
     }
     context.output.list(&items, &table)
@@ -244,82 +250,82 @@ fn show(snapshots: &[(Manifest, String)], context: &Context) -> anyhow::Result<(
 async fn restore(
     name: &str,
     from: Option<String>,
-    storage: Storage,
-    asked: Asked,
+    storage: StorageOptions,
+    options: RestoreOptions,
     context: &Context,
 ) -> anyhow::Result<()> {
     let state_dir = state_dir(context)?;
     let path = Path::new(name);
     let (place, name) = match (from, path.parent(), path.file_name().and_then(|name| name.to_str())) {
         (None, Some(parent), Some(last)) if name.contains('/') => (folder(parent.to_owned()), last),
-        (from, ..) => (place(from, storage, &state_dir)?, name),
+        (from, ..) => (location(from, storage, &state_dir)?, name),
     };
     if name.contains('/') {
-        let message = format!("{name:?} is no name of a snapshot, which --from takes");
+        let message = format!("{name:?} is not a snapshot name; with --from give a name without slashes");
         return Err(problem(Code::InvalidValue, message));
     }
-    let place = place.below(name);
-    let whence = place.to_string();
+    let place = place.join(name);
+    let location = place.to_string();
     let Some(manifest) = place.manifest().await? else {
-        let what = match place.is_taken().await? {
-            true => format!("snapshot {name} was never finished: {whence} has no manifest.json"),
-            false => format!("there is no snapshot {name}: nothing is at {whence}"),
+        let reason = match place.is_occupied().await? {
+            true => format!("snapshot {name} is incomplete: {location} has no manifest.json"),
+            false => format!("snapshot {name} not found: nothing at {location}"),
         };
-        return Err(problem(Code::SnapshotUnusable, what));
+        return Err(problem(Code::SnapshotUnusable, reason));
     };
-    // Held until the end: the cluster is down, and stays down.
-    let mut held = StateDir::hold(&state_dir)?;
-    let known = created(held.folder())?;
-    if let Some(cluster) = &known
-        && !asked.yes
+    // Holds the lock until the end, so that the cluster stays stopped.
+    let mut state = StateDir::hold(&state_dir)?;
+    let existing = created(state.folder())?;
+    if let Some(cluster) = &existing
+        && !options.yes
     {
         let message = format!(
-            "state directory {} holds cluster {}; restoring {name} replaces its memories",
+            "state directory {} contains cluster {}; restoring {name} replaces its memories",
             state_dir.display(),
             cluster.name
         );
-        return Err(Problem::new(Code::Conflicting, message).help("say that it is meant:    --yes").into());
+        return Err(Problem::new(Code::Conflicting, message).help("confirm with --yes").into());
     }
-    let mut cluster = match known {
+    let mut cluster = match existing {
         Some(cluster) => cluster,
         None => snapshot::cluster_of(&manifest)?,
     };
-    let workers = asked.workers.unwrap_or(cluster.spec.workers);
-    cluster.spec.partitions = asked.partitions.unwrap_or(cluster.spec.partitions);
+    let workers = options.workers.unwrap_or(cluster.spec.workers);
+    cluster.spec.partitions = options.partitions.unwrap_or(cluster.spec.partitions);
     let (id, shape) = (cluster.id()?, engram_snapshot::shape_of(&cluster.spec));
-    manifest.check_owner(&whence, id)?;
-    manifest.check_shape(&whence, shape)?;
-    let fetched = match &place {
-        Place::Folder(_) => None,
-        Place::Objects(_) => Some(fetch(&manifest, &place, held.folder(), context).await?),
+    manifest.check_owner(&location, id)?;
+    manifest.check_shape(&location, shape)?;
+    let download = match &place {
+        Location::Folder(_) => None,
+        Location::Objects(_) => Some(download(&manifest, &place, state.folder(), context).await?),
     };
-    let folder = match (&place, &fetched) {
-        (Place::Folder(folder), _) => folder.path().to_owned(),
-        (_, Some(fetched)) => fetched.path().to_owned(),
-        (Place::Objects(_), None) => unreachable!("what lies in a storage was fetched"),
+    let folder = match (&place, &download) {
+        (Location::Folder(folder), _) => folder.path().to_owned(),
+        (_, Some(download)) => download.path().to_owned(),
+        (Location::Objects(_), None) => unreachable!("snapshots in object storage are downloaded first"),
     };
     let (output, capacity) = (context.output, cluster.spec.capacity.memories);
-    // It reads and writes everything there is.
+    // Blocking: reads and writes all data.
     let restored = tokio::task::spawn_blocking(move || {
-        let into = snapshot::Into { state_dir: held.folder(), cluster: id, shape, capacity, workers };
-        let from = snapshot::From { folder: &folder, whence: &whence, manifest: &manifest };
-        let work = from.work(into);
+        let destination = snapshot::Destination { state_dir: state.folder(), cluster: id, shape, capacity, workers };
+        let backup = snapshot::Backup { folder: &folder, location: &location, manifest: &manifest };
+        let work = backup.work(destination);
         let mut progress = Progress::new(&output, "bytes", Some(work));
-        let restored = snapshot::restore(from, into, |bytes| {
+        let restored = snapshot::restore(backup, destination, |bytes| {
             let done = progress.done() + bytes;
-            progress.set(done, if done > manifest.bytes { "copied" } else { "checked" });
+            progress.set(done, if done > manifest.bytes { "copied" } else { "verified" });
         })?;
         drop(progress);
         (cluster.spec.workers, cluster.memories) = (restored.workers, restored.memories);
-        held.keep(&cluster)?;
+        state.save(&cluster)?;
         anyhow::Ok((restored, cluster.spec.partitions))
     });
-    let (restored, partitions) = restored.await.context("the restore ended early")??;
-    drop(fetched);
+    let (restored, partitions) = restored.await.context("the restore task failed")??;
+    drop(download);
     let digest = restored.digest.to_string();
     let mut table = Table::new(&["snapshot", ">memories", ">workers", ">partitions", "digest"]);
-    let (kept, workers) = (count(restored.memories), restored.workers);
-    table.row([name.to_owned(), kept, workers.to_string(), partitions.to_string(), digest.clone()]);
+    let (memories, workers) = (count(restored.memories), restored.workers);
+    table.row([name.to_owned(), memories, workers.to_string(), partitions.to_string(), digest.clone()]);
     let object = json!({
         "apiVersion": API_VERSION, "kind": "Restored", "snapshot": name, "memories": restored.memories,
         "workers": workers, "partitions": partitions, "digest": digest, "stateDir": state_dir,
@@ -327,30 +333,30 @@ async fn restore(
     context.output.object(&object, &table)?;
     let state_dir = state_dir.display();
     context.output.note(format!(
-        "start it: engram up FILE --state-dir {state_dir} (workers: {workers}, partitions: {partitions})"
+        "start the cluster: engram up FILE --state-dir {state_dir} (workers: {workers}, partitions: {partitions})"
     ));
     Ok(())
 }
 
-/// Fetches a snapshot into a folder beside the state that it is to replace.
-async fn fetch(
+/// Downloads a snapshot into the state directory.
+async fn download(
     manifest: &Manifest,
-    place: &Place,
+    place: &Location,
     state_dir: &Path,
     context: &Context,
 ) -> anyhow::Result<tempfile::TempDir> {
     let folder = tempfile::Builder::new().prefix("snapshot-").tempdir_in(state_dir);
-    let folder = folder.context("failed to make a folder for the snapshot")?;
+    let folder = folder.context("failed to create a staging directory")?;
     let mut progress = Progress::new(&context.output, "bytes", Some(manifest.bytes));
-    let heard = |bytes| {
+    let on_progress = |bytes| {
         let done = progress.done() + bytes;
-        progress.set(done, "fetched");
+        progress.set(done, "downloaded");
     };
-    engram_snapshot::download(manifest, place, folder.path(), heard).await?;
+    engram_snapshot::download(manifest, place, folder.path(), on_progress).await?;
     Ok(folder)
 }
 
-/// The state directory that is meant, whether its cluster runs or not.
+/// Returns the state directory, whether its cluster runs or not.
 fn state_dir(context: &Context) -> anyhow::Result<PathBuf> {
     if let Some(folder) = &context.state_dir {
         return Ok(folder.clone());
@@ -363,14 +369,13 @@ fn state_dir(context: &Context) -> anyhow::Result<PathBuf> {
     }
     let base = base()?;
     let entries = fs::read_dir(&base).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut known: Vec<PathBuf> = entries.filter(|path| path.join("cluster.json").is_file()).collect();
-    match known.len() {
-        1 => Ok(known.remove(0)),
-        0 => Err(problem(Code::NoLocalCluster, format!("no local cluster was ever started below {}", base.display()))),
-        _ => Err(problem(
-            Code::NoLocalCluster,
-            "there are several local clusters; name one with --cluster or --state-dir",
-        )),
+    let mut clusters: Vec<PathBuf> = entries.filter(|path| path.join("cluster.json").is_file()).collect();
+    match clusters.len() {
+        1 => Ok(clusters.remove(0)),
+        0 => Err(problem(Code::NoLocalCluster, format!("no local cluster found in {}", base.display()))),
+        _ => {
+            Err(problem(Code::NoLocalCluster, "several local clusters exist; select one with --cluster or --state-dir"))
+        }
     }
 }
 
@@ -387,7 +392,7 @@ fn default_name(now_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_default_name_is_a_name() {
+    fn default_names_are_valid() {
         assert_eq!(super::default_name(1_795_281_135_000), "snapshot-20261121-171215");
         assert!(engram_api::is_name(&super::default_name(0)));
     }

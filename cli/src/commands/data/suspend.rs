@@ -1,26 +1,26 @@
-//! `engram suspend` and `engram resume`: a run stops after its epoch and keeps its place, or goes on from there.
+//! `engram suspend` and `engram resume`: stop a run after its current epoch, and continue it.
 
-use crate::args::Context;
+use crate::context::Context;
 use crate::target::Target;
 use engram_api::ExitCode;
 use engram_proto::v1::RunPhase;
 
-/// Stop a run after its epoch; it keeps its place, and others have the turn
+/// Suspend a run after its current epoch; other queued runs can start
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram suspend nightly                  returns when no epoch of it is under way
-  engram -n research suspend nightly      sets spec.suspend of the LearnerRun")]
+  engram suspend nightly                  return when the current epoch is complete
+  engram -n research suspend nightly      set spec.suspend of the LearnerRun")]
 pub(crate) struct Suspend {
     /// Name of the run
     #[arg(value_name = "RUN")]
     run: String,
 }
 
-/// Let a suspended run go on with its next epoch
+/// Resume a suspended run with its next epoch
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
-  engram resume nightly                   it waits for its turn, as any run
-  engram -n research resume nightly       sets spec.suspend of the LearnerRun")]
+  engram resume nightly                   queue the run again
+  engram -n research resume nightly       set spec.suspend of the LearnerRun")]
 pub(crate) struct Resume {
     /// Name of the run
     #[arg(value_name = "RUN")]
@@ -38,7 +38,7 @@ pub(crate) async fn resume(arguments: &Resume, context: &Context) -> anyhow::Res
 async fn run(name: &str, suspend: bool, context: &Context) -> anyhow::Result<ExitCode> {
     let target = Target::find(context).await?;
     if let Target::Kubernetes(cluster) = &target {
-        // The operator has it done: it would undo what was done behind its back.
+        // In Kubernetes the spec is authoritative: the operator would revert a direct request.
         cluster.suspend_run(name, suspend).await?;
         context.output.note(format!("set spec.suspend of LearnerRun {name} to {suspend}"));
         return Ok(ExitCode::Ok);
@@ -47,10 +47,10 @@ async fn run(name: &str, suspend: bool, context: &Context) -> anyhow::Result<Exi
     let status = super::run::suspend(&client, name, suspend).await?;
     context.output.note(match status.phase() {
         RunPhase::Suspended => {
-            format!("run {name} is suspended after {} epochs; to go on: engram resume {name}", status.epoch)
+            format!("suspended run {name} after {} epochs; to resume: engram resume {name}", status.epoch)
         }
-        RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled => format!("run {name} has ended already"),
-        _ => format!("run {name} goes on after {} epochs; to follow it: engram describe run {name}", status.epoch),
+        RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled => format!("run {name} is already finished"),
+        _ => format!("resumed run {name} after {} epochs; show its progress: engram describe run {name}", status.epoch),
     });
     Ok(ExitCode::Ok)
 }

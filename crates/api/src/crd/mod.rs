@@ -1,4 +1,4 @@
-//! CustomResourceDefinitions of the kinds, made from the same types and tables as the checker.
+//! CustomResourceDefinitions of the kinds, generated from the same types and tables as the validation.
 //!
 //! ```
 //! let definition = engram_api::crd::definition("learnerclusters").expect("a kind");
@@ -36,13 +36,13 @@ pub fn definition(plural: &str) -> Option<Value> {
     }
 }
 
-/// Returns [`definition`] as YAML, as it is committed.
+/// Returns [`definition`] as YAML, in its committed form.
 pub fn to_yaml(plural: &str) -> Option<String> {
     let yaml = serde_saphyr::to_string(&definition(plural)?).expect("a definition has text keys and finite numbers");
     Some(format!("# Written by `cargo xtask generate`; do not edit.\n{yaml}"))
 }
 
-/// Fills in what an API server would: the defaults of `schema`, a structural one, in `value`.
+/// Fills in the defaults of the structural `schema` in `value`, as an API server does.
 pub fn fill_defaults(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -65,7 +65,7 @@ fn learner_clusters() -> Value {
         "kind": LearnerClusterSpec::KIND, "plural": "learnerclusters", "singular": "learnercluster",
         "shortNames": ["lc"], "categories": ["engram"],
     });
-    // With one worker one copy is what it can hold: the operator decides.
+    // No default for replicationFactor: it depends on workers, so the operator chooses it.
     let schema = object(
         LearnerClusterSpec::KIND,
         &inline::<LearnerClusterStatus>(),
@@ -74,15 +74,21 @@ fn learner_clusters() -> Value {
         &["spec.replicationFactor"],
     );
     let columns = json!([
-        column("Phase", "string", ".status.phase", 0, "State, for people"),
-        column("Workers", "integer", ".spec.workers", 0, "Workers asked for"),
-        column("Ready", "integer", ".status.workers.ready", 0, "Workers that are ready"),
-        column("Healthy", "integer", ".status.partitions.healthy", 0, "Partitions with all copies in sync"),
-        column("Degraded", "integer", ".status.partitions.degraded", 0, "Partitions with a copy too few"),
-        column("Epoch", "integer", ".status.epoch", 0, "Learning epochs that are done"),
-        column("GPU", "string", ".status.conditions[?(@.type=='GpuAvailable')].status", 1, "Devices are used"),
+        column("Phase", "string", ".status.phase", 0, "Summary of the state"),
+        column("Workers", "integer", ".spec.workers", 0, "Desired workers"),
+        column("Ready", "integer", ".status.workers.ready", 0, "Ready workers"),
+        column("Healthy", "integer", ".status.partitions.healthy", 0, "Partitions with all replicas in sync"),
+        column(
+            "Under-Replicated",
+            "integer",
+            ".status.partitions.underReplicated",
+            0,
+            "Partitions with fewer in-sync replicas than configured",
+        ),
+        column("Epoch", "integer", ".status.epoch", 0, "Completed learning epochs"),
+        column("GPU", "string", ".status.conditions[?(@.type=='GpuAvailable')].status", 1, "Whether GPUs are used"),
         column("Version", "string", ".status.version", 1, "Version of the workers"),
-        column("Age", "date", ".metadata.creationTimestamp", 0, "Time since it was made"),
+        column("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation"),
     ]);
     let subresources = json!({
         "status": {},
@@ -103,18 +109,18 @@ fn learner_runs() -> Value {
     let schema =
         object(LearnerRunSpec::KIND, &inline::<LearnerRunStatus>(), "A learning job on a cluster.", &rules::run(), &[]);
     let columns = json!([
-        column("Cluster", "string", ".spec.clusterRef.name", 0, "The cluster that learns"),
-        column("Phase", "string", ".status.phase", 0, "State, for people"),
-        column("Epoch", "integer", ".status.progress.epoch", 0, "Epochs that are done"),
-        column("Total", "integer", ".status.progress.total", 0, "Epochs in all"),
-        column("ETA", "string", ".status.progress.eta", 0, "Time that is left, about"),
-        column("Driver", "string", ".status.driver", 1, "The worker that drives it"),
-        column("Age", "date", ".metadata.creationTimestamp", 0, "Time since it was made"),
+        column("Cluster", "string", ".spec.clusterRef.name", 0, "Cluster that the run belongs to"),
+        column("Phase", "string", ".status.phase", 0, "Summary of the state"),
+        column("Epoch", "integer", ".status.progress.epoch", 0, "Completed epochs"),
+        column("Total", "integer", ".status.progress.total", 0, "Total number of epochs"),
+        column("ETA", "string", ".status.progress.eta", 0, "Estimated time to completion"),
+        column("Driver", "string", ".status.driver", 1, "Worker that drives the run"),
+        column("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation"),
     ]);
     wrap(&names, &schema, &columns, &json!({ "status": {} }))
 }
 
-/// Makes the schema of a whole object of `kind`.
+/// Builds the schema of a whole object of `kind`.
 fn object(kind: &str, status: &Value, description: &str, rules: &[Rule], without_default: &[&'static str]) -> Value {
     let (_, schema) = KINDS.iter().find(|(name, _)| *name == kind).expect("every kind has a schema");
     let defaults = rules::defaults();
@@ -138,8 +144,8 @@ fn object(kind: &str, status: &Value, description: &str, rules: &[Rule], without
     })
 }
 
-/// Takes the defaults out of the schema of a status: a status is written whole by one writer, and a default would be
-/// something that nobody found out.
+/// Removes the defaults from the schema of a status: the operator writes a status whole, so that a default would be a
+/// value that it never observed.
 fn without_defaults(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
@@ -159,9 +165,8 @@ fn column(name: &str, kind: &str, path: &str, priority: u32, description: &str) 
     column
 }
 
-/// Writes whole numbers as an API server does. What it would write otherwise is a change to it, and one tool that applies a definition
-/// would be in conflict with another that applied the same before.
-fn as_stored(value: &mut Value) {
+/// Normalizes whole numbers as an API server does. Otherwise applying the same definition twice, with two tools, is a conflict.
+fn normalize_numbers(value: &mut Value) {
     match value {
         Value::Number(number) => {
             let whole = number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 1e15);
@@ -169,13 +174,13 @@ fn as_stored(value: &mut Value) {
                 *number = (whole as i64).into();
             }
         }
-        Value::Object(fields) => fields.values_mut().for_each(as_stored),
-        Value::Array(items) => items.iter_mut().for_each(as_stored),
+        Value::Object(fields) => fields.values_mut().for_each(normalize_numbers),
+        Value::Array(items) => items.iter_mut().for_each(normalize_numbers),
         Value::Null | Value::Bool(_) | Value::String(_) => {}
     }
 }
 
-/// Puts the parts of a definition together.
+/// Assembles a definition.
 fn wrap(names: &Value, schema: &Value, columns: &Value, subresources: &Value) -> Value {
     let mut definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -195,6 +200,6 @@ fn wrap(names: &Value, schema: &Value, columns: &Value, subresources: &Value) ->
             }],
         },
     });
-    as_stored(&mut definition);
+    normalize_numbers(&mut definition);
     definition
 }

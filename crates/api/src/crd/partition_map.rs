@@ -1,18 +1,18 @@
-//! The definition of `PartitionMap`: who holds which partition, changed by compare-and-swap only.
+//! CustomResourceDefinition of `PartitionMap`: the assignment of partitions to stores, changed by compare-and-swap only.
 //!
-//! It has no status subresource (a second half would have a second life), no defaults (a default is something that
-//! nobody wrote), short atomic lists and few nodes: the API server's work grows with the nodes of the whole object.
+//! It has no status subresource (status and spec would change independently), no defaults (every value is written
+//! explicitly), short atomic lists and few nodes: the API server's work grows with the nodes of the whole object.
 
 use serde_json::{Value, json};
 
 use super::{column, wrap};
 
-/// Most partitions of a cluster.
+/// Maximum number of partitions of a cluster.
 const PARTITIONS: u32 = 1024;
-/// Most numbers that disks of a cluster can be given: 100 workers, each disk replaced a hundred times.
+/// Maximum number of stores that a cluster ever has: 100 workers, each disk replaced a hundred times.
 const STORES: u32 = 10_000;
-/// Most members of an entry: three copies, their successors while all of them move, and the successors of those that are to move as
-/// well before the first have gone. A map that the API server refuses cannot be changed at all.
+/// Maximum number of members of an entry: three replicas, their successors while all of them move, and successors that move in turn
+/// before the first moves end. A map that the API server rejects can no longer be changed.
 const MEMBERS: u32 = 16;
 
 pub(super) fn definition() -> Value {
@@ -32,14 +32,14 @@ pub(super) fn definition() -> Value {
         "type": "object",
         "required": ["term", "primary", "isr", "activated"],
         "properties": {
-            "term": natural("Raised with every change of primary or copies in sync."),
-            "primary": natural("Number of the store that serves."),
-            "isr": members("Copies in sync: number of the store, a slash, its incarnation."),
-            "activated": flag("Whether the primary has taken up this entry."),
-            "soloSafe": flag("Whether a lone copy has put everything on disk before it acknowledged."),
-            "prev": members("Copies in sync of the last activated entry, while this one is not."),
+            "term": natural("Term: raised with every change of the primary or of the in-sync set."),
+            "primary": natural("Store number of the primary."),
+            "isr": members("In-sync replicas, each STORE/INCARNATION."),
+            "activated": flag("Whether the primary has activated this term."),
+            "soloSafe": flag("Whether a single replica has written every acknowledged change to disk."),
+            "prev": members("In-sync replicas of the last activated term, while this one is not activated."),
             "learners": {
-                "type": "array", "description": "Ordinals of the workers that are catching up.", "maxItems": 100,
+                "type": "array", "description": "Ordinals of the workers that hold a learner (a replica that is catching up).", "maxItems": 100,
                 "x-kubernetes-list-type": "atomic", "items": { "type": "integer", "format": "int64", "minimum": 0 },
             },
         },
@@ -48,8 +48,8 @@ pub(super) fn definition() -> Value {
         "type": "object",
         "required": ["ordinal", "storeId"],
         "properties": {
-            "ordinal": natural("Ordinal of the worker that has the disk."),
-            "storeId": { "type": "string", "pattern": "^[0-9a-f]{32}$", "description": "Identity of the disk." },
+            "ordinal": natural("Ordinal of the worker that owns the store."),
+            "storeId": { "type": "string", "pattern": "^[0-9a-f]{32}$", "description": "Identity of the store." },
         },
     });
     let spec = json!({
@@ -58,26 +58,26 @@ pub(super) fn definition() -> Value {
         "properties": {
             "formatVersion": natural("Version of this layout."),
             "version": natural("Raised by one at every change of the map."),
-            "clusterId": { "type": "string", "pattern": "^[0-9a-f]{32}$", "description": "Identity of the data." },
-            "law": { "type": "string", "description": "The law of decay." },
+            "clusterId": { "type": "string", "pattern": "^[0-9a-f]{32}$", "description": "Identity of the cluster's data." },
+            "law": { "type": "string", "description": "Decay law." },
             "partitionCount": {
                 "type": "integer", "format": "int64", "minimum": 1, "maximum": PARTITIONS,
-                "description": "Number of partitions; it never changes.",
+                "description": "Number of partitions; immutable.",
             },
-            "suspended": flag("Whether the cluster is suspended on purpose: it is not failed over."),
+            "suspended": flag("Whether the cluster is suspended by its spec: no failover takes place."),
             "stores": {
                 "type": "object", "maxProperties": STORES, "additionalProperties": store,
-                "description": "Number to disk; a number is given once and never again.",
+                "description": "Stores by number; numbers are never reused.",
             },
             "partitions": {
                 "type": "object", "maxProperties": PARTITIONS, "additionalProperties": entry,
-                "description": "Partition id to its entry.",
+                "description": "Entries by partition id.",
             },
         },
     });
     let schema = json!({
         "type": "object",
-        "description": "Who holds which partition. Internal: read it, do not edit it.",
+        "description": "Assignment of partitions to stores. Internal: do not edit.",
         "required": ["spec"],
         "properties": {
             "apiVersion": { "type": "string" },
@@ -88,9 +88,9 @@ pub(super) fn definition() -> Value {
     });
     let columns = json!([
         column("Partitions", "integer", ".spec.partitionCount", 0, "Number of partitions"),
-        column("Suspended", "boolean", ".spec.suspended", 0, "Suspended on purpose"),
-        column("Cluster-Id", "string", ".spec.clusterId", 1, "Identity of the data"),
-        column("Age", "date", ".metadata.creationTimestamp", 0, "Time since it was made"),
+        column("Suspended", "boolean", ".spec.suspended", 0, "Whether the cluster is suspended"),
+        column("Cluster-Id", "string", ".spec.clusterId", 1, "Identity of the cluster's data"),
+        column("Age", "date", ".metadata.creationTimestamp", 0, "Time since creation"),
     ]);
     wrap(&names, &schema, &columns, &json!({}))
 }

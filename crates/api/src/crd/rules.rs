@@ -1,23 +1,23 @@
-//! Rules of the API server between fields (CEL), and the defaults that it fills in.
+//! Validation rules between fields (CEL), and the defaults that the API server fills in.
 //!
-//! The checker of this crate states the same rules in Rust, with places and advice; a test of the operator refuses the
-//! same objects with both.
+//! The validation of this crate states the same rules in Rust, with locations and advice; a test of the operator checks
+//! that both reject the same objects.
 
 use serde_json::{Value, json};
 
 use crate::kubernetes::TlsMode;
-use crate::later::{self, Later};
 use crate::run::KUBERNETES_EVENTS;
+use crate::unsupported::{self, UnsupportedField};
 
-/// A rule at one object or value of a kind.
+/// A CEL rule at one object or value of a kind.
 pub(crate) struct Rule {
     /// Path of what `self` is; the root is the empty path.
     pub(crate) at: &'static str,
     pub(crate) rule: String,
     pub(crate) message: String,
-    /// The word that clients get as the cause.
+    /// Cause that clients receive.
     pub(crate) reason: &'static str,
-    /// The field under `at` that the error points at.
+    /// Field under `at` that the error points at.
     pub(crate) field: Option<&'static str>,
 }
 
@@ -42,14 +42,14 @@ fn immutable(at: &'static str) -> Rule {
     Rule { at, rule: "self == oldSelf".into(), message, reason: "FieldValueForbidden", field: None }
 }
 
-fn not_yet(later: &Later) -> Rule {
-    let Later { parent, field, advice } = later;
+fn unsupported(later: &UnsupportedField) -> Rule {
+    let UnsupportedField { parent, field, advice } = later;
     let rule = format!("!has(self.{field})");
     let message = format!("{parent}.{field} is not supported yet: {advice}");
     Rule { at: parent, rule, message, reason: "FieldValueForbidden", field: Some(field) }
 }
 
-/// The name of an object, which names of its own objects are made from.
+/// Rules of an object's name, from which the names of its dependent objects are made.
 fn names() -> Vec<Rule> {
     vec![
         invalid("", "", "size(self.metadata.name) <= 45", "metadata.name must be at most 45 characters"),
@@ -77,7 +77,7 @@ pub(crate) fn cluster() -> Vec<Rule> {
             "storage.ephemeral",
             "!has(self.storage) || !has(self.storage.ephemeral) || !self.storage.ephemeral || \
              (has(self.replicationFactor) ? self.replicationFactor >= 2 : self.workers >= 2)",
-            "ephemeral storage needs a replicationFactor of at least 2: with one copy a restart would lose its memories",
+            "ephemeral storage needs a replicationFactor of at least 2: with a single replica a restart would lose its memories",
         ),
         invalid(
             "spec",
@@ -90,9 +90,9 @@ pub(crate) fn cluster() -> Vec<Rule> {
             "access",
             "!has(self.access) || size(self.access) == 0 || \
              !(has(self.tls) && has(self.tls.mode) && self.tls.mode == 'Disabled')",
-            "access excludes tls.mode: Disabled: a token that is sent in clear is anybody's",
+            "access excludes tls.mode: Disabled: a token sent in plaintext can be stolen",
         ),
-        // A name and no path: it becomes a part of an address of the API server.
+        // A name, not a path: it becomes part of a URL of the API server.
         invalid(
             "spec.tls",
             "secretName",
@@ -114,7 +114,7 @@ pub(crate) fn cluster() -> Vec<Rule> {
             "kind",
             "!has(self.kind) || self.kind in ['', 'Issuer', 'ClusterIssuer'] || \
              has(self.group) && !(self.group in ['', 'cert-manager.io']) && self.kind.matches('^[A-Z][A-Za-z0-9]*$')",
-            "tls.issuerRef.kind is Issuer or ClusterIssuer; only beside another group it is one of that group",
+            "tls.issuerRef.kind must be Issuer or ClusterIssuer, unless tls.issuerRef.group names another API group",
         ),
         invalid(
             "spec.tls.issuerRef",
@@ -127,14 +127,14 @@ pub(crate) fn cluster() -> Vec<Rule> {
             "certificateLifetime",
             "!(has(self.mode) && self.mode == 'CertManager') || !has(self.certificateLifetime) || \
              self.certificateLifetime.endsWith('d') || duration(self.certificateLifetime) >= duration('1h')",
-            "tls.mode: CertManager needs a certificateLifetime of at least 1h: cert-manager takes no shorter one",
+            "tls.mode: CertManager needs a certificateLifetime of at least 1h, the shortest that cert-manager accepts",
         ),
         invalid(
             "spec.gpu",
             "resourceClaimTemplateName",
             "!has(self.resourceClaimTemplateName) || self.resourceClaimTemplateName == '' || \
              (!has(self.count) && !has(self.resourceName))",
-            "resourceClaimTemplateName excludes count and resourceName: the template says which devices",
+            "resourceClaimTemplateName excludes count and resourceName: the template defines the devices",
         ),
         invalid(
             "spec.storage.size",
@@ -145,7 +145,7 @@ pub(crate) fn cluster() -> Vec<Rule> {
         immutable("spec.partitions"),
         immutable("spec.learning.law"),
         immutable("spec.features"),
-        // Neither added, nor taken away, nor changed.
+        // Bootstrap can be neither added, nor removed, nor changed.
         Rule {
             at: "spec",
             rule: "has(self.bootstrap) == has(oldSelf.bootstrap) && (!has(self.bootstrap) || self.bootstrap == oldSelf.bootstrap)"
@@ -158,42 +158,42 @@ pub(crate) fn cluster() -> Vec<Rule> {
             "spec.bootstrap.snapshot",
             "url",
             "!has(self.url) || (!self.url.endsWith('{name}') && !self.url.endsWith('{name}/'))",
-            "spec.bootstrap.snapshot.url must be that of one snapshot, without {name}",
+            "spec.bootstrap.snapshot.url must name one snapshot, without {name}",
         ),
         invalid(
             "spec.bootstrap.snapshot",
             "path",
             "!has(self.path) || !self.path.endsWith('{name}')",
-            "spec.bootstrap.snapshot.path must be that of one snapshot, without {name}",
+            "spec.bootstrap.snapshot.path must name one snapshot, without {name}",
         ),
         immutable("spec.managedBy"),
         tls_mode(),
     ]);
-    rules.extend(one_place("spec.bootstrap.snapshot"));
-    rules.extend(later::CLUSTER.iter().map(not_yet));
+    rules.extend(one_location("spec.bootstrap.snapshot"));
+    rules.extend(unsupported::CLUSTER.iter().map(unsupported));
     rules
 }
 
-/// A snapshot is in a storage for objects, or in a volume.
-fn one_place(at: &'static str) -> [Rule; 3] {
+/// Rules of a snapshot location: object storage or a volume.
+fn one_location(at: &'static str) -> [Rule; 3] {
     [
         invalid(at, "", "has(self.url) != has(self.volume)", &format!("{at} must have exactly one of url and volume")),
         invalid(
             at,
             "path",
             "has(self.volume) == has(self.path)",
-            &format!("{at}.path, the folder in a volume, must come with volume, and volume with path"),
+            &format!("{at}.path, the folder in a volume, and volume must be set together"),
         ),
         invalid(
             at,
             "volume",
             "!has(self.volume) || (!has(self.endpoint) && !has(self.region) && !has(self.secretRef))",
-            &format!("{at}.volume excludes endpoint, region and secretRef, which are of a storage for objects"),
+            &format!("{at}.volume excludes endpoint, region and secretRef, which belong to object storage"),
         ),
     ]
 }
 
-/// Workers with certificates and workers without do not understand each other. An absent mode is one as well.
+/// `tls.mode` is immutable: workers with and without TLS cannot talk to each other. An absent mode means the default.
 fn tls_mode() -> Rule {
     let mode = |of: &str| format!("(has({of}.tls) && has({of}.tls.mode) ? {of}.tls.mode : '{}')", TlsMode::default());
     let rule = format!("{} == {}", mode("self"), mode("oldSelf"));
@@ -219,7 +219,7 @@ pub(crate) fn run() -> Vec<Rule> {
             "spec",
             "",
             "(self.kind != 'Snapshot' || !has(self.memory)) && (self.kind != 'Memory' || !has(self.snapshot))",
-            "kind is the name of the one block that may be there",
+            "only the block named by kind may be set",
         ),
         invalid(
             REPORT,
@@ -243,7 +243,7 @@ pub(crate) fn run() -> Vec<Rule> {
             "spec",
             "until",
             "!has(self.until) || (has(self.memory) && has(self.memory.source.synthetic))",
-            "until needs a synthetic source; epochs says where others stop",
+            "until needs a synthetic source; epochs limits others",
         ),
         invalid(
             EVENTS,
@@ -261,13 +261,13 @@ pub(crate) fn run() -> Vec<Rule> {
             EVENTS,
             "path",
             "!has(self.input) || !has(self.path) || (!self.path.startsWith('/') && !self.path.matches('(^|/)[.][.](/|$)'))",
-            "spec.memory.source.events.path must stay inside of the volume that input names",
+            "spec.memory.source.events.path must stay inside the volume that input names",
         ),
         invalid(
             "spec.memory.source.events.s3",
             "url",
             "self.url.matches('^s3://[^/]+/(.*[^/}])$')",
-            "spec.memory.source.events.s3.url must be that of one file, s3://BUCKET/KEY, without {name}",
+            "spec.memory.source.events.s3.url must name one object, s3://BUCKET/KEY, without {name}",
         ),
         invalid(
             EVENTS,
@@ -291,15 +291,15 @@ pub(crate) fn run() -> Vec<Rule> {
             field: Some("path"),
         },
         immutable("spec.managedBy"),
-        started(),
+        started_run_is_immutable(),
     ]);
-    rules.extend(one_place("spec.snapshot"));
-    rules.extend(later::RUN.iter().map(not_yet));
+    rules.extend(one_location("spec.snapshot"));
+    rules.extend(unsupported::RUN.iter().map(unsupported));
     rules
 }
 
-/// A run that has started is what was started: only stopping it and its time to live may change.
-fn started() -> Rule {
+/// The spec of a started run is immutable, apart from `suspend` and its time to live.
+fn started_run_is_immutable() -> Rule {
     let same = |field: &str| {
         format!(
             "has(self.spec.{field}) == has(oldSelf.spec.{field}) && \
@@ -318,7 +318,7 @@ fn started() -> Rule {
     Rule { at: "", rule, message: message.into(), reason: "FieldValueForbidden", field: None }
 }
 
-/// Defaults that only Kubernetes has: what an absent setting means there.
+/// Defaults of settings that exist only in Kubernetes.
 pub(crate) fn defaults() -> Vec<(&'static str, Value)> {
     vec![
         ("spec.upgrade", json!("Manual")),

@@ -1,7 +1,7 @@
-//! From the schema that the checker walks to what an API server accepts: a structural schema.
+//! Conversion of JSON Schema into structural schemas for API servers.
 //!
-//! The API server knows less JSON Schema (no `oneOf` with fields, no `const`, exclusive bounds as flags) and more of its
-//! own (CEL rules, lists that merge by key). What cannot be said in a schema becomes a rule; nothing is left out.
+//! API servers support a subset of JSON Schema (no `oneOf` with fields, no `const`, exclusive bounds as flags) and
+//! extensions (CEL rules, list types). Constraints that a structural schema cannot express become CEL rules.
 
 use serde_json::{Map, Value, json};
 
@@ -9,20 +9,20 @@ use super::rules::Rule;
 use crate::cluster::SMALLEST_SETTING;
 use crate::{objects, snapshot};
 
-/// The longest duration or size: 20 digits and a unit. Without a bound the API server expects megabytes of text, and
-/// refuses the rules over it as too expensive.
+/// Maximum length of a quantity: 20 digits and a unit. Without a bound the API server's cost estimate assumes megabytes of
+/// text and rejects rules on it.
 const LONGEST_QUANTITY: u64 = 22;
 
-/// Turns schemas of one kind into structural ones.
+/// Converts the schemas of one kind.
 pub(crate) struct Structural<'a> {
     pub(crate) rules: &'a [Rule],
     pub(crate) defaults: &'a [(&'static str, Value)],
-    /// Paths whose default depends on other fields, so that only the operator can fill it in.
+    /// Paths whose default depends on other fields; the operator fills it in.
     pub(crate) without_default: &'a [&'static str],
 }
 
 impl Structural<'_> {
-    /// Turns `schema`, that of the field at `path`.
+    /// Converts the schema of the field at `path`.
     pub(crate) fn of(&self, schema: &Value, path: &str) -> Value {
         let mut out = Map::new();
         let mut rules = Vec::new();
@@ -63,7 +63,7 @@ impl Structural<'_> {
         for (name, field) in schema["properties"].as_object().into_iter().flatten() {
             properties.insert(name.clone(), self.of(field, &join(path, name)));
         }
-        // A parent that is refused as a whole needs no rules for fields that it would have later.
+        // A parent that is rejected as a whole needs no rules for its reserved fields.
         let refused = self.rules.iter().any(|rule| {
             let parent_field = rule.field.map(|field| join(rule.at, field));
             rule.message.contains("not supported yet") && parent_field.as_deref() == Some(path)
@@ -92,7 +92,7 @@ impl Structural<'_> {
         }
     }
 
-    /// A field that is known, so that it is not dropped in silence, and refused.
+    /// Adds a reserved field, which is rejected rather than pruned silently.
     fn later(&self, name: &str, message: &str, properties: &mut Map<String, Value>, rules: &mut Vec<Value>) {
         let description = "Not supported yet.";
         let open =
@@ -135,7 +135,7 @@ impl Structural<'_> {
     }
 }
 
-/// An enum: its words and, refused by a rule, those that come later.
+/// Converts an enum: its values, and its reserved values, which a rule rejects.
 fn words(schema: &Value, alternatives: &[Value], path: &str, out: &mut Map<String, Value>, rules: &mut Vec<Value>) {
     let mut words: Vec<Value> = alternatives.iter().map(|one| one["const"].clone()).collect();
     let meanings: Vec<String> = alternatives
@@ -187,7 +187,7 @@ fn text(schema: &Value, path: &str, out: &mut Map<String, Value>, rules: &mut Ve
     }
     for (keyword, relation, sentence) in [("x-minimum", ">=", "at least"), ("x-maximum", "<=", "at most")] {
         if let Some(bound) = schema[keyword].as_str() {
-            // The API server knows no days.
+            // CEL durations do not support days.
             let days = if relation == ">=" { "self.endsWith('d') ||" } else { "!self.endsWith('d') &&" };
             rules.push(json!({
                 "rule": format!("{days} duration(self) {relation} duration('{bound}')"),

@@ -1,31 +1,31 @@
-//! Checks one document against the schema of its kind: fields, types, ranges, words.
+//! Validates one document against the schema of its kind: fields, types, ranges, enum values.
 //!
-//! The schema is the one made from the types, so a field is described once. The walk stops nowhere: every problem of the
-//! document is found in one pass. What concerns several fields at once is in `rules`.
+//! The schema is generated from the types. All problems of the document are found in one pass. Rules between fields are in
+//! `rules`.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::nearest::nearest;
+use super::suggestion::nearest;
 use super::tree::{Entry, Node, Yaml, place};
 use crate::cluster::SMALLEST_SETTING;
 use crate::code::Code;
 use crate::object::{MAX_NAME_LENGTH, is_name};
 use crate::objects::{self, is_address, is_endpoint};
 use crate::operator;
-use crate::problem::{Place, Problem};
+use crate::problem::{Location, Problem};
 use crate::quantity::{Duration, Rate, Size};
 use crate::snapshot::{self, is_folder};
 
-/// One walk over one document.
+/// Validation of one document.
 pub(crate) struct Check<'a> {
     /// The file.
     source: &'a str,
     /// Schema of the document's kind.
     root: &'a Value,
     pub(crate) problems: Vec<Problem>,
-    /// Fields that mean something in Kubernetes only.
+    /// Fields that apply to Kubernetes only.
     pub(crate) ignored: Vec<String>,
 }
 
@@ -37,11 +37,11 @@ impl<'a> Check<'a> {
         check
     }
 
-    /// Checks a value. `place` is what an error points at: the field with its value.
-    fn value(&mut self, node: &Node, place: Place, schema: &Value, path: &str) {
+    /// Checks a value. `place` is the location for errors: the field with its value.
+    fn value(&mut self, node: &Node, place: Location, schema: &Value, path: &str) {
         if let Some(alternatives) = schema["oneOf"].as_array() {
             if alternatives[0]["const"].is_string() {
-                self.word(node, place, schema, alternatives, path);
+                self.enum_value(node, place, schema, alternatives, path);
             } else {
                 self.exactly_one(node, place, alternatives, path);
             }
@@ -53,7 +53,7 @@ impl<'a> Check<'a> {
             (Some("string"), Yaml::Text(text)) => self.text(text, place, schema, path),
             (Some("boolean"), Yaml::Bool(_)) => {}
             (Some("integer" | "number"), Yaml::Integer(value)) if !self.is_binary(node) => {
-                // Every bound is a small number, so the rounding of large ones changes no answer.
+                // Bounds are small, so rounding of large numbers does not matter.
                 self.number(node, *value as f64, place, schema, path);
             }
             (Some("number"), Yaml::Number(value)) => self.number(node, *value, place, schema, path),
@@ -62,7 +62,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn object(&mut self, entries: &[Entry], place: Place, schema: &Value, path: &str) {
+    fn object(&mut self, entries: &[Entry], place: Location, schema: &Value, path: &str) {
         let mut misspelt = Vec::new();
         let mut first_places = HashMap::new();
         for entry in entries {
@@ -84,14 +84,14 @@ impl<'a> Check<'a> {
             }
         }
         for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            // `worker: 5` is one mistake, not an unknown field and a missing one.
+            // `worker: 5` is one problem, not an unknown and a missing field.
             if !entries.iter().any(|entry| entry.key == name) && !misspelt.iter().any(|meant| meant == name) {
                 self.missing(name, place, &schema["properties"][name], path);
             }
         }
     }
 
-    /// Reports a field that is not known here; returns the one that was probably meant.
+    /// Reports an unknown field; returns the one that was probably meant.
     fn unknown_field(&mut self, entry: &Entry, schema: &Value, path: &str) -> Option<String> {
         let field = join(path, &entry.key);
         if schema["x-blocks"].as_array().is_some_and(|blocks| blocks.iter().any(|block| *block == *entry.key)) {
@@ -112,7 +112,7 @@ impl<'a> Check<'a> {
         near.map(str::to_owned)
     }
 
-    fn missing(&mut self, name: &str, place: Place, schema: &Value, path: &str) {
+    fn missing(&mut self, name: &str, place: Location, schema: &Value, path: &str) {
         let field = join(path, name);
         if let Some(alternatives) = schema["oneOf"].as_array().filter(|all| all[0]["properties"].is_object()) {
             return self.not_exactly_one(place, alternatives, &field, "is missing");
@@ -122,12 +122,12 @@ impl<'a> Check<'a> {
         self.report(Code::Missing, &field, place, format!("{field} is missing"), [help]);
     }
 
-    /// Checks an object that has one of several fields: `source`.
-    fn exactly_one(&mut self, node: &Node, place: Place, alternatives: &[Value], path: &str) {
+    /// Checks an object with exactly one of several fields: `source`.
+    fn exactly_one(&mut self, node: &Node, place: Location, alternatives: &[Value], path: &str) {
         let Yaml::Map(entries) = &node.value else {
             return self.wrong_type(node, place, &Value::Null, "object", path);
         };
-        // One object with the fields of all alternatives: what is unknown in it is unknown in each.
+        // One object schema with the fields of all alternatives.
         let properties: serde_json::Map<String, Value> = alternatives
             .iter()
             .filter_map(|alternative| alternative["properties"].as_object())
@@ -149,14 +149,14 @@ impl<'a> Check<'a> {
         );
     }
 
-    fn not_exactly_one(&mut self, place: Place, alternatives: &[Value], path: &str, found: &str) {
+    fn not_exactly_one(&mut self, place: Location, alternatives: &[Value], path: &str, found: &str) {
         let names: Vec<&str> =
             alternatives.iter().filter_map(|alternative| alternative["required"][0].as_str()).collect();
         let message = format!("{path} {found}; allowed: exactly one of {}", names.join(", "));
         self.report(Code::Conflicting, path, place, message, []);
     }
 
-    fn word(&mut self, node: &Node, place: Place, schema: &Value, alternatives: &[Value], path: &str) {
+    fn enum_value(&mut self, node: &Node, place: Location, schema: &Value, alternatives: &[Value], path: &str) {
         let words: Vec<&str> = alternatives.iter().filter_map(|alternative| alternative["const"].as_str()).collect();
         let Yaml::Text(word) = &node.value else {
             return self.wrong_type(node, place, schema, &format!("one of {}", words.join(", ")), path);
@@ -173,7 +173,7 @@ impl<'a> Check<'a> {
         self.report(Code::NotOneOf, path, place, message, help);
     }
 
-    fn list(&mut self, node: &Node, items: &[Node], at: Place, schema: &Value, path: &str) {
+    fn list(&mut self, node: &Node, items: &[Node], at: Location, schema: &Value, path: &str) {
         let limit = |keyword: &str, otherwise| schema[keyword].as_u64().map_or(otherwise, |limit| limit as usize);
         let (fewest, most) = (limit("minItems", 0), limit("maxItems", usize::MAX));
         if !(fewest..=most).contains(&items.len()) {
@@ -193,7 +193,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn text(&mut self, text: &str, place: Place, schema: &Value, path: &str) {
+    fn text(&mut self, text: &str, place: Location, schema: &Value, path: &str) {
         if let Some(expected) = schema["const"].as_str() {
             if text != expected {
                 let message = format!("{path} is {text}; allowed: {expected}");
@@ -232,7 +232,7 @@ impl<'a> Check<'a> {
             Some("engram-s3") if !is_address(text) => objects::ALLOWED.to_owned(),
             Some("engram-folder") if !is_folder(text) => snapshot::ALLOWED.to_owned(),
             Some("engram-endpoint") if !is_endpoint(text) => {
-                "http://HOST:PORT or https://HOST, and nobody's name".to_owned()
+                "http://HOST:PORT or https://HOST, without credentials".to_owned()
             }
             Some(format)
                 if let Some((_, is_of_it, allowed)) = operator::FORMATS.iter().find(|(name, ..)| *name == format) =>
@@ -249,7 +249,7 @@ impl<'a> Check<'a> {
         self.report(Code::OutOfRange, path, place, format!("{path} is {shown}; allowed: {allowed}"), []);
     }
 
-    fn number(&mut self, node: &Node, value: f64, place: Place, schema: &Value, path: &str) {
+    fn number(&mut self, node: &Node, value: f64, place: Location, schema: &Value, path: &str) {
         let bound = |schema: &Value, keyword: &str, otherwise: f64| schema[keyword].as_f64().unwrap_or(otherwise);
         let gap = &schema["not"];
         let inside = value.is_finite()
@@ -264,7 +264,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn wrong_type(&mut self, node: &Node, place: Place, schema: &Value, expected: &str, path: &str) {
+    fn wrong_type(&mut self, node: &Node, place: Location, schema: &Value, expected: &str, path: &str) {
         let whole = |value: &str| {
             let digits: String = value.chars().filter(|letter| *letter != '_').collect();
             digits.parse::<i128>().ok()
@@ -313,22 +313,22 @@ impl<'a> Check<'a> {
         self.report(Code::WrongType, path, place, subject, help);
     }
 
-    /// Returns a scalar as it is written in the file, quotes and all.
+    /// Returns a scalar as written in the file, including quotes.
     fn written(&self, node: &Node) -> String {
-        let Place { start, length, .. } = place(node.defined);
+        let Location { start, length, .. } = place(node.defined);
         match self.source.get(start..start + length) {
             Some(text) if !text.is_empty() && text.chars().count() <= 60 && !text.contains('\n') => text.to_owned(),
             _ => node.value.to_string(),
         }
     }
 
-    /// Tells a number with binary digits, which YAML 1.1 had and the parser still has.
+    /// Returns whether a number is binary, which the parser accepts although YAML 1.2 does not.
     fn is_binary(&self, node: &Node) -> bool {
         self.written(node).trim_start_matches(['+', '-']).starts_with("0b")
     }
 
-    /// Returns the place of `key: value`; of the key alone where the value is not a scalar on the same line.
-    fn entry_place(&self, entry: &Entry) -> Place {
+    /// Returns the location of `key: value`, or of the key where the value is not a scalar on the same line.
+    fn entry_place(&self, entry: &Entry) -> Location {
         entry_place(entry, self.source)
     }
 
@@ -336,7 +336,7 @@ impl<'a> Check<'a> {
         &mut self,
         code: Code,
         path: &str,
-        place: Place,
+        place: Location,
         message: String,
         help: impl IntoIterator<Item = String>,
     ) {
@@ -345,8 +345,8 @@ impl<'a> Check<'a> {
     }
 }
 
-/// Returns the place of `key: value` in `source`; of the key alone where the value is not a scalar on the same line.
-pub(crate) fn entry_place(entry: &Entry, source: &str) -> Place {
+/// Returns the location of `key: value` in `source`, or of the key where the value is not a scalar on the same line.
+pub(crate) fn entry_place(entry: &Entry, source: &str) -> Location {
     let value = place(entry.value.referenced);
     let end = value.start + value.length;
     let scalar = !matches!(entry.value.value, Yaml::List(_) | Yaml::Map(_) | Yaml::Null);
@@ -354,15 +354,15 @@ pub(crate) fn entry_place(entry: &Entry, source: &str) -> Place {
         Some(text) if scalar && !text.contains('\n') => text.len(),
         _ => entry.place.length,
     };
-    Place { length, ..entry.place }
+    Location { length, ..entry.place }
 }
 
-/// Puts a field's name behind the path of what it is in.
+/// Appends a field name to a path.
 fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-/// Says in words what numbers `schema` allows.
+/// Describes the numbers that `schema` allows.
 fn range(schema: &Value) -> String {
     let show = |number: &Value| match number.as_f64() {
         Some(SMALLEST_SETTING) => "2^-31".to_owned(),
@@ -381,7 +381,7 @@ fn range(schema: &Value) -> String {
     if schema["multipleOf"] == 2 { format!("even, {range}") } else { range }
 }
 
-/// Writes an example as YAML on one line.
+/// Formats an example as YAML on one line.
 fn flow(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -394,7 +394,7 @@ fn flow(value: &Value) -> String {
     }
 }
 
-/// Finds a field of that name anywhere in `schema` and returns its path.
+/// Returns the path of a field of that name anywhere in `schema`.
 fn find_field(schema: &Value, name: &str, path: &str) -> Option<String> {
     let objects = std::iter::once(schema).chain(schema["oneOf"].as_array().into_iter().flatten());
     let fields = || objects.clone().filter_map(|object| object["properties"].as_object()).flatten();

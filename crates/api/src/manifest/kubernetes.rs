@@ -1,18 +1,18 @@
-//! Rules for what means something in Kubernetes only. The API server and the operator refuse the same.
+//! Rules for settings that apply to Kubernetes only. The API server and the operator enforce the same.
 
 use super::check::entry_place;
 use super::rules::{Rules, find};
 use super::tree::{Entry, Yaml};
 use crate::code::Code;
-use crate::later::{self, Later};
 use crate::operator::is_object_name;
 use crate::problem::Problem;
 use crate::quantity::Duration;
+use crate::unsupported::{self, UnsupportedField};
 
-/// Fields of a container that the operator writes: probes, ports and the end of a worker hang together.
+/// Container fields that the operator writes.
 const CONTAINER: [&str; 8] =
     ["command", "args", "ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "image"];
-/// Fields of a pod that the operator writes.
+/// Pod fields that the operator writes.
 const POD: [&str; 6] = [
     "serviceAccountName",
     "automountServiceAccountToken",
@@ -24,7 +24,7 @@ const POD: [&str; 6] = [
 /// The API group of cert-manager's own issuers, and their kinds.
 const CERT_MANAGER: &str = "cert-manager.io";
 const ISSUERS: [&str; 2] = ["Issuer", "ClusterIssuer"];
-/// The shortest lifetime that cert-manager takes, in milliseconds: an hour.
+/// Minimum certificate lifetime of cert-manager, in milliseconds.
 const CERT_MANAGER_LEAST_MS: u64 = 3_600_000;
 /// Prefixes of labels and annotations that the operator writes.
 const RESERVED: [&str; 2] = ["engram.dev/", "app.kubernetes.io/"];
@@ -32,20 +32,20 @@ const RESERVED: [&str; 2] = ["engram.dev/", "app.kubernetes.io/"];
 impl Rules<'_> {
     /// Checks the settings of a `LearnerCluster`.
     pub(super) fn kubernetes(&mut self) {
-        for later in later::CLUSTER {
+        for later in unsupported::CLUSTER {
             self.later(later);
         }
         self.ephemeral();
-        self.exclusive("spec.image", &["spec.version"], "image is the whole reference");
+        self.exclusive("spec.image", &["spec.version"], "image is the full reference");
         let devices = ["spec.gpu.count", "spec.gpu.resourceName"];
-        self.exclusive("spec.gpu.resourceClaimTemplateName", &devices, "the template says which devices");
+        self.exclusive("spec.gpu.resourceClaimTemplateName", &devices, "the template defines the devices");
         self.secret_name();
         self.issuer();
         self.access();
         self.pod_template();
     }
 
-    /// A Secret is named where certificates come from one, and nowhere else.
+    /// `secretName` is set if and only if the mode is `Secret`.
     fn secret_name(&mut self) {
         let (mode, path) = ("spec.tls.mode", "spec.tls.secretName");
         let name = self.text(path).unwrap_or_default();
@@ -56,7 +56,7 @@ impl Rules<'_> {
             }
             Some("Secret") if !is_object_name(name) => {
                 let message =
-                    format!("{path} is {}; allowed: the name of a Secret: a-z, 0-9, - and .", self.shown(path));
+                    format!("{path} is {}; allowed: the name of a Secret: a-z, 0-9, - and .", self.display(path));
                 self.problem(Code::OutOfRange, path, message, "name a Secret of the cluster's namespace");
             }
             Some("Secret") => {}
@@ -64,7 +64,7 @@ impl Rules<'_> {
             other => {
                 let message = format!(
                     "{path} is {}, but {mode} is {}; allowed: with mode Secret",
-                    self.shown(path),
+                    self.display(path),
                     other.unwrap_or("absent")
                 );
                 self.problem(Code::Conflicting, path, message, "set mode: Secret, or remove the line");
@@ -72,28 +72,27 @@ impl Rules<'_> {
         }
     }
 
-    /// An issuer of cert-manager is named where it is asked for certificates, and nowhere else.
+    /// `issuerRef` is set if and only if the mode is `CertManager`.
     fn issuer(&mut self) {
         let (mode, path) = ("spec.tls.mode", "spec.tls.issuerRef.name");
         let name = self.text(path).unwrap_or_default();
         match self.text(mode) {
             Some("CertManager") if name.is_empty() => {
-                let message = format!(
-                    "{path} is missing, but {mode} is CertManager; allowed: the name of an issuer of cert-manager"
-                );
-                self.problem(Code::Missing, path, message, "add issuerRef: { name: our-authority, kind: Issuer }");
+                let message =
+                    format!("{path} is missing, but {mode} is CertManager; allowed: the name of a cert-manager issuer");
+                self.problem(Code::Missing, path, message, "add issuerRef: { name: our-ca, kind: Issuer }");
             }
             Some("CertManager") if !is_object_name(name) => {
                 let message =
-                    format!("{path} is {}; allowed: the name of an issuer: a-z, 0-9, - and .", self.shown(path));
-                self.problem(Code::OutOfRange, path, message, "name an issuer of cert-manager");
+                    format!("{path} is {}; allowed: the name of an issuer: a-z, 0-9, - and .", self.display(path));
+                self.problem(Code::OutOfRange, path, message, "name a cert-manager issuer");
             }
             Some("CertManager") => {}
             _ if name.is_empty() => {}
             other => {
                 let message = format!(
                     "{path} is {}, but {mode} is {}; allowed: with mode CertManager",
-                    self.shown(path),
+                    self.display(path),
                     other.unwrap_or("absent")
                 );
                 self.problem(Code::Conflicting, path, message, "set mode: CertManager, or remove the line");
@@ -104,7 +103,7 @@ impl Rules<'_> {
         let group = self.text(path).filter(|group| !group.is_empty()).unwrap_or(CERT_MANAGER);
         let is_own = group == CERT_MANAGER;
         if !is_object_name(group) {
-            let message = format!("{path} is {}; allowed: an API group: a-z, 0-9, - and .", self.shown(path));
+            let message = format!("{path} is {}; allowed: an API group: a-z, 0-9, - and .", self.display(path));
             self.problem(Code::OutOfRange, path, message, "remove the line for cert-manager's own issuers");
         }
         let path = "spec.tls.issuerRef.kind";
@@ -113,24 +112,24 @@ impl Rules<'_> {
             && kind.bytes().all(|byte| byte.is_ascii_alphanumeric());
         if !kind.is_empty() && !ISSUERS.contains(&kind) && (is_own || !is_kind) {
             let allowed = if is_own { "Issuer, ClusterIssuer" } else { "a kind of its group" };
-            let message = format!("{path} is {}; allowed: {allowed}", self.shown(path));
-            self.problem(Code::OutOfRange, path, message, "name the group of another kind too");
+            let message = format!("{path} is {}; allowed: {allowed}", self.display(path));
+            self.problem(Code::OutOfRange, path, message, "set issuerRef.group for another kind");
         }
     }
 
-    /// cert-manager takes no lifetimes as short as the operator's own authority does.
+    /// cert-manager has a longer minimum lifetime than the operator's CA.
     fn certificate_lifetime(&mut self) {
         let path = "spec.tls.certificateLifetime";
         let lifetime = self.text(path).and_then(|text| text.parse::<Duration>().ok());
         let is_short = lifetime.is_some_and(|lifetime| lifetime.as_millis() < CERT_MANAGER_LEAST_MS);
         if is_short && self.text("spec.tls.mode") == Some("CertManager") {
             let message =
-                format!("{path} is {}, but spec.tls.mode is CertManager; allowed: at least 1h", self.shown(path));
-            self.problem(Code::OutOfRange, path, message, "cert-manager takes no shorter one");
+                format!("{path} is {}, but spec.tls.mode is CertManager; allowed: at least 1h", self.display(path));
+            self.problem(Code::OutOfRange, path, message, "cert-manager accepts no shorter lifetime");
         }
     }
 
-    /// Who may do what is told by tokens, and a token in clear is anybody's.
+    /// Access uses tokens, which must not be sent in plaintext.
     fn access(&mut self) {
         let path = "spec.access";
         let is_given = |entry: &Entry| matches!(&entry.value.value, Yaml::List(entries) if !entries.is_empty());
@@ -140,13 +139,13 @@ impl Rules<'_> {
                 Code::Conflicting,
                 path,
                 message,
-                "remove tls, or set mode: Auto; a token that is sent in clear is anybody's",
+                "remove tls, or set mode: Auto; a token sent in plaintext can be stolen",
             );
         }
     }
 
     /// Refuses a field whose feature comes later.
-    pub(super) fn later(&mut self, later: &Later) {
+    pub(super) fn later(&mut self, later: &UnsupportedField) {
         let path = later.path();
         if find(self.document, &path).is_some() {
             self.problem(Code::NotSupported, &path, format!("{path} is not supported yet"), later.advice);
@@ -158,21 +157,22 @@ impl Rules<'_> {
         let is_true = |entry: &Entry| entry.value.value == Yaml::Bool(true);
         let copies = self.integer("spec.replicationFactor").or_else(|| self.integer("spec.workers"));
         if find(self.document, path).is_some_and(is_true) && copies == Some(1) {
-            let message = format!("{path} is true, but there is one copy; allowed: a replicationFactor of at least 2");
-            self.problem(Code::Conflicting, path, message, "with one copy a restart would lose its memories");
+            let message =
+                format!("{path} is true, but replicationFactor is 1; allowed: a replicationFactor of at least 2");
+            self.problem(Code::Conflicting, path, message, "with a single replica a restart would lose its memories");
         }
     }
 
-    /// Refuses `others` beside `path`.
+    /// Rejects `path` in combination with any of `others`.
     fn exclusive(&mut self, path: &str, others: &[&str], why: &str) {
-        let given = |path: &str| self.has(path) && self.text(path) != Some("");
-        let Some(other) = others.iter().find(|other| given(other)).filter(|_| given(path)) else { return };
+        let is_set = |path: &str| self.has(path) && self.text(path) != Some("");
+        let Some(other) = others.iter().find(|other| is_set(other)).filter(|_| is_set(path)) else { return };
         let message =
-            format!("{path} is {}, but {other} is {}; allowed: one of them", self.shown(path), self.shown(other));
+            format!("{path} is {}, but {other} is {}; allowed: one of them", self.display(path), self.display(other));
         self.problem(Code::Conflicting, path, message, why);
     }
 
-    /// Refuses what the operator writes itself, field by field.
+    /// Rejects fields that the operator writes.
     fn pod_template(&mut self) {
         let template = "spec.podTemplate";
         let mut owned: Vec<String> = POD.iter().map(|field| format!("{template}.spec.{field}")).collect();

@@ -1,17 +1,17 @@
-//! Manifests: from the text of a file to checked objects, or to everything that is wrong with it.
+//! Parsing and validation of manifests.
 //!
 //! ```text
-//! text -> tree (every value knows its place) -> check (the schema of the kind) -> rules (between fields) -> types
+//! text -> tree (values with locations) -> check (schema of the kind) -> rules (between fields) -> types
 //! ```
 //!
-//! Types come only out of a tree that is without fault, so a [`Manifest`] holds no value outside its range.
+//! Types are made from valid trees only, so a [`Manifest`] holds no value outside its range.
 
 mod check;
-mod existing;
+mod immutability;
 mod kubernetes;
-mod nearest;
 mod operator;
 mod rules;
+mod suggestion;
 mod tree;
 
 use std::path::{Path, PathBuf};
@@ -20,22 +20,22 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::check::{Check, entry_place};
-use self::nearest::nearest;
 use self::rules::find;
+use self::suggestion::nearest;
 use self::tree::{Node, Yaml, place};
 use crate::cluster::{DurabilityMode, LearnerCluster, LearnerClusterSpec};
 use crate::code::Code;
 use crate::object::Kind;
-use crate::problem::{Place, Problem, Problems};
+use crate::problem::{Location, Problem, Problems};
 use crate::run::LearnerRun;
 use crate::schema::KINDS;
 
-pub use self::existing::check_immutable;
+pub use self::immutability::check_immutable;
 pub use self::operator::parse_operator_configuration;
 
-/// What a command needs of a manifest.
+/// Objects that a command requires of a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
+pub enum Requirement {
     /// Exactly one cluster, and any number of runs, all of that cluster: `up`.
     Cluster,
     /// At least one run: `run`.
@@ -44,14 +44,14 @@ pub enum Needs {
     Anything,
 }
 
-/// The objects of a file, checked.
+/// The validated objects of a file.
 #[derive(Clone, Debug)]
 pub struct Manifest {
     /// The cluster; present where [`Needs::Cluster`] was asked for.
     pub cluster: Option<LearnerCluster>,
     /// The runs, in the order of the file.
     pub runs: Vec<LearnerRun>,
-    /// Fields that are present and mean something in Kubernetes only, each once, in the order of the file.
+    /// Fields that are set but apply to Kubernetes only, each once, in the order of the file.
     pub ignored: Vec<String>,
     origin: String,
     text: String,
@@ -60,12 +60,12 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Returns `path` as the manifest means it: relative ones lie beside the manifest.
+    /// Resolves `path` relative to the directory of the manifest.
     pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
         Path::new(&self.origin).parent().unwrap_or(Path::new("")).join(path)
     }
 
-    /// Returns what a user of a local cluster should be told once: one sentence each, in lower case.
+    /// Returns notes for users of a local cluster: one sentence each, in lower case.
     pub fn local_notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if !self.ignored.is_empty() {
@@ -73,32 +73,33 @@ impl Manifest {
         }
         let spec = self.cluster.as_ref().map(|cluster| &cluster.spec);
         if spec.is_some_and(|spec| spec.durability.mode == DurabilityMode::Replicated && spec.replication_factor == 1) {
-            notes.push("spec.durability.mode: Replicated means Sync with one copy".into());
+            notes.push("spec.durability.mode: Replicated means Sync with a single replica".into());
         }
         notes
     }
 
-    /// Writes all objects as YAML with every default filled in. It parses to what was printed.
+    /// Serializes all objects as YAML with every default filled in. Parsing the result returns the same manifest.
     pub fn to_effective_yaml(&self) -> String {
         let cluster = self.cluster.as_ref();
         let yaml = |result: Result<String, _>| result.expect("the types have text keys and finite numbers only");
         let mut documents: Vec<String> =
             cluster.map(|cluster| yaml(serde_saphyr::to_string(cluster))).into_iter().collect();
         for run in &self.runs {
-            let known = cluster.filter(|cluster| cluster.metadata.name == run.spec.cluster_ref.name);
-            let effective = LearnerRun { spec: run.spec.effective(known.map(|cluster| &cluster.spec)), ..run.clone() };
+            let own_cluster = cluster.filter(|cluster| cluster.metadata.name == run.spec.cluster_ref.name);
+            let effective =
+                LearnerRun { spec: run.spec.effective(own_cluster.map(|cluster| &cluster.spec)), ..run.clone() };
             documents.push(yaml(serde_saphyr::to_string(&effective)));
         }
         documents.join("---\n")
     }
 }
 
-/// Reads the manifest `text` of the file `origin` and checks all of it.
+/// Parses and validates the manifest `text` of the file `origin`.
 ///
 /// # Errors
 ///
-/// All problems of the file, in its order, each with its place.
-pub fn parse(text: &str, origin: &str, needs: Needs) -> Result<Manifest, Problems> {
+/// Returns all problems of the file, in its order, each with its location.
+pub fn parse(text: &str, origin: &str, needs: Requirement) -> Result<Manifest, Problems> {
     let documents = tree::read(text).map_err(|problem| Problems::new(origin, text, vec![problem]))?;
     let mut file = File::new(text, needs);
     for document in &documents {
@@ -120,7 +121,7 @@ pub fn parse(text: &str, origin: &str, needs: Needs) -> Result<Manifest, Problem
         let mut typed = || {
             manifest.cluster = file.clusters.first().map(|tree| typed(tree)).transpose()?;
             if let Some(LearnerCluster { spec, .. }) = &mut manifest.cluster {
-                // What was asked for fits, or was refused; the default is for two workers or more.
+                // An explicit value is valid; the default is for two workers or more.
                 spec.replication_factor = spec.replication_factor.min(spec.workers);
             }
             manifest.runs = file.runs.iter().map(|tree| typed(tree)).collect::<Result<_, _>>()?;
@@ -131,12 +132,11 @@ pub fn parse(text: &str, origin: &str, needs: Needs) -> Result<Manifest, Problem
     if problems.is_empty() { Ok(manifest) } else { Err(Problems::new(origin, text, problems)) }
 }
 
-/// Checks one object as the operator finds it on an API server: the kind, metadata and spec of `object` and nothing
-/// else. What runs on one machine only is refused too.
+/// Validates one object from an API server: its kind, metadata and spec. Settings for local mode only are rejected.
 ///
 /// # Errors
 ///
-/// All problems of the object, in the order of its fields; places mean nothing.
+/// Returns all problems of the object, in the order of its fields; their locations are meaningless.
 pub fn parse_object(object: &Value) -> Result<Manifest, Problems> {
     let part = |path: &str| object.pointer(path).cloned().unwrap_or_default();
     let object = serde_json::json!({
@@ -146,43 +146,43 @@ pub fn parse_object(object: &Value) -> Result<Manifest, Problems> {
         "spec": part("/spec"),
     });
     let (text, origin) = (object.to_string(), "object");
-    let manifest = parse(&text, origin, Needs::Anything)?;
+    let manifest = parse(&text, origin, Requirement::Anything)?;
     let problems: Vec<Problem> =
         manifest.run_trees.iter().flat_map(|run| rules::run_in_kubernetes(&text, run)).collect();
     if problems.is_empty() { Ok(manifest) } else { Err(Problems::new(origin, &text, problems)) }
 }
 
-/// Makes the types of a tree without fault. The schema is made from the types, so that this can fail only where a type
-/// is stricter than its schema; then its own words are better than none.
+/// Converts a valid tree into its type. The schema is generated from the types, so this fails only where a type is stricter
+/// than its schema.
 fn typed<T: DeserializeOwned>(tree: &Node) -> Result<T, Problem> {
     serde_json::from_value(tree.value.to_json())
         .map_err(|error| Problem::new(Code::WrongType, error.to_string()).at(place(tree.referenced)))
 }
 
-/// A file while it is checked.
+/// A file during validation.
 struct File<'a> {
     text: &'a str,
-    needs: Needs,
+    needs: Requirement,
     problems: Vec<Problem>,
     ignored: Vec<String>,
     clusters: Vec<&'a Node>,
     runs: Vec<&'a Node>,
-    /// A document is of no kind: it may be the one that seems to be missing.
-    strangers: bool,
+    /// Whether a document has an unknown kind: it may be the one that seems to be missing.
+    has_unknown_kind: bool,
 }
 
 impl<'a> File<'a> {
-    fn new(text: &'a str, needs: Needs) -> Self {
+    fn new(text: &'a str, needs: Requirement) -> Self {
         let (problems, ignored, clusters, runs) = Default::default();
-        Self { text, needs, problems, ignored, clusters, runs, strangers: false }
+        Self { text, needs, problems, ignored, clusters, runs, has_unknown_kind: false }
     }
 
-    /// Checks a document by itself and files it by its kind.
+    /// Validates a document and sorts it by kind.
     fn document(&mut self, document: &'a Node) {
         let (kind, schema) = match self.kind(document) {
             Ok(kind) => kind,
             Err(problem) => {
-                self.strangers = true;
+                self.has_unknown_kind = true;
                 return self.problems.push(problem);
             }
         };
@@ -196,7 +196,7 @@ impl<'a> File<'a> {
         if kind == LearnerClusterSpec::KIND { &mut self.clusters } else { &mut self.runs }.push(document);
     }
 
-    /// Finds out of which kind a document is.
+    /// Determines the kind of a document.
     fn kind(&self, document: &Node) -> Result<(&'static str, &'static Value), Problem> {
         let start = place(document.referenced);
         let kinds = KINDS.each_ref().map(|(kind, _)| *kind);
@@ -232,17 +232,17 @@ impl<'a> File<'a> {
         }
         self.count();
         self.unique_names();
-        if self.needs == Needs::Cluster
+        if self.needs == Requirement::Cluster
             && let [cluster] = self.clusters[..]
         {
             // A cluster that is being started can run its own runs only.
             if let Some(name) = name(cluster) {
-                self.problems.append(&mut clusters_of_runs(self.text, self.runs.iter().copied(), name, "of the file"));
+                self.problems.append(&mut foreign_clusters(self.text, self.runs.iter().copied(), name, "of the file"));
             }
         }
     }
 
-    /// Compares the number of objects with what the command needs.
+    /// Checks the number of objects against the command's requirement.
     fn count(&mut self) {
         if let [first, .., last] = self.clusters[..] {
             let line = place(first.referenced).line;
@@ -251,14 +251,14 @@ impl<'a> File<'a> {
             self.problems.push(problem.help("put it into a file of its own"));
         }
         let missing = match self.needs {
-            Needs::Cluster if self.clusters.is_empty() => "the file has no LearnerCluster; needed: exactly one",
-            Needs::Runs if self.runs.is_empty() => "the file has no LearnerRun; needed: at least one",
-            Needs::Anything if self.clusters.is_empty() && self.runs.is_empty() => {
+            Requirement::Cluster if self.clusters.is_empty() => "the file has no LearnerCluster; needed: exactly one",
+            Requirement::Runs if self.runs.is_empty() => "the file has no LearnerRun; needed: at least one",
+            Requirement::Anything if self.clusters.is_empty() && self.runs.is_empty() => {
                 "the file has neither a LearnerCluster nor a LearnerRun; needed: at least one"
             }
-            Needs::Cluster | Needs::Runs | Needs::Anything => return,
+            Requirement::Cluster | Requirement::Runs | Requirement::Anything => return,
         };
-        if !self.strangers {
+        if !self.has_unknown_kind {
             self.problems.push(Problem::new(Code::NotAManifest, missing));
         }
     }
@@ -269,17 +269,16 @@ impl<'a> File<'a> {
             if let (Some(earlier), Some(name)) = (twice, name(run)) {
                 let line = place(earlier.referenced).line;
                 let message =
-                    format!("metadata.name is {name}, as of the LearnerRun in line {line}; names are used once");
+                    format!("metadata.name is {name}, as of the LearnerRun in line {line}; names must be unique");
                 let problem = Problem::new(Code::NotAManifest, message).of("metadata.name");
-                self.problems
-                    .push(problem.at(place_of(run, "metadata.name", self.text)).help("give it a name of its own"));
+                self.problems.push(problem.at(place_of(run, "metadata.name", self.text)).help("choose another name"));
             }
         }
     }
 }
 
-/// Finds the runs that name another cluster than `cluster`; `which` says in words what cluster that is.
-fn clusters_of_runs<'a>(
+/// Returns a problem for each run that refers to another cluster than `cluster`; `which` describes that cluster.
+fn foreign_clusters<'a>(
     text: &str,
     runs: impl IntoIterator<Item = &'a Node>,
     cluster: &str,
@@ -296,8 +295,8 @@ fn clusters_of_runs<'a>(
         .collect()
 }
 
-/// Returns the place of a field; of the document where the field is absent.
-fn place_of(document: &Node, path: &str, text: &str) -> Place {
+/// Returns the location of a field, or of the document where the field is absent.
+fn place_of(document: &Node, path: &str, text: &str) -> Location {
     find(document, path).map_or_else(|| place(document.referenced), |entry| entry_place(entry, text))
 }
 

@@ -1,4 +1,4 @@
-//! The operator's file: read and checked as a manifest is.
+//! Parsing and validation of the operator's configuration file.
 
 use super::check::Check;
 use super::{Problems, place, tree, typed};
@@ -7,11 +7,11 @@ use crate::operator::{Configuration, KIND};
 use crate::problem::Problem;
 use crate::schema::OPERATOR;
 
-/// Reads the operator's file `origin`, whose text is `text`, and checks all of it.
+/// Parses and validates the operator's configuration file `origin` with the content `text`.
 ///
 /// # Errors
 ///
-/// All problems of the file, in its order, each with its place; that of a version or kind which is not known comes alone.
+/// Returns all problems of the file, in its order, each with its location; an unknown version or kind is reported alone.
 pub fn parse_operator_configuration(text: &str, origin: &str) -> Result<Configuration, Problems> {
     let problems = |problems| Problems::new(origin, text, problems);
     let documents = tree::read(text).map_err(|problem| problems(vec![problem]))?;
@@ -20,15 +20,15 @@ pub fn parse_operator_configuration(text: &str, origin: &str) -> Result<Configur
         let second = documents.get(1).map(|document| place(document.referenced));
         return Err(problems(vec![Problem::new(Code::NotAManifest, message).at(second)]));
     };
-    let mut found = Check::document(text, document, &OPERATOR).problems;
-    // Fields of another version or kind say nothing about this one.
-    if found.iter().any(|problem| is_of_head(problem) && problem.code() == Code::NotAManifest) {
-        found.retain(is_of_head);
+    let mut invalid = Check::document(text, document, &OPERATOR).problems;
+    // The fields of another version or kind cannot be checked.
+    if invalid.iter().any(|problem| is_of_header(problem) && problem.code() == Code::NotAManifest) {
+        invalid.retain(is_of_header);
     }
-    if found.is_empty() { typed(document).map_err(|problem| problems(vec![problem])) } else { Err(problems(found)) }
+    if invalid.is_empty() { typed(document).map_err(|problem| problems(vec![problem])) } else { Err(problems(invalid)) }
 }
 
-fn is_of_head(problem: &Problem) -> bool {
+fn is_of_header(problem: &Problem) -> bool {
     matches!(problem.path(), Some("apiVersion" | "kind"))
 }
 
@@ -40,36 +40,36 @@ mod tests {
 
     const HEAD: &str = "apiVersion: operator.engram.dev/v1alpha1\nkind: OperatorConfiguration\n";
 
-    fn told(text: &str) -> Vec<String> {
+    fn problems_of(text: &str) -> Vec<String> {
         let problems = parse(text, "config.yaml").expect_err(text);
         problems.to_string().lines().map(str::to_owned).collect()
     }
 
     #[test]
-    fn a_file_says_what_it_likes_and_is_written_as_it_was_read() {
-        assert_eq!(parse(HEAD, "config.yaml").expect("an empty file is one"), Configuration::default());
+    fn a_partial_file_round_trips() {
+        assert_eq!(parse(HEAD, "config.yaml").expect("an empty file is valid"), Configuration::default());
         let text = HEAD.to_owned() + "watchNamespaces:\n- ml\nconcurrency: 16\ncertificateLifetime: 10m\n";
-        let file = parse(&text, "config.yaml").expect("a file without fault");
+        let file = parse(&text, "config.yaml").expect("a valid file");
         assert_eq!(file.concurrency, Some(16));
         assert_eq!(file.certificate_lifetime, Some(Duration::from_millis(600_000)));
         assert_eq!(parse(&file.to_yaml(), "written.yaml").expect("what was written"), file);
     }
 
     #[test]
-    fn another_version_or_kind_is_refused_for_that_alone() {
+    fn an_unknown_version_or_kind_is_the_only_problem() {
         for (wrong, written) in [("v1alpha1", "v9"), ("OperatorConfiguration", "LearnerCluster")] {
-            let told = told(&(HEAD.replace(wrong, written) + "fieldOfTheFuture: 1\n"));
-            assert_eq!(told.len(), 1, "{told:?}");
+            let problems = problems_of(&(HEAD.replace(wrong, written) + "fieldOfTheFuture: 1\n"));
+            assert_eq!(problems.len(), 1, "{problems:?}");
             assert!(
-                told[0].contains(written) && told[0].contains("; allowed: ") && told[0].contains(wrong),
-                "{told:?}"
+                problems[0].contains(written) && problems[0].contains("; allowed: ") && problems[0].contains(wrong),
+                "{problems:?}"
             );
         }
-        let absent = told("concurrency: 1\n");
+        let absent = problems_of("concurrency: 1\n");
         assert_eq!(absent[0], "config.yaml:1:1: ENG-0105: apiVersion is missing", "{absent:?}");
         assert_eq!(absent.len(), 2, "{absent:?}");
         for documents in ["".to_owned(), HEAD.to_owned() + "---\n" + HEAD] {
-            assert_eq!(told(&documents).len(), 1);
+            assert_eq!(problems_of(&documents).len(), 1);
         }
     }
 
@@ -105,8 +105,11 @@ mod tests {
             ("logging: { level: verbose }", "3:12: ENG-0103: logging.level is verbose; allowed: off, error, "),
         ];
         for (mistake, expected) in MISTAKES {
-            let told = told(&format!("{HEAD}{mistake}\n"));
-            assert!(told.len() == 1 && told[0].starts_with(&format!("config.yaml:{expected}")), "{mistake}: {told:?}");
+            let problems = problems_of(&format!("{HEAD}{mistake}\n"));
+            assert!(
+                problems.len() == 1 && problems[0].starts_with(&format!("config.yaml:{expected}")),
+                "{mistake}: {problems:?}"
+            );
         }
     }
 }

@@ -1,22 +1,21 @@
-//! Rules between fields, and what this version does not do yet.
+//! Rules between fields, and unsupported features.
 //!
-//! Each rule looks at the tree and holds its tongue where a field that it needs is absent or wrong by itself: that has
-//! been said already.
+//! A rule does not apply where a field that it needs is absent or invalid: that is reported elsewhere.
 
 use super::check::entry_place;
 use super::tree::{Entry, Node, Yaml, place};
 use crate::cluster::Capacity;
 use crate::code::Code;
-use crate::later;
 use crate::objects::{is_address, is_object};
-use crate::problem::{Place, Problem};
+use crate::problem::{Location, Problem};
 use crate::run::{EventFormat, KUBERNETES_EVENTS, Synthetic};
 use crate::snapshot::NAME;
+use crate::unsupported;
 
 const EVENTS: &str = "spec.memory.source.events";
 const SYNTHETIC: &str = "spec.memory.source.synthetic";
 
-/// One document under its rules.
+/// Rules applied to one document.
 pub(super) struct Rules<'a> {
     pub(super) source: &'a str,
     pub(super) document: &'a Node,
@@ -26,33 +25,33 @@ pub(super) struct Rules<'a> {
 /// Checks the rules of a `LearnerCluster`.
 pub(super) fn cluster(source: &str, document: &Node) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
-    rules.copies();
+    rules.replication_factor();
     rules.bootstrap();
     rules.kubernetes();
     rules.problems
 }
 
-/// Checks the rules of a `LearnerRun`; `capacity` is that of its cluster, where the file has it.
+/// Checks the rules of a `LearnerRun`; `capacity` is that of its cluster, if in the same file.
 pub(super) fn run(source: &str, document: &Node, capacity: Option<i128>) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
     rules.block_of_kind();
     rules.snapshot("spec.snapshot");
     rules.events();
-    rules.measures();
+    rules.report();
     rules.until();
     rules.population(capacity);
     rules.problems
 }
 
-/// Checks a `LearnerRun` for what runs on one machine only.
+/// Checks a `LearnerRun` for settings of local mode.
 pub(super) fn run_in_kubernetes(source: &str, document: &Node) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
-    later::RUN.iter().for_each(|later| rules.later(later));
+    unsupported::RUN.iter().for_each(|later| rules.later(later));
     rules.events_in_kubernetes();
     rules.problems
 }
 
-/// Returns the number of memories that a `LearnerCluster` document asks for, default included.
+/// Returns the capacity of a `LearnerCluster` document, or the default.
 pub(super) fn capacity(document: &Node) -> Option<i128> {
     match find(document, "spec.capacity.memories") {
         Some(entry) => entry.value.value.integer(),
@@ -60,7 +59,7 @@ pub(super) fn capacity(document: &Node) -> Option<i128> {
     }
 }
 
-/// Looks up a field by its path.
+/// Returns a field by its path.
 pub(super) fn find<'a>(document: &'a Node, path: &str) -> Option<&'a Entry> {
     match path.rsplit_once('.') {
         Some((parent, name)) => find(document, parent)?.value.value.get(name),
@@ -69,7 +68,7 @@ pub(super) fn find<'a>(document: &'a Node, path: &str) -> Option<&'a Entry> {
 }
 
 impl Rules<'_> {
-    fn copies(&mut self) {
+    fn replication_factor(&mut self) {
         let path = "spec.replicationFactor";
         let Some(copies @ 2..=3) = self.integer(path) else { return };
         let Some(workers) = self.integer("spec.workers").filter(|workers| (1..copies).contains(workers)) else {
@@ -85,14 +84,14 @@ impl Rules<'_> {
         let snapshot = "spec.bootstrap.snapshot";
         for path in ["url", "path"].map(|name| format!("{snapshot}.{name}")) {
             if let Some(place) = self.text(&path).filter(|place| place.trim_end_matches('/').ends_with(NAME)) {
-                let message = format!("{path} is {place}; allowed: the place of one snapshot, without {NAME}");
-                self.problem(Code::OutOfRange, &path, message, "engram snapshot list --from shows which there are");
+                let message = format!("{path} is {place}; allowed: the location of one snapshot, without {NAME}");
+                self.problem(Code::OutOfRange, &path, message, "`engram snapshot list --from LOCATION` lists snapshots");
             }
         }
         self.snapshot(snapshot);
     }
 
-    /// A snapshot is in a storage for objects, or in a volume.
+    /// A snapshot is in object storage or in a volume.
     fn snapshot(&mut self, at: &str) {
         if !self.has(at) {
             return;
@@ -101,12 +100,13 @@ impl Rules<'_> {
         self.one_of(at, &[url, volume.clone()], true);
         match (self.has(&volume), self.has(&path)) {
             (true, false) => {
-                let (value, help) = (self.shown(&volume), "add path: the folder in that volume");
+                let (value, help) = (self.display(&volume), "add path: the folder in that volume");
                 let message = format!("{volume} is {value}, but {path} is absent; allowed: volume with path");
                 self.problem(Code::Conflicting, &volume, message, help);
             }
             (false, true) => {
-                let (value, help) = (self.shown(&path), "add volume: an entry of spec.snapshotVolumes of the cluster");
+                let (value, help) =
+                    (self.display(&path), "add volume: an entry of spec.snapshotVolumes of the cluster");
                 let message = format!("{path} is {value}, but {volume} is absent; allowed: path with volume");
                 self.problem(Code::Conflicting, &path, message, help);
             }
@@ -114,9 +114,9 @@ impl Rules<'_> {
         }
         for field in ["endpoint", "region", "secretRef"].map(|name| format!("{at}.{name}")) {
             if self.has(&volume) && self.has(&field) {
-                let value = self.shown(&volume);
+                let value = self.display(&volume);
                 let message = format!("{field} is present, but {volume} is {value}; allowed: {field} with url");
-                self.problem(Code::Conflicting, &field, message, "remove it: it is of a storage for objects");
+                self.problem(Code::Conflicting, &field, message, "remove it: it belongs to object storage");
             }
         }
     }
@@ -148,7 +148,7 @@ impl Rules<'_> {
         let [path, key, url] = ["path", "configMap.key", "s3.url"].map(|name| format!("{EVENTS}.{name}"));
         self.one_of(EVENTS, &["path", "configMap", "s3"].map(|name| format!("{EVENTS}.{name}")), true);
         self.input(&path);
-        self.stored(&url);
+        self.events_object(&url);
         let path = [path, key].into_iter().find(|path| self.has(path)).unwrap_or_else(|| url.clone());
         if let (None | Some("Auto"), Some(file)) = (self.text(&format!("{EVENTS}.format")), self.text(&path))
             && !file.is_empty()
@@ -156,10 +156,10 @@ impl Rules<'_> {
             && EventFormat::of_path(file).is_none()
         {
             let message = format!(
-                "{path} is {file}, but {EVENTS}.format is Auto; allowed with Auto: .jsonl, .ndjson, .csv, .parquet, also \
-                 with .zst or .gz behind"
+                "{path} is {file}, but {EVENTS}.format is Auto; allowed with Auto: .jsonl, .ndjson, .csv, .parquet, optionally \
+                 followed by .zst or .gz"
             );
-            self.problem(Code::Conflicting, &path, message, "say which it is: set format: Jsonl, Csv or Parquet");
+            self.problem(Code::Conflicting, &path, message, "set format: Jsonl, Csv or Parquet");
         }
         let columns = format!("{EVENTS}.columns");
         if self.has(&columns) {
@@ -171,47 +171,47 @@ impl Rules<'_> {
         self.one_of(EVENTS, &signals.map(|name| format!("{EVENTS}.{name}")), false);
         let (span, time) = (format!("{EVENTS}.epochSpan"), format!("{columns}.time"));
         if self.has(&span) && !self.has(&time) {
-            let value = self.shown(&span);
+            let value = self.display(&span);
             let message = format!("{span} is {value}, but {time} is absent; allowed: epochSpan with columns.time");
-            self.problem(Code::Conflicting, &span, message, "remove epochSpan: the file numbers its epochs itself");
+            self.problem(Code::Conflicting, &span, message, "remove epochSpan: the file has epoch numbers");
         }
     }
 
-    /// A volume of the cluster has files of its own, and no others.
+    /// With `input`, the path is relative to the volume and inside it.
     fn input(&mut self, path: &str) {
         let input = format!("{EVENTS}.input");
         if !self.has(&input) {
             return;
         }
         let Some(file) = self.text(path) else {
-            let message = format!("{input} is {}, but {path} is absent; allowed: input with path", self.shown(&input));
+            let message =
+                format!("{input} is {}, but {path} is absent; allowed: input with path", self.display(&input));
             return self.problem(Code::Conflicting, &input, message, "add path: the file in that volume");
         };
         if file.starts_with('/') || file.split('/').any(|part| part == "..") {
-            let message = format!("{path} is {file}, but {input} is present; allowed: a path inside of the volume");
-            self.problem(Code::Conflicting, path, message, "write it as it is seen from the top of the volume");
+            let message = format!("{path} is {file}, but {input} is present; allowed: a path inside the volume");
+            self.problem(Code::Conflicting, path, message, "write it relative to the root of the volume");
         }
     }
 
-    /// Events are one file of a storage.
-    fn stored(&mut self, path: &str) {
+    /// Events are a single object of object storage.
+    fn events_object(&mut self, path: &str) {
         let Some(url) = self.text(path).filter(|url| is_address(url) && !is_object(url)) else { return };
         let message = format!("{path} is {url}; allowed: the address of one file, s3://BUCKET/KEY, without {{name}}");
         self.problem(Code::OutOfRange, path, message, "name the file: s3://events/2026/sales.csv");
     }
 
-    /// Where files are that pods can read.
+    /// Events on Kubernetes must be readable by pods.
     fn events_in_kubernetes(&mut self) {
         let path = format!("{EVENTS}.path");
         if self.has(&path) && !self.has(&format!("{EVENTS}.input")) {
-            let message = format!(
-                "{path} without input is a file of one machine, which pods do not have; allowed: {KUBERNETES_EVENTS}"
-            );
-            self.problem(Code::NotSupported, &path, message, "or learn from an example or a synthetic source");
+            let message =
+                format!("{path} without input is a local file, which pods cannot read; allowed: {KUBERNETES_EVENTS}");
+            self.problem(Code::NotSupported, &path, message, "or use an example or a synthetic source");
         }
     }
 
-    /// Demands at most one of `fields`, and at least one if `required`.
+    /// Requires at most one of `fields`, and at least one if `required`.
     fn one_of(&mut self, parent: &str, fields: &[String], required: bool) {
         let names = fields.iter().map(|path| path.strip_prefix("spec.memory.source.").unwrap_or(path));
         let names = names.collect::<Vec<_>>().join(", ");
@@ -220,7 +220,7 @@ impl Rules<'_> {
             [] if required => (parent, format!("{parent} has none of them; allowed: exactly one of {names}")),
             [first, second, ..] => {
                 let rule = if required { "exactly" } else { "at most" };
-                let (one, other) = (self.shown(first), self.shown(second));
+                let (one, other) = (self.display(first), self.display(second));
                 let message = format!("{second} is {other}, but {first} is {one}; allowed: {rule} one of {names}");
                 (second.as_str(), message)
             }
@@ -230,8 +230,8 @@ impl Rules<'_> {
         self.problem(Code::Conflicting, path, found, help);
     }
 
-    /// What a run measures must be something that its source can tell.
-    fn measures(&mut self) {
+    /// The report must be supported by the source.
+    fn report(&mut self) {
         let Some(synthetic) = self.is_synthetic() else { return };
         let (fields, rule) = if synthetic {
             (["topK", "skip"], "with a synthetic source: inversion and coverage only")
@@ -240,7 +240,7 @@ impl Rules<'_> {
         };
         for path in fields.map(|name| format!("spec.memory.report.{name}")) {
             if self.has(&path) {
-                let (value, source) = (self.shown(&path), self.source_name());
+                let (value, source) = (self.display(&path), self.source_name());
                 let message = format!("{path} is {value}, but spec.memory.source is {source}; allowed {rule}");
                 self.problem(Code::Conflicting, &path, message, "remove the line");
             }
@@ -260,7 +260,7 @@ impl Rules<'_> {
             let source = self.source_name();
             let message =
                 format!("{path} is present, but spec.memory.source is {source}; allowed: until with synthetic");
-            self.problem(Code::Conflicting, path, message, "remove it; epochs: says where to stop");
+            self.problem(Code::Conflicting, path, message, "remove it; epochs: limits the run");
         }
     }
 
@@ -280,7 +280,7 @@ impl Rules<'_> {
         }
     }
 
-    /// Tells whether the source is synthetic; `None` where it is not exactly one known source.
+    /// Returns whether the source is synthetic; `None` unless it is exactly one known source.
     fn is_synthetic(&self) -> Option<bool> {
         match find(self.document, "spec.memory.source").map(|entry| &entry.value.value) {
             Some(Yaml::Map(sources)) if sources.len() == 1 => match &*sources[0].key {
@@ -311,12 +311,12 @@ impl Rules<'_> {
         find(self.document, path)?.value.value.integer()
     }
 
-    pub(super) fn shown(&self, path: &str) -> String {
+    pub(super) fn display(&self, path: &str) -> String {
         find(self.document, path).map_or_else(String::new, |entry| entry.value.value.to_string())
     }
 
-    /// Returns the place of a field.
-    fn place(&self, path: &str) -> Place {
+    /// Returns the location of a field.
+    fn place(&self, path: &str) -> Location {
         find(self.document, path)
             .map_or_else(|| place(self.document.referenced), |entry| entry_place(entry, self.source))
     }

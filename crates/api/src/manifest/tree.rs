@@ -1,18 +1,18 @@
-//! A manifest as a tree in which every key and value knows its place in the file.
+//! A manifest as a tree of keys and values with their locations in the file.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::Spanned;
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
-use serde_saphyr::{Location, Spanned};
 
 use crate::code::Code;
-use crate::problem::{Place, Problem};
+use crate::problem::{Location, Problem};
 
-/// A value and where it is.
+/// A value with its location.
 pub(crate) type Node = Spanned<Yaml>;
 
-/// What YAML 1.2 can say.
+/// A YAML 1.2 value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Yaml {
     Null,
@@ -24,44 +24,44 @@ pub(crate) enum Yaml {
     Map(Vec<Entry>),
 }
 
-/// One `key: value`. A key that is given twice is there twice.
+/// One `key: value`. Duplicate keys are kept.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
     pub(crate) key: String,
-    pub(crate) place: Place,
+    pub(crate) place: Location,
     pub(crate) value: Node,
 }
 
-/// Reads all documents of `text`. Where it is not YAML, the first place that is not.
+/// Parses all documents of `text`, or returns the first syntax error.
 pub(crate) fn read(text: &str) -> Result<Vec<Node>, Problem> {
     let options = serde_saphyr::options! {
         // YAML 1.2: `yes` is text, and so is `1_000`.
         strict_booleans: true,
         underscored_numbers_as_strings: true,
-        // The checker says these better, each with its place.
+        // The checker reports these with their locations.
         duplicate_keys: DuplicateKeyPolicy::PassThrough,
         merge_keys: MergeKeyPolicy::AsOrdinary,
         non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
         with_snippet: false,
-        // Far more than any manifest repeats, and too little to tire the machine with aliases of aliases.
+        // Bounds the expansion of nested aliases; far more than any manifest needs.
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
     };
     serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
         let place = error.location().map(|location| point(location, text));
         let message = error.without_snippet().to_string();
-        // The parser's sentence ends with the place, which is shown anyway.
+        // The parser's message ends with the location, which is shown anyway.
         let message = message.split(" at line ").next().unwrap_or_default().to_owned();
         Problem::new(Code::NotAManifest, format!("not YAML: {message}"))
             .at(place)
-            .help("nothing after this place was checked")
+            .help("the file was not checked beyond this location")
     })
 }
 
-/// Turns the parser's location into ours.
-pub(crate) fn place(location: Location) -> Place {
+/// Converts the parser's location.
+pub(crate) fn place(location: serde_saphyr::Location) -> Location {
     let span = location.span();
     let (start, length) = (span.byte_offset().unwrap_or(0), span.byte_len().unwrap_or(0));
-    Place {
+    Location {
         line: location.line() as usize,
         column: location.column() as usize,
         start: start as usize,
@@ -69,16 +69,16 @@ pub(crate) fn place(location: Location) -> Place {
     }
 }
 
-/// Turns the location of an error, which may lie behind the end, into a place of no length inside the text.
-fn point(location: Location, text: &str) -> Place {
+/// Converts the location of an error, which may be past the end, into an empty location inside the text.
+fn point(location: serde_saphyr::Location, text: &str) -> Location {
     let (line, column) = (location.line() as usize, location.column() as usize);
     let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
     let offset = text[before..].char_indices().nth(column.saturating_sub(1)).map_or(text.len() - before, |(at, _)| at);
-    Place { line, column, start: before + offset, length: 0 }
+    Location { line, column, start: before + offset, length: 0 }
 }
 
 impl Yaml {
-    /// Looks up a field of a map.
+    /// Returns a field of a map.
     pub(crate) fn get(&self, key: &str) -> Option<&Entry> {
         match self {
             Self::Map(entries) => entries.iter().find(|entry| entry.key == key),
@@ -94,7 +94,7 @@ impl Yaml {
         }
     }
 
-    /// Returns the whole number, if it is one.
+    /// Returns the integer, if it is one.
     pub(crate) fn integer(&self) -> Option<i128> {
         match self {
             Self::Integer(integer) => Some(*integer),
@@ -102,7 +102,7 @@ impl Yaml {
         }
     }
 
-    /// Says what it is, with an article.
+    /// Returns the name of its type, with an article.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Null => "empty",
@@ -115,8 +115,8 @@ impl Yaml {
         }
     }
 
-    /// Turns the tree into what serde can read the types from. Numbers that JSON cannot hold become `null`; the checker
-    /// has refused them before.
+    /// Converts the tree to JSON, from which serde makes the types. Numbers that JSON cannot represent become `null`; the
+    /// checker has rejected them before.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         match self {
             Self::Null => serde_json::Value::Null,
@@ -132,7 +132,7 @@ impl Yaml {
     }
 }
 
-/// Shows a value as it is written, long ones cut.
+/// Formats a value as written, truncated if long.
 impl fmt::Display for Yaml {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const LONGEST: usize = 60;
@@ -212,7 +212,7 @@ impl<'de> Visitor<'de> for AnyYaml {
         let mut map = Vec::new();
         while let Some(key) = entries.next_key::<Node>()? {
             let value = entries.next_value()?;
-            // A key that is no text is the name of no field, and is reported as such.
+            // A key that is not text is reported as an unknown field.
             map.push(Entry { key: key.value.to_string(), place: place(key.referenced), value });
         }
         Ok(Yaml::Map(map))

@@ -3,7 +3,7 @@
 mod of_cluster;
 mod of_run;
 
-use engram_api::{Code, Manifest, Needs, Problems, parse};
+use engram_api::{Code, Manifest, Problems, Requirement, parse};
 
 /// A document with a hole `_`, the code and the path of what is wrong with the bad values in it, bad and good values.
 pub(crate) type Row<Text> = (Text, &'static str, Text, &'static [&'static str], &'static [&'static str]);
@@ -32,7 +32,7 @@ pub(crate) fn memory(source: &str, rest: &str) -> String {
 }
 
 pub(crate) fn check(text: &str) -> Result<Manifest, Problems> {
-    parse(text, "test.yaml", Needs::Anything)
+    parse(text, "test.yaml", Requirement::Anything)
 }
 
 pub(crate) fn codes(text: &str) -> Vec<&'static str> {
@@ -47,7 +47,7 @@ pub(crate) fn refused(code: &str, path: &str, documents: impl IntoIterator<Item 
         let found: Vec<_> =
             problems.iter().map(|problem| (problem.code().id(), problem.path().unwrap_or(""))).collect();
         assert_eq!(found, [(code, path)], "{text}\n{}", problems.render(false));
-        assert!(problems[0].place().is_some_and(|place| place.line > 0 && place.column > 0), "{text}");
+        assert!(problems[0].location().is_some_and(|place| place.line > 0 && place.column > 0), "{text}");
         assert!(problems[0].message().starts_with(path), "{}", problems[0].message());
     }
 }
@@ -148,7 +148,7 @@ fn a_file_that_is_no_manifest_is_refused_where_it_stops_being_one() {
         let problems = check(&text).expect_err(&text);
         assert_eq!(problems.len(), 1, "{text}\n{}", problems.render(false));
         assert_eq!(problems[0].code(), Code::NotAManifest, "{text}");
-        let place = problems[0].place().expect("a place");
+        let place = problems[0].location().expect("a place");
         assert_eq!((place.line, place.column), (line, column), "{text}\n{}", problems.render(false));
     }
     assert_eq!(codes(""), ["ENG-0109"]);
@@ -171,25 +171,25 @@ fn each_command_gets_what_it_needs_or_an_error() {
         Err(problems) => problems.iter().map(|problem| problem.code().id()).collect(),
     };
     let both = format!("{cluster}---\n{run}");
-    assert!(codes(&both, Needs::Cluster).is_empty());
-    assert!(codes(&both, Needs::Runs).is_empty());
-    assert_eq!(codes(&run, Needs::Cluster), ["ENG-0109"]);
-    assert_eq!(codes(&cluster, Needs::Runs), ["ENG-0109"]);
-    assert_eq!(codes(&format!("{other}---\n{run}"), Needs::Cluster), ["ENG-0301"]);
-    assert!(codes(&format!("{other}---\n{run}"), Needs::Anything).is_empty());
+    assert!(codes(&both, Requirement::Cluster).is_empty());
+    assert!(codes(&both, Requirement::Runs).is_empty());
+    assert_eq!(codes(&run, Requirement::Cluster), ["ENG-0109"]);
+    assert_eq!(codes(&cluster, Requirement::Runs), ["ENG-0109"]);
+    assert_eq!(codes(&format!("{other}---\n{run}"), Requirement::Cluster), ["ENG-0301"]);
+    assert!(codes(&format!("{other}---\n{run}"), Requirement::Anything).is_empty());
 
     let running = check(&other).unwrap().cluster.unwrap().spec;
-    let manifest = parse(&run, "test.yaml", Needs::Runs).unwrap();
+    let manifest = parse(&run, "test.yaml", Requirement::Runs).unwrap();
     assert!(manifest.check_runs_on("words", &running).is_ok());
     assert_eq!(manifest.check_runs_on("other", &running).unwrap_err()[0].code(), Code::ClusterNotFound);
-    let large = parse(&source("synthetic: { memories: 1000002 }", ""), "test.yaml", Needs::Runs).unwrap();
+    let large = parse(&source("synthetic: { memories: 1000002 }", ""), "test.yaml", Requirement::Runs).unwrap();
     assert_eq!(large.check_runs_on("words", &running).unwrap_err()[0].code(), Code::Conflicting);
 }
 
 #[test]
 fn problems_end_the_process_with_the_code_of_their_class() {
     let unknown_cluster = cluster("{ workers: 1 }").replace("words", "other") + "---\n" + &source("git: {}", "");
-    let exit = |text: &str| parse(text, "test.yaml", Needs::Cluster).unwrap_err().exit_code().number();
+    let exit = |text: &str| parse(text, "test.yaml", Requirement::Cluster).unwrap_err().exit_code().number();
     assert_eq!(exit(&unknown_cluster), 3);
     assert_eq!(exit(&cluster("{}")), 2);
     let old = check(&cluster("{ workers: 5 }")).unwrap().cluster.unwrap().spec;

@@ -304,7 +304,7 @@ fn kubernetes_settings_are_checked_and_listed_as_ignored() {
     assert_eq!(manifest.ignored, expected);
     assert_eq!(manifest.local_notes(), [format!("ignored in local mode: {}", expected.join(", "))]);
     let lone = check(&cluster("{ workers: 1, durability: { mode: Replicated } }")).unwrap();
-    assert_eq!(lone.local_notes(), ["spec.durability.mode: Replicated means Sync with one copy"]);
+    assert_eq!(lone.local_notes(), ["spec.durability.mode: Replicated means Sync with a single replica"]);
     let replicated = check(&cluster("{ workers: 5, durability: { mode: Replicated } }")).unwrap();
     assert!(replicated.local_notes().is_empty());
 }

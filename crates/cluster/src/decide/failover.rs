@@ -1,36 +1,36 @@
-//! Who leads when the process that led is gone.
+//! Failover: promotes another replica when a primary's process is gone.
 
-use super::{Fate, Plan, Scene, count, workers};
+use super::{MemberHealth, Plan, ClusterView, count, workers};
 use crate::change::Change;
 use crate::map::Entry;
-use crate::replica::{Defect, is_planted};
+use crate::injected;
 use engram_memory::{Member, Ordinal, PartitionId};
 use std::collections::BTreeMap;
 
-/// A primary gets rid of its dead partners by itself. It cannot of one that it never heard, and may be slow: after this
-/// silence of a member that is lost, the map goes on without it.
-const LINGER_MS: u64 = 2_000;
+/// A primary removes dead members itself, except one that never connected to it: after this silence of a lost member,
+/// the coordinator removes it from the map.
+const LOST_MEMBER_GRACE_MS: u64 = 2_000;
 
-/// Plans promotions. Gives back the partitions whose primary serves and that are not changed now.
-pub(super) fn plan(scene: &Scene<'_>, primaries: &mut BTreeMap<Ordinal, usize>, plan: &mut Plan) -> Vec<PartitionId> {
-    let mut settled = Vec::with_capacity(scene.map.partitions.len());
+/// Plans promotions. Returns the partitions whose primary serves and that this plan does not change.
+pub(super) fn plan(view: &ClusterView<'_>, primaries: &mut BTreeMap<Ordinal, usize>, plan: &mut Plan) -> Vec<PartitionId> {
+    let mut settled = Vec::with_capacity(view.map.partitions.len());
     let mut waiting: BTreeMap<String, usize> = BTreeMap::new();
-    for (partition, entry) in scene.map.entries() {
-        let primary = entry.primary_member().expect("the map store lets in entries with a primary alone");
-        let serves = scene.seen(primary.ordinal).is_some_and(|seen| seen.member == *primary);
-        let change = match scene.fate(entry, primary) {
-            Fate::Living if serves => without_the_lost(scene, entry, primary),
-            Fate::Living | Fate::Lost { .. } => match elect(scene, entry, primary, primaries) {
+    for (partition, entry) in view.map.entries() {
+        let primary = entry.primary_member().expect("the map store accepts only entries with a primary");
+        let serves = view.worker(primary.ordinal).is_some_and(|worker| worker.member == *primary);
+        let change = match view.health(entry, primary) {
+            MemberHealth::Alive if serves => remove_lost_members(view, entry, primary),
+            MemberHealth::Alive | MemberHealth::Lost { .. } => match elect(view, entry, primary, primaries) {
                 Ok(change) => Some(change),
                 Err(why) => {
                     *waiting.entry(why).or_default() += 1;
                     continue;
                 }
             },
-            Fate::Doubtful => {
-                let why = match scene.seen(primary.ordinal) {
-                    None => format!("{} has not been heard", workers([primary.ordinal])),
-                    Some(_) => format!("{} does not answer, which nobody confirms yet", workers([primary.ordinal])),
+            MemberHealth::Unknown => {
+                let why = match view.worker(primary.ordinal) {
+                    None => format!("no heartbeat from {} yet", workers([primary.ordinal])),
+                    Some(_) => format!("{} is suspected dead, not confirmed yet", workers([primary.ordinal])),
                 };
                 *waiting.entry(why).or_default() += 1;
                 continue;
@@ -41,37 +41,38 @@ pub(super) fn plan(scene: &Scene<'_>, primaries: &mut BTreeMap<Ordinal, usize>, 
             None => settled.push(partition),
         }
     }
-    let words = |(why, partitions)| format!("{} not served: {why}", count(partitions, "partition"));
-    plan.conditions.extend(waiting.into_iter().map(words));
+    let describe = |(why, partitions)| format!("{} without a serving primary: {why}", count(partitions, "partition"));
+    plan.conditions.extend(waiting.into_iter().map(describe));
     settled
 }
 
-/// Elects a candidate that lives and holds everything; the one that led before, as a new process, if it may.
+/// Chooses a living candidate that holds everything acknowledged; the previous primary as a new process, if it is
+/// eligible.
 fn elect(
-    scene: &Scene<'_>,
+    view: &ClusterView<'_>,
     entry: &Entry,
     before: &Member,
     primaries: &mut BTreeMap<Ordinal, usize>,
 ) -> Result<Change, String> {
-    let eligible = || entry.candidates().filter_map(|member| scene.eligible(entry, member));
-    let chosen = eligible().min_by_key(|seen| {
-        let ordinal = seen.member.ordinal;
-        let led = primaries.get(&ordinal).copied().unwrap_or(0);
-        (seen.damped, scene.is_draining(ordinal), ordinal != before.ordinal, led, ordinal)
+    let eligible = || entry.candidates().filter_map(|member| view.eligible(entry, member));
+    let chosen = eligible().min_by_key(|worker| {
+        let ordinal = worker.member.ordinal;
+        let count = primaries.get(&ordinal).copied().unwrap_or(0);
+        (worker.damped, view.is_draining(ordinal), ordinal != before.ordinal, count, ordinal)
     });
-    let anybody = || scene.holders().next().filter(|_| is_planted(Defect::PromoteNonIsr));
-    let Some(chosen) = chosen.or_else(anybody) else { return Err(nobody(scene, entry, before)) };
+    let injected_choice = || view.holders().next().filter(|_| injected!(PromoteNonIsr));
+    let Some(chosen) = chosen.or_else(injected_choice) else { return Err(no_candidate_reason(view, entry, before)) };
     let primary = chosen.member;
     if primary.ordinal != before.ordinal {
         *primaries.entry(primary.ordinal).or_default() += 1;
-        primaries.entry(before.ordinal).and_modify(|led| *led = led.saturating_sub(1));
+        primaries.entry(before.ordinal).and_modify(|count| *count = count.saturating_sub(1));
     }
-    // Who has not been heard yet keeps its place: a cluster that was started comes up one by one. Who is dead would only
-    // keep the new primary waiting.
+    // A member that has not reported yet keeps its membership: a starting cluster comes up one by one. A dead member
+    // would only keep the new primary waiting.
     let stays = |member: &Member| {
         member.ordinal == primary.ordinal
-            || scene.eligible(entry, member).is_some()
-            || (scene.seen(member.ordinal).is_none() && scene.fate(entry, member) == Fate::Doubtful)
+            || view.eligible(entry, member).is_some()
+            || (view.worker(member.ordinal).is_none() && view.health(entry, member) == MemberHealth::Unknown)
     };
     let mut isr: Vec<_> = entry.candidates().filter(|member| stays(member)).map(|member| member.ordinal).collect();
     isr.push(primary.ordinal);
@@ -80,39 +81,39 @@ fn elect(
     Ok(Change::Promote { primary, isr })
 }
 
-/// Why a partition has no primary.
-fn nobody(scene: &Scene<'_>, entry: &Entry, before: &Member) -> String {
-    let foreign = |member: &&Member| scene.seen(member.ordinal).is_some_and(|seen| seen.member.store != member.store);
+/// Explains why a partition has no primary.
+fn no_candidate_reason(view: &ClusterView<'_>, entry: &Entry, before: &Member) -> String {
+    let foreign = |member: &&Member| view.worker(member.ordinal).is_some_and(|worker| worker.member.store != member.store);
     if let Some(member) = entry.candidates().find(foreign) {
-        let found = scene.seen(member.ordinal).expect("it was just seen").member.store;
+        let store = view.worker(member.ordinal).expect("the filter matched this worker").member.store;
         return format!(
-            "{} came with store {found}, but its memories are on store {}: bring that disk back",
+            "{} started with store {store}, but its data is on store {}: restore that disk",
             workers([member.ordinal]),
             member.store
         );
     }
-    if scene.fate(entry, before) == Fate::Living {
+    if view.health(entry, before) == MemberHealth::Alive {
         return format!(
-            "{} lost writes that it had acknowledged when it stopped, and no other copy is here",
+            "{} lost acknowledged writes when it stopped, and no other replica is available",
             workers([before.ordinal])
         );
     }
     let mut candidates: Vec<_> = entry.candidates().map(|member| member.ordinal).collect();
     candidates.sort_unstable();
     candidates.dedup();
-    format!("everything that was acknowledged is on {} alone", workers(candidates))
+    format!("all acknowledged writes are only on {}", workers(candidates))
 }
 
-/// The same primary without members that are lost and that it did not remove itself, and without those that came back without
-/// what they had acknowledged: they are added again as any other copy.
-fn without_the_lost(scene: &Scene<'_>, entry: &Entry, primary: &Member) -> Option<Change> {
-    let lost = |member: &&Member| match scene.fate(entry, member) {
-        Fate::Lost { for_ms } => for_ms >= LINGER_MS,
-        Fate::Living => member.ordinal != primary.ordinal && scene.eligible(entry, member).is_none(),
-        Fate::Doubtful => false,
+/// Keeps the primary and removes members that are lost and that it did not remove itself, and members that restarted
+/// without data that they had acknowledged: those are added again like any other replica.
+fn remove_lost_members(view: &ClusterView<'_>, entry: &Entry, primary: &Member) -> Option<Change> {
+    let lost = |member: &&Member| match view.health(entry, member) {
+        MemberHealth::Lost { for_ms } => for_ms >= LOST_MEMBER_GRACE_MS,
+        MemberHealth::Alive => member.ordinal != primary.ordinal && view.eligible(entry, member).is_none(),
+        MemberHealth::Unknown => false,
     };
     entry.isr.iter().find(lost)?;
     let isr = entry.isr.iter().filter(|member| !lost(member)).map(|member| member.ordinal).collect();
-    // Not a removal: who is left alone may have to make its log durable before it says so.
+    // Not a removal: a primary that becomes the only replica may first have to make its log durable.
     Some(Change::Promote { primary: *primary, isr })
 }

@@ -1,264 +1,265 @@
-//! What a coordinator should do about the map, given what it observed.
+//! What a coordinator changes in the map, given what it observed.
 //!
 //! ```text
 //! no map ─> create, when all its workers are here
-//! map ────> failover: a dead primary's partitions get another candidate, a restarted one's go on
-//!           copies:   what has too few gets more, what has too many gets rid of one, full workers give to empty ones
-//!           balance:  primaryship moves to those that lead little
+//! map ────> failover: another candidate takes over from a dead primary
+//!           replicas: under-replicated partitions get learners, surplus replicas are removed, load is evened out
+//!           balance:  leadership moves to workers with few primaries
 //! ```
 //!
-//! Decides nothing by itself that needs to be right for safety: every change is checked against the entry that it replaces,
-//! and a wrong guess costs a hand-over. A worker that comes with another disk under an old name is *absent*: what it held is
-//! on the disk that is missing, and nothing is formatted.
+//! No decision is trusted for safety: every change is validated against the entry that it replaces, and a wrong guess
+//! costs a leadership transfer. A worker that comes with another disk under an old ordinal counts as *lost*: its data
+//! is on the missing disk, and nothing is formatted.
 //!
-//! Invariant: a decision that was carried out is not made again, and repeated decisions come to an end.
+//! Invariant: a decision that was carried out is not made again, and repeated decisions terminate.
 
 mod absent;
 mod balance;
-mod copies;
+mod replication;
 mod failover;
-mod last_resort;
+mod forced_promotion;
 #[cfg(test)]
 mod tests;
 
-pub use absent::{ABSENT_MS, absent};
-pub use last_resort::is_forsaken;
+pub use absent::{ABSENT_MS, find_absent};
+pub use forced_promotion::check_force_promotable;
 
 use crate::change::Change;
-use crate::detector::{Standing, Timing};
+use crate::detector::{Liveness, Timing};
 use crate::map::{Entry, PartitionMap};
-use crate::place::{Candidate, place};
-use crate::replica::{Defect, is_planted};
-use copies::Copies;
+use crate::placement::{Candidate, place_replicas};
+use crate::injected;
+use replication::ReplicationPlanner;
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a coordinator wants, and what it heard since its own start.
+/// The desired state of a cluster, and what the coordinator observed since it started.
 #[derive(Debug, Clone)]
-pub struct Observed {
-    /// The cluster.
+pub struct ClusterObservation {
+    /// Cluster.
     pub cluster: ClusterId,
     /// Partitions of a new map.
     pub partitions: u32,
-    /// Workers that the cluster shall have: ordinals 0 to this - 1. Those above are emptied.
+    /// Desired number of workers: ordinals 0 to this - 1. Workers above are drained.
     pub workers: u32,
-    /// Copies that each partition shall have.
-    pub copies: u32,
-    /// Every log write is durable before it counts.
+    /// Desired number of replicas of each partition.
+    pub replicas: u32,
+    /// Every log write is durable before it is acknowledged (mode `sync`).
     pub keeps_all: bool,
-    /// Now, by the clock of the detector.
+    /// Current time on the detector's clock.
     pub now_ms: u64,
     /// How long the coordinator has been running.
     pub age_ms: u64,
-    /// The detector's.
+    /// Timing of the failure detector.
     pub timing: Timing,
-    /// How long a lone copy waits for a partner that died with proof and is started again.
+    /// How long a single replica waits for a peer that is proven dead and supervised.
     pub restart_grace_ms: u64,
-    /// Copies that a worker may be taking, and that it may be giving, at a time.
-    pub copies_at_once: usize,
-    /// Who was heard, one per ordinal.
-    pub members: Vec<Seen>,
-    /// Who was not, and is no longer waited for.
+    /// Concurrent incoming, and concurrent outgoing, state transfers per worker.
+    pub max_transfers: usize,
+    /// Workers that have reported, one per ordinal.
+    pub workers_seen: Vec<WorkerObservation>,
+    /// Workers that never reported and count as lost.
     pub absent: BTreeSet<Ordinal>,
-    /// Who shall be emptied.
+    /// Workers to drain.
     pub draining: BTreeSet<Ordinal>,
-    /// More is silent than one fault explains.
+    /// More workers are silent than one fault explains.
     pub braked: bool,
-    /// When partitions were last failed over.
-    pub failed_over_ms: Option<u64>,
+    /// Time of the last failover.
+    pub last_failover_ms: Option<u64>,
 }
 
-/// A worker as the coordinator sees it.
+/// A worker as the coordinator observes it.
 #[derive(Debug, Clone)]
-pub struct Seen {
-    /// The process that was heard last.
+pub struct WorkerObservation {
+    /// The process that reported last.
     pub member: Member,
-    /// Its word: nothing that this incarnation or a later one wrote has been lost.
+    /// The process states that nothing written by this incarnation or a later one was lost.
     pub lossless_since: Incarnation,
-    /// What fails together with it.
+    /// Failure domain.
     pub domain: String,
-    /// What is thought of it.
-    pub standing: Standing,
-    /// It was heard a moment ago: what is not urgent rests on such alone.
+    /// Liveness according to the failure detector.
+    pub liveness: Liveness,
+    /// It sent a heartbeat recently: decisions that are not urgent rest on such workers only.
     pub fresh: bool,
-    /// Somebody starts it again when it ends.
+    /// Its supervisor restarts it when it exits.
     pub supervised: bool,
-    /// It failed over too often to lead.
+    /// It failed over too often to become primary.
     pub damped: bool,
-    /// Since when it has been about to be stopped, by its own word: it gets no copies, and those that it leaves come back with it.
+    /// Since when it has been about to stop, by its own report: it gets no new replicas, and those that it holds come
+    /// back with it.
     pub leaving_since_ms: Option<u64>,
-    /// Since when this very process has been heard.
-    pub heard_since_ms: u64,
-    /// Whom it takes for dead.
+    /// Since when this process has been connected.
+    pub seen_since_ms: u64,
+    /// Ordinals that it suspects.
     pub suspects: BTreeSet<Ordinal>,
 }
 
-/// How long a process that was started again may have to wait before it serves: for the end of the read leases that the process before
-/// it may have granted.
-pub const LEASES_END_MS: u64 = 1_200;
+/// Longest time that a restarted process waits before it serves: until read leases that its predecessor may have
+/// granted expire.
+pub const LEASE_WAIT_MS: u64 = 1_200;
 
-impl Seen {
-    /// Whether it serves what it is given as soon as it has promised to.
+impl WorkerObservation {
+    /// Whether it serves a partition as soon as its promise is durable.
     fn serves_at_once(&self, now_ms: u64) -> bool {
-        self.member.incarnation == Incarnation(1) || now_ms >= self.heard_since_ms + LEASES_END_MS
+        self.member.incarnation == Incarnation(1) || now_ms >= self.seen_since_ms + LEASE_WAIT_MS
     }
 }
 
-/// What to do.
+/// The changes to make.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Write this map, the first, if there is none.
-    pub first: Option<PartitionMap>,
-    /// Change these entries; at most one change each.
+    /// The first map of the cluster, if there is none.
+    pub initial_map: Option<PartitionMap>,
+    /// At most one change per entry.
     pub changes: Vec<(PartitionId, Change)>,
-    /// Planned moves of primaryship: all that are wanted now, whether new or not.
-    pub hand_overs: Vec<HandOver>,
-    /// What keeps the cluster from serving everything with all its copies, in words.
+    /// Planned leadership transfers: all that are currently wanted, new or not.
+    pub transfers: Vec<LeadershipTransfer>,
+    /// Why the cluster does not serve everything with all its replicas.
     pub conditions: Vec<String>,
 }
 
-/// The primary of a partition shall give it to a member in sync.
+/// An order to the primary of a partition to transfer its leadership to an in-sync member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HandOver {
+pub struct LeadershipTransfer {
     /// Partition.
     pub partition: PartitionId,
-    /// Who shall lead it.
+    /// The new primary.
     pub to: Ordinal,
 }
 
-/// Decides.
-pub fn decide(map: Option<&PartitionMap>, observed: &Observed) -> Plan {
-    let Some(map) = map else { return create(observed) };
-    let scene = Scene { map, observed };
+/// Computes the changes for the current map.
+pub fn decide(map: Option<&PartitionMap>, observed: &ClusterObservation) -> Plan {
+    let Some(map) = map else { return plan_initial_map(observed) };
+    let view = ClusterView { map, observed };
     let mut plan = Plan::default();
-    let mut primaries = scene.primaries();
-    let settled = failover::plan(&scene, &mut primaries, &mut plan);
-    let mut copies = Copies::of(&scene, &settled);
-    copies.heal(&mut plan);
-    copies.release(&primaries, &mut plan);
-    // Comfort comes after need.
-    if plan.changes.is_empty() && !copies.lacks() && !observed.braked {
-        copies.spread(&mut plan);
-        if !copies.moves() {
-            balance::plan(&scene, &settled, &mut primaries, &mut plan);
+    let mut primaries = view.primaries();
+    let settled = failover::plan(&view, &mut primaries, &mut plan);
+    let mut planner = ReplicationPlanner::new(&view, &settled);
+    planner.re_replicate(&mut plan);
+    planner.remove_surplus(&primaries, &mut plan);
+    // Balancing comes after repair.
+    if plan.changes.is_empty() && !planner.is_under_replicated() && !observed.braked {
+        planner.rebalance(&mut plan);
+        if !planner.is_moving() {
+            balance::plan(&view, &settled, &mut primaries, &mut plan);
         }
     }
-    copies.report(&mut plan);
+    planner.report_conditions(&mut plan);
     if observed.braked {
         plan.conditions.push(
-            "more workers are silent than one fault explains: nothing is copied, and a partition moves only on its backup's word"
+            "more workers are silent than one fault explains: re-replication is paused, and failover needs a backup's confirmation"
                 .to_owned(),
         );
     }
     plan
 }
 
-fn create(observed: &Observed) -> Plan {
+fn plan_initial_map(observed: &ClusterObservation) -> Plan {
     let wait = |why: String| Plan { conditions: vec![why], ..Plan::default() };
-    let heard = |ordinal: u32| observed.members.iter().find(|seen| seen.member.ordinal == Ordinal(ordinal));
+    let reported = |ordinal: u32| observed.workers_seen.iter().find(|worker| worker.member.ordinal == Ordinal(ordinal));
     let missing: Vec<_> =
-        (0..observed.workers).filter(|&ordinal| heard(ordinal).is_none_or(|seen| !seen.standing.is_alive())).collect();
+        (0..observed.workers).filter(|&ordinal| reported(ordinal).is_none_or(|worker| !worker.liveness.is_alive())).collect();
     if !missing.is_empty() {
         return wait(format!("waiting for workers {missing:?} to form the cluster"));
     }
     let candidates: Vec<_> = (0..observed.workers)
-        .filter_map(heard)
-        .map(|seen| Candidate { ordinal: seen.member.ordinal, domain: seen.domain.clone() })
+        .filter_map(reported)
+        .map(|worker| Candidate { ordinal: worker.member.ordinal, domain: worker.domain.clone() })
         .collect();
-    let placed = match place(observed.partitions, &candidates, observed.copies as usize) {
+    let placed = match place_replicas(observed.partitions, &candidates, observed.replicas as usize) {
         Ok(placed) => placed,
         Err(error) => return wait(error.to_string()),
     };
-    let member = |ordinal: &Ordinal| heard(ordinal.0).expect("placed on a worker that was heard").member;
+    let member = |ordinal: &Ordinal| reported(ordinal.0).expect("replicas are placed on workers that reported").member;
     let partitions = placed.iter().map(|chosen| Entry::first(chosen.iter().map(member).collect())).collect();
-    Plan { first: Some(PartitionMap { cluster: observed.cluster, version: 1, partitions }), ..Plan::default() }
+    Plan { initial_map: Some(PartitionMap { cluster: observed.cluster, version: 1, partitions }), ..Plan::default() }
 }
 
-/// What became of a process that the map names.
+/// Health of a process that the map names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// Its disk is here and somebody runs on it, perhaps a newer process.
-    Living,
-    /// Nobody knows yet.
-    Doubtful,
-    /// It, or its disk, is gone; for how long that has been known.
+enum MemberHealth {
+    /// A process runs on its disk, perhaps a newer one.
+    Alive,
+    /// Not known yet.
+    Unknown,
+    /// The process or its disk is gone; for how long that has been known.
     Lost { for_ms: u64 },
 }
 
-/// The map beside what was observed.
-struct Scene<'a> {
+/// The map together with the observations.
+struct ClusterView<'a> {
     map: &'a PartitionMap,
-    observed: &'a Observed,
+    observed: &'a ClusterObservation,
 }
 
-impl<'a> Scene<'a> {
-    fn seen(&self, ordinal: Ordinal) -> Option<&'a Seen> {
-        self.observed.members.iter().find(|seen| seen.member.ordinal == ordinal)
+impl<'a> ClusterView<'a> {
+    fn worker(&self, ordinal: Ordinal) -> Option<&'a WorkerObservation> {
+        self.observed.workers_seen.iter().find(|worker| worker.member.ordinal == ordinal)
     }
 
-    /// Whether a place shall be emptied.
+    /// Whether a worker is to be drained.
     fn is_draining(&self, ordinal: Ordinal) -> bool {
         ordinal.0 >= self.observed.workers || self.observed.draining.contains(&ordinal)
     }
 
-    /// The workers that may hold copies.
-    fn holders(&self) -> impl Iterator<Item = &'a Seen> {
-        self.observed.members.iter().filter(|seen| seen.standing.is_alive() && !self.is_draining(seen.member.ordinal))
+    /// Workers that may hold replicas.
+    fn holders(&self) -> impl Iterator<Item = &'a WorkerObservation> {
+        self.observed.workers_seen.iter().filter(|worker| worker.liveness.is_alive() && !self.is_draining(worker.member.ordinal))
     }
 
-    /// Whether a worker is about to be stopped.
+    /// Whether a worker is about to stop.
     fn is_leaving(&self, ordinal: Ordinal) -> bool {
-        self.seen(ordinal).is_some_and(|seen| seen.leaving_since_ms.is_some())
+        self.worker(ordinal).is_some_and(|worker| worker.leaving_since_ms.is_some())
     }
 
     fn domain(&self, ordinal: Ordinal) -> Option<&'a str> {
-        self.seen(ordinal).map(|seen| seen.domain.as_str())
+        self.worker(ordinal).map(|worker| worker.domain.as_str())
     }
 
     fn shares_domain(&self, ordinal: Ordinal, others: impl IntoIterator<Item = Ordinal>) -> bool {
         others.into_iter().any(|other| other != ordinal && self.domain(other) == self.domain(ordinal))
     }
 
-    /// What became of a member of `entry`, which the second witnesses are the copies of.
-    fn fate(&self, entry: &Entry, member: &Member) -> Fate {
+    /// Returns the health of a member of `entry`. The members of `entry` are the second witnesses.
+    fn health(&self, entry: &Entry, member: &Member) -> MemberHealth {
         let observed = self.observed;
-        let Some(seen) = self.seen(member.ordinal) else {
+        let Some(worker) = self.worker(member.ordinal) else {
             let lost = observed.absent.contains(&member.ordinal);
-            return if lost { Fate::Lost { for_ms: observed.age_ms } } else { Fate::Doubtful };
+            return if lost { MemberHealth::Lost { for_ms: observed.age_ms } } else { MemberHealth::Unknown };
         };
-        if seen.member.store != member.store && !is_planted(Defect::EligibleByOrdinal) {
-            return Fate::Lost { for_ms: observed.age_ms };
+        if worker.member.store != member.store && !injected!(EligibleByOrdinal) {
+            return MemberHealth::Lost { for_ms: observed.age_ms };
         }
-        if seen.member.incarnation < member.incarnation {
-            // What was heard is older than the map.
-            return Fate::Doubtful;
+        if worker.member.incarnation < member.incarnation {
+            // The observation is older than the map.
+            return MemberHealth::Unknown;
         }
         let witness = || {
-            let says_so = |seen: &Seen| seen.standing.is_alive() && seen.suspects.contains(&member.ordinal);
-            entry.candidates().filter_map(|other| self.seen(other.ordinal)).any(says_so)
+            let suspects = |worker: &WorkerObservation| worker.liveness.is_alive() && worker.suspects.contains(&member.ordinal);
+            entry.candidates().filter_map(|other| self.worker(other.ordinal)).any(suspects)
         };
-        match seen.standing {
-            Standing::Alive => Fate::Living,
+        match worker.liveness {
+            Liveness::Alive => MemberHealth::Alive,
             standing if standing.is_confirmed(witness(), observed.braked, observed.now_ms, &observed.timing) => {
                 let since_ms = standing.since_ms().expect("it is not alive");
-                Fate::Lost { for_ms: observed.now_ms.saturating_sub(since_ms) }
+                MemberHealth::Lost { for_ms: observed.now_ms.saturating_sub(since_ms) }
             }
-            _ => Fate::Doubtful,
+            _ => MemberHealth::Unknown,
         }
     }
 
-    /// The process that runs on a member's disk, if it lives and holds all that was acknowledged.
-    fn eligible(&self, entry: &Entry, member: &Member) -> Option<&'a Seen> {
-        let seen = self.seen(member.ordinal).filter(|_| self.fate(entry, member) == Fate::Living)?;
-        entry.holds_all(&seen.member, seen.lossless_since, self.observed.keeps_all).then_some(seen)
+    /// Returns the process on a member's disk, if it is alive and holds everything acknowledged.
+    fn eligible(&self, entry: &Entry, member: &Member) -> Option<&'a WorkerObservation> {
+        let worker = self.worker(member.ordinal).filter(|_| self.health(entry, member) == MemberHealth::Alive)?;
+        entry.holds_all(&worker.member, worker.lossless_since, self.observed.keeps_all).then_some(worker)
     }
 
-    /// Whether a worker can be given something to lead without a pause.
+    /// Whether a worker can become primary without a pause.
     fn serves_at_once(&self, ordinal: Ordinal) -> bool {
-        self.seen(ordinal).is_some_and(|seen| seen.standing.is_alive() && seen.serves_at_once(self.observed.now_ms))
+        self.worker(ordinal).is_some_and(|worker| worker.liveness.is_alive() && worker.serves_at_once(self.observed.now_ms))
     }
 
-    /// How many partitions each worker leads.
+    /// Number of primaries per worker.
     fn primaries(&self) -> BTreeMap<Ordinal, usize> {
         let mut primaries = BTreeMap::new();
         self.map.partitions.iter().for_each(|entry| *primaries.entry(entry.primary).or_default() += 1);
@@ -266,13 +267,13 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// A list of workers in words.
+/// Formats a list of workers.
 fn workers(ordinals: impl IntoIterator<Item = Ordinal>) -> String {
     let names: Vec<_> = ordinals.into_iter().map(|ordinal| ordinal.to_string()).collect();
     format!("worker{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
 }
 
-/// "1 partition", "2 partitions".
+/// Formats a count: "1 partition", "2 partitions".
 fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

@@ -1,14 +1,15 @@
 //! Which term wrote which part of a log.
 //!
-//! A record is named by (lsn, term), and two logs that hold the same name are equal up to it: one process writes under a
-//! term. So the last name that two logs share is found without their records.
+//! A record is identified by (lsn, term), and two logs that hold the same identifier are equal up to it: only one
+//! process writes under a term. So the last common record of two logs is found without their records.
 
 use engram_memory::{Lsn, Term};
 
-/// Terms kept apart; older ones become part of the floor. Far more than a partition changes hands while a member is away.
-const MOST_RUNS: usize = 64;
+/// Terms kept separately; older ones become part of the floor. Far more than a partition changes its primary while a
+/// member is away.
+const MAX_RUNS: usize = 64;
 
-/// The names of a log's records, as runs of equal terms over a floor.
+/// Identifiers of a log's records, as runs of equal terms above a floor.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct History {
     /// Below it terms are not known; everything up to it is committed.
@@ -18,39 +19,39 @@ pub struct History {
 }
 
 impl History {
-    /// A log that goes on behind a committed record, or the empty one.
+    /// Creates the history of a log that continues after a committed record, or of an empty log.
     pub const fn from_floor(lsn: Lsn, term: Term) -> Self {
         Self { floor: (lsn, term), runs: Vec::new() }
     }
 
-    /// What a peer sent; `None` when it is impossible.
+    /// Validates a history received from a peer; `None` if it is impossible.
     pub fn from_parts(floor: (Lsn, Term), runs: Vec<(Lsn, Term)>) -> Option<Self> {
         let ascending = |a: &(Lsn, Term), b: &(Lsn, Term)| a.0 < b.0 && a.1 < b.1;
         let follows = runs.first().is_none_or(|first| floor.0 < first.0 && floor.1 <= first.1);
         (follows && runs.windows(2).all(|pair| ascending(&pair[0], &pair[1]))).then_some(Self { floor, runs })
     }
 
-    /// The floor: lsn and term.
+    /// Returns the floor: lsn and term.
     pub const fn floor(&self) -> (Lsn, Term) {
         self.floor
     }
 
-    /// The runs: last lsn and term of each.
+    /// Returns the runs: last lsn and term of each.
     pub fn runs(&self) -> &[(Lsn, Term)] {
         &self.runs
     }
 
-    /// The last record; lsn 0 when the log is empty.
+    /// Returns the last record; lsn 0 if the log is empty.
     pub fn last(&self) -> (Lsn, Term) {
         self.runs.last().copied().unwrap_or(self.floor)
     }
 
-    /// The last lsn.
+    /// Returns the last lsn.
     pub fn end(&self) -> Lsn {
         self.last().0
     }
 
-    /// The term that wrote a record; `None` below the floor and above the end.
+    /// Returns the term that wrote a record; `None` below the floor and above the end.
     pub fn term_at(&self, lsn: Lsn) -> Option<Term> {
         if lsn == self.floor.0 {
             return Some(self.floor.1);
@@ -59,7 +60,7 @@ impl History {
         Some(run.1)
     }
 
-    /// Whether these runs may be appended, one after the other.
+    /// Whether these runs can be appended in order.
     pub fn may_append<'a>(&self, runs: impl Iterator<Item = &'a (Lsn, Term)>) -> bool {
         let mut last = self.last();
         runs.into_iter().all(|run| {
@@ -68,10 +69,10 @@ impl History {
         })
     }
 
-    /// Appends records up to `lsn`, written by `term`.
+    /// Appends records up to `lsn`, written under `term`.
     ///
     /// # Panics
-    /// When they do not follow the last record, or their term is below its.
+    /// If they do not follow the last record, or their term is below its term.
     pub fn append(&mut self, lsn: Lsn, term: Term) {
         let last = self.last();
         assert!(lsn > last.0 && term >= last.1, "records {lsn} of term {term} do not follow {last:?}");
@@ -79,7 +80,7 @@ impl History {
             Some(run) if run.1 == term => run.0 = lsn,
             _ => self.runs.push((lsn, term)),
         }
-        if self.runs.len() > MOST_RUNS {
+        if self.runs.len() > MAX_RUNS {
             self.floor = self.runs.remove(0);
         }
     }
@@ -87,7 +88,7 @@ impl History {
     /// Drops the records above `lsn`.
     ///
     /// # Panics
-    /// Below the floor: what is there is committed.
+    /// Below the floor: everything there is committed.
     pub fn truncate(&mut self, lsn: Lsn) {
         assert!(lsn >= self.floor.0, "{lsn} is below the floor {}", self.floor.0);
         while let Some(&(end, term)) = self.runs.last()
@@ -100,20 +101,20 @@ impl History {
         }
     }
 
-    /// The records above `lsn` as runs.
+    /// Returns the records above `lsn` as runs.
     pub fn above(&self, lsn: Lsn) -> Vec<(Lsn, Term)> {
         self.runs.iter().copied().filter(|run| run.0 > lsn).collect()
     }
 
-    /// The last record that both logs hold; `None` when that cannot be told, and a copy of the state is needed.
-    pub fn common(&self, other: &Self) -> Option<Lsn> {
-        let named = |history: &Self| {
+    /// Returns the last record that both logs hold; `None` if that is unknown, and a snapshot is needed.
+    pub fn last_common(&self, other: &Self) -> Option<Lsn> {
+        let identifiers = |history: &Self| {
             let floor = std::iter::once(history.floor);
             floor.chain(history.runs.iter().copied()).collect::<Vec<_>>()
         };
         // The last record of a run is in the other log, or the other log's last of the same term is in this one.
         let ends = |of: &Self, within: &Self| {
-            let names = named(of).into_iter();
+            let names = identifiers(of).into_iter();
             names.filter(|&(lsn, term)| within.term_at(lsn) == Some(term)).map(|(lsn, _)| lsn).max()
         };
         ends(self, other).max(ends(other, self))
@@ -131,20 +132,20 @@ mod tests {
     }
 
     #[test]
-    fn the_last_common_record_is_found_without_the_records() {
+    fn last_common_record_is_found_without_the_records() {
         let ours = log(&[(100, 3), (120, 5)]);
-        assert_eq!(ours.common(&log(&[(100, 3), (110, 4)])), Some(Lsn(100)));
-        assert_eq!(ours.common(&log(&[(90, 3)])), Some(Lsn(90)));
-        assert_eq!(ours.common(&log(&[(100, 3), (111, 5)])), Some(Lsn(111)));
-        assert_eq!(ours.common(&log(&[(105, 4)])), Some(Lsn(0)), "nothing but the beginning");
-        assert_eq!(ours.common(&History::from_floor(Lsn(50), Term(3))), Some(Lsn(50)));
-        assert_eq!(ours.common(&History::from_floor(Lsn(50), Term(2))), None);
-        assert_eq!(History::from_floor(Lsn(50), Term(3)).common(&log(&[(40, 3)])), None, "below the floor");
-        assert_eq!(ours.common(&ours), Some(Lsn(120)));
+        assert_eq!(ours.last_common(&log(&[(100, 3), (110, 4)])), Some(Lsn(100)));
+        assert_eq!(ours.last_common(&log(&[(90, 3)])), Some(Lsn(90)));
+        assert_eq!(ours.last_common(&log(&[(100, 3), (111, 5)])), Some(Lsn(111)));
+        assert_eq!(ours.last_common(&log(&[(105, 4)])), Some(Lsn(0)), "nothing but the beginning");
+        assert_eq!(ours.last_common(&History::from_floor(Lsn(50), Term(3))), Some(Lsn(50)));
+        assert_eq!(ours.last_common(&History::from_floor(Lsn(50), Term(2))), None);
+        assert_eq!(History::from_floor(Lsn(50), Term(3)).last_common(&log(&[(40, 3)])), None, "below the floor");
+        assert_eq!(ours.last_common(&ours), Some(Lsn(120)));
     }
 
     #[test]
-    fn truncation_and_appends_keep_the_names_of_what_stays() {
+    fn truncation_and_appends_keep_the_remaining_identifiers() {
         let mut history = log(&[(10, 1), (20, 2), (30, 4)]);
         assert_eq!(
             [10, 11, 25, 31].map(|lsn| history.term_at(Lsn(lsn)).map(|term| term.0)),
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_histories_are_refused() {
+    fn impossible_histories_are_rejected() {
         let zero = (Lsn(0), Term(0));
         assert!(History::from_parts(zero, vec![(Lsn(4), Term(1)), (Lsn(4), Term(2))]).is_none());
         assert!(History::from_parts(zero, vec![(Lsn(4), Term(3)), (Lsn(5), Term(2))]).is_none());

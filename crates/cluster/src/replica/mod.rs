@@ -1,126 +1,125 @@
 //! One replica of one partition: what it may promise, log, acknowledge, commit and serve.
 //!
-//! Free of time and of payloads: a record is (lsn, term), a lease that ends is an event. The process around it logs what
-//! the actions say, in their order, and reports what the log has done; nothing that rests on a promise leaves before
+//! Free of time and of payloads: a record is (lsn, term), an expired lease is an event. The process around it carries
+//! out the actions in order and reports what the log has done; nothing that depends on a promise is sent before
 //! [`Event::Promised`].
 //!
 //! ```text
 //! map ──────┐                      ┌──> Promise, Truncate, Log, Sync      (the log)
-//! log ──────┼─> Replica::step ─────┼──> Send, Stream, Copy               (the other copies)
+//! log ──────┼─> Replica::step ─────┼──> Send, Stream, SendSnapshot       (the other replicas)
 //! messages ─┘                      ├──> Propose                          (the map)
 //!                                  └──> Commit, Serve, Stop              (the state machine)
 //! ```
 //!
 //! Invariants, checked by the model in this crate's tests:
-//! - a record is committed when every member of the maximal in-sync set holds it *at this term*, from the disk that the
-//!   map names: the in-sync set of the map, and a newcomer from the moment its entry is proposed;
-//! - a replica answers nothing of a term below its promise, and drops what the primary of a term does not have before it
-//!   acknowledges anything of that term;
-//! - a term is served by one process, once, and only after it has read in the map that it is settled: activated, or nobody may be
-//!   promoted who is not in sync;
-//! - who is alone acknowledges from its disk, and has all of it there before it asks to be alone;
-//! - a grant of a read lease that was given ends before the granter serves.
+//! - a record is committed when every member of the maximal in-sync set holds it *under this term*, from the disk that
+//! the map names: the in-sync set of the map, and a newcomer from the moment its entry is proposed;
+//! - a replica answers nothing of a term below its promise, and drops what the primary of a term does not have before
+//! it acknowledges anything of that term;
+//! - a term is served by one process, once, and only after it has read in the map that it is settled: activated, or
+//! every candidate for promotion is in sync;
+//! - a single replica acknowledges from its disk, and has everything there before it proposes to be the only one;
+//! - a read lease that a replica granted expires before the replica serves.
 
 mod history;
-mod lead;
-mod planted;
+mod primary;
 
 pub use history::History;
-pub use lead::Follower;
-#[cfg(feature = "defects")]
-pub use planted::plant;
-pub use planted::{Defect, is_planted};
+pub use primary::Follower;
 
-use crate::change::{Change, Expected};
+use crate::change::{Change, ExpectedEntry};
+use crate::injected;
+#[cfg(feature = "defects")]
+use crate::injected::Bug;
+use crate::injected::InjectedBug;
 use crate::map::Entry;
 use engram_memory::{Incarnation, Lsn, Member, Ordinal, Term};
-use lead::Lead;
-use planted::Planted;
+use primary::PrimaryState;
 use std::collections::BTreeSet;
 
-/// What holds for all replicas of a cluster.
+/// Settings that all replicas of a cluster share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rules {
-    /// Every log write is durable before it counts (mode `sync`): whatever happens to a process, its disk has what it
-    /// acknowledged.
+    /// Every log write is durable before it counts (mode `sync`): a disk always has what its process acknowledged.
     pub keeps_all: bool,
-    /// Fewest members in sync with which writes are committed.
+    /// Minimum number of in-sync members for writes to be committed.
     pub min_in_sync: usize,
-    /// What the primary alone has written, synced or not, is committed (mode `async`). Copies follow; a planned hand-over alone
-    /// waits for the one that shall lead.
+    /// What the primary alone has written, synced or not, is committed (mode `async`). Backups follow; only a planned
+    /// leadership transfer waits for the next primary.
     pub primary_only: bool,
 }
 
-/// What happened.
+/// An input of the state machine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
     /// A promise is durable.
     Promised(Term),
-    /// A record, and all before it, is in the log as the mode demands it for an acknowledgement.
+    /// A record, and all before it, is in the log with the durability that the mode requires for an acknowledgement.
     Written(Lsn, Term),
-    /// A record, and all before it, would survive a loss of power.
+    /// A record, and all before it, would survive a power loss.
     Synced(Lsn, Term),
-    /// The primary appended to its own log, up to this lsn, at its term.
+    /// The primary appended to its own log, up to this lsn, under its term.
     Appended(Lsn),
-    /// A process said something.
-    Heard(Member, Message),
-    /// A way to a process is open; what was sent before to its place may be lost.
+    /// A message arrived from a process.
+    Received(Member, Message),
+    /// A connection to a process is open; messages sent to its ordinal before may be lost.
     Connected(Member),
-    /// The detector takes the process at this place for dead.
+    /// The detector suspects the process with this ordinal.
     Suspected(Ordinal),
-    /// It no longer does.
+    /// The detector trusts it again.
     Trusted(Ordinal),
-    /// The processes at these places, and no others, are about to be stopped, and lead nothing any more: a primary goes on without
-    /// them while they still acknowledge, so that nobody waits for them when they have gone.
+    /// The processes with these ordinals, and no others, are about to stop, and are no longer primary: a primary
+    /// continues without them while they still acknowledge, so that no write waits for them after they stop.
     Leaving(BTreeSet<Ordinal>),
-    /// A copy of the state, committed at this record, took the place of what was here, durably. Nothing comes between
-    /// [`Replica::takes_copy`] and this.
+    /// A snapshot, committed at this record, durably replaced the state here. No event comes between
+    /// [`Replica::accepts_snapshot`] and this one.
     Installed(Lsn, Term),
-    /// The read lease that this process granted has ended, for its holder too.
-    GrantOver,
-    /// A planned hand-over of primaryship; to this replica itself: none after all. It goes on until it reads that another one leads.
-    HandOver(Ordinal),
-    /// Say again what has no answer yet.
-    Remind,
+    /// The read lease that this process granted has expired, for its holder too.
+    GrantExpired,
+    /// Start a planned leadership transfer; to this replica itself: cancel it. The primary continues until it reads
+    /// that another one is primary.
+    TransferLeadership(Ordinal),
+    /// Send again what has no answer yet.
+    Resend,
 }
 
-/// What replicas say to each other.
+/// Messages between replicas.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Message {
-    /// A primary opens its term: what its log holds.
+    /// A primary opens its term and describes its log.
     Open {
         /// Term.
         term: Term,
-        /// Its log.
+        /// The primary's log.
         history: History,
-        /// What is committed of it.
+        /// Its committed prefix.
         commit: Lsn,
     },
     /// The log of the sender is a prefix of the primary's.
     Opened {
         /// Term.
         term: Term,
-        /// Its end; `None`: nothing in common is known, a copy of the state is needed.
+        /// Its end; `None`: no common record is known, a snapshot is needed.
         end: Option<Lsn>,
         /// What counts as acknowledged.
         written: Lsn,
     },
-    /// Records follow, in the envelope of this message.
+    /// Records, in the envelope of this message.
     Append {
         /// Term.
         term: Term,
         /// The lsn before the first record.
         after: Lsn,
-        /// Their names, as runs of equal terms; empty: no records, only a commit.
+        /// Their identifiers, as runs of equal terms; empty: no records, only a commit.
         runs: Vec<(Lsn, Term)>,
-        /// What is committed.
+        /// Committed lsn.
         commit: Lsn,
     },
     /// Records are in the log.
     Ack {
         /// Term.
         term: Term,
-        /// Up to here.
+        /// Last record in the log.
         written: Lsn,
     },
     /// The term was not opened to the sender: it is a new process.
@@ -129,162 +128,163 @@ pub enum Message {
         term: Term,
     },
     /// The sender has promised a higher term.
-    Refused {
-        /// The term refused.
+    Rejected {
+        /// The rejected term.
         term: Term,
-        /// Its promise.
+        /// The sender's promise.
         promised: Term,
     },
 }
 
-/// What to do, in this order.
+/// Actions for the surrounding process, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Log a promise, durable in every mode, then report [`Event::Promised`].
     Promise(Term),
-    /// Log that records above `after` of terms below `term` never were, and forget them; then report [`Event::Written`] for
-    /// the last one that stays: reports on what was forgotten say nothing.
+    /// Log that records above `after` of terms below `term` are void, and forget them; then report [`Event::Written`]
+    /// for the last remaining one: reports about void records are ignored.
     Truncate {
         /// The primary's term.
         term: Term,
         /// Last record that stays.
         after: Lsn,
     },
-    /// Log the records of the message that was heard, those above this lsn.
+    /// Log the records of the received message above this lsn.
     Log {
-        /// Last record that is here.
+        /// Last record in the log.
         after: Lsn,
     },
     /// Make the whole log durable, then report [`Event::Synced`].
     Sync,
-    /// Say something to whoever is at a place.
+    /// Send a message to an ordinal.
     Send(Ordinal, Message),
-    /// From now on send records above this lsn, and commits, to a place, at this term.
+    /// Stream records above this lsn, and commits, to an ordinal under this term.
     Stream {
-        /// To whom.
+        /// Receiver.
         to: Ordinal,
         /// Its last record.
         after: Lsn,
     },
-    /// Send a copy of the committed state.
-    Copy(
-        /// To whom.
+    /// Send a snapshot of the committed state.
+    SendSnapshot(
+        /// Receiver.
         Ordinal,
     ),
     /// Apply, and answer, records up to here.
     Commit(Lsn),
-    /// Take requests, at this term; go on taking them where they were taken before.
+    /// Accept requests under this term; continue where they were accepted before.
     Serve(Term),
-    /// Take no more, and answer those under way that nobody knows.
+    /// Accept no more requests, and answer pending ones whose outcome is unknown.
     Stop,
-    /// Ask for a change of the map; its outcome is known from the map alone.
-    Propose(Expected, Change),
+    /// Propose a map change; its outcome is known only from the map.
+    Propose(ExpectedEntry, Change),
 }
 
-/// A replica.
+/// State machine of one replica.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replica {
     me: Member,
     rules: Rules,
-    planted: Planted,
+    bug: InjectedBug,
     /// Nothing that this incarnation or a later one wrote has been lost.
     lossless_since: Incarnation,
     /// Highest term promised.
     promised: Term,
     /// Highest promise that is durable.
-    kept: Term,
+    durable_promise: Term,
     /// The term whose primary's log this one was matched with, by this process.
     matched: Term,
     history: History,
     written: Lsn,
     durable: Lsn,
-    /// Committed, as told by the primary or found.
-    told: Lsn,
-    /// Committed and acted upon.
+    /// Commit reported by the primary or recovered.
+    reported_commit: Lsn,
+    /// Committed and applied.
     commit: Lsn,
     /// The primary whose term it was matched with.
-    follows: Option<Ordinal>,
-    /// A [`Message::Open`] that waits for its promise.
-    owes: Option<Ordinal>,
-    /// A copy of the state is needed before records.
-    copies: bool,
-    /// What is committed here is not in the log of the primary that it was matched with (mode `async`): it is lost.
-    bereft: bool,
+    followed: Option<Ordinal>,
+    /// Sender of a [`Message::Open`] that waits for the promise.
+    pending_open: Option<Ordinal>,
+    /// A snapshot is needed before records.
+    needs_snapshot: bool,
+    /// What is committed here is missing from the log of the primary that it was matched with (mode `async`): it is
+    /// lost.
+    lost_commits: bool,
     /// Newest entry of the map.
-    seen: Option<Entry>,
-    lead: Option<Lead>,
+    entry: Option<Entry>,
+    primary: Option<PrimaryState>,
     suspects: BTreeSet<Ordinal>,
-    leavers: BTreeSet<Ordinal>,
-    /// Somebody may hold a read lease from this replica.
+    leaving: BTreeSet<Ordinal>,
+    /// Another replica may hold a read lease from this one.
     granted: bool,
 }
 
-/// What a process finds of a replica when it starts.
+/// State of a replica that a process recovers at its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct RecoveredReplica {
     /// Nothing that this incarnation or a later one wrote has been lost.
     pub lossless_since: Incarnation,
     /// Highest promise in the log.
     pub promised: Term,
     /// The log, all of it durable.
     pub history: History,
-    /// What is known to be committed of it.
+    /// Known committed prefix.
     pub commit: Lsn,
-    /// The process before may have granted a read lease that has not ended.
+    /// The previous process may have granted a read lease that has not expired.
     pub granted: bool,
 }
 
 impl Replica {
-    /// A replica as a process finds it.
-    pub fn new(me: Member, rules: Rules, found: Found) -> Self {
-        let end = found.history.end();
+    /// Creates a replica from its recovered state.
+    pub fn new(me: Member, rules: Rules, recovered: RecoveredReplica) -> Self {
+        let end = recovered.history.end();
         Self {
             me,
             rules,
-            planted: Planted::default(),
-            lossless_since: found.lossless_since,
-            promised: found.promised,
-            kept: found.promised,
+            bug: InjectedBug::default(),
+            lossless_since: recovered.lossless_since,
+            promised: recovered.promised,
+            durable_promise: recovered.promised,
             matched: Term(0),
             written: end,
             durable: end,
-            told: found.commit,
-            commit: found.commit,
-            history: found.history,
-            follows: None,
-            owes: None,
-            copies: false,
-            bereft: false,
-            seen: None,
-            lead: None,
+            reported_commit: recovered.commit,
+            commit: recovered.commit,
+            history: recovered.history,
+            followed: None,
+            pending_open: None,
+            needs_snapshot: false,
+            lost_commits: false,
+            entry: None,
+            primary: None,
             suspects: BTreeSet::new(),
-            leavers: BTreeSet::new(),
-            granted: found.granted,
+            leaving: BTreeSet::new(),
+            granted: recovered.granted,
         }
     }
 
-    /// The same with a planted defect.
+    /// The replica with an injected bug.
     #[cfg(feature = "defects")]
     #[must_use]
-    pub fn with_defect(mut self, defect: Option<Defect>) -> Self {
-        self.planted = Planted(defect);
+    pub fn with_bug(mut self, bug: Option<Bug>) -> Self {
+        self.bug = InjectedBug(bug);
         self
     }
 
-    /// Highest term promised.
+    /// Returns the highest promised term.
     pub const fn promised(&self) -> Term {
         self.promised
     }
 
-    /// Highest term whose promise is durable.
-    pub const fn kept(&self) -> Term {
-        self.kept
+    /// Returns the highest term whose promise is durable.
+    pub const fn durable_promise(&self) -> Term {
+        self.durable_promise
     }
 
-    /// Takes back records that could not be logged.
+    /// Withdraws records that could not be logged.
     ///
     /// # Panics
-    /// When somebody else may have them: with followers.
+    /// If there are followers: they may already hold the records.
     pub fn withdraw(&mut self, end: Lsn) {
         assert!(self.followers().next().is_none(), "a record that was sent cannot be taken back");
         self.history.truncate(end);
@@ -292,264 +292,266 @@ impl Replica {
         self.durable = self.durable.min(end);
     }
 
-    /// Names of the records in the log.
+    /// Returns the identifiers of the records in the log.
     pub const fn history(&self) -> &History {
         &self.history
     }
 
-    /// Last record that was committed and acted upon.
+    /// Returns the last record that was committed and applied.
     pub const fn commit(&self) -> Lsn {
         self.commit
     }
 
-    /// The term at which this replica writes: it is primary, and may be activating still.
-    pub fn leads(&self) -> Option<Term> {
-        self.lead.as_ref().map(|lead| lead.entry.term)
+    /// Returns the term under which this replica is primary; it may still be activating.
+    pub fn primary_term(&self) -> Option<Term> {
+        self.primary.as_ref().map(|state| state.entry.term)
     }
 
-    /// The term at which it takes requests.
-    pub fn serves(&self) -> Option<Term> {
-        self.lead.as_ref().filter(|lead| lead.serving).map(|lead| lead.entry.term)
+    /// Returns the term under which it serves requests.
+    pub fn serving_term(&self) -> Option<Term> {
+        self.primary.as_ref().filter(|state| state.serving).map(|state| state.entry.term)
     }
 
-    /// Whether requests come to it: it serves, or served the term before and activates its own change.
+    /// Whether it accepts requests: it serves, or served the previous term and activates its own change.
     pub fn takes_requests(&self) -> bool {
-        self.lead.as_ref().is_some_and(|lead| lead.admitting)
+        self.primary.as_ref().is_some_and(|state| state.admitting)
     }
 
-    /// Whether it takes new writes: it leads, and has enough members in sync. A primary that changes its own configuration, or hands
-    /// over, goes on.
-    pub fn admits(&self) -> bool {
-        self.lead.as_ref().is_some_and(|lead| lead.admitting && lead.entry.isr.len() >= self.rules.min_in_sync)
+    /// Whether it accepts new writes: it is primary and has enough in-sync members. It continues during its own
+    /// reconfiguration and during a leadership transfer.
+    pub fn admits_writes(&self) -> bool {
+        self.primary.as_ref().is_some_and(|state| state.admitting && state.entry.isr.len() >= self.rules.min_in_sync)
     }
 
-    /// The newest entry of the map that it has read.
-    pub const fn seen(&self) -> Option<&Entry> {
-        self.seen.as_ref()
+    /// Returns the newest map entry that it has read.
+    pub const fn entry(&self) -> Option<&Entry> {
+        self.entry.as_ref()
     }
 
-    /// To whom it hands over. What is written meanwhile may be for the successor to answer.
-    pub fn draining(&self) -> Option<Ordinal> {
-        self.lead.as_ref()?.draining.map(|draining| draining.to)
+    /// Returns the target of the leadership transfer in progress. Records written meanwhile may be for the successor to
+    /// answer.
+    pub fn transfer_target(&self) -> Option<Ordinal> {
+        self.primary.as_ref()?.transfer.map(|draining| draining.to)
     }
 
-    /// Who is about to be stopped, as far as it was told.
-    pub const fn leavers(&self) -> &BTreeSet<Ordinal> {
-        &self.leavers
+    /// Returns the ordinals that are about to stop, as far as reported.
+    pub const fn leaving(&self) -> &BTreeSet<Ordinal> {
+        &self.leaving
     }
 
-    /// Copies that a record committed now is on.
-    pub fn replicas(&self) -> u32 {
-        self.lead.as_ref().map_or(1, |lead| lead.entry.isr.len() as u32)
+    /// Number of replicas that hold a record committed under the current entry.
+    pub fn in_sync_count(&self) -> u32 {
+        self.primary.as_ref().map_or(1, |state| state.entry.isr.len() as u32)
     }
 
-    /// Members, beside this one, whose read leases a read needs, as this process of theirs or a later one, but from no other disk;
-    /// `None` while no linearizable read is possible.
-    pub fn readable(&self) -> Option<Vec<Member>> {
-        let lead = self.lead.as_ref().filter(|lead| lead.serving)?;
-        let settled = self.commit >= lead.tail || self.planted.has(Defect::ReadUncommittedTail);
-        let required = || lead.required(self.me.ordinal, self.planted).into_iter();
-        settled.then(|| required().filter_map(|ordinal| lead.counted(ordinal)).collect())
+    /// Members, besides this one, whose read leases a read needs, as this process of theirs or a later one, but from no
+    /// other disk; `None` while no linearizable read is possible.
+    pub fn required_leases(&self) -> Option<Vec<Member>> {
+        let state = self.primary.as_ref().filter(|state| state.serving)?;
+        let settled = self.commit >= state.tail || injected!(self.bug, ReadUncommittedTail);
+        let required = || state.required(self.me.ordinal, self.bug).into_iter();
+        settled.then(|| required().filter_map(|ordinal| state.counted(ordinal)).collect())
     }
 
-    /// What a read waits for that rests on no clock: the term served, the record up to which the state has to go, and the members,
-    /// as this process of theirs or a later one on the same disk, who have to say afterwards that they have promised no higher
-    /// term. `None` while it does not serve.
-    pub fn confirmable(&self) -> Option<(Term, Lsn, Vec<Member>)> {
-        let lead = self.lead.as_ref().filter(|lead| lead.serving)?;
-        let required = lead.required(self.me.ordinal, self.planted).into_iter();
-        let members = required.filter_map(|ordinal| lead.counted(ordinal)).collect();
-        Some((lead.entry.term, self.commit.max(lead.tail), members))
+    /// What a clock-free read waits for: the serving term, the record that must be applied, and the members, as this
+    /// process of theirs or a later one on the same disk, that must confirm afterwards that they have promised no
+    /// higher term. `None` while it does not serve.
+    pub fn read_confirmation(&self) -> Option<(Term, Lsn, Vec<Member>)> {
+        let state = self.primary.as_ref().filter(|state| state.serving)?;
+        let required = state.required(self.me.ordinal, self.bug).into_iter();
+        let members = required.filter_map(|ordinal| state.counted(ordinal)).collect();
+        Some((state.entry.term, self.commit.max(state.tail), members))
     }
 
-    /// Whether it has nothing in common with its primary that it knows of, and waits for a copy of the state.
-    pub const fn awaits_copy(&self) -> bool {
-        self.copies
+    /// Whether it knows no common record with its primary, and waits for a snapshot.
+    pub const fn needs_snapshot(&self) -> bool {
+        self.needs_snapshot
     }
 
-    /// Whether it follows a primary at this place, and nobody else.
+    /// Whether it follows this primary.
     pub fn follows(&self, primary: Member) -> bool {
-        self.lead.is_none() && self.leader() == Some(primary.ordinal)
+        self.primary.is_none() && self.matched_primary() == Some(primary.ordinal)
     }
 
-    /// Whether it may grant a primary a read lease: of who is not in sync nobody needs one, and it would wait for the end of it when it
-    /// leads itself.
-    pub fn may_grant(&self, primary: Member) -> bool {
-        self.follows(primary) && self.seen.as_ref().is_some_and(|entry| entry.in_sync(self.me.ordinal).is_some())
+    /// Whether it may grant a primary a read lease. A replica that is not in sync does not: no read needs its lease,
+    /// and it would have to wait for its end before it serves.
+    pub fn may_grant_lease(&self, primary: Member) -> bool {
+        self.follows(primary) && self.entry.as_ref().is_some_and(|entry| entry.in_sync(self.me.ordinal).is_some())
     }
 
-    /// Who may lead in its place now or next, as far as it knows: whose log it follows, which it may hear of before the map says so,
-    /// and whom the map names. One of them may have granted it a read lease, and waits for its end before it serves.
+    /// Replicas that may be primary instead of this one now or next: the one whose log it follows, and the candidates
+    /// of the map. One of them may have granted it a read lease, and waits for its end before it serves.
     pub fn successors(&self) -> BTreeSet<Ordinal> {
-        let named = self.seen.iter().flat_map(Entry::candidates).map(|member| member.ordinal);
-        let all = named.chain(self.follows).filter(|ordinal| self.lead.is_none() && *ordinal != self.me.ordinal);
+        let candidates = self.entry.iter().flat_map(Entry::candidates).map(|member| member.ordinal);
+        let all = candidates.chain(self.followed).filter(|ordinal| self.primary.is_none() && *ordinal != self.me.ordinal);
         all.collect()
     }
 
-    /// Notes that a read lease was granted; [`Event::GrantOver`] ends it.
-    pub const fn set_granted(&mut self) {
+    /// Notes that a read lease was granted; [`Event::GrantExpired`] ends it.
+    pub const fn note_lease_granted(&mut self) {
         self.granted = true;
     }
 
-    /// The followers of a primary: everyone whose copy it keeps up.
+    /// Returns the followers of a primary: every replica that it keeps up to date.
     pub fn followers(&self) -> impl Iterator<Item = (Ordinal, &Follower)> {
-        self.lead.iter().flat_map(|lead| lead.followers.iter().map(|(ordinal, follower)| (*ordinal, follower)))
+        self.primary.iter().flat_map(|state| state.followers.iter().map(|(ordinal, follower)| (*ordinal, follower)))
     }
 
-    /// Whether a copy of the state for this term may take the place of what is here: not of records that may have been
-    /// acknowledged at this term.
-    pub fn takes_copy(&self, term: Term, lsn: Lsn) -> bool {
-        let unmatched = self.copies || self.planted.has(Defect::CopyOverRecords);
+    /// Whether a snapshot of this term may replace the state here: it must not lose records that may have been
+    /// acknowledged under this term.
+    pub fn accepts_snapshot(&self, term: Term, lsn: Lsn) -> bool {
+        let unmatched = self.needs_snapshot || injected!(self.bug, CopyOverRecords);
         let goes_further = lsn > self.history.end() || (unmatched && lsn > self.commit);
-        self.matched == term && self.promised == term && self.lead.is_none() && goes_further
+        self.matched == term && self.promised == term && self.primary.is_none() && goes_further
     }
 
-    /// Whether the primary of this term has lost what is committed here, which mode `async` allows: no copy of its state will ever
-    /// go further, unless somebody writes. What is here is to be given up.
-    pub fn is_bereft(&self, term: Term) -> bool {
-        self.bereft && self.copies && self.matched == term && self.promised == term && self.lead.is_none()
+    /// Whether the primary of this term has lost records that are committed here, which mode `async` allows: no
+    /// snapshot of it will go further unless there are new writes. The state here must be discarded.
+    pub fn has_lost_commits(&self, term: Term) -> bool {
+        self.lost_commits && self.needs_snapshot && self.matched == term && self.promised == term && self.primary.is_none()
     }
 
-    /// Whether this process may serve under `entry`: its disk is the map's, and it has lost nothing that it had
+    /// Whether this process may serve under `entry`: it runs on the map's disk and lost nothing that it had
     /// acknowledged.
     pub fn is_eligible(&self, entry: &Entry) -> bool {
-        if self.planted.has(Defect::RestartKeepsIsr) {
+        if injected!(self.bug, RestartKeepsIsr) {
             return true;
         }
         entry.holds_all(&self.me, self.lossless_since, self.rules.keeps_all)
     }
 
-    /// Takes the newest entry of the map that was read.
-    pub fn learn(&mut self, entry: &Entry, out: &mut Vec<Action>) {
-        if self.seen.as_ref().is_some_and(|seen| !seen.is_older_than(entry)) {
+    /// Applies the newest map entry that was read.
+    pub fn apply_entry(&mut self, entry: &Entry, out: &mut Vec<Action>) {
+        if self.entry.as_ref().is_some_and(|seen| !seen.is_older_than(entry)) {
             return;
         }
-        self.seen = Some(entry.clone());
-        let named = self.is_named(entry);
-        match &mut self.lead {
-            Some(lead) if lead.entry.term == entry.term => lead.take_marks(entry),
-            _ if named => self.begin(entry, out),
-            Some(lead) if lead.entry.term < entry.term => self.step_down(out),
+        self.entry = Some(entry.clone());
+        let is_primary = self.is_primary_of(entry);
+        match &mut self.primary {
+            Some(state) if state.entry.term == entry.term => state.update_entry(entry),
+            _ if is_primary => self.become_primary(entry, out),
+            Some(state) if state.entry.term < entry.term => self.step_down(out),
             _ => {}
         }
-        self.consider(out);
+        self.make_progress(out);
     }
 
-    /// Takes an event.
+    /// Handles an event.
     pub fn step(&mut self, event: Event, out: &mut Vec<Action>) {
         match event {
-            Event::Promised(term) => self.promise_kept(term, out),
-            Event::Written(lsn, term) => self.wrote(lsn, term, out),
+            Event::Promised(term) => self.promise_durable(term, out),
+            Event::Written(lsn, term) => self.log_written(lsn, term, out),
             Event::Synced(lsn, term) => {
                 if self.history.term_at(lsn) == Some(term) {
                     self.durable = self.durable.max(lsn);
                 }
             }
             Event::Appended(lsn) => {
-                let term = self.leads().expect("a primary appends");
+                let term = self.primary_term().expect("a primary appends");
                 self.history.append(lsn, term);
             }
-            Event::Heard(from, message) => self.hear(from, message, out),
-            Event::Connected(member) => self.open_again(&member, out),
+            Event::Received(from, message) => self.receive(from, message, out),
+            Event::Connected(member) => self.reopen(&member, out),
             Event::Suspected(ordinal) => {
                 self.suspects.insert(ordinal);
             }
             Event::Trusted(ordinal) => {
                 self.suspects.remove(&ordinal);
             }
-            Event::Leaving(leavers) => self.leavers = leavers,
-            Event::Installed(lsn, term) => self.installed(lsn, term, out),
-            Event::GrantOver => self.granted = false,
-            Event::HandOver(to) => {
-                let (me, under_way) = (self.me.ordinal, self.history.end());
-                if let Some(lead) = &mut self.lead {
-                    lead.drain_to(Some(to).filter(|to| *to != me), under_way);
+            Event::Leaving(leavers) => self.leaving = leavers,
+            Event::Installed(lsn, term) => self.snapshot_installed(lsn, term, out),
+            Event::GrantExpired => self.granted = false,
+            Event::TransferLeadership(to) => {
+                let (me, log_end) = (self.me.ordinal, self.history.end());
+                if let Some(state) = &mut self.primary {
+                    state.transfer_to(Some(to).filter(|to| *to != me), log_end);
                 }
             }
-            Event::Remind => self.remind(out),
+            Event::Resend => self.resend(out),
         }
-        self.consider(out);
+        self.make_progress(out);
     }
 
-    fn is_named(&self, entry: &Entry) -> bool {
+    fn is_primary_of(&self, entry: &Entry) -> bool {
         let same_disk = |member: &Member| (member.ordinal, member.store) == (self.me.ordinal, self.me.store);
         entry.served_by(&self.me)
-            || self.planted.has(Defect::RestartSameTerm) && entry.primary_member().is_some_and(same_disk)
+            || injected!(self.bug, RestartSameTerm) && entry.primary_member().is_some_and(same_disk)
     }
 
-    /// Takes over under an entry that names this very process.
-    fn begin(&mut self, entry: &Entry, out: &mut Vec<Action>) {
-        let goes_on = self.lead.is_some();
-        // A term is served once: one that was promised already may have been served by a process before this one.
-        let unused = self.promised < entry.term || self.planted.has(Defect::RestartSameTerm);
-        if !unused || !(goes_on || self.is_eligible(entry)) {
-            if goes_on {
+    /// Takes over under an entry that names this exact process.
+    fn become_primary(&mut self, entry: &Entry, out: &mut Vec<Action>) {
+        let was_primary = self.primary.is_some();
+        // A term is served once: one that was already promised may have been served by an earlier process.
+        let unused = self.promised < entry.term || injected!(self.bug, RestartSameTerm);
+        if !unused || !(was_primary || self.is_eligible(entry)) {
+            if was_primary {
                 self.step_down(out);
             }
             return;
         }
         self.promised = entry.term;
         self.matched = entry.term;
-        (self.follows, self.owes, self.copies) = (None, None, false);
+        (self.followed, self.pending_open, self.needs_snapshot) = (None, None, false);
         out.push(Action::Promise(entry.term));
-        self.lead = Some(Lead::begin(self.lead.take(), entry, self.me.ordinal, self.history.end()));
+        self.primary = Some(PrimaryState::begin(self.primary.take(), entry, self.me.ordinal, self.history.end()));
     }
 
     fn step_down(&mut self, out: &mut Vec<Action>) {
-        if self.lead.take().is_some() {
+        if self.primary.take().is_some() {
             out.push(Action::Stop);
         }
     }
 
-    fn promise_kept(&mut self, term: Term, out: &mut Vec<Action>) {
-        self.kept = self.kept.max(term);
+    fn promise_durable(&mut self, term: Term, out: &mut Vec<Action>) {
+        self.durable_promise = self.durable_promise.max(term);
         self.answer_open(out);
     }
 
-    fn wrote(&mut self, lsn: Lsn, term: Term, out: &mut Vec<Action>) {
+    fn log_written(&mut self, lsn: Lsn, term: Term, out: &mut Vec<Action>) {
         if self.history.term_at(lsn) != Some(term) || lsn <= self.written {
             return;
         }
         self.written = lsn;
-        if let (None, Some(leader)) = (&self.lead, self.leader()) {
-            out.push(Action::Send(leader, Message::Ack { term: self.matched, written: self.written }));
+        if let (None, Some(primary)) = (&self.primary, self.matched_primary()) {
+            out.push(Action::Send(primary, Message::Ack { term: self.matched, written: self.written }));
         }
         self.follow_commit(out);
     }
 
-    /// The primary that this replica follows, once its promise is durable and its log a prefix of the primary's.
-    fn leader(&self) -> Option<Ordinal> {
-        let matches = !self.copies || self.planted.has(Defect::AckWhileCopying);
-        let follows = self.matched == self.promised && self.kept == self.promised && matches;
-        self.follows.filter(|_| follows && self.owes.is_none())
+    /// Returns the primary that this replica follows, once its promise is durable and its log is a prefix of the
+    /// primary's.
+    fn matched_primary(&self) -> Option<Ordinal> {
+        let matches = !self.needs_snapshot || injected!(self.bug, AckWhileCopying);
+        let follows = self.matched == self.promised && self.durable_promise == self.promised && matches;
+        self.followed.filter(|_| follows && self.pending_open.is_none())
     }
 
-    fn hear(&mut self, from: Member, message: Message, out: &mut Vec<Action>) {
+    fn receive(&mut self, from: Member, message: Message, out: &mut Vec<Action>) {
         match message {
-            Message::Open { term, history, commit } => self.opened_by(from, term, &history, commit, out),
-            Message::Append { term, after, runs, commit } => self.appended_by(from, term, after, &runs, commit, out),
-            Message::Opened { term, end, written } => self.follower_opened(from, term, end, written, out),
-            Message::Ack { term, written } => self.acked(&from, term, written),
+            Message::Open { term, history, commit } => self.receive_open(from, term, &history, commit, out),
+            Message::Append { term, after, runs, commit } => self.receive_append(from, term, after, &runs, commit, out),
+            Message::Opened { term, end, written } => self.receive_opened(from, term, end, written, out),
+            Message::Ack { term, written } => self.receive_ack(&from, term, written),
             Message::NotOpen { term } => {
-                if self.leads() == Some(term) {
-                    self.open_again(&from, out);
+                if self.primary_term() == Some(term) {
+                    self.reopen(&from, out);
                 }
             }
             // A higher promise comes from a map that this primary will read.
-            Message::Refused { .. } => {}
+            Message::Rejected { .. } => {}
         }
     }
 
-    fn refuses(&self, from: Member, term: Term, out: &mut Vec<Action>) -> bool {
-        let refused = term < self.promised && !self.planted.has(Defect::AcceptOldTerm);
+    fn rejects(&self, from: Member, term: Term, out: &mut Vec<Action>) -> bool {
+        let refused = term < self.promised && !injected!(self.bug, AcceptOldTerm);
         if refused {
-            out.push(Action::Send(from.ordinal, Message::Refused { term, promised: self.promised }));
+            out.push(Action::Send(from.ordinal, Message::Rejected { term, promised: self.promised }));
         }
         refused
     }
 
-    fn opened_by(&mut self, from: Member, term: Term, theirs: &History, commit: Lsn, out: &mut Vec<Action>) {
-        if self.refuses(from, term, out) || self.leads() == Some(term) {
+    fn receive_open(&mut self, from: Member, term: Term, theirs: &History, commit: Lsn, out: &mut Vec<Action>) {
+        if self.rejects(from, term, out) || self.primary_term() == Some(term) {
             return;
         }
         self.step_down(out);
@@ -557,28 +559,28 @@ impl Replica {
             self.promised = term;
             out.push(Action::Promise(term));
         }
-        self.follows = Some(from.ordinal);
-        self.told = if self.matched == term { self.told.max(commit) } else { commit };
+        self.followed = Some(from.ordinal);
+        self.reported_commit = if self.matched == term { self.reported_commit.max(commit) } else { commit };
         self.matched = term;
-        // Records of this very term came from its primary: an opening without them is older, and they were acknowledged.
-        if self.history.last().1 < term || self.planted.has(Defect::ReopenTruncates) {
+        // Records of this term came from its primary: an opening without them is older, and they were acknowledged.
+        if self.history.last().1 < term || injected!(self.bug, ReopenTruncates) {
             self.match_log(term, theirs, out);
         }
-        self.owes = Some(from.ordinal);
+        self.pending_open = Some(from.ordinal);
         self.answer_open(out);
     }
 
     /// Drops what the primary of a new term does not have.
     fn match_log(&mut self, term: Term, theirs: &History, out: &mut Vec<Action>) {
-        // What is committed here is in every log that may lead; if it seems not to be, a copy decides.
-        let common = self.history.common(theirs).filter(|common| *common >= self.commit);
-        self.copies = common.is_none();
+        // Committed records are in every log that may become primary; if they seem not to be, a snapshot decides.
+        let common = self.history.last_common(theirs).filter(|common| *common >= self.commit);
+        self.needs_snapshot = common.is_none();
         let theirs_at_commit = theirs.term_at(self.commit);
         let differs = theirs_at_commit.is_some() && theirs_at_commit != self.history.term_at(self.commit);
-        self.bereft = self.rules.primary_only && (theirs.end() < self.commit || differs);
+        self.lost_commits = self.rules.primary_only && (theirs.end() < self.commit || differs);
         if let Some(common) = common
             && common < self.history.end()
-            && !self.planted.has(Defect::KeepTail)
+            && !injected!(self.bug, KeepTail)
         {
             out.push(Action::Truncate { term, after: common });
             self.history.truncate(common);
@@ -588,18 +590,18 @@ impl Replica {
     }
 
     fn answer_open(&mut self, out: &mut Vec<Action>) {
-        if self.lead.is_none()
-            && self.kept == self.promised
-            && let Some(to) = self.owes.take()
+        if self.primary.is_none()
+            && self.durable_promise == self.promised
+            && let Some(to) = self.pending_open.take()
         {
-            let end = (!self.copies).then(|| self.history.end());
-            let written = if self.copies { Lsn(0) } else { self.written };
+            let end = (!self.needs_snapshot).then(|| self.history.end());
+            let written = if self.needs_snapshot { Lsn(0) } else { self.written };
             out.push(Action::Send(to, Message::Opened { term: self.matched, end, written }));
             self.follow_commit(out);
         }
     }
 
-    fn appended_by(
+    fn receive_append(
         &mut self,
         from: Member,
         term: Term,
@@ -608,19 +610,19 @@ impl Replica {
         commit: Lsn,
         out: &mut Vec<Action>,
     ) {
-        if self.refuses(from, term, out) || self.leads() == Some(term) {
+        if self.rejects(from, term, out) || self.primary_term() == Some(term) {
             return;
         }
         if self.matched != term {
             out.push(Action::Send(from.ordinal, Message::NotOpen { term }));
             return;
         }
-        if self.copies || self.owes.is_some() {
+        if self.needs_snapshot || self.pending_open.is_some() {
             return;
         }
         let end = self.history.end();
         if after > end {
-            // Something was lost on the way: from here again.
+            // Records were lost in transit: request them from here again.
             out.push(Action::Send(from.ordinal, Message::Opened { term, end: Some(end), written: self.written }));
             return;
         }
@@ -629,28 +631,28 @@ impl Replica {
             new.for_each(|run| self.history.append(run.0, run.1));
             out.push(Action::Log { after: end });
         } else if !runs.is_empty() {
-            // They came before; what was said of them did not, perhaps.
+            // The records are already here, but their acknowledgement may have been lost.
             out.push(Action::Send(from.ordinal, Message::Ack { term, written: self.written }));
         }
-        self.told = self.told.max(commit);
+        self.reported_commit = self.reported_commit.max(commit);
         self.follow_commit(out);
     }
 
-    /// A backup acts upon what its primary says is committed, as far as its own log holds it.
+    /// A backup applies what its primary reports as committed, as far as its own log holds it.
     fn follow_commit(&mut self, out: &mut Vec<Action>) {
-        let commit = self.told.min(self.written);
-        if self.lead.is_none() && self.owes.is_none() && !self.copies && commit > self.commit {
+        let commit = self.reported_commit.min(self.written);
+        if self.primary.is_none() && self.pending_open.is_none() && !self.needs_snapshot && commit > self.commit {
             self.commit = commit;
             out.push(Action::Commit(commit));
         }
     }
 
-    fn installed(&mut self, lsn: Lsn, term: Term, out: &mut Vec<Action>) {
+    fn snapshot_installed(&mut self, lsn: Lsn, term: Term, out: &mut Vec<Action>) {
         self.history = History::from_floor(lsn, term);
         (self.written, self.durable, self.commit) = (lsn, lsn, lsn);
-        self.told = self.told.max(lsn);
-        self.copies = false;
-        self.owes = self.follows;
+        self.reported_commit = self.reported_commit.max(lsn);
+        self.needs_snapshot = false;
+        self.pending_open = self.followed;
         self.answer_open(out);
     }
 }

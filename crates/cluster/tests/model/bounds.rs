@@ -5,7 +5,8 @@ use crate::state::{Harm, Node, Statement, World, seen};
 use crate::step::Step;
 use crate::wrong::Wrong;
 use engram_cluster::Entry;
-use engram_cluster::replica::{Defect, Rules};
+use engram_cluster::injected::Bug;
+use engram_cluster::replica::Rules;
 use engram_memory::{Ordinal, Term};
 use stateright::{Model, Property};
 use std::collections::BTreeSet;
@@ -45,7 +46,7 @@ pub(crate) struct Bounds {
     pub(crate) reconnects: u8,
     pub(crate) snapshots: u8,
     pub(crate) hints: u8,
-    pub(crate) defect: Option<Defect>,
+    pub(crate) defect: Option<Bug>,
     pub(crate) wrong: Option<Wrong>,
 }
 
@@ -109,7 +110,7 @@ impl Bounds {
         self.wrong == Some(wrong)
     }
 
-    pub(crate) fn has(&self, defect: Defect) -> bool {
+    pub(crate) fn has(&self, defect: Bug) -> bool {
         self.defect == Some(defect)
     }
 

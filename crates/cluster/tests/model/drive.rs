@@ -4,7 +4,7 @@ use crate::bounds::Bounds;
 use crate::state::{Body, Envelope, Harm, Record, World, end_of, up_to};
 use engram_cluster::Entry;
 use engram_cluster::Replica;
-use engram_cluster::replica::{Action, Event, Found, History, Message};
+use engram_cluster::replica::{Action, Event, RecoveredReplica, History, Message};
 use engram_memory::{Lsn, Ordinal, Term};
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
@@ -49,7 +49,7 @@ impl Bounds {
         for (index, record) in node.log.iter().enumerate().skip(node.floor.0 as usize) {
             history.append(Lsn(index as u64 + 1), record.0);
         }
-        let found = Found {
+        let found = RecoveredReplica {
             lossless_since: node.lossless_since,
             promised: node.promise,
             history,
@@ -58,7 +58,7 @@ impl Bounds {
         };
         let replica = Replica::new(node.me, self.rules(), found);
         #[cfg(feature = "defects")]
-        let replica = replica.with_defect(self.defect);
+        let replica = replica.with_bug(self.defect);
         node.replica = Some(replica);
     }
 
@@ -71,7 +71,7 @@ impl Bounds {
             IN_CORE.set(true);
             let done = catch_unwind(AssertUnwindSafe(|| match input {
                 Input::Event(event) => replica.step(event, &mut out),
-                Input::Entry(entry) => replica.learn(&entry, &mut out),
+                Input::Entry(entry) => replica.apply_entry(&entry, &mut out),
             }));
             IN_CORE.set(false);
             if done.is_err() {
@@ -118,7 +118,7 @@ impl Bounds {
                 }
                 self.logged(world, me, inputs);
             }
-            Action::Send(_, Message::Refused { .. }) | Action::Serve(_) | Action::Sync => {}
+            Action::Send(_, Message::Rejected { .. }) | Action::Serve(_) | Action::Sync => {}
             Action::Send(to, message) => send(world, me, to, Body::Replica(message, Vec::new())),
             Action::Stream { to, after } => {
                 if after < node.floor {
@@ -128,7 +128,7 @@ impl Bounds {
                     append(world, me, to, after);
                 }
             }
-            Action::Copy(to) => copy(world, me, to),
+            Action::SendSnapshot(to) => copy(world, me, to),
             Action::Commit(lsn) => commit(world, me, lsn),
             Action::Stop => node.streams.clear(),
             Action::Propose(expected, change) => {
@@ -186,7 +186,7 @@ pub(crate) fn send(world: &mut World, me: Ordinal, to: Ordinal, body: Body) {
 pub(crate) fn append(world: &mut World, me: Ordinal, to: Ordinal, after: Lsn) {
     let node = world.at(me);
     let Some(replica) = &node.replica else { return };
-    let Some(term) = replica.leads() else { return };
+    let Some(term) = replica.primary_term() else { return };
     let Some(records) = node.log.get(after.0 as usize..).map(<[Record]>::to_vec) else {
         // A follower cannot have more than its primary.
         world.harm = Some(Harm::Diverged);

@@ -68,7 +68,7 @@ impl Bounds {
             self.take(world, &Step::Flush(me, 0));
             for op in 0..self.ops {
                 let node = world.at(me);
-                let admits = node.replica.as_ref().is_some_and(Replica::admits);
+                let admits = node.replica.as_ref().is_some_and(Replica::admits_writes);
                 if admits && node.log.iter().all(|record| record.1 != op) {
                     self.take(world, &Step::Write(me, op));
                 }
@@ -96,7 +96,7 @@ impl Bounds {
             isr.sort_unstable();
             isr.dedup();
             let promote = Change::Promote { primary: statement.member, isr };
-            self.take(world, &Step::Apply(entry.expected(), promote));
+            self.take(world, &Step::Apply(entry.expectation(), promote));
         } else if entry.isr.len() < self.replicas
             && entry.learners.iter().all(|learner| entry.in_sync(*learner).is_some())
         {
@@ -114,6 +114,6 @@ impl Bounds {
             self.is_eligible(entry, &statement) && commit == Lsn(world.committed.len() as u64)
         });
         let primary = world.at(entry.primary).replica.as_ref();
-        all && copies && entry.isr.len() >= self.replicas && primary.is_some_and(|replica| replica.readable().is_some())
+        all && copies && entry.isr.len() >= self.replicas && primary.is_some_and(|replica| replica.required_leases().is_some())
     }
 }

@@ -4,7 +4,7 @@ use crate::bounds::{Bounds, REPLICATED, SYNC};
 use crate::search;
 use crate::walk::walk;
 use crate::wrong::Wrong;
-use engram_cluster::replica::Defect;
+use engram_cluster::injected::Bug;
 use std::time::Instant;
 
 /// States that a search generates before walks take over.
@@ -13,26 +13,26 @@ const SEARCHED: usize = 400_000;
 const WALKS: u64 = 100_000;
 
 /// The least bounds in which a defect of the core can do harm.
-fn harmful_to_core(defect: Defect) -> Bounds {
+fn harmful_to_core(defect: Bug) -> Bounds {
     let quiet = Bounds { doubts: 0, hints: 0, ..SYNC };
     let with_leases = Bounds { leases: true, ..quiet };
     let forked = Bounds { forked: true, terms: 5, power: 0, doubts: 0, ops: 3, ..SYNC };
     let bounds = match defect {
-        Defect::AckByOrdinal => Bounds { disks: 1, power: 0, hints: 1, ..quiet },
-        Defect::RestartKeepsIsr => Bounds { careless: true, ..REPLICATED },
-        Defect::RestartSameTerm
-        | Defect::ShrinkWithoutFsync
-        | Defect::MarkSoloWithoutFsync
-        | Defect::SoloAckWithoutFsync
-        | Defect::ShrinkRaceAck
-        | Defect::SoloFsyncOnlyWithoutLearner => REPLICATED,
-        Defect::ServeBeforeGrantOver => with_leases,
-        Defect::ReleaseBeforeStop | Defect::ReadUncommittedTail => Bounds { drains: 1, ..with_leases },
-        Defect::AckWhileCopying => Bounds { lazy: true, ..forked },
-        Defect::KeepsReplaced => Bounds { disks: 1, power: 0, ..quiet },
-        Defect::NeverRenews => Bounds { sync: false, ..quiet },
-        Defect::CopyOverRecords => Bounds { terms: 4, ..forked },
-        Defect::AckOfOlderProcess => Bounds { reconnects: 1, ..REPLICATED },
+        Bug::AckByOrdinal => Bounds { disks: 1, power: 0, hints: 1, ..quiet },
+        Bug::RestartKeepsIsr => Bounds { careless: true, ..REPLICATED },
+        Bug::RestartSameTerm
+        | Bug::ShrinkWithoutFsync
+        | Bug::MarkSoloWithoutFsync
+        | Bug::SoloAckWithoutFsync
+        | Bug::ShrinkRaceAck
+        | Bug::SoloFsyncOnlyWithoutLearner => REPLICATED,
+        Bug::ServeBeforeGrantOver => with_leases,
+        Bug::ReleaseBeforeStop | Bug::ReadUncommittedTail => Bounds { drains: 1, ..with_leases },
+        Bug::AckWhileCopying => Bounds { lazy: true, ..forked },
+        Bug::KeepsReplaced => Bounds { disks: 1, power: 0, ..quiet },
+        Bug::NeverRenews => Bounds { sync: false, ..quiet },
+        Bug::CopyOverRecords => Bounds { terms: 4, ..forked },
+        Bug::AckOfOlderProcess => Bounds { reconnects: 1, ..REPLICATED },
         _ => SYNC,
     };
     Bounds { defect: Some(defect), ..bounds }
@@ -79,7 +79,7 @@ fn is_found(name: &str, bounds: Bounds) -> bool {
 
 #[test]
 fn every_defect_of_the_core_is_found() {
-    let missed: Vec<_> = Defect::ALL
+    let missed: Vec<_> = Bug::REPLICA
         .iter()
         .filter(|(defect, name)| !is_found(name, harmful_to_core(*defect)))
         .map(|known| known.1)

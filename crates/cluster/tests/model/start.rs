@@ -74,13 +74,13 @@ impl Bounds {
     fn elect(&self, world: &mut World, place: Ordinal) {
         let member = world.stated[place.0 as usize].member;
         let promote = Change::Promote { primary: member, isr: vec![place] };
-        let expected = world.entry().expected();
+        let expected = world.entry().expectation();
         self.take(world, &Step::Apply(expected, promote));
         let newest = |world: &World| Step::Learn(place, world.maps.len() - 1);
         self.take(world, &newest(world));
         self.take(world, &Step::Keep(place));
         self.take(world, &Step::Flush(place, 0));
-        let expected = world.entry().expected();
+        let expected = world.entry().expectation();
         self.take(world, &Step::Apply(expected, Change::Activate));
         self.take(world, &newest(world));
         self.forget(world);

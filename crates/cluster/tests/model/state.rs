@@ -1,7 +1,7 @@
 //! What the model remembers: the map, the nodes with their disks, what is under way.
 
 use engram_cluster::replica::Message;
-use engram_cluster::{Change, Entry, Expected, Replica};
+use engram_cluster::{Change, Entry, ExpectedEntry, Replica};
 use engram_memory::{Incarnation, Lsn, Member, Ordinal, StoreId, Term};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -71,11 +71,11 @@ impl Node {
     }
 
     pub(crate) fn leads(&self) -> Option<Term> {
-        self.replica.as_ref().and_then(Replica::leads)
+        self.replica.as_ref().and_then(Replica::primary_term)
     }
 
     pub(crate) fn serves(&self) -> Option<Term> {
-        self.replica.as_ref().and_then(Replica::serves)
+        self.replica.as_ref().and_then(Replica::serving_term)
     }
 
     /// The process ends; what it had in memory is gone, what it had written is not.
@@ -114,7 +114,7 @@ impl Body {
                 | Message::Append { term, .. }
                 | Message::Ack { term, .. }
                 | Message::NotOpen { term }
-                | Message::Refused { term, .. } => *term,
+                | Message::Rejected { term, .. } => *term,
             },
             Self::Copy(term, _) => *term,
         }
@@ -152,7 +152,7 @@ pub(crate) struct World {
     /// What was sent and may arrive; never removed, because it may arrive twice, as long as it can change something.
     pub(crate) net: BTreeSet<Arc<Envelope>>,
     /// What was proposed and may be applied.
-    pub(crate) proposals: BTreeSet<(Expected, Change)>,
+    pub(crate) proposals: BTreeSet<(ExpectedEntry, Change)>,
     /// What the coordinators were told last.
     pub(crate) stated: Vec<Statement>,
     /// The longest log that was committed anywhere: all of it may have been acknowledged.

@@ -3,8 +3,8 @@
 use crate::bounds::Bounds;
 use crate::state::{Envelope, Op, Statement, World};
 use crate::wrong::Wrong;
-use engram_cluster::replica::Defect;
-use engram_cluster::{Change, Entry, Expected, Replica};
+use engram_cluster::injected::Bug;
+use engram_cluster::{Change, Entry, ExpectedEntry, Replica};
 use engram_memory::{Member, Ordinal};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) enum Step {
     Leaving(Ordinal, BTreeSet<Ordinal>),
     Remind(Ordinal),
     /// A proposal is applied, its proposer may be dead.
-    Apply(Expected, Change),
+    Apply(ExpectedEntry, Change),
     /// A coordinator decides who shall serve.
     Promote(Statement, Vec<Ordinal>),
     /// A coordinator names who shall hold copies.
@@ -110,8 +110,8 @@ impl Bounds {
     fn process_options(&self, world: &World, ordinal: Ordinal, replica: &Replica, out: &mut Vec<Step>) {
         let node = world.at(ordinal);
         for (index, entry) in world.maps.iter().enumerate() {
-            let concerns = replica.leads().is_some() || entry.primary == ordinal;
-            if concerns && replica.seen().is_none_or(|seen| seen.is_older_than(entry)) {
+            let concerns = replica.primary_term().is_some() || entry.primary == ordinal;
+            if concerns && replica.entry().is_none_or(|seen| seen.is_older_than(entry)) {
                 out.push(Step::Learn(ordinal, index));
             }
         }
@@ -132,13 +132,13 @@ impl Bounds {
         }
         if self.leases {
             self.grant_options(world, ordinal, replica, out);
-            let too_early = self.has(Defect::ReleaseBeforeStop) && replica.draining().is_some();
+            let too_early = self.has(Bug::ReleaseBeforeStop) && replica.transfer_target().is_some();
             let granted = || world.nodes.iter().any(|other| other.granted.contains(&node.me));
-            if (replica.leads().is_none() || too_early) && granted() {
+            if (replica.primary_term().is_none() || too_early) && granted() {
                 out.push(Step::Release(ordinal));
             }
         }
-        if replica.leads().is_some() {
+        if replica.primary_term().is_some() {
             self.primary_options(world, ordinal, replica, out);
         }
     }
@@ -146,16 +146,16 @@ impl Bounds {
     fn primary_options(&self, world: &World, me: Ordinal, replica: &Replica, out: &mut Vec<Step>) {
         let node = world.at(me);
         let twice = self.plants(Wrong::NoDedupe);
-        for op in (0..self.ops).filter(|_| replica.admits() && node.log.len() < self.ops as usize + 1) {
+        for op in (0..self.ops).filter(|_| replica.admits_writes() && node.log.len() < self.ops as usize + 1) {
             let times = node.log.iter().filter(|record| record.1 == op).count();
             if times == 0 || twice && times == 1 {
                 out.push(Step::Write(me, op));
             }
         }
-        if self.has(Defect::TimeoutIsFailure) {
+        if self.has(Bug::TimeoutIsFailure) {
             out.push(Step::Remind(me));
         }
-        let entry = replica.seen().expect("who leads has read an entry");
+        let entry = replica.entry().expect("who leads has read an entry");
         let others = || self.ordinals().filter(|other| *other != me);
         for other in others() {
             let member = entry.in_sync(other).is_some();
@@ -165,10 +165,10 @@ impl Bounds {
             if self.late || !member {
                 out.push(Step::Trust(me, other));
             }
-            if member && world.drains < self.drains && replica.serves().is_some() {
+            if member && world.drains < self.drains && replica.serving_term().is_some() {
                 out.push(Step::HandOver(me, other));
             }
-            if member && world.departures < self.departures && replica.leavers().is_empty() {
+            if member && world.departures < self.departures && replica.leaving().is_empty() {
                 out.push(Step::Leaving(me, [other].into()));
             }
             let new = replica.followers().any(|(place, follower)| {
@@ -178,13 +178,13 @@ impl Bounds {
                 out.push(Step::Connect(me, other));
             }
         }
-        if self.late && !replica.leavers().is_empty() {
+        if self.late && !replica.leaving().is_empty() {
             out.push(Step::Leaving(me, BTreeSet::new()));
         }
-        if self.late && replica.draining().is_some() {
+        if self.late && replica.transfer_target().is_some() {
             out.push(Step::HandOver(me, me));
         }
-        if self.leases && replica.serves().is_some() {
+        if self.leases && replica.serving_term().is_some() {
             self.lease_options(world, me, replica, out);
         }
     }
@@ -195,7 +195,7 @@ impl Bounds {
             let holder = world.at(other);
             if holder.held.iter().any(|held| held.0 == me) {
                 out.push(Step::ExpireHeld(other, me));
-            } else if holder.replica.is_some() && replica.may_grant(holder.me) {
+            } else if holder.replica.is_some() && replica.may_grant_lease(holder.me) {
                 out.push(Step::Grant(me, other));
             }
         }
@@ -203,7 +203,7 @@ impl Bounds {
 
     fn lease_options(&self, world: &World, me: Ordinal, replica: &Replica, out: &mut Vec<Step>) {
         let node = world.at(me);
-        if let Some(required) = replica.readable() {
+        if let Some(required) = replica.required_leases() {
             let leased = required.iter().all(|member| {
                 let by_place = self.plants(Wrong::LeaseByOrdinal);
                 node.held.iter().any(|held| held.0 == member.ordinal && (by_place || held.1 == member.store))

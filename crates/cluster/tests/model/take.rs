@@ -5,8 +5,9 @@ use crate::drive::{Input, append};
 use crate::state::{Body, Harm, Statement, World, end_of, seen};
 use crate::step::Step;
 use crate::wrong::Wrong;
-use engram_cluster::replica::{Defect, Event, Message};
-use engram_cluster::{Change, Entry, Expected, Replica};
+use engram_cluster::injected::Bug;
+use engram_cluster::replica::{Event, Message};
+use engram_cluster::{Change, Entry, ExpectedEntry, Replica};
 use engram_memory::{Incarnation, Lsn, Member, Ordinal, Term};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -59,19 +60,19 @@ impl Bounds {
                 world.departures += u8::from(!leavers.is_empty());
                 self.event(world, *me, Event::Leaving(leavers.clone()));
             }
-            Step::Remind(me) => self.event(world, *me, Event::Remind),
+            Step::Remind(me) => self.event(world, *me, Event::Resend),
             Step::Apply(expected, change) => self.apply(world, *expected, change),
             Step::Promote(statement, isr) => self.promote(world, statement, isr),
             Step::Hint(learners) => {
                 world.hints += 1;
-                if let Ok(next) = world.entry().changed(&Change::Learn(learners.clone())) {
+                if let Ok(next) = world.entry().apply(&Change::Learn(learners.clone())) {
                     self.replace(world, next);
                 }
             }
             Step::Hear(place) => world.stated[place.0 as usize] = statement(world, *place),
             Step::HandOver(me, to) => {
                 world.drains += u8::from(me != to);
-                self.event(world, *me, Event::HandOver(*to));
+                self.event(world, *me, Event::TransferLeadership(*to));
             }
             Step::Release(me) => self.release(world, *me),
             Step::Grant(me, holder) => {
@@ -83,7 +84,7 @@ impl Bounds {
                     granter.granted.clear();
                 }
                 granter.granted.insert(member);
-                granter.replica.iter_mut().for_each(Replica::set_granted);
+                granter.replica.iter_mut().for_each(Replica::note_lease_granted);
             }
             Step::ExpireHeld(me, granter) => {
                 world.node(*me).held.retain(|held| held.0 != *granter);
@@ -151,11 +152,11 @@ impl Bounds {
                     Message::Append { after, .. } => Some((*after, records.as_slice())),
                     _ => None,
                 };
-                self.feed(world, to, Input::Event(Event::Heard(from, message.clone())), received);
+                self.feed(world, to, Input::Event(Event::Received(from, message.clone())), received);
             }
             Body::Copy(term, records) => {
                 let lsn = end_of(records);
-                let takes = world.at(to).replica.as_ref().is_some_and(|replica| replica.takes_copy(*term, lsn));
+                let takes = world.at(to).replica.as_ref().is_some_and(|replica| replica.accepts_snapshot(*term, lsn));
                 if let Some((last, _)) = records.last().filter(|_| takes) {
                     let node = world.node(to);
                     node.log.clone_from(records);
@@ -199,7 +200,7 @@ impl Bounds {
 
     fn release(&self, world: &mut World, me: Ordinal) {
         let member = world.at(me).me;
-        if !self.has(Defect::ReleaseBeforeStop) {
+        if !self.has(Bug::ReleaseBeforeStop) {
             world.node(me).held.clear();
         }
         for other in self.ordinals() {
@@ -210,16 +211,16 @@ impl Bounds {
     fn end_grant(&self, world: &mut World, me: Ordinal, holder: Member) {
         let granter = world.node(me);
         if granter.granted.remove(&holder) && granter.granted.is_empty() {
-            self.event(world, me, Event::GrantOver);
+            self.event(world, me, Event::GrantExpired);
         }
     }
 
-    fn apply(&self, world: &mut World, expected: Expected, change: &Change) {
+    fn apply(&self, world: &mut World, expected: ExpectedEntry, change: &Change) {
         let old = Arc::clone(world.entry());
-        if expected != old.expected() {
+        if expected != old.expectation() {
             return;
         }
-        let Ok(mut next) = old.changed(change) else { return };
+        let Ok(mut next) = old.apply(change) else { return };
         match change {
             Change::Activate => {
                 world.ousted.clone_from(&old.prev);
@@ -244,10 +245,10 @@ impl Bounds {
         let old = Arc::clone(world.entry());
         let change = Change::Promote { primary: statement.member, isr: isr.to_vec() };
         if self.late {
-            world.proposals.insert((old.expected(), change));
+            world.proposals.insert((old.expectation(), change));
             return;
         }
-        match old.changed(&change) {
+        match old.apply(&change) {
             Ok(mut next) => {
                 if self.plants(Wrong::StalePrev) && !old.prev.is_empty() {
                     next.prev.clone_from(&old.prev);
@@ -281,8 +282,8 @@ impl Bounds {
 
     /// Drops what nobody can use any more: fewer states, the same behaviour.
     pub(crate) fn forget(&self, world: &mut World) {
-        let falls = world.disks < self.disks || self.plants(Wrong::ForgetPromise) || self.has(Defect::AcceptOldTerm);
-        let resumes = self.has(Defect::RestartSameTerm);
+        let falls = world.disks < self.disks || self.plants(Wrong::ForgetPromise) || self.has(Bug::AcceptOldTerm);
+        let resumes = self.has(Bug::RestartSameTerm);
         let nodes = &world.nodes;
         world.net.retain(|envelope| {
             let to = &nodes[envelope.to.0 as usize];
@@ -294,7 +295,7 @@ impl Bounds {
             }
         });
         let now = Arc::clone(world.entry());
-        world.proposals.retain(|(expected, _)| expected.term == now.term && *expected >= now.expected());
+        world.proposals.retain(|(expected, _)| expected.term == now.term && *expected >= now.expectation());
     }
 }
 

@@ -1,36 +1,37 @@
-//! The first map of a cluster that begins from a snapshot: each partition is led by who has loaded it, alone at first.
+//! The first map of a cluster that starts from a snapshot: the worker that loaded a partition becomes its primary, as
+//! the only replica at first.
 //!
-//! Who loads what follows from the number of workers. All of them must have said that they are done, and for the same number: then the
-//! term of the map is above all of the snapshot, and what the workers have loaded is what a primary of a term before would have left.
-//! Copies are made from them as from any lone primary.
+//! The assignment follows from the number of workers. All of them must have finished, for the same number: then the
+//! term of the map is above all terms of the snapshot, and the loaded state is what a primary of an earlier term would
+//! have left. Re-replication proceeds from there as usual.
 
-use super::{Heard, State};
+use super::{WorkerState, State};
 use crate::Options;
-use engram_cluster::{Entry, PartitionMap, Plan, loaders};
+use engram_cluster::{Entry, PartitionMap, Plan, assign_loaders};
 use engram_memory::{Ordinal, Term};
 use engram_proto::v1;
 use std::collections::BTreeSet;
 
-/// How far the workers of a cluster are that begins from a snapshot.
+/// Progress of a bootstrap from a snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Bootstrapping {
-    /// Workers that have loaded what they shall lead, and all that are waited for, as far as that is known.
+pub struct BootstrapProgress {
+    /// Workers that have loaded their partitions.
     pub loaded: u32,
-    /// All of them.
+    /// Workers in total.
     pub workers: u32,
-    /// Bytes that were loaded by those that are not done.
+    /// Bytes loaded by workers that have not finished.
     pub done_bytes: u64,
-    /// Bytes that they load in all.
+    /// Bytes that they load in total.
     pub total_bytes: u64,
-    /// Why a worker cannot go on: its number, the code of the error, and the sentence.
+    /// Why a worker failed: its ordinal, the error code, and the message.
     pub problem: Option<(Ordinal, String, String)>,
 }
 
-impl std::fmt::Display for Bootstrapping {
+impl std::fmt::Display for BootstrapProgress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { loaded, workers, done_bytes, total_bytes, problem } = self;
         if let Some((ordinal, code, why)) = problem {
-            return write!(f, "worker {ordinal} cannot load the snapshot: {code}: {why}");
+            return write!(f, "worker {ordinal} failed to load the snapshot: {code}: {why}");
         }
         write!(f, "{loaded} of {workers} workers have loaded the snapshot")?;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -42,54 +43,54 @@ impl std::fmt::Display for Bootstrapping {
 }
 
 impl State {
-    /// How far the workers are, as long as there is no map.
-    pub(crate) fn bootstrapping(&self, options: &Options) -> Option<Bootstrapping> {
+    /// Returns the progress, while there is no map.
+    pub(crate) fn bootstrap_progress(&self, options: &Options) -> Option<BootstrapProgress> {
         (options.bootstraps && self.map.is_none()).then(|| {
-            let mut told = Bootstrapping { workers: self.loading_workers(options), ..Bootstrapping::default() };
-            for (ordinal, state) in self.members.values().filter(|it| it.alive).filter_map(load_of) {
-                told.loaded += u32::from(state.loaded);
-                told.done_bytes += state.done_bytes;
-                told.total_bytes += state.total_bytes;
-                if !state.problem.is_empty() && told.problem.is_none() {
-                    told.problem = Some((ordinal, state.code.clone(), state.problem.clone()));
+            let mut progress = BootstrapProgress { workers: self.loading_workers(options), ..BootstrapProgress::default() };
+            for (ordinal, state) in self.members.values().filter(|worker| worker.alive).filter_map(load_of) {
+                progress.loaded += u32::from(state.loaded);
+                progress.done_bytes += state.done_bytes;
+                progress.total_bytes += state.total_bytes;
+                if !state.problem.is_empty() && progress.problem.is_none() {
+                    progress.problem = Some((ordinal, state.code.clone(), state.problem.clone()));
                 }
             }
-            told
+            progress
         })
     }
 
-    /// The number of workers that the snapshot is shared out between: what those say that are done.
+    /// Number of workers that share the snapshot: as reported by those that have finished.
     fn loading_workers(&self, options: &Options) -> u32 {
-        let told = self.members.values().filter_map(load_of).find(|(_, state)| state.loaded);
-        told.map_or_else(|| self.goal.workers(options.workers), |(_, state)| state.workers)
+        let finished = self.members.values().filter_map(load_of).find(|(_, state)| state.loaded);
+        finished.map_or_else(|| self.goal.workers(options.workers), |(_, state)| state.workers)
     }
 
-    /// The first map, when all have loaded their share.
+    /// Plans the first map, once all workers have loaded their share.
     pub(super) fn bootstrap(&self, options: &Options) -> Plan {
         let wait = |why: String| Plan { conditions: vec![why], ..Plan::default() };
         let workers = self.loading_workers(options);
         let done = |ordinal: u32| {
-            let heard = self.members.get(&Ordinal(ordinal)).filter(|heard| heard.alive)?;
-            let state = heard.bootstrap.as_ref().filter(|state| state.loaded)?;
-            Some((heard.member, (state.workers, state.term)))
+            let worker = self.members.get(&Ordinal(ordinal)).filter(|worker| worker.alive)?;
+            let state = worker.bootstrap.as_ref().filter(|state| state.loaded)?;
+            Some((worker.member, (state.workers, state.term)))
         };
         let loaded: Option<Vec<_>> = (0..workers).map(done).collect();
         let Some(loaded) = loaded.filter(|loaded| !loaded.is_empty()) else {
-            return wait(self.bootstrapping(options).map_or_else(String::new, |told| told.to_string()));
+            return wait(self.bootstrap_progress(options).map_or_else(String::new, |progress| progress.to_string()));
         };
-        let alike: BTreeSet<(u32, u64)> = loaded.iter().map(|(_, told)| *told).collect();
-        let (Some(&(_, term)), 1) = (alike.first(), alike.len()) else {
-            let numbers: Vec<u32> = alike.iter().map(|(workers, _)| *workers).collect();
+        let shares: BTreeSet<(u32, u64)> = loaded.iter().map(|(_, share)| *share).collect();
+        let (Some(&(_, term)), 1) = (shares.first(), shares.len()) else {
+            let numbers: Vec<u32> = shares.iter().map(|(workers, _)| *workers).collect();
             return wait(format!(
-                "workers have loaded shares of the snapshot for {numbers:?} workers, or of two snapshots; start again with empty disks"
+                "workers loaded the snapshot for {numbers:?} workers, or from different snapshots; restart with empty disks"
             ));
         };
         let entry = |loader: Ordinal| Entry::solo(Term(term + 1), loaded[loader.0 as usize].0);
-        let partitions = loaders(options.partitions, workers).into_iter().map(entry).collect();
-        Plan { first: Some(PartitionMap { cluster: options.cluster, version: 1, partitions }), ..Plan::default() }
+        let partitions = assign_loaders(options.partitions, workers).into_iter().map(entry).collect();
+        Plan { initial_map: Some(PartitionMap { cluster: options.cluster, version: 1, partitions }), ..Plan::default() }
     }
 }
 
-fn load_of(heard: &Heard) -> Option<(Ordinal, &v1::Bootstrap)> {
-    heard.bootstrap.as_ref().map(|state| (heard.member.ordinal, state))
+fn load_of(worker: &WorkerState) -> Option<(Ordinal, &v1::BootstrapStatus)> {
+    worker.bootstrap.as_ref().map(|state| (worker.member.ordinal, state))
 }

@@ -1,5 +1,5 @@
 use super::*;
-use engram_testing::tokens::{Signer, coded};
+use engram_testing::tokens::{Signer, encode};
 use serde_json::{Value, json};
 
 const NOW: u64 = 1_800_000_000;
@@ -31,11 +31,11 @@ fn body() -> Value {
 }
 
 #[test]
-fn a_good_token_names_its_account_and_its_pod() {
+fn valid_token_names_its_account_and_its_pod() {
     let signer = signer();
     let claims = issuer(&signer).verify(&signer.token(&body()), HERE, now()).unwrap();
     assert_eq!(claims.account, Account { namespace: "research".into(), name: "trainer".into() });
-    assert_eq!(claims.pod, Some(Bound { name: "trainer-0".into(), uid: "7d".into() }));
+    assert_eq!(claims.pod, Some(BoundPod { name: "trainer-0".into(), uid: "7d".into() }));
     assert_eq!(claims.until, now() + Duration::from_secs(600));
     let mut loose = body();
     (loose["aud"], loose["nbf"], loose["kubernetes.io"]) = (json!(HERE), Value::Null, Value::Null);
@@ -43,15 +43,15 @@ fn a_good_token_names_its_account_and_its_pod() {
 }
 
 #[test]
-fn each_fault_is_refused_for_itself() {
+fn each_fault_has_its_own_rejection() {
     let signer = signer();
     let issuer = issuer(&signer);
     let why = |token: &str| issuer.verify(token, HERE, now()).unwrap_err();
-    let said = |change: &dyn Fn(&mut Value)| {
+    let rejection = |change: &dyn Fn(&mut Value)| {
         let mut body = body();
         change(&mut body);
-        let refused = why(&signer.token(&body));
-        (refused.reason, refused.text)
+        let error = why(&signer.token(&body));
+        (error.reason, error.text)
     };
     for (change, reason, needed) in [
         (
@@ -74,7 +74,7 @@ fn each_fault_is_refused_for_itself() {
         (&|it| it["sub"] = Value::Null, Reason::TokenAccount, "ServiceAccount"),
         (&|it| *it = json!([]), Reason::TokenMalformed, "token"),
     ] {
-        let (found, text) = said(change);
+        let (found, text) = rejection(change);
         assert_eq!(found, reason, "{text}");
         assert!(text.contains(needed), "{text}");
     }
@@ -84,8 +84,8 @@ fn each_fault_is_refused_for_itself() {
 }
 
 #[test]
-fn nobody_chooses_the_algorithm_or_the_key_by_himself() {
-    let (signer, stranger) = (signer(), signer());
+fn token_cannot_choose_its_algorithm_or_key() {
+    let (signer, other) = (signer(), signer());
     let issuer = issuer(&signer);
     let why = |token: &str| issuer.verify(token, HERE, now()).unwrap_err().reason;
     let named = |alg: &str, kid: Value| signer.sign(&json!({ "alg": alg, "kid": kid }), &body());
@@ -95,16 +95,16 @@ fn nobody_chooses_the_algorithm_or_the_key_by_himself() {
     assert_eq!(why(&named("RS256", json!("first"))), Reason::TokenAlgorithm, "it is not that of the key");
     assert_eq!(why(&named("ES256", json!("second"))), Reason::TokenKey);
     assert_eq!(why(&named("ES256", Value::Null)), Reason::TokenKey);
-    assert_eq!(why(&stranger.token(&body())), Reason::TokenSignature);
-    let unsigned = format!("{}.{}.", coded(json!({ "alg": "none" }).to_string()), coded(body().to_string()));
+    assert_eq!(why(&other.token(&body())), Reason::TokenSignature);
+    let unsigned = format!("{}.{}.", encode(json!({ "alg": "none" }).to_string()), encode(body().to_string()));
     assert_eq!(why(&unsigned), Reason::TokenAlgorithm);
 
-    // Other words under a signature that was good.
+    // Another payload with a valid signature.
     let good = signer.token(&body());
     let mut admin = body();
     admin["sub"] = json!("system:serviceaccount:research:admin");
     let parts: Vec<&str> = good.split('.').collect();
-    let forged = format!("{}.{}.{}", parts[0], coded(admin.to_string()), parts[2]);
+    let forged = format!("{}.{}.{}", parts[0], encode(admin.to_string()), parts[2]);
     assert_eq!(why(&forged), Reason::TokenSignature);
     for cut in ["", ".", "..", "a.b.c", &good[..good.len() - 4], &format!("{good}.x"), &good.replacen('.', "", 1)] {
         let reason = why(cut);
@@ -113,9 +113,9 @@ fn nobody_chooses_the_algorithm_or_the_key_by_himself() {
 }
 
 #[test]
-fn keys_of_an_api_server_are_read_and_others_passed_over() {
+fn keys_of_an_api_server_are_parsed_and_others_skipped() {
     let signer = signer();
-    // A key of RSA as they are published, with the numbers of a public example (RFC 7517, A.1).
+    // A published RSA key, from a public example (RFC 7517, A.1).
     let rsa = json!({
         "kty": "RSA", "alg": "RS256", "kid": "2011-04-29", "e": "AQAB", "use": "sig",
         "n": "0vx7agoebGcQSuuPiLJXZptN9nndrQmbXEps2aiAFbWhM78LhWx4cbbfAAtVT86zwu1RK7aPFFxuhDR1L6tSoc_BJECPebWKRXjBZCiFV4n3oknjhMstn64tZ_2W-5JsGY4Hc5n9yBXArwl93lqt7_RN5w6Cf0h4QyQ5v-65YGjQR0_FDW2QvzqY368QQMicAtaSqzs8KJZgnYb9c7d0zgdAZHzu6qMQvRL5hajrn1n91CbOpbISD08qNLyrdkt-bFTWhAI4vMQFh6WeZu0fM4lFd2NcRwr3XPksINHaQ-G_xBniIqbw0Ls1jF44-csFCur-kEgU8awapJzKnqDKgw",
@@ -123,8 +123,8 @@ fn keys_of_an_api_server_are_read_and_others_passed_over() {
     let issuer = parsed(&json!({ "keys": [rsa, signer.jwk(), { "kty": "oct", "k": "AA" }] })).unwrap();
     assert_eq!(issuer.keys.len(), 2);
     assert_eq!(issuer.keys["2011-04-29"].algorithm(), "RS256");
-    let refused = issuer.verify(&signer.sign(&json!({ "alg": "RS256", "kid": "2011-04-29" }), &body()), HERE, now());
-    assert_eq!(refused.unwrap_err().reason, Reason::TokenSignature);
+    let error = issuer.verify(&signer.sign(&json!({ "alg": "RS256", "kid": "2011-04-29" }), &body()), HERE, now());
+    assert_eq!(error.unwrap_err().reason, Reason::TokenSignature);
     for none in [json!({ "keys": [] }), json!({ "keys": [{ "kty": "oct" }] }), json!({}), json!([])] {
         assert!(parsed(&none).is_err(), "{none}");
     }
@@ -132,34 +132,34 @@ fn keys_of_an_api_server_are_read_and_others_passed_over() {
 }
 
 #[test]
-fn new_keys_are_taken_and_tokens_of_old_ones_no_more() {
+fn new_keys_replace_old_ones_and_their_tokens() {
     let (old, new) = (signer(), Signer::new("second"));
     let folder = tempfile::tempdir().unwrap();
     let files = IssuerFiles { keys: folder.path().join("jwks.json"), issuer: folder.path().join("issuer") };
     let tokens = Tokens::open(&files, HERE.to_owned());
     let token = old.token(&body());
-    let reason = |token: &str| tokens.verify(token, now()).map_err(|refused| refused.reason);
-    assert_eq!(reason(&token), Err(Reason::TokenKey), "nobody is known yet");
+    let reason = |token: &str| tokens.verify(token, now()).map_err(|error| error.reason);
+    assert_eq!(reason(&token), Err(Reason::TokenKey), "no key is known yet");
     let write = |keys: &Value| {
         std::fs::write(&files.issuer, ISSUER).unwrap();
         std::fs::write(&files.keys, keys.to_string()).unwrap();
-        tokens.issuer.look();
+        tokens.issuer.reload();
     };
     write(&json!({ "keys": [old.jwk()] }));
     assert!(reason(&token).is_ok());
     write(&json!({ "keys": "none" }));
-    assert!(reason(&token).is_ok(), "what is of no use changes nothing");
+    assert!(reason(&token).is_ok(), "invalid files change nothing");
     assert_eq!(tokens.failures(), 2);
     write(&json!({ "keys": [new.jwk()] }));
-    assert_eq!(reason(&token), Err(Reason::TokenKey), "also where it was found good before");
+    assert_eq!(reason(&token), Err(Reason::TokenKey), "even if it was verified before");
     let later = new.token(&body());
     assert!(reason(&later).is_ok());
     let end = now() + Duration::from_secs(600);
-    assert_eq!(tokens.verify(&later, end).unwrap_err().reason, Reason::TokenExpired, "remembered tokens end, too");
+    assert_eq!(tokens.verify(&later, end).unwrap_err().reason, Reason::TokenExpired, "cached tokens expire, too");
 }
 
 #[test]
-fn a_token_says_which_cluster_it_is_for_and_how_long() {
+fn unverified_token_names_its_cluster_and_lifetime() {
     let signer = signer();
     let token = signer.token(&body());
     assert_eq!(cluster_of(&token), Some(ClusterId(42)));

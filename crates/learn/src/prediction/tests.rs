@@ -9,13 +9,13 @@ fn epoch(number: u64, ids: &[u64]) -> Epoch {
     Epoch { number, label: None, content: Content::Events(ids.iter().map(event).collect()) }
 }
 
-/// The obvious way: sort everything before every epoch.
+/// Naive reference: sorts everything before every epoch.
 fn slowly(epochs: &[Vec<u64>], top_k: &[u32], skip: usize) -> Vec<Hits> {
-    let mut seen: HashMap<u64, (u64, u64)> = HashMap::new();
+    let mut touches: HashMap<u64, (u64, u64)> = HashMap::new();
     let mut hits = Vec::new();
     for (number, ids) in epochs.iter().enumerate() {
         let top = |k: u32, better: fn((u64, u64), (u64, u64)) -> Ordering| {
-            let mut rank: Vec<(u64, (u64, u64))> = seen.iter().map(|(&id, &score)| (id, score)).collect();
+            let mut rank: Vec<(u64, (u64, u64))> = touches.iter().map(|(&id, &score)| (id, score)).collect();
             rank.sort_by(|a, b| better(b.1, a.1).then(a.0.cmp(&b.0)));
             rank.iter().take(k as usize).filter(|(id, _)| ids.contains(id)).count() as u64
         };
@@ -27,8 +27,8 @@ fn slowly(epochs: &[Vec<u64>], top_k: &[u32], skip: usize) -> Vec<Hits> {
         }
         for (at, &id) in ids.iter().enumerate() {
             if !ids[..at].contains(&id) {
-                let count = seen.get(&id).map_or(0, |score| score.0);
-                seen.insert(id, (count + 1, number as u64));
+                let count = touches.get(&id).map_or(0, |score| score.0);
+                touches.insert(id, (count + 1, number as u64));
             }
         }
     }
@@ -36,9 +36,9 @@ fn slowly(epochs: &[Vec<u64>], top_k: &[u32], skip: usize) -> Vec<Hits> {
 }
 
 proptest! {
-    /// Also when the driver moved: one that only took note of the first epochs scores the rest alike.
+    /// Also after a resume: a prediction that only recorded the first epochs scores the rest alike.
     #[test]
-    fn leaders_kept_in_order_equal_sorting_everything(
+    fn incremental_rankings_equal_full_sorts(
         epochs in prop::collection::vec(prop::collection::vec(0_u64..30, 0..12), 1..30),
         moved in 0_usize..30,
     ) {
@@ -51,8 +51,8 @@ proptest! {
             let mut ids = ids.clone();
             ids.sort_unstable();
             let epoch = epoch(number as u64, &ids);
-            let row = stayed.turn(&epoch, Some(&ranking));
-            let late_row = late.turn(&epoch, (number >= moved).then_some(ranking.as_slice()));
+            let row = stayed.score(&epoch, Some(&ranking));
+            let late_row = late.score(&epoch, (number >= moved).then_some(ranking.as_slice()));
             if number >= moved {
                 prop_assert_eq!(&row, &late_row);
             }
@@ -64,7 +64,7 @@ proptest! {
 }
 
 #[test]
-fn the_example_has_the_addresses_words_and_labels_that_its_provenance_says() {
+fn the_example_has_the_addresses_words_and_labels_of_its_provenance() {
     let options = SourceOptions::Example(ExampleName::StateOfTheUnion);
     let mut source = source::open(&options, Limits::default(), 0).unwrap();
     let (mut epochs, mut events, mut keys) = (Vec::new(), 0, HashMap::new());

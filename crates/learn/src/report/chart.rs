@@ -1,7 +1,7 @@
 //! Drawing: lines and bars as SVG that takes its colours from the page around it.
 //!
-//! The plotting library writes colours as numbers. Each ink here is a number that stands for a colour of the page's style
-//! sheet, and is replaced by it afterwards, so that one drawing is right in light and in dark.
+//! The plotting library writes colours as numbers. Each ink is a number that represents a colour of the page's style sheet and is
+//! replaced by it afterwards, so that one drawing fits light and dark mode.
 
 use super::ReportError;
 use super::format::escape;
@@ -17,7 +17,7 @@ const HEIGHT: u32 = 330 * PIXEL;
 /// Size of letters.
 const LETTERS: u32 = 13 * PIXEL;
 
-/// What a stroke means.
+/// Meaning of a stroke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ink {
     Axis,
@@ -50,7 +50,7 @@ impl Ink {
         RGBColor(1, 2, self as u8 + 1)
     }
 
-    fn written(self) -> String {
+    fn literal(self) -> String {
         let RGBColor(red, green, blue) = self.colour();
         format!("\"#{red:02X}{green:02X}{blue:02X}\"")
     }
@@ -66,7 +66,7 @@ pub(super) struct Line {
     pub(super) opacity: f64,
 }
 
-/// What a pointer shows over a stretch of x.
+/// Tooltip for a range of x.
 pub(super) struct Hint {
     pub(super) from: f64,
     pub(super) to: f64,
@@ -104,7 +104,7 @@ impl Frame<'_> {
         })
     }
 
-    /// Draws bars (from x, to x, height) that stand on the lower edge.
+    /// Draws bars (from x, to x, height) from the lower edge.
     pub(super) fn bars(&self, bars: &[(Ink, f64, f64, f64)], hints: &[Hint]) -> Result<String, ReportError> {
         self.draw(hints, |plot| {
             let bar = |&(ink, from, to, height): &(Ink, f64, f64, f64)| {
@@ -136,7 +136,7 @@ impl Frame<'_> {
             root.present().map_err(|e| failed(e.to_string()))?;
             bands
         };
-        Ok(self.dressed(&svg, &bands))
+        Ok(self.styled(&svg, &bands))
     }
 
     fn mesh(&self, plot: &mut Plot<'_, '_>) -> Result<(), String> {
@@ -166,12 +166,12 @@ impl Frame<'_> {
         )
     }
 
-    /// The drawing with the page's colours, a name and a description for those who do not see it, and its hints.
-    fn dressed(&self, svg: &str, bands: &str) -> String {
+    /// Returns the drawing with the page's colours, an accessible title and description, and its hints.
+    fn styled(&self, svg: &str, bands: &str) -> String {
         let inside = svg.find("<svg").and_then(|start| svg[start..].find('>').map(|end| &svg[start + end + 1..]));
         let mut inside = inside.and_then(|rest| rest.rsplit_once("</svg>")).map_or(svg, |parts| parts.0).to_owned();
         for ink in Ink::ALL {
-            inside = inside.replace(&ink.written(), &format!("\"var({})\"", ink.variable()));
+            inside = inside.replace(&ink.literal(), &format!("\"var({})\"", ink.variable()));
         }
         let (id, title, description) = (self.id, escape(self.title), escape(self.description));
         let mut text = String::with_capacity(inside.len() + bands.len() + 512);

@@ -1,4 +1,4 @@
-//! Which charts a report has, and what is drawn in each.
+//! Charts of a report and their content.
 
 use super::chart::{Frame, Hint, Ink, Line};
 use super::format::{count, escape};
@@ -7,12 +7,12 @@ use super::verdict::Ranking;
 use super::{EpochRow, ReportError, RunReport};
 use crate::prediction::Hits;
 
-/// Points of a line at most: more cannot be told apart on a screen.
+/// Maximum number of points of a line: more are indistinguishable on a screen.
 const POINTS: usize = 400;
 /// Bars of a histogram, dividing its bins evenly.
 const BARS: usize = 64;
 
-/// A chart with the words around it, all HTML.
+/// A chart with its texts, in HTML.
 pub(super) struct Figure {
     pub(super) id: String,
     pub(super) title: String,
@@ -163,7 +163,7 @@ fn histogram(report: &RunReport) -> Result<Option<Figure>, ReportError> {
         merged
     };
     let highest = |with_faded| groups.iter().flat_map(|group| merged(&group.2, with_faded)).max().unwrap_or(0);
-    // What has faded to nothing is often most of the store and would flatten everything else.
+    // Memories of weight 0 are often most of the store and would flatten all other bars.
     let with_faded = highest(true) <= 3 * highest(false).max(1);
     let top = highest(with_faded).max(1) as f64 * 1.06;
     let mut rectangles = Vec::new();
@@ -266,20 +266,20 @@ fn memories(report: &RunReport) -> Result<Option<Figure>, ReportError> {
     }))
 }
 
-/// An epoch as it is named in tables and hints.
+/// Returns the name of an epoch for tables and hints.
 pub(super) fn name(row: &EpochRow) -> String {
     row.epoch.label.clone().unwrap_or_else(|| format!("epoch {}", row.epoch.number))
 }
 
-/// What stands below the axis: the first word of the epoch's label, cut, or its number.
+/// Returns the tick label: the first word of the epoch's label, truncated, or its number.
 fn tick(report: &RunReport, x: f64) -> String {
     const LETTERS: usize = 10;
     let number = x.round().max(0.0) as u64;
-    let found = report.epochs.binary_search_by_key(&number, |row| row.epoch.number).ok();
-    let label = found.and_then(|at| report.epochs[at].epoch.label.as_deref());
+    let index = report.epochs.binary_search_by_key(&number, |row| row.epoch.number).ok();
+    let label = index.and_then(|at| report.epochs[at].epoch.label.as_deref());
     match label.and_then(|label| label.split_whitespace().next()) {
         Some(word) => word.chars().take(LETTERS).collect(),
-        None if found.is_some() => number.to_string(),
+        None if index.is_some() => number.to_string(),
         None => String::new(),
     }
 }

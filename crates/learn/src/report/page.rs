@@ -165,7 +165,7 @@ fn drawn(figure: &Figure) -> String {
     format!(
         "<section><h2 id=\"{id}-heading\">{title}</h2><p class=\"caption\">{caption}</p>{legend}\
          <figure aria-labelledby=\"{id}-heading\"><div class=\"plot\">{svg}</div></figure>{}</section>\n",
-        table.folded(&figure.title)
+        table.collapsed(&figure.title)
     )
 }
 
@@ -211,7 +211,7 @@ fn risen(report: &RunReport) -> String {
     format!("Those that gained most since {}.", since.as_deref().map_or_else(|| "the start".to_owned(), escape))
 }
 
-/// A rank of the past, on ground that is the stronger the heavier the memory was.
+/// Formats a past rank; the background is stronger the heavier the memory was.
 fn earlier(standing: Option<Standing>) -> String {
     let Some(Standing { rank, weight }) = standing else { return "<td class=\"past none\">\u{b7}</td>".to_owned() };
     let heat = weight.clamp(0.0, 1.0) * 55.0;

@@ -1,16 +1,15 @@
-//! What memories were before: a few rankings of the past, evenly spread whatever the length of the run, and from them who
-//! stands on top, who rose and who fell.
+//! Rank history: a few past rankings, evenly spread over the run, and from them the top, rising and falling memories.
 //!
-//! A rank here is 1 plus the number of heavier memories: equal weights share it. (The store's order breaks ties by id, which
-//! is right for a store and says nothing to a reader: many memories may stand at weight 1.)
+//! A rank is 1 plus the number of heavier memories: equal weights share it. (The store breaks ties by id, which is meaningless to
+//! readers when many memories have weight 1.)
 
 use super::{EpochName, RankedMemory, Standing};
 use engram_memory::{MemoryId, Weight};
 use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
-/// Rankings that are kept at most. With twice the step every second one goes.
-const KEPT: usize = 8;
+/// Maximum number of rankings kept. Beyond it the step doubles and every second one is dropped.
+const MAX_NOTES: usize = 8;
 
 /// The head of a ranking as it stood after an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,9 +21,9 @@ pub struct RankNote {
     pub ranking: Vec<(u64, u32)>,
 }
 
-/// A memory as it stands now.
+/// A memory with its current weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct RankEntry {
     /// Its id.
     pub id: MemoryId,
     /// Its key, where it has one.
@@ -35,8 +34,8 @@ pub struct Known {
 
 /// Rankings noted along a run, bounded in number.
 ///
-/// Which ones are kept depends on the numbers of the epochs alone: a driver that goes on elsewhere hands the notes of the
-/// past in again, in order, and has what the first one had.
+/// Which ones are kept depends only on epoch numbers: a driver that resumes a run replays the recorded notes in order and gets the
+/// same history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankHistory {
     /// Epochs between two notes.
@@ -65,18 +64,18 @@ impl RankHistory {
     /// Memories that are noted of a ranking; enough to see where those on top now came from.
     pub const DEPTH: usize = 1_000;
 
-    /// Whether the ranking after the epoch with this number is worth fetching.
-    pub fn wants(&self, epoch: u64) -> bool {
+    /// Returns whether the ranking after this epoch must be noted.
+    pub fn needs_note(&self, epoch: u64) -> bool {
         (epoch + 1).is_multiple_of(self.step) && self.notes.last().is_none_or(|note| note.epoch.number < epoch)
     }
 
-    /// Keeps a note; nothing happens when it is not wanted.
+    /// Records a note if it is needed.
     pub fn note(&mut self, note: RankNote) {
-        if !self.wants(note.epoch.number) {
+        if !self.needs_note(note.epoch.number) {
             return;
         }
         self.notes.push(note);
-        if self.notes.len() > KEPT {
+        if self.notes.len() > MAX_NOTES {
             self.step *= 2;
             let step = self.step;
             self.notes.retain(|note| (note.epoch.number + 1).is_multiple_of(step));
@@ -93,8 +92,8 @@ impl RankHistory {
         self.notes.iter().map(|note| note.epoch.clone()).collect()
     }
 
-    /// Every memory that was noted, by id: those whose present state [`RankHistory::movers`] has to know.
-    pub fn noted(&self) -> Vec<MemoryId> {
+    /// Returns every noted memory, by id: [`RankHistory::movers`] needs their current state.
+    pub fn noted_ids(&self) -> Vec<MemoryId> {
         let ids: HashSet<u64> = self.notes.iter().flat_map(|note| &note.ranking).map(|&(id, _)| id).collect();
         let mut ids: Vec<MemoryId> = ids.into_iter().map(MemoryId).collect();
         ids.sort_unstable();
@@ -103,34 +102,34 @@ impl RankHistory {
 
     /// The tables of a report, of at most `most` rows each, from the head of the ranking now, in rank order, and the
     /// present state of the other memories that were noted. A memory that is in neither was removed and is left out.
-    pub fn movers(&self, now: &[Known], others: &[Known], most: usize) -> Movers {
+    pub fn movers(&self, now: &[RankEntry], others: &[RankEntry], most: usize) -> Movers {
         let past: Vec<HashMap<u64, Standing>> = self.notes.iter().map(|note| standings(&note.ranking)).collect();
-        let head: Vec<(u64, u32)> = now.iter().map(|known| (known.id.0, known.weight.units())).collect();
+        let head: Vec<(u64, u32)> = now.iter().map(|entry| (entry.id.0, entry.weight.units())).collect();
         let present = standings(&head);
-        let row = |known: &Known| RankedMemory {
-            id: known.id.0,
-            key: known.key.clone(),
-            weight: known.weight.to_f64(),
-            rank: present.get(&known.id.0).map(|standing| standing.rank),
-            earlier: past.iter().map(|note| note.get(&known.id.0).copied()).collect(),
+        let row = |entry: &RankEntry| RankedMemory {
+            id: entry.id.0,
+            key: entry.key.clone(),
+            weight: entry.weight.to_f64(),
+            rank: present.get(&entry.id.0).map(|standing| standing.rank),
+            earlier: past.iter().map(|note| note.get(&entry.id.0).copied()).collect(),
         };
-        let best = |change: &dyn Fn(&Known) -> f64, candidates: &mut dyn Iterator<Item = &Known>| {
-            let mut found: Vec<(f64, &Known)> = candidates.map(|known| (change(known), known)).collect();
-            found.retain(|(change, _)| *change > 0.0);
-            found.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.id.cmp(&b.1.id)));
-            found.into_iter().take(most).map(|(_, known)| row(known)).collect::<Vec<_>>()
+        let best = |change: &dyn Fn(&RankEntry) -> f64, candidates: &mut dyn Iterator<Item = &RankEntry>| {
+            let mut ranked: Vec<(f64, &RankEntry)> = candidates.map(|entry| (change(entry), entry)).collect();
+            ranked.retain(|(change, _)| *change > 0.0);
+            ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.id.cmp(&b.1.id)));
+            ranked.into_iter().take(most).map(|(_, entry)| row(entry)).collect::<Vec<_>>()
         };
-        // Whoever is not in a note weighed no more than the last one that is.
+        // A memory that is not in a note weighed at most as much as the last one in it.
         let middle = past.len() / 2;
         let floor = self.notes.get(middle).and_then(|note| note.ranking.last()).map_or(0, |&(_, units)| units);
         let floor = Weight::from_units(floor).unwrap_or(Weight::ONE).to_f64();
-        let gain = |known: &Known| {
-            let then = past.get(middle).map_or(f64::INFINITY, |note| note.get(&known.id.0).map_or(floor, |s| s.weight));
-            known.weight.to_f64() - then
+        let gain = |entry: &RankEntry| {
+            let then = past.get(middle).map_or(f64::INFINITY, |note| note.get(&entry.id.0).map_or(floor, |s| s.weight));
+            entry.weight.to_f64() - then
         };
-        let loss = |known: &Known| {
-            let heaviest = past.iter().filter_map(|note| note.get(&known.id.0)).map(|s| s.weight).fold(0.0, f64::max);
-            heaviest - known.weight.to_f64()
+        let loss = |entry: &RankEntry| {
+            let heaviest = past.iter().filter_map(|note| note.get(&entry.id.0)).map(|s| s.weight).fold(0.0, f64::max);
+            heaviest - entry.weight.to_f64()
         };
         Movers {
             top: now.iter().take(most).map(row).collect(),
@@ -164,15 +163,15 @@ mod tests {
     }
 
     #[test]
-    fn notes_stay_few_and_evenly_spread_and_do_not_depend_on_who_took_them() {
+    fn notes_are_bounded_evenly_spread_and_reproducible() {
         let mut history = RankHistory::default();
         let mut taken = Vec::new();
         for epoch in 0..1_000 {
-            if history.wants(epoch) {
+            if history.needs_note(epoch) {
                 taken.push(note(epoch, &[]));
                 history.note(note(epoch, &[]));
             }
-            assert!(history.notes.len() <= KEPT);
+            assert!(history.notes.len() <= MAX_NOTES);
         }
         history.before(999);
         let numbers: Vec<u64> = history.epochs().iter().map(|epoch| epoch.number).collect();
@@ -184,19 +183,19 @@ mod tests {
     }
 
     #[test]
-    fn equal_weights_share_a_rank_and_movers_are_told_by_weight() {
+    fn equal_weights_share_a_rank_and_movers_change_in_weight() {
         let mut history = RankHistory::default();
         history.note(note(0, &[(1, 900), (2, 900), (3, 500)]));
         history.note(note(1, &[(2, 1_000), (1, 800), (3, 100)]));
-        let known = |id, units| Known { id: MemoryId(id), key: None, weight: Weight::from_units(units).unwrap() };
-        let movers = history.movers(&[known(2, 1_000), known(9, 1_000), known(3, 400)], &[known(1, 0)], 2);
+        let entry = |id, units| RankEntry { id: MemoryId(id), key: None, weight: Weight::from_units(units).unwrap() };
+        let movers = history.movers(&[entry(2, 1_000), entry(9, 1_000), entry(3, 400)], &[entry(1, 0)], 2);
         let ids = |rows: &[RankedMemory]| rows.iter().map(|row| (row.id, row.rank)).collect::<Vec<_>>();
         assert_eq!(ids(&movers.top), [(2, Some(1)), (9, Some(1))]);
         assert_eq!(ids(&movers.risen), [(9, Some(1)), (3, Some(3))]);
         assert_eq!(ids(&movers.fallen), [(1, None), (3, Some(3))]);
         let ranks: Vec<_> = movers.fallen[0].earlier.iter().map(|s| s.map(|s| s.rank)).collect();
         assert_eq!(ranks, [Some(1), Some(2)]);
-        assert_eq!(history.noted(), [1, 2, 3].map(MemoryId));
+        assert_eq!(history.noted_ids(), [1, 2, 3].map(MemoryId));
         assert_eq!(RankHistory::default().movers(&[], &[], 5), Movers::default());
     }
 }

@@ -3,14 +3,14 @@
 use super::format::{count, escape};
 use std::fmt::Write;
 
-/// Rows of a table beside a chart at most.
+/// Maximum number of rows of a table next to a chart.
 const ROWS: usize = 400;
 
 /// A table whose first column names the row and whose others are numbers.
 pub(super) struct Table {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
-    /// How many rows there were before they were chosen from.
+    /// Number of rows before sampling.
     of: usize,
 }
 
@@ -19,8 +19,8 @@ impl Table {
         Self { head: head.iter().map(|&name| name.to_owned()).collect(), rows: rows.into_iter().collect(), of }
     }
 
-    /// The table, folded away.
-    pub(super) fn folded(&self, title: &str) -> String {
+    /// Returns the table, collapsed.
+    pub(super) fn collapsed(&self, title: &str) -> String {
         let mut html = String::from("<details><summary>The numbers</summary><div class=\"scroll\"><table>");
         let chosen = if self.rows.len() < self.of {
             format!(", {} of {} epochs", count(self.rows.len() as u64), count(self.of as u64))
@@ -48,7 +48,7 @@ impl Table {
     }
 }
 
-/// Evenly chosen rows, the first among them, at most [`ROWS`].
+/// Samples rows evenly, including the first, at most [`ROWS`].
 pub(super) fn sampled<T>(rows: &[T]) -> impl Iterator<Item = &T> {
     rows.iter().step_by(rows.len().div_ceil(ROWS).max(1))
 }

@@ -31,7 +31,7 @@ impl Ranking {
     }
 }
 
-/// The best ranking; the memory has to be beaten by hits, not met.
+/// Returns the best ranking; a tie goes to the memory.
 pub(super) fn best(rate: &HitRate) -> Ranking {
     let hits = rate.hits;
     if hits.memory >= hits.frequent.max(hits.recent) {
@@ -49,7 +49,7 @@ pub(super) struct Sentence {
     pub(super) text: String,
 }
 
-/// What the run showed, in plain sentences; empty when there is nothing to judge.
+/// Returns the results of the run in plain sentences; empty if there is nothing to judge.
 pub(super) fn sentences(report: &RunReport) -> Vec<Sentence> {
     let mut sentences: Vec<Sentence> = report.prediction.iter().map(predicted).collect();
     if let Some(experiment) = &report.experiment {

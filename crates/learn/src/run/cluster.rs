@@ -1,23 +1,23 @@
-//! What a driver needs of a cluster, and of the place where it keeps its cursor.
+//! Interfaces of a driver: the cluster, and the log with its cursor.
 
-use super::driver::KnownKeys;
-use crate::report::Known;
+use super::driver::SentKeys;
+use crate::report::RankEntry;
 use crate::source::{Content, Population};
 use engram_memory::{Digest, Group, Histogram, LearningEpoch, MemoryId, OnMissing, QualityVector, RunId, run::Entry};
 use std::future::Future;
 
-/// A cluster could not do what a run asked.
+/// A call of a run to its cluster failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
-    /// It may work later: a worker is away, a deadline passed.
+    /// A retry may succeed: a worker is unreachable, a deadline passed.
     #[error("{0}")]
     Temporary(String),
-    /// It will not work: refused, malformed, full.
+    /// A retry will fail: rejected, malformed, full.
     #[error("{message}")]
     Permanent {
-        /// Number under which it is explained.
+        /// Error code.
         code: &'static str,
-        /// What is wrong.
+        /// Message.
         message: String,
     },
 }
@@ -25,17 +25,17 @@ pub enum ClusterError {
 /// The record of a run could not be written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
-    /// Another driver has written since: this one must stop.
+    /// Another driver has written meanwhile; this one must stop.
     #[error("another driver has taken over")]
     Superseded,
-    /// The cluster.
+    /// The call to the cluster failed.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
 }
 
-/// What does not change during a run.
+/// Properties of the cluster that do not change during a run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Facts {
+pub struct ClusterFacts {
     /// Name of the cluster.
     pub name: String,
     /// Workers.
@@ -48,24 +48,24 @@ pub struct Facts {
     pub initial_weight: f64,
 }
 
-/// Whether a run may change the cluster now.
+/// Response to a request for the turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
-    /// It may, until it gives the turn back.
+    /// The run may change the cluster until it releases the turn.
     Granted,
     /// Another run has the turn.
     Held {
         /// Its name.
-        by: String,
-        /// Runs that wait and came before this one.
-        before: u32,
+        holder: String,
+        /// Number of runs ahead in the queue.
+        runs_ahead: u32,
     },
 }
 
-/// What a learning epoch did.
+/// Result of a learning epoch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Learned {
-    /// Updates applied; of a group, its memories.
+pub struct EpochOutcome {
+    /// Updates applied; for a group, its memories.
     pub applied: u64,
     /// Memories created.
     pub created: u64,
@@ -77,30 +77,30 @@ pub struct Learned {
     pub quality: QualityVector,
 }
 
-/// The cluster that a run learns on. Every call has a deadline of its own; a call that failed may be repeated.
+/// The cluster that a run learns on. Every call has its own deadline and may be repeated after a failure.
 pub trait Cluster: Send + Sync {
-    /// What does not change during a run.
-    fn facts(&self) -> Facts;
+    /// Returns the properties of the cluster.
+    fn facts(&self) -> ClusterFacts;
 
-    /// Asks for the turn: one run at a time changes a cluster. Of those that wait the one submitted first has the next.
-    fn take_turn(
+    /// Requests the turn: one run at a time changes a cluster. Waiting runs are served in order of submission.
+    fn acquire_turn(
         &self,
         run: RunId,
         name: &str,
         submitted_ms: u64,
     ) -> impl Future<Output = Result<Turn, ClusterError>> + Send;
 
-    /// Gives the turn back.
-    fn return_turn(&self, run: RunId) -> impl Future<Output = Result<(), ClusterError>> + Send;
+    /// Releases the turn.
+    fn release_turn(&self, run: RunId) -> impl Future<Output = Result<(), ClusterError>> + Send;
 
-    /// Whether memories count the updates that address them.
-    fn count_updates(&self, enabled: bool) -> impl Future<Output = Result<(), ClusterError>> + Send;
+    /// Sets whether memories count the updates that address them.
+    fn set_update_counting(&self, enabled: bool) -> impl Future<Output = Result<(), ClusterError>> + Send;
 
     /// Inserts the memories of the synthetic experiment, or sets them back to their start.
     fn populate(&self, population: &Population) -> impl Future<Output = Result<(), ClusterError>> + Send;
 
-    /// One learning epoch on all partitions; a repeat is answered and not applied. `known` are the keys that the cluster
-    /// has been told.
+    /// Applies one learning epoch to all partitions; a repeated epoch is answered and not applied. `sent` are the ids whose keys
+    /// the cluster has.
     fn learn(
         &self,
         run: RunId,
@@ -108,10 +108,10 @@ pub trait Cluster: Send + Sync {
         decay: f64,
         content: &Content,
         on_missing: OnMissing,
-        known: &KnownKeys,
-    ) -> impl Future<Output = Result<Learned, ClusterError>> + Send;
+        sent: &SentKeys,
+    ) -> impl Future<Output = Result<EpochOutcome, ClusterError>> + Send;
 
-    /// Tells every worker the global quality of an epoch.
+    /// Broadcasts the global quality of an epoch to every worker.
     fn broadcast(
         &self,
         run: RunId,
@@ -119,13 +119,13 @@ pub trait Cluster: Send + Sync {
         quality: &QualityVector,
     ) -> impl Future<Output = Result<(), ClusterError>> + Send;
 
-    /// The first `limit` memories by rank.
-    fn top(&self, limit: usize) -> impl Future<Output = Result<Vec<Known>, ClusterError>> + Send;
+    /// Returns the first `limit` memories by rank.
+    fn top(&self, limit: usize) -> impl Future<Output = Result<Vec<RankEntry>, ClusterError>> + Send;
 
-    /// Those of `ids` that are there, in that order.
-    fn get(&self, ids: &[MemoryId]) -> impl Future<Output = Result<Vec<Known>, ClusterError>> + Send;
+    /// Returns the existing memories of `ids`, in that order.
+    fn get(&self, ids: &[MemoryId]) -> impl Future<Output = Result<Vec<RankEntry>, ClusterError>> + Send;
 
-    /// All memories of two groups in rank order, as (weight in units, whether of the first).
+    /// Returns all memories of two groups in rank order, as (weight in units, whether of the first).
     fn ranked_pairs(
         &self,
         first: Group,
@@ -147,10 +147,10 @@ pub trait Cluster: Send + Sync {
 
 /// The replicated record of a run.
 pub trait RunLog: Send + Sync {
-    /// Reads it; `None` when the run is not known.
+    /// Reads it; `None` if the run does not exist.
     fn load(&self, run: RunId) -> impl Future<Output = Result<Option<Entry>, LogError>> + Send;
 
-    /// Replaces its state and adds a row, if nobody else did since version `expected`.
+    /// Replaces its state and adds a row, if its version is `expected`.
     fn record(
         &self,
         run: RunId,

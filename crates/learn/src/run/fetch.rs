@@ -1,27 +1,27 @@
-//! What a source is made of, brought here where it is elsewhere.
+//! Fetching of remote inputs.
 
 use super::status::Status;
 use crate::source::Origin;
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
-/// Brings a file of events to this machine.
+/// Fetches an event file to this machine.
 ///
-/// It is asked when the run has its turn, each time that a driver begins, and dropped at any await when the run is called off.
-pub trait Fetch: Send + Sync {
-    /// Fetches all of it, as often as that takes, and says in the status how far it is.
+/// Called when the run has its turn, by each new driver, and dropped at any await when the run is stopped.
+pub trait Fetcher: Send + Sync {
+    /// Fetches the whole file, with retries, and publishes progress in the status.
     ///
     /// # Errors
-    /// It cannot be had; the run fails.
-    fn fetch<'a>(&'a self, status: &'a watch::Sender<Status>) -> BoxFuture<'a, Result<Origin, Unfetched>>;
+    /// The input cannot be fetched; the run fails.
+    fn fetch<'a>(&'a self, status: &'a watch::Sender<Status>) -> BoxFuture<'a, Result<Origin, FetchError>>;
 }
 
-/// Why an input cannot be had.
+/// The input cannot be fetched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct Unfetched {
-    /// Number under which that is explained.
+pub struct FetchError {
+    /// Error code.
     pub code: &'static str,
-    /// Where it should be, and what is wrong with it.
+    /// Location and cause.
     pub message: String,
 }

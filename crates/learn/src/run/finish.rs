@@ -1,8 +1,8 @@
-//! What is found when the last epoch is done, and the report that is made of a record.
+//! Final results of a run, and the report made from its record.
 
 use super::cluster::{Cluster, ClusterError};
 use super::job::Job;
-use super::state::{Damaged, Findings, RunState};
+use super::state::{CorruptRecord, Findings, RunState};
 use crate::prediction::HitRate;
 use crate::report::{Coverage, Experiment, GroupBins, GroupSummary, RankHistory, RunReport, RunSettings, SourceName};
 use crate::source::{Population, SourceOptions};
@@ -17,7 +17,7 @@ const ROWS: usize = 50;
 /// Bins of the histogram in a report, as a power of two.
 const SHOWN_BITS: u32 = 6;
 
-pub(super) async fn find(
+pub(super) async fn findings(
     job: &Job,
     state: &RunState,
     history: &RankHistory,
@@ -28,8 +28,8 @@ pub(super) async fn find(
     let mut history = history.clone();
     history.before(state.done.saturating_sub(1));
     let now = cluster.top(RankHistory::DEPTH).await?;
-    let on_top: HashSet<MemoryId> = now.iter().map(|known| known.id).collect();
-    let others: Vec<MemoryId> = history.noted().into_iter().filter(|id| !on_top.contains(id)).collect();
+    let top_ids: HashSet<MemoryId> = now.iter().map(|entry| entry.id).collect();
+    let others: Vec<MemoryId> = history.noted_ids().into_iter().filter(|id| !top_ids.contains(id)).collect();
     let movers = history.movers(&now, &cluster.get(&others).await?, ROWS);
     Ok(Findings {
         workers: facts.workers,
@@ -83,18 +83,18 @@ async fn experiment(
 }
 
 fn bins(histogram: &Histogram, group: Group) -> Vec<u64> {
-    let found = histogram.groups().iter().find(|(other, _)| *other == group);
-    found.map_or_else(|| vec![0; 1 << histogram.bits()], |(_, bins)| bins.clone())
+    let findings = histogram.groups().iter().find(|(other, _)| *other == group);
+    findings.map_or_else(|| vec![0; 1 << histogram.bits()], |(_, bins)| bins.clone())
 }
 
-/// The report of a run from its record; of one that goes on, what there is so far.
+/// Builds the report of a run from its record; for an unfinished run from the epochs so far.
 ///
 /// # Errors
 /// The record cannot be read.
-pub fn report(entry: &Entry, source: &SourceOptions, cluster: &str) -> Result<RunReport, Damaged> {
+pub fn report(entry: &Entry, source: &SourceOptions, cluster: &str) -> Result<RunReport, CorruptRecord> {
     let state = RunState::of(entry)?;
     let rows = RunState::rows(entry)?;
-    let found = state.result.clone();
+    let findings = state.result.clone();
     let elapsed_s = state.elapsed_ms as f64 / 1_000.0;
     let per_second = |count: u64| if elapsed_s > 0.0 { count as f64 / elapsed_s } else { 0.0 };
     Ok(RunReport {
@@ -103,24 +103,24 @@ pub fn report(entry: &Entry, source: &SourceOptions, cluster: &str) -> Result<Ru
         run: state.name.clone(),
         cluster: cluster.to_owned(),
         source: SourceName { kind: source.kind().into(), name: source_name(source) },
-        settings: found.as_ref().map_or(RunSettings { decay: 0.0, rate: 0.0, initial_weight: 0.0 }, |found| {
-            RunSettings { decay: found.decay, rate: found.rate, initial_weight: found.initial_weight }
+        settings: findings.as_ref().map_or(RunSettings { decay: 0.0, rate: 0.0, initial_weight: 0.0 }, |findings| {
+            RunSettings { decay: findings.decay, rate: findings.rate, initial_weight: findings.initial_weight }
         }),
-        workers: found.as_ref().map_or(0, |found| found.workers),
-        partitions: found.as_ref().map_or(0, |found| found.partitions),
+        workers: findings.as_ref().map_or(0, |findings| findings.workers),
+        partitions: findings.as_ref().map_or(0, |findings| findings.partitions),
         prediction: HitRate::over(rows.iter().map(|row| row.row.hits.as_slice())),
         epochs: rows.into_iter().map(|row| row.row).collect(),
-        earlier: found.as_ref().map_or_else(Vec::new, |found| found.earlier.clone()),
-        risen: found.as_ref().map_or_else(Vec::new, |found| found.risen.clone()),
+        earlier: findings.as_ref().map_or_else(Vec::new, |findings| findings.earlier.clone()),
+        risen: findings.as_ref().map_or_else(Vec::new, |findings| findings.risen.clone()),
         elapsed_s,
         epochs_per_s: per_second(state.done),
         updates_per_s: per_second(state.updates),
-        quality: found.as_ref().map_or_else(Vec::new, |found| found.quality.clone()),
-        histogram: found.as_ref().map_or_else(Vec::new, |found| found.histogram.clone()),
-        top: found.as_ref().map_or_else(Vec::new, |found| found.top.clone()),
-        fallen: found.as_ref().map_or_else(Vec::new, |found| found.fallen.clone()),
-        experiment: found.as_ref().and_then(|found| found.experiment.clone()),
-        digest: found.map_or_else(String::new, |found| found.digest),
+        quality: findings.as_ref().map_or_else(Vec::new, |findings| findings.quality.clone()),
+        histogram: findings.as_ref().map_or_else(Vec::new, |findings| findings.histogram.clone()),
+        top: findings.as_ref().map_or_else(Vec::new, |findings| findings.top.clone()),
+        fallen: findings.as_ref().map_or_else(Vec::new, |findings| findings.fallen.clone()),
+        experiment: findings.as_ref().and_then(|findings| findings.experiment.clone()),
+        digest: findings.map_or_else(String::new, |findings| findings.digest),
     })
 }
 

@@ -1,18 +1,18 @@
-//! A run as the driver wants it: settings with every default filled in.
+//! Settings of a run with all defaults filled in.
 
 use crate::source::{SourceOptions, SyntheticOptions};
 use engram_memory::OnMissing;
 
-/// What a memory run does.
+/// Settings of a memory run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Where epochs come from.
+    /// Source of the epochs.
     pub source: SourceOptions,
     /// Most epochs; `None` = all of the source.
     pub epochs: Option<u64>,
     /// Decay per epoch, in [0, 1].
     pub decay: f64,
-    /// What to do with ids that are not there.
+    /// Handling of unknown ids.
     pub on_missing: OnMissing,
     /// Sizes of the top for which hits are counted; empty = no prediction.
     pub top_k: Vec<u32>,
@@ -22,11 +22,11 @@ pub struct Job {
     pub exact_inversion: bool,
     /// Whether the updates of each memory are counted.
     pub coverage: bool,
-    /// What ends a synthetic run early.
+    /// Conditions that end a synthetic run early.
     pub until: Conditions,
 }
 
-/// Ends a synthetic run with the first condition that holds.
+/// Conditions of which the first one to hold ends a synthetic run.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Conditions {
     /// Separation at least this.
@@ -36,9 +36,10 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Whether one holds.
+    /// Returns whether one holds.
     pub fn hold(&self, separation: Option<f64>, convergence: Option<f64>) -> bool {
-        let reached = |wanted: Option<f64>, found: Option<f64>| matches!((wanted, found), (Some(w), Some(f)) if f >= w);
+        let reached =
+            |threshold: Option<f64>, current: Option<f64>| matches!((threshold, current), (Some(w), Some(f)) if f >= w);
         reached(self.separation, separation) || reached(self.convergence, convergence)
     }
 }

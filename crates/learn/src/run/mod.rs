@@ -1,10 +1,9 @@
 //! Memory runs: epoch after epoch of decay, reinforcement, aggregation and broadcast, driven to the end whatever dies.
 //!
-//! A [`Driver`] takes its epochs from a source, applies them through a [`Cluster`] and keeps its cursor in a [`RunLog`],
-//! which is the replicated record of the run. It may stop at any await and another may go on: before the first part of
-//! epoch n goes out, the log says that n is next and holds what the ranking predicted of it, and a cluster answers a
-//! repeated epoch instead of applying it. So a run ends with the same digest and the same hits however often its driver was
-//! killed.
+//! A [`Driver`] takes epochs from a source, applies them through a [`Cluster`] and keeps its cursor in a [`RunLog`], the replicated
+//! record of the run. It may stop at any await and another may resume: before the first part of epoch n is sent, the log contains n
+//! as the next epoch and its predicted hits, and a cluster answers a repeated epoch instead of applying it. So a run ends with the
+//! same digest and the same hits however often its driver was killed.
 //!
 //! ```text
 //! source -> prediction (ranking before the epoch) -> record -> learn -> broadcast -> status
@@ -12,8 +11,8 @@
 //!                                                      +------- next epoch ------------+
 //! ```
 
+mod client_cluster;
 mod cluster;
-mod connected;
 mod driver;
 mod fetch;
 mod finish;
@@ -24,11 +23,11 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use cluster::{Cluster, ClusterError, Facts, Learned, LogError, RunLog, Turn};
-pub use connected::Connected;
-pub use driver::{Driver, KnownKeys};
-pub use fetch::{Fetch, Unfetched};
+pub use client_cluster::ClientCluster;
+pub use cluster::{Cluster, ClusterError, ClusterFacts, EpochOutcome, LogError, RunLog, Turn};
+pub use driver::{Driver, SentKeys};
+pub use fetch::{FetchError, Fetcher};
 pub use finish::report;
 pub use job::{Conditions, Job};
-pub use state::{Damaged, RunState, SnapshotResult, SnapshotState};
+pub use state::{CorruptRecord, RunState, SnapshotResult, SnapshotState};
 pub use status::{Order, Phase, Status};

@@ -1,10 +1,10 @@
-//! Ties a run to the input it began with: a driver that goes on must read what the one before it read.
+//! Pins a run to its input: a driver that resumes it must read the same data.
 
 use crate::source::{EventsOptions, SourceError, SourceOptions};
 use std::io::{self, Read as _};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Resolves what may move (a git revision becomes its commit) and names the content of what may change.
+/// Resolves references that may move (a git revision becomes its commit) and identifies the content of files.
 ///
 /// # Errors
 /// The input cannot be read.

@@ -1,4 +1,4 @@
-//! What a driver keeps with the run: enough for another to go on at the exact epoch.
+//! Persistent state of a run: enough for another driver to resume at the exact epoch.
 
 use super::status::Phase;
 use crate::prediction::Hits;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The record of a run cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("the record of the run is damaged or of a newer version: {0}")]
-pub struct Damaged(#[from] serde_json::Error);
+pub struct CorruptRecord(#[from] serde_json::Error);
 
-/// The state of a run, as its record carries it (JSON).
+/// State of a run, as recorded (JSON).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunState {
@@ -23,25 +23,25 @@ pub struct RunState {
     pub spec: serde_json::Value,
     /// Phase.
     pub phase: Phase,
-    /// Whether it waits for somebody to let it go on; its phase is the one to go on from.
+    /// Whether it is suspended; its phase is the one to resume from.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspended: bool,
-    /// When it was submitted, in milliseconds since 1970: who came first has the first turn.
+    /// Submission time in milliseconds since 1970, which orders waiting runs.
     #[serde(default)]
     pub submitted_ms: u64,
-    /// What the input was when the run began; see `pin`.
+    /// Identity of the input when the run started; see `pin`.
     #[serde(default)]
     pub input: Option<Input>,
-    /// Epochs of the source, where it says.
+    /// Epochs of the source, if known.
     #[serde(default)]
     pub epochs: Option<u64>,
-    /// Whether the memories of an experiment are in place.
+    /// Whether the memories of an experiment are inserted.
     #[serde(default)]
     pub populated: bool,
-    /// Epochs that are done for good: the next one is this plus one.
+    /// Completed epochs; the next one is this plus one.
     #[serde(default)]
     pub done: u64,
-    /// What the rankings predicted of the next epoch, noted before it was sent.
+    /// Hits of the rankings in the next epoch, recorded before it was sent.
     #[serde(default)]
     pub predicted: Option<Vec<Hits>>,
     /// Milliseconds of learning, all drivers together.
@@ -53,35 +53,35 @@ pub struct RunState {
     /// Separation after the first epoch: (rewarded sum, count, punished sum, count) as decimal text, exact.
     #[serde(default)]
     pub first: Option<FirstSeparation>,
-    /// What was found at the end.
+    /// Final results.
     #[serde(default)]
     pub result: Option<Findings>,
-    /// How far a snapshot is; nothing of other kinds.
+    /// Progress of a snapshot run; `None` for other kinds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotState>,
-    /// Why it ended, where it did not succeed.
+    /// Reason of the end, unless it succeeded.
     #[serde(default)]
     pub message: String,
-    /// Number under which that is explained.
+    /// Error code.
     #[serde(default)]
     pub code: String,
 }
 
-/// How far a snapshot is.
+/// Progress of a snapshot run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotState {
-    /// Attempts so far: each has files of its own.
+    /// Attempts so far; each has its own files.
     pub attempt: u32,
-    /// The manifest, once all files are there: whoever drives the run from then on writes this one and no other.
+    /// The manifest, once all files exist: from then on every driver writes exactly this text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest: Option<String>,
-    /// What was written.
+    /// The written snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written: Option<SnapshotResult>,
 }
 
-/// A snapshot that was written.
+/// A written snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotResult {
@@ -118,7 +118,7 @@ pub struct FirstSeparation {
     pub punished: (u64, u64),
 }
 
-/// What was found when the last epoch was done.
+/// Final results after the last epoch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Findings {
@@ -152,19 +152,19 @@ pub struct Findings {
     pub digest: String,
 }
 
-/// A row of the history of a run, as its record carries it (JSON).
+/// Row of a run's history, as recorded (JSON).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Row {
     #[serde(flatten)]
     pub(super) row: EpochRow,
-    /// The ranking after the epoch, where it was worth noting.
+    /// Ranking after the epoch, if it was noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) note: Option<RankNote>,
 }
 
 impl Row {
-    /// Gives the notes of the past to `history`, in order.
-    pub(super) fn remember(rows: &[Self]) -> RankHistory {
+    /// Rebuilds the rank history from the recorded notes.
+    pub(super) fn history(rows: &[Self]) -> RankHistory {
         let mut history = RankHistory::default();
         rows.iter().filter_map(|row| row.note.clone()).for_each(|note| history.note(note));
         history
@@ -174,7 +174,7 @@ impl Row {
 impl RunState {
     const FORMAT: u32 = 1;
 
-    /// A run that was just submitted.
+    /// Creates the state of a new run.
     pub fn new(name: impl Into<String>, spec: serde_json::Value) -> Self {
         Self {
             format: Self::FORMAT,
@@ -202,7 +202,7 @@ impl RunState {
     ///
     /// # Errors
     /// It is not the state of a run of this version.
-    pub fn of(entry: &Entry) -> Result<Self, Damaged> {
+    pub fn of(entry: &Entry) -> Result<Self, CorruptRecord> {
         Ok(serde_json::from_slice(&entry.state)?)
     }
 
@@ -210,26 +210,26 @@ impl RunState {
     ///
     /// # Errors
     /// One of them is not a row of this version.
-    pub(super) fn rows(entry: &Entry) -> Result<Vec<Row>, Damaged> {
+    pub(super) fn rows(entry: &Entry) -> Result<Vec<Row>, CorruptRecord> {
         Ok(entry.rows.iter().map(|row| serde_json::from_slice(row)).collect::<Result<_, _>>()?)
     }
 
-    /// Where the run stands, as people and monitors are told.
-    pub const fn told_phase(&self) -> Phase {
+    /// Returns the phase as users see it.
+    pub const fn reported_phase(&self) -> Phase {
         if self.suspended && !self.phase.is_final() { Phase::Suspended } else { self.phase }
     }
 
-    /// The bytes that a record carries.
+    /// Encodes the state for the record.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a state has string keys only")
     }
 
-    /// The run of this name on this cluster: a name stands for one run for ever.
+    /// Returns the id of the run with this name on this cluster: a name identifies one run permanently.
     pub fn run_id(cluster: ClusterId, name: &str) -> RunId {
         engram_client::run_id(cluster, name)
     }
 
-    /// The partition that keeps the record of a run; its primary drives it.
+    /// Returns the partition of a run's record; its primary drives the run.
     pub fn partition(run: RunId, partitions: u32) -> PartitionId {
         partition_of(MemoryId(run.0 as u64), partitions)
     }

@@ -1,57 +1,57 @@
-//! What a run says of itself while it goes on.
+//! Status of a run.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Where a run stands in its life.
+/// Phase of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
-    /// Waits for its turn.
+    /// Waiting for its turn.
     #[default]
     Queued,
-    /// Learns.
+    /// Learning.
     Running,
-    /// Done.
+    /// Completed.
     Succeeded,
-    /// Given up, with a reason.
+    /// Failed, with a reason.
     Failed,
-    /// Stopped because somebody asked.
+    /// Cancelled by request.
     Cancelled,
-    /// Stopped after an epoch, and can go on. A record holds the phase to go on from, and says apart that it is suspended.
+    /// Suspended after an epoch. A record holds the phase to resume from and a separate flag.
     Suspended,
 }
 
-/// What is asked of a driver.
+/// Order to a driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Go on.
+    /// Continue.
     #[default]
-    GoOn,
-    /// Stop after the epoch in progress, in such a way that the run can go on.
+    Continue,
+    /// Stop after the epoch in progress, so that the run can be resumed.
     Suspend,
-    /// Stop after the epoch in progress, for good.
+    /// Stop after the epoch in progress permanently.
     Cancel,
 }
 
 impl Phase {
-    /// Whether it will never change again.
+    /// Returns whether the phase is final.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
     }
 }
 
-/// The state of a run for people and monitors. Rates are over the time this driver has worked.
+/// Status of a run for users and monitoring. Rates are over the time of this driver.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Status {
     /// Phase.
     pub phase: Phase,
     /// Epochs done.
     pub epoch: u64,
-    /// Epochs there will be; `None` when the source does not say.
+    /// Total epochs; `None` if the source does not know.
     pub epochs: Option<u64>,
     /// Updates applied.
     pub updates: u64,
-    /// Seconds it has been learning, all drivers together.
+    /// Seconds of learning, over all drivers.
     pub elapsed_s: f64,
     /// Epochs per second.
     pub epochs_per_s: f64,
@@ -61,18 +61,18 @@ pub struct Status {
     pub label: String,
     /// What it waits for, or why it ended.
     pub message: String,
-    /// Number under which the error is explained; empty when there is none.
+    /// Error code; empty without an error.
     pub code: String,
-    /// Short named figures: separation, convergence, hit_rate_500, ...
+    /// Named metrics: separation, convergence, hit_rate_500, ...
     pub metrics: BTreeMap<String, f64>,
-    /// It waits for credentials that somebody has to hand over.
+    /// Whether it waits for credentials to be supplied.
     pub needs_credentials: bool,
-    /// The snapshot that was written, of a run of that kind.
+    /// The written snapshot, for snapshot runs.
     pub snapshot: Option<super::SnapshotResult>,
 }
 
 impl Status {
-    /// Seconds to go at the present rate, where both are known.
+    /// Returns the remaining seconds at the current rate, if both are known.
     pub fn eta_s(&self) -> Option<f64> {
         let left = self.epochs?.checked_sub(self.epoch)?;
         (self.epochs_per_s > 0.0).then(|| left as f64 / self.epochs_per_s)

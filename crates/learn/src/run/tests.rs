@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::prediction::HitRate;
-use crate::report::Known;
+use crate::report::RankEntry;
 use crate::source::{Content, Event, ExampleName, Origin, Population, Signal, SourceOptions, SyntheticOptions};
 use engram_memory::reference::Partition;
 use engram_memory::run::Table;
@@ -18,29 +18,30 @@ use tokio::sync::{Notify, watch};
 
 const PARTITIONS: u32 = 7;
 
-/// Reference partitions, the records of runs, and a plan of what goes wrong.
-struct World {
+/// Reference partitions, the records of runs, and planned failures.
+struct FakeClusterState {
     partitions: Vec<Partition>,
     records: Table,
     turn: Option<RunId>,
-    /// Calls so far, and at which of them the driver dies.
+    /// Calls so far, and the call at which the driver dies.
     calls: u64,
     dies_at: Option<u64>,
-    /// Every so many calls fail, before or after they took effect in turn. More than one epoch needs, or none would end.
+    /// Calls fail at this interval, alternately before and after they took effect. It exceeds the calls of an epoch, or none would
+    /// complete.
     fails_every: Option<u64>,
-    /// An order that is given as soon as every partition has learned this epoch.
+    /// An order that is sent once every partition has learned this epoch.
     order: Option<(LearningEpoch, Order, watch::Sender<Order>)>,
     settings: Settings,
 }
 
 #[derive(Clone)]
-struct Handle(Arc<Mutex<World>>);
+struct FakeCluster(Arc<Mutex<FakeClusterState>>);
 
-impl Handle {
+impl FakeCluster {
     fn new(settings: Settings) -> Self {
         let shape = Shape { partitions: PARTITIONS, law: Law::Linear, features: FeatureShape::NONE };
         let partitions = (0..PARTITIONS).map(|_| Partition::new(shape, settings)).collect();
-        Self(Arc::new(Mutex::new(World {
+        Self(Arc::new(Mutex::new(FakeClusterState {
             partitions,
             records: Table::default(),
             turn: None,
@@ -53,13 +54,13 @@ impl Handle {
     }
 
     /// One call: it may fail before or after its effect, and the driver may die on either side of it.
-    async fn call<T>(&self, effect: impl FnOnce(&mut World) -> T) -> Result<T, ClusterError> {
+    async fn call<T>(&self, effect: impl FnOnce(&mut FakeClusterState) -> T) -> Result<T, ClusterError> {
         let (dies, fails) = {
-            let mut world = self.0.lock().unwrap();
-            world.calls += 1;
+            let mut state = self.0.lock().unwrap();
+            state.calls += 1;
             let fails =
-                world.fails_every.filter(|every| world.calls.is_multiple_of(*every)).map(|every| world.calls / every);
-            (world.dies_at == Some(world.calls), fails)
+                state.fails_every.filter(|every| state.calls.is_multiple_of(*every)).map(|every| state.calls / every);
+            (state.dies_at == Some(state.calls), fails)
         };
         if dies && self.0.lock().unwrap().calls.is_multiple_of(2) {
             std::future::pending::<()>().await;
@@ -84,7 +85,7 @@ impl Handle {
     }
 }
 
-impl World {
+impl FakeClusterState {
     fn each(&mut self, command: impl Fn(u32) -> Command) -> Outcome {
         let mut all = Outcome::default();
         for (partition, state) in self.partitions.iter_mut().enumerate() {
@@ -100,49 +101,49 @@ impl World {
         order
     }
 
-    fn known(&self, id: MemoryId) -> Option<Known> {
+    fn rank_entry(&self, id: MemoryId) -> Option<RankEntry> {
         let memory = self.partitions.iter().find_map(|partition| partition.memories().get(&id))?;
         let key = (!memory.key.is_empty()).then(|| String::from_utf8(memory.key.clone()).unwrap());
-        Some(Known { id, key, weight: memory.weight })
+        Some(RankEntry { id, key, weight: memory.weight })
     }
 }
 
-impl Cluster for Handle {
-    fn facts(&self) -> Facts {
-        Facts { name: "test".into(), workers: 1, partitions: PARTITIONS, rate: 0.05, initial_weight: 0.5 }
+impl Cluster for FakeCluster {
+    fn facts(&self) -> ClusterFacts {
+        ClusterFacts { name: "test".into(), workers: 1, partitions: PARTITIONS, rate: 0.05, initial_weight: 0.5 }
     }
 
-    async fn take_turn(&self, run: RunId, _name: &str, _submitted_ms: u64) -> Result<Turn, ClusterError> {
-        self.call(|world| match world.turn {
-            Some(other) if other != run => Turn::Held { by: "other".into(), before: 0 },
+    async fn acquire_turn(&self, run: RunId, _name: &str, _submitted_ms: u64) -> Result<Turn, ClusterError> {
+        self.call(|state| match state.turn {
+            Some(other) if other != run => Turn::Held { holder: "other".into(), runs_ahead: 0 },
             _ => {
-                world.turn = Some(run);
+                state.turn = Some(run);
                 Turn::Granted
             }
         })
         .await
     }
 
-    async fn return_turn(&self, run: RunId) -> Result<(), ClusterError> {
-        self.call(|world| {
-            if world.turn == Some(run) {
-                world.turn = None;
+    async fn release_turn(&self, run: RunId) -> Result<(), ClusterError> {
+        self.call(|state| {
+            if state.turn == Some(run) {
+                state.turn = None;
             }
         })
         .await
     }
 
-    async fn count_updates(&self, enabled: bool) -> Result<(), ClusterError> {
-        self.call(|world| {
-            let settings = Settings { count_updates: enabled, ..world.settings };
-            world.each(|_| Command::Configure(settings));
+    async fn set_update_counting(&self, enabled: bool) -> Result<(), ClusterError> {
+        self.call(|state| {
+            let settings = Settings { count_updates: enabled, ..state.settings };
+            state.each(|_| Command::Configure(settings));
         })
         .await
     }
 
     async fn populate(&self, population: &Population) -> Result<(), ClusterError> {
         let weight = edge::weight(population.initial_weight).unwrap().units();
-        self.call(|world| {
+        self.call(|state| {
             for id in population.ids() {
                 let upsert = Upsert {
                     ids: vec![id],
@@ -151,7 +152,7 @@ impl Cluster for Handle {
                     ..Upsert::default()
                 };
                 let PartitionId(partition) = partition_of(id, PARTITIONS);
-                world.partitions[partition as usize].apply(&Record::bare(Command::Upsert(upsert)));
+                state.partitions[partition as usize].apply(&Record::bare(Command::Upsert(upsert)));
             }
         })
         .await
@@ -164,8 +165,8 @@ impl Cluster for Handle {
         decay: f64,
         content: &Content,
         on_missing: OnMissing,
-        known: &KnownKeys,
-    ) -> Result<Learned, ClusterError> {
+        sent: &SentKeys,
+    ) -> Result<EpochOutcome, ClusterError> {
         let decay = edge::setting(decay).unwrap();
         let rate = self.0.lock().unwrap().settings.rate;
         let delta = |signal: Signal| match signal {
@@ -176,20 +177,20 @@ impl Cluster for Handle {
             Content::Groups(groups) => {
                 Updates::ByGroup(groups.iter().map(|(group, signal)| (*group, delta(*signal))).collect())
             }
-            Content::Events(events) => by_id(partition, events.iter().cloned(), on_missing, known, &delta),
-            Content::Noise(noise) => by_id(partition, noise.events(0..noise.memories()), on_missing, known, &delta),
+            Content::Events(events) => by_id(partition, events.iter().cloned(), on_missing, sent, &delta),
+            Content::Noise(noise) => by_id(partition, noise.events(0..noise.memories()), on_missing, sent, &delta),
         };
-        // Even a driver that dies in the middle of the fan-out is gone on after: partitions one by one.
+        // Partitions one by one, so that a driver may die in the middle of the fan-out.
         let mut all = Outcome::default();
         for partition in 0..PARTITIONS {
             let command = Command::Epoch { run, n, decay, updates: updates(partition) };
-            let reply = self.call(|world| world.partitions[partition as usize].apply(&Record::bare(command))).await?;
+            let reply = self.call(|state| state.partitions[partition as usize].apply(&Record::bare(command))).await?;
             all.merge(&reply.into_result().expect("a driver sends what follows"));
         }
         if let Some((_, order, driver)) = self.0.lock().unwrap().order.take_if(|order| order.0 == n) {
             driver.send(order).unwrap();
         }
-        Ok(Learned {
+        Ok(EpochOutcome {
             applied: all.applied,
             created: all.created,
             evicted: all.evicted,
@@ -202,45 +203,46 @@ impl Cluster for Handle {
         self.call(|_| ()).await
     }
 
-    async fn top(&self, limit: usize) -> Result<Vec<Known>, ClusterError> {
-        self.call(|world| world.rank().into_iter().take(limit).filter_map(|(_, id)| world.known(id)).collect()).await
+    async fn top(&self, limit: usize) -> Result<Vec<RankEntry>, ClusterError> {
+        self.call(|state| state.rank().into_iter().take(limit).filter_map(|(_, id)| state.rank_entry(id)).collect())
+            .await
     }
 
-    async fn get(&self, ids: &[MemoryId]) -> Result<Vec<Known>, ClusterError> {
-        self.call(|world| ids.iter().filter_map(|id| world.known(*id)).collect()).await
+    async fn get(&self, ids: &[MemoryId]) -> Result<Vec<RankEntry>, ClusterError> {
+        self.call(|state| ids.iter().filter_map(|id| state.rank_entry(*id)).collect()).await
     }
 
     async fn ranked_pairs(&self, first: Group, second: Group) -> Result<Vec<(u32, bool)>, ClusterError> {
-        self.call(|world| {
-            let group = |id: MemoryId| world.partitions.iter().find_map(|it| it.memories().get(&id)).unwrap().group;
-            let ranked = world.rank().into_iter().map(|(weight, id)| (weight.units(), group(id)));
+        self.call(|state| {
+            let group = |id: MemoryId| state.partitions.iter().find_map(|it| it.memories().get(&id)).unwrap().group;
+            let ranked = state.rank().into_iter().map(|(weight, id)| (weight.units(), group(id)));
             ranked.filter(|(_, group)| [first, second].contains(group)).map(|(w, group)| (w, group == first)).collect()
         })
         .await
     }
 
     async fn quality(&self) -> Result<QualityVector, ClusterError> {
-        self.call(|world| {
+        self.call(|state| {
             let mut all = QualityVector::default();
-            world.partitions.iter().for_each(|partition| all.merge(&partition.quality()));
+            state.partitions.iter().for_each(|partition| all.merge(&partition.quality()));
             all
         })
         .await
     }
 
     async fn histogram(&self, bits: u32) -> Result<Histogram, ClusterError> {
-        self.call(|world| {
+        self.call(|state| {
             let mut all = Histogram::new(bits).unwrap();
-            world.partitions.iter().for_each(|partition| all.merge(&partition.histogram(bits)));
+            state.partitions.iter().for_each(|partition| all.merge(&partition.histogram(bits)));
             all
         })
         .await
     }
 
     async fn coverage(&self, updates: u16) -> Result<Vec<(Group, u64, u64)>, ClusterError> {
-        self.call(|world| {
+        self.call(|state| {
             let mut groups = BTreeMap::new();
-            for memory in world.partitions.iter().flat_map(|partition| partition.memories().values()) {
+            for memory in state.partitions.iter().flat_map(|partition| partition.memories().values()) {
                 let (covered, all) = groups.entry(memory.group).or_insert((0, 0));
                 *covered += u64::from(memory.updates >= updates);
                 *all += 1;
@@ -251,9 +253,9 @@ impl Cluster for Handle {
     }
 
     async fn digest(&self) -> Result<Digest, ClusterError> {
-        self.call(|world| {
+        self.call(|state| {
             let mut digest = Digest::default();
-            world.partitions.iter().for_each(|partition| digest.merge(partition.digest()));
+            state.partitions.iter().for_each(|partition| digest.merge(partition.digest()));
             digest
         })
         .await
@@ -264,25 +266,25 @@ fn by_id(
     partition: u32,
     events: impl Iterator<Item = Event>,
     on_missing: OnMissing,
-    known: &KnownKeys,
+    sent: &SentKeys,
     delta: &dyn Fn(Signal) -> i32,
 ) -> Updates {
     let (mut ids, mut deltas, mut keys) = (Vec::new(), Vec::new(), Blobs::default());
     for event in events.filter(|event| partition_of(event.id, PARTITIONS).0 == partition) {
         ids.push(event.id);
         deltas.push(delta(event.signal));
-        keys.push(event.key.filter(|_| !known.contains(event.id)).as_deref().unwrap_or("").as_bytes());
+        keys.push(event.key.filter(|_| !sent.contains(event.id)).as_deref().unwrap_or("").as_bytes());
     }
     Updates::ById { ids, deltas, on_missing, keys: Some(keys) }
 }
 
-impl RunLog for Handle {
+impl RunLog for FakeCluster {
     async fn load(&self, run: RunId) -> Result<Option<Entry>, LogError> {
-        Ok(self.call(|world| world.records.get(run).cloned()).await?)
+        Ok(self.call(|state| state.records.get(run).cloned()).await?)
     }
 
     async fn record(&self, run: RunId, expected: u64, state: Vec<u8>, row: Option<Vec<u8>>) -> Result<(), LogError> {
-        let written = self.call(|world| world.records.record(run, expected, &state, row.as_deref())).await?;
+        let written = self.call(|fake| fake.records.record(run, expected, &state, row.as_deref())).await?;
         written.map_err(|_| LogError::Superseded)
     }
 }
@@ -291,29 +293,29 @@ fn run_id() -> RunId {
     RunState::run_id(ClusterId(1), "test")
 }
 
-/// Submits the run, then drives it to its end with a new driver after each death, and gives its last status.
-async fn drive(world: &Handle, job: &Job, mut deaths: impl Iterator<Item = u64>) -> Status {
+/// Submits the run and drives it to its end, with a new driver after each death. Returns its last status.
+async fn drive(cluster: &FakeCluster, job: &Job, mut deaths: impl Iterator<Item = u64>) -> Status {
     let run = run_id();
     let submitted = RunState::new("test", serde_json::Value::Null).encode();
-    world.0.lock().unwrap().records.record(run, 0, &submitted, None).unwrap();
+    cluster.0.lock().unwrap().records.record(run, 0, &submitted, None).unwrap();
     loop {
         let entry = {
-            let mut world = world.0.lock().unwrap();
-            world.calls = 0;
-            world.dies_at = deaths.next();
-            world.records.get(run).cloned().unwrap()
+            let mut state = cluster.0.lock().unwrap();
+            state.calls = 0;
+            state.dies_at = deaths.next();
+            state.records.get(run).cloned().unwrap()
         };
         let state = RunState::of(&entry).unwrap();
         if state.phase.is_final() {
-            // Its driver died between the last record and the return of the turn: nothing is left to do but that.
-            world.0.lock().unwrap().turn = None;
+            // Its driver died between the last record and the release of the turn, which is all that is left to do.
+            cluster.0.lock().unwrap().turn = None;
         }
         let (status, watched) = watch::channel(Status::default());
-        let (_orders, ordered) = watch::channel(Order::GoOn);
+        let (_orders, ordered) = watch::channel(Order::Continue);
         let driver =
-            Driver::new(run, job.clone(), (state, entry.version), world.clone(), world.clone(), status, ordered);
+            Driver::new(run, job.clone(), (state, entry.version), cluster.clone(), cluster.clone(), status, ordered);
         let mut task = tokio::spawn(driver.run());
-        // Time is paused: it moves when everybody waits, so a driver that hangs on a planned death is cut off here.
+        // Time is paused and advances only when all tasks wait, so a driver that hangs on a planned death is stopped here.
         match tokio::time::timeout(std::time::Duration::from_secs(3_600), &mut task).await {
             Ok(joined) => {
                 joined.unwrap();
@@ -325,7 +327,7 @@ async fn drive(world: &Handle, job: &Job, mut deaths: impl Iterator<Item = u64>)
     }
 }
 
-fn sotu(top_k: &[u32], epochs: u64) -> (Handle, Job) {
+fn sotu(top_k: &[u32], epochs: u64) -> (FakeCluster, Job) {
     let settings = Settings { initial_weight: Weight::ZERO, ..Settings::default() };
     let job = Job {
         source: SourceOptions::Example(ExampleName::StateOfTheUnion),
@@ -338,10 +340,10 @@ fn sotu(top_k: &[u32], epochs: u64) -> (Handle, Job) {
         coverage: false,
         until: Conditions::default(),
     };
-    (Handle::new(settings), job)
+    (FakeCluster::new(settings), job)
 }
 
-fn experiment(memories: u64, noise: f32) -> (Handle, Job) {
+fn experiment(memories: u64, noise: f32) -> (FakeCluster, Job) {
     let options = SyntheticOptions { memories, noise, ..SyntheticOptions::default() };
     let job = Job {
         source: SourceOptions::Synthetic(options),
@@ -354,16 +356,16 @@ fn experiment(memories: u64, noise: f32) -> (Handle, Job) {
         coverage: true,
         until: Conditions::default(),
     };
-    (Handle::new(Settings::default()), job)
+    (FakeCluster::new(Settings::default()), job)
 }
 
-fn finished(world: &Handle, job: &Job) -> crate::report::RunReport {
-    let entry = world.0.lock().unwrap().records.get(run_id()).cloned().unwrap();
+fn finished(cluster: &FakeCluster, job: &Job) -> crate::report::RunReport {
+    let entry = cluster.0.lock().unwrap().records.get(run_id()).cloned().unwrap();
     report(&entry, &job.source, "test").unwrap()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_ends_alike_however_often_its_driver_dies_and_calls_fail() {
+async fn a_run_ends_the_same_however_often_its_driver_dies_and_calls_fail() {
     let (calm, job) = sotu(&[100, 20], 24);
     let status = drive(&calm, &job, std::iter::empty()).await;
     assert_eq!((status.phase, status.epoch), (Phase::Succeeded, 24), "{status:?}");
@@ -373,100 +375,100 @@ async fn a_run_ends_alike_however_often_its_driver_dies_and_calls_fail() {
     assert!(HitRate::over(undisturbed.epochs.iter().map(|row| row.hits.as_slice()))[0].memory() > 0.3);
 
     for seed in 1..12_u64 {
-        let (world, job) = sotu(&[100, 20], 24);
-        world.0.lock().unwrap().fails_every = (seed % 3 > 0).then_some(11 + seed);
-        // Each driver lives a little longer than the one before, so that every step is cut somewhere.
+        let (state, job) = sotu(&[100, 20], 24);
+        state.0.lock().unwrap().fails_every = (seed % 3 > 0).then_some(11 + seed);
+        // Each driver lives slightly longer than the previous one, so that every step is interrupted somewhere.
         let deaths = (0..).map(move |turn: u64| 3 + seed + turn * (3 + seed % 5));
-        let status = drive(&world, &job, deaths.take(40)).await;
+        let status = drive(&state, &job, deaths.take(40)).await;
         assert_eq!((status.phase, status.epoch), (Phase::Succeeded, 24), "seed {seed}: {status:?}");
-        let report = finished(&world, &job);
+        let report = finished(&state, &job);
         assert_eq!(report.digest, undisturbed.digest, "seed {seed}");
         assert_eq!(report.epochs, undisturbed.epochs, "seed {seed}");
         assert_eq!((report.top, report.fallen), (undisturbed.top.clone(), undisturbed.fallen.clone()), "seed {seed}");
     }
 }
 
-/// Drives a run until it ends or, ordered so during that epoch, is suspended; the record as it is then.
-async fn drive_on(world: &Handle, job: &Job, suspended_during: Option<u64>) -> Entry {
+/// Drives a run until it ends or is suspended by an order during that epoch. Returns its record.
+async fn drive_on(fake: &FakeCluster, job: &Job, suspended_during: Option<u64>) -> Entry {
     let run = run_id();
-    let (orders, ordered) = watch::channel(Order::GoOn);
+    let (orders, ordered) = watch::channel(Order::Continue);
     let (status, _) = watch::channel(Status::default());
     let state = {
-        let mut world = world.0.lock().unwrap();
-        let entry = world.records.get(run).cloned().unwrap();
+        let mut fake = fake.0.lock().unwrap();
+        let entry = fake.records.get(run).cloned().unwrap();
         let state = RunState { suspended: false, ..RunState::of(&entry).unwrap() };
-        world.records.record(run, entry.version, &state.encode(), None).unwrap();
-        world.order = suspended_during.map(|epoch| (LearningEpoch(epoch), Order::Suspend, orders));
+        fake.records.record(run, entry.version, &state.encode(), None).unwrap();
+        fake.order = suspended_during.map(|epoch| (LearningEpoch(epoch), Order::Suspend, orders));
         (state, entry.version + 1)
     };
-    Driver::new(run, job.clone(), state, world.clone(), world.clone(), status, ordered).run().await;
-    let world = world.0.lock().unwrap();
-    assert_eq!(world.turn, None, "the turn is free for others");
-    world.records.get(run).cloned().unwrap()
+    Driver::new(run, job.clone(), state, fake.clone(), fake.clone(), status, ordered).run().await;
+    let fake = fake.0.lock().unwrap();
+    assert_eq!(fake.turn, None, "the turn is free for others");
+    fake.records.get(run).cloned().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_is_suspended_after_an_epoch_goes_on_with_the_next_one() {
+async fn a_suspended_run_resumes_with_the_next_epoch() {
     let (calm, job) = sotu(&[100, 20], 24);
     drive(&calm, &job, std::iter::empty()).await;
     let undisturbed = finished(&calm, &job);
 
-    let (world, job) = sotu(&[100, 20], 24);
+    let (fake, job) = sotu(&[100, 20], 24);
     let submitted = RunState { suspended: true, ..RunState::new("test", serde_json::Value::Null) };
-    assert_eq!(submitted.told_phase(), Phase::Suspended, "it may be submitted so");
-    world.0.lock().unwrap().records.record(run_id(), 0, &submitted.encode(), None).unwrap();
+    assert_eq!(submitted.reported_phase(), Phase::Suspended, "it may be submitted so");
+    fake.0.lock().unwrap().records.record(run_id(), 0, &submitted.encode(), None).unwrap();
     for stop in [1, 2, 9, 17] {
-        let entry = drive_on(&world, &job, Some(stop)).await;
+        let entry = drive_on(&fake, &job, Some(stop)).await;
         let state = RunState::of(&entry).unwrap();
-        assert_eq!((state.told_phase(), state.phase), (Phase::Suspended, Phase::Running));
+        assert_eq!((state.reported_phase(), state.phase), (Phase::Suspended, Phase::Running));
         assert_eq!((state.done, entry.rows.len() as u64), (stop, stop), "a row for every epoch that is done");
-        // Nothing of the next epoch was begun anywhere: repeated orders to go on find every partition at the same one.
-        let world = world.0.lock().unwrap();
+        // No partition has started the next epoch: after repeated resumes every partition is at the same one.
+        let fake = fake.0.lock().unwrap();
         assert!(
-            world.partitions.iter().all(|it| it.ledger().epochs.progress(run_id()).is_some_and(|it| it.done == stop))
+            fake.partitions.iter().all(|it| it.ledger().epochs.progress(run_id()).is_some_and(|it| it.done == stop))
         );
     }
-    let entry = drive_on(&world, &job, None).await;
-    assert_eq!(RunState::of(&entry).unwrap().told_phase(), Phase::Succeeded);
-    let report = finished(&world, &job);
+    let entry = drive_on(&fake, &job, None).await;
+    assert_eq!(RunState::of(&entry).unwrap().reported_phase(), Phase::Succeeded);
+    let report = finished(&fake, &job);
     assert_eq!((report.digest, report.epochs), (undisturbed.digest, undisturbed.epochs));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_experiment_reports_the_four_numbers_that_belong_together() {
-    let (world, job) = experiment(1_000, 0.0);
-    let status = drive(&world, &job, [2, 9, 33].into_iter()).await;
+async fn the_experiment_reports_all_four_numbers() {
+    let (fake, job) = experiment(1_000, 0.0);
+    let status = drive(&fake, &job, [2, 9, 33].into_iter()).await;
     assert_eq!(status.phase, Phase::Succeeded, "{status:?}");
-    let report = finished(&world, &job);
+    let report = finished(&fake, &job);
     let found = report.experiment.unwrap();
     assert!((found.convergence_factor.unwrap() - 12.500_000_133_878).abs() < 1e-9, "{found:?}");
     assert_eq!((found.separation, found.inversion_ratio, found.inversion_error), (1.0, 1.0, 0.0));
     assert!(found.coverage.iter().all(|group| group.complete == 500 && group.memories == 500), "{found:?}");
     assert_eq!(report.digest, "81614da90c4f4be97e63ff0b5f2fb1ce");
 
-    let (world, mut job) = experiment(1_000, 0.15);
+    let (fake, mut job) = experiment(1_000, 0.15);
     job.until.separation = Some(0.9);
-    let status = drive(&world, &job, std::iter::empty()).await;
+    let status = drive(&fake, &job, std::iter::empty()).await;
     assert!(status.epoch < 50 && status.metrics["separation"] >= 0.9, "{status:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_synthetic_run_refuses_groups_that_hold_other_memories() {
-    let (world, job) = experiment(10, 0.0);
+async fn a_synthetic_run_rejects_groups_with_other_memories() {
+    let (fake, job) = experiment(10, 0.0);
     let upsert = Upsert { ids: vec![MemoryId(99)], ..Upsert::default() };
-    world.0.lock().unwrap().partitions[0].apply(&Record::bare(Command::Upsert(upsert)));
-    let before = world.digest_now();
-    let status = drive(&world, &job, std::iter::empty()).await;
+    fake.0.lock().unwrap().partitions[0].apply(&Record::bare(Command::Upsert(upsert)));
+    let before = fake.digest_now();
+    let status = drive(&fake, &job, std::iter::empty()).await;
     assert_eq!((status.phase, status.code.as_str()), (Phase::Failed, "ENG-0306"), "{status:?}");
-    assert_eq!(world.digest_now(), before, "nothing was changed");
-    assert_eq!(world.0.lock().unwrap().turn, None, "the turn is free for others");
+    assert_eq!(fake.digest_now(), before, "nothing was changed");
+    assert_eq!(fake.0.lock().unwrap().turn, None, "the turn is free for others");
 }
 
-/// Gives what it was told to, or never comes back.
-struct Fetches(Option<Result<Origin, Unfetched>>, Arc<Notify>);
+/// Returns a fixed result, or never completes.
+struct FakeFetcher(Option<Result<Origin, FetchError>>, Arc<Notify>);
 
-impl Fetch for Fetches {
-    fn fetch<'a>(&'a self, _: &'a watch::Sender<Status>) -> BoxFuture<'a, Result<Origin, Unfetched>> {
+impl Fetcher for FakeFetcher {
+    fn fetch<'a>(&'a self, _: &'a watch::Sender<Status>) -> BoxFuture<'a, Result<Origin, FetchError>> {
         self.1.notify_one();
         match &self.0 {
             Some(fetched) => Box::pin(std::future::ready(fetched.clone())),
@@ -476,7 +478,7 @@ impl Fetch for Fetches {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_input_is_fetched_with_the_turn_and_the_run_fails_with_it_or_is_stopped_meanwhile() {
+async fn a_run_fetches_its_input_with_the_turn_and_can_be_stopped_meanwhile() {
     let options: engram_api::Source = serde_json::from_str(
         r#"{"events":{"s3":{"url":"s3://events/a.csv"},"columns":{"key":"k","epoch":"e"},"quality":0.75}}"#,
     )
@@ -485,32 +487,32 @@ async fn an_input_is_fetched_with_the_turn_and_the_run_fails_with_it_or_is_stopp
     let SourceOptions::Events(events) = &mut source else { panic!("events") };
     events.path = "s3://events/a.csv".into();
     let content = |text: &str| Some(Ok(Origin::Content(text.as_bytes().into())));
-    let gone = Unfetched { code: "ENG-0302", message: "failed to read s3://events/a.csv: it is not there".into() };
+    let missing = FetchError { code: "ENG-0302", message: "failed to read s3://events/a.csv: not found".into() };
     for (fetched, order, phase, done) in [
         (content("k,e\na,1\nb,1\na,2\n"), None, Phase::Succeeded, 2),
         (content("k,e\na,1\nb,1\na,2\nc,never\n"), None, Phase::Failed, 1),
-        (Some(Err(gone.clone())), None, Phase::Failed, 0),
+        (Some(Err(missing.clone())), None, Phase::Failed, 0),
         (None, Some(Order::Cancel), Phase::Cancelled, 0),
         (None, Some(Order::Suspend), Phase::Suspended, 0),
     ] {
-        let (world, job) = sotu(&[], 24);
+        let (fake, job) = sotu(&[], 24);
         let job = Job { source: source.clone(), epochs: None, ..job };
         let submitted = RunState::new("test", serde_json::Value::Null);
-        world.0.lock().unwrap().records.record(run_id(), 0, &submitted.encode(), None).unwrap();
+        fake.0.lock().unwrap().records.record(run_id(), 0, &submitted.encode(), None).unwrap();
         let (status, watched) = watch::channel(Status::default());
-        let (orders, ordered) = watch::channel(Order::GoOn);
+        let (orders, ordered) = watch::channel(Order::Continue);
         let begun = Arc::new(Notify::new());
         let failed = fetched.as_ref().is_some_and(Result::is_err);
-        let driver = Driver::new(run_id(), job, (submitted, 1), world.clone(), world.clone(), status, ordered)
-            .fetched_by(Box::new(Fetches(fetched, Arc::clone(&begun))));
+        let driver = Driver::new(run_id(), job, (submitted, 1), fake.clone(), fake.clone(), status, ordered)
+            .with_fetcher(Box::new(FakeFetcher(fetched, Arc::clone(&begun))));
         let driver = tokio::spawn(driver.run());
         begun.notified().await;
-        assert!(order.is_none() || world.0.lock().unwrap().turn.is_some(), "it has the turn");
+        assert!(order.is_none() || fake.0.lock().unwrap().turn.is_some(), "it has the turn");
         order.into_iter().for_each(|order| orders.send(order).expect("the driver listens"));
         driver.await.unwrap();
         let status = watched.borrow().clone();
         assert_eq!((status.phase, status.epoch), (phase, done), "{status:?}");
-        assert!(!failed || (&*status.code, &*status.message) == (gone.code, &*gone.message), "{status:?}");
-        assert_eq!(world.0.lock().unwrap().turn, None, "the turn is free for others");
+        assert!(!failed || (&*status.code, &*status.message) == (missing.code, &*missing.message), "{status:?}");
+        assert_eq!(fake.0.lock().unwrap().turn, None, "the turn is free for others");
     }
 }

@@ -1,11 +1,11 @@
-//! What can be wrong with a source, with the numbers under which it is explained.
+//! Errors of sources, with their error codes.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where in an input something stands.
+/// Position in an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// A line of a text file, from 1.
     Line(u64),
     /// A row of a Parquet file, both from 0.
@@ -17,7 +17,7 @@ pub enum Place {
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
@@ -29,7 +29,7 @@ impl fmt::Display for Place {
 /// Why a source cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The format is to be told by the extension, and the extension tells nothing.
+    /// The extension does not indicate the format.
     #[error(
         "the extension of {} names no known format; allowed: .jsonl, .ndjson, .csv (each also with .gz or .zst), \
          .parquet, or set format", path.display()
@@ -55,21 +55,21 @@ pub enum SourceError {
         field: &'static str,
         /// What it names.
         column: String,
-        /// What there is.
+        /// Existing columns.
         columns: Vec<String>,
     },
     /// A row is wrong.
-    #[error("{}, {place}, {column}: found {value}; allowed: {allowed}", path.display())]
+    #[error("{}, {location}, {column}: found {value}; allowed: {allowed}", path.display())]
     Row {
         /// The file.
         path: PathBuf,
-        /// Where.
-        place: Place,
+        /// Position.
+        location: Location,
         /// Which column, or `row` when it is the row as a whole.
         column: String,
-        /// What stands there, cut when long.
+        /// The value, truncated if long.
         value: String,
-        /// What may stand there.
+        /// Allowed values.
         allowed: String,
     },
     /// A commit of a repository cannot become an epoch.
@@ -81,7 +81,7 @@ pub enum SourceError {
         commit: String,
         /// What is wrong.
         value: String,
-        /// What may stand there.
+        /// Allowed values.
         allowed: String,
     },
     /// The revision names no commit.
@@ -89,7 +89,7 @@ pub enum SourceError {
     NoCommit {
         /// The repository.
         path: PathBuf,
-        /// What was asked for.
+        /// The revision.
         revision: String,
         /// What went wrong.
         cause: String,
@@ -97,7 +97,7 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// The number under which the error is explained.
+    /// Returns the error code.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::UnknownFormat { .. } => "ENG-0106",
@@ -113,7 +113,7 @@ impl SourceError {
     }
 }
 
-/// Most names listed in an error; a wide table would bury the message.
+/// Maximum number of names in an error message.
 const LISTED: usize = 20;
 
 fn listed(names: &[String]) -> String {
@@ -124,7 +124,7 @@ fn listed(names: &[String]) -> String {
     if text.is_empty() { "none".to_owned() } else { text }
 }
 
-/// A value as an error shows it: in quotes, cut when long.
+/// Formats a value for an error: quoted, and truncated if long.
 pub(super) fn shown(value: &str) -> String {
     const SHOWN: usize = 60;
     if value.chars().count() <= SHOWN {

@@ -1,10 +1,10 @@
 //! Events from a file: JSON Lines, CSV or Parquet, one row per event, ordered by epoch.
 //!
-//! With an `epoch` column each distinct value is one learning epoch: values are names in ascending order, and a number
-//! that is left out costs nothing. (Years, addresses, days written as 20260131 all work; nobody wants decay for the days
-//! between the 31st and the 99th.) With a `time` column an epoch is a span of time on the grid that starts at the Unix
-//! epoch, so that with a span of a day it is a UTC day wherever the file begins; spans without an event are epochs too,
-//! because time that passes is what decay is about. Within a span rows may come in any order.
+//! With an `epoch` column each distinct value is one learning epoch: values are names in ascending order, and missing numbers cause
+//! no epochs. (Years, addresses and days written as 20260131 all work; there should be no decay for the days between the 31st and
+//! the 99th.) With a `time` column an epoch is a time span on the grid that starts at the Unix epoch, so that spans of a day are
+//! UTC days wherever the file starts. Spans without an event are epochs, too, because decay depends on the passage of time. Rows of
+//! one span may come in any order.
 
 mod cell;
 mod csv;
@@ -12,7 +12,7 @@ mod jsonl;
 mod parquet;
 mod time;
 
-use super::{Content, Epoch, Event, Limits, Place, Source, SourceError, in_order};
+use super::{Content, Epoch, Event, Limits, Location, Source, SourceError, in_order};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -21,50 +21,50 @@ use std::sync::Arc;
 /// A file of events and how to read it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EventsOptions {
-    /// The file; of content that was handed over, the name that errors and reports give it.
+    /// The file; for supplied content the name in errors and reports.
     pub path: PathBuf,
-    /// Where its bytes are.
+    /// Location of its bytes.
     pub origin: Origin,
-    /// How it is written.
+    /// File format.
     pub format: Format,
-    /// Which columns say what.
+    /// Meaning of the columns.
     pub columns: Columns,
     /// How an event reinforces.
     pub signal: SignalSource,
 }
 
-/// Where the bytes of a file of events are.
+/// Location of the bytes of an event file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Origin {
     /// On the disk, under its path.
     #[default]
     Disk,
-    /// In this folder, which somebody else fills: a path that leads out of it, as symbolic links do, is not followed.
+    /// In this folder, which is not trusted: a path that leads out of it, for example by symbolic links, is rejected.
     Folder(PathBuf),
-    /// Here.
+    /// In memory.
     Content(Arc<[u8]>),
-    /// In a file that needs no name any more.
-    Fetched(Fetched),
+    /// In an unnamed file.
+    Fetched(FetchedFile),
 }
 
-/// A file of this machine that goes when nobody has it any more, by whatever end.
+/// A temporary file that is deleted with its last handle.
 #[derive(Debug, Clone)]
-pub struct Fetched(Arc<File>);
+pub struct FetchedFile(Arc<File>);
 
-impl Fetched {
-    /// Takes a file that is whole. All who open it have one position in it: one of them reads at a time.
+impl FetchedFile {
+    /// Wraps a complete file. All handles share one position, so only one of them may read at a time.
     pub fn new(file: File) -> Self {
         Self(Arc::new(file))
     }
 }
 
-impl PartialEq for Fetched {
+impl PartialEq for FetchedFile {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Fetched {}
+impl Eq for FetchedFile {}
 
 impl EventsOptions {
     /// Opens the file, at its beginning.
@@ -78,14 +78,14 @@ impl EventsOptions {
                 }
                 File::open(path)
             }
-            // A file all the same: Parquet is read from its end.
+            // A file as well, because Parquet is read from its end.
             Origin::Content(content) => {
                 let mut file = tempfile::tempfile()?;
                 file.write_all(content)?;
                 file.rewind()?;
                 Ok(file)
             }
-            Origin::Fetched(Fetched(file)) => {
+            Origin::Fetched(FetchedFile(file)) => {
                 let mut file = file.try_clone()?;
                 file.rewind()?;
                 Ok(file)
@@ -94,7 +94,7 @@ impl EventsOptions {
     }
 }
 
-/// How a file of events is written.
+/// Format of an event file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
     /// By extension.
@@ -108,12 +108,12 @@ pub enum Format {
     Parquet,
 }
 
-/// The columns that say which memory and which epoch.
+/// Columns of memory and epoch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Columns {
-    /// Which memory an event is about.
+    /// Memory of an event.
     pub memory: MemoryColumn,
-    /// To which epoch it belongs.
+    /// Epoch of an event.
     pub time: TimeColumn,
 }
 
@@ -129,7 +129,7 @@ pub enum MemoryColumn {
 /// How a row names its epoch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TimeColumn {
-    /// By an integer that never falls.
+    /// By a non-decreasing integer.
     Epoch(String),
     /// By a time: RFC 3339, or milliseconds since the Unix epoch.
     Time {
@@ -153,7 +153,7 @@ pub enum SignalSource {
     DeltaColumn(String),
 }
 
-/// The options with the columns in one list: what the readers of the three formats share.
+/// Options with the columns as one list, shared by the readers of all formats.
 #[derive(Debug, Clone)]
 struct Layout {
     path: PathBuf,
@@ -192,9 +192,9 @@ impl Layout {
         SourceError::NoColumn { path: self.path.clone(), field, column: column.to_owned(), columns }
     }
 
-    fn bad_row(&self, place: Place, column: &str, value: String, allowed: impl Into<String>) -> SourceError {
+    fn bad_row(&self, place: Location, column: &str, value: String, allowed: impl Into<String>) -> SourceError {
         let (path, column) = (self.path.clone(), column.to_owned());
-        SourceError::Row { path, place, column, value, allowed: allowed.into() }
+        SourceError::Row { path, location: place, column, value, allowed: allowed.into() }
     }
 
     fn unreadable(&self, cause: impl std::fmt::Display) -> SourceError {
@@ -202,9 +202,9 @@ impl Layout {
     }
 }
 
-/// A row whose epoch is known; what else it says may still be wrong, which then concerns that epoch alone.
+/// A row whose epoch is known; other errors in it concern only that epoch.
 struct Row {
-    place: Place,
+    place: Location,
     /// Value of the epoch column, or number of the span of time.
     epoch: i64,
     event: Result<Event, SourceError>,
@@ -212,7 +212,7 @@ struct Row {
 
 /// A reader of one format.
 trait Rows: Send {
-    /// The next row, `None` at the end. An error here cannot be assigned to an epoch.
+    /// Reads the next row, `None` at the end. An error cannot be assigned to an epoch.
     fn next_row(&mut self) -> Result<Option<Row>, SourceError>;
 }
 
@@ -242,14 +242,14 @@ impl EventFile {
         };
         if let Some(empty) = self.gap_before(&first)? {
             self.pending = Some(first);
-            return Ok(Some(self.yielded(empty, Vec::new())));
+            return Ok(Some(self.emit(empty, Vec::new())));
         }
         let value = first.epoch;
         let mut events = Vec::new();
         let mut row = Some(first);
         while let Some(current) = row {
             if current.epoch < value {
-                return Err(self.fell(&current, value));
+                return Err(self.epoch_fell(&current, value));
             }
             if current.epoch > value {
                 self.pending = Some(current);
@@ -261,17 +261,17 @@ impl EventFile {
             events.push(current.event?);
             row = self.rows.next_row()?;
         }
-        Ok(Some(self.yielded(value, events)))
+        Ok(Some(self.emit(value, events)))
     }
 
-    fn yielded(&mut self, value: i64, events: Vec<Event>) -> Epoch {
+    fn emit(&mut self, value: i64, events: Vec<Event>) -> Epoch {
         self.last = Some(value);
         let number = self.next;
         self.next += 1;
         Epoch { number, label: Some(self.label(value)), content: Content::Events(in_order(events)) }
     }
 
-    /// The span without events that has to be yielded before `first`.
+    /// Returns the span without events that must be yielded before `first`.
     fn gap_before(&self, first: &Row) -> Result<Option<i64>, SourceError> {
         let (TimeColumn::Time { column, .. }, Some(last)) = (&self.layout.options.columns.time, self.last) else {
             return Ok(None);
@@ -293,13 +293,13 @@ impl EventFile {
         }
     }
 
-    fn fell(&self, row: &Row, before: i64) -> SourceError {
+    fn epoch_fell(&self, row: &Row, before: i64) -> SourceError {
         let (_, column) = self.layout.columns()[TIME];
         let (value, before) = (self.label(row.epoch), self.label(before));
         self.layout.bad_row(row.place, column, value, format!("{before} or later: epochs never fall"))
     }
 
-    fn too_many(&self, place: Place) -> SourceError {
+    fn too_many(&self, place: Location) -> SourceError {
         let limit = self.layout.limits.epoch_events;
         let (_, column) = self.layout.columns()[TIME];
         let allowed = format!("at most {limit} events in one epoch; split it into several");
@@ -322,23 +322,23 @@ impl Source for EventFile {
     }
 }
 
-/// How the bytes of a text file are packed.
+/// Compression of a text file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Packing {
+enum Compression {
     Plain,
     Gzip,
     Zstd,
 }
 
-/// Format and packing by name: `events.csv.zst` is packed CSV.
-fn format_of(path: &Path, format: Format) -> Result<(Format, Packing), SourceError> {
+/// Returns format and compression by file name: `events.csv.zst` is compressed CSV.
+fn format_of(path: &Path, format: Format) -> Result<(Format, Compression), SourceError> {
     let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
-    let (name, packing) = if let Some(stem) = name.strip_suffix(".gz") {
-        (stem, Packing::Gzip)
+    let (name, compression) = if let Some(stem) = name.strip_suffix(".gz") {
+        (stem, Compression::Gzip)
     } else if let Some(stem) = name.strip_suffix(".zst") {
-        (stem, Packing::Zstd)
+        (stem, Compression::Zstd)
     } else {
-        (name.as_str(), Packing::Plain)
+        (name.as_str(), Compression::Plain)
     };
     let unknown = || SourceError::UnknownFormat { path: path.to_owned() };
     let by_name = match name.rsplit_once('.').map(|(_, extension)| extension) {
@@ -348,12 +348,16 @@ fn format_of(path: &Path, format: Format) -> Result<(Format, Packing), SourceErr
         _ => None,
     };
     let format = if format == Format::Auto { by_name.ok_or_else(unknown)? } else { format };
-    // A Parquet file is read from its end, so a packed one would have to be unpacked first; it is compressed inside.
-    if format == Format::Parquet && packing != Packing::Plain { Err(unknown()) } else { Ok((format, packing)) }
+    // A Parquet file is read from its end, so a compressed one would have to be decompressed first; it is compressed internally.
+    if format == Format::Parquet && compression != Compression::Plain {
+        Err(unknown())
+    } else {
+        Ok((format, compression))
+    }
 }
 
 fn open_rows(layout: &Layout) -> Result<Box<dyn Rows>, SourceError> {
-    let (format, packing) = format_of(&layout.path, layout.options.format)?;
+    let (format, compression) = format_of(&layout.path, layout.options.format)?;
     let file = layout.options.open().map_err(|e| layout.unreadable(e))?;
     if file.metadata().is_ok_and(|about| about.is_dir()) {
         return Err(layout.unreadable("it is a folder"));
@@ -362,10 +366,10 @@ fn open_rows(layout: &Layout) -> Result<Box<dyn Rows>, SourceError> {
         return Ok(Box::new(parquet::Reader::open(layout.clone(), file)?));
     }
     let file = BufReader::new(file);
-    let text: Box<dyn Read + Send> = match packing {
-        Packing::Plain => Box::new(file),
-        Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
-        Packing::Zstd => Box::new(zstd::Decoder::with_buffer(file).map_err(|e| layout.unreadable(e))?),
+    let text: Box<dyn Read + Send> = match compression {
+        Compression::Plain => Box::new(file),
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
+        Compression::Zstd => Box::new(zstd::Decoder::with_buffer(file).map_err(|e| layout.unreadable(e))?),
     };
     Ok(match format {
         Format::Csv => Box::new(csv::Reader::open(layout.clone(), text)?),

@@ -1,14 +1,14 @@
 //! Data that is built into the program: the State of the Union addresses, 1790 to 2021.
 //!
-//! Each address is an epoch; each word of four letters or more that it uses is reinforced once. How the file was made
-//! is told in `data/PROVENANCE.md`.
+//! Each address is an epoch; each word of four letters or more that it uses is reinforced once. `data/PROVENANCE.md` describes how
+//! the file was made.
 
 use super::{Content, Epoch, Event, Signal, Source, SourceError, in_order};
 use engram_memory::key_id;
 use std::io::{BufRead, BufReader};
 use std::sync::Arc;
 
-/// Which example.
+/// Name of an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExampleName {
     /// The addresses of the presidents of the United States to Congress: 233 epochs, 368,457 events, 23,147 keys.

@@ -40,19 +40,19 @@ pub(super) struct History {
     repository: gix::Repository,
     /// Oldest first.
     commits: Vec<ObjectId>,
-    /// What the oldest one is compared with: nothing, or the commit before it where the history was cut.
+    /// Base of the oldest one: none, or its parent if the history was cut.
     base: Option<ObjectId>,
     next: usize,
     state: State,
 }
 
-/// What one commit touched.
+/// Paths changed by one commit.
 struct Step {
     commit: ObjectId,
     paths: Vec<String>,
 }
 
-/// The repository, and the commit that its revision names now.
+/// Opens the repository and resolves its revision.
 fn head(options: &GitOptions) -> Result<(gix::Repository, ObjectId), SourceError> {
     let path = &options.path;
     let repository = gix::discover(path).map_err(|e| SourceError::unreadable(path, e))?;
@@ -72,7 +72,7 @@ fn head(options: &GitOptions) -> Result<(gix::Repository, ObjectId), SourceError
     Ok((repository, head))
 }
 
-/// The id of the commit that the revision names now; a revision may move, its commit does not.
+/// Resolves the revision to a commit id. A revision may move, its commit does not.
 ///
 /// # Errors
 /// The repository cannot be read, or the revision names no commit.
@@ -85,7 +85,7 @@ impl History {
         let path = &options.path;
         let (mut repository, head) = head(options)?;
         repository.object_cache_size_if_unset(OBJECT_CACHE_BYTES);
-        let (mut commits, base) = line(&repository, head, options.max_commits)
+        let (mut commits, base) = first_parents(&repository, head, options.max_commits)
             .map_err(|e| SourceError::unreadable(path, format!("failed to walk the history: {e}")))?;
         commits.reverse();
         let next = usize::try_from(from).unwrap_or(usize::MAX);
@@ -96,7 +96,7 @@ impl History {
         let Some(&commit) = self.commits.get(self.next) else { return Ok(None) };
         let before = if self.next == 0 { self.base } else { Some(self.commits[self.next - 1]) };
         let step = self.step(before, commit);
-        // After an error there is nothing more.
+        // An error ends the source.
         self.next = if step.is_ok() { self.next + 1 } else { usize::MAX };
         step.map(Some)
     }
@@ -113,7 +113,7 @@ impl History {
         let new = TreeRefIter::from_bytes(&new.data, new.id.kind());
         let mut recorder = Recorder::default();
         gix_diff::tree(old, new, &mut self.state, &self.repository.objects, &mut recorder).map_err(|e| failed(&e))?;
-        let mut paths: Vec<String> = recorder.records.into_iter().filter_map(touched).collect();
+        let mut paths: Vec<String> = recorder.records.into_iter().filter_map(changed_path).collect();
         paths.sort_unstable();
         // A file that became a folder of the same name is deleted and added.
         paths.dedup();
@@ -153,16 +153,16 @@ impl Source for History {
     }
 }
 
-/// First parents from `head` on, newest first, and the commit that follows where `most` cut the line.
-fn line(
+/// Returns first parents from `head` on, newest first, and the next commit where `most` cut the line.
+fn first_parents(
     repository: &gix::Repository,
     head: ObjectId,
-    most: u64,
+    max_commits: u64,
 ) -> Result<(Vec<ObjectId>, Option<ObjectId>), Box<dyn std::error::Error + Send + Sync>> {
     let mut commits = Vec::new();
     for step in repository.rev_walk([head]).first_parent_only().all()? {
         let id = step?.id;
-        if most > 0 && commits.len() as u64 == most {
+        if max_commits > 0 && commits.len() as u64 == max_commits {
             return Ok((commits, Some(id)));
         }
         commits.push(id);
@@ -170,8 +170,8 @@ fn line(
     Ok((commits, None))
 }
 
-/// The path of a change, `None` for a folder as such. Bytes that are not UTF-8 become U+FFFD: keys are text.
-fn touched(change: Change) -> Option<String> {
+/// Returns the path of a change, `None` for a folder. Bytes that are not UTF-8 become U+FFFD, because keys are text.
+fn changed_path(change: Change) -> Option<String> {
     let (mode, path) = match change {
         Change::Addition { entry_mode, path, .. } | Change::Deletion { entry_mode, path, .. } => (entry_mode, path),
         Change::Modification { entry_mode, path, .. } => (entry_mode, path),
@@ -201,7 +201,7 @@ pub fn export(
     let mut file = tempfile::Builder::new().prefix(".events-").tempfile_in(folder).map_err(|e| failed(&e))?;
     let total = history.commits.len() as u64;
     let events = {
-        let packed = Packed::new(file.as_file_mut(), output).map_err(|e| failed(&e))?;
+        let packed = CompressedWriter::new(file.as_file_mut(), output).map_err(|e| failed(&e))?;
         let mut rows = csv::Writer::from_writer(packed);
         rows.write_record(["epoch", "commit", "path"]).map_err(|e| failed(&e))?;
         let (mut epoch, mut events) = (0_u64, 0);
@@ -222,14 +222,14 @@ pub fn export(
     Ok((total, events))
 }
 
-/// A file, packed as its name says.
-enum Packed<'a> {
+/// A writer that compresses as the file name indicates.
+enum CompressedWriter<'a> {
     Plain(&'a mut std::fs::File),
     Gzip(flate2::write::GzEncoder<&'a mut std::fs::File>),
     Zstd(zstd::Encoder<'static, &'a mut std::fs::File>),
 }
 
-impl<'a> Packed<'a> {
+impl<'a> CompressedWriter<'a> {
     fn new(file: &'a mut std::fs::File, name: &Path) -> std::io::Result<Self> {
         const ZSTD_LEVEL: i32 = 9;
         Ok(match name.extension().and_then(|extension| extension.to_str()) {
@@ -248,7 +248,7 @@ impl<'a> Packed<'a> {
     }
 }
 
-impl Write for Packed<'_> {
+impl Write for CompressedWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match self {
             Self::Plain(file) => file.write(bytes),

@@ -8,8 +8,8 @@ use engram_api::{Clock, EventFormat, Events, Identity, Signal, Source};
 use std::path::Path;
 
 impl SourceOptions {
-    /// The source of a manifest that passed its checks; relative paths are relative to `folder`, where the manifest lies. Who reads events
-    /// from elsewhere than a path of the disk says so in `origin` and `path`.
+    /// Converts the source of a validated manifest; relative paths are relative to `folder`, the manifest's folder. Callers that
+    /// read events from another location set `origin` and `path`.
     ///
     /// Numbers are narrowed to single precision, as everywhere at the edge: the store takes nothing wider.
     pub fn from_manifest(source: &Source, folder: &Path) -> Self {

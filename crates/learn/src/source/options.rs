@@ -1,4 +1,4 @@
-//! What a source is made from, already checked for shape by whoever parsed the manifest.
+//! Options of a source, already validated with the manifest.
 
 use super::{EventsOptions, ExampleName, GitOptions, SyntheticOptions};
 
@@ -16,7 +16,7 @@ pub enum SourceOptions {
 }
 
 impl SourceOptions {
-    /// The word for it in manifests and reports.
+    /// Returns its name in manifests and reports.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Example(_) => "example",
@@ -26,20 +26,20 @@ impl SourceOptions {
         }
     }
 
-    /// Whether epochs come from outside, so that it makes sense to ask how well the ranking predicts the next one.
+    /// Returns whether epochs come from outside, so that predictions of the next one are meaningful.
     pub const fn is_predictable(&self) -> bool {
         !matches!(self, Self::Synthetic(_))
     }
 }
 
-/// Bounds on what a source may take in memory. What is over one is refused with an error that names it.
+/// Memory limits of a source. Input above a limit is rejected with an error that names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Most events of one epoch: an epoch is sorted in memory, at about 64 bytes an event.
+    /// Maximum number of events of one epoch, which is sorted in memory at about 64 bytes per event.
     pub epoch_events: usize,
-    /// Most bytes of one line or CSV record, so that a file without line ends is an error and not an exhausted machine.
+    /// Maximum size of one line or CSV record, so that a file without line ends is an error instead of exhausting memory.
     pub record_bytes: usize,
-    /// Most consecutive epochs without an event in a file with times: years of nothing are a wrong unit, not a pause.
+    /// Maximum number of consecutive epochs without an event in a file with times: years of nothing indicate a wrong unit.
     pub empty_epochs: u64,
 }
 

@@ -1,9 +1,9 @@
 //! The experiment with two populations: half of the memories is rewarded every epoch, the other half punished.
 //!
-//! Without noise an epoch is two group signals, whatever the number of memories. With noise every memory has a quality
-//! of its own. The noise of (seed, epoch, id) is a pure function, so any worker can make any piece of an epoch, and a run
-//! that goes on elsewhere sees the same numbers. It is made of integers, additions and one product in double precision:
-//! no logarithm, no cosine, nothing that two maths libraries could round differently.
+//! Without noise an epoch is two group signals, whatever the number of memories. With noise every memory has its own quality. The
+//! noise of (seed, epoch, id) is a pure function, so any worker can generate any part of an epoch, and a resumed run sees the same
+//! numbers. It uses only integers, additions and one product in double precision, without functions that math libraries could round
+//! differently.
 
 use super::{Content, Epoch, Event, Signal, Source, SourceError};
 use engram_memory::{Group, MemoryId, mix64};
@@ -144,7 +144,7 @@ impl Source for Synthetic {
         Ok(Some(Epoch { number, label: None, content }))
     }
 
-    /// Without end: the run says how many.
+    /// Unlimited; the run sets the number.
     fn epochs(&self) -> Option<u64> {
         None
     }
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn noise_is_normal_enough_and_the_same_everywhere() {
+    fn noise_is_nearly_normal_and_reproducible() {
         let draws = 200_000;
         let (mut sum, mut squares, mut within) = (0.0, 0.0, 0);
         for id in 0..draws {
@@ -179,7 +179,7 @@ mod tests {
     const BITS: [u32; 4] = [1_063_982_598, 1_049_612_948, 1_063_742_561, 1_041_303_502];
 
     #[test]
-    fn pieces_of_an_epoch_are_the_epoch() {
+    fn parts_of_an_epoch_equal_the_epoch() {
         let options = SyntheticOptions { memories: 100, noise: 0.3, ..SyntheticOptions::default() };
         let mut source = Synthetic::new(options.clone(), 5);
         let epoch = source.next_epoch().unwrap().unwrap();

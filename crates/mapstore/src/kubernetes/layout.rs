@@ -1,6 +1,6 @@
 //! How a map looks as a `PartitionMap`: values in, values out.
 
-use super::Place;
+use super::MapLocation;
 use crate::{Error, format};
 use engram_cluster::{Entry, PartitionMap};
 use engram_memory::{ClusterId, Incarnation, Law, Member, Ordinal, StoreId, Term};
@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Annotation with what people ordered against the rules.
-pub(super) const ORDERS: &str = "engram.dev/orders";
+pub(super) const OVERRIDES_ANNOTATION: &str = "engram.dev/orders";
 
 /// A disk: the place that it was first seen at, and its identity.
 type Disk = (Ordinal, StoreId);
 
 /// An object that was read.
 #[derive(Debug, Clone)]
-pub(super) struct Known {
+pub(super) struct StoredMap {
     pub(super) map: PartitionMap,
     resource_version: String,
     stores: BTreeMap<u32, Disk>,
@@ -27,7 +27,7 @@ pub(super) struct Known {
     pub(super) orders: Option<String>,
 }
 
-impl Known {
+impl StoredMap {
     pub(super) fn resource_version(&self) -> &str {
         &self.resource_version
     }
@@ -39,12 +39,12 @@ impl Known {
             let store: StoreFile = serde_json::from_value(store.clone()).ok()?;
             Some((number.parse().ok()?, (Ordinal(store.ordinal), store.store_id.parse().ok()?)))
         });
-        let strays = object.pointer("/spec/partitions").and_then(Value::as_object);
+        let unknown_partitions = object.pointer("/spec/partitions").and_then(Value::as_object);
         Self {
             map: PartitionMap { cluster: ClusterId(0), version: 0, partitions: Vec::new() },
             resource_version: resource_version(object),
             stores: stores.collect(),
-            strays: strays.into_iter().flatten().map(|(key, _)| key.clone()).collect(),
+            strays: unknown_partitions.into_iter().flatten().map(|(key, _)| key.clone()).collect(),
             orders: orders(object),
         }
     }
@@ -90,12 +90,12 @@ struct EntryFile {
 
 /// Why an object is not a map.
 #[derive(Debug)]
-pub(super) enum Unreadable {
+pub(super) enum ObjectError {
     NewerFormat(u32),
     Damaged(String),
 }
 
-impl Unreadable {
+impl ObjectError {
     pub(super) fn of(self, path: PathBuf) -> Error {
         match self {
             Self::NewerFormat(found) => Error::NewerFormat { path, found, known: format::FORMAT },
@@ -104,22 +104,22 @@ impl Unreadable {
     }
 }
 
-impl From<format::Unreadable> for Unreadable {
-    fn from(unreadable: format::Unreadable) -> Self {
+impl From<format::DecodeError> for ObjectError {
+    fn from(unreadable: format::DecodeError) -> Self {
         match unreadable {
-            format::Unreadable::NewerFormat(found) => Self::NewerFormat(found),
-            format::Unreadable::Damaged(why) => Self::Damaged(why),
+            format::DecodeError::NewerFormat(found) => Self::NewerFormat(found),
+            format::DecodeError::Damaged(why) => Self::Damaged(why),
         }
     }
 }
 
 /// Reads an object.
-pub(super) fn read(object: &Value) -> Result<Known, Unreadable> {
-    let damaged = |why: String| Unreadable::Damaged(why);
+pub(super) fn read(object: &Value) -> Result<StoredMap, ObjectError> {
+    let damaged = |why: String| ObjectError::Damaged(why);
     // The version is looked at first: a newer object may have any other field.
     match object.pointer("/spec/formatVersion").and_then(Value::as_u64) {
         Some(found) if found > u64::from(format::FORMAT) => {
-            return Err(Unreadable::NewerFormat(u32::try_from(found).unwrap_or(u32::MAX)));
+            return Err(ObjectError::NewerFormat(u32::try_from(found).unwrap_or(u32::MAX)));
         }
         _ => {}
     }
@@ -146,7 +146,13 @@ pub(super) fn read(object: &Value) -> Result<Known, Unreadable> {
     };
     let partitions = (0..spec.partition_count).map(entry).collect::<Result<_, _>>()?;
     let map = PartitionMap { cluster, version: spec.version, partitions };
-    Ok(Known { map, resource_version: resource_version(object), stores, strays: Vec::new(), orders: orders(object) })
+    Ok(StoredMap {
+        map,
+        resource_version: resource_version(object),
+        stores,
+        strays: Vec::new(),
+        orders: orders(object),
+    })
 }
 
 fn entry_of(file: &EntryFile, stores: &BTreeMap<u32, Disk>) -> Result<Entry, String> {
@@ -169,7 +175,7 @@ fn entry_of(file: &EntryFile, stores: &BTreeMap<u32, Disk>) -> Result<Entry, Str
         learners: file.learners.iter().flatten().map(|&ordinal| Ordinal(ordinal)).collect(),
     };
     // The API server's rules say so too, where they are installed.
-    entry.check_alone().map_err(|illegal| illegal.to_string())?;
+    entry.check_invariants().map_err(|illegal| illegal.to_string())?;
     Ok(entry)
 }
 
@@ -210,7 +216,7 @@ fn store_to((ordinal, store): &Disk) -> Value {
 }
 
 /// What changes `known` into `next`, and nothing if `known` is no longer there.
-pub(super) fn patch(known: &Known, next: &PartitionMap, annotations: &Value) -> Value {
+pub(super) fn patch(known: &StoredMap, next: &PartitionMap, annotations: &Value) -> Value {
     let mut stores = known.stores.clone();
     let numbers = number(&mut stores, next);
     let mut partitions: Map<String, Value> = known.strays.iter().map(|key| (key.clone(), Value::Null)).collect();
@@ -234,7 +240,7 @@ pub(super) fn patch(known: &Known, next: &PartitionMap, annotations: &Value) -> 
 }
 
 /// The object of a cluster's first map.
-pub(super) fn first(place: &Place, law: Law, map: &PartitionMap, annotations: &Value) -> Value {
+pub(super) fn first(place: &MapLocation, law: Law, map: &PartitionMap, annotations: &Value) -> Value {
     let mut stores = BTreeMap::new();
     let numbers = number(&mut stores, map);
     let entries = map.partitions.iter().enumerate();
@@ -271,7 +277,7 @@ pub(super) fn first(place: &Place, law: Law, map: &PartitionMap, annotations: &V
 }
 
 fn orders(object: &Value) -> Option<String> {
-    annotation(object, ORDERS).map(str::to_owned)
+    annotation(object, OVERRIDES_ANNOTATION).map(str::to_owned)
 }
 
 pub(super) fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
@@ -317,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_map_comes_back_as_it_was_written_whatever_was_there_before() {
-        let place = Place { namespace: "ns".into(), name: "words".into(), ..Place::default() };
+        let place = MapLocation { namespace: "ns".into(), name: "words".into(), ..MapLocation::default() };
         let mut object = first(&place, Law::Linear, &map(), &Value::Null);
         assert_eq!(read(&object).unwrap().map, map());
         assert_eq!(
@@ -358,7 +364,7 @@ mod tests {
 
     #[test]
     fn an_object_that_is_no_map_is_named_and_can_be_ordered_anew() {
-        let place = Place { namespace: "ns".into(), name: "words".into(), ..Place::default() };
+        let place = MapLocation { namespace: "ns".into(), name: "words".into(), ..MapLocation::default() };
         let whole = first(&place, Law::Linear, &map(), &Value::Null);
         let broken = |path: &str, value: Value| {
             let mut object = whole.clone();
@@ -372,16 +378,16 @@ mod tests {
             ("/spec/clusterId", json!("zz"), "spec.clusterId"),
         ] {
             match broken(path, value).0 {
-                Unreadable::Damaged(found) => assert!(found.starts_with(why), "{found}"),
-                other @ Unreadable::NewerFormat(_) => panic!("{other:?}"),
+                ObjectError::Damaged(found) => assert!(found.starts_with(why), "{found}"),
+                other @ ObjectError::NewerFormat(_) => panic!("{other:?}"),
             }
         }
-        assert!(matches!(broken("/spec/formatVersion", json!(9)).0, Unreadable::NewerFormat(9)));
+        assert!(matches!(broken("/spec/formatVersion", json!(9)).0, ObjectError::NewerFormat(9)));
         let (_, mut object) = broken("/spec/partitions", json!({ "0": {}, "77": {} }));
         let again = PartitionMap { version: 1_000, ..map() };
-        let written = patch(&Known::damaged(&object), &again, &json!({ ORDERS: "x" }));
+        let written = patch(&StoredMap::damaged(&object), &again, &json!({ OVERRIDES_ANNOTATION: "x" }));
         merge(&mut object, &written);
         assert_eq!(read(&object).unwrap().map, again);
-        assert_eq!(annotation(&object, ORDERS), Some("x"));
+        assert_eq!(annotation(&object, OVERRIDES_ANNOTATION), Some("x"));
     }
 }

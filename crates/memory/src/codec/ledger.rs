@@ -1,13 +1,13 @@
-//! Ledgers, as snapshots carry them.
+//! Codec of ledgers in snapshots.
 
 use super::{DecodeError, Decoded, Reader, Writer};
 use crate::ids::LearningEpoch;
 use crate::ledger::Ledger;
-use crate::session::{Answer, SessionId, behind};
+use crate::session::{Answer, SessionId, is_behind_window};
 use crate::{epoch, run, session};
 use std::collections::BTreeMap;
 
-/// Appends the bytes of `ledger` to `out`. Tables are written in the order of their keys.
+/// Encodes `ledger` to the end of `out`. Tables are in key order.
 pub fn encode_ledger(ledger: &Ledger, out: &mut Vec<u8>) {
     let mut writer = Writer(out);
     writer.settings(&ledger.settings);
@@ -16,10 +16,10 @@ pub fn encode_ledger(ledger: &Ledger, out: &mut Vec<u8>) {
     writer.runs(&ledger.runs);
 }
 
-/// Reads a ledger that fills `bytes`.
+/// Decodes a ledger that fills `bytes`.
 ///
 /// # Errors
-/// The bytes are no ledger of this version.
+/// The bytes are not a ledger of this version.
 pub fn decode_ledger(bytes: &[u8]) -> Result<Ledger, DecodeError> {
     let mut reader = Reader(bytes);
     let ledger = Ledger {
@@ -96,13 +96,13 @@ impl Reader<'_> {
         let mut entry = session::Entry { high: self.u64("session")?, ..session::Entry::default() };
         for _ in 0..self.count(9, "answers")? {
             let seq = self.u64("seq")?;
-            if behind(seq, entry.high) || !above(&entry.answers, &seq) {
+            if is_behind_window(seq, entry.high) || !above(&entry.answers, &seq) {
                 return Err(DecodeError::Invalid("order of the answers of a session"));
             }
             let reply = self.option("answer", Reader::reply)?;
             entry.answers.insert(seq, reply.map_or(Answer::Never, Answer::Done));
         }
-        // A session is there because something of it was answered, and the highest seq seen is.
+        // A session exists because a request of it was answered, including its highest seq.
         match entry.answers.last_key_value() {
             Some((&last, _)) if last == entry.high => Ok(entry),
             _ => Err(DecodeError::Invalid("highest sequence number of a session")),
@@ -162,7 +162,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether `key` lies above all keys so far, so that a table has one encoding.
+/// Whether `key` is above all keys so far, so that a table has one encoding.
 fn above<K: Ord, V>(table: &BTreeMap<K, V>, key: &K) -> bool {
     table.last_key_value().is_none_or(|(last, _)| last < key)
 }

@@ -1,8 +1,8 @@
-//! Bytes of records, replies and ledgers, as log and snapshots carry them.
+//! Codec of records, replies and ledgers in log and snapshots.
 //!
-//! Little-endian, columns one after another, every length before its column. Decoding never takes memory for more than
-//! the input can hold, refuses what it does not know, and refuses bytes left over: one value has one encoding. The format
-//! version stands in the header of the file; a change here is a new version there.
+//! Little-endian, one column after another, each preceded by its length. Decoding never allocates more than the input can contain,
+//! and rejects unknown values and trailing bytes: a value has exactly one encoding. The format version is in the file header; a
+//! change here is a new version there.
 
 mod ledger;
 mod record;
@@ -12,25 +12,25 @@ pub use ledger::{decode_ledger, encode_ledger};
 pub use record::{decode_record, encode_record};
 pub use reply::{decode_reply, encode_reply};
 
-/// Why bytes are not what they should be. Their checksum was right, so this is another version or a fault.
+/// Why bytes cannot be decoded. Their checksum was valid, so this is another version or a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The input ends inside a value.
     #[error("the input ends inside {0}")]
     Short(&'static str),
-    /// A value that this version does not know.
-    #[error("{what} {found} is not known to this version")]
+    /// A value unknown to this version.
+    #[error("unknown {what} {found}")]
     Unknown {
-        /// What it is.
+        /// Kind of the value.
         what: &'static str,
-        /// Its number.
+        /// The value.
         found: u64,
     },
     /// Values that contradict each other.
-    #[error("impossible value: {0}")]
+    #[error("invalid value: {0}")]
     Invalid(&'static str),
-    /// More bytes than the value needs.
-    #[error("{0} bytes are left over")]
+    /// Trailing bytes after the value.
+    #[error("{0} trailing bytes")]
     LeftOver(usize),
 }
 
@@ -56,7 +56,7 @@ impl Writer<'_> {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// A length. Everything encoded here is bounded far below 4 GiB.
+    /// Writes a length. Everything encoded here is bounded far below 4 GiB.
     pub(crate) fn len(&mut self, len: usize) {
         self.u32(u32::try_from(len).expect("columns are bounded by the record size"));
     }
@@ -79,7 +79,7 @@ impl Writer<'_> {
     }
 }
 
-/// Takes values off the front of a slice.
+/// Reads values from the front of a slice.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -119,13 +119,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A column of `size`-byte values: its bytes, once they are known to be there.
+    /// Reads the bytes of a column of `size`-byte values.
     pub(crate) fn column(&mut self, size: usize, what: &'static str) -> Decoded<&'a [u8]> {
         let len = self.u32(what)? as usize;
         self.take(len.checked_mul(size).ok_or(DecodeError::Short(what))?, what)
     }
 
-    /// A count of values that take at least `size` bytes each, so that a count that cannot be true takes no memory.
+    /// Reads a count of values of at least `size` bytes each, so that an impossible count causes no allocation.
     pub(crate) fn count(&mut self, size: usize, what: &'static str) -> Decoded<usize> {
         let count = self.u32(what)? as usize;
         if count.saturating_mul(size) > self.0.len() { Err(DecodeError::Short(what)) } else { Ok(count) }
@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The `N`-byte words of a column.
+/// Iterates over the `N`-byte words of a column.
 pub(crate) fn words<const N: usize>(column: &[u8]) -> impl Iterator<Item = [u8; N]> {
     let (words, _) = column.as_chunks::<N>();
     words.iter().copied()

@@ -1,4 +1,4 @@
-//! Records of the log.
+//! Codec of log records.
 
 use super::{DecodeError, Decoded, Reader, Writer, words};
 use crate::command::{Blobs, Command, OnMissing, Record, Updates, Upsert};
@@ -27,17 +27,17 @@ const DIGEST_MARKER: u8 = 15;
 const BY_ID: u8 = 0;
 const BY_GROUP: u8 = 1;
 
-/// Appends the bytes of `record` to `out`.
+/// Encodes `record` to the end of `out`.
 pub fn encode_record(record: &Record, out: &mut Vec<u8>) {
     let mut writer = Writer(out);
     writer.option(record.request, Writer::request);
     writer.command(&record.command);
 }
 
-/// Reads a record that fills `bytes`, and checks it as [`Record::check`] does.
+/// Decodes a record that fills `bytes`, and checks it with [`Record::check`].
 ///
 /// # Errors
-/// The bytes are no record of this version.
+/// The bytes are not a valid record of this version.
 pub fn decode_record(bytes: &[u8]) -> Result<Record, DecodeError> {
     let mut reader = Reader(bytes);
     let request = reader.option("request", Reader::request)?;
@@ -48,7 +48,7 @@ pub fn decode_record(bytes: &[u8]) -> Result<Record, DecodeError> {
     Ok(record)
 }
 
-/// A refusal of a check, as the decoder says it.
+/// Converts a refusal of a check into a decode error.
 pub(super) fn invalid(refusal: &Refusal) -> DecodeError {
     match refusal {
         Refusal::Malformed { what } => DecodeError::Invalid(what),

@@ -1,4 +1,4 @@
-//! Replies, as sessions and epoch tables keep them.
+//! Codec of replies in sessions and epoch tables.
 
 use super::{DecodeError, Decoded, Reader, Writer};
 use crate::hash::Digest;
@@ -17,15 +17,15 @@ const RUN_UNKNOWN: u8 = 7;
 const RUN_FULL: u8 = 8;
 const MALFORMED: u8 = 9;
 
-/// Appends the bytes of `reply` to `out`.
+/// Encodes `reply` to the end of `out`.
 pub fn encode_reply(reply: &Reply, out: &mut Vec<u8>) {
     Writer(out).reply(reply);
 }
 
-/// Reads a reply that fills `bytes`.
+/// Decodes a reply that fills `bytes`.
 ///
 /// # Errors
-/// The bytes are no reply of this version.
+/// The bytes are not a reply of this version.
 pub fn decode_reply(bytes: &[u8]) -> Result<Reply, DecodeError> {
     let mut reader = Reader(bytes);
     let reply = reader.reply()?;

@@ -1,4 +1,4 @@
-//! What a command must be before it is logged, and what passes can be applied.
+//! Validation of commands before the log: valid commands can be applied.
 
 use engram_memory::reference::Partition;
 use engram_memory::{
@@ -29,7 +29,7 @@ fn refused(command: &Command) -> String {
 }
 
 #[test]
-fn malformed_commands_are_refused_by_the_name_of_the_field() {
+fn malformed_commands_are_rejected_with_the_name_of_the_field() {
     let (run, n, decay) = (RunId(1), LearningEpoch(1), ONE + 1);
     let one = ONE as i32;
     let long_key = vec![b'k'; MAX_KEY_BYTES + 1];
@@ -105,7 +105,7 @@ fn malformed_commands_are_refused_by_the_name_of_the_field() {
 }
 
 #[test]
-fn features_have_the_shape_of_the_cluster_or_are_not_given() {
+fn features_have_the_shape_of_the_cluster_or_are_absent() {
     let shape = |dimension, dtype| FeatureShape { dimension, dtype };
     let upsert = |bytes| Command::Upsert(Upsert { features: vec![0; bytes], ..two_ids() });
     assert_eq!(upsert(0).check_features(FeatureShape::NONE), Ok(()));
@@ -121,7 +121,7 @@ fn features_have_the_shape_of_the_cluster_or_are_not_given() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// A record that passes both checks for one shape is applied without a panic, also in the state that others left.
+    /// A record that passes both checks for one shape is applied without a panic, in any state.
     #[test]
     fn checked_records_never_panic((features, settings, records) in arb_log(0..80), other in 0..3_u32) {
         let shape = |features| Shape { partitions: 1, law: Law::Linear, features };
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn a_column_of_byte_strings_gives_back_what_was_pushed(entries in vec(vec(any::<u8>(), 0..5), 0..20)) {
+    fn a_column_of_byte_strings_returns_what_was_pushed(entries in vec(vec(any::<u8>(), 0..5), 0..20)) {
         let column: Blobs = entries.iter().collect();
         prop_assert_eq!(column.len(), entries.len());
         prop_assert_eq!(column.is_empty(), entries.is_empty());

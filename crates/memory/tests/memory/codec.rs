@@ -1,4 +1,4 @@
-//! One value, one encoding; and no bytes whatever make a decoder panic or take more memory than they hold.
+//! Codec: one encoding per value, and decoders that neither panic nor over-allocate on any bytes.
 
 use engram_memory::codec::{
     DecodeError, decode_ledger, decode_record, decode_reply, encode_ledger, encode_record, encode_reply,
@@ -64,7 +64,7 @@ fn arb_reply() -> impl Strategy<Value = Reply> {
     prop_oneof![3 => applied, 1 => refused.prop_map(Reply::Refused)]
 }
 
-/// Ledgers as logs leave them.
+/// Ledgers that result from logs.
 fn arb_ledger() -> impl Strategy<Value = Ledger> {
     arb_log(0..120).prop_map(|(features, settings, records)| {
         let mut partition = Partition::new(Shape { partitions: 1, law: Law::Linear, features }, settings);
@@ -79,7 +79,7 @@ fn arb_any_record() -> impl Strategy<Value = Record> {
     prop_oneof![arb_record(FeatureShape::NONE), arb_record(FeatureShape { dimension: 2, dtype: FeatureType::F32 })]
 }
 
-/// A change of an encoding: bytes overwritten, cut off, put in, doubled.
+/// A mutation of an encoding: bytes flipped, overwritten, truncated, inserted, appended.
 #[derive(Debug, Clone)]
 enum Mutation {
     Flip(Index, u8),
@@ -116,7 +116,7 @@ fn mutate(bytes: &mut Vec<u8>, mutation: &Mutation) {
     }
 }
 
-/// Decodes as everything; what decodes encodes to the same bytes, so it also holds no more than they do.
+/// Decodes as every kind; asserts that decoded values encode to the same bytes.
 fn assert_one_encoding(bytes: &[u8]) {
     if let Ok(record) = decode_record(bytes) {
         assert_eq!(bytes_of(&record, encode_record), bytes, "{record:?}");
@@ -135,17 +135,17 @@ fn assert_one_encoding(bytes: &[u8]) {
 
 proptest! {
     #[test]
-    fn records_come_back(record in arb_any_record()) {
+    fn records_round_trip(record in arb_any_record()) {
         prop_assert_eq!(decode_record(&bytes_of(&record, encode_record)), Ok(record));
     }
 
     #[test]
-    fn replies_come_back(reply in arb_reply()) {
+    fn replies_round_trip(reply in arb_reply()) {
         prop_assert_eq!(decode_reply(&bytes_of(&reply, encode_reply)), Ok(reply));
     }
 
     #[test]
-    fn mutated_records_and_replies_are_refused_or_have_one_encoding(
+    fn mutated_records_and_replies_are_rejected_or_have_one_encoding(
         record in arb_any_record(), reply in arb_reply(), mutations in vec(arb_mutation(), 1..4),
     ) {
         for mut bytes in [bytes_of(&record, encode_record), bytes_of(&reply, encode_reply)] {
@@ -159,7 +159,7 @@ proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..300), kind in 0..20_u8) {
         assert_one_encoding(&bytes);
-        // Behind a plausible head more of the decoder is reached.
+        // A plausible header reaches more of the decoder.
         let headed = [&[0, kind][..], &bytes].concat();
         assert_one_encoding(&headed);
         assert_one_encoding(&headed[1..]);
@@ -170,12 +170,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn ledgers_come_back(ledger in arb_ledger()) {
+    fn ledgers_round_trip(ledger in arb_ledger()) {
         prop_assert_eq!(decode_ledger(&bytes_of(&ledger, encode_ledger)), Ok(ledger));
     }
 
     #[test]
-    fn mutated_ledgers_are_refused_or_have_one_encoding(
+    fn mutated_ledgers_are_rejected_or_have_one_encoding(
         ledger in arb_ledger(), mutations in vec(vec(arb_mutation(), 1..3), 1..100),
     ) {
         let bytes = bytes_of(&ledger, encode_ledger);
@@ -186,9 +186,9 @@ proptest! {
         }
     }
 
-    /// A count that cannot be true is refused before memory is taken for it, wherever it stands.
+    /// An impossible count is rejected before allocation, at any position.
     #[test]
-    fn hostile_counts_are_refused_everywhere(record in arb_any_record(), reply in arb_reply(), ledger in arb_ledger()) {
+    fn hostile_counts_are_rejected_everywhere(record in arb_any_record(), reply in arb_reply(), ledger in arb_ledger()) {
         let encodings = [bytes_of(&record, encode_record), bytes_of(&reply, encode_reply), bytes_of(&ledger, encode_ledger)];
         for bytes in encodings {
             for at in (0..bytes.len().saturating_sub(3)).take(160) {
@@ -203,7 +203,7 @@ proptest! {
 }
 
 #[test]
-fn every_truncation_and_every_byte_more_is_refused() {
+fn every_truncation_and_extra_byte_is_rejected() {
     let record = Record::bare(engram_memory::Command::Remove { ids: vec![MemoryId(1), MemoryId(2)] });
     let bytes = bytes_of(&record, encode_record);
     (0..bytes.len())
@@ -214,7 +214,7 @@ fn every_truncation_and_every_byte_more_is_refused() {
 }
 
 #[test]
-fn quality_that_no_memories_have_is_refused() {
+fn impossible_quality_is_rejected() {
     let group = |group, count, sum, min, max| (Group(group), GroupQuality { count, sum, min, max });
     let possible = |groups: &[(Group, GroupQuality)]| QualityVector::from_parts(groups.to_vec()).is_some();
     assert!(possible(&[]));
@@ -230,9 +230,9 @@ fn quality_that_no_memories_have_is_refused() {
     assert!(!possible(&[group(0, u64::MAX, 0, 0, 0), group(1, 1, 0, 0, 0)]), "the total is countable");
 }
 
-/// Bytes of a ledger are put together by hand here, so that each broken order is met on purpose.
+/// Ledger bytes are assembled by hand here, to test each wrong order.
 #[test]
-fn tables_out_of_order_are_refused() {
+fn tables_out_of_order_are_rejected() {
     let mut settings = Vec::new();
     encode_ledger(&Ledger::default(), &mut settings);
     // Watermark and three empty tables follow the settings.
@@ -247,7 +247,7 @@ fn tables_out_of_order_are_refused() {
         decode_ledger(&bytes)
     };
     let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
-    // A session whose answers are all "never": no reply follows.
+    // A session whose answers are all `Never`: no reply follows.
     let session = |opened: u64, high: u64, seqs: &[u64]| {
         let answers = seqs.iter().flat_map(|seq| [&seq.to_le_bytes()[..], &[0]].concat()).collect::<Vec<_>>();
         [words(&[opened, 0, high]), (seqs.len() as u32).to_le_bytes().to_vec(), answers].concat()
@@ -260,7 +260,7 @@ fn tables_out_of_order_are_refused() {
         (vec![session(6, 9, &[9, 1])], "answers ascend"),
         (vec![session(6, 9, &[1])], "the highest seq has an answer"),
         (vec![session(6, 9, &[1, 9, 10])], "no answer above the highest"),
-        (vec![session(6, 70, &[6, 70])], "no answer behind the window"),
+        (vec![session(6, 70, &[6, 70])], "no answer older than the window"),
         (vec![session(6, 0, &[])], "no session without an answer"),
     ] {
         assert!(matches!(ledger(5, &broken, &[], &[]), Err(DecodeError::Invalid(_))), "{why}");

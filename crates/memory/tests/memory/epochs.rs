@@ -1,4 +1,4 @@
-//! Learning epochs: applied once, in order, resumable from where a partition stands.
+//! Learning epochs: applied once, in order, resumable from a partition's progress.
 
 use engram_memory::epoch::{Admission, KEPT_RESULTS, Step, Table};
 use engram_memory::ledger::{Gate, Ledger, epoch_step};
@@ -20,18 +20,18 @@ fn execute(table: &mut Table, n: u64, step: Step) {
     table.complete(RUN, LearningEpoch(n), step, &outcome(n));
 }
 
-/// The (expected, part expected, found, part found) of a gap.
+/// Returns (expected, expected part, found, found part) of a gap.
 fn gap(table: &Table, n: u64, step: Step) -> (u64, u32, u64, u32) {
     match table.admit(RUN, LearningEpoch(n), step) {
         Admission::Refuse(Refusal::EpochGap { expected, expected_part, found, found_part }) => {
             (expected.0, expected_part, found.0, found_part)
         }
-        other => panic!("{n} {step:?} is no gap: {other:?}"),
+        other => panic!("{n} {step:?} is not a gap: {other:?}"),
     }
 }
 
 #[test]
-fn steps_follow_each_other_and_gaps_say_what_would() {
+fn steps_are_sequential_and_gaps_return_the_expected_step() {
     let mut table = Table::default();
     assert_eq!(gap(&table, 2, Step::Whole), (1, 0, 2, 0));
     assert_eq!(gap(&table, 1, Step::Part(1)), (1, 0, 1, 1));
@@ -48,11 +48,11 @@ fn steps_follow_each_other_and_gaps_say_what_would() {
     execute(&mut table, 2, Step::Part(1));
     execute(&mut table, 2, Step::Part(2));
     assert_eq!(gap(&table, 2, Step::End(3)), (2, 3, 2, 4), "part 3 is missing");
-    assert_eq!(gap(&table, 2, Step::End(1)), (2, 3, 2, 2), "a driver that knows of fewer parts is another driver");
+    assert_eq!(gap(&table, 2, Step::End(1)), (2, 3, 2, 2), "an end with fewer parts comes from another driver");
     assert_eq!(gap(&table, 3, Step::Begin), (2, 3, 3, 0));
     execute(&mut table, 2, Step::End(2));
     assert_eq!(gap(&table, 4, Step::Whole), (3, 0, 4, 0));
-    // An epoch without parts, and another run beside it.
+    // An epoch without parts, and another run.
     execute(&mut table, 3, Step::Begin);
     execute(&mut table, 3, Step::End(0));
     assert_eq!(table.admit(RunId(4), LearningEpoch(1), Step::Whole), Admission::Execute);
@@ -76,7 +76,7 @@ fn the_last_sixteen_results_are_kept() {
     assert_eq!(table.admit(RUN, LearningEpoch(1), Step::Part(1)), Admission::Repeat(Outcome::default()));
 }
 
-/// A run as its driver plans it: small epochs (0 parts, one record) and large ones.
+/// Steps planned by a driver: small epochs (0 parts, one record) and large ones.
 fn plan(sizes: &[u32]) -> Vec<(u64, Step)> {
     let epoch = |(n, &size): (usize, &u32)| {
         let n = n as u64 + 1;
@@ -91,7 +91,7 @@ fn plan(sizes: &[u32]) -> Vec<(u64, Step)> {
     sizes.iter().enumerate().flat_map(epoch).collect()
 }
 
-/// The first step that a new driver sends, from what the partition says of itself.
+/// Returns the first step of a new driver, from the partition's progress.
 fn resume(plan: &[(u64, Step)], table: &Table) -> usize {
     let (done, open) = table.progress(RUN).map_or((0, None), |progress| (progress.done, progress.open));
     let before = plan.iter().take_while(|(n, _)| *n <= done).count();
@@ -117,10 +117,10 @@ proptest! {
                     table.complete(RUN, LearningEpoch(n), step, &outcome(n));
                     position += 1;
                 }
-                Admission::Repeat(told) => {
+                Admission::Repeat(repeated) => {
                     prop_assert!((at as usize) < position);
                     let closes = matches!(step, Step::Whole | Step::End(_));
-                    prop_assert_eq!(told, if closes { outcome(n) } else { Outcome::default() });
+                    prop_assert_eq!(repeated, if closes { outcome(n) } else { Outcome::default() });
                 }
                 Admission::Refuse(Refusal::EpochForgotten { .. }) => {
                     prop_assert!(n + KEPT_RESULTS as u64 <= table.progress(RUN).unwrap().done);
@@ -134,7 +134,7 @@ proptest! {
 }
 
 #[test]
-fn a_repeated_epoch_changes_nothing_and_tells_its_quality_again() {
+fn a_repeated_epoch_changes_nothing_and_returns_its_quality_again() {
     let shape = Shape { partitions: 1, law: Law::Linear, features: FeatureShape::NONE };
     let mut partition = Partition::new(shape, Settings::default());
     let create = Updates::ById {
@@ -150,15 +150,15 @@ fn a_repeated_epoch_changes_nothing_and_tells_its_quality_again() {
     assert_eq!(partition.apply(&small), first);
     assert_eq!(partition, once);
     assert_eq!(first.clone().into_result().unwrap().quality.unwrap().total().sum, (1 << 29) + 5);
-    // Under a request that was not seen before, the answer becomes the request's.
+    // With a new request, the session stores the result too.
     let session = engram_memory::SessionId { opened_ms: 0, random: 0 };
-    let asked = Record { request: Some(engram_memory::Request { session, seq: 1 }), ..small };
-    assert_eq!(partition.ledger().foresee(&asked), Some(first.clone()));
-    assert_eq!(partition.apply(&asked), first);
+    let with_request = Record { request: Some(engram_memory::Request { session, seq: 1 }), ..small };
+    assert_eq!(partition.ledger().lookup_reply(&with_request), Some(first.clone()));
+    assert_eq!(partition.apply(&with_request), first);
     assert_eq!(partition.memories(), once.memories());
     assert_eq!(partition.ledger().sessions.high(session), Some(1));
-    assert_eq!(partition.apply(&asked), first);
-    // A gap under a request is its final answer too.
+    assert_eq!(partition.apply(&with_request), first);
+    // A gap is the final answer of a request too.
     let gap = Command::EpochEnd { run: RUN, n: LearningEpoch(9), parts: 1 };
     let ahead = Record { request: Some(engram_memory::Request { session, seq: 2 }), command: gap };
     assert!(matches!(partition.apply(&ahead), Reply::Refused(Refusal::EpochGap { .. })));
@@ -192,13 +192,13 @@ fn a_large_epoch_equals_a_small_one() {
 }
 
 #[test]
-fn a_primary_can_ask_before_it_logs() {
+fn a_primary_can_look_up_the_reply_before_logging() {
     let mut ledger = Ledger::default();
     let record = Record::bare(Command::Epoch { run: RUN, n: LearningEpoch(1), decay: 0, updates: Updates::NONE });
     assert_eq!(epoch_step(&record.command), Some((RUN, LearningEpoch(1), Step::Whole)));
-    assert_eq!(ledger.foresee(&record), None);
+    assert_eq!(ledger.lookup_reply(&record), None);
     assert_eq!(ledger.admit(&record), Gate::Execute);
     ledger.complete(&record, &Reply::Applied(outcome(4)));
-    assert_eq!(ledger.foresee(&record), Some(Reply::Applied(outcome(4))));
+    assert_eq!(ledger.lookup_reply(&record), Some(Reply::Applied(outcome(4))));
     assert_eq!(ledger.admit(&record), Gate::Answer(Reply::Applied(outcome(4))));
 }

@@ -1,4 +1,4 @@
-//! The generator of random commands reaches what the properties that use it are about.
+//! The generator of random commands reaches the cases of the properties that use it.
 
 use engram_memory::reference::Partition;
 use engram_memory::{Command, FeatureShape, FeatureType, Law, PartitionId, Refusal, Reply, Shape, partition_of};
@@ -13,17 +13,17 @@ fn shape(features: FeatureShape) -> Shape {
 }
 
 #[test]
-fn random_logs_execute_most_records_and_meet_every_refusal() {
+fn random_logs_execute_most_records_and_reach_every_refusal() {
     let mut runner = TestRunner::deterministic();
-    let mut seen = BTreeMap::<&str, usize>::new();
+    let mut counts = BTreeMap::<&str, usize>::new();
     for _ in 0..80 {
         let (features, settings, records) = arb_log(60..120).new_tree(&mut runner).unwrap().current();
         let mut partition = Partition::new(shape(features), settings);
         for record in &records {
             let clock = partition.clock().units();
-            let repeated = partition.ledger().foresee(record).is_some();
+            let repeated = partition.ledger().lookup_reply(record).is_some();
             let reply = partition.apply(record);
-            let mut count = |what, holds: bool| *seen.entry(what).or_default() += usize::from(holds);
+            let mut count = |what, holds: bool| *counts.entry(what).or_default() += usize::from(holds);
             count("records", true);
             count("fold", partition.clock().units() < clock);
             count("answered by ledger", repeated);
@@ -62,8 +62,8 @@ fn random_logs_execute_most_records_and_meet_every_refusal() {
             }
         }
     }
-    let records = seen["records"];
-    assert!(seen["applied"] > records / 4 && seen["answered by ledger"] < records / 2, "{seen:#?}");
+    let records = counts["records"];
+    assert!(counts["applied"] > records / 4 && counts["answered by ledger"] < records / 2, "{counts:#?}");
     for what in [
         "fold",
         "created",
@@ -80,14 +80,14 @@ fn random_logs_execute_most_records_and_meet_every_refusal() {
         "run conflict",
         "run unknown",
     ] {
-        assert!(seen.get(what).is_some_and(|&times| times >= 3), "{what} is hardly met: {seen:#?}");
+        assert!(counts.get(what).is_some_and(|&times| times >= 3), "{what} is rarely reached: {counts:#?}");
     }
-    assert!(!seen.contains_key("malformed"), "{seen:#?}");
+    assert!(!counts.contains_key("malformed"), "{counts:#?}");
 }
 
 proptest! {
     #[test]
-    fn ids_of_a_partitions_world_hash_to_it(partition in 0..7_u32) {
+    fn ids_generated_for_a_partition_hash_to_it(partition in 0..7_u32) {
         let features = FeatureShape { dimension: 1, dtype: FeatureType::F32 };
         let world = World::of_partition(features, 40, 5, PartitionId(partition), 7);
         prop_assert_eq!(world.ids().count(), 40);

@@ -1,7 +1,7 @@
-//! Bytes of format version 1, kept for ever: what was once written is read back as the same values.
+//! Golden bytes of format version 1: they have to decode to the same values in every version.
 //!
-//! When `golden/record-v1.bin` is absent this test writes it with its description and fails, so that both are looked at and
-//! committed. A change of format is a new version with files of its own; these are never rewritten.
+//! If `golden/record-v1.bin` is absent, this test writes it with its description and fails, so that both are reviewed and
+//! committed. A format change is a new version with its own files; these are never rewritten.
 
 use engram_memory::codec::{decode_ledger, decode_record, decode_reply, encode_ledger, encode_record, encode_reply};
 use engram_memory::outcome::{Outcome, Rejection, RejectionReason, Reply};
@@ -35,7 +35,7 @@ impl Value {
         bytes
     }
 
-    /// Reads bytes as a value of this kind.
+    /// Decodes bytes as a value of this kind.
     fn decode_like(&self, bytes: &[u8]) -> Self {
         match self {
             Self::Record(_) => Self::Record(Box::new(decode_record(bytes).unwrap())),
@@ -80,12 +80,12 @@ fn records() -> Vec<(&'static str, Record)> {
         payloads: Some(["hello".as_bytes(), b"", &[0]].iter().collect()),
     };
     let bare = |what, command| (what, Record::bare(command));
-    let asked = |what, command| (what, Record { request: Some(request(65)), command });
+    let requested = |what, command| (what, Record { request: Some(request(65)), command });
     vec![
-        asked("upsert with every column, f16 features of dimension 3", Command::Upsert(full)),
+        requested("upsert with every column, f16 features of dimension 3", Command::Upsert(full)),
         bare("upsert of ids alone", Command::Upsert(Upsert { ids: ids.clone(), ..Upsert::default() })),
-        asked("remove", Command::Remove { ids: ids.clone() }),
-        asked("reinforce by id, report, with keys", Command::Reinforce(by_id(OnMissing::Report, Some(keys)))),
+        requested("remove", Command::Remove { ids: ids.clone() }),
+        requested("reinforce by id, report, with keys", Command::Reinforce(by_id(OnMissing::Report, Some(keys)))),
         bare("reinforce by id, create, without keys", Command::Reinforce(by_id(OnMissing::Create, None))),
         bare("reinforce by group", Command::Reinforce(by_group.clone())),
         bare("decay", Command::Decay { amount: decay }),
@@ -143,7 +143,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
     ]
 }
 
-/// The ledger after all the records above, an epoch that can follow, and a closed request.
+/// The ledger after all records above, an open epoch, and a closed request.
 fn ledger() -> Ledger {
     let features = FeatureShape { dimension: 3, dtype: FeatureType::F16 };
     let shape = Shape { partitions: 256, law: Law::Linear, features };
@@ -176,7 +176,7 @@ fn values() -> Vec<(String, Value)> {
     records.chain(replies).chain([ledger]).collect()
 }
 
-/// Each value behind its length (u32, little-endian), and a line for each.
+/// Encodes each value after its length (u32, little-endian), and describes each in a line.
 fn render(values: &[(String, Value)]) -> (Vec<u8>, String) {
     let mut bytes = Vec::new();
     let mut text = String::from(
@@ -193,14 +193,14 @@ fn render(values: &[(String, Value)]) -> (Vec<u8>, String) {
 }
 
 #[test]
-fn version_1_bytes_are_written_and_read_as_they_always_were() {
+fn version_1_bytes_are_encoded_and_decoded_unchanged() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let (bytes, text) = render(&values());
     let file = folder.join("record-v1.bin");
     if !file.exists() {
         std::fs::write(&file, &bytes).unwrap();
         std::fs::write(folder.join("record-v1.txt"), &text).unwrap();
-        panic!("{} was absent and is written now: look at it and commit it", file.display());
+        panic!("{} was absent and has been written: review and commit it", file.display());
     }
     let golden = std::fs::read(&file).unwrap();
     let mut rest = golden.as_slice();
@@ -216,7 +216,7 @@ fn version_1_bytes_are_written_and_read_as_they_always_were() {
 }
 
 #[test]
-fn the_golden_records_are_of_every_kind() {
+fn golden_records_cover_every_kind() {
     let kinds: std::collections::BTreeSet<u8> = records()
         .iter()
         .map(|(what, record)| {

@@ -1,4 +1,4 @@
-//! Laws of weights and of the decay clock, as properties.
+//! Properties of weights and of the decay clock.
 
 use engram_memory::clock::{Advance, DecayClock, FOLD_AT, folded};
 use engram_memory::law::{delta, rank_order};
@@ -11,7 +11,7 @@ use engram_testing::commands::{World, arb_log, arb_weight};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// What changes weights, for a handful of memories.
+/// A change of weights, for a few memories.
 #[derive(Debug, Clone)]
 enum Change {
     Decay(u32),
@@ -61,7 +61,7 @@ proptest! {
         }
     }
 
-    /// `x -> min(hi, max(lo, x + c))` composes, which is what a parallel scatter of duplicates relies on.
+    /// `x -> min(hi, max(lo, x + c))` composes, on which a parallel scatter of duplicates relies.
     #[test]
     fn duplicates_of_a_record_apply_in_order_and_compose(
         weight in arb_weight(),
@@ -109,7 +109,7 @@ proptest! {
             order.sort_unstable();
             let mut sorted = deltas.clone();
             sorted.sort_unstable();
-            prop_assert_eq!(sequential(&order), sequential(&sorted), "what a driver sorts has one result");
+            prop_assert_eq!(sequential(&order), sequential(&sorted), "sorted deltas have one result");
         }
     }
 
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn settings_enter_to_the_nearest_unit_ties_to_even(value in 0.0..=1.0_f64, units in 1..ONE) {
+    fn settings_are_rounded_to_the_nearest_unit_ties_to_even(value in 0.0..=1.0_f64, units in 1..ONE) {
         let exact = value * f64::from(ONE);
         match edge::setting(value) {
             Ok(units) => prop_assert!((f64::from(units) - exact).abs() <= 0.5),
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn floats_enter_truncated_or_not_at_all(bits in any::<u32>(), setting in any::<f64>()) {
+    fn floats_are_truncated_or_rejected(bits in any::<u32>(), setting in any::<f64>()) {
         let value = f32::from_bits(bits);
         match edge::quality(value) {
             Ok(units) => {
@@ -157,17 +157,17 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Group sums, histogram, rank and digest are what the memories say, whatever the log.
+    /// Group sums, histogram, rank and digest match the memories for any log.
     #[test]
     fn statistics_of_any_log_agree_with_its_memories((features, settings, records) in arb_log(0..100)) {
         let shape = Shape { partitions: 1, law: Law::Linear, features };
         let mut partition = Partition::new(shape, settings);
         for record in &records {
             let before = partition.clone();
-            let foreseen = partition.ledger().foresee(record);
+            let predicted = partition.ledger().lookup_reply(record);
             let reply = partition.apply(record);
-            if let Some(foreseen) = foreseen {
-                prop_assert_eq!(&foreseen, &reply);
+            if let Some(predicted) = predicted {
+                prop_assert_eq!(&predicted, &reply);
                 prop_assert_eq!(before.memories(), partition.memories(), "a repeat or a refusal changes no memory");
             }
             let settings = partition.ledger().settings;
@@ -206,7 +206,7 @@ fn weight_one_falls_into_the_last_bin() {
 }
 
 #[test]
-fn the_record_that_goes_over_evicts_the_end_of_the_rank_order_and_what_it_inserted_competes() {
+fn a_record_above_the_limit_evicts_by_rank_order_including_its_own_insertions() {
     assert_eq!(Settings::limit_of(10_000_000, 256), 41_016);
     assert_eq!((Settings::limit_of(0, 256), Settings::limit_of(u64::MAX, 1)), (1, u64::MAX));
     let settings = Settings { limit: 41_016, ..Settings::default() };
@@ -229,7 +229,7 @@ fn the_record_that_goes_over_evicts_the_end_of_the_rank_order_and_what_it_insert
 }
 
 #[test]
-fn keys_stand_for_one_id() {
+fn a_key_identifies_one_id() {
     use engram_memory::RejectionReason::{KeyCollision, KeyMismatch, Unknown};
     let shape = Shape { partitions: 1, law: Law::Linear, features: FeatureShape::NONE };
     let mut partition = Partition::new(shape, Settings::default());
@@ -250,20 +250,20 @@ fn keys_stand_for_one_id() {
         reinforce(&[(a, "a"), (a, ""), (a, "b"), (MemoryId(1), "")], OnMissing::Create),
         (3, vec![KeyCollision])
     );
-    let (mut no_room, named) = (vec![(MemoryId(77), ""); 70], 64);
-    no_room.push((a, "a"));
+    let (mut many_rejected, listed) = (vec![(MemoryId(77), ""); 70], 64);
+    many_rejected.push((a, "a"));
     assert_eq!(
-        reinforce(&no_room, OnMissing::Report),
-        (1, vec![Unknown; named]),
+        reinforce(&many_rejected, OnMissing::Report),
+        (1, vec![Unknown; listed]),
         "rejections are bounded, not the count"
     );
-    // Inserted without a key: a key on it later is a collision, even the right one.
+    // Inserted without a key: a later key is a collision, even a matching one.
     let one = engram_memory::key_id(b"one");
     assert_eq!(reinforce(&[(one, ""), (one, "one")], OnMissing::Create), (1, vec![KeyCollision]));
 }
 
 #[test]
-fn the_digest_sees_every_field_but_neither_order_nor_key() {
+fn the_digest_covers_every_field_but_neither_order_nor_key() {
     let hash = |id, weight, group, content| {
         let mut digest = Digest::default();
         digest.add(MemoryId(id), weight, Group(group), content);

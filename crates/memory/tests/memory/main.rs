@@ -1,5 +1,5 @@
-//! What the laws, the tables and the codec of a partition promise, in one binary.
-#![allow(clippy::unwrap_used, reason = "a helper of a test may unwrap as the test does")]
+//! Tests of the domain rules, the tables and the codec of a partition, in one binary.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod checks;
 mod codec;

@@ -1,11 +1,11 @@
-//! Records of runs: one driver at a time, bounded, forgotten as a whole.
+//! Run records: one driver at a time, bounded, removed as a whole.
 
 use engram_memory::reference::Partition;
 use engram_memory::run::{MAX_RUN_BYTES, Table};
 use engram_memory::{Command, FeatureShape, Law, LearningEpoch, Record, Refusal, RunId, Settings, Shape, Updates};
 
 #[test]
-fn of_two_drivers_one_is_refused_and_its_record_leaves_no_trace() {
+fn one_of_two_drivers_is_rejected_without_a_change() {
     let mut table = Table::default();
     let run = RunId(1);
     assert_eq!(table.record(run, 0, b"a", Some(b"row 1")), Ok(()));
@@ -20,24 +20,24 @@ fn of_two_drivers_one_is_refused_and_its_record_leaves_no_trace() {
 }
 
 #[test]
-fn history_is_bounded_and_a_full_one_is_refused_unchanged() {
+fn history_is_bounded_and_a_full_one_stays_unchanged() {
     let mut table = Table::default();
     let run = RunId(1);
     let row = vec![7; 8 << 20];
     for version in 0..7 {
         assert_eq!(table.record(run, version, b"state", Some(&row)), Ok(()));
     }
-    let room = MAX_RUN_BYTES as usize - 7 * (row.len() + 4);
+    let free = MAX_RUN_BYTES as usize - 7 * (row.len() + 4);
     let full = Err(Refusal::RunFull { bytes: MAX_RUN_BYTES });
-    assert_eq!(table.record(run, 7, &[], Some(&vec![0; room])), full);
-    assert_eq!(table.record(run, 7, &vec![0; room + 1], None), full);
+    assert_eq!(table.record(run, 7, &[], Some(&vec![0; free])), full);
+    assert_eq!(table.record(run, 7, &vec![0; free + 1], None), full);
     assert_eq!(table.get(run).unwrap().version, 7);
-    assert_eq!(table.record(run, 7, &vec![0; room], None), Ok(()), "a new state replaces the old one in the count");
-    assert_eq!(table.record(run, 8, &[], Some(&vec![0; room - 4])), Ok(()));
+    assert_eq!(table.record(run, 7, &vec![0; free], None), Ok(()), "a new state replaces the old one in the count");
+    assert_eq!(table.record(run, 8, &[], Some(&vec![0; free - 4])), Ok(()));
 }
 
 #[test]
-fn removing_a_run_forgets_its_epochs_too() {
+fn removing_a_run_removes_its_epochs_too() {
     let shape = Shape { partitions: 1, law: Law::Linear, features: FeatureShape::NONE };
     let mut partition = Partition::new(shape, Settings::default());
     let run = RunId(6);
@@ -46,7 +46,7 @@ fn removing_a_run_forgets_its_epochs_too() {
     partition.apply(&Record::bare(Command::RunRecord { run, expected: 0, state: vec![1], row: None }));
     assert!(partition.apply(&Record::bare(Command::RunRemove { run })).into_result().is_ok());
     assert_eq!(partition.ledger().epochs.progress(run), None);
-    // A partition that never held the run's record forgets its epochs all the same, and says that there was none.
+    // A partition without the run's record removes its epochs too, and returns that there was no record.
     partition.apply(&epoch);
     assert_eq!(partition.apply(&Record::bare(Command::RunRemove { run })).into_result(), Err(Refusal::RunUnknown));
     assert_eq!(partition.ledger().epochs.progress(run), None);

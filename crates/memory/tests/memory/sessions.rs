@@ -1,4 +1,4 @@
-//! Exactly once: the table of cases, and any interleaving of repeated, reordered and late requests.
+//! Exactly-once requests: all cases, and any interleaving of repeated, reordered and late requests.
 
 use engram_memory::outcome::{Outcome, Refusal, Reply};
 use engram_memory::reference::Partition;
@@ -18,7 +18,7 @@ fn reply(applied: u64) -> Reply {
     Reply::Applied(Outcome { applied, ..Outcome::default() })
 }
 
-/// What becomes of a request that arrives: its reply, computed as `applied = seq` when it is executed.
+/// Processes a request: returns its reply, with `applied = seq` if it is executed.
 fn arrive(table: &mut Table, seq: u64) -> Result<Reply, Refusal> {
     match table.admit(request(seq)) {
         Admission::Execute => {
@@ -53,7 +53,7 @@ fn an_unknown_session_at_or_above_the_watermark_is_created_by_any_seq_of_the_win
         let mut table = Table::default();
         table.expire(1_000);
         assert_eq!(table.admit(request(first)), Admission::Execute, "seq {first}");
-        assert!(table.is_empty(), "asking changes nothing");
+        assert!(table.is_empty(), "admit changes nothing");
         assert_eq!(arrive(&mut table, first), Ok(reply(first)));
         assert_eq!((table.len(), table.high(SESSION)), (1, Some(first)));
     }
@@ -63,10 +63,10 @@ fn an_unknown_session_at_or_above_the_watermark_is_created_by_any_seq_of_the_win
 }
 
 #[test]
-fn a_known_request_is_answered_from_the_window_and_closed_behind_it() {
+fn a_repeated_request_is_answered_within_the_window_and_closed_after_it() {
     let mut table = table_at([1, 2, 70 - 6, 100]);
     assert_eq!(table.high(SESSION), Some(100));
-    // Window: 37 to 164. 64 is in it, 1 and 2 are behind it.
+    // Window: 37 to 164. 64 is in it, 1 and 2 are older.
     assert_eq!(table.admit(request(64)), Admission::Stored(reply(64)));
     assert_eq!(table.admit(request(100)), Admission::Stored(reply(100)));
     for late in [1, 2, 3, 36] {
@@ -77,42 +77,42 @@ fn a_known_request_is_answered_from_the_window_and_closed_behind_it() {
     }
     assert_eq!(table.admit(request(165)), Admission::Refuse(Refusal::OutOfWindow { window: WINDOW }));
     assert_eq!(arrive(&mut table, 37), Ok(reply(37)));
-    assert_eq!(table.high(SESSION), Some(100), "a late one does not move the window");
+    assert_eq!(table.high(SESSION), Some(100), "a late request does not move the window");
     assert_eq!(arrive(&mut table, 164), Ok(reply(164)));
-    assert_eq!(table.admit(request(100)), Admission::Refuse(Refusal::AlreadyClosed), "164 put 100 behind the window");
+    assert_eq!(table.admit(request(100)), Admission::Refuse(Refusal::AlreadyClosed), "164 moved the window past 100");
 }
 
 #[test]
-fn a_closed_request_is_never_executed_and_an_executed_one_tells_its_result() {
+fn a_closed_request_is_never_executed_and_an_executed_one_returns_its_reply() {
     let mut table = table_at([1, 3]);
     assert_eq!(table.close(request(3)), Ok(Answer::Done(reply(3))));
     assert_eq!(table.close(request(2)), Ok(Answer::Never));
     assert_eq!(arrive(&mut table, 2), Err(Refusal::AlreadyClosed), "closed, then it arrives late");
-    assert_eq!(table.close(request(2)), Ok(Answer::Never), "asked twice, told twice");
+    assert_eq!(table.close(request(2)), Ok(Answer::Never), "closing again returns the same");
     // A closed seq ahead moves the window as an executed one does.
     assert_eq!(table.close(request(67)), Ok(Answer::Never));
     assert_eq!(table.high(SESSION), Some(67));
-    // Behind the window nobody knows any more: "never" would be a lie about seq 1, which was executed.
+    // The state of requests older than the window is unknown: "never" would be wrong for seq 1, which was executed.
     let unknown = Err(Refusal::OutOfWindow { window: WINDOW });
     assert_eq!(
         (table.close(request(1)), table.close(request(132)), table.close(request(0))),
         (unknown.clone(), unknown.clone(), unknown)
     );
-    // A session that was never seen can be closed too.
+    // A request of an unknown session can be closed too.
     assert_eq!(Table::default().close(request(1)), Ok(Answer::Never));
 }
 
 #[test]
-fn a_session_that_expires_in_flight_is_refused_whole() {
+fn all_requests_of_an_expired_session_are_rejected() {
     let mut table = table_at([1, 2]);
     table.expire(1_000);
-    assert_eq!(table.admit(request(2)), Admission::Stored(reply(2)), "opened at the watermark: still there");
+    assert_eq!(table.admit(request(2)), Admission::Stored(reply(2)), "opened at the watermark: not expired");
     table.expire(1_001);
     assert_eq!((table.len(), table.watermark_ms()), (0, 1_001));
     for seq in [1, 2, 3] {
         assert_eq!(table.admit(request(seq)), Admission::Refuse(Refusal::SessionExpired));
     }
-    // Admitted before, completed after: nothing is kept, so nothing lives below the watermark.
+    // Admitted before and completed after expiry: nothing is kept below the watermark.
     table.complete(request(3), reply(3));
     assert!(table.is_empty());
     table.expire(5);
@@ -126,27 +126,27 @@ fn a_request_that_closes_or_expires_itself_leaves_no_answer_outside_the_window()
         |partition: &mut Partition, seq, command| partition.apply(&Record { request: Some(request(seq)), command });
     let mut partition = Partition::new(shape, Settings::default());
     apply(&mut partition, 10, Command::Decay { amount: 1 });
-    // Seq 5 closes 74, which puts 5 itself behind the window.
+    // Seq 5 closes 74, which moves the window past 5 itself.
     let closed = Reply::Refused(Refusal::AlreadyClosed);
     assert_eq!(apply(&mut partition, 5, Command::CloseRequest(request(74))), closed);
     let mut bytes = Vec::new();
     engram_memory::codec::encode_ledger(partition.ledger(), &mut bytes);
     assert_eq!(engram_memory::codec::decode_ledger(&bytes).as_ref(), Ok(partition.ledger()));
-    // Seq 75 closes itself: both answers say the same.
+    // Seq 75 closes itself: both answers are the same.
     assert_eq!(apply(&mut partition, 75, Command::CloseRequest(request(75))), closed);
     assert_eq!(apply(&mut partition, 75, Command::CloseRequest(request(75))), closed);
     apply(&mut partition, 76, Command::ExpireSessions { before_ms: 1_001 });
     assert!(partition.ledger().sessions.is_empty());
 }
 
-/// What a client and a network that repeats, reorders and delays do.
+/// Event of clients and of a network that repeats, reorders and delays.
 #[derive(Debug, Clone)]
 enum Event {
     /// The client sends its next requests, as far as its window allows.
     Send { client: usize, burst: usize },
-    /// A message that was ever sent arrives, counted from the youngest.
+    /// A sent message arrives, counted from the newest.
     Deliver { age: usize },
-    /// The client asks what became of a request, counted back from its latest.
+    /// The client closes a request, counted back from its latest.
     Close { client: usize, back: u64 },
     /// The watermark rises.
     Expire { before_ms: u64 },
@@ -165,7 +165,7 @@ fn arb_event() -> impl Strategy<Value = Event> {
 enum Final {
     Done,
     Never,
-    /// The session expired first: the client does not know.
+    /// The session expired first: unknown to the client.
     Unknown,
 }
 
@@ -204,11 +204,11 @@ proptest! {
                     let arriving = Request { session: sessions[client], seq };
                     let expired = sessions[client].opened_ms < table.watermark_ms();
                     let earlier = executed.get(&(client, seq)).copied();
-                    let told = clients[client].finals.get(&seq).cloned();
+                    let final_state = clients[client].finals.get(&seq).cloned();
                     match table.admit(arriving) {
                         Admission::Execute => {
                             prop_assert_eq!(earlier, None, "executed twice: client {}, seq {}", client, seq);
-                            prop_assert_ne!(told, Some(Final::Never), "executed after it was closed");
+                            prop_assert_ne!(final_state, Some(Final::Never), "executed after it was closed");
                             prop_assert!(!expired);
                             executions += 1;
                             executed.insert((client, seq), executions);
@@ -216,7 +216,7 @@ proptest! {
                             clients[client].finals.insert(seq, Final::Done);
                         }
                         Admission::Stored(stored) => {
-                            prop_assert_eq!(Some(stored), earlier.map(reply), "another's answer");
+                            prop_assert_eq!(Some(stored), earlier.map(reply), "answer of another request");
                             clients[client].finals.insert(seq, Final::Done);
                         }
                         Admission::Refuse(Refusal::SessionExpired) => {
@@ -224,8 +224,8 @@ proptest! {
                             clients[client].finals.entry(seq).or_insert(Final::Unknown);
                         }
                         Admission::Refuse(refusal) => {
-                            prop_assert_eq!(refusal, Refusal::AlreadyClosed, "a client that keeps its window is never ahead");
-                            prop_assert!(told.is_some(), "closed before the client had an answer: {}", seq);
+                            prop_assert_eq!(refusal, Refusal::AlreadyClosed, "a client within its window is never ahead");
+                            prop_assert!(final_state.is_some(), "closed before the client had an answer: {}", seq);
                         }
                     }
                 }
@@ -241,7 +241,7 @@ proptest! {
                             clients[client].finals.insert(seq, Final::Done);
                         }
                         Ok(Answer::Never) => {
-                            prop_assert_eq!(earlier, None, "told never about what was executed");
+                            prop_assert_eq!(earlier, None, "Never for an executed request");
                             clients[client].finals.insert(seq, Final::Never);
                         }
                         Err(refusal) => {
@@ -253,10 +253,10 @@ proptest! {
                 Event::Expire { before_ms } => table.expire(before_ms),
             }
             for (client, Client { finals, .. }) in clients.iter().enumerate() {
-                for (seq, told) in finals {
+                for (seq, final_state) in finals {
                     let times = u64::from(executed.contains_key(&(client, *seq)));
-                    prop_assert!(*told != Final::Done || times == 1);
-                    prop_assert!(*told != Final::Never || times == 0);
+                    prop_assert!(*final_state != Final::Done || times == 1);
+                    prop_assert!(*final_state != Final::Never || times == 0);
                 }
             }
         }

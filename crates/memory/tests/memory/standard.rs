@@ -1,4 +1,4 @@
-//! The experiments of the law on the reference partition: known trajectories, and faults that must show.
+//! Standard experiments on the reference partition: known trajectories, and faults that must be visible.
 
 use engram_memory::reference::Partition;
 use engram_memory::{
@@ -22,7 +22,7 @@ impl Store {
         Self { partitions: (0..partitions).map(|_| Partition::new(shape, settings)).collect() }
     }
 
-    /// The two populations: ids 0 to `memories` - 1, the even ones in group 0, the odd ones in group 1.
+    /// Two populations: ids 0 to `memories` - 1, the even ones in group 0, the odd ones in group 1.
     fn with_two_groups(partitions: u32, memories: u64, settings: Settings) -> Self {
         let mut store = Self::new(partitions, settings);
         for partition in 0..partitions {
@@ -59,7 +59,7 @@ impl Store {
         digest
     }
 
-    /// Memories whose `updates` equal `epochs`, of all.
+    /// Returns the number of memories whose `updates` equal `epochs`, and of all.
     fn covered(&self, epochs: u16) -> (usize, usize) {
         let memories = || self.partitions.iter().flat_map(|partition| partition.memories().values());
         (memories().filter(|memory| memory.updates == epochs).count(), memories().count())
@@ -210,5 +210,5 @@ fn updates_saturate_and_leave_the_digest_alone() {
     assert_eq!((updates(&counting), updates(&plain)), (65_535, 0));
     assert_eq!(counting.digest(), plain.digest());
     counting.apply(0, Command::Configure(settings(false)));
-    assert_eq!(updates(&counting), 0, "switching off forgets the counts");
+    assert_eq!(updates(&counting), 0, "disabling resets the counts");
 }

@@ -1,4 +1,4 @@
-//! Every vector of `vectors.json`: an independent program and this crate agree.
+//! Test vectors of `vectors.json`, computed by an independent program.
 
 use engram_memory::clock::{Advance, DecayClock, folded};
 use engram_memory::hash::{content_hash, memory_hash};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// The file, and which of its tables were read.
+/// The file, and the tables that were read.
 struct Vectors {
     tables: Value,
     read: RefCell<BTreeSet<String>>,
@@ -22,7 +22,7 @@ impl Vectors {
         Self { tables, read: RefCell::default() }
     }
 
-    /// The rows of a table, which must be as many as its author wrote.
+    /// Returns the rows of a table of the expected length.
     fn rows(&self, table: &str, expected: usize) -> &[Value] {
         let rows = self.tables[table].as_array().unwrap();
         assert_eq!(rows.len(), expected, "{table}");
@@ -48,7 +48,7 @@ fn hex(value: &Value) -> u128 {
     u128::from_str_radix(value.as_str().unwrap().trim_start_matches("0x"), 16).unwrap()
 }
 
-/// `None` for what must be refused.
+/// `None` for values that have to be rejected.
 fn expected_units(value: &Value) -> Option<u32> {
     (value != "refused").then(|| int(value))
 }
@@ -69,7 +69,7 @@ fn quality_named(name: &str) -> f32 {
 }
 
 #[test]
-fn an_independent_program_agrees_on_every_vector() {
+fn every_vector_of_an_independent_program_matches() {
     let vectors = Vectors::load();
     edges(&vectors);
     weights(&vectors);
@@ -77,7 +77,7 @@ fn an_independent_program_agrees_on_every_vector() {
     clocks(&vectors);
     hashes(&vectors);
     let all = vectors.tables.as_object().unwrap().keys().filter(|key| *key != "about").cloned().collect();
-    // The digests of the standard experiment have a test of their own.
+    // The digests of the standard experiment have their own test.
     vectors.read.borrow_mut().insert("digest of the standard experiment".to_owned());
     assert_eq!(*vectors.read.borrow(), all, "a table was not read");
 }
@@ -213,7 +213,7 @@ fn hashes(vectors: &Vectors) {
     assert_eq!(content_hash(Some((FeatureType::F32, &[])), &[]), 0, "no features and an empty payload are nothing");
 }
 
-/// The digest of the standard experiment after `epochs` epochs, by the law alone.
+/// Returns the digest of the standard experiment after `epochs` epochs, by weight arithmetic alone.
 fn standard_digest(memories: u64, epochs: u32) -> Digest {
     let weights = [42_949_673, -42_949_672]
         .map(|delta| (0..epochs).fold(Weight::HALF, |weight, _| weight.decayed(10_737_418).updated(delta)));
@@ -246,7 +246,7 @@ fn the_standard_experiment_has_the_published_digests_up_to_a_million() {
 }
 
 #[test]
-fn units_above_one_are_no_weight_and_clocks_above_the_fold_are_no_clock() {
+fn weights_above_one_and_clocks_above_the_fold_are_rejected() {
     assert_eq!(Weight::from_units(ONE), Some(Weight::ONE));
     assert_eq!(Weight::from_units(ONE + 1), None);
     assert!(DecayClock::from_units((1 << 31) - 1).is_some());

@@ -1,25 +1,26 @@
-//! A place against a storage of a page, which fails to order. That signatures are right is checked against a real one, in
+//! A bucket against a minimal storage with fault injection. Signatures are checked against a real one in
 //! `tests/tests/backup.rs`.
 
 use super::*;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::io::AsyncBufReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
-/// What the storage holds, and how it is to fail.
+/// Content of the storage, and the faults to inject.
 #[derive(Default)]
 struct State {
     objects: BTreeMap<String, Vec<u8>>,
     /// Parts of unfinished uploads, by number.
     parts: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
     requests: Vec<String>,
-    /// So many requests are answered with 503, or with nothing at all.
+    /// Number of requests answered with 503, and of connections closed without a response.
     busy: usize,
     hang_up: usize,
-    /// Parts from this number on are refused.
+    /// Parts from this number on are rejected.
     refuse_part: Option<u32>,
-    /// An answer with content ends after so many bytes.
+    /// A response body ends after this many bytes.
     cut: Option<usize>,
 }
 
@@ -35,7 +36,7 @@ impl Storage {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let storage = serving.clone();
-                // A client that goes away ends its own connection alone.
+                // A client error ends only its own connection.
                 tokio::spawn(async move { drop(storage.serve(stream).await) });
             }
         });
@@ -62,14 +63,14 @@ impl Storage {
             let mut body = vec![0; length];
             stream.read_exact(&mut body).await?;
             assert!(head.to_ascii_lowercase().contains("authorization: aws4-hmac-sha256"), "{head}");
-            let Some((status, answer)) = self.answer(head.lines().next().unwrap(), body) else { return Ok(()) };
-            let cut = self.0.lock().unwrap().cut.take_if(|cut| *cut < answer.len());
+            let Some((status, response)) = self.answer(head.lines().next().unwrap(), body) else { return Ok(()) };
+            let cut = self.0.lock().cut.take_if(|cut| *cut < response.len());
             let head = format!(
                 "HTTP/1.1 {status}\r\ncontent-length: {}\r\netag: \"e\"\r\nlast-modified: Mon, 23 Nov 2026 00:00:00 GMT\r\n\r\n",
-                answer.len()
+                response.len()
             );
             stream.write_all(head.as_bytes()).await?;
-            stream.write_all(&answer[..cut.unwrap_or(answer.len())]).await?;
+            stream.write_all(&response[..cut.unwrap_or(response.len())]).await?;
             stream.flush().await?;
             if cut.is_some() {
                 return Ok(());
@@ -78,7 +79,7 @@ impl Storage {
     }
 
     fn answer(&self, line: &str, body: Vec<u8>) -> Option<(&'static str, Vec<u8>)> {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         state.requests.push(line.to_owned());
         if state.hang_up > 0 {
             state.hang_up -= 1;
@@ -105,7 +106,7 @@ impl Storage {
                 }
                 match state.parts.get_mut(path) {
                     Some(parts) => drop(parts.insert(number, body)),
-                    // It was on its way when the upload was called off.
+                    // The part was in flight when the upload was aborted.
                     None => return Some(("404 Not Found", b"<Error><Code>NoSuchUpload</Code></Error>".to_vec())),
                 }
                 ok("")
@@ -128,7 +129,7 @@ impl Storage {
     }
 }
 
-/// A place of the storage, whose tries are soon over.
+/// A bucket with fast retries.
 fn bucket(endpoint: String, folder: &Path) -> Bucket {
     std::fs::write(folder.join("accessKeyId"), "key").unwrap();
     std::fs::write(folder.join("secretAccessKey"), "secret").unwrap();
@@ -140,7 +141,7 @@ fn bucket(endpoint: String, folder: &Path) -> Bucket {
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(1), max_backoff: Duration::from_millis(2), base: 2.0 };
     let retries = RetryConfig { backoff, max_retries: 3, retry_timeout: Duration::from_secs(60) };
-    Bucket::with(Place::parse("s3://backups/words").unwrap(), &options, retries).unwrap()
+    Bucket::with_retries(Location::parse("s3://backups/words").unwrap(), &options, retries).unwrap()
 }
 
 fn content(bytes: usize) -> Vec<u8> {
@@ -148,25 +149,25 @@ fn content(bytes: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_storage_that_is_busy_or_hangs_up_is_asked_again_and_not_for_ever() {
+async fn requests_to_a_busy_storage_are_retried_a_bounded_number_of_times() {
     let folder = tempfile::tempdir().unwrap();
     let (storage, endpoint) = Storage::start().await;
-    let bucket = bucket(endpoint, folder.path()).below("nightly");
-    storage.0.lock().unwrap().busy = 3;
+    let bucket = bucket(endpoint, folder.path()).join("nightly");
+    storage.0.lock().busy = 3;
     bucket.put("manifest.json", b"it".to_vec()).await.unwrap();
-    storage.0.lock().unwrap().hang_up = 2;
+    storage.0.lock().hang_up = 2;
     assert_eq!(bucket.get("manifest.json", 2).await.unwrap().unwrap(), b"it");
-    assert_eq!(storage.0.lock().unwrap().requests.len(), 4 + 3);
+    assert_eq!(storage.0.lock().requests.len(), 4 + 3);
     assert_eq!(bucket.get("another", 2).await.unwrap(), None);
     assert!(matches!(bucket.get("manifest.json", 1).await, Err(Error::TooLong { limit: 1, .. })));
-    storage.0.lock().unwrap().busy = 4;
+    storage.0.lock().busy = 4;
     let refused = bucket.put("manifest.json", Vec::new()).await.unwrap_err();
     assert!(refused.to_string().contains("s3://backups/words/nightly/manifest.json"), "{refused}");
-    assert_eq!(storage.0.lock().unwrap().objects["/backups/words/nightly/manifest.json"], b"it");
+    assert_eq!(storage.0.lock().objects["/backups/words/nightly/manifest.json"], b"it");
 }
 
 #[tokio::test]
-async fn a_large_file_goes_up_in_parts_and_one_that_fails_leaves_nothing() {
+async fn a_large_file_is_uploaded_in_parts_and_a_failed_upload_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (storage, endpoint) = Storage::start().await;
     let bucket = bucket(endpoint, folder.path());
@@ -174,26 +175,26 @@ async fn a_large_file_goes_up_in_parts_and_one_that_fails_leaves_nothing() {
     for bytes in [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 5] {
         std::fs::write(&path, content(bytes)).unwrap();
         assert_eq!(bucket.put_file("file", &path).await.unwrap(), bytes as u64);
-        assert!(storage.0.lock().unwrap().objects["/backups/words/file"] == content(bytes), "{bytes} bytes");
+        assert!(storage.0.lock().objects["/backups/words/file"] == content(bytes), "{bytes} bytes");
         let back = folder.path().join("back");
         assert_eq!(bucket.get_file("file", &back, bytes as u64).await.unwrap(), bytes as u64);
-        assert!(std::fs::read(&back).unwrap() == content(bytes), "{bytes} bytes came back");
+        assert!(std::fs::read(&back).unwrap() == content(bytes), "{bytes} bytes downloaded");
     }
-    storage.0.lock().unwrap().refuse_part = Some(2);
+    storage.0.lock().refuse_part = Some(2);
     let refused = bucket.put_file("other", &path).await.unwrap_err();
     assert!(matches!(refused, Error::Storage { operation: "write", .. }), "{refused}");
-    let state = storage.0.lock().unwrap();
+    let state = storage.0.lock();
     assert!(!state.objects.contains_key("/backups/words/other"));
     assert!(state.parts.is_empty(), "the upload was aborted");
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_gone_on_with_or_told_and_never_taken_for_the_whole() {
+async fn a_truncated_response_is_resumed_or_reported_and_never_taken_as_complete() {
     let folder = tempfile::tempdir().unwrap();
     let (storage, endpoint) = Storage::start().await;
     let bucket = bucket(endpoint, folder.path());
     bucket.put("file", content(10_000)).await.unwrap();
-    storage.0.lock().unwrap().cut = Some(700);
+    storage.0.lock().cut = Some(700);
     match bucket.get("file", 10_000).await {
         Ok(whole) => assert!(whole.unwrap() == content(10_000)),
         Err(error) => assert!(matches!(error, Error::Storage { operation: "read", .. }), "{error}"),

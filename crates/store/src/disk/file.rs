@@ -1,4 +1,4 @@
-//! A folder of the machine.
+//! A local directory.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -11,20 +11,20 @@ use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 use super::{Disk, File, Lock, LockError};
 use crate::Error;
 
-/// Name of the file whose lock stands for the whole folder; it holds the process id of the holder as text.
+/// Name of the lock file, which contains the PID of the holder as text.
 const LOCK: &str = "lock";
 
-/// A folder of the machine.
+/// A local directory.
 #[derive(Debug, Clone)]
 pub struct FileDisk {
     folder: PathBuf,
 }
 
 impl FileDisk {
-    /// Opens a folder, and makes it when it is missing.
+    /// Opens a directory, creating it if missing.
     ///
     /// # Errors
-    /// [`Error::Unwritable`] when it cannot be made or is not a folder.
+    /// [`Error::Unwritable`] if it cannot be created or is not a directory.
     pub fn new(folder: impl Into<PathBuf>) -> Result<Self, Error> {
         let folder = folder.into();
         fs::create_dir_all(&folder)
@@ -32,7 +32,7 @@ impl FileDisk {
         Ok(Self { folder })
     }
 
-    /// The folder.
+    /// Returns the path of the directory.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -53,7 +53,7 @@ impl Disk for FileDisk {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
-            // Names that are not UTF-8 and folders are not ours.
+            // Names that are not UTF-8 and directories do not belong to the store.
             if let (Ok(name), true) = (entry.file_name().into_string(), entry.file_type()?.is_file()) {
                 names.push(name);
             }
@@ -86,12 +86,12 @@ impl Disk for FileDisk {
             }
             Err((_, error)) => return Err(LockError::Io(error.into())),
         };
-        let say = |file: &mut fs::File| {
+        let write_pid = |file: &mut fs::File| {
             file.set_len(0)?;
             file.rewind()?;
             writeln!(file, "{}", std::process::id())
         };
-        say(&mut locked).map_err(LockError::Io)?;
+        write_pid(&mut locked).map_err(LockError::Io)?;
         Ok(Lock(Box::new(locked)))
     }
 
@@ -122,7 +122,7 @@ impl File for PlainFile {
     fn preallocate(&self, bytes: u64) -> io::Result<()> {
         let len = i64::try_from(bytes).map_err(io::Error::other)?;
         match fallocate(&self.0, FallocateFlags::empty(), 0, len) {
-            // Some network and overlay file systems do not know the call; the file then grows as it is written.
+            // Some network and overlay file systems do not support fallocate; the file then grows as it is written.
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => self.0.set_len(bytes),
             other => Ok(other?),
         }

@@ -1,22 +1,22 @@
-//! A folder in memory whose faults come from a seed.
+//! An in-memory directory with faults derived from a seed.
 //!
-//! Knows two states of everything: what a reader sees now and what would survive a loss of power. Between two syncs any
-//! subset of the written sectors may survive, one of them torn in the middle, in any order; of the changed names a prefix
-//! survives, as journalling file systems keep it. A failed sync forgets what it should have written, as Linux does: a
-//! later sync succeeds and covers nothing of it.
+//! Keeps two states of everything: what a reader sees and what would survive a power loss. Between two syncs any subset of the
+//! written sectors may survive, including torn ones; of the changed names a prefix survives, as in journaling file systems. A
+//! failed sync discards what it should have written, as Linux does: a later sync succeeds without covering it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use engram_memory::mix64;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Disk, File, Lock, LockError};
 
-/// What a device writes at once; a sector that is torn nevertheless is a fault that checksums must catch.
+/// Unit that a device writes at once; a torn sector is a fault that checksums must catch.
 const SECTOR: usize = 512;
 
-/// A folder in memory. Clones are the same folder.
+/// An in-memory directory. Clones share it.
 #[derive(Clone)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
@@ -29,7 +29,7 @@ struct State {
     inodes: BTreeMap<u64, Inode>,
     next_inode: u64,
     draw: Draw,
-    /// Rises at every loss of power; a handle of an earlier one is dead.
+    /// Incremented at every power loss, which invalidates open handles.
     boot: u64,
     locked: bool,
     capacity_bytes: Option<u64>,
@@ -51,7 +51,7 @@ struct Inode {
     dirty: BTreeSet<usize>,
 }
 
-/// A sequence of numbers from a seed.
+/// Pseudo-random numbers from a seed.
 struct Draw(u64);
 
 impl Draw {
@@ -66,7 +66,7 @@ impl Draw {
 }
 
 impl SimDisk {
-    /// An empty folder whose faults and random numbers come from `seed`.
+    /// Creates an empty directory whose faults and random numbers derive from `seed`.
     pub fn new(seed: u64) -> Self {
         let state = State {
             names: BTreeMap::new(),
@@ -85,13 +85,13 @@ impl SimDisk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Cuts the power and gives it back: what no sync covered survives in part, every open handle is dead, the lock is
-    /// free, and planned faults are over.
+    /// Simulates a power loss: unsynced data survives in part, open handles become invalid, the lock is released, and planned
+    /// faults end.
     pub fn lose_power(&self) {
         self.state().lose_power();
     }
 
-    /// Ends every process that uses the folder, but keeps the power on: everything written is still there.
+    /// Kills every process that uses the directory without a power loss: everything written remains.
     pub fn kill(&self) {
         let mut state = self.state();
         state.boot += 1;
@@ -99,28 +99,27 @@ impl SimDisk {
         state.changes_left = None;
     }
 
-    /// Lets `count` more changes (writes, syncs, changes of names) happen; every later one fails, as in a process that is
-    /// already gone.
+    /// Allows `count` more changes (writes, syncs, renames); every later one fails, as if the process had been killed.
     pub fn stop_after(&self, count: u64) {
         self.state().changes_left = Some(count);
     }
 
-    /// Lets the next `count` syncs of files fail with EIO.
+    /// Makes the next `count` file syncs fail with EIO.
     pub fn fail_syncs(&self, count: u32) {
         self.state().failing_syncs = count;
     }
 
-    /// Limits what all files together may take; `None` = no limit.
+    /// Limits the total size of all files; `None` = no limit.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.state().capacity_bytes = bytes;
     }
 
-    /// Lets preallocated space show what removed files held, instead of zeros.
+    /// Makes preallocated space contain data of removed files instead of zeros.
     pub fn show_stale_bytes(&self) {
         self.state().stale.get_or_insert_default();
     }
 
-    /// The bytes of a file, as a reader sees them.
+    /// Returns the content of a file as a reader sees it.
     ///
     /// # Panics
     /// When there is no such file.
@@ -129,7 +128,7 @@ impl SimDisk {
         state.inodes[&state.names[name]].now.clone()
     }
 
-    /// Makes a file of `bytes`, durable at once, in place of the one of that name.
+    /// Creates or replaces a file, durable at once.
     pub fn put(&self, name: &str, bytes: &[u8]) {
         let mut state = self.state();
         let inode = state.next_inode;
@@ -139,7 +138,7 @@ impl SimDisk {
         state.durable_names.insert(name.to_owned(), inode);
     }
 
-    /// Turns one bit of a file, on the medium and in what readers see.
+    /// Flips one bit of a file, both durable and as seen by readers.
     ///
     /// # Panics
     /// When there is no such file or bit.
@@ -154,7 +153,7 @@ impl SimDisk {
         }
     }
 
-    /// Another folder with the same files, all durable, and faults from `seed`.
+    /// Copies the directory, with all files durable and faults from `seed`.
     pub fn fork(&self, seed: u64) -> Self {
         let copy = Self::new(seed);
         let state = self.state();
@@ -165,7 +164,7 @@ impl SimDisk {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic while the lock is held")
+        self.state.lock()
     }
 }
 
@@ -187,11 +186,11 @@ impl State {
         }
     }
 
-    /// Counts one change against what is still allowed.
+    /// Counts one change against the allowed number.
     fn change(&mut self, boot: u64) -> io::Result<()> {
         self.alive(boot)?;
         match &mut self.changes_left {
-            Some(0) => Err(io::Error::other("the process was stopped here")),
+            Some(0) => Err(io::Error::other("the process was killed here")),
             Some(left) => {
                 *left -= 1;
                 Ok(())
@@ -201,14 +200,14 @@ impl State {
     }
 
     fn alive(&self, boot: u64) -> io::Result<()> {
-        if boot == self.boot { Ok(()) } else { Err(io::Error::other("this handle is of a process that is gone")) }
+        if boot == self.boot { Ok(()) } else { Err(io::Error::other("this handle belongs to a dead process")) }
     }
 
     fn inode(&mut self, inode: u64) -> &mut Inode {
         self.inodes.get_mut(&inode).expect("open files keep their inode until power is lost")
     }
 
-    /// Refuses a growth by `more` bytes that does not fit.
+    /// Fails if growth by `more` bytes does not fit.
     fn take_space(&self, more: u64) -> io::Result<()> {
         let Some(capacity) = self.capacity_bytes else { return Ok(()) };
         let used: u64 = self.names.values().map(|inode| self.inodes[inode].now.len() as u64).sum();
@@ -376,8 +375,8 @@ impl File for SimFile {
         let mut state = self.disk.state();
         state.alive(self.boot)?;
         let offset = offset as usize;
-        let found = state.inode(self.inode).now.get(offset..offset + bytes.len());
-        bytes.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        let content = state.inode(self.inode).now.get(offset..offset + bytes.len());
+        bytes.copy_from_slice(content.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! A batch of the group commit: header, records, padding to a page.
+//! Batch of the group commit: header, records, padding to a page.
 //!
 //! ```text
 //!  0  magic u32            16  position u64         32  prev_crc u32     44  0 u32
@@ -6,8 +6,8 @@
 //!  8  len u32              12  commits u32          40  records u32          records, padding of zeros
 //! ```
 //!
-//! Both checksums are crc32c seeded by the segment; body_crc covers records and padding, so every byte is covered. len
-//! counts everything and is a whole number of pages; the records fill all but the last of them.
+//! Both checksums are crc32c seeded by the segment; body_crc covers records and padding, so every byte is covered. len counts
+//! everything and is a whole number of pages.
 
 use std::collections::BTreeMap;
 
@@ -17,32 +17,34 @@ use super::positions::{Positions, Tail};
 use super::{Body, Entry, record};
 use crate::format::Bytes;
 
-/// Batches begin and end on a multiple of this: devices and the page cache write no less at once, so that a torn write
-/// never reaches into the batch before.
+/// Batches begin and end on a multiple of this: devices and the page cache write at least this unit, so a torn write never damages
+/// the previous batch.
 pub(super) const PAGE: usize = 4_096;
-/// Bytes of a header that names no commits.
+/// Bytes of a header without commits.
 pub(super) const HEADER_BYTES: usize = 48;
 const COMMIT_BYTES: usize = 20;
 /// Most bytes of a header.
 pub(super) const MAX_HEADER_BYTES: usize = HEADER_BYTES + COMMIT_BYTES * MAX_PARTITIONS as usize;
 const MAGIC: u32 = u32::from_le_bytes(*b"EBAT");
 
-/// The newest promise and note of each partition: what must outlive the segment that holds it.
+/// The newest promise and note of each partition, which are carried over to every new segment.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Carried(BTreeMap<PartitionId, Carry>);
+pub(super) struct CarryOver(BTreeMap<PartitionId, PartitionCarryOver>);
 
 #[derive(Debug, Clone, Default)]
-struct Carry {
+struct PartitionCarryOver {
     promise: Option<(Term, bool)>,
-    map_entry: Option<(Term, Vec<u8>)>,
+    note: Option<(Term, Vec<u8>)>,
 }
 
-impl Carried {
+impl CarryOver {
     pub(super) fn note(&mut self, entry: &Entry<'_>) {
         match entry.body {
-            Body::Promise { seen } => self.0.entry(entry.partition).or_default().promise = Some((entry.term, seen)),
+            Body::Promise { accepted } => {
+                self.0.entry(entry.partition).or_default().promise = Some((entry.term, accepted))
+            }
             Body::Note(bytes) => {
-                self.0.entry(entry.partition).or_default().map_entry = Some((entry.term, bytes.to_vec()));
+                self.0.entry(entry.partition).or_default().note = Some((entry.term, bytes.to_vec()));
             }
             Body::Command(_) | Body::Truncate | Body::Installed => {}
         }
@@ -52,21 +54,21 @@ impl Carried {
         for (partition, newer) in &newer.0 {
             let carry = self.0.entry(*partition).or_default();
             carry.promise = newer.promise.or(carry.promise);
-            if newer.map_entry.is_some() {
-                carry.map_entry.clone_from(&newer.map_entry);
+            if newer.note.is_some() {
+                carry.note.clone_from(&newer.note);
             }
         }
     }
 
-    /// A batch that says it all again; `None` when there is nothing to say.
+    /// Returns a batch with these entries; `None` if there are none.
     pub(super) fn batch(&self) -> Option<Batch> {
         let mut batch = Batch::default();
         for (&partition, carry) in &self.0 {
             let lsn = Lsn(0);
-            if let Some((term, seen)) = carry.promise {
-                batch.push(&Entry { partition, term, lsn, body: Body::Promise { seen } }, None);
+            if let Some((term, accepted)) = carry.promise {
+                batch.push(&Entry { partition, term, lsn, body: Body::Promise { accepted } }, None);
             }
-            if let Some((term, bytes)) = &carry.map_entry {
+            if let Some((term, bytes)) = &carry.note {
                 batch.push(&Entry { partition, term: *term, lsn, body: Body::Note(bytes) }, None);
             }
         }
@@ -81,25 +83,25 @@ pub struct Batch {
     body: Vec<u8>,
     record_bytes: usize,
     commits: Vec<(PartitionId, Term, Lsn)>,
-    touched: BTreeMap<PartitionId, Touched>,
-    carried: Carried,
+    touched: BTreeMap<PartitionId, PartitionChange>,
+    carried: CarryOver,
 }
 
-/// What a batch does to a partition's log.
+/// Effect of a batch on a partition's log.
 #[derive(Debug)]
-struct Touched {
+struct PartitionChange {
     before: Option<Tail>,
     highest: Option<Lsn>,
 }
 
-/// What a header ties a batch to.
+/// Links a batch to its segment and predecessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Link {
-    /// Seeds the checksums: the segment's.
+    /// Checksum seed of the segment.
     pub(super) seed: u32,
-    /// Place in the log of the batch's first byte.
+    /// Position of the batch in the log.
     pub(super) position: u64,
-    /// Checksum of the header before, or of the segment's head.
+    /// Checksum of the previous header, or of the segment's header.
     pub(super) prev_crc: u32,
 }
 
@@ -109,23 +111,23 @@ impl Batch {
         self.record_bytes = self.body.len();
         self.carried.note(entry);
         if let Body::Command(_) | Body::Truncate | Body::Installed = entry.body {
-            let touched = self.touched.entry(entry.partition).or_insert(Touched { before, highest: None });
+            let touched = self.touched.entry(entry.partition).or_insert(PartitionChange { before, highest: None });
             if let Body::Command(_) = entry.body {
                 touched.highest = touched.highest.max(Some(entry.lsn));
             }
         }
     }
 
-    /// Sets the commits and pads.
+    /// Sets the commits and adds padding.
     pub(super) fn seal(&mut self, commits: &[(PartitionId, Term, Lsn)]) {
-        assert!(commits.len() <= MAX_PARTITIONS as usize, "a partition is named once");
+        assert!(commits.len() <= MAX_PARTITIONS as usize, "one commit per partition");
         self.commits = commits.to_vec();
         self.body.truncate(self.record_bytes);
         let header_bytes = HEADER_BYTES + COMMIT_BYTES * commits.len();
         self.body.resize((header_bytes + self.record_bytes).next_multiple_of(PAGE) - header_bytes, 0);
     }
 
-    /// The empty batch that seals what was synced before it.
+    /// Returns an empty batch, which seals everything synced before it.
     pub(super) fn empty() -> Self {
         let mut batch = Self::default();
         batch.seal(&[]);
@@ -136,12 +138,12 @@ impl Batch {
         self.record_bytes == 0
     }
 
-    /// Bytes of its records, headers included, padding not.
+    /// Returns the bytes of the records including their headers, without padding.
     pub fn record_bytes(&self) -> usize {
         self.record_bytes
     }
 
-    /// Bytes that it takes in the log.
+    /// Returns the size in the log.
     pub fn len_bytes(&self) -> u64 {
         (HEADER_BYTES + COMMIT_BYTES * self.commits.len() + self.body.len()) as u64
     }
@@ -155,10 +157,10 @@ impl Batch {
         self.record_bytes = 0;
         self.commits.clear();
         self.touched.clear();
-        self.carried = Carried::default();
+        self.carried = CarryOver::default();
     }
 
-    /// Sets every partition back to where it stood before this batch.
+    /// Restores the positions of the partitions before this batch.
     pub(super) fn restore(&self, positions: &mut Positions) {
         for (partition, touched) in &self.touched {
             positions.restore(*partition, touched.before);
@@ -169,16 +171,16 @@ impl Batch {
         &self.body
     }
 
-    pub(super) fn carried(&self) -> &Carried {
+    pub(super) fn carried(&self) -> &CarryOver {
         &self.carried
     }
 
-    /// The highest lsn of each partition that has commands in it.
+    /// Returns the highest LSN of each partition with commands in it.
     pub(super) fn highest(&self) -> impl Iterator<Item = (PartitionId, Lsn)> + '_ {
         self.touched.iter().filter_map(|(partition, touched)| Some((*partition, touched.highest?)))
     }
 
-    /// Writes the header into `out`, emptied first; returns its checksum, the link to the next batch.
+    /// Writes the header into `out`, replacing its content; returns its checksum, which links the next batch.
     pub(super) fn header(&self, link: Link, synced_through: u64, out: &mut Vec<u8>) -> u32 {
         let len = u32::try_from(self.len_bytes()).expect("a batch is far below 4 GiB");
         out.clear();
@@ -203,7 +205,7 @@ impl Batch {
     }
 }
 
-/// A header that was read, its checksum right and its numbers possible.
+/// A validated header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header<'a> {
     pub(super) crc: u32,
@@ -217,24 +219,24 @@ pub(super) struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Reads a header from the front of `bytes`, which may be longer or, at the end of a file, too short. Takes no memory.
+    /// Decodes a header from the front of `bytes`, which may be longer or, at the end of a file, too short. Does not allocate.
     pub(super) fn decode(bytes: &'a [u8], seed: u32) -> Result<Self, &'static str> {
-        const SHORT: &str = "it ends inside the header of a batch";
+        const SHORT: &str = "truncated batch header";
         let mut rest = Bytes(bytes);
         if rest.u32().ok_or(SHORT)? != MAGIC {
-            return Err("no batch begins here");
+            return Err("no batch header");
         }
         let crc = rest.u32().ok_or(SHORT)?;
         let covered = rest.0;
         let len = rest.u32().ok_or(SHORT)?;
         let commits = rest.u32().ok_or(SHORT)?;
         if commits > MAX_PARTITIONS {
-            return Err("the header of a batch names more commits than there can be partitions");
+            return Err("batch header with too many commits");
         }
         let header_bytes = HEADER_BYTES + COMMIT_BYTES * commits as usize;
         let covered = covered.get(..header_bytes - 8).ok_or(SHORT)?;
         if crc32c::crc32c_append(seed, covered) != crc {
-            return Err("the checksum of a batch's header is wrong");
+            return Err("batch header checksum mismatch");
         }
         let position = rest.u64().ok_or(SHORT)?;
         let synced_through = rest.u64().ok_or(SHORT)?;
@@ -245,37 +247,37 @@ impl<'a> Header<'a> {
         let commits = rest.take(COMMIT_BYTES * commits as usize).ok_or(SHORT)?;
         let pages = (header_bytes as u64 + u64::from(records)).next_multiple_of(PAGE as u64);
         if u64::from(len) != pages || reserved != 0 || synced_through > position {
-            return Err("the numbers of a batch's header contradict each other");
+            return Err("inconsistent batch header");
         }
         Ok(Self { crc, len, position, synced_through, prev_crc, body_crc, records, commits })
     }
 
-    /// Bytes of the header itself.
+    /// Returns the size of the header.
     pub(super) fn header_bytes(&self) -> usize {
         HEADER_BYTES + self.commits.len()
     }
 
-    /// Checks that the batch is the next one of its segment.
+    /// Checks that the batch continues its segment.
     pub(super) fn check_link(&self, link: Link) -> Result<(), &'static str> {
         if self.position != link.position {
-            Err("a batch of another place is here")
+            Err("batch has another position")
         } else if self.prev_crc != link.prev_crc {
-            Err("a batch does not follow the one before")
+            Err("batch does not follow the previous one")
         } else {
             Ok(())
         }
     }
 
-    /// The records of the batch whose bytes, all `len` of them, are `batch`.
+    /// Verifies the body of the complete `batch` and returns its records.
     pub(super) fn records<'b>(&self, batch: &'b [u8], seed: u32) -> Result<&'b [u8], &'static str> {
-        let body = batch.get(self.header_bytes()..self.len as usize).ok_or("it ends inside a batch")?;
+        let body = batch.get(self.header_bytes()..self.len as usize).ok_or("truncated batch")?;
         if crc32c::crc32c_append(seed, body) != self.body_crc {
-            return Err("the checksum of a batch is wrong");
+            return Err("batch checksum mismatch");
         }
         Ok(&body[..self.records as usize])
     }
 
-    /// What was known to be committed when it was written.
+    /// Returns the commits known when it was written.
     pub(super) fn commits(&self) -> impl Iterator<Item = (PartitionId, Term, Lsn)> + 'a {
         self.commits.chunks_exact(COMMIT_BYTES).filter_map(|bytes| {
             let mut bytes = Bytes(bytes);

@@ -1,4 +1,4 @@
-//! One entry in bytes: `len u32 | type u8 | partition u32 | term u64 | lsn u64 | payload`, len counting the payload.
+//! Encoding of an entry: `len u32 | type u8 | partition u32 | term u64 | lsn u64 | payload`; len is that of the payload.
 
 use engram_memory::{Lsn, MAX_RECORD_BYTES, PartitionId, Term};
 
@@ -29,8 +29,8 @@ impl<'a> Body<'a> {
         match self {
             Self::Command(bytes) | Self::Note(bytes) => bytes,
             Self::Truncate | Self::Installed => &[],
-            Self::Promise { seen: false } => &[0],
-            Self::Promise { seen: true } => &[1],
+            Self::Promise { accepted: false } => &[0],
+            Self::Promise { accepted: true } => &[1],
         }
     }
 }
@@ -38,7 +38,7 @@ impl<'a> Body<'a> {
 /// Appends an entry.
 pub(super) fn encode(entry: &Entry<'_>, out: &mut Vec<u8>) {
     let payload = entry.body.payload();
-    debug_assert!(payload.len() <= MAX_RECORD_BYTES, "checked where it is appended");
+    debug_assert!(payload.len() <= MAX_RECORD_BYTES, "checked by append");
     let mut header = [0; HEADER_BYTES];
     header[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
     header[4] = entry.body.code();
@@ -49,24 +49,24 @@ pub(super) fn encode(entry: &Entry<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(payload);
 }
 
-/// Takes the next entry off the front of `bytes`, which are left as they were when it is not whole.
+/// Decodes the next entry from the front of `bytes`, which is unchanged on error.
 pub(super) fn decode<'a>(bytes: &mut &'a [u8]) -> Result<Entry<'a>, &'static str> {
-    const SHORT: &str = "it ends inside a record";
+    const SHORT: &str = "truncated record";
     let mut rest = Bytes(bytes);
     let mut header = || Some((rest.u32()?, rest.u8()?, rest.u32()?, rest.u64()?, rest.u64()?));
     let (len, code, partition, term, lsn) = header().ok_or(SHORT)?;
     if len as usize > MAX_RECORD_BYTES {
-        return Err("a record is above the limit");
+        return Err("record exceeds the limit");
     }
     let payload = rest.take(len as usize).ok_or(SHORT)?;
     let body = match (code, payload) {
         (COMMAND, command) => Body::Command(command),
         (TRUNCATE, []) => Body::Truncate,
-        (PROMISE, [0]) => Body::Promise { seen: false },
-        (PROMISE, [1]) => Body::Promise { seen: true },
+        (PROMISE, [0]) => Body::Promise { accepted: false },
+        (PROMISE, [1]) => Body::Promise { accepted: true },
         (NOTE, entry) => Body::Note(entry),
         (INSTALLED, []) => Body::Installed,
-        _ => return Err("a record has an unknown type or does not fit it"),
+        _ => return Err("record has an unknown type or an invalid payload"),
     };
     *bytes = rest.0;
     Ok(Entry { partition: PartitionId(partition), term: Term(term), lsn: Lsn(lsn), body })

@@ -1,7 +1,7 @@
-//! One file of the log: a head page, then batches to the end.
+//! Segment file of the log: a header page, then batches.
 //!
-//! Head page: the common head, then `uuid u128 | index u64 | starts_at u64 | carried u64 | zeros | crc32c u32`. A segment
-//! appears under its name only when head and carried batch are durable; `starts_at` says where the segment before ended.
+//! Header page: the common file header, then `uuid u128 | index u64 | starts_at u64 | carried u64 | zeros | crc32c u32`. A segment
+//! appears under its name only when header and carried batch are durable; `starts_at` is the end of the previous segment.
 
 use std::io;
 
@@ -13,18 +13,18 @@ use crate::{Disk, Error, FileHead};
 const MAGIC: [u8; 8] = *b"ENGRWAL\0";
 const PREFIX: &str = "wal-";
 const SUFFIX: &str = ".log";
-/// Bytes that recovery reads at once; larger batches are read whole.
+/// Bytes that recovery reads at once; larger batches are read as a whole.
 const WINDOW_BYTES: usize = 1 << 20;
 const ZEROS: [u8; PAGE] = [0; PAGE];
-/// No number of a head reaches it: no log is as long or has as many segments, and sums of two places fit a u64.
+/// Upper bound of numbers in a header: larger than any log, and sums of two positions fit a u64.
 const IMPOSSIBLE: u64 = 1 << 62;
 
-/// The file name of a segment.
+/// Returns the file name of a segment.
 pub(super) fn name(index: u64) -> String {
     format!("{PREFIX}{index:016x}{SUFFIX}")
 }
 
-/// The index in a segment's file name, `None` for other files.
+/// Parses the file name of a segment; `None` for other files.
 pub(super) fn index_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok())?
@@ -35,16 +35,16 @@ pub(crate) fn is_log_file(name: &str) -> bool {
     index_of(name).is_some()
 }
 
-/// What a segment says of itself.
+/// Header of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Drawn for this segment; seeds its checksums.
+    /// Random uuid of this segment; seeds its checksums.
     pub(super) uuid: u128,
-    /// Its number, dense.
+    /// Index of the segment, dense.
     pub(super) index: u64,
-    /// Place in the log of its first batch: the end of the segment before.
+    /// Position of its first batch: the end of the previous segment.
     pub(super) starts_at: u64,
-    /// Bytes of the batch that was made with it.
+    /// Bytes of the carried batch.
     pub(super) carried: u64,
 }
 
@@ -61,22 +61,22 @@ impl Head {
         page
     }
 
-    /// Reads a head page, with its checksum.
+    /// Decodes and verifies a header page; also returns its checksum.
     fn decode(page: &[u8], path: &str) -> Result<(FileHead, Self, u32), Error> {
         let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
         format::check_version(page, &MAGIC, path)?;
-        let (covered, crc) = page.split_last_chunk().ok_or(corrupt("it ends inside its head"))?;
+        let (covered, crc) = page.split_last_chunk().ok_or(corrupt("truncated header"))?;
         let crc = u32::from_le_bytes(*crc);
         if page.len() != PAGE || crc32c::crc32c(covered) != crc {
-            return Err(corrupt("the checksum of its head is wrong"));
+            return Err(corrupt("header checksum mismatch"));
         }
         let mut bytes = Bytes(covered);
         let file_head = format::decode(&mut bytes, &MAGIC, path)?;
         let mut read =
             || Some(Self { uuid: bytes.u128()?, index: bytes.u64()?, starts_at: bytes.u64()?, carried: bytes.u64()? });
-        let head = read().ok_or(corrupt("it ends inside its head"))?;
+        let head = read().ok_or(corrupt("truncated header"))?;
         if [head.index, head.starts_at, head.carried].iter().any(|number| *number >= IMPOSSIBLE) {
-            return Err(corrupt("the numbers of its head are impossible"));
+            return Err(corrupt("invalid numbers in the header"));
         }
         Ok((file_head, head, crc))
     }
@@ -92,37 +92,37 @@ pub(super) struct Segment {
     pub(super) file: Box<dyn File>,
     pub(super) head: Head,
     pub(super) seed: u32,
-    /// Checksum of the head: the first batch is chained to it.
+    /// Checksum of the header, to which the first batch is chained.
     pub(super) head_crc: u32,
     /// Length of the file.
     pub(super) file_bytes: u64,
 }
 
-/// Takes a batch and the bytes of its records.
+/// Visits a batch and the bytes of its records.
 pub(super) type Visit<'a> = dyn FnMut(&Header<'_>, &[u8]) -> Result<(), Error> + 'a;
 
-/// Where the batches of a segment end.
+/// End of the batches of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct End {
-    /// Place in the log.
+    /// Position in the log.
     pub(super) position: u64,
     /// Why no batch follows.
     pub(super) why: &'static str,
-    /// Highest `synced_through` of the batches before.
+    /// Highest `synced_through` of the batches.
     pub(super) synced_through: u64,
 }
 
-/// What lies behind the last whole batch.
+/// Data after the last complete batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Remains {
     /// Highest `synced_through` of a valid header there; 0 = none.
     pub(super) synced_through: u64,
-    /// Bytes up to the last one that is not 0.
+    /// Bytes up to the last non-zero one.
     pub(super) bytes: u64,
 }
 
 impl Segment {
-    /// Makes a segment of `bytes` (or as many as it needs) with `batch` as its first, all of it durable.
+    /// Creates a durable segment of at least `bytes` with `batch` as its first.
     pub(super) fn create(
         disk: &dyn Disk,
         file_head: &FileHead,
@@ -132,19 +132,19 @@ impl Segment {
     ) -> Result<(Self, u32), Error> {
         let name = name(head.index);
         let temporary = format!("{name}{TEMPORARY_SUFFIX}");
-        // One that an earlier try could not remove.
+        // May remain from an earlier attempt.
         let _ = disk.remove(&temporary);
-        let made = Self::create_as(disk, &temporary, file_head, head, bytes, batch).and_then(|made| {
+        let created = Self::create_as(disk, &temporary, file_head, head, bytes, batch).and_then(|created| {
             let failed = |source| Error::write("name", disk.describe(&name), source);
             disk.rename(&temporary, &name).map_err(failed)?;
             disk.sync_dir().map_err(|source| Error::SyncFailed { path: disk.describe(""), source })?;
-            Ok(made)
+            Ok(created)
         });
-        if made.is_err() {
-            // What is left is removed at the next start if not now: it has a temporary name.
+        if created.is_err() {
+            // A remaining temporary file is removed at the next start.
             let _ = disk.remove(&temporary);
         }
-        let (mut segment, chain) = made?;
+        let (mut segment, chain) = created?;
         segment.path = disk.describe(&name);
         Ok((segment, chain))
     }
@@ -181,7 +181,7 @@ impl Segment {
         Ok((Self { path, file, head, seed: head.seed(), head_crc, file_bytes }, chain))
     }
 
-    /// Opens a segment and checks whose it is.
+    /// Opens a segment and checks its owner.
     pub(super) fn open(disk: &dyn Disk, file_head: &FileHead, index: u64) -> Result<Self, Error> {
         let name = name(index);
         let path = disk.describe(&name);
@@ -190,20 +190,20 @@ impl Segment {
         let file_bytes = file.len().map_err(failed)?;
         let mut page = vec![0; PAGE.min(file_bytes as usize)];
         file.read_at(0, &mut page).map_err(failed)?;
-        let (found, head, head_crc) = Head::decode(&page, &path)?;
-        file_head.check(&found, &path)?;
+        let (found_head, head, head_crc) = Head::decode(&page, &path)?;
+        file_head.check(&found_head, &path)?;
         if head.index != index {
-            return Err(Error::Corrupt { path, offset: 0, what: "its head names another segment" });
+            return Err(Error::Corrupt { path, offset: 0, what: "header names another segment" });
         }
         Ok(Self { path, file, head, seed: head.seed(), head_crc, file_bytes })
     }
 
-    /// Where in the file a place in the log is.
+    /// Returns the file offset of a position in the log.
     pub(super) fn offset(&self, position: u64) -> u64 {
         PAGE as u64 + (position - self.head.starts_at)
     }
 
-    /// Shows the batches in order, with their records, until one is not whole or `through` is reached.
+    /// Visits the batches in order, with their records, until one is invalid or `through` is reached.
     pub(super) fn walk(&self, through: Option<u64>, visit: &mut Visit<'_>) -> Result<End, Error> {
         let mut window = Window::new(self);
         let mut link = Link { seed: self.seed, position: self.head.starts_at, prev_crc: self.head_crc };
@@ -221,7 +221,7 @@ impl Segment {
             if let Err(why) = header.check_link(link) {
                 return Ok(end(why));
             }
-            // The header is right, but the file may end before the batch does: memory is taken for what is there.
+            // The file may end before the batch does: only the existing bytes are allocated.
             let len = header.len as usize;
             let batch = window.bytes(offset, len)?;
             let header = match Header::decode(batch, self.seed) {
@@ -237,8 +237,8 @@ impl Segment {
         }
     }
 
-    /// Writes what lies between two places in the log once more, as it is.
-    pub(super) fn write_again(&self, from: u64, to: u64) -> Result<(), Error> {
+    /// Rewrites the bytes between two positions unchanged.
+    pub(super) fn rewrite(&self, from: u64, to: u64) -> Result<(), Error> {
         let mut window = Window::new(self);
         let mut offset = self.offset(from.max(self.head.starts_at));
         let end = self.offset(to);
@@ -251,7 +251,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Looks at what lies at and behind `position`, where no whole batch is: at every page a valid header may be.
+    /// Scans the pages from `position` on, where there is no complete batch, for valid headers.
     pub(super) fn remains(&self, position: u64) -> Result<Remains, Error> {
         let mut window = Window::new(self);
         let mut remains = Remains::default();
@@ -260,7 +260,7 @@ impl Segment {
         while offset < self.file_bytes {
             let page = window.bytes(offset, PAGE)?;
             let len = page.len() as u64;
-            // Most pages here are preallocated and were never written: compared as a whole, not byte by byte.
+            // Most pages here are preallocated and never written: compared as a whole, not byte by byte.
             if page != &ZEROS[..page.len()] {
                 let last = page.iter().rposition(|&byte| byte != 0).expect("the page is not all zeros");
                 remains.bytes = offset - start + last as u64 + 1;
@@ -277,7 +277,7 @@ impl Segment {
     }
 }
 
-/// A part of a segment in memory.
+/// A buffered part of a segment.
 struct Window<'a> {
     segment: &'a Segment,
     start: u64,
@@ -290,11 +290,11 @@ impl<'a> Window<'a> {
         Self { segment, start: 0, bytes: Vec::new() }
     }
 
-    /// `len` bytes at `offset`, fewer where the file ends.
+    /// Returns `len` bytes at `offset`, fewer at the end of the file.
     fn bytes(&mut self, offset: u64, len: usize) -> Result<&[u8], Error> {
         let len = self.segment.file_bytes.saturating_sub(offset).min(len as u64) as usize;
-        let held = offset >= self.start && offset + len as u64 <= self.start + self.bytes.len() as u64;
-        if !held {
+        let is_cached = offset >= self.start && offset + len as u64 <= self.start + self.bytes.len() as u64;
+        if !is_cached {
             let take = self.segment.file_bytes.saturating_sub(offset).min(len.max(WINDOW_BYTES) as u64);
             self.bytes.resize(take as usize, 0);
             self.start = offset;

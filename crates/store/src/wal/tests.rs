@@ -1,4 +1,4 @@
-//! The promises of the log, on a simulated disk.
+//! Tests of the log on a simulated disk.
 
 mod arbitrary;
 mod cuts;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use engram_memory::{ClusterId, FeatureShape, Law, Lsn, PartitionId, Shape, StoreId, Term, mix64};
 
-use super::recover::recover;
+use super::recovery::recover;
 use super::{Body, Entry, Options, Position, Recovery, Wal, Writer};
 use crate::{Disk, Error, FileHead, SimDisk};
 
@@ -27,9 +27,9 @@ fn options() -> Options {
     Options { segment_bytes: SEGMENT_BYTES, ..Options::default() }
 }
 
-/// An entry that owns its bytes, to be compared.
+/// An entry that owns its bytes, for comparison.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct OwnedEntry {
     partition: u32,
     term: u64,
     lsn: u64,
@@ -37,7 +37,7 @@ struct Seen {
     payload: Vec<u8>,
 }
 
-impl Seen {
+impl OwnedEntry {
     fn command(partition: u32, lsn: u64, payload: Vec<u8>) -> Self {
         Self { partition, term: 1, lsn, kind: "command", payload }
     }
@@ -47,7 +47,7 @@ impl Seen {
             Body::Command(_) => "command",
             Body::Truncate => "truncate",
             Body::Promise { .. } => "promise",
-            Body::Note(_) => "map entry",
+            Body::Note(_) => "note",
             Body::Installed => "installed",
         };
         let payload = entry.body.payload().to_vec();
@@ -58,15 +58,15 @@ impl Seen {
         let body = match self.kind {
             "command" => Body::Command(&self.payload),
             "truncate" => Body::Truncate,
-            "promise" => Body::Promise { seen: self.payload == [1] },
-            "map entry" => Body::Note(&self.payload),
+            "promise" => Body::Promise { accepted: self.payload == [1] },
+            "note" => Body::Note(&self.payload),
             _ => Body::Installed,
         };
         Entry { partition: PartitionId(self.partition), term: Term(self.term), lsn: Lsn(self.lsn), body }
     }
 }
 
-/// Numbers from a seed.
+/// Pseudo-random numbers from a seed.
 struct Draw(u64);
 
 impl Draw {
@@ -80,30 +80,30 @@ impl Draw {
     }
 }
 
-fn open(disk: &SimDisk) -> (Wal, Writer, Recovery, Vec<Seen>) {
+fn open(disk: &SimDisk) -> (Wal, Writer, Recovery, Vec<OwnedEntry>) {
     try_open(disk, options()).unwrap()
 }
 
-fn try_open(disk: &SimDisk, options: Options) -> Result<(Wal, Writer, Recovery, Vec<Seen>), Error> {
-    let mut seen = Vec::new();
+fn try_open(disk: &SimDisk, options: Options) -> Result<(Wal, Writer, Recovery, Vec<OwnedEntry>), Error> {
+    let mut replayed = Vec::new();
     let (wal, writer, recovery) = Wal::open(Arc::new(disk.clone()), head(), options, &mut |entry| {
-        seen.push(Seen::of(&entry));
+        replayed.push(OwnedEntry::of(&entry));
         Ok(())
     })?;
-    Ok((wal, writer, recovery, seen))
+    Ok((wal, writer, recovery, replayed))
 }
 
-/// Reads the log without going on with it.
-fn read(disk: &SimDisk, sealed_at: Option<Position>) -> Result<(Recovery, Vec<Seen>), Error> {
-    let mut seen = Vec::new();
+/// Reads the log without continuing it.
+fn read(disk: &SimDisk, sealed_at: Option<Position>) -> Result<(Recovery, Vec<OwnedEntry>), Error> {
+    let mut replayed = Vec::new();
     let recovered = recover(disk, &head(), sealed_at, &mut |entry, _| {
-        seen.push(Seen::of(&entry));
+        replayed.push(OwnedEntry::of(&entry));
         Ok(())
     })?;
-    Ok((recovered.recovery, seen))
+    Ok((recovered.recovery, replayed))
 }
 
-fn write(wal: &mut Wal, writer: &mut Writer, entries: &[Seen]) -> Result<Position, Error> {
+fn write(wal: &mut Wal, writer: &mut Writer, entries: &[OwnedEntry]) -> Result<Position, Error> {
     for entry in entries {
         wal.append(&entry.entry())?;
     }
@@ -116,15 +116,15 @@ fn write(wal: &mut Wal, writer: &mut Writer, entries: &[Seen]) -> Result<Positio
     written
 }
 
-/// A written log: its batches of commands, and where each one ends.
+/// A written log: its batches of commands, and the end of each.
 struct Log {
     disk: SimDisk,
-    batches: Vec<(Vec<Seen>, Position)>,
+    batches: Vec<(Vec<OwnedEntry>, Position)>,
     writer: Writer,
 }
 
 impl Log {
-    /// `records` commands of up to 64 bytes, in batches of up to `most`.
+    /// Writes `records` commands of up to 64 bytes, in batches of up to `most`.
     fn of(records: usize, most: u64, seed: u64) -> Self {
         let disk = SimDisk::new(seed);
         let (mut wal, mut writer, ..) = open(&disk);
@@ -137,7 +137,7 @@ impl Log {
             for _ in 0..count {
                 let partition = draw.below(8);
                 lsns[partition as usize] += 1;
-                entries.push(Seen::command(partition as u32, lsns[partition as usize], draw.bytes(64)));
+                entries.push(OwnedEntry::command(partition as u32, lsns[partition as usize], draw.bytes(64)));
             }
             let end = write(&mut wal, &mut writer, &entries).unwrap();
             batches.push((entries, end));
@@ -146,12 +146,12 @@ impl Log {
         Self { disk, batches, writer }
     }
 
-    /// The commands of all batches that end at or before `position`.
-    fn through(&self, position: Position) -> Vec<Seen> {
+    /// Returns the commands of all batches that end at or before `position`.
+    fn through(&self, position: Position) -> Vec<OwnedEntry> {
         self.batches.iter().filter(|(_, end)| *end <= position).flat_map(|(entries, _)| entries.clone()).collect()
     }
 
-    /// Names of the segments, the oldest first.
+    /// Returns the names of the segments, oldest first.
     fn segments(&self) -> Vec<String> {
         self.disk.list().unwrap().into_iter().filter(|name| super::is_log_file(name)).collect()
     }

@@ -1,40 +1,40 @@
-//! The writing half of the log: finishes headers, writes, syncs, begins segments, seals.
+//! Writer of the log: completes headers, writes, syncs, creates segments, seals.
 //!
-//! One header write, one body write and one fdatasync per batch. A failed write leaves the log where it was, so the batch
-//! may be tried again or withdrawn; a failed sync ends the use of the log for good.
+//! One header write, one body write and one fdatasync per batch. A failed write leaves the log unchanged, so the batch may be
+//! retried or withdrawn; after a failed sync the log must not be used any more.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use engram_cluster::replica::{Defect, is_planted};
+use engram_cluster::injected;
 
-use super::batch::{Batch, Carried, Link};
-use super::recover::Next;
+use super::batch::{Batch, CarryOver, Link};
+use super::recovery::NextSegment;
 use super::segment::{Head, Segment};
-use super::{Contents, Options, Position, Shared};
+use super::{Options, Position, SegmentContents, Shared};
 use crate::{Disk, Error, FileHead};
 
-/// What is written and not yet synced (modes `replicated` and `async`) is synced at latest after so many milliseconds.
+/// Milliseconds after which written data is synced in modes `replicated` and `async`.
 pub const BACKGROUND_SYNC_MS: u64 = 50;
-/// After so many milliseconds without a write an empty batch seals the last one, so that damage to it is told from a
-/// torn write.
+/// Milliseconds without a write after which an empty batch seals the last one, so that damage to it is distinguished from a torn
+/// write.
 pub const IDLE_SEAL_MS: u64 = 1_000;
 
-/// The writing half of the log. Times are of [`crate::Clock::elapsed_ms`].
+/// Writer of the log. Times are of [`crate::Clock::elapsed_ms`].
 pub struct Writer {
     disk: Arc<dyn Disk>,
     file_head: FileHead,
     options: Options,
     shared: Arc<Shared>,
     segment: Segment,
-    /// End of what was written, in the log.
+    /// End of the written part.
     end: u64,
-    /// End of what a sync has covered.
+    /// End of the synced part.
     synced: u64,
-    /// Checksum of the last header (or head) of the segment.
+    /// Checksum of the last header in the segment.
     chain: u32,
-    carried: Carried,
+    carried: CarryOver,
     header: Vec<u8>,
     sealed: bool,
     last_write_ms: u64,
@@ -43,16 +43,16 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a segment behind what was recovered.
+    /// Creates a segment after the recovered log.
     pub(super) fn begin(
         disk: Arc<dyn Disk>,
         file_head: FileHead,
         options: Options,
         shared: Arc<Shared>,
-        next: Next,
+        next: NextSegment,
     ) -> Result<Self, Error> {
         let head = Head { uuid: disk.random(), index: next.index, starts_at: next.starts_at, carried: 0 };
-        // Where a process died on a full disk, the new segment needs the room that the old one never used.
+        // On a full disk the new segment needs the unused space of the old one.
         if let Some(before) = &next.before {
             trim(before, next.starts_at + next.dropped_bytes);
         }
@@ -76,17 +76,16 @@ impl Writer {
             unsynced_since_ms: None,
             sync_failed: false,
         };
-        writer.begun();
+        writer.register_segment();
         Ok(writer)
     }
 
-    /// Writes a batch, and syncs it when the mode says so; it may be acknowledged when this returns. `now_ms` is
-    /// [`crate::Clock::elapsed_ms`]. Returns the end of the batch.
+    /// Writes a batch, and syncs it if the mode requires; it may be acknowledged when this returns. Returns the end of the batch.
     ///
     /// # Errors
-    /// [`Error::DiskFull`] or [`Error::Io`]: nothing is acknowledged and the log stands where it stood: write the batch
-    /// again later, or [`super::Wal::withdraw`] it (its outcome is unknown until then: a crash in between may find it whole).
-    /// [`Error::SyncFailed`]: the process must end, see [`crate::abort_on_sync_failure`]; every later call fails alike.
+    /// [`Error::DiskFull`] or [`Error::Io`]: nothing is acknowledged and the log is unchanged: retry the batch, or
+    /// [`super::Wal::withdraw`] it (until then recovery after a crash may find it complete). [`Error::SyncFailed`]: the process must
+    /// abort, see [`crate::abort_on_sync_failure`]; every later call fails too.
     pub fn write(&mut self, batch: &Batch, now_ms: u64) -> Result<Position, Error> {
         self.check_sound()?;
         if !self.fits(batch) {
@@ -98,13 +97,13 @@ impl Writer {
         self.unsynced_since_ms.get_or_insert(now_ms);
         self.carried.merge(batch.carried());
         self.note_contents(batch);
-        if self.options.durability.syncs_first(self.options.copies) {
+        if self.options.durability.syncs_first(self.options.replicas) {
             self.sync()?;
         }
         Ok(Position(self.end))
     }
 
-    /// Syncs and seals what is due by `now_ms`. Call it when [`Self::wait_ms`] is over and no batch came.
+    /// Syncs and seals what is due by `now_ms`. Call it after [`Self::wait_ms`] without a batch.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -119,7 +118,7 @@ impl Writer {
         Ok(())
     }
 
-    /// How long nothing is due, in milliseconds; `None` = until the next write.
+    /// Returns the milliseconds until [`Self::tick`] is due; `None` = not before the next write.
     pub fn wait_ms(&self, now_ms: u64) -> Option<u64> {
         let sync_at = self.unsynced_since_ms.map(|since| since + BACKGROUND_SYNC_MS);
         let seal_at = (!self.sealed).then_some(self.last_write_ms + IDLE_SEAL_MS);
@@ -134,8 +133,7 @@ impl Writer {
     pub fn sync(&mut self) -> Result<Position, Error> {
         self.check_sound()?;
         if self.unsynced_since_ms.is_some() {
-            let again =
-                |error| if is_planted(Defect::ForgiveSyncFailure) { self.segment.file.sync_data() } else { Err(error) };
+            let again = |error| if injected!(ForgiveSyncFailure) { self.segment.file.sync_data() } else { Err(error) };
             self.segment.file.sync_data().or_else(again).map_err(|source| {
                 self.sync_failed = true;
                 Error::SyncFailed { path: self.segment.path.clone(), source }
@@ -147,13 +145,13 @@ impl Writer {
         Ok(Position(self.synced))
     }
 
-    /// Ends the log in order: everything is durable and sealed, the unused rest of the segment goes back to the device.
-    /// Returns the end, for [`crate::Identity::leave_clean_mark`].
+    /// Closes the log: makes everything durable and sealed, and frees the unused rest of the segment. Returns the end, for
+    /// [`crate::Identity::leave_clean_mark`].
     ///
     /// # Errors
     /// As [`Self::write`].
     pub fn close(mut self) -> Result<Position, Error> {
-        if is_planted(Defect::MarkBeforeFsync) {
+        if injected!(MarkBeforeFsync) {
             return Ok(Position(self.end));
         }
         self.seal()?;
@@ -161,7 +159,7 @@ impl Writer {
         Ok(Position(self.end))
     }
 
-    /// Writes an empty batch that says that everything before it is synced, unless the last one says so.
+    /// Writes an empty batch that records everything before it as synced, unless already sealed.
     fn seal(&mut self) -> Result<(), Error> {
         self.sync()?;
         if self.sealed {
@@ -173,7 +171,7 @@ impl Writer {
             self.unsynced_since_ms = Some(self.last_write_ms);
             self.sync()?;
         } else {
-            // The head of a new segment says the same.
+            // The header of a new segment seals too.
             self.roll(0)?;
         }
         self.sealed = true;
@@ -184,7 +182,7 @@ impl Writer {
         self.segment.offset(self.end) + batch.len_bytes() <= self.segment.file_bytes
     }
 
-    /// Writes a batch at the end; the log has moved on only when all of it is written.
+    /// Writes a batch at the end; the log advances only if all of it is written.
     fn put(&mut self, batch: &Batch) -> Result<(), Error> {
         let link = Link { seed: self.segment.seed, position: self.end, prev_crc: self.chain };
         let chain = batch.header(link, self.synced, &mut self.header);
@@ -201,36 +199,36 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins a new segment with room for `bytes`. All of the old one is durable before.
+    /// Starts a new segment with space for `bytes`, after making the old one durable.
     fn roll(&mut self, bytes: u64) -> Result<(), Error> {
         self.sync()?;
         let head =
             Head { uuid: self.disk.random(), index: self.segment.head.index + 1, starts_at: self.end, carried: 0 };
-        let made =
-            create_with_room(&*self.disk, &self.file_head, head, self.options.segment_bytes, bytes, &self.carried);
-        self.sync_failed |= matches!(made, Err(Error::SyncFailed { .. }));
-        let (segment, chain) = made?;
+        let created =
+            create_with_space(&*self.disk, &self.file_head, head, self.options.segment_bytes, bytes, &self.carried);
+        self.sync_failed |= matches!(created, Err(Error::SyncFailed { .. }));
+        let (segment, chain) = created?;
         trim(&self.segment, self.end);
         (self.segment, self.chain) = (segment, chain);
         self.sealed = true;
-        self.begun();
+        self.register_segment();
         Ok(())
     }
 
-    /// Takes note of a segment that was just made: its carried batch is part of the log, and durable.
-    fn begun(&mut self) {
+    /// Registers a new segment, whose carried batch is durable and part of the log.
+    fn register_segment(&mut self) {
         let head = self.segment.head;
         self.end = head.starts_at + head.carried;
         self.synced = self.end;
-        let contents = Contents { index: head.index, starts_at: head.starts_at, highest: Default::default() };
-        self.shared.segments.lock().expect("no panic while the lock is held").push(contents);
+        let contents = SegmentContents { index: head.index, starts_at: head.starts_at, highest: Default::default() };
+        self.shared.segments.lock().push(contents);
         self.shared.written.store(self.end, Ordering::Release);
         self.shared.synced.store(self.synced, Ordering::Release);
     }
 
     fn note_contents(&self, batch: &Batch) {
-        let mut segments = self.shared.segments.lock().expect("no panic while the lock is held");
-        let newest = segments.last_mut().expect("the segment being written is there");
+        let mut segments = self.shared.segments.lock();
+        let newest = segments.last_mut().expect("the segment being written is registered");
         for (partition, lsn) in batch.highest() {
             let highest = newest.highest.entry(partition).or_default();
             *highest = (*highest).max(lsn);
@@ -251,27 +249,27 @@ fn create(
     file_head: &FileHead,
     head: Head,
     segment_bytes: u64,
-    carried: &Carried,
+    carried: &CarryOver,
 ) -> Result<(Segment, u32), Error> {
-    create_with_room(disk, file_head, head, segment_bytes, 0, carried)
+    create_with_space(disk, file_head, head, segment_bytes, 0, carried)
 }
 
-/// Makes a segment that says what is carried and has room for `room` bytes more.
-fn create_with_room(
+/// Creates a segment with the carried entries and space for `space` more bytes.
+fn create_with_space(
     disk: &dyn Disk,
     file_head: &FileHead,
     mut head: Head,
     segment_bytes: u64,
-    room: u64,
-    carried: &Carried,
+    space: u64,
+    carried: &CarryOver,
 ) -> Result<(Segment, u32), Error> {
     let batch = carried.batch();
     head.carried = batch.as_ref().map_or(0, Batch::len_bytes);
-    let needed = super::batch::PAGE as u64 + head.carried + room;
+    let needed = super::batch::PAGE as u64 + head.carried + space;
     Segment::create(disk, file_head, head, segment_bytes.max(needed), batch.as_ref())
 }
 
-/// Gives the unused rest of a segment back. That it fails costs space only, until the segment is deleted.
+/// Frees the unused rest of a segment. Failure only wastes space until the segment is deleted.
 fn trim(segment: &Segment, end: u64) {
     let _ = segment.file.truncate(segment.offset(end));
 }

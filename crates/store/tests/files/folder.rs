@@ -1,4 +1,4 @@
-//! A real folder: what a simulated one cannot show.
+//! A real directory: what a simulated one cannot show.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -11,7 +11,7 @@ use engram_store::{Disk, Error, FileDisk, Identity, Origin, Wal, abort_on_sync_f
 use crate::shape;
 
 #[test]
-fn a_log_in_a_folder_comes_back_after_an_orderly_stop_and_after_none() {
+fn a_log_is_recovered_after_a_graceful_stop_and_after_a_crash() {
     let folder = tempfile::tempdir().unwrap();
     let disk: Arc<dyn Disk> = Arc::new(FileDisk::new(folder.path().join("state")).unwrap());
     let mut expected = Vec::new();
@@ -19,14 +19,14 @@ fn a_log_in_a_folder_comes_back_after_an_orderly_stop_and_after_none() {
         let identity = Identity::open(&disk, ClusterId(9), shape(), Origin::current(0)).unwrap();
         assert_eq!((identity.incarnation().0, identity.clean_end().is_some()), (start, start % 2 == 0));
         let options = wal::Options { sealed_at: identity.durable_end(), segment_bytes: 1 << 20, ..Default::default() };
-        let mut seen = Vec::new();
+        let mut replayed = Vec::new();
         let (mut wal, mut writer, recovery) = Wal::open(Arc::clone(&disk), identity.head(), options, &mut |entry| {
-            seen.push(entry.lsn.0);
+            replayed.push(entry.lsn.0);
             Ok(())
         })
         .unwrap();
-        assert_eq!(seen, expected);
-        assert_eq!((identity.lost_nothing(&recovery), recovery.dropped_bytes), (start > 1, 0));
+        assert_eq!(replayed, expected);
+        assert_eq!((identity.is_lossless(&recovery), recovery.dropped_bytes), (start > 1, 0));
         for lsn in start * 10 - 9..=start * 10 {
             let body = Body::Command(&[1; 1_000]);
             wal.append(&Entry { partition: PartitionId(1), term: Term(1), lsn: Lsn(lsn), body }).unwrap();
@@ -43,7 +43,7 @@ fn a_log_in_a_folder_comes_back_after_an_orderly_stop_and_after_none() {
 }
 
 #[test]
-fn a_second_process_is_told_which_one_has_the_folder() {
+fn a_second_process_gets_the_pid_of_the_lock_holder() {
     let folder = tempfile::tempdir().unwrap();
     let open = || {
         let disk: Arc<dyn Disk> = Arc::new(FileDisk::new(folder.path()).unwrap());
@@ -59,7 +59,7 @@ fn a_second_process_is_told_which_one_has_the_folder() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_one_is_unwritable() {
+fn a_path_that_cannot_be_a_directory_is_unwritable() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, b"").unwrap();
@@ -69,14 +69,14 @@ fn a_folder_that_cannot_be_one_is_unwritable() {
 }
 
 #[test]
-fn a_failed_sync_ends_the_process_and_says_why() {
+fn a_failed_sync_aborts_the_process_with_a_message() {
     const CHILD: &str = "ENGRAM_TEST_FAILED_SYNC";
     if std::env::var_os(CHILD).is_some() {
         let source = std::io::Error::other("the device is gone");
         let _ = abort_on_sync_failure::<()>(Err(Error::SyncFailed { path: "wal".into(), source }));
         return;
     }
-    let name = "folder::a_failed_sync_ends_the_process_and_says_why";
+    let name = "folder::a_failed_sync_aborts_the_process_with_a_message";
     let mut child = Command::new(std::env::current_exe().unwrap());
     let output = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
@@ -84,5 +84,5 @@ fn a_failed_sync_ends_the_process_and_says_why() {
     assert!(text.contains("fatal: failed to sync wal: the device is gone"), "{text}");
 
     let full = Error::DiskFull { operation: "write", path: "wal".into() };
-    assert!(matches!(abort_on_sync_failure::<()>(Err(full)), Err(Error::DiskFull { .. })), "and nothing else does");
+    assert!(matches!(abort_on_sync_failure::<()>(Err(full)), Err(Error::DiskFull { .. })), "other errors do not abort");
 }

@@ -1,8 +1,7 @@
-//! Files of each format version, kept for ever: they must be read, and written again to the byte.
+//! Golden files of each format version: they have to be read, and written again byte for byte.
 //!
-//! A change that breaks these tests breaks every state directory in use: raise the format version, keep these files and
-//! what reads them, and add new ones. `cargo test -p engram-store --test files -- --ignored` writes those that are
-//! missing, and never one that is there.
+//! A change that breaks these tests breaks every existing state directory: raise the format version, keep these files and their
+//! reader, and add new ones. `cargo test -p engram-store --test files -- --ignored` writes missing files, never existing ones.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,19 +23,19 @@ fn entries() -> Vec<Entry<'static>> {
     let entry =
         |partition, term, lsn, body| Entry { partition: PartitionId(partition), term: Term(term), lsn: Lsn(lsn), body };
     vec![
-        entry(1, 1, 0, Body::Promise { seen: true }),
+        entry(1, 1, 0, Body::Promise { accepted: true }),
         entry(1, 1, 0, Body::Note(b"an entry of the map")),
         entry(1, 1, 1, Body::Command(b"first")),
         entry(255, 1, 1, Body::Command(b"")),
         entry(1, 1, 2, Body::Command(b"divergent")),
-        entry(1, 2, 0, Body::Promise { seen: false }),
+        entry(1, 2, 0, Body::Promise { accepted: false }),
         entry(1, 2, 1, Body::Truncate),
         entry(1, 2, 2, Body::Command(b"in its place")),
         entry(255, 2, 700, Body::Installed),
     ]
 }
 
-/// What replay of [`entries`] shows.
+/// Result of replaying [`entries`].
 fn shown() -> Vec<Entry<'static>> {
     let mut shown = entries();
     shown.remove(4);
@@ -44,7 +43,7 @@ fn shown() -> Vec<Entry<'static>> {
     shown
 }
 
-/// A log of two batches and a seal, by the same random numbers each time.
+/// Writes a log of two batches and a seal, with fixed random numbers.
 fn write_log() -> Vec<u8> {
     let disk = SimDisk::new(42);
     let options = wal::Options { segment_bytes: 64 << 10, ..Default::default() };
@@ -78,13 +77,13 @@ fn write_identity() -> Vec<u8> {
     disk.bytes("identity")
 }
 
-/// A golden file, and the bytes that this version writes.
+/// Golden files, with the bytes that this version writes.
 fn golden() -> [(&'static str, Vec<u8>); 3] {
     [("wal-v1.segment", write_log()), ("snapshot-v1.snap", write_snapshot()), ("identity-v1", write_identity())]
 }
 
 #[test]
-fn the_golden_files_are_written_the_same_to_the_byte() {
+fn golden_files_are_written_byte_for_byte() {
     for (name, written) in golden() {
         let kept = std::fs::read(path(name)).unwrap();
         let first = kept.iter().zip(&written).position(|(kept, written)| kept != written);

@@ -1,4 +1,4 @@
-//! Who a disk is, over starts, stops and crashes.
+//! Identity of a store over starts, stops and crashes.
 
 use std::sync::Arc;
 
@@ -25,41 +25,41 @@ fn ended_at(end: u64) -> Recovery {
 }
 
 #[test]
-fn the_store_stays_the_incarnation_rises_and_only_a_clean_end_or_the_same_boot_loses_nothing() {
+fn the_incarnation_rises_and_only_a_clean_stop_or_the_same_boot_is_lossless() {
     let disk = SimDisk::new(1);
     let first = start(&disk, FIRST_BOOT).unwrap();
     let store = first.store();
     assert_eq!((first.incarnation(), first.clean_end(), first.durable_end()), (Incarnation(1), None, None));
-    assert!(!first.lost_nothing(&ended_at(0)), "there was nothing before");
+    assert!(!first.is_lossless(&ended_at(0)), "first start");
     assert!(matches!(start(&disk, FIRST_BOOT), Err(Error::Locked { pid: Some(_), .. })));
     drop(first);
 
     let same_boot = start(&disk, FIRST_BOOT).unwrap();
     assert_eq!((same_boot.store(), same_boot.incarnation()), (store, Incarnation(2)));
-    assert!(same_boot.lost_nothing(&ended_at(7)), "the page cache was there throughout");
-    assert_eq!(same_boot.lossless_since(), Incarnation(1), "even if this start fails before it says so");
+    assert!(same_boot.is_lossless(&ended_at(7)), "the page cache was never lost");
+    assert_eq!(same_boot.lossless_since(), Incarnation(1), "even if this start fails before recording it");
     disk.lose_power();
     let crashed = start(&disk, SECOND_BOOT).unwrap();
     assert_eq!((crashed.incarnation(), crashed.clean_end()), (Incarnation(3), None));
-    assert!(!crashed.lost_nothing(&ended_at(7)));
+    assert!(!crashed.is_lossless(&ended_at(7)));
     crashed.leave_clean_mark(&shared(&disk), Position(4_096)).unwrap();
 
     disk.lose_power();
     let clean = start(&disk, FIRST_BOOT).unwrap();
     assert_eq!(clean.clean_end(), Some(Position(4_096)));
-    assert!(clean.lost_nothing(&ended_at(4_096)) && !clean.lost_nothing(&ended_at(8_192)), "this very end alone");
+    assert!(clean.is_lossless(&ended_at(4_096)) && !clean.is_lossless(&ended_at(8_192)), "only with the recorded end");
     disk.lose_power();
     let erased = start(&disk, SECOND_BOOT).unwrap();
-    assert_eq!((erased.store(), erased.clean_end()), (store, None), "a mark is good for one start");
-    assert_eq!(erased.durable_end(), Some(Position(4_096)), "but the log never again ends before it");
+    assert_eq!((erased.store(), erased.clean_end()), (store, None), "a mark is valid for one start");
+    assert_eq!(erased.durable_end(), Some(Position(4_096)), "the log never ends before it");
     let unknown = Origin { boot: 0, mount: 0 };
     drop(erased);
     drop(start(&disk, unknown).unwrap());
-    assert!(!start(&disk, unknown).unwrap().lost_nothing(&ended_at(7)), "an unknown boot is like no other");
+    assert!(!start(&disk, unknown).unwrap().is_lossless(&ended_at(7)), "an unknown boot equals no other");
 }
 
 #[test]
-fn power_lost_during_a_start_leaves_the_identity_before_or_after() {
+fn a_power_loss_during_a_start_leaves_the_old_or_the_new_identity() {
     for stop in 0..8 {
         for seed in 0..10 {
             let disk = SimDisk::new(seed);
@@ -77,7 +77,7 @@ fn power_lost_during_a_start_leaves_the_identity_before_or_after() {
 }
 
 #[test]
-fn the_identity_of_another_cluster_shape_or_version_and_a_missing_one_are_refused() {
+fn another_cluster_shape_or_version_and_a_missing_identity_are_rejected() {
     let disk = SimDisk::new(1);
     drop(start(&disk, FIRST_BOOT).unwrap());
     let bytes = disk.bytes("identity");
@@ -90,7 +90,7 @@ fn the_identity_of_another_cluster_shape_or_version_and_a_missing_one_are_refuse
     let newer = start(&disk, FIRST_BOOT).unwrap_err();
     assert!(matches!(newer, Error::UnknownFormat { found: 3, supported: 1, .. }), "{newer}");
     disk.flip_bit("identity", 8 * 8 + 1);
-    assert_eq!(disk.bytes("identity"), bytes, "a refused start changes nothing");
+    assert_eq!(disk.bytes("identity"), bytes, "a failed start changes nothing");
 
     let identity = start(&disk, FIRST_BOOT).unwrap();
     let opened = Wal::open(shared(&disk), identity.head(), wal::Options::default(), &mut |_| Ok(()));
@@ -101,7 +101,7 @@ fn the_identity_of_another_cluster_shape_or_version_and_a_missing_one_are_refuse
 }
 
 #[test]
-fn every_bit_flip_and_every_cut_of_the_identity_is_detected() {
+fn every_bit_flip_and_truncation_of_the_identity_is_detected() {
     let disk = SimDisk::new(1);
     drop(start(&disk, FIRST_BOOT).unwrap());
     let bytes = disk.bytes("identity");
@@ -116,5 +116,5 @@ fn every_bit_flip_and_every_cut_of_the_identity_is_detected() {
         assert!(matches!(start(&disk, FIRST_BOOT), Err(Error::Corrupt { .. })), "cut at {cut}");
     }
     disk.put("identity", &[&bytes[..], &[0]].concat());
-    assert!(matches!(start(&disk, FIRST_BOOT), Err(Error::Corrupt { .. })), "a byte too many");
+    assert!(matches!(start(&disk, FIRST_BOOT), Err(Error::Corrupt { .. })), "an extra byte");
 }

@@ -1,5 +1,5 @@
-//! The promises of the store's files, through their public interface.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! Tests of the store's files through their public interface.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod folder;
 mod golden;

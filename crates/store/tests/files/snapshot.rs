@@ -1,4 +1,4 @@
-//! Snapshots: whole, or passed over.
+//! Snapshot files: valid or skipped.
 
 use engram_memory::{ClusterId, Lsn, PartitionId, mix64};
 use engram_store::snapshot_file::{self, LEDGER, MAX_CHUNK_BYTES, keep_generations, newest_valid};
@@ -14,7 +14,7 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| mix64(seed << 32 | at) as u8).collect()
 }
 
-/// A snapshot whose content tells its lsn.
+/// Writes a snapshot whose content depends on its LSN.
 fn write(disk: &dyn Disk, partition: u32, lsn: u64) -> Result<u64, Error> {
     let mut writer = SnapshotWriter::create(disk, &head(), snapshot_head(partition, lsn), &bytes(lsn, 700))?;
     writer.chunk(1, &bytes(lsn + 1, 3_000))?;
@@ -44,7 +44,7 @@ fn newest(disk: &SimDisk, partition: u32) -> (Option<SnapshotReader>, Vec<Lsn>) 
 }
 
 #[test]
-fn a_snapshot_gives_back_what_was_written_and_a_large_ledger_spans_chunks() {
+fn a_snapshot_returns_its_content_and_a_large_ledger_spans_chunks() {
     let disk = SimDisk::new(1);
     let size = write(&disk, 3, 10).unwrap();
     assert_eq!(size, disk.bytes(&snapshot_file::name(PartitionId(3), Lsn(10))).len() as u64);
@@ -63,11 +63,11 @@ fn a_snapshot_gives_back_what_was_written_and_a_large_ledger_spans_chunks() {
 }
 
 #[test]
-fn two_generations_stay_and_say_from_where_the_log_is_needed() {
+fn two_generations_are_kept_and_the_older_bounds_the_log() {
     let disk = SimDisk::new(1);
     write(&disk, 3, 10).unwrap();
     write(&disk, 4, 5).unwrap();
-    assert_eq!(keep_generations(&disk, PartitionId(3)).unwrap(), None, "the only one may turn out to be damaged");
+    assert_eq!(keep_generations(&disk, PartitionId(3)).unwrap(), None, "the only snapshot may be damaged");
     for lsn in [20, 30, 40] {
         write(&disk, 3, lsn).unwrap();
     }
@@ -78,7 +78,7 @@ fn two_generations_stay_and_say_from_where_the_log_is_needed() {
 }
 
 #[test]
-fn any_bit_flip_in_the_newest_snapshot_is_detected_and_the_older_one_taken() {
+fn a_bit_flip_in_the_newest_snapshot_falls_back_to_the_older_one() {
     let disk = SimDisk::new(1);
     write(&disk, 3, 10).unwrap();
     write(&disk, 3, 20).unwrap();
@@ -93,7 +93,7 @@ fn any_bit_flip_in_the_newest_snapshot_is_detected_and_the_older_one_taken() {
                 assert_eq!((content(&reader.unwrap()), rejected.len()), (expected(10), 1), "bit {bit}");
                 fallen_back += 1;
             }
-            // A flip in the version looks like a newer format: nothing may be decided on it.
+            // A flip in the version looks like a newer format, which is an error.
             Err(error) => {
                 assert!(matches!(error, Error::UnknownFormat { .. }) && (64..96).contains(&bit), "bit {bit}: {error}");
                 refused += 1;
@@ -106,7 +106,7 @@ fn any_bit_flip_in_the_newest_snapshot_is_detected_and_the_older_one_taken() {
 }
 
 #[test]
-fn a_snapshot_cut_at_any_byte_is_passed_over() {
+fn a_snapshot_truncated_at_any_byte_is_skipped() {
     let disk = SimDisk::new(1);
     write(&disk, 3, 20).unwrap();
     let name = snapshot_file::name(PartitionId(3), Lsn(20));
@@ -117,13 +117,13 @@ fn a_snapshot_cut_at_any_byte_is_passed_over() {
         assert!(reader.is_none() && rejected == [Lsn(20)], "cut at {cut}");
     }
     disk.put(&name, &[&whole[..], &[0]].concat());
-    assert!(newest(&disk, 3).0.is_none(), "a byte too many");
+    assert!(newest(&disk, 3).0.is_none(), "an extra byte");
     disk.put(&snapshot_file::name(PartitionId(3), Lsn(21)), &whole);
-    assert!(newest(&disk, 3).0.is_none(), "under the name of another");
+    assert!(newest(&disk, 3).0.is_none(), "under the name of another snapshot");
 }
 
 #[test]
-fn power_lost_at_any_change_leaves_the_older_snapshot_or_both() {
+fn a_power_loss_at_any_change_leaves_the_older_snapshot_or_both() {
     for stop in 0..40 {
         for seed in 0..6 {
             let disk = SimDisk::new(seed);
@@ -133,7 +133,7 @@ fn power_lost_at_any_change_leaves_the_older_snapshot_or_both() {
             disk.lose_power();
             let (reader, rejected) = newest(&disk, 3);
             let reader = reader.unwrap();
-            assert!(rejected.is_empty(), "a name without its content: stop {stop}, seed {seed}");
+            assert!(rejected.is_empty(), "a name without content: stop {stop}, seed {seed}");
             let lsn = reader.head().lsn.0;
             assert!(lsn == 20 || !is_written, "stop {stop}, seed {seed}");
             assert_eq!(content(&reader), expected(lsn));
@@ -142,7 +142,7 @@ fn power_lost_at_any_change_leaves_the_older_snapshot_or_both() {
 }
 
 #[test]
-fn a_full_disk_or_a_failed_sync_leaves_the_older_snapshot() {
+fn a_full_disk_or_a_failed_sync_keeps_the_older_snapshot() {
     let disk = SimDisk::new(1);
     write(&disk, 3, 10).unwrap();
     disk.set_capacity(Some(9_000));
@@ -156,7 +156,7 @@ fn a_full_disk_or_a_failed_sync_leaves_the_older_snapshot() {
 }
 
 #[test]
-fn a_snapshot_of_another_cluster_is_refused_not_passed_over() {
+fn a_snapshot_of_another_cluster_is_rejected_not_skipped() {
     let disk = SimDisk::new(1);
     write(&disk, 3, 10).unwrap();
     let other = FileHead { cluster: ClusterId(5), ..head() };
@@ -168,7 +168,7 @@ fn a_snapshot_of_another_cluster_is_refused_not_passed_over() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_the_reader_panic_or_pass_for_a_snapshot(bytes in vec(any::<u8>(), 0..2_000)) {
+    fn arbitrary_bytes_never_panic_the_reader_or_pass_as_a_snapshot(bytes in vec(any::<u8>(), 0..2_000)) {
         let disk = SimDisk::new(0);
         let name = snapshot_file::name(PartitionId(1), Lsn(1));
         disk.put(&name, &bytes);
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn a_snapshot_with_anything_overwritten_is_whole_or_passed_over(
+    fn a_snapshot_with_overwritten_bytes_is_valid_or_skipped(
         garbage in vec(any::<u8>(), 1..64), at in 0usize..6_000
     ) {
         let disk = SimDisk::new(0);

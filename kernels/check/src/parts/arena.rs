@@ -1,16 +1,16 @@
-//! Memories for a device: weights that look random, two groups, in tiles of many segments in turn.
+//! Test memories: pseudo-random weights and two groups, in tiles of many segments in turn.
 
 use anyhow::Result;
 use engram_kernels::gpu::Driver;
 use engram_kernels::{Device, Gpu, Segment, TILE, Tile, Tiles};
 use engram_memory::{DecayClock, MemoryId, ONE, mix64};
 
-/// Partitions of a cluster, unless its manifest says otherwise.
+/// Default number of partitions of a cluster.
 const SEGMENTS: u32 = 256;
-/// Where their clocks stand.
+/// Decay clock of the segments.
 const CLOCK: u32 = 10_737_418;
 
-/// What a pass is asked with.
+/// Memories and segments of a pass.
 pub(super) struct Arena {
     pub(super) segments: Vec<Segment>,
     pub(super) ids: Tiles<MemoryId>,
@@ -19,7 +19,7 @@ pub(super) struct Arena {
 
 impl Arena {
     pub(super) fn new(memories: u32) -> Self {
-        let clock = DecayClock::from_units(CLOCK).expect("below the fold");
+        let clock = DecayClock::from_units(CLOCK).expect("the clock is below the fold");
         let mut ids = Tiles::new();
         ids.reserve((memories as usize).div_ceil(TILE));
         for (tile, ids) in ids.iter_mut().enumerate() {
@@ -28,7 +28,7 @@ impl Arena {
         Self { segments: vec![Segment { clock, ..Segment::default() }; SEGMENTS as usize], ids, memories }
     }
 
-    /// Tiles, each with its entry, its potentials and its groups.
+    /// Returns tiles with their entry, potentials and groups.
     pub(super) fn tiles(&self) -> impl Iterator<Item = (u32, Tile, Vec<u32>, Vec<u8>)> {
         let memories = self.memories as usize;
         (0..memories.div_ceil(TILE)).map(move |tile| {
@@ -40,10 +40,10 @@ impl Arena {
         })
     }
 
-    /// Fills a device that has no tiles.
+    /// Fills an empty device.
     ///
     /// # Errors
-    /// Those of the device.
+    /// As the device.
     pub(super) fn fill<D: Driver>(&self, gpu: &mut Gpu<D>) -> Result<()> {
         gpu.reserve(self.memories.div_ceil(TILE as u32))?;
         for (tile, entry, potentials, groups) in self.tiles() {
@@ -53,10 +53,10 @@ impl Arena {
         Ok(())
     }
 
-    /// Fills any device, by rows.
+    /// Fills any device, row by row.
     ///
     /// # Errors
-    /// Those of the device.
+    /// As the device.
     pub(super) fn write(&self, device: &mut dyn Device) -> Result<()> {
         device.reserve(self.memories.div_ceil(TILE as u32))?;
         for (tile, entry, potentials, groups) in self.tiles() {
@@ -71,7 +71,7 @@ impl Arena {
     }
 }
 
-/// Of a weight in [0, 1).
+/// Returns the potential for a weight in [0, 1).
 fn potential(slot: u64) -> u32 {
     CLOCK + (mix64(slot ^ 0x5eed) % u64::from(ONE)) as u32
 }

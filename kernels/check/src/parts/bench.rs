@@ -1,4 +1,4 @@
-//! How long passes take on the device: warmed up, the median of many, kernels by the device's own clock and calls by the host's.
+//! Pass durations on the device: the median of many runs after warm-up, kernels by the device's clock and calls by the host's.
 
 mod rank;
 mod recall;
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use engram_kernels::gpu::Driver;
-use engram_kernels::gpu::cuda::{Cuda, Timed};
+use engram_kernels::gpu::cuda::{Cuda, DeviceTiming};
 use engram_kernels::priority::{Draws, Priorities};
 use engram_kernels::{Device, Error, Gpu, GroupUpdate, Segment, Update};
 use engram_memory::{Group, MemoryId, ONE, mix64};
 
 use super::Part;
 use super::arena::Arena;
-use crate::report::{Figure, Found, Row};
+use crate::report::{Figure, PartResult, Row};
 
-/// Runs before the first that counts.
+/// Warm-up runs.
 const WARM_UP: usize = 3;
-/// Enough runs, when they took long enough.
+/// Number of runs that suffices if they took long enough.
 const ENOUGH: usize = 20;
 const LONG_ENOUGH: Duration = Duration::from_secs(1);
 /// Updates of one learning epoch, and of one batch.
@@ -26,29 +26,29 @@ const UPDATES: u64 = 10_000;
 /// Updates, look-ups and reads of a large batch.
 const MANY: u64 = 1_000_000;
 const DRAWS: u32 = 100_000;
-/// Sizes of an epoch, and the milliseconds that were promised for its call.
+/// Sizes of an epoch, and the budget of its call in milliseconds.
 const EPOCHS: [(u64, f64); 2] = [(1_000_000, 0.040), (10_000_000, 0.050)];
 
-/// Which of the things that a device did are counted.
+/// Operations of the device that count.
 #[derive(Clone, Copy)]
-enum Counted {
-    /// These, whatever lies between them.
+enum TimingFilter {
+    /// These operations, regardless of others in between.
     Sum(&'static [&'static str]),
     /// All kernels.
     Kernels,
-    /// From the begin of the first of the one to the end of the last of the other.
+    /// From the start of the first operation to the end of the last.
     Span(&'static str, &'static str),
 }
 
-impl Counted {
-    fn milliseconds(self, timed: &[Timed]) -> Result<f64> {
-        let sum = |counts: &dyn Fn(&Timed) -> bool| -> f64 {
+impl TimingFilter {
+    fn milliseconds(self, timed: &[DeviceTiming]) -> Result<f64> {
+        let sum = |counts: &dyn Fn(&DeviceTiming) -> bool| -> f64 {
             timed.iter().filter(|it| counts(it)).map(|it| it.end_ms - it.begin_ms).sum()
         };
         let copies = ["upload", "download", "copy"];
         Ok(match self {
             Self::Sum(names) => {
-                ensure!(timed.iter().any(|it| names.contains(&it.name)), "the device did none of {names:?}");
+                ensure!(timed.iter().any(|it| names.contains(&it.name)), "the device executed none of {names:?}");
                 sum(&|it| names.contains(&it.name))
             }
             Self::Kernels => sum(&|it| !copies.contains(&it.name)),
@@ -61,22 +61,22 @@ impl Counted {
     }
 }
 
-/// Who times.
+/// Measures passes.
 #[derive(Clone, Copy)]
 struct Clock {
-    /// Runs, at most.
+    /// Maximum runs.
     repeats: usize,
 }
 
 impl Clock {
-    /// A row of a pass that must read or write `bytes`.
+    /// Measures a pass that must read or write `bytes`.
     fn row(
         self,
         gpu: &mut Gpu<Cuda>,
         (pass, workload): (&str, &str),
         memories: u64,
         bytes: u64,
-        counted: Counted,
+        counted: TimingFilter,
         mut work: impl FnMut(&mut Gpu<Cuda>) -> Result<(), Error>,
     ) -> Result<Row> {
         eprintln!("{pass}, {memories} memories");
@@ -107,11 +107,11 @@ impl Clock {
     }
 }
 
-/// All passes.
+/// Measures all passes.
 ///
 /// # Errors
-/// When the device fails, or has not the memory for it.
-pub(super) fn run(part: &Part) -> Result<Found> {
+/// When the device fails, or has not enough memory.
+pub(super) fn run(part: &Part) -> Result<PartResult> {
     let clock = Clock { repeats: part.repeats };
     let memories = u32::try_from(part.memories).context("too many memories")?;
     let ranked = u32::try_from(part.ranked).context("too many memories to rank")?;
@@ -120,7 +120,7 @@ pub(super) fn run(part: &Part) -> Result<Found> {
     let copy_gb_per_s = gb_per_s(&rows[0]);
     rows.extend(epochs(clock, part)?);
     rows.extend(passes(clock, &mut gpu, memories)?);
-    // Their memory goes back before the others need some.
+    // Freed before the other passes allocate.
     let gpu = Gpu::new(gpu.into_driver(), "gpu".to_owned());
     let (of_rank, gpu) = rank::rows(clock, gpu, ranked, part.scratch.as_deref())?;
     rows.extend(of_rank);
@@ -129,14 +129,14 @@ pub(super) fn run(part: &Part) -> Result<Found> {
         row.of_copy = (row.bytes > 0).then(|| gb_per_s(row) / copy_gb_per_s);
     }
     let detail = format!("{} rows; a copy within the device reaches {copy_gb_per_s:.0} GB/s", rows.len());
-    Ok(Found { detail, copy_gb_per_s: Some(copy_gb_per_s), rows, ..Found::default() })
+    Ok(PartResult { detail, copy_gb_per_s: Some(copy_gb_per_s), rows, ..PartResult::default() })
 }
 
 fn gb_per_s(row: &Row) -> f64 {
     row.bytes as f64 / (row.device.median * 1e6)
 }
 
-/// What all else is measured by: copies within the device, and to and from it.
+/// Measures reference copies: within the device, and to and from it.
 fn copies(clock: Clock, gpu: &mut Gpu<Cuda>, memories: u64) -> Result<Vec<Row>> {
     let bytes = memories as usize * 8;
     let (from, to) = (gpu.driver_mut().allocate(bytes)?, gpu.driver_mut().allocate(bytes)?);
@@ -145,26 +145,26 @@ fn copies(clock: Clock, gpu: &mut Gpu<Cuda>, memories: u64) -> Result<Vec<Row>> 
         ("copy within the device", "copy"),
         memories,
         2 * bytes as u64,
-        Counted::Sum(&["copy"]),
+        TimingFilter::Sum(&["copy"]),
         |gpu| {
             gpu.driver_mut().copy(&from, &to, bytes)?;
             gpu.driver_mut().wait()
         },
     )?;
     let mut host = vec![7_u8; bytes / 2];
-    let uploads = Counted::Span("upload", "upload");
-    let there = clock.row(gpu, ("upload, from pageable memory", ""), memories, 0, uploads, |gpu| {
+    let uploads = TimingFilter::Span("upload", "upload");
+    let upload = clock.row(gpu, ("upload, from pageable memory", ""), memories, 0, uploads, |gpu| {
         gpu.driver_mut().upload(&to, 0, &host)?;
         gpu.driver_mut().wait()
     })?;
-    let downloads = Counted::Span("download", "download");
-    let back = clock.row(gpu, ("download, to pageable memory", ""), memories, 0, downloads, |gpu| {
+    let downloads = TimingFilter::Span("download", "download");
+    let download = clock.row(gpu, ("download, to pageable memory", ""), memories, 0, downloads, |gpu| {
         gpu.driver_mut().download(&to, 0, &mut host)
     })?;
-    Ok(vec![within, there, back])
+    Ok(vec![within, upload, download])
 }
 
-/// Learning epochs of the sizes for which something was promised, and of the size of all other passes.
+/// Measures learning epochs of the sizes with a budget, and of the size of all other passes.
 fn epochs(clock: Clock, part: &Part) -> Result<Vec<Row>> {
     let mut sizes: Vec<(u64, Option<f64>)> =
         EPOCHS.iter().filter(|size| size.0 < part.memories).map(|&(size, promised)| (size, Some(promised))).collect();
@@ -175,8 +175,8 @@ fn epochs(clock: Clock, part: &Part) -> Result<Vec<Row>> {
         let mut gpu = Gpu::new(part.open()?, "gpu".to_owned());
         arena.fill(&mut gpu)?;
         let (updates, mut quality) = (updates(UPDATES.min(size), size), Vec::new());
-        // Few memories have no room in their buckets for so many updates, which are sorted then.
-        let kernels = Counted::Kernels;
+        // With few memories so many updates overflow the buckets and are sorted.
+        let kernels = TimingFilter::Kernels;
         let row = clock.row(
             &mut gpu,
             ("epoch: 10,000 updates by slot, quality", "epoch-by-slot"),
@@ -190,7 +190,7 @@ fn epochs(clock: Clock, part: &Part) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Spread over memories, and up and down.
+/// Updates spread over memories, up and down.
 fn updates(count: u64, memories: u64) -> Vec<Update> {
     let delta = |n: u64| if n.is_multiple_of(2) { 42_949_673 } else { -42_949_672 };
     (0..count).map(|n| Update { slot: (mix64(n + 77) % memories) as u32, delta: delta(n) }).collect()
@@ -203,7 +203,7 @@ fn passes(clock: Clock, gpu: &mut Gpu<Cuda>, memories: u32) -> Result<Vec<Row>> 
     let folding: Vec<Segment> = segments.iter().map(|segment| Segment { fold: 1, ..*segment }).collect();
     let many = MANY.min(all);
     let slots: Vec<u32> = (0..many).map(|n| (mix64(n) % all) as u32).collect();
-    let known: Vec<MemoryId> = slots.iter().map(|&slot| ids.get(slot)).collect();
+    let lookup_ids: Vec<MemoryId> = slots.iter().map(|&slot| ids.get(slot)).collect();
     let (few_updates, many_updates) = (updates(UPDATES.min(all), all), updates(many, all));
     let groups: Vec<GroupUpdate> =
         (0..segments.len() as u32).map(|segment| GroupUpdate { segment, group: Group(1), delta: 5 }).collect();
@@ -215,35 +215,47 @@ fn passes(clock: Clock, gpu: &mut Gpu<Cuda>, memories: u32) -> Result<Vec<Row>> 
     let mut row = |gpu: &mut Gpu<Cuda>,
                    names: (&str, &str),
                    bytes: u64,
-                   counted: Counted,
+                   counted: TimingFilter,
                    work: &mut dyn FnMut(&mut Gpu<Cuda>) -> Result<(), Error>|
      -> Result<()> {
         rows.push(clock.row(gpu, names, all, bytes, counted, work)?);
         Ok(())
     };
     // Bytes: a potential is 4, a group 1, an id 8.
-    row(gpu, ("quality of 2 groups", "quality"), 5 * all, Counted::Sum(&["fold_quality"]), &mut |gpu| {
+    row(gpu, ("quality of 2 groups", "quality"), 5 * all, TimingFilter::Sum(&["fold_quality"]), &mut |gpu| {
         gpu.epoch(segments, &[], &mut quality)
     })?;
-    row(gpu, ("fold and quality", ""), 9 * all, Counted::Sum(&["fold_quality"]), &mut |gpu| {
+    row(gpu, ("fold and quality", ""), 9 * all, TimingFilter::Sum(&["fold_quality"]), &mut |gpu| {
         gpu.epoch(&folding, &[], &mut quality)
     })?;
-    row(gpu, ("updates by slot, 10,000", ""), 0, Counted::Kernels, &mut |gpu| gpu.update(segments, &few_updates))?;
-    row(gpu, ("updates by slot, 1,000,000", ""), 0, Counted::Kernels, &mut |gpu| gpu.update(segments, &many_updates))?;
-    row(gpu, ("update of one group of all segments", ""), 7 * all, Counted::Sum(&["update_groups"]), &mut |gpu| {
-        counts.clear();
-        gpu.update_groups(segments, &groups, &mut counts)
+    row(gpu, ("updates by slot, 10,000", ""), 0, TimingFilter::Kernels, &mut |gpu| gpu.update(segments, &few_updates))?;
+    row(gpu, ("updates by slot, 1,000,000", ""), 0, TimingFilter::Kernels, &mut |gpu| {
+        gpu.update(segments, &many_updates)
     })?;
-    row(gpu, ("histogram, 2^12 bins", ""), 5 * all, Counted::Sum(&["weight_histogram"]), &mut |gpu| {
+    row(
+        gpu,
+        ("update of one group of all segments", ""),
+        7 * all,
+        TimingFilter::Sum(&["update_groups"]),
+        &mut |gpu| {
+            counts.clear();
+            gpu.update_groups(segments, &groups, &mut counts)
+        },
+    )?;
+    row(gpu, ("histogram, 2^12 bins", ""), 5 * all, TimingFilter::Sum(&["weight_histogram"]), &mut |gpu| {
         gpu.histogram(segments, 12).map(drop)
     })?;
-    row(gpu, ("digest", ""), 13 * all, Counted::Sum(&["digest"]), &mut |gpu| {
+    row(gpu, ("digest", ""), 13 * all, TimingFilter::Sum(&["digest"]), &mut |gpu| {
         gpu.digest(segments, ids, None, &mut digests)
     })?;
-    row(gpu, ("reads by slot, 1,000,000", "gather"), 0, Counted::Kernels, &mut |gpu| gpu.read(&slots, &mut read))?;
-    row(gpu, ("prefix sums of priorities", "prefix-sums"), 12 * all, Counted::Sum(&["priority_sums"]), &mut |gpu| {
-        gpu.priority_sums(segments, &order, &priorities).map(drop)
-    })?;
+    row(gpu, ("reads by slot, 1,000,000", "gather"), 0, TimingFilter::Kernels, &mut |gpu| gpu.read(&slots, &mut read))?;
+    row(
+        gpu,
+        ("prefix sums of priorities", "prefix-sums"),
+        12 * all,
+        TimingFilter::Sum(&["priority_sums"]),
+        &mut |gpu| gpu.priority_sums(segments, &order, &priorities).map(drop),
+    )?;
     let sums = gpu.priority_sums(segments, &order, &priorities)?;
     let mut total = 0;
     let offsets: Vec<u64> = sums
@@ -255,13 +267,13 @@ fn passes(clock: Clock, gpu: &mut Gpu<Cuda>, memories: u32) -> Result<Vec<Row>> 
         })
         .collect();
     let draws = Draws { seed: 5, step: 1, count: DRAWS, total };
-    row(gpu, ("100,000 prioritized draws", "draws"), 0, Counted::Sum(&["sample"]), &mut |gpu| {
+    row(gpu, ("100,000 prioritized draws", "draws"), 0, TimingFilter::Sum(&["sample"]), &mut |gpu| {
         gpu.sample(&sums, &offsets, &draws).map(drop)
     })?;
     drop(sums);
     gpu.build_index(u64::from(ONE) + 5, ids)?;
-    row(gpu, ("look-ups by id, 1,000,000", ""), 0, Counted::Sum(&["index_find"]), &mut |gpu| {
-        gpu.find(&known).map(drop)
+    row(gpu, ("look-ups by id, 1,000,000", ""), 0, TimingFilter::Sum(&["index_find"]), &mut |gpu| {
+        gpu.find(&lookup_ids).map(drop)
     })?;
     Ok(rows)
 }

@@ -1,4 +1,4 @@
-//! What fails on a real device, as far as it can be provoked: a mirror then gives the bits of the CPU, and says what happened.
+//! Failures that can be provoked on a real device: a mirrored device must return the CPU's bits and report the failure.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -6,57 +6,58 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 
 use engram_kernels::gpu::{Argument, Driver};
-use engram_kernels::{Cpu, Device, Error, Gpu, Mirrored, Order, Scope, Standing};
+use engram_kernels::{Cpu, Device, Error, Gpu, MirrorStatus, MirroredDevice, Order, Scope};
 use engram_memory::{Histogram, QualityVector};
 
 use super::arena::Arena;
-use super::{PATIENT, Part, is_stand_in};
-use crate::report::Found;
+use super::{LONG_DEADLINE, Part, is_emulated};
+use crate::report::PartResult;
 
 const MEMORIES: u32 = 60_000;
-/// Passes after which a failure must have shown.
+/// Maximum passes until a failure must be reported.
 const PASSES: u32 = 200;
-/// Behind all memory of any device.
+/// An address beyond all device memory.
 const NOWHERE: usize = 1 << 46;
 
-/// All that a pass says.
+/// Results of every pass.
 #[derive(PartialEq)]
-struct Answers {
+struct PassResults {
     ranked: Vec<(u32, u32)>,
     quality: Vec<QualityVector>,
     histogram: Histogram,
 }
 
-fn ask(arena: &Arena, device: &mut dyn Device) -> Result<Answers> {
+fn run_passes(arena: &Arena, device: &mut dyn Device) -> Result<PassResults> {
     let (mut ranked, mut quality) = (Vec::new(), Vec::new());
     device.rank(&arena.segments, Scope::All, Order::HeaviestFirst, None, &arena.ids, &mut ranked)?;
     device.epoch(&arena.segments, &[], &mut quality)?;
-    Ok(Answers { ranked, quality, histogram: device.histogram(&arena.segments, 8)? })
+    Ok(PassResults { ranked, quality, histogram: device.histogram(&arena.segments, 8)? })
 }
 
-/// A mirror with memories, and what the CPU says of them.
-fn mirror<D: Driver + 'static>(driver: D) -> Result<(Arena, Box<dyn Device>, Answers)> {
+/// Creates a mirrored device with memories, and the CPU's results for them.
+fn mirror<D: Driver + 'static>(driver: D) -> Result<(Arena, Box<dyn Device>, PassResults)> {
     let arena = Arena::new(MEMORIES);
     let mut cpu = Cpu::new(2);
     arena.write(&mut cpu)?;
-    let expected = ask(&arena, &mut cpu)?;
-    let mut mirror: Box<dyn Device> = Box::new(Mirrored::new(Cpu::new(2), Gpu::new(driver, "gpu".to_owned()), Some(0)));
+    let expected = run_passes(&arena, &mut cpu)?;
+    let mut mirror: Box<dyn Device> =
+        Box::new(MirroredDevice::new(Cpu::new(2), Gpu::new(driver, "gpu".to_owned()), Some(0)));
     arena.write(&mut *mirror)?;
     Ok((arena, mirror, expected))
 }
 
-fn standing(device: &dyn Device) -> Result<Standing> {
-    device.standing().cloned().ok_or_else(|| anyhow::anyhow!("a mirror has a GPU"))
+fn mirror_status(device: &dyn Device) -> Result<MirrorStatus> {
+    device.mirror_status().cloned().ok_or_else(|| anyhow::anyhow!("device is not mirrored"))
 }
 
-/// No memory left for a pass: the CPU does it, and the GPU the next one that has some.
+/// Exhausts the memory for a pass: the CPU executes it, and the GPU the next one after memory is freed.
 ///
 /// # Errors
-/// When an answer differs, or nobody noticed.
-pub(super) fn memory(part: &Part) -> Result<Found> {
+/// When a result differs, or the failure is not reported.
+pub(super) fn out_of_memory(part: &Part) -> Result<PartResult> {
     let (arena, mut mirror, expected) = mirror(part.open()?)?;
-    ensure!(ask(&arena, &mut *mirror)? == expected, "a mirror differs from the CPU");
-    ensure!(standing(&*mirror)?.fallbacks == 0, "there was no memory from the start: {:?}", standing(&*mirror)?);
+    ensure!(run_passes(&arena, &mut *mirror)? == expected, "results differ from the CPU");
+    ensure!(mirror_status(&*mirror)?.fallbacks == 0, "out of memory before the fault: {:?}", mirror_status(&*mirror)?);
 
     let mut other = part.open()?;
     let (mut ballast, mut bytes) = (Vec::new(), 1_usize << 34);
@@ -64,93 +65,107 @@ pub(super) fn memory(part: &Part) -> Result<Found> {
         match other.allocate(bytes) {
             Ok(buffer) => ballast.push((buffer, bytes)),
             Err(Error::Full { .. }) => bytes /= 2,
-            Err(error) => bail!("memory could not be taken: {error}"),
+            Err(error) => bail!("failed to exhaust device memory: {error}"),
         }
     }
     let taken: usize = ballast.iter().map(|(_, bytes)| bytes).sum();
-    ensure!(ask(&arena, &mut *mirror)? == expected, "without memory a mirror differs from the CPU");
-    let full = standing(&*mirror)?;
-    ensure!(full.fallbacks > 0, "nobody noticed that no memory was left: {full:?}");
-    ensure!(full.given_up.is_none(), "for want of memory for one pass the GPU was given up: {full:?}");
+    ensure!(run_passes(&arena, &mut *mirror)? == expected, "results without device memory differ from the CPU");
+    let full = mirror_status(&*mirror)?;
+    ensure!(full.fallbacks > 0, "out of memory was not reported: {full:?}");
+    ensure!(full.given_up.is_none(), "the GPU was given up although only one pass ran out of memory: {full:?}");
 
     drop(ballast);
     other.wait()?;
-    ensure!(ask(&arena, &mut *mirror)? == expected, "with memory again a mirror differs from the CPU");
-    let again = standing(&*mirror)?;
-    ensure!(again.passes > full.passes && again.fallbacks == full.fallbacks, "the GPU was not used again: {again:?}");
-    Ok(Found::done(format!("{} MiB taken: {} passes fell back, and went on after", taken >> 20, full.fallbacks)))
+    ensure!(run_passes(&arena, &mut *mirror)? == expected, "results after freeing memory differ from the CPU");
+    let again = mirror_status(&*mirror)?;
+    ensure!(
+        again.passes > full.passes && again.fallbacks == full.fallbacks,
+        "the GPU was not used after memory was freed: {again:?}"
+    );
+    Ok(PartResult::passed(format!(
+        "{} MiB allocated: {} passes fell back to the CPU, later ones used the GPU",
+        taken >> 20,
+        full.fallbacks
+    )))
 }
 
-/// A device that does not answer in time.
+/// Simulates a device that exceeds the deadline.
 ///
 /// # Errors
-/// When an answer differs, or nobody noticed.
-pub(super) fn no_answer(part: &Part) -> Result<Found> {
-    lost(part.open_with(Duration::ZERO)?)
+/// When a result differs, or the failure is not reported.
+pub(super) fn timeout(part: &Part) -> Result<PartResult> {
+    check_failing_driver(part.open_with(Duration::ZERO)?)
 }
 
-/// A launch that the driver refuses.
+/// Provokes a launch that the driver rejects.
 ///
 /// # Errors
-/// When an answer differs, or nobody noticed, or the device cannot be opened again.
-pub(super) fn refused_launch(part: &Part) -> Result<Found> {
-    let found = lost(Faulty { driver: part.open_with(PATIENT)?, launches: 0, fault: Fault::NoBlocks })?;
+/// When a result differs, the failure is not reported, or the device cannot be reopened.
+pub(super) fn rejected_launch(part: &Part) -> Result<PartResult> {
+    let result = check_failing_driver(FaultyDriver {
+        driver: part.open_with(LONG_DEADLINE)?,
+        launches: 0,
+        fault: Fault::NoBlocks,
+    })?;
     let (arena, mut mirror, expected) = mirror(part.open()?)?;
-    ensure!(ask(&arena, &mut *mirror)? == expected, "opened again, the device differs from the CPU");
-    ensure!(standing(&*mirror)?.given_up.is_none(), "opened again, the device fails");
-    Ok(Found::done(format!("{}; opened again it works", found.detail)))
+    ensure!(run_passes(&arena, &mut *mirror)? == expected, "results of the reopened device differ from the CPU");
+    ensure!(mirror_status(&*mirror)?.given_up.is_none(), "the reopened device fails");
+    Ok(PartResult::passed(format!("{}; the reopened device works", result.detail)))
 }
 
-/// A kernel that reads where there is no memory, which ends the context.
+/// Provokes a kernel access to an invalid address, which destroys the context.
 ///
 /// # Errors
-/// When an answer differs, or nobody noticed.
-pub(super) fn wrong_address(part: &Part) -> Result<Found> {
-    let driver = part.open_with(PATIENT)?;
-    if is_stand_in(driver.name()) {
-        return Ok(Found::skipped("kernels of the stand-in run in this process, which a wrong address would end"));
+/// When a result differs, or the failure is not reported.
+pub(super) fn invalid_address(part: &Part) -> Result<PartResult> {
+    let driver = part.open_with(LONG_DEADLINE)?;
+    if is_emulated(driver.name()) {
+        return Ok(PartResult::skipped("emulated kernels run in this process, which an invalid address would crash"));
     }
-    let found = lost(Faulty { driver, launches: 0, fault: Fault::Nowhere })?;
+    let result = check_failing_driver(FaultyDriver { driver, launches: 0, fault: Fault::Nowhere })?;
     let then = match part.open() {
-        Ok(_) => "this process can open it again".to_owned(),
-        Err(error) => format!("this process cannot open it again ({error:#})"),
+        Ok(_) => "this process can reopen it".to_owned(),
+        Err(error) => format!("this process cannot reopen it ({error:#})"),
     };
-    Ok(Found::done(format!("{}; {then}", found.detail)))
+    Ok(PartResult::passed(format!("{}; {then}", result.detail)))
 }
 
-/// A driver that fails on the way: the answers stay those of the CPU, and the GPU is given up.
-fn lost<D: Driver + 'static>(driver: D) -> Result<Found> {
+/// Checks a failing driver: results stay those of the CPU, and the GPU is given up.
+fn check_failing_driver<D: Driver + 'static>(driver: D) -> Result<PartResult> {
     let (arena, mut mirror, expected) = mirror(driver)?;
     for pass in 1..=PASSES {
-        ensure!(ask(&arena, &mut *mirror)? == expected, "a mirror whose GPU fails differs from the CPU");
-        if let Standing { given_up: Some(why), fallbacks, .. } = standing(&*mirror)? {
-            ensure!(fallbacks == 1, "{fallbacks} passes fell back, and one was to");
-            ensure!(ask(&arena, &mut *mirror)? == expected, "a mirror without its GPU differs from the CPU");
-            return Ok(Found::done(format!("given up in round {pass} ({why}), with the bits of the CPU")));
+        ensure!(run_passes(&arena, &mut *mirror)? == expected, "results differ from the CPU when the GPU fails");
+        if let MirrorStatus { given_up: Some(why), fallbacks, .. } = mirror_status(&*mirror)? {
+            ensure!(fallbacks == 1, "{fallbacks} passes fell back to the CPU, expected 1");
+            ensure!(
+                run_passes(&arena, &mut *mirror)? == expected,
+                "results differ from the CPU after the GPU was given up"
+            );
+            return Ok(PartResult::passed(format!("given up in round {pass} ({why}), results equal the CPU's")));
         }
     }
-    bail!("nobody noticed in {PASSES} rounds")
+    bail!("the failure was not reported in {PASSES} rounds")
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// A launch of no blocks, which a driver refuses.
+    /// A launch of zero blocks, which a driver rejects.
     NoBlocks,
-    /// The first address that a kernel gets lies outside of all memory.
+    /// An invalid address as first buffer of a kernel.
     Nowhere,
 }
 
-/// From this launch on.
+/// Launch number from which the fault is active.
 const FIRST_FAULT: u32 = 5;
 
 /// A driver with a fault.
-struct Faulty<D> {
+struct FaultyDriver<D> {
     driver: D,
     launches: u32,
     fault: Fault,
 }
 
-impl<D: Driver> Driver for Faulty<D> {
+impl<D: Driver> Driver for FaultyDriver<D> {
     type Buffer = D::Buffer;
     type Graph = D::Graph;
 
@@ -189,7 +204,7 @@ impl<D: Driver> Driver for Faulty<D> {
             Fault::Nowhere => {
                 let mut arguments = arguments.to_vec();
                 if let Some(first) = arguments.iter_mut().find(|argument| matches!(argument, Argument::Buffer(_))) {
-                    let Argument::Buffer(buffer) = *first else { unreachable!("it was found as one") };
+                    let Argument::Buffer(buffer) = *first else { unreachable!("the argument is a buffer") };
                     *first = Argument::Inside(buffer, NOWHERE);
                 }
                 self.driver.launch(kernel, blocks, &arguments)

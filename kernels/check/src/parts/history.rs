@@ -1,4 +1,4 @@
-//! Random histories: after every batch the device and the CPU hold the same, by digest.
+//! Random histories: after every batch the digests of device and CPU are equal.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::Part;
-use crate::past::History;
-use crate::report::Found;
+use crate::random_history::History;
+use crate::report::PartResult;
 
-/// Updates of a batch, on average.
+/// Average updates per batch.
 const BATCH: u64 = 5_000;
-/// After so many everything has happened that may happen.
+/// After this many batches every kind of operation must have occurred.
 const MANY_BATCHES: usize = 100;
-/// How often it is said how far a history is.
+/// Interval of progress reports.
 const PROGRESS: Duration = Duration::from_secs(30);
 
-/// One history.
+/// Runs one history.
 ///
 /// # Errors
-/// When the device cannot be opened. What differs panics.
-pub(super) fn run(part: &Part) -> Result<Found> {
+/// When the device cannot be opened. A difference panics.
+pub(super) fn run(part: &Part) -> Result<PartResult> {
     let (mut said, updates) = (Instant::now(), part.updates);
     let done = History::new(part.open()?, part.seed).run(updates as usize, batches(updates), |done| {
         if said.elapsed() >= PROGRESS {
@@ -28,22 +28,22 @@ pub(super) fn run(part: &Part) -> Result<Found> {
             eprintln!("{} of {updates} updates", done.updates);
         }
     });
-    ensure!(done.is_all() || done.batches < MANY_BATCHES, "something never happened: {done:?}");
-    Ok(Found::done(format!(
-        "{} updates in {} batches, {} folds, {} upserts, {} evictions, the same digests after each",
+    ensure!(done.is_complete() || done.batches < MANY_BATCHES, "some kind of operation never occurred: {done:?}");
+    Ok(PartResult::passed(format!(
+        "{} updates in {} batches, {} folds, {} upserts, {} evictions, equal digests after each batch",
         done.updates, done.batches, done.folds, done.upserts, done.evictions
     )))
 }
 
-/// Several drivers of one process at the same time, each with streams and memory of its own.
+/// Runs several drivers of one process concurrently, each with its own streams and memory.
 ///
 /// # Errors
-/// When the device cannot be opened so often, or a history differs.
-pub(super) fn drivers(part: &Part) -> Result<Found> {
+/// When a device cannot be opened, or a history differs.
+pub(super) fn drivers(part: &Part) -> Result<PartResult> {
     let (drivers, updates) = (part.contexts.max(1), part.updates.div_ceil(part.contexts.max(1)));
-    // All of them are open before the first begins.
+    // All drivers are opened before the first history starts.
     let opened: Vec<_> = (0..drivers).map(|_| part.open()).collect::<Result<_>>()?;
-    let same = thread::scope(|scope| {
+    let results = thread::scope(|scope| {
         let started: Vec<_> = (100..)
             .zip(opened)
             .map(|(seed, driver)| {
@@ -52,12 +52,12 @@ pub(super) fn drivers(part: &Part) -> Result<Found> {
             .collect();
         started.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>()
     });
-    ensure!(same.iter().all(Result::is_ok), "a history differs");
-    let all: usize = same.into_iter().flatten().sum();
-    Ok(Found::done(format!("{drivers} drivers in one process: {all} updates, the same digests after each batch")))
+    ensure!(results.iter().all(Result::is_ok), "a history differs");
+    let all: usize = results.into_iter().flatten().sum();
+    Ok(PartResult::passed(format!("{drivers} drivers in one process: {all} updates, equal digests after each batch")))
 }
 
-/// At least so many, whatever their sizes.
+/// Returns the minimum number of batches for these updates.
 const fn batches(updates: u64) -> usize {
     (updates / BATCH / 2) as usize
 }

@@ -1,4 +1,4 @@
-//! The parts of the check, each of which runs in a process of its own and prints what it found.
+//! Parts of the check, each of which runs in its own process and prints its result.
 
 mod arena;
 mod bench;
@@ -13,12 +13,12 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use engram_kernels::gpu::cuda::{Cuda, DEADLINE};
 
-/// For kernels that are slowed down on purpose.
-const PATIENT: Duration = Duration::from_secs(600);
-/// The name of a device whose kernels run in this process: the stand-in for NVIDIA's library in tests.
-const STAND_IN: &str = "stand-in";
+/// Deadline for kernels slowed down by a sanitizer.
+const LONG_DEADLINE: Duration = Duration::from_secs(600);
+/// Name prefix of an emulated device, whose kernels run in this process.
+const EMULATED_NAME: &str = "emulated";
 
-/// Which part, and what it is told.
+/// Arguments of a part.
 #[derive(Args)]
 pub(crate) struct Part {
     name: Name,
@@ -39,7 +39,7 @@ pub(crate) struct Part {
     #[arg(long, default_value_t = 0)]
     repeats: usize,
     #[arg(long)]
-    patient: bool,
+    long_deadline: bool,
     #[arg(long)]
     scratch: Option<PathBuf>,
 }
@@ -47,46 +47,46 @@ pub(crate) struct Part {
 #[derive(Clone, Copy, ValueEnum)]
 enum Name {
     Passes,
-    Several,
+    MultipleDevices,
     History,
     Drivers,
-    FailuresMemory,
-    FailuresNoAnswer,
-    FailuresRefusedLaunch,
-    FailuresWrongAddress,
+    FailuresOutOfMemory,
+    FailuresTimeout,
+    FailuresRejectedLaunch,
+    FailuresInvalidAddress,
     Bench,
 }
 
 /// Runs one part.
 ///
 /// # Errors
-/// What does not hold.
+/// The failed condition.
 pub(crate) fn run(part: &Part) -> Result<()> {
-    let found = match part.name {
+    let result = match part.name {
         Name::Passes => passes::run(part)?,
-        Name::Several => passes::several(part)?,
+        Name::MultipleDevices => passes::several(part)?,
         Name::History => history::run(part)?,
         Name::Drivers => history::drivers(part)?,
-        Name::FailuresMemory => failures::memory(part)?,
-        Name::FailuresNoAnswer => failures::no_answer(part)?,
-        Name::FailuresRefusedLaunch => failures::refused_launch(part)?,
-        Name::FailuresWrongAddress => failures::wrong_address(part)?,
+        Name::FailuresOutOfMemory => failures::out_of_memory(part)?,
+        Name::FailuresTimeout => failures::timeout(part)?,
+        Name::FailuresRejectedLaunch => failures::rejected_launch(part)?,
+        Name::FailuresInvalidAddress => failures::invalid_address(part)?,
         Name::Bench => bench::run(part)?,
     };
-    println!("{}", serde_json::to_string(&found).context("failed to write what was found")?);
+    println!("{}", serde_json::to_string(&result).context("failed to write the result")?);
     Ok(())
 }
 
 impl Part {
     fn open(&self) -> Result<Cuda> {
-        self.open_with(if self.patient { PATIENT } else { DEADLINE })
+        self.open_with(if self.long_deadline { LONG_DEADLINE } else { DEADLINE })
     }
 
     fn open_with(&self, deadline: Duration) -> Result<Cuda> {
-        Cuda::open(self.device, deadline).context("the device cannot be opened")
+        Cuda::open(self.device, deadline).context("failed to open the device")
     }
 }
 
-fn is_stand_in(name: &str) -> bool {
-    name.starts_with(STAND_IN)
+fn is_emulated(name: &str) -> bool {
+    name.starts_with(EMULATED_NAME)
 }

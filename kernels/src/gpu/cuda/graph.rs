@@ -1,18 +1,18 @@
-//! A sequence as a graph: captured from its calls once, then asked for by one call, which costs what one launch does.
+//! Sequences as CUDA graphs: captured once, then launched by one call that costs as much as one kernel launch.
 //!
-//! What goes up and comes back lies in pinned memory of the graph's own, since the copies in it always are of the same addresses. Each run waits
-//! for its end, so that nobody else uses that memory.
-#![allow(unsafe_code)] // Calls of the driver, on memory of its own.
+//! Uploads and results use pinned memory of the graph, since its copies have fixed addresses. Each run waits for completion, so the memory has
+//! one user at a time.
+#![allow(unsafe_code)] // Driver calls.
 
 use super::{Buffer, Cuda};
 use crate::Error;
-use crate::gpu::driver::{Step, in_turn};
+use crate::gpu::driver::{Step, run_steps};
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DriverError, result};
 use std::sync::Arc;
 
 const PASS: &str = "sequence";
-/// What is pinned for a step begins where a line of the processor's cache does.
+/// Alignment of each step's pinned memory: a cache line.
 const ALIGNMENT: usize = 64;
 
 /// A captured sequence.
@@ -22,7 +22,7 @@ pub struct Graph {
     stream: Arc<CudaStream>,
 }
 
-// SAFETY: all of it is the driver's, which takes calls from any thread that has bound the context, as those that use it do.
+// SAFETY: all fields belong to the driver, which accepts calls from any thread that has bound the context, as every user does.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
@@ -30,8 +30,7 @@ impl Drop for Graph {
         if self.stream.context().bind_to_thread().is_err() {
             return;
         }
-        // SAFETY: made by `capture` of this context. Of a stream that is not through, or lost, copies may still use the memory, which then
-        // stays with the context.
+        // SAFETY: created by `capture` in this context. While the stream is busy or lost, copies may still use the memory, which is leaked then.
         unsafe {
             if sys::cuStreamQuery(self.stream.cu_stream()) == CUresult::CUDA_SUCCESS {
                 let _ = result::graph::exec_destroy(self.executable);
@@ -41,7 +40,7 @@ impl Drop for Graph {
     }
 }
 
-/// How much a step brings or fetches.
+/// Returns the number of bytes that a step uploads or downloads.
 fn bytes_of(step: &Step<'_, Buffer>) -> usize {
     match step {
         Step::Upload(_, bytes) => bytes.len(),
@@ -55,8 +54,8 @@ impl Cuda {
     pub(super) fn run(&mut self, kept: &mut Option<Graph>, steps: &mut [Step<'_, Buffer>]) -> Result<(), Error> {
         let stream = self.enter(PASS)?;
         if self.marks.is_some() {
-            // Each is timed.
-            in_turn(self, steps)?;
+            // While timing is on, each step is recorded.
+            run_steps(self, steps)?;
             return self.wait_for(PASS, stream);
         }
         let graph = match kept {
@@ -66,10 +65,10 @@ impl Cuda {
         let (executable, mut at) = (graph.executable, graph.pinned);
         for step in &*steps {
             if let Step::Upload(_, bytes) = step {
-                // SAFETY: pinned for this step by `capture`, which was given as many bytes by contract; the run before has been waited for.
+                // SAFETY: `capture` pinned as many bytes for this step; the previous run has completed.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
             }
-            // SAFETY: within what is pinned, or just behind it.
+            // SAFETY: within the pinned memory, or at its end.
             at = unsafe { at.add(bytes_of(step).next_multiple_of(ALIGNMENT)) };
         }
         // SAFETY: of this context, and its buffers are those of the steps.
@@ -80,7 +79,7 @@ impl Cuda {
         for step in steps {
             let bytes = bytes_of(step);
             if let Step::Download(_, out) = step {
-                // SAFETY: as above, and the copy into it is done.
+                // SAFETY: as above, and the copy into it is complete.
                 unsafe { std::ptr::copy_nonoverlapping(at, out.as_mut_ptr(), bytes) };
             }
             // SAFETY: as above.
@@ -91,7 +90,7 @@ impl Cuda {
 
     fn capture(&mut self, stream: sys::CUstream, steps: &[Step<'_, Buffer>]) -> Result<Graph, Error> {
         let bytes: usize = steps.iter().map(|step| bytes_of(step).next_multiple_of(ALIGNMENT)).sum();
-        // SAFETY: given back by the graph; flags 0, since results are read by the host.
+        // SAFETY: freed by the graph; flags 0, since the host reads results.
         let pinned = match unsafe { result::malloc_host(bytes.max(1), 0) } {
             Ok(pinned) => pinned.cast::<u8>(),
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
@@ -100,15 +99,15 @@ impl Cuda {
             Err(error) => return self.check(PASS, Err(error)),
         };
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: a stream of the bound context that captures nothing yet; what is captured is ended below, whatever fails in it.
+        // SAFETY: a stream of the bound context without a capture in progress; the capture is ended below even if a step fails.
         let begun = unsafe { result::stream::begin_capture(stream, mode) };
         self.check(PASS, begun)?;
-        let asked = self.ask_for(stream, pinned, steps);
-        // SAFETY: begun above.
+        let request = self.enqueue(stream, pinned, steps);
+        // SAFETY: the capture began above.
         let captured = unsafe { result::stream::end_capture(stream) };
-        asked?;
+        request?;
         let captured = self.check(PASS, captured)?;
-        // SAFETY: a graph that was captured whole; what is made of it stands for itself.
+        // SAFETY: a completely captured graph; its instance is independent of it.
         let executable = unsafe {
             let made = result::graph::instantiate(captured, sys::CUgraphInstantiate_flags(0));
             let _ = result::graph::destroy(captured);
@@ -118,8 +117,8 @@ impl Cuda {
         Ok(Graph { executable, pinned, stream: Arc::clone(&self.stream) })
     }
 
-    /// Asks for the steps, with copies from and to what is pinned.
-    fn ask_for(&mut self, stream: sys::CUstream, pinned: *mut u8, steps: &[Step<'_, Buffer>]) -> Result<(), Error> {
+    /// Enqueues the steps with copies from and to the pinned memory.
+    fn enqueue(&mut self, stream: sys::CUstream, pinned: *mut u8, steps: &[Step<'_, Buffer>]) -> Result<(), Error> {
         use super::Driver as _;
         let mut at = pinned;
         for step in steps {
@@ -131,16 +130,16 @@ impl Cuda {
                 Step::Launch(kernel, blocks, arguments) => self.launch(kernel, *blocks, arguments)?,
                 Step::Upload(buffer, _) => {
                     // SAFETY: within the buffer by contract; the memory lives as long as the graph.
-                    let asked = unsafe { result::memcpy_htod_async(buffer.address, own, stream) };
-                    self.check(PASS, asked)?;
+                    let request = unsafe { result::memcpy_htod_async(buffer.address, own, stream) };
+                    self.check(PASS, request)?;
                 }
                 Step::Download(buffer, _) => {
                     // SAFETY: as above.
-                    let asked = unsafe { result::memcpy_dtoh_async(own, buffer.address, stream) };
-                    self.check(PASS, asked)?;
+                    let request = unsafe { result::memcpy_dtoh_async(own, buffer.address, stream) };
+                    self.check(PASS, request)?;
                 }
             }
-            // SAFETY: within what is pinned, or just behind it.
+            // SAFETY: within the pinned memory, or at its end.
             at = unsafe { at.add(bytes.next_multiple_of(ALIGNMENT)) };
         }
         Ok(())

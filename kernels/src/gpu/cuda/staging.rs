@@ -1,9 +1,9 @@
-//! Pinned memory between the host and a device: the one fills a piece, or takes it over, while the device copies another.
+//! Pinned staging memory: the host fills or reads one piece while the device copies another.
 //!
-//! Uploads take the pieces of a ring in turn. A piece is filled by one upload after the other; when it is full an event behind its last copy
-//! tells when it may be filled again. Results come through two pieces in turn. All copies are of the one stream of the device: a pass needs all
-//! that was sent before its first launch and ends with its results, so there is no kernel beside which a stream of their own could copy.
-#![allow(unsafe_code)] // Calls of the driver, on memory of its own.
+//! Uploads use the pieces of a ring in turn. Consecutive uploads fill a piece; an event after its last copy signals when the piece can be reused.
+//! Downloads alternate between two pieces. All copies are on the device's single stream: a pass needs all earlier uploads and ends with its
+//! results, so a second stream would have no kernel to overlap with.
+#![allow(unsafe_code)] // Driver calls.
 
 use super::Cuda;
 use crate::Error;
@@ -11,65 +11,65 @@ use cudarc::driver::sys::{self, CUevent_flags, CUresult};
 use cudarc::driver::{DriverError, result};
 use std::time::Instant;
 
-/// Bytes of a piece: at 50 GB/s a device copies it in 20 us, ten times what it takes to ask for a copy.
+/// Bytes of a piece: at 50 GB/s a device copies it in 20 us, ten times the cost of enqueuing a copy.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
-/// Pieces that uploads take in turn.
+/// Number of upload pieces.
 const UPLOADING: usize = 4;
-/// Pieces that results come through.
+/// Number of download pieces.
 const DOWNLOADING: usize = 2;
-/// A piece with less room than this takes no part of an upload that is larger: each part is a copy of its own.
+/// Minimum free bytes of a piece for part of a larger upload: each part is a separate copy.
 const LEAST_PART: usize = 64 << 10;
-/// Parts of a piece begin where a line of the processor's cache does.
+/// Alignment of parts in a piece: a cache line.
 const ALIGNMENT: usize = 64;
 
-/// Pinned memory, and when the last copy that uses it is done.
+/// Pinned memory and the event after its last copy.
 #[derive(Clone, Copy)]
 struct Piece {
     memory: *mut u8,
     event: sys::CUevent,
-    /// The event stands behind a copy that nobody has waited for.
-    under_way: bool,
+    /// Whether the event follows a copy that was not waited for.
+    in_flight: bool,
 }
 
-/// All of it, of one device.
+/// The staging memory of one device.
 pub(super) struct Staging {
     uploading: Vec<Piece>,
     downloading: Vec<Piece>,
-    /// The piece that is filled, and how far.
+    /// The current piece, and its fill level.
     filling: usize,
     filled: usize,
 }
 
 impl Staging {
-    /// Pinned memory of the context that is bound.
+    /// Allocates pinned memory in the bound context.
     ///
     /// # Errors
-    /// When the driver refuses it; what it gave before stays with the context.
+    /// When the driver fails to allocate; earlier pieces are leaked.
     pub(super) fn new() -> Result<Self, DriverError> {
         let pieces = |count: usize| -> Result<Vec<Piece>, DriverError> {
             (0..count)
                 .map(|_| {
-                    // SAFETY: given back in `give_back`; flags 0, since results are read by the host.
+                    // SAFETY: freed in `free`; flags 0, since the host reads results.
                     let memory = unsafe { result::malloc_host(PIECE_BYTES, 0) }?.cast();
                     let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-                    Ok(Piece { memory, event, under_way: false })
+                    Ok(Piece { memory, event, in_flight: false })
                 })
                 .collect()
         };
         Ok(Self { uploading: pieces(UPLOADING)?, downloading: pieces(DOWNLOADING)?, filling: 0, filled: 0 })
     }
 
-    /// All copies so far are done.
-    pub(super) fn settle(&mut self) {
-        self.uploading.iter_mut().for_each(|piece| piece.under_way = false);
+    /// Marks all pieces as idle: all copies have completed.
+    pub(super) fn mark_idle(&mut self) {
+        self.uploading.iter_mut().for_each(|piece| piece.in_flight = false);
         self.filled = 0;
     }
 
     /// # Safety
-    /// The context is bound, no copy is under way, and nothing of this is used after.
-    pub(super) unsafe fn give_back(&self) {
+    /// The context is bound, no copy is in flight, and nothing of this is used afterwards.
+    pub(super) unsafe fn free(&self) {
         for piece in self.uploading.iter().chain(&self.downloading) {
-            // SAFETY: both were made in `new`, and are given back once by contract.
+            // SAFETY: both were created in `new`, and are freed once by contract.
             unsafe {
                 let _ = result::event::destroy(piece.event);
                 let _ = result::free_host(piece.memory.cast());
@@ -79,7 +79,7 @@ impl Staging {
 }
 
 impl Cuda {
-    /// Copies bytes to an address of the device; they are taken over when this returns.
+    /// Copies bytes to a device address; the caller may reuse `bytes` when this returns.
     pub(super) fn send(&mut self, address: sys::CUdeviceptr, bytes: &[u8]) -> Result<(), Error> {
         const PASS: &str = "upload";
         let stream = self.enter(PASS)?;
@@ -93,11 +93,11 @@ impl Cuda {
             let (now, later) = rest.split_at(rest.len().min(room));
             let begin = self.staging.filled;
             let memory = self.staging.uploading[self.staging.filling].memory;
-            // SAFETY: within the piece, and behind all that copies under way may still read of it.
+            // SAFETY: within the piece, after everything that copies in flight may still read.
             let staged = unsafe { std::slice::from_raw_parts_mut(memory.add(begin), now.len()) };
             staged.copy_from_slice(now);
             self.staging.filled = (begin + now.len()).next_multiple_of(ALIGNMENT).min(PIECE_BYTES);
-            // SAFETY: within the buffer by contract of the caller; the piece is not written here again before the copy is done.
+            // SAFETY: within the buffer by contract of the caller; the piece is not overwritten before the copy completes.
             self.on_stream(PASS, stream, || unsafe { result::memcpy_htod_async(address, staged, stream) })?;
             address += now.len() as u64;
             rest = later;
@@ -105,54 +105,54 @@ impl Cuda {
         Ok(())
     }
 
-    /// Turns to the next piece, when the device is through with what it held.
+    /// Advances to the next piece and waits until the device has copied its content.
     fn next_piece(&mut self, pass: &'static str, stream: sys::CUstream) -> Result<(), Error> {
         let own = self.staging.filling;
         let event = self.staging.uploading[own].event;
         // SAFETY: an event of this context, on its stream.
         let recorded = unsafe { result::event::record(event, stream) };
         self.check(pass, recorded)?;
-        self.staging.uploading[own].under_way = true;
+        self.staging.uploading[own].in_flight = true;
         let next = (own + 1) % UPLOADING;
-        let Piece { event, under_way, .. } = self.staging.uploading[next];
-        if under_way {
+        let Piece { event, in_flight, .. } = self.staging.uploading[next];
+        if in_flight {
             self.wait_for_event(pass, event)?;
-            self.staging.uploading[next].under_way = false;
+            self.staging.uploading[next].in_flight = false;
         }
         (self.staging.filling, self.staging.filled) = (next, 0);
         Ok(())
     }
 
-    /// Fills `out` from an address of the device: while one piece is taken over the next is on its way.
+    /// Fills `out` from a device address: one piece is read while the next is copied.
     pub(super) fn fetch(&mut self, address: sys::CUdeviceptr, out: &mut [u8]) -> Result<(), Error> {
         const PASS: &str = "download";
-        let mut asked: Option<(Piece, &mut [u8])> = None;
+        let mut request: Option<(Piece, &mut [u8])> = None;
         for (turn, part) in out.chunks_mut(PIECE_BYTES).enumerate() {
             let stream = self.enter(PASS)?;
             let piece = self.staging.downloading[turn % DOWNLOADING];
             let from = address + (turn * PIECE_BYTES) as u64;
-            // SAFETY: a piece that nobody reads or writes: what it held was taken over, two turns ago.
+            // SAFETY: the piece is unused: its content was read two turns ago.
             let staged = unsafe { std::slice::from_raw_parts_mut(piece.memory, part.len()) };
             // SAFETY: within the buffer by contract of the caller.
             self.on_stream(PASS, stream, || unsafe { result::memcpy_dtoh_async(staged, from, stream) })?;
             // SAFETY: an event of this context, on its stream.
             let recorded = unsafe { result::event::record(piece.event, stream) };
             self.check(PASS, recorded)?;
-            if let Some((piece, part)) = asked.replace((piece, part)) {
+            if let Some((piece, part)) = request.replace((piece, part)) {
                 self.take_over(PASS, piece, part)?;
             }
         }
-        if let Some((piece, part)) = asked {
+        if let Some((piece, part)) = request {
             self.take_over(PASS, piece, part)?;
-            // One stream: what was sent before is there, too.
-            self.staging.settle();
+            // One stream: earlier uploads are complete, too.
+            self.staging.mark_idle();
         }
         Ok(())
     }
 
     fn take_over(&mut self, pass: &'static str, piece: Piece, out: &mut [u8]) -> Result<(), Error> {
         self.wait_for_event(pass, piece.event)?;
-        // SAFETY: the copy into it is done, and there is no other before the next turn of the piece.
+        // SAFETY: the copy into the piece is complete, and no other starts before its next turn.
         out.copy_from_slice(unsafe { std::slice::from_raw_parts(piece.memory, out.len()) });
         Ok(())
     }
@@ -160,7 +160,7 @@ impl Cuda {
     fn wait_for_event(&mut self, pass: &'static str, event: sys::CUevent) -> Result<(), Error> {
         let begin = Instant::now();
         loop {
-            // SAFETY: an event that lives, and was recorded.
+            // SAFETY: the event is alive and was recorded.
             match unsafe { result::event::query(event) } {
                 Ok(()) => return Ok(()),
                 Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) if begin.elapsed() < self.deadline => {

@@ -1,5 +1,5 @@
-//! How long things take on a device by its own clock: between two events of its stream.
-#![allow(unsafe_code)] // Calls of the driver.
+//! Durations on a device by its own clock: between two events of its stream.
+#![allow(unsafe_code)] // Driver calls.
 
 use super::Cuda;
 use crate::Error;
@@ -7,46 +7,46 @@ use crate::gpu::Driver;
 use cudarc::driver::sys::{self, CUevent_flags};
 use cudarc::driver::{DriverError, result};
 
-/// Something that a device did.
+/// Duration of one operation on a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Timed {
+pub struct DeviceTiming {
     /// The kernel, or `upload`, `download`, `copy`, `fill`.
     pub name: &'static str,
-    /// Milliseconds from the begin of the first of them.
+    /// Milliseconds since the start of the first operation.
     pub begin_ms: f64,
     /// As `begin_ms`.
     pub end_ms: f64,
 }
 
-/// The events around something.
-pub(super) struct Mark {
+/// The events before and after an operation.
+pub(super) struct EventPair {
     name: &'static str,
     begin: sys::CUevent,
     end: sys::CUevent,
 }
 
 impl Cuda {
-    /// From now on all that the device does is timed, until [`Cuda::timings`]: about 2 us each on top.
+    /// Starts timing all operations of the device, until [`Cuda::timings`]; adds about 2 us to each.
     pub fn time(&mut self) {
         self.marks.get_or_insert_default();
     }
 
-    /// Waits, and tells what the device did since [`Cuda::time`], in the order of calls. Nothing is timed any more.
+    /// Waits, stops timing, and returns the operations since [`Cuda::time`] in call order.
     ///
     /// # Errors
     /// [`Error::Failed`].
-    pub fn timings(&mut self) -> Result<Vec<Timed>, Error> {
+    pub fn timings(&mut self) -> Result<Vec<DeviceTiming>, Error> {
         self.wait()?;
         let marks = self.marks.take().unwrap_or_default();
         let Some(first) = marks.first().map(|mark| mark.begin) else { return Ok(Vec::new()) };
-        // SAFETY: both were recorded on the one stream, and all of it is done.
+        // SAFETY: both were recorded on the one stream, whose work is complete.
         let since = |event| unsafe { result::event::elapsed(first, event) }.map(f64::from);
         let timed = marks
             .iter()
-            .map(|mark| Ok(Timed { name: mark.name, begin_ms: since(mark.begin)?, end_ms: since(mark.end)? }));
+            .map(|mark| Ok(DeviceTiming { name: mark.name, begin_ms: since(mark.begin)?, end_ms: since(mark.end)? }));
         let timed: Result<Vec<_>, DriverError> = timed.collect();
         for mark in &marks {
-            // SAFETY: made by `on_stream`, and given back once.
+            // SAFETY: created by `on_stream`, and destroyed once.
             unsafe {
                 let _ = result::event::destroy(mark.begin);
                 let _ = result::event::destroy(mark.end);
@@ -55,7 +55,7 @@ impl Cuda {
         self.check("timings", timed)
     }
 
-    /// Asks something of the stream; between two events while things are timed.
+    /// Enqueues an operation, between two events while timing is on.
     pub(super) fn on_stream(
         &mut self,
         name: &'static str,
@@ -64,19 +64,19 @@ impl Cuda {
     ) -> Result<(), Error> {
         let outcome = match &mut self.marks {
             None => call(),
-            Some(marks) => marked(name, stream, call).map(|mark| marks.push(mark)),
+            Some(marks) => record(name, stream, call).map(|mark| marks.push(mark)),
         };
         self.check(name, outcome)
     }
 }
 
-fn marked(
+fn record(
     name: &'static str,
     stream: sys::CUstream,
     call: impl FnOnce() -> Result<(), DriverError>,
-) -> Result<Mark, DriverError> {
+) -> Result<EventPair, DriverError> {
     let event = || result::event::create(CUevent_flags::CU_EVENT_DEFAULT);
-    let mark = Mark { name, begin: event()?, end: event()? };
+    let mark = EventPair { name, begin: event()?, end: event()? };
     // SAFETY: events of the bound context, and its stream.
     unsafe { result::event::record(mark.begin, stream) }?;
     call()?;

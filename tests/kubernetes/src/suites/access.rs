@@ -99,8 +99,8 @@ fn people(cluster: &Cluster) -> Result<String> {
     let ranked = read(&engram(cluster, &["rank", "-o", "json"])?)?;
     ensure!(ranked["items"].as_array().is_some_and(|items| items.len() == 2), "{ranked}");
     let status = read(&engram(cluster, &["status", "-o", "json"])?)?;
-    ensure!(status["ready"] == true && status["copies"].is_object(), "{status}");
-    let listed = read(&engram(cluster, &["partition", "list", "-o", "json"])?)?;
+    ensure!(status["ready"] == true && status["replication"].is_object(), "{status}");
+    let listed = read(&engram(cluster, &["list", "partitions", "-o", "json"])?)?;
     ensure!(listed["items"].as_array().is_some_and(|items| items.len() == 8), "{listed}");
 
     // Who may look at everything, and get no token, is told which right is missing.
@@ -203,7 +203,7 @@ fn alone(cluster: &Cluster) -> Result<String> {
     let (reader, stranger) = (pass(cluster, "reader")?, pass(cluster, "stranger")?);
     let program = std::env::current_exe()?.with_file_name("engram");
     let asked = |token: &str| {
-        let arguments = ["--address", &address, "--ca", &authority, "--token-file", token, "rank", "-o", "json"];
+        let arguments = ["--address", &address, "--certificate-authority", &authority, "--token-file", token, "rank", "-o", "json"];
         cluster.in_network(1, &program, arguments)
     };
     cluster.stop_api()?;

@@ -307,7 +307,7 @@ fn learned(cluster: &Cluster) -> Result<String> {
         ended(cluster, &run)
     };
     for (name, file, secret, said) in [
-        ("absent", "absent.csv", "s3", ["ENG-0302", "s3://backups/events/absent.csv", "it is not there"]),
+        ("absent", "absent.csv", "s3", ["ENG-0302", "s3://backups/events/absent.csv", "not found"]),
         ("wrong", "days.csv", "wrong", ["ENG-0510", "s3://backups/events/days.csv", "SignatureDoesNotMatch"]),
     ] {
         let status = learn(name, file, secret)?;
@@ -381,7 +381,7 @@ fn kept(cluster: &Cluster) -> Result<String> {
     for (name, volume, path, said) in [
         ("twice", "nightly", "words/volume", ["ENG-0106", "volume://nightly/words/volume"]),
         ("tapes", "tapes", "words/{name}", ["ENG-0510", "spec.snapshotVolumes (nightly)"]),
-        ("escape", "nightly", "out/{name}", ["ENG-0510", "a symbolic link leads out of the volume"]),
+        ("escape", "nightly", "out/{name}", ["ENG-0510", "symbolic link points outside the volume"]),
     ] {
         let status = snapshot_in(cluster, name, volume, path)?;
         let failed = condition(&status, "Failed");

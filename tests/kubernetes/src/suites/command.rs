@@ -198,9 +198,9 @@ fn ends(cluster: &Cluster) -> Result<String> {
     let admin = admin(cluster)?;
     until("a pod of it", WHILE, || cluster.api().find(&format!("{PODS}/large-worker-0")))?;
     let said = refused(cluster, &admin, NOT_READY, &["-n", NAMESPACE, "rank", "--cluster", "large"])?;
-    ensure!(said.contains("no worker of LearnerCluster outside/large is Ready: large-worker-0 is Pending"), "{said}");
+    ensure!(said.contains("no worker of LearnerCluster outside/large is ready: large-worker-0 is Pending"), "{said}");
     let said = refused(cluster, &admin, USAGE, &["-n", NAMESPACE, "rank"])?;
-    ensure!(said.contains("several LearnerClusters (large, words); name one"), "{said}");
+    ensure!(said.contains("several LearnerClusters (large, words); select one"), "{said}");
     for name in ["large", NAME] {
         cluster.api().delete(&format!("{CLUSTERS}/{name}"), None)?;
     }
@@ -208,7 +208,7 @@ fn ends(cluster: &Cluster) -> Result<String> {
         Ok(cluster.api().get(PODS)?["items"].as_array().is_some_and(Vec::is_empty).then_some(()))
     })?;
     let said = refused(cluster, &admin, NOT_FOUND, &["-n", NAMESPACE, "status"])?;
-    ensure!(said.contains("there is no LearnerCluster in namespace outside"), "{said}");
+    ensure!(said.contains("LearnerCluster not found in namespace outside"), "{said}");
     Ok(String::new())
 }
 
@@ -230,7 +230,7 @@ fn status(cluster: &Cluster) -> Result<String> {
     ensure!(told["ready"] == true, "{told}");
     ensure!(told["cluster"] == object["status"]["clusterId"], "cluster {}", told["cluster"]);
     ensure!(told["workers"].as_array().is_some_and(|it| it.len() == WORKERS), "{}", told["workers"]);
-    ensure!(told["copies"]["whole"] == object["status"]["partitions"]["healthy"], "{}", told["copies"]);
+    ensure!(told["replication"]["healthy"] == object["status"]["partitions"]["healthy"], "{}", told["replication"]);
     // Without -n the namespace is that of the kubeconfig, and without a name the only cluster of it is meant.
     let ended = started(cluster, "kubectl-engram", &admin(cluster)?, &["top", "--once", "-o", "json"])?;
     let top = read(&String::from_utf8(ended.stdout)?)?;
@@ -307,7 +307,7 @@ fn follows(cluster: &Cluster) -> Result<String> {
             .to_string(),
     )?;
     let said = refused(cluster, &admin(cluster)?, USAGE, &["-n", NAMESPACE, "run", &path])?;
-    ensure!(said.contains("a path of this machine"), "{said}");
+    ensure!(said.contains("is a local path"), "{said}");
     fs::write(&file, manifest(json!({ "example": { "name": "StateOfTheUnion" } })).to_string())?;
     engram(cluster, &["run", &path])?;
     // Others see it as any run that was applied.
@@ -332,7 +332,7 @@ fn follows(cluster: &Cluster) -> Result<String> {
 }
 
 fn partitions(cluster: &Cluster) -> Result<String> {
-    let list = read(&engram(cluster, &["partition", "list", "-o", "json"])?)?;
+    let list = read(&engram(cluster, &["list", "partitions", "-o", "json"])?)?;
     let items = list["items"].as_array().context("no list")?;
     ensure!(items.len() == 16, "{} partitions", items.len());
     let map = cluster.api().get(&format!("/apis/engram.dev/v1alpha1/namespaces/{NAMESPACE}/partitionmaps/{NAME}"))?;
@@ -425,9 +425,9 @@ fn absent(cluster: &Cluster) -> Result<String> {
     let admin = admin(cluster)?;
     let meant = format!("{NAMESPACE}/{NAME}");
     for (status, arguments, said) in [
-        (NOT_FOUND, &["-n", NAMESPACE, "status", "verbs"][..], format!("there are: {NAME}")),
+        (NOT_FOUND, &["-n", NAMESPACE, "status", "verbs"][..], format!("existing: {NAME}")),
         (NOT_FOUND, &["-n", "kube-system", "status"], meant.clone()),
-        (NOT_FOUND, &["-n", "research", "rank"], format!("no such namespace; there are: {meant}")),
+        (NOT_FOUND, &["-n", "research", "rank"], format!("which does not exist; existing: {meant}")),
         (USAGE, &["--context", "moon", "status"], "moon".into()),
         (USAGE, &["-n", NAMESPACE, "up", "cluster.yaml"], "kubectl apply".into()),
         (USAGE, &["-n", NAMESPACE, "down"], "kubectl delete learnercluster".into()),
@@ -460,7 +460,7 @@ fn forbidden(cluster: &Cluster) -> Result<String> {
     for (arguments, right) in [
         (&["-n", NAMESPACE, "rank"][..], "create pods/portforward in namespace outside"),
         (&["-n", NAMESPACE, "scale", NAME, "--workers", "5"], "patch learnerclusters/scale in namespace outside"),
-        (&["-n", NAMESPACE, "partition", "list"], "get configmaps in namespace outside"),
+        (&["-n", NAMESPACE, "list", "partitions"], "get configmaps in namespace outside"),
         (&["-n", "kube-system", "rank"], "list learnerclusters in namespace kube-system"),
     ] {
         let said = refused(cluster, &looker, DENIED, arguments)?;
@@ -468,7 +468,7 @@ fn forbidden(cluster: &Cluster) -> Result<String> {
     }
     let nobody = kubeconfig(cluster, "nobody", json!({ "token": "none" }))?;
     let said = refused(cluster, &nobody, DENIED, &["-n", NAMESPACE, "rank"])?;
-    ensure!(said.contains("does not know who asks"), "{said}");
+    ensure!(said.contains("unauthenticated"), "{said}");
     Ok(String::new())
 }
 

@@ -45,7 +45,7 @@ pub(super) fn told(cluster: &Cluster) -> Result<String> {
         Ok(found.filter(|found| found["status"] == "False" && found["reason"] == "GpuNotUsed"))
     })?;
     let message = condition["message"].as_str().unwrap_or_default();
-    ensure!(message.contains(": there is no CUDA driver"), "{condition}");
+    ensure!(message.contains(": no CUDA driver found"), "{condition}");
     let pod = cluster.api().get(POD)?;
     let container = &pod["spec"]["containers"][0];
     ensure!(container["resources"]["limits"]["nvidia.com/gpu"] == "1", "{container}");
@@ -59,7 +59,7 @@ pub(super) fn told(cluster: &Cluster) -> Result<String> {
     })?;
     // The coordinators have two clusters now.
     until("its partitions to be listed", WHILE, || {
-        let listed = engram(cluster, &["--cluster", "devices", "partition", "list", "-o", "json"])?;
+        let listed = engram(cluster, &["--cluster", "devices", "list", "partitions", "-o", "json"])?;
         let listed = read(&listed)?["items"].as_array().map(Vec::len);
         ensure!(listed == Some(4), "{listed:?} partitions are listed of 4");
         Ok(Some(()))

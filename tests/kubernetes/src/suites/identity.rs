@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use engram_client::Network;
 use engram_faults::ledger::Tally;
 use engram_faults::load::Load;
-use engram_identity::{Authority, Expected, Keys, Name, Realm, Role, Roots, ask, connect_anonymously};
+use engram_identity::{CertificateAuthority, ExpectedPeer, Keys, Name, Realm, Role, Roots, create_request, connect_anonymously};
 use engram_memory::{ClusterId, MemoryId};
 use engram_proto::v1::SignRequest;
 use engram_proto::v1::certificate_service_client::CertificateServiceClient;
@@ -116,14 +116,14 @@ fn whole(cluster: &Cluster, name: &str, deadline: Duration) -> Result<()> {
 }
 
 /// The authority, as only operators may read it.
-fn authority(cluster: &Cluster) -> Result<Authority> {
+fn authority(cluster: &Cluster) -> Result<CertificateAuthority> {
     let secret = cluster.api().get(SECRET)?;
     let text = |key: &str| -> Result<String> {
         let encoded = secret["data"][key].as_str().with_context(|| format!("the Secret has no {key}"))?;
         let decoded = cluster.in_network_fed(1, "base64", ["-d"], encoded)?;
         Ok(decoded)
     };
-    Ok(Authority::open(Realm::Operator, &text("ca.key")?, &text("ca.pem")?)?)
+    Ok(CertificateAuthority::open(Realm::Operator, &text("ca.key")?, &text("ca.pem")?)?)
 }
 
 fn roots(cluster: &Cluster, name: &str) -> Result<String> {
@@ -150,12 +150,12 @@ impl Clients {
     }
 
     /// Of the cluster called `of`, with a certificate of this authority.
-    fn signed_by(authority: &Authority, cluster: &Cluster, of: &str, first: u64) -> Result<Self> {
+    fn signed_by(authority: &CertificateAuthority, cluster: &Cluster, of: &str, first: u64) -> Result<Self> {
         let id = id(cluster, of)?;
         let name = Name::on_kubernetes("default", of, id, Role::Client, 0);
         let issued = authority.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
-        let keys = Keys::given(&roots(cluster, of)?, &issued.pem, Arc::default())?;
-        let network = Network::secured(Arc::clone(&keys), Expected::any(Role::Worker));
+        let keys = Keys::from_pem(&roots(cluster, of)?, &issued.pem, Arc::default())?;
+        let network = Network::with_tls(Arc::clone(&keys), ExpectedPeer::any(Role::Worker));
         let endpoints = vec![format!("{}:7443", service_address(cluster, of)?)];
         let runtime = runtime(cluster)?;
         let start = async move { Load::start_over(network, &endpoints, id, SLOW, MemoryId(first << 32)).await };
@@ -176,7 +176,7 @@ impl Clients {
     fn close(self, since: tokio::time::Instant) -> Result<(Tally, Duration)> {
         let Self { runtime, load, .. } = self;
         let ending = async move {
-            let unserved = load.served(SERVED).await.err().map_or(0, |behind| behind.len());
+            let unserved = load.wait_until_served(SERVED).await.err().map_or(0, |behind| behind.len());
             let gap = load.outages(since, |_| true).into_iter().max().unwrap_or_default();
             let tally = load.finish().await.check().await;
             (unserved, gap, tally)
@@ -326,14 +326,14 @@ async fn asked(
     token: String,
     name: Name,
 ) -> Result<Result<String, tonic::Status>> {
-    let stream = connect_anonymously(&roots, cluster, Expected::any(Role::Coordinator), &address).await?;
+    let stream = connect_anonymously(&roots, cluster, ExpectedPeer::any(Role::Coordinator), &address).await?;
     let mut stream = Some(TokioIo::new(stream));
     let connect = tower::service_fn(move |_| {
         let stream = stream.take().ok_or_else(|| std::io::Error::other("the connection has ended"));
         async move { stream }
     });
     let channel = Endpoint::from_static("http://operator").connect_with_connector(connect).await?;
-    let mut call = tonic::Request::new(SignRequest { request: ask(&name)?.request.into() });
+    let mut call = tonic::Request::new(SignRequest { request: create_request(&name)?.request.into() });
     call.metadata_mut().insert("authorization", format!("Bearer {token}").parse()?);
     let answer = CertificateServiceClient::new(channel).sign(call).await;
     Ok(answer.map(|reply| reply.into_inner().certificate))
@@ -345,7 +345,7 @@ fn shown(cluster: &Cluster, pod: &Value, port: u16, pem: &str, reason: &str) -> 
     std::fs::write(&file, pem)?;
     let file = file.to_string_lossy();
     let address = pod["status"]["podIP"].as_str().context("the pod has no address")?;
-    let refused = || figure(cluster, pod, "engram_tls_refused_total", &format!("reason=\"{reason}\""));
+    let refused = || figure(cluster, pod, "engram_authentication_failures_total", &format!("reason=\"{reason}\""));
     let before = refused()?;
     let at = format!("{address}:{port}");
     // It ends as it likes: what counts is what the worker says of it.

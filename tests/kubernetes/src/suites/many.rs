@@ -11,7 +11,7 @@ use crate::process::until;
 use crate::rights::OPERATORS;
 use anyhow::{Context, Result, ensure};
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
-use engram_proto::v1::{Beat, Hello, MemberId};
+use engram_proto::v1::{HeartbeatRequest, Hello, MemberId};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -158,14 +158,14 @@ async fn stream(cluster: u128, ordinal: u32) -> Result<()> {
         lossless_since: 1,
         ..Hello::default()
     };
-    beats.send(Beat { hello: Some(hello), ..Beat::default() }).await?;
+    beats.send(HeartbeatRequest { hello: Some(hello), ..HeartbeatRequest::default() }).await?;
     let mut replies = client.heartbeat(ReceiverStream::new(outgoing)).await?.into_inner();
-    let (mut ticks, mut turns, mut version) = (tokio::time::interval(BEAT), 0, 0);
+    let (mut ticks, mut progress_count, mut version) = (tokio::time::interval(BEAT), 0, 0);
     loop {
         tokio::select! {
             _ = ticks.tick() => {
-                turns += 1;
-                beats.send(Beat { map_version: version, ready: version > 0, turns, ..Beat::default() }).await?;
+                progress_count += 1;
+                beats.send(HeartbeatRequest { map_version: version, ready: version > 0, progress_count, ..HeartbeatRequest::default() }).await?;
             }
             reply = replies.message() => {
                 let reply = reply?.context("the stream ended")?;

@@ -81,7 +81,7 @@ pub(super) fn promoted(cluster: &Cluster) -> Result<String> {
     cluster.apply(&bound(NAMESPACE, "Role", KEEPER).to_string())?;
     until("the policy to refuse", WHILE, || {
         let said = refused(cluster, &keeper, DENIED, &order("both disks burnt"))?;
-        ensure!(said.contains("the right to force-promote partitionmaps.engram.dev"), "{said}");
+        ensure!(said.contains("permission to force-promote partitionmaps.engram.dev"), "{said}");
         ensure!(said.contains("ValidatingAdmissionPolicy"), "{said}");
         Ok(Some(()))
     })?;
@@ -98,7 +98,7 @@ pub(super) fn promoted(cluster: &Cluster) -> Result<String> {
     ensure!(order["by"] == format!("system:serviceaccount:{NAMESPACE}:{KEEPER}"), "{order}");
     ensure!(order["reason"] == "both disks burnt" && order["steps"][0]["partition"] == partition, "{order}");
     until("the coordinator to tell of it", WHILE, || {
-        let told = engram(cluster, &["partition", "list", "-o", "json"])?;
+        let told = engram(cluster, &["list", "partitions", "-o", "json"])?;
         Ok(told.contains("both disks burnt").then_some(()))
     })?;
     let again = ["-n", NAMESPACE, "partition", "force-promote", &number, "--accept-data-loss", "once more"];
@@ -162,7 +162,7 @@ fn in_sync(cluster: &Cluster) -> Result<BTreeMap<u64, BTreeSet<u64>>> {
 
 /// How many memories each partition has whose primary answers.
 fn memories(cluster: &Cluster) -> Result<BTreeMap<u64, u64>> {
-    let list = read(&engram(cluster, &["partition", "list", "-o", "json"])?)?;
+    let list = read(&engram(cluster, &["list", "partitions", "-o", "json"])?)?;
     let items = list["items"].as_array().context("no list")?;
     Ok(items.iter().filter_map(|it| Some((it["partition"].as_u64()?, it["memories"].as_u64()?))).collect())
 }

@@ -1,8 +1,8 @@
-//! What stands in one cell of a row, and what it means in each column: the same rules for all three formats.
+//! Cells of a row and their meaning in each column: the same rules for all three formats.
 
 use super::{Layout, MEMORY, MemoryColumn, Row, SIGNAL, SignalSource, TIME, TimeColumn, time};
 use crate::source::error::shown;
-use crate::source::{Event, Place, Signal, SourceError};
+use crate::source::{Event, Location, Signal, SourceError};
 use engram_memory::{MAX_KEY_BYTES, MemoryId, key_id};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(super) enum Cell<'a> {
     /// Nothing: null, or the field is left out.
     Missing,
-    /// Text that may be anything: CSV does not say.
+    /// Untyped text of CSV.
     Plain(&'a str),
     /// A string of a typed format.
     Text(Cow<'a, str>),
@@ -26,7 +26,7 @@ pub(super) enum Cell<'a> {
     Double(f64),
     /// A time in milliseconds since the Unix epoch.
     Millis(i64),
-    /// Something that means nothing in any column, as text.
+    /// A value without meaning in any column, as text.
     Other(&'a str),
 }
 
@@ -79,7 +79,7 @@ impl Cell<'_> {
 
 impl Layout {
     /// Reads a row from its cells: memory, time, and strength where a column gives it.
-    pub(super) fn row(&self, place: Place, cells: &[Cell<'_>]) -> Result<Row, SourceError> {
+    pub(super) fn row(&self, place: Location, cells: &[Cell<'_>]) -> Result<Row, SourceError> {
         let refuse = |position: usize, allowed: &str| {
             self.bad_row(place, self.columns()[position].1, cells[position].shown(), allowed)
         };
@@ -100,8 +100,8 @@ impl Layout {
 
     fn event(&self, cells: &[Cell<'_>], refuse: impl Fn(usize, &str) -> SourceError) -> Result<Event, SourceError> {
         let (id, key) = match (&self.options.columns.memory, &cells[MEMORY]) {
-            (MemoryColumn::Key(_), Cell::Plain(key)) => identified(key),
-            (MemoryColumn::Key(_), Cell::Text(key)) => identified(key),
+            (MemoryColumn::Key(_), Cell::Plain(key)) => parse_key(key),
+            (MemoryColumn::Key(_), Cell::Text(key)) => parse_key(key),
             (MemoryColumn::Key(_), _) => None,
             (MemoryColumn::Id(_), cell) => {
                 cell.integer().and_then(|id| u64::try_from(id).ok()).map(|id| (MemoryId(id), None))
@@ -112,8 +112,8 @@ impl Layout {
             MemoryColumn::Id(_) => refuse(MEMORY, "an integer from 0 to 2^64 - 1"),
         })?;
         let column = |low: f64| {
-            let (given, value) = cells[SIGNAL].number()?;
-            (low..=1.0).contains(&given).then_some(value)
+            let (exact, value) = cells[SIGNAL].number()?;
+            (low..=1.0).contains(&exact).then_some(value)
         };
         let signal = match self.options.signal {
             SignalSource::Quality(value) => Signal::Quality(value),
@@ -141,6 +141,6 @@ impl Cell<'_> {
     }
 }
 
-fn identified(key: &str) -> Option<(MemoryId, Option<Arc<str>>)> {
+fn parse_key(key: &str) -> Option<(MemoryId, Option<Arc<str>>)> {
     (1..=MAX_KEY_BYTES).contains(&key.len()).then(|| (key_id(key.as_bytes()), Some(Arc::from(key))))
 }

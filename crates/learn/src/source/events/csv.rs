@@ -3,12 +3,12 @@
 use super::cell::Cell;
 use super::{Layout, Row, Rows};
 use crate::source::error::shown;
-use crate::source::{Place, SourceError};
+use crate::source::{Location, SourceError};
 use std::io::{self, Read};
 
 pub(super) struct Reader {
     layout: Layout,
-    reader: csv::Reader<Bounded>,
+    reader: csv::Reader<BoundedReader>,
     record: csv::ByteRecord,
     /// Field of each wanted column.
     fields: Vec<usize>,
@@ -17,7 +17,7 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn open(layout: Layout, text: Box<dyn Read + Send>) -> Result<Self, SourceError> {
         let limit = layout.limits.record_bytes;
-        let bounded = Bounded { text, limit: limit + BUFFER, left: limit + BUFFER };
+        let bounded = BoundedReader { text, limit: limit + BUFFER, left: limit + BUFFER };
         let mut reader = csv::ReaderBuilder::new().buffer_capacity(BUFFER).from_reader(bounded);
         let header = reader.byte_headers().map_err(|e| failed(&layout, &e, 1))?;
         let names: Vec<String> = header.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
@@ -40,7 +40,7 @@ impl Rows for Reader {
         if !self.reader.read_byte_record(&mut self.record).map_err(|e| failed(&self.layout, &e, line))? {
             return Ok(None);
         }
-        let place = Place::Line(self.record.position().map_or(line, csv::Position::line));
+        let place = Location::Line(self.record.position().map_or(line, csv::Position::line));
         let mut cells = Vec::with_capacity(self.fields.len());
         for (&field, (_, column)) in self.fields.iter().zip(self.layout.columns()) {
             let bytes = self.record.get(field).expect("the reader refuses records shorter than the header");
@@ -54,7 +54,7 @@ impl Rows for Reader {
 }
 
 fn failed(layout: &Layout, error: &csv::Error, line: u64) -> SourceError {
-    let place = Place::Line(error.position().map_or(line, csv::Position::line));
+    let place = Location::Line(error.position().map_or(line, csv::Position::line));
     match error.kind() {
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
             layout.bad_row(place, "row", format!("{len} fields"), format!("{expected_len} fields, as in the header"))
@@ -68,24 +68,24 @@ fn failed(layout: &Layout, error: &csv::Error, line: u64) -> SourceError {
     }
 }
 
-/// Bytes that the CSV reader asks for at once.
+/// Buffer size of the CSV reader.
 const BUFFER: usize = 64 << 10;
 
-/// Ends with an error when one record takes more than its share of bytes: an open quote would swallow the file.
-struct Bounded {
+/// Fails when one record exceeds the limit: an open quote would otherwise swallow the file.
+struct BoundedReader {
     text: Box<dyn Read + Send>,
     limit: usize,
     left: usize,
 }
 
-impl Bounded {
-    /// A record begins. Up to a buffer of it may have been read with the one before.
+impl BoundedReader {
+    /// Resets the limit for the next record. Up to a buffer of it may have been read with the previous one.
     fn refill(&mut self) {
         self.left = self.limit;
     }
 }
 
-impl Read for Bounded {
+impl Read for BoundedReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let bytes = self.text.read(buffer)?;
         self.left = self.left.checked_sub(bytes).ok_or(io::ErrorKind::FileTooLarge)?;

@@ -2,7 +2,7 @@
 
 use super::cell::Cell;
 use super::{Layout, Row, Rows};
-use crate::source::{Place, SourceError};
+use crate::source::{Location, SourceError};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -14,13 +14,13 @@ pub(super) struct Reader {
     text: BufReader<Box<dyn Read + Send>>,
     line: Vec<u8>,
     number: u64,
-    /// Whether an object was read: a name that the first one lacks is a wrong name, later it is a missing value.
-    begun: bool,
+    /// Whether an object was read: a name missing in the first one is a wrong column name, later it is a missing value.
+    has_read_object: bool,
 }
 
 impl Reader {
     pub(super) fn new(layout: Layout, text: Box<dyn Read + Send>) -> Self {
-        Self { layout, text: BufReader::new(text), line: Vec::new(), number: 0, begun: false }
+        Self { layout, text: BufReader::new(text), line: Vec::new(), number: 0, has_read_object: false }
     }
 
     /// Reads a line, `false` at the end.
@@ -33,7 +33,7 @@ impl Reader {
             .read_until(b'\n', &mut self.line)
             .map_err(|e| self.layout.unreadable(format!("{e} (line {})", self.number)))?;
         if bytes > limit && self.line.last() != Some(&b'\n') {
-            let place = Place::Line(self.number);
+            let place = Location::Line(self.number);
             return Err(self.layout.bad_row(
                 place,
                 "row",
@@ -55,18 +55,18 @@ impl Rows for Reader {
                 break;
             }
         }
-        let place = Place::Line(self.number);
+        let place = Location::Line(self.number);
         let columns = self.layout.columns();
         let mut json = serde_json::Deserializer::from_slice(&self.line);
-        let fields = Wanted(&columns)
+        let fields = SelectedFields(&columns)
             .deserialize(&mut json)
             .and_then(|fields| json.end().map(|()| fields))
             .map_err(|e| self.layout.bad_row(place, "row", reason(&e), "one JSON object per line"))?;
-        if !self.begun {
+        if !self.has_read_object {
             if let Some(position) = fields.iter().position(Option::is_none) {
                 return Err(self.layout.no_column(position, names(&self.line)));
             }
-            self.begun = true;
+            self.has_read_object = true;
         }
         let cells: Vec<Cell<'_>> = fields.into_iter().map(|field| field.map_or(Cell::Missing, cell)).collect();
         self.layout.row(place, &cells).map(Some)
@@ -83,7 +83,7 @@ fn reason(error: &serde_json::Error) -> String {
 fn cell(raw: &RawValue) -> Cell<'_> {
     let text = raw.get();
     match text.as_bytes().first() {
-        Some(b'"') => serde_json::from_str::<Borrowed<'_>>(text).map_or(Cell::Other(text), |text| Cell::Text(text.0)),
+        Some(b'"') => serde_json::from_str::<JsonString<'_>>(text).map_or(Cell::Other(text), |text| Cell::Text(text.0)),
         Some(b'-' | b'0'..=b'9') => Cell::Literal(text),
         Some(b'n') => Cell::Missing,
         _ => Cell::Other(text),
@@ -92,12 +92,12 @@ fn cell(raw: &RawValue) -> Cell<'_> {
 
 /// A string that is copied only where it holds an escape.
 #[derive(serde::Deserialize)]
-struct Borrowed<'a>(#[serde(borrow)] Cow<'a, str>);
+struct JsonString<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Picks the wanted fields of an object and skips the others without building them. Of a repeated field the last counts.
-struct Wanted<'a>(&'a [(&'static str, &'a str)]);
+/// Selects fields of an object and skips the others without building them. Of a repeated field the last one counts.
+struct SelectedFields<'a>(&'a [(&'static str, &'a str)]);
 
-impl<'de> DeserializeSeed<'de> for Wanted<'_> {
+impl<'de> DeserializeSeed<'de> for SelectedFields<'_> {
     type Value = Vec<Option<&'de RawValue>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -105,7 +105,7 @@ impl<'de> DeserializeSeed<'de> for Wanted<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Wanted<'_> {
+impl<'de> Visitor<'de> for SelectedFields<'_> {
     type Value = Vec<Option<&'de RawValue>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -114,12 +114,16 @@ impl<'de> Visitor<'de> for Wanted<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut fields = vec![None; self.0.len()];
-        while let Some(Borrowed(name)) = map.next_key()? {
+        while let Some(JsonString(name)) = map.next_key()? {
             // One field may serve two columns.
-            let wanted = |column: &(&str, &str)| column.1 == name;
-            if self.0.iter().any(wanted) {
+            let is_selected = |column: &(&str, &str)| column.1 == name;
+            if self.0.iter().any(is_selected) {
                 let value = map.next_value()?;
-                self.0.iter().zip(&mut fields).filter(|(column, _)| wanted(column)).for_each(|(_, f)| *f = Some(value));
+                self.0
+                    .iter()
+                    .zip(&mut fields)
+                    .filter(|(column, _)| is_selected(column))
+                    .for_each(|(_, f)| *f = Some(value));
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
@@ -128,7 +132,7 @@ impl<'de> Visitor<'de> for Wanted<'_> {
     }
 }
 
-/// The names of an object's fields, for an error.
+/// Returns the names of an object's fields, for an error.
 fn names(line: &[u8]) -> Vec<String> {
     serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line)
         .map(|object| object.into_iter().map(|(name, _)| name).collect())

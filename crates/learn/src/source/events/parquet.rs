@@ -1,8 +1,8 @@
-//! Rows of a Parquet file, from its columns directly: no table is built, a batch of rows is in memory at a time.
+//! Rows of a Parquet file, read by column, one batch of rows at a time.
 
 use super::cell::Cell;
 use super::{Layout, Row, Rows};
-use crate::source::{Place, SourceError};
+use crate::source::{Location, SourceError};
 use parquet::basic::{ConvertedType, LogicalType, TimeUnit};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, DataType};
@@ -19,7 +19,7 @@ pub(super) struct Reader {
     layout: Layout,
     file: SerializedFileReader<File>,
     /// Column of the file and meaning of its values, for each wanted column.
-    wanted: Vec<(usize, Meaning)>,
+    selected: Vec<(usize, Meaning)>,
     /// The row group that is being read, and its columns.
     group: usize,
     columns: Vec<ColumnReader>,
@@ -39,7 +39,7 @@ enum Meaning {
     PerMilli(i64),
     /// Days since 1970-01-01.
     Days,
-    /// Something that no column of events is: decimals, times of day.
+    /// A type without meaning for events: decimals, times of day.
     Foreign,
 }
 
@@ -58,14 +58,14 @@ impl Reader {
         let schema = file.metadata().file_metadata().schema_descr_ptr();
         let flat = |column: &ColumnDescriptor| column.max_rep_level() == 0;
         let names = || schema.columns().iter().filter(|c| flat(c)).map(|c| c.path().string()).collect();
-        let mut wanted = Vec::new();
+        let mut selected = Vec::new();
         for (position, (_, name)) in layout.columns().into_iter().enumerate() {
-            let found = schema.columns().iter().position(|column| flat(column) && column.path().string() == name);
-            let at = found.ok_or_else(|| layout.no_column(position, names()))?;
-            wanted.push((at, meaning(&schema.column(at))));
+            let index = schema.columns().iter().position(|column| flat(column) && column.path().string() == name);
+            let at = index.ok_or_else(|| layout.no_column(position, names()))?;
+            selected.push((at, meaning(&schema.column(at))));
         }
         let columns = Vec::new();
-        Ok(Self { layout, file, wanted, group: 0, columns, batch: Vec::new(), first: 0, rows: 0, next: 0 })
+        Ok(Self { layout, file, selected, group: 0, columns, batch: Vec::new(), first: 0, rows: 0, next: 0 })
     }
 
     /// Decodes the next rows; `false` after the last row group.
@@ -77,12 +77,13 @@ impl Reader {
                 }
                 let group = self.file.get_row_group(self.group).map_err(|e| self.layout.unreadable(e))?;
                 let open = |&(at, _): &(usize, Meaning)| group.get_column_reader(at);
-                self.columns = self.wanted.iter().map(open).collect::<Result<_, _>>().map_err(|e| self.damaged(&e))?;
+                self.columns =
+                    self.selected.iter().map(open).collect::<Result<_, _>>().map_err(|e| self.damaged(&e))?;
                 (self.first, self.rows) = (0, 0);
             }
             self.first += self.rows as u64;
             let mut batch = Vec::with_capacity(self.columns.len());
-            for (column, &(at, _)) in self.columns.iter_mut().zip(&self.wanted) {
+            for (column, &(at, _)) in self.columns.iter_mut().zip(&self.selected) {
                 let nullable = self.file.metadata().file_metadata().schema_descr().column(at).max_def_level();
                 batch.push(read(column, nullable).map_err(|e| damaged(&self.layout, self.group, self.first, &e))?);
             }
@@ -105,7 +106,7 @@ impl Reader {
 }
 
 fn damaged(layout: &Layout, group: usize, row: u64, cause: &dyn std::fmt::Display) -> SourceError {
-    layout.bad_row(Place::Row { group, row }, "row", cause.to_string(), "columns of numbers or strings that decode")
+    layout.bad_row(Location::Row { group, row }, "row", cause.to_string(), "columns of numbers or strings that decode")
 }
 
 impl Rows for Reader {
@@ -115,9 +116,9 @@ impl Rows for Reader {
         }
         let at = self.next;
         self.next += 1;
-        let place = Place::Row { group: self.group, row: self.first + at as u64 };
+        let place = Location::Row { group: self.group, row: self.first + at as u64 };
         let cells: Vec<Cell<'_>> =
-            self.batch.iter().zip(&self.wanted).map(|(column, &(_, meaning))| column.cell(at, meaning)).collect();
+            self.batch.iter().zip(&self.selected).map(|(column, &(_, meaning))| column.cell(at, meaning)).collect();
         self.layout.row(place, &cells).map(Some)
     }
 }
@@ -194,8 +195,8 @@ fn read(column: &mut ColumnReader, nullable: i16) -> Result<Column, ParquetError
     })
 }
 
-/// Reads a batch of one column. The reader gives the values that are there and, beside them, a level per row: the
-/// highest one says that the value is there.
+/// Reads a batch of one column. The reader returns the present values and a level per row; the highest level means that the value
+/// is present.
 fn values<T: DataType>(reader: &mut ColumnReaderImpl<T>, nullable: i16) -> Result<Vec<Option<T::T>>, ParquetError> {
     let (mut levels, mut values) = (Vec::new(), Vec::new());
     let (rows, _, _) = reader.read_records(BATCH, (nullable > 0).then_some(&mut levels), None, &mut values)?;

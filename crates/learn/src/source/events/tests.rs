@@ -11,8 +11,8 @@ const KEY_EPOCH_QUALITY: (&str, &str) = ("key=word,epoch=address", "quality=q");
 
 /// Options in short: `key=word,epoch=address` and `quality=q`, `delta=d`, `quality:0.9` or `delta:-0.1`.
 fn options(path: PathBuf, columns: &str, signal: &str) -> EventsOptions {
-    let named = |wanted: &str| {
-        columns.split(',').find_map(|part| part.strip_prefix(wanted)?.strip_prefix('=').map(str::to_owned))
+    let named = |option: &str| {
+        columns.split(',').find_map(|part| part.strip_prefix(option)?.strip_prefix('=').map(str::to_owned))
     };
     let memory = named("id").map(MemoryColumn::Id).or(named("key").map(MemoryColumn::Key)).unwrap();
     let span_ms = named("span").map_or(86_400_000, |span| span.parse().unwrap());
@@ -117,14 +117,14 @@ fn address_file(groups: &[&[(i64, Option<&str>, f64)]]) -> Vec<u8> {
 }
 
 #[test]
-fn the_same_events_read_the_same_in_every_format_and_packing() {
+fn events_read_the_same_in_every_format_and_compression() {
     let folder = Folder::new();
     let gzip = |text: &str| {
         let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         packer.write_all(text.as_bytes()).unwrap();
         packer.finish().unwrap()
     };
-    // Two members one after another, as `cat a.gz b.gz` makes them.
+    // Two concatenated members, like those of `cat a.gz b.gz`.
     let (head, tail) = CSV.split_at(40);
     let rows: &[&[_]] = &[
         &[(1, Some("peace"), f64::from(0.9_f32))],
@@ -147,7 +147,7 @@ fn the_same_events_read_the_same_in_every_format_and_packing() {
     }
 }
 
-/// Text goes to single precision directly; a double is narrowed. 0.9 and its neighbours come out as the law's vectors say.
+/// Text is converted to single precision directly; a double is narrowed. 0.9 and its neighbours match the vectors of the law.
 #[test]
 fn numbers_ids_and_deltas_arrive_as_written() {
     let folder = Folder::new();
@@ -162,7 +162,7 @@ fn numbers_ids_and_deltas_arrive_as_written() {
 }
 
 #[test]
-fn time_that_passes_without_an_event_is_an_epoch_and_a_gap_in_numbers_is_not() {
+fn time_without_events_is_an_epoch_and_a_gap_in_numbers_is_not() {
     let folder = Folder::new();
     let rows = "t,k\n2026-01-30T23:59:59Z,a\n2026-01-30T01:00:00Z,b\n1769990400000,c\n2026-02-02,d\n";
     let path = folder.write("a.csv", rows);
@@ -170,14 +170,14 @@ fn time_that_passes_without_an_event_is_an_epoch_and_a_gap_in_numbers_is_not() {
     assert!(error.is_none(), "{}", error.unwrap());
     let shape: Vec<_> = epochs.iter().map(|e| (e.number, e.label.as_deref().unwrap(), e.content.len())).collect();
     assert_eq!(shape, [(0, "2026-01-30", 2), (1, "2026-01-31", 0), (2, "2026-02-01", 0), (3, "2026-02-02", 2)]);
-    // A unit that is wrong by a factor of a thousand would be years of nothing.
+    // A unit that is wrong by a factor of a thousand would cause years of empty epochs.
     let limits = Limits { empty_epochs: 1, ..Limits::default() };
     let (epochs, error) = read(&options(path, "key=k,time=t", "quality:0.9"), limits);
     assert_eq!((epochs.len(), error.unwrap().code()), (1, "ENG-0304"));
 }
 
 #[test]
-fn a_bad_row_is_named_and_nothing_of_its_epoch_is_yielded() {
+fn a_bad_row_is_reported_and_nothing_of_its_epoch_yielded() {
     let folder = Folder::new();
     let long = "x".repeat(1_025);
     let csv = "address,word,q";
@@ -240,7 +240,7 @@ fn a_bad_row_is_named_and_nothing_of_its_epoch_is_yielded() {
 }
 
 #[test]
-fn a_file_that_is_not_what_the_options_say_is_refused_when_it_is_opened() {
+fn a_file_that_contradicts_its_options_fails_to_open() {
     let folder = Folder::new();
     let refused = |path: PathBuf, columns: &str, code: &str, message: &str| {
         let (epochs, error) = read(&options(path, columns, "quality:0.9"), Limits::default());
@@ -262,7 +262,7 @@ fn a_file_that_is_not_what_the_options_say_is_refused_when_it_is_opened() {
 }
 
 #[test]
-fn content_that_is_handed_over_is_read_like_a_file_and_nothing_outside_of_a_folder_is() {
+fn supplied_content_reads_like_a_file_and_folders_confine_paths() {
     let folder = Folder::new();
     let there = options(folder.write("a.csv", CSV), "key=word,epoch=address", "quality:0.9");
     let handed = |name: &str, content: &[u8]| EventsOptions {
@@ -278,7 +278,7 @@ fn content_that_is_handed_over_is_read_like_a_file_and_nothing_outside_of_a_fold
     for (name, content) in [("s3://words/a.csv", CSV.as_bytes()), ("s3://words/a.parquet", &parquet)] {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(content).unwrap();
-        let options = EventsOptions { origin: Origin::Fetched(Fetched::new(file)), ..handed(name, b"") };
+        let options = EventsOptions { origin: Origin::Fetched(FetchedFile::new(file)), ..handed(name, b"") };
         let first = read(&options, Limits::default());
         assert!(first.1.is_none() && first.0.len() == read(&handed(name, content), Limits::default()).0.len());
         assert_eq!(read(&options, Limits::default()).0, first.0, "it is opened at its beginning, however often");
@@ -299,7 +299,7 @@ fn content_that_is_handed_over_is_read_like_a_file_and_nothing_outside_of_a_fold
 }
 
 #[test]
-fn what_would_not_fit_in_memory_is_refused() {
+fn input_above_memory_limits_is_rejected() {
     let folder = Folder::new();
     let limits = Limits { epoch_events: 3, record_bytes: 100, ..Limits::default() };
     let many = "address,word,q\n".to_owned() + &"1,a,1\n".repeat(3) + &"2,a,1\n".repeat(4);

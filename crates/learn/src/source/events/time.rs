@@ -9,7 +9,7 @@ pub(super) const RANGE_MS: RangeInclusive<i64> = -62_167_219_200_000..=253_402_3
 
 const DAY_MS: i64 = 86_400_000;
 
-/// Reads a time as in RFC 3339; a date alone is its midnight in UTC. Digits beyond milliseconds are cut.
+/// Parses an RFC 3339 time; a date without a time is midnight in UTC. Digits beyond milliseconds are truncated.
 pub(super) fn parse(text: &str) -> Option<i64> {
     let text = text.trim();
     let date = text.get(..10)?;
@@ -104,12 +104,12 @@ pub(super) fn format(millis: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{fraction}Z")
 }
 
-/// Number of the span that holds a time.
+/// Returns the number of the span that contains a time.
 pub(super) fn span_of(millis: i64, span_ms: u64) -> i64 {
     millis.div_euclid(i64::try_from(span_ms.max(1)).unwrap_or(i64::MAX))
 }
 
-/// When a span begins; a date alone where spans are whole days.
+/// Formats the start of a span; only the date if spans are whole days.
 pub(super) fn format_span(span: i64, span_ms: u64) -> String {
     let start = i128::from(span) * i128::from(span_ms.max(1));
     // A span longer than the calendar can begin before year 0.
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_rfc_3339_says() {
+    fn times_parse_as_rfc_3339() {
         for (text, millis) in [
             ("1970-01-01", 0),
             ("1970-01-01T00:00:00Z", 0),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn days_of_ten_thousand_years_are_read_as_they_are_written() {
+    fn days_of_ten_thousand_years_round_trip() {
         let mut day = *RANGE_MS.start();
         while day <= *RANGE_MS.end() {
             assert_eq!(parse(&format(day)), Some(day));

@@ -3,7 +3,7 @@ use crate::source::{self, SourceOptions};
 use gix::objs::tree::{Entry, EntryKind};
 use tempfile::TempDir;
 
-/// A repository made of trees of one file per entry; a name with a slash lies in a folder.
+/// A repository made of trees of one file per entry; a name with a slash is in a folder.
 struct Repository {
     folder: TempDir,
     git: gix::Repository,
@@ -37,7 +37,7 @@ impl Repository {
 
     fn commit(&self, parents: &[ObjectId], files: &[(&str, &str)]) -> ObjectId {
         let author = gix::actor::SignatureRef { name: "a".into(), email: "a@b".into(), time: "1700000000 +0000" };
-        // Moved by hand: the head may stand elsewhere.
+        // Moved explicitly: the head may be elsewhere.
         let reference = format!("refs/heads/c{}", parents.len());
         let _ = self.git.find_reference(&reference).map(|found| found.delete());
         let parents = parents.iter().copied();
@@ -67,7 +67,7 @@ fn owned(epochs: &[(u64, &[&str])]) -> Vec<(u64, Vec<String>)> {
 }
 
 #[test]
-fn every_step_of_the_first_parents_is_an_epoch_of_the_paths_it_touches() {
+fn every_first_parent_commit_is_an_epoch_of_its_changed_paths() {
     let repository = Repository::new();
     let root = repository.commit(&[], &[("a", "1"), ("src/b", "1"), ("src/c", "1")]);
     let side = repository.commit(&[root], &[("a", "1"), ("side", "1"), ("src/b", "1"), ("src/c", "1")]);
@@ -80,13 +80,13 @@ fn every_step_of_the_first_parents_is_an_epoch_of_the_paths_it_touches() {
     assert_eq!(paths(&repository.options(&head, 0), 0), owned(all));
     assert_eq!(paths(&repository.options(&head, 0), 2), owned(&all[2..]));
     assert_eq!(paths(&repository.options(&format!("{head}^"), 100), 0), owned(&all[..3]));
-    // The newest two; the older of them is compared with what came before, not with nothing.
+    // The newest two; the older one is compared with its parent, not with an empty tree.
     assert_eq!(paths(&repository.options(&head, 2), 0), owned(&[(0, &["side"]), (1, &["a", "a/x"])]));
 
     let written = repository.folder.path().join("events.csv.zst");
-    let mut seen = Vec::new();
-    let counts = export(&repository.options(&head, 0), &written, |done, of| seen.push((done, of))).unwrap();
-    assert_eq!((counts, seen.last()), ((4, 8), Some(&(4, 4))));
+    let mut progress = Vec::new();
+    let counts = export(&repository.options(&head, 0), &written, |done, of| progress.push((done, of))).unwrap();
+    assert_eq!((counts, progress.last()), ((4, 8), Some(&(4, 4))));
     let columns = source::Columns {
         memory: source::MemoryColumn::Key("path".to_owned()),
         time: source::TimeColumn::Epoch("epoch".to_owned()),
@@ -109,7 +109,7 @@ fn every_step_of_the_first_parents_is_an_epoch_of_the_paths_it_touches() {
 }
 
 #[test]
-fn what_is_no_repository_or_no_commit_is_refused() {
+fn missing_repositories_and_commits_are_rejected() {
     let repository = Repository::new();
     let root = repository.commit(&[], &[("a", "1")]);
     let refused = |options: GitOptions| {

@@ -1,4 +1,4 @@
-//! Bytes that no one of ours wrote.
+//! Arbitrary bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use super::*;
 
 proptest! {
     #[test]
-    fn no_bytes_make_a_decoder_panic_or_read_beyond_them(bytes in vec(any::<u8>(), 0..6_000), seed: u32) {
+    fn decoders_never_panic_or_read_beyond_the_input(bytes in vec(any::<u8>(), 0..6_000), seed: u32) {
         let mut rest = &bytes[..];
         while record::decode(&mut rest).is_ok() && !rest.is_empty() {}
         prop_assert!(Header::decode(&bytes, seed).is_err());
@@ -20,7 +20,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_behind_or_within_a_log_is_never_served(
+    fn garbage_after_or_within_a_log_is_never_replayed(
         garbage in vec(any::<u8>(), 1..5_000), at in 0u64..200_000, seed in 0u64..4
     ) {
         let log = Log::of(100, 10, seed);
@@ -30,15 +30,15 @@ proptest! {
         let end = (at + garbage.len()).min(bytes.len());
         bytes[at..end].copy_from_slice(&garbage[..end - at]);
         log.disk.put(&name, &bytes);
-        if let Ok((recovery, seen)) = read(&log.disk, None) {
-            prop_assert_eq!(seen, log.through(recovery.end));
+        if let Ok((recovery, replayed)) = read(&log.disk, None) {
+            prop_assert_eq!(replayed, log.through(recovery.end));
         }
     }
 }
 
-/// A header with a right checksum that promises more than there is takes no memory for it.
+/// A header with a valid checksum and a length beyond the file causes no allocation.
 #[test]
-fn a_length_that_cannot_be_true_is_refused_before_memory_is_taken() {
+fn an_impossible_length_is_rejected_before_allocation() {
     let mut bytes = vec![0; MAX_HEADER_BYTES];
     bytes[..4].copy_from_slice(b"EBAT");
     let records = u32::MAX - 2 * 4_096;
@@ -53,10 +53,10 @@ fn a_length_that_cannot_be_true_is_refused_before_memory_is_taken() {
     let mut file = disk.bytes(&name(1));
     file[4_096..4_096 + bytes.len()].copy_from_slice(&bytes);
     disk.put(&name(1), &file);
-    let (recovery, seen) = read(&disk, None).unwrap();
-    assert_eq!((recovery.end, recovery.dropped_because, seen.len()), (Position(0), Some("it ends inside a batch"), 0));
+    let (recovery, replayed) = read(&disk, None).unwrap();
+    assert_eq!((recovery.end, recovery.dropped_because, replayed.len()), (Position(0), Some("truncated batch"), 0));
 
     let mut record = u32::MAX.to_le_bytes().to_vec();
     record.resize(record::HEADER_BYTES, 1);
-    assert_eq!(record::decode(&mut &record[..]), Err("a record is above the limit"));
+    assert_eq!(record::decode(&mut &record[..]), Err("record exceeds the limit"));
 }

@@ -1,27 +1,27 @@
-//! A log that ends anywhere.
+//! A log truncated at any byte.
 
 use super::super::batch::{Header, Link, PAGE};
 use super::super::record;
 use super::super::segment::Segment;
 use super::*;
 
-/// A fold over the log: each cut is decoded from the start of the batch, and of the record, that holds it, with what
-/// stands before it kept; a whole recovery at each of a million bytes would take hours.
+/// Decodes each cut from the start of its batch and of its record; a complete recovery at each of a million bytes would take
+/// hours.
 #[test]
-fn a_log_of_ten_thousand_records_cut_at_any_byte_gives_exactly_what_was_whole() {
+fn a_log_truncated_at_any_byte_decodes_exactly_the_complete_records() {
     let disk = SimDisk::new(1);
     let large = Options { segment_bytes: 4 << 20, ..options() };
     let (mut wal, mut writer, ..) = try_open(&disk, large).unwrap();
     let mut draw = Draw(1);
-    let all: Vec<Seen> = (1..=10_000).map(|lsn| Seen::command(0, lsn, draw.bytes(64))).collect();
+    let all: Vec<OwnedEntry> = (1..=10_000).map(|lsn| OwnedEntry::command(0, lsn, draw.bytes(64))).collect();
     for entries in all.chunks(100) {
         write(&mut wal, &mut writer, entries).unwrap();
     }
     let end = writer.close().unwrap();
     let bytes = disk.bytes(&super::super::segment::name(1));
-    assert_eq!(bytes.len() as u64, PAGE as u64 + end.0, "an orderly stop leaves nothing behind the end");
+    assert_eq!(bytes.len() as u64, PAGE as u64 + end.0, "a graceful stop leaves nothing after the end");
 
-    // The head page: a file that ends inside it is refused.
+    // A file that ends inside the header page is rejected.
     for cut in 0..PAGE {
         let short = SimDisk::new(0);
         short.put(&super::super::segment::name(1), &bytes[..cut]);
@@ -40,18 +40,18 @@ fn a_log_of_ten_thousand_records_cut_at_any_byte_gives_exactly_what_was_whole() 
         for cut in start..end {
             let decoded = Header::decode(&bytes[start..cut], link.seed)
                 .and_then(|header| header.records(&bytes[start..cut], link.seed).map(<[u8]>::len));
-            assert!(decoded.is_err(), "a batch cut at {cut} is not whole");
+            assert!(decoded.is_err(), "a batch cut at {cut} is incomplete");
         }
         let mut rest = header.records(&bytes[start..end], link.seed).unwrap();
         while !rest.is_empty() {
             let from = rest;
             let entry = record::decode(&mut rest).unwrap();
-            assert_eq!(Seen::of(&entry), all[records]);
+            assert_eq!(OwnedEntry::of(&entry), all[records]);
             for cut in 0..from.len() - rest.len() {
                 let mut short = &from[..cut];
                 assert!(
                     record::decode(&mut short).is_err() && short.len() == cut,
-                    "a record cut at {cut} is not whole"
+                    "a record cut at {cut} is incomplete"
                 );
             }
             records += 1;
@@ -63,7 +63,7 @@ fn a_log_of_ten_thousand_records_cut_at_any_byte_gives_exactly_what_was_whole() 
     assert_eq!((records, cuts), (all.len(), bytes.len()));
 }
 
-/// Ends the log's files after `bytes` of segment `at`, as if nothing later had been written.
+/// Copies the log up to `bytes` of segment `at`, as if nothing later had been written.
 fn cut(log: &Log, at: usize, bytes: usize) -> SimDisk {
     let disk = SimDisk::new(0);
     let names = log.segments();
@@ -75,13 +75,13 @@ fn cut(log: &Log, at: usize, bytes: usize) -> SimDisk {
 }
 
 #[test]
-fn recovery_after_a_cut_at_or_beside_any_record_or_anywhere_shows_exactly_the_whole_batches_before_it() {
+fn recovery_after_a_cut_replays_exactly_the_complete_batches_before_it() {
     recover_after_cuts(1_000);
 }
 
 #[test]
 #[ignore = "full: thirty thousand recoveries of a log of ten thousand records take minutes"]
-fn recovery_after_a_cut_beside_any_of_ten_thousand_records_shows_exactly_the_whole_batches_before_it() {
+fn recovery_after_cuts_in_a_long_log_replays_exactly_the_complete_batches() {
     recover_after_cuts(10_000);
 }
 
@@ -92,18 +92,18 @@ fn recover_after_cuts(records: usize) {
         (1..=names.len() as u64).map(|index| Segment::open(&log.disk, &head(), index).unwrap()).collect();
     assert!(segments.len() > 3, "cuts fall into several segments");
 
-    let mut places = Vec::new();
+    let mut cuts = Vec::new();
     for (at, segment) in segments.iter().enumerate() {
         let through = segments.get(at + 1).map(|next| next.head.starts_at);
         segment
             .walk(through, &mut |header, records| {
                 let batch = segment.offset(header.position) as usize;
-                places.extend([(at, batch), (at, batch + header.len as usize)]);
+                cuts.extend([(at, batch), (at, batch + header.len as usize)]);
                 let mut rest = records;
                 while !rest.is_empty() {
                     record::decode(&mut rest).unwrap();
                     let end = batch + header.header_bytes() + records.len() - rest.len();
-                    places.extend([(at, end - 1), (at, end), (at, end + 1)]);
+                    cuts.extend([(at, end - 1), (at, end), (at, end + 1)]);
                 }
                 Ok(())
             })
@@ -112,14 +112,14 @@ fn recover_after_cuts(records: usize) {
     let mut draw = Draw(3);
     for _ in 0..1_000 {
         let at = draw.below(segments.len() as u64) as usize;
-        places.push((at, PAGE + draw.below(segments[at].file_bytes - PAGE as u64) as usize));
+        cuts.push((at, PAGE + draw.below(segments[at].file_bytes - PAGE as u64) as usize));
     }
-    for (at, bytes) in places {
+    for (at, bytes) in cuts {
         let bytes = bytes.min(segments[at].file_bytes as usize);
         let position = Position(segments[at].head.starts_at + (bytes - PAGE) as u64);
-        let (recovery, seen) = read(&cut(&log, at, bytes), None).unwrap();
+        let (recovery, replayed) = read(&cut(&log, at, bytes), None).unwrap();
         let expected = log.through(position);
-        assert!(seen == expected, "segment {at} cut at {bytes}: {} of {} entries", seen.len(), expected.len());
+        assert!(replayed == expected, "segment {at} cut at {bytes}: {} of {} entries", replayed.len(), expected.len());
         assert!(recovery.end <= position);
         let last_end = log.batches.iter().map(|(_, end)| *end).filter(|end| *end <= position).max();
         assert_eq!(recovery.dropped_bytes > 0, recovery.dropped_because.is_some());

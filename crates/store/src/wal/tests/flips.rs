@@ -1,18 +1,18 @@
-//! Bits that turn on the medium.
+//! Bit flips on the medium.
 
 use super::super::segment::Segment;
 use super::*;
 
 const FLIPS: u64 = 7_500;
 
-/// What became of a flip.
+/// Outcomes of bit flips.
 #[derive(Debug, Default)]
 struct Outcomes {
-    /// The start is refused.
+    /// The start fails.
     detected: u64,
-    /// The last batch, which nothing seals, was dropped and the drop reported.
+    /// The last, unsealed batch was dropped, and the drop was reported.
     last_batch: u64,
-    /// Preallocated bytes behind the end, which hold nothing: nothing was lost, and garbage behind the end reported.
+    /// Preallocated bytes after the end: nothing was lost, and the garbage was reported.
     behind_the_end: u64,
 }
 
@@ -39,15 +39,15 @@ fn flip_all(log: &Log, sealed_at: Option<Position>, seed: u64) -> Outcomes {
         log.disk.flip_bit(name, bit);
         match read(&log.disk, sealed_at) {
             Err(_) => outcomes.detected += 1,
-            Ok((recovery, seen)) => {
-                assert!(is_newest, "bit {bit} of {name} passed unseen");
-                assert!(recovery.dropped_bytes > 0, "bit {bit} of {name} passed without a report");
+            Ok((recovery, replayed)) => {
+                assert!(is_newest, "bit {bit} of {name} was not detected");
+                assert!(recovery.dropped_bytes > 0, "bit {bit} of {name} was not reported");
                 if bit / 8 >= newest.offset(end.0) {
-                    assert_eq!((seen, recovery.end), (all.clone(), end));
+                    assert_eq!((replayed, recovery.end), (all.clone(), end));
                     outcomes.behind_the_end += 1;
                 } else {
-                    assert!(bit / 8 >= newest.offset(last_start.0), "bit {bit} of {name} cut a sealed batch away");
-                    assert_eq!((seen, recovery.end), (but_last.clone(), last_start));
+                    assert!(bit / 8 >= newest.offset(last_start.0), "bit {bit} of {name} dropped a sealed batch");
+                    assert_eq!((replayed, recovery.end), (but_last.clone(), last_start));
                     outcomes.last_batch += 1;
                 }
             }
@@ -59,14 +59,14 @@ fn flip_all(log: &Log, sealed_at: Option<Position>, seed: u64) -> Outcomes {
 }
 
 #[test]
-fn a_bit_flip_in_a_crashed_log_is_detected_or_in_the_last_unsealed_batch_and_never_served() {
+fn a_bit_flip_in_a_crashed_log_is_detected_or_drops_the_unsealed_last_batch() {
     let log = Log::of(2_000, 100, 4);
     let outcomes = flip_all(&log, None, 5);
     assert!(outcomes.detected > 0 && outcomes.last_batch > 0 && outcomes.behind_the_end > 0);
 }
 
 #[test]
-fn every_bit_flip_in_a_log_that_was_ended_in_order_is_detected() {
+fn every_bit_flip_in_a_gracefully_closed_log_is_detected() {
     let mut log = Log::of(2_000, 100, 6);
     let end = log.writer.close().unwrap();
     log.writer = open(&SimDisk::new(0)).1;
@@ -75,14 +75,14 @@ fn every_bit_flip_in_a_log_that_was_ended_in_order_is_detected() {
 }
 
 #[test]
-fn idleness_seals_so_that_damage_to_the_last_batch_is_corruption() {
+fn an_idle_log_is_sealed_so_that_damage_to_the_last_batch_is_corruption() {
     let mut log = Log::of(40, 10, 8);
     let newest = log.segments().pop().unwrap();
     let index = log.segments().len() as u64;
     let (segment, last_end) = (Segment::open(&log.disk, &head(), index).unwrap(), log.batches.last().unwrap().1);
     let in_last_batch = (segment.offset(last_end.0) - 4_000) * 8;
     log.disk.flip_bit(&newest, in_last_batch);
-    assert!(read(&log.disk, None).unwrap().0.dropped_bytes > 0, "not sealed: it cannot be told from a torn write");
+    assert!(read(&log.disk, None).unwrap().0.dropped_bytes > 0, "unsealed: indistinguishable from a torn write");
     log.disk.flip_bit(&newest, in_last_batch);
 
     assert_eq!(log.writer.wait_ms(0), Some(super::super::IDLE_SEAL_MS));

@@ -1,31 +1,31 @@
-//! Power that goes at any moment, again and again.
+//! Power loss at any moment.
 
 use std::collections::BTreeMap;
 
 use super::super::Durability;
 use super::*;
 
-/// What a machine did until it stopped.
-struct Life {
-    /// Batches that were acknowledged.
+/// Writes of a process until it stopped.
+struct WriteSession {
+    /// Acknowledged batches.
     acknowledged: usize,
-    /// End of what the log said to be durable.
+    /// End of the part reported as durable.
     synced: Position,
-    /// All batches tried, in order; the last may have failed.
-    tried: Vec<(Vec<Seen>, Option<Position>)>,
+    /// All batches written, in order; the last may have failed.
+    written: Vec<(Vec<OwnedEntry>, Option<Position>)>,
 }
 
-/// Writes until the disk stops answering.
-fn live(disk: &SimDisk, draw: &mut Draw, options: Options, lsns: &mut [u64; 8]) -> Option<Life> {
+/// Writes until the disk fails.
+fn write_until_failure(disk: &SimDisk, draw: &mut Draw, options: Options, lsns: &mut [u64; 8]) -> Option<WriteSession> {
     let (mut wal, mut writer, ..) = try_open(disk, options).ok()?;
-    let mut life = Life { acknowledged: 0, synced: wal.synced(), tried: Vec::new() };
+    let mut session = WriteSession { acknowledged: 0, synced: wal.synced(), written: Vec::new() };
     let mut now_ms = 0;
     loop {
         let mut entries = Vec::new();
         for _ in 0..=draw.below(6) {
             let partition = draw.below(8);
             lsns[partition as usize] += 1;
-            entries.push(Seen::command(partition as u32, lsns[partition as usize], draw.bytes(3_000)));
+            entries.push(OwnedEntry::command(partition as u32, lsns[partition as usize], draw.bytes(3_000)));
         }
         now_ms += draw.below(40);
         if draw.below(10) == 0 {
@@ -37,13 +37,13 @@ fn live(disk: &SimDisk, draw: &mut Draw, options: Options, lsns: &mut [u64; 8]) 
         }
         let batch = wal.seal(&[]).unwrap();
         let written = writer.write(&batch, now_ms);
-        life.synced = wal.synced();
+        session.synced = wal.synced();
         let is_over = written.is_err();
-        life.tried.push((entries, written.ok()));
+        session.written.push((entries, written.ok()));
         if is_over {
-            return Some(life);
+            return Some(session);
         }
-        life.acknowledged = life.tried.len();
+        session.acknowledged = session.written.len();
     }
 }
 
@@ -54,59 +54,64 @@ fn survives(seed: u64, durability: Durability) -> (u64, u64) {
         disk.show_stale_bytes();
     }
     let options = Options { durability, segment_bytes: 24 << 10, ..options() };
-    let mut stands: Vec<Seen> = Vec::new();
+    let mut expected: Vec<OwnedEntry> = Vec::new();
     let (mut lost, mut kept_unacknowledged) = (0, 0);
     for _ in 0..6 {
         let mut lsns = [0; 8];
-        for entry in &stands {
+        for entry in &expected {
             lsns[entry.partition as usize] = entry.lsn;
         }
         disk.stop_after(draw.below(120));
-        let life = live(&disk, &mut draw, options, &mut lsns);
+        let session = write_until_failure(&disk, &mut draw, options, &mut lsns);
         let power_went = draw.below(3) > 0;
         if power_went {
             disk.lose_power();
         } else {
             disk.kill();
         }
-        let (recovery, seen) = read(&disk, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        let tried = life.as_ref().map_or(&[][..], |life| &life.tried);
-        // Whole batches, in order, none left out: some prefix of what was tried stands behind what stood.
-        let mut prefix = stands.clone();
-        let mut whole = 0;
-        while seen.len() > prefix.len() && whole < tried.len() {
-            prefix.extend(tried[whole].0.iter().cloned());
-            whole += 1;
+        let (recovery, replayed) = read(&disk, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let written = session.as_ref().map_or(&[][..], |session| &session.written);
+        // Complete batches in order without gaps: a prefix of the written batches follows the earlier entries.
+        let mut prefix = expected.clone();
+        let mut survived = 0;
+        while replayed.len() > prefix.len() && survived < written.len() {
+            prefix.extend(written[survived].0.iter().cloned());
+            survived += 1;
         }
-        assert!(seen == prefix, "seed {seed}: {} entries are no prefix of {} batches", seen.len(), tried.len());
-        if let Some(life) = &life {
-            assert!(recovery.end >= life.synced, "seed {seed}: what was durable is gone");
+        assert!(
+            replayed == prefix,
+            "seed {seed}: {} entries are no prefix of {} batches",
+            replayed.len(),
+            written.len()
+        );
+        if let Some(session) = &session {
+            assert!(recovery.end >= session.synced, "seed {seed}: durable data is lost");
             let may_lose = durability == Durability::Async && power_went;
-            assert!(may_lose || whole >= life.acknowledged, "seed {seed}: acknowledged batches are gone");
-            lost += life.acknowledged.saturating_sub(whole) as u64;
-            kept_unacknowledged += whole.saturating_sub(life.acknowledged) as u64;
+            assert!(may_lose || survived >= session.acknowledged, "seed {seed}: acknowledged batches are lost");
+            lost += session.acknowledged.saturating_sub(survived) as u64;
+            kept_unacknowledged += survived.saturating_sub(session.acknowledged) as u64;
         }
-        // What is deleted in between may show through in segments that are preallocated later.
+        // Deleted data may appear in segments preallocated later.
         let is_deleting = draw.below(2) == 0;
-        stands = prefix;
-        if is_deleting && let Ok((wal, _writer, _, seen)) = try_open(&disk, options) {
+        expected = prefix;
+        if is_deleting && let Ok((wal, _writer, _, replayed)) = try_open(&disk, options) {
             let covered = (0..8).map(|p| (PartitionId(p), Lsn(u64::MAX))).collect::<BTreeMap<_, _>>();
             wal.delete_below(&covered).unwrap();
-            assert_eq!(seen, stands);
-            stands = read(&disk, None).unwrap().1;
+            assert_eq!(replayed, expected);
+            expected = read(&disk, None).unwrap().1;
         }
     }
     (lost, kept_unacknowledged)
 }
 
 #[test]
-fn what_was_acknowledged_survives_any_loss_of_power_in_order_and_whole() {
+fn acknowledged_batches_survive_any_power_loss_complete_and_in_order() {
     let kept: u64 = (0..250).map(|seed| survives(seed, Durability::Sync).1).sum();
-    assert!(kept > 0, "a batch may survive without having been acknowledged, and sometimes does");
+    assert!(kept > 0, "some unacknowledged batch survives");
 }
 
 #[test]
-fn async_loses_a_tail_at_most_and_nothing_that_it_called_durable() {
+fn async_loses_at_most_a_tail_and_nothing_reported_as_durable() {
     let lost: u64 = (0..150).map(|seed| survives(seed, Durability::Async).0).sum();
-    assert!(lost > 0, "otherwise the simulated disk keeps what was never synced");
+    assert!(lost > 0, "the simulated disk loses unsynced data");
 }

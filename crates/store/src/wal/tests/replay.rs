@@ -1,16 +1,16 @@
-//! What replay shows, and what is deleted.
+//! Replay and deletion.
 
 use std::collections::BTreeMap;
 
 use super::*;
 use crate::wal::Tail;
 
-fn entry(partition: u32, term: u64, lsn: u64, kind: &'static str, payload: &[u8]) -> Seen {
-    Seen { partition, term, lsn, kind, payload: payload.to_vec() }
+fn entry(partition: u32, term: u64, lsn: u64, kind: &'static str, payload: &[u8]) -> OwnedEntry {
+    OwnedEntry { partition, term, lsn, kind, payload: payload.to_vec() }
 }
 
 #[test]
-fn truncated_and_replaced_records_are_not_shown_and_the_log_goes_on_densely() {
+fn truncated_and_replaced_records_are_not_replayed_and_lsns_stay_dense() {
     let disk = SimDisk::new(1);
     let (mut wal, mut writer, ..) = open(&disk);
     let before = [
@@ -22,13 +22,13 @@ fn truncated_and_replaced_records_are_not_shown_and_the_log_goes_on_densely() {
     write(&mut wal, &mut writer, &before).unwrap();
     let cut = [entry(1, 2, 1, "truncate", b""), entry(1, 2, 2, "command", b"in its place")];
     write(&mut wal, &mut writer, &cut).unwrap();
-    let replaced = [entry(2, 3, 40, "installed", b""), entry(2, 3, 41, "command", b"behind the snapshot")];
+    let replaced = [entry(2, 3, 40, "installed", b""), entry(2, 3, 41, "command", b"after the snapshot")];
     write(&mut wal, &mut writer, &replaced).unwrap();
 
-    // Twice: after a crash, and after the segment that the first recovery began.
+    // Twice: after a crash, and after the segment started by the first recovery.
     for _ in 0..2 {
-        let (wal, _, recovery, seen) = open(&disk);
-        assert_eq!(seen, [&before[..1], &cut, &replaced].concat());
+        let (wal, _, recovery, replayed) = open(&disk);
+        assert_eq!(replayed, [&before[..1], &cut, &replaced].concat());
         assert_eq!(recovery.undone, 3);
         assert_eq!(wal.tail(PartitionId(1)), Some(Tail { lsn: Lsn(2), term: Term(2) }));
         assert_eq!(wal.tail(PartitionId(2)), Some(Tail { lsn: Lsn(41), term: Term(3) }));
@@ -37,7 +37,7 @@ fn truncated_and_replaced_records_are_not_shown_and_the_log_goes_on_densely() {
 }
 
 #[test]
-fn a_gap_a_repetition_or_a_falling_term_is_refused_and_changes_nothing() {
+fn a_gap_a_repeat_or_a_falling_term_is_rejected_without_a_change() {
     let disk = SimDisk::new(1);
     let (mut wal, mut writer, ..) = open(&disk);
     write(&mut wal, &mut writer, &[entry(1, 2, 1, "command", b"x")]).unwrap();
@@ -58,7 +58,7 @@ fn a_gap_a_repetition_or_a_falling_term_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_record_of_the_largest_size_gets_a_segment_that_holds_it() {
+fn a_record_of_the_largest_size_gets_a_segment_of_its_size() {
     let disk = SimDisk::new(1);
     let (mut wal, mut writer, ..) = open(&disk);
     let large = vec![7; engram_memory::MAX_RECORD_BYTES];
@@ -69,14 +69,14 @@ fn a_record_of_the_largest_size_gets_a_segment_that_holds_it() {
 }
 
 #[test]
-fn deletion_forgets_neither_promises_nor_map_entries_nor_what_no_snapshot_covers() {
+fn deletion_keeps_promises_notes_and_records_not_covered_by_snapshots() {
     let disk = SimDisk::new(1);
     let (mut wal, mut writer, ..) = open(&disk);
     let promised = [
         entry(1, 4, 0, "promise", &[0]),
-        entry(1, 4, 0, "map entry", b"old"),
+        entry(1, 4, 0, "note", b"old"),
         entry(1, 5, 0, "promise", &[1]),
-        entry(2, 5, 0, "map entry", b"new"),
+        entry(2, 5, 0, "note", b"new"),
         entry(3, 1, 1, "command", b"of a quiet partition"),
     ];
     write(&mut wal, &mut writer, &promised).unwrap();
@@ -92,34 +92,34 @@ fn deletion_forgets_neither_promises_nor_map_entries_nor_what_no_snapshot_covers
     covered.insert(PartitionId(1), Lsn(50));
     let deleted = wal.delete_below(&covered).unwrap();
     assert!(deleted > 0 && wal.bytes() == bytes - deleted && segments() < made);
-    let (_, seen) = read(&disk, None).unwrap();
-    let commands: Vec<u64> = seen.iter().filter(|entry| entry.kind == "command").map(|entry| entry.lsn).collect();
+    let (_, replayed) = read(&disk, None).unwrap();
+    let commands: Vec<u64> = replayed.iter().filter(|entry| entry.kind == "command").map(|entry| entry.lsn).collect();
     assert!(commands[0] <= 51 && *commands.last().unwrap() == 100, "{commands:?}");
 
     covered.insert(PartitionId(1), Lsn(100));
     wal.delete_below(&covered).unwrap();
-    assert_eq!(segments(), 1, "all but the segment being written");
+    assert_eq!(segments(), 1, "only the segment being written remains");
     disk.lose_power();
-    let (wal, _, _, seen) = open(&disk);
-    let rest: Vec<Seen> = seen.into_iter().filter(|entry| entry.kind != "command").collect();
+    let (wal, _, _, replayed) = open(&disk);
+    let rest: Vec<OwnedEntry> = replayed.into_iter().filter(|entry| entry.kind != "command").collect();
     let newest = [promised[2].clone(), promised[1].clone(), promised[3].clone()];
-    assert_eq!(rest, newest, "the newest promise and map entry of each partition");
+    assert_eq!(rest, newest, "the newest promise and note of each partition");
     let recovered_from_a_snapshot = Tail { lsn: Lsn(1), term: Term(1) };
     let mut wal = wal;
     wal.continue_after(PartitionId(3), recovered_from_a_snapshot);
-    wal.append(&entry(3, 1, 2, "command", b"goes on").entry()).unwrap();
+    wal.append(&entry(3, 1, 2, "command", b"continues").entry()).unwrap();
     assert!(wal.append(&entry(3, 1, 4, "command", b"leaves a gap").entry()).is_err());
 }
 
 #[test]
-fn a_log_whose_beginning_was_deleted_may_begin_with_a_cut() {
+fn a_log_whose_beginning_was_deleted_may_begin_with_a_truncation() {
     let disk = SimDisk::new(1);
     let (mut wal, mut writer, ..) = open(&disk);
     for lsn in 1..=100 {
         write(&mut wal, &mut writer, &[entry(1, 5, lsn, "command", &[9; 3_000])]).unwrap();
     }
     drop((wal, writer));
-    // A start begins a segment: the cut stands first in it.
+    // The restart starts a segment, whose first entry is the truncation.
     disk.kill();
     let (mut wal, mut writer, ..) = open(&disk);
     let cut = [entry(1, 6, 90, "truncate", b""), entry(1, 6, 91, "command", b"again")];
@@ -129,20 +129,21 @@ fn a_log_whose_beginning_was_deleted_may_begin_with_a_cut() {
     drop((wal, writer));
     disk.kill();
     let (mut wal, ..) = open(&disk);
-    wal.append(&entry(1, 6, 92, "command", b"goes on").entry()).unwrap();
+    wal.append(&entry(1, 6, 92, "command", b"continues").entry()).unwrap();
 }
 
 #[test]
-fn a_missing_segment_and_a_log_of_another_cluster_store_shape_or_version_are_refused() {
+fn a_missing_segment_and_a_log_of_another_owner_or_version_are_rejected() {
     let log = Log::of(1_000, 5, 9);
     let names = log.segments();
     let missing = log.disk.fork(0);
     missing.remove(&names[1]).unwrap();
-    assert!(matches!(read(&missing, None), Err(Error::Corrupt { what: "the segment before it is missing", .. })));
+    assert!(matches!(read(&missing, None), Err(Error::Corrupt { what: "the previous segment is missing", .. })));
     let empty = read(&SimDisk::new(0), Some(Position(4_096)));
-    assert!(matches!(empty, Err(Error::Corrupt { .. })), "a log that ended in order and is gone");
+    assert!(matches!(empty, Err(Error::Corrupt { .. })), "a gracefully closed log is missing");
 
-    let refuse = |head: FileHead| recover(&log.disk, &head, None, &mut |_, _| unreachable!("nothing is shown")).err();
+    let refuse =
+        |head: FileHead| recover(&log.disk, &head, None, &mut |_, _| unreachable!("nothing is replayed")).err();
     let error = refuse(FileHead { cluster: ClusterId(8), ..head() });
     assert!(
         matches!(error, Some(Error::OtherCluster { found: ClusterId(7), expected: ClusterId(8), .. })),

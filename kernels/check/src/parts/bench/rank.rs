@@ -1,4 +1,4 @@
-//! Rankings, with the files by which CUB does the same work.
+//! Rankings, and the files for CUB's equivalent sort.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use engram_kernels::gpu::cuda::Cuda;
 use engram_kernels::{Device, Gpu, Order, Scope};
 use engram_memory::ONE;
 
-use super::{Clock, Counted};
+use super::{Clock, TimingFilter};
 use crate::parts::arena::Arena;
 use crate::peers::{KEYS, ORDER, SLOTS};
 use crate::report::Row;
 
-/// The best how many.
+/// Limit of the top-k ranking.
 const TOP: usize = 1_000;
 /// Bytes of a sort by 31 bits: a histogram reads the keys; four passes read and write keys and slots.
 const SORT_BYTES: u64 = 4 + 4 * 16;
 
-/// Rankings of so many memories. `scratch` gets what a peer sorts and what must come of it.
+/// Measures rankings. `scratch` receives a peer's input and the expected output.
 pub(super) fn rows(
     clock: Clock,
     mut gpu: Gpu<Cuda>,
@@ -33,15 +33,15 @@ pub(super) fn rows(
             gpu.rank(segments, Scope::All, Order::HeaviestFirst, limit, ids, &mut out)
         })
     };
-    let sort = Counted::Span("radix_histogram", "radix_pass");
+    let sort = TimingFilter::Span("radix_histogram", "radix_pass");
     let rows = vec![
         row(&mut gpu, ("full rank: the sort alone", "sort"), SORT_BYTES * all, sort, None)?,
-        row(&mut gpu, ("full rank, ties by id", "rank"), 0, Counted::Kernels, None)?,
-        row(&mut gpu, ("top 1,000, ties by id", "top"), 0, Counted::Kernels, Some(TOP.min(memories as usize)))?,
+        row(&mut gpu, ("full rank, ties by id", "rank"), 0, TimingFilter::Kernels, None)?,
+        row(&mut gpu, ("top 1,000, ties by id", "top"), 0, TimingFilter::Kernels, Some(TOP.min(memories as usize)))?,
     ];
     if let Some(scratch) = scratch {
         gpu.rank(segments, Scope::All, Order::HeaviestFirst, None, ids, &mut out)?;
-        ensure!(out.len() == memories as usize, "{} of {memories} memories are ranked", out.len());
+        ensure!(out.len() == memories as usize, "ranking returned {} of {memories} memories", out.len());
         let mut by_id: Vec<u32> = (0..memories).collect();
         by_id.sort_unstable_by_key(|&slot| ids.get(slot));
         let mut keys = Vec::with_capacity(by_id.len());

@@ -1,20 +1,20 @@
-//! The memories most alike a vector.
+//! Recall of the best matches of a vector.
 
 use anyhow::Result;
 use engram_kernels::gpu::cuda::Cuda;
-use engram_kernels::recall::{FeatureColumn, Query, Recall, inverse_norm};
+use engram_kernels::recall::{FeatureColumn, Query, RecallRequest, inverse_norm};
 use engram_kernels::{Device, Gpu, Scope, TILE, Tiles};
 use engram_memory::mix64;
 
-use super::{Clock, Counted};
+use super::{Clock, TimingFilter};
 use crate::parts::arena::Arena;
 use crate::report::Row;
 
-/// Elements of a vector: those of a small sentence model.
+/// Vector dimension of a small sentence model.
 const DIMENSION: usize = 384;
-/// At most so many memories: 768 MB of features.
+/// Maximum number of memories: 768 MB of features.
 const MOST: u32 = 1_000_000;
-/// The best how many.
+/// Limit of the recall.
 const FIRST: usize = 10;
 
 pub(super) fn rows(clock: Clock, mut gpu: Gpu<Cuda>, memories: u32) -> Result<Vec<Row>> {
@@ -38,22 +38,22 @@ pub(super) fn rows(clock: Clock, mut gpu: Gpu<Cuda>, memories: u32) -> Result<Ve
     let features =
         FeatureColumn { dimension: DIMENSION, bits: &bits, inverse_norms: &inverse_norms, changes: &changes };
     let query = Query::new(&vector(u64::MAX));
-    let asked = Recall { query: &query, features, scope: Scope::All, limit: FIRST };
+    let request = RecallRequest { query: &query, features, scope: Scope::All, limit: FIRST };
     let (all, mut out) = (u64::from(*memories), Vec::new());
-    // Features, and of each memory its slot, norm and potential; its key is written.
+    // Reads features, and of each memory its slot, norm and potential; writes its key.
     let bytes = all * (2 * DIMENSION as u64 + 16);
     let row = clock.row(
         &mut gpu,
         ("recall, 384 f16, the first 10", "recall"),
         all,
         bytes,
-        Counted::Sum(&["recall_keys"]),
-        |gpu| gpu.recall(segments, &asked, ids, &mut out),
+        TimingFilter::Sum(&["recall_keys"]),
+        |gpu| gpu.recall(segments, &request, ids, &mut out),
     )?;
     Ok(vec![row])
 }
 
-/// Finite f16 from -2 to 2.
+/// Returns finite f16 values from -2 to 2.
 fn vector(number: u64) -> Vec<u16> {
     (0..DIMENSION as u64).map(|index| (mix64(mix64(number) ^ index) & 0xbfff) as u16).collect()
 }

@@ -10,7 +10,7 @@ use crate::process::until;
 use crate::suites::look::service_address;
 use anyhow::{Context, Result, ensure};
 use engram_faults::ledger::Tally;
-use engram_faults::load::{Books, Load};
+use engram_faults::load::{LoadReport, Load};
 use engram_faults::outages::Outage;
 use engram_memory::{ClusterId, MemoryId, PartitionId};
 use nix::sched::{CloneFlags, setns};
@@ -43,7 +43,7 @@ pub(super) struct Clients {
     endpoint: String,
     cluster: ClusterId,
     loads: u64,
-    books: Vec<Books>,
+    books: Vec<LoadReport>,
     /// How long operations took without a fault, over all loads.
     calm: Vec<Duration>,
     machine: Machine,
@@ -139,7 +139,7 @@ impl Clients {
     /// Waits until every partition takes writes again, and measures what the fault since the last rest has cost.
     pub(super) fn measure(&self, mut working: Working) -> Result<Working> {
         working = self.run(async move {
-            let served = working.load.served(SERVED).await;
+            let served = working.load.wait_until_served(SERVED).await;
             working.unserved += served.err().map_or(0, |behind| behind.len());
             Ok::<_, std::convert::Infallible>(working)
         })?;

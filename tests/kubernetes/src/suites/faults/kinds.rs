@@ -28,8 +28,6 @@ pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) promise: Promise,
     pub(super) times: u32,
-    /// Whatever computes beside it is stopped, for no write may wait.
-    pub(super) quiet: bool,
     /// Brings about what the fault needs, before the cluster is at rest.
     pub(super) prepare: fn(&Cluster) -> Result<()>,
     pub(super) inflict: fn(&Cluster) -> Result<Over>,
@@ -40,11 +38,11 @@ const TIMES: u32 = 3;
 
 impl Kind {
     const fn failure(name: &'static str, inflict: fn(&Cluster) -> Result<Over>) -> Self {
-        Self { name, promise: Promise::Failure, times: TIMES, quiet: false, prepare: |_| Ok(()), inflict }
+        Self { name, promise: Promise::Failure, times: TIMES, prepare: |_| Ok(()), inflict }
     }
 
     const fn planned(name: &'static str, inflict: fn(&Cluster) -> Result<Over>) -> Self {
-        Self { promise: Promise::Planned, quiet: true, ..Self::failure(name, inflict) }
+        Self { promise: Promise::Planned, ..Self::failure(name, inflict) }
     }
 
     const fn once(self) -> Self {

@@ -11,13 +11,11 @@ mod kinds;
 mod machine;
 mod map;
 mod outcome;
-mod quiet;
 mod watch;
 
 use self::clients::{Clients, Working};
 use self::kinds::Kind;
 use self::outcome::{Event, Over};
-use self::quiet::Quiet;
 use super::Check;
 use crate::cluster::Cluster;
 use anyhow::{Context, Result, ensure};
@@ -89,7 +87,6 @@ fn trial(cluster: &Cluster, kind: &Kind) -> Result<String> {
 
 /// Does a fault so often to a cluster at rest while clients write, and waits each time until it is at rest again.
 fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<Event> {
-    let _quiet = kind.quiet.then(Quiet::begin).transpose()?;
     at_rest(cluster, kind).context("before the fault")?;
     let mut clients = clients(cluster)?;
     let clients = clients.as_mut().context("there are clients")?;

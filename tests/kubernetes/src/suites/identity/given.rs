@@ -6,7 +6,7 @@ use crate::process::until;
 use crate::suites::Check;
 use crate::suites::look::{PODS, WHILE};
 use anyhow::{Context, Result, ensure};
-use engram_identity::{Authority, Name, Realm, Role};
+use engram_identity::{CertificateAuthority, Name, Realm, Role};
 use serde_json::{Value, json};
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
@@ -25,18 +25,18 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 /// The authority of whoever gives certificates here: no operator knows its key.
-pub(super) fn authority(cluster: &Cluster) -> Result<Authority> {
+pub(super) fn authority(cluster: &Cluster) -> Result<CertificateAuthority> {
     let [key, certificate] = ["given-ca.key", "given-ca.pem"].map(|name| cluster.path(name));
     if !key.exists() {
-        let made = Authority::create(Realm::Operator, SystemTime::now())?;
+        let made = CertificateAuthority::create(Realm::Operator, SystemTime::now())?;
         fs::write(&certificate, made.certificate())?;
         fs::write(&key, made.key())?;
     }
-    Ok(Authority::open(Realm::Operator, &fs::read_to_string(key)?, &fs::read_to_string(certificate)?)?)
+    Ok(CertificateAuthority::open(Realm::Operator, &fs::read_to_string(key)?, &fs::read_to_string(certificate)?)?)
 }
 
 /// What is put into the Secret: a certificate with this name, good for so long.
-pub(super) fn filled(authority: &Authority, name: &Name, lifetime: Duration) -> Result<Value> {
+pub(super) fn filled(authority: &CertificateAuthority, name: &Name, lifetime: Duration) -> Result<Value> {
     let issued = authority.issue(name, SystemTime::now(), lifetime)?;
     let at = issued.pem.find("-----BEGIN CERTIFICATE").context("there is a certificate")?;
     let (key, certificate) = issued.pem.split_at(at);

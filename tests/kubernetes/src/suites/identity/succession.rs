@@ -38,7 +38,7 @@ pub(super) fn follows(cluster: &Cluster) -> Result<String> {
     for ordinal in 0..WORKERS {
         let pod = worker(cluster, ordinal)?;
         until("the old authority to be believed no more", READY, || {
-            let refused = shown(cluster, &pod, 7443, &of_old.pem, "unknown_authority")?;
+            let refused = shown(cluster, &pod, 7443, &of_old.pem, "unknown_ca")?;
             Ok((refused == 1).then_some(()))
         })?;
     }

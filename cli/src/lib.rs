@@ -1,0 +1,62 @@
+//! The `engram` command: client of a cluster, and supervisor of local clusters.
+//!
+//! ```text
+//! args ── context ── target (which cluster) ── commands ── engram-client ── route ── cluster, local or in Kubernetes
+//!                                          └── local: supervisor of `engram coordinator` and `engram worker` processes
+//! ```
+//!
+//! Results go to stdout, everything else to stderr. Every failure ends in [`error::report`], which decides the exit code.
+//! The library exists for the binary, for the generated reference page and for tests of documented commands.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod context;
+mod error;
+mod kubernetes;
+mod local;
+mod output;
+mod plugin;
+mod progress;
+mod reference;
+mod route;
+mod rows;
+mod snapshot;
+mod target;
+
+use args::Arguments;
+use clap::CommandFactory as _;
+use std::process::ExitCode;
+
+pub use reference::reference;
+
+/// Returns the grammar of the command line.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let role = plugin::Role::of(std::env::args_os().next().as_deref());
+    if role == plugin::Role::Completion {
+        return plugin::complete(&command());
+    }
+    let arguments = Arguments::read();
+    let context = arguments.global.context(role == plugin::Role::Plugin);
+    // Single-threaded: child processes of `up` are tied to the thread that starts them, and the main thread lives as long as the
+    // process.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return error::report(&anyhow::Error::new(error).context("failed to start"), &context),
+    };
+    let result = match arguments.command {
+        commands::Command::Process(process) => process.run(),
+        subcommand => runtime.block_on(commands::run(subcommand, &context, command)),
+    };
+    // A blocked task (a read that never returns) must not keep the process alive.
+    runtime.shutdown_background();
+    match result {
+        Ok(code) => code.into(),
+        Err(error) => error::report(&error, &context),
+    }
+}

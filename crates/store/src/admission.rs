@@ -1,0 +1,266 @@
+//! Checks before a record is logged: primary, validity, duplicates, capacity.
+
+use crate::pending_calls::Waiter;
+use crate::results::{ActivateError, CommittedWrite, WriteError};
+use crate::stats;
+use crate::store::{Mark, Store};
+use crate::wal::{Body, Entry};
+use engram_cluster::Entry as MapEntry;
+use engram_cluster::injected;
+use engram_cluster::replica::Event;
+use engram_memory::codec::encode_record;
+use engram_memory::session::Admission;
+use engram_memory::{
+    CapacityPolicy, Command, Lsn, MAX_RECORD_BYTES, MemoryId, PartitionId, Record, Refusal, Reply, Term, Updates,
+    partition_of,
+};
+use std::collections::HashSet;
+
+/// How far ahead of this clock a session may have been opened: the assumed clock skew between workers.
+const CLOCK_SKEW_MS: u64 = 60 * 60 * 1_000;
+
+/// Answer to a record that is not logged.
+type Answer = Result<CommittedWrite, WriteError>;
+
+impl Store {
+    /// Proposes records, each of one partition; `done` is called once with all answers, in order, during this call, a later turn
+    /// or a later call. Records of one partition are applied in the given order.
+    pub fn write(
+        &mut self,
+        records: Vec<(PartitionId, Record)>,
+        done: impl FnOnce(Vec<Result<CommittedWrite, WriteError>>) + Send + 'static,
+    ) {
+        let waiter = self.begin_write(records.len(), Box::new(done));
+        for (index, (partition, record)) in records.into_iter().enumerate() {
+            if let Some(answer) = self.propose(partition, record, Some(waiter(index))) {
+                let counter = if answer.is_ok() { &self.shared.answered_records } else { &self.shared.refused_records };
+                stats::add(counter, 1);
+                self.writes.answer(waiter(index), answer);
+            }
+        }
+    }
+
+    /// Starts serving partitions, each at its term, as the only replica: for a store without peers. The term has to be above every
+    /// one promised on this disk, unless this process already serves it. `done` is called once the promises are durable. A missing
+    /// partition starts empty; one whose settings differ from [`crate::Options::settings`] is configured.
+    pub fn activate(
+        &mut self,
+        partitions: Vec<(PartitionId, Term)>,
+        done: impl FnOnce(Vec<Result<(), ActivateError>>) + Send + 'static,
+    ) {
+        let waiter = self.activations.begin(partitions.len(), Box::new(done));
+        for (index, (partition, term)) in partitions.into_iter().enumerate() {
+            if let Some(answer) = self.activate_one(partition, term, waiter(index)) {
+                self.activations.answer(waiter(index), answer);
+            }
+        }
+    }
+
+    fn activate_one(
+        &mut self,
+        partition: PartitionId,
+        term: Term,
+        waiter: Waiter,
+    ) -> Option<Result<(), ActivateError>> {
+        let (partitions, member) = (self.options.shape.partitions, self.member());
+        let Some(state) = self.states.get_mut(partition.0 as usize) else {
+            return Some(Err(ActivateError::Unknown { partition, partitions }));
+        };
+        if let Some(what) = &state.corrupt {
+            return Some(Err(ActivateError::Corrupt { partition, what: what.clone() }));
+        }
+        if state.replica.serving_term() == Some(term) {
+            return Some(Ok(()));
+        }
+        let promised = state.replica.promised();
+        if term <= promised {
+            return Some(Err(ActivateError::TermPromised { partition, promised, requested: term }));
+        }
+        state.activations.push((term, waiter));
+        self.update_entry(partition, &MapEntry::solo(term, member));
+        None
+    }
+
+    /// Logs a record, or returns the answer; `None` = logged, answered when it is applied.
+    pub(crate) fn propose(
+        &mut self,
+        partition: PartitionId,
+        mut record: Record,
+        waiter: Option<Waiter>,
+    ) -> Option<Answer> {
+        record.request = record.request.filter(|_| !injected!(NoDedupe));
+        if let Command::Epoch { updates, .. } = &record.command
+            && injected!(NoEpochTable)
+        {
+            record.command = Command::Reinforce(updates.clone());
+        }
+        match self.admit(partition, &record, waiter) {
+            Ok(Some(term)) => self.log(partition, term, record, waiter).err().map(Err),
+            Ok(None) => None,
+            Err(answer) => Some(*answer),
+        }
+    }
+
+    /// `Ok` with the term: to be logged; `Ok(None)`: waits for the same request in flight; `Err`: the answer.
+    fn admit(
+        &mut self,
+        partition: PartitionId,
+        record: &Record,
+        waiter: Option<Waiter>,
+    ) -> Result<Option<Term>, Box<Answer>> {
+        let Some(state) = self.states.get(partition.0 as usize) else {
+            return Err(Box::new(Err(WriteError::NotPrimary { partition, term: None })));
+        };
+        if let Some(what) = &state.corrupt {
+            return Err(Box::new(Err(WriteError::Corrupt { partition, what: what.clone() })));
+        }
+        // A client with a session can safely retry at the next primary; without one the outcome would be unknown.
+        let must_wait = record.request.is_none() && state.replica.transfer_target().is_some();
+        let Some(term) = state.replica.primary_term().filter(|_| state.replica.takes_requests() && !must_wait) else {
+            let promised = state.replica.promised();
+            let term = (promised > Term(0)).then_some(promised);
+            return Err(Box::new(Err(WriteError::NotPrimary { partition, term })));
+        };
+        if !state.replica.admits_writes() {
+            return Err(Box::new(Err(WriteError::TooFewReplicas {
+                partition,
+                in_sync: state.replica.in_sync_count(),
+            })));
+        }
+        let (is_idle, applied) = (state.pending.is_empty(), state.applied);
+        self.check(partition, record).map_err(|refusal| Box::new(Err(WriteError::Invalid { partition, refusal })))?;
+        if let Some(request) = record.request
+            && let Some(lsn) = self.requests.get(&(partition, request))
+        {
+            let state = &mut self.states[partition.0 as usize];
+            let index = (lsn.0 - applied.0 - 1) as usize;
+            state.pending[index].waiters.extend(waiter);
+            return Ok(None);
+        }
+        if let Some(reply) = self.foresee(partition, record, is_idle) {
+            let durable = self.wal.durable(self.wal.written());
+            let replicas = self.states[partition.0 as usize].replica.in_sync_count();
+            let committed = CommittedWrite { partition, term, lsn: applied, replicas, durable, reply };
+            return Err(Box::new(Ok(committed)));
+        }
+        match self.over_capacity(partition, record) {
+            Some(error) => Err(Box::new(Err(error))),
+            None => Ok(Some(term)),
+        }
+    }
+
+    /// Returns the reply of a record that needs no execution, if it is final: a reply stored by a session always, any other only
+    /// while nothing in flight could change it.
+    fn foresee(&self, partition: PartitionId, record: &Record, is_idle: bool) -> Option<Reply> {
+        let ledger = self.partitions.ledger(partition)?;
+        match record.request.map(|request| ledger.sessions.admit(request)) {
+            Some(Admission::Stored(reply)) => Some(reply),
+            // Logged even if the epoch table has the result, so that the session stores it too.
+            Some(Admission::Execute) => None,
+            // Another worker may be primary by now: without leases it is logged and decided at apply.
+            Some(Admission::Refuse(_)) | None => {
+                is_idle.then(|| ledger.lookup_reply(record)).flatten().filter(|_| self.is_readable(partition))
+            }
+        }
+    }
+
+    fn check(&self, partition: PartitionId, record: &Record) -> Result<(), Refusal> {
+        record.check()?;
+        record.command.check_features(self.options.shape.features)?;
+        let is_ahead = |request: engram_memory::Request| {
+            request.session.opened_ms > self.clock.now_ms().saturating_add(CLOCK_SKEW_MS)
+        };
+        if record.request.is_some_and(is_ahead) {
+            return Err(Refusal::Malformed { what: "session: opened at most one hour ahead of the worker's clock" });
+        }
+        let partitions = self.options.shape.partitions;
+        if ids(&record.command).iter().any(|id| partition_of(*id, partitions) != partition) {
+            return Err(Refusal::Malformed { what: "ids: only those that hash to this partition" });
+        }
+        Ok(())
+    }
+
+    /// Returns the capacity error of a record that does not fit a partition with policy `Refuse`.
+    fn over_capacity(&self, partition: PartitionId, record: &Record) -> Option<WriteError> {
+        let max_created = record.command.may_create() as u64;
+        let settings = self.partitions.ledger(partition)?.settings;
+        let (count, state) = (self.partitions.count(partition), &self.states[partition.0 as usize]);
+        if settings.policy != CapacityPolicy::Refuse
+            || max_created == 0
+            || count + state.creates + max_created <= settings.limit
+        {
+            return None;
+        }
+        // Near the limit new ids are counted exactly.
+        let mut new: HashSet<MemoryId> = HashSet::new();
+        for pending in &state.pending {
+            self.add_new(&pending.record.command, &mut new);
+        }
+        let in_flight = new.len() as u64;
+        self.add_new(&record.command, &mut new);
+        let wanted = new.len() as u64 - in_flight;
+        let memories = count + in_flight;
+        (wanted > 0 && memories + wanted > settings.limit).then_some(WriteError::Capacity {
+            partition,
+            limit: settings.limit,
+            memories,
+            wanted,
+        })
+    }
+
+    fn add_new(&self, command: &Command, new: &mut HashSet<MemoryId>) {
+        if command.may_create() > 0 {
+            new.extend(ids(command).iter().copied().filter(|id| !self.partitions.contains_memory(*id)));
+        }
+    }
+
+    fn log(
+        &mut self,
+        partition: PartitionId,
+        term: Term,
+        record: Record,
+        waiter: Option<Waiter>,
+    ) -> Result<(), WriteError> {
+        let mut bytes = std::mem::take(&mut self.scratch);
+        bytes.clear();
+        encode_record(&record, &mut bytes);
+        let lsn = Lsn(self.states[partition.0 as usize].last().0 + 1);
+        let logged = if bytes.len() > MAX_RECORD_BYTES {
+            let refusal = Refusal::Malformed { what: "record: at most 8 MiB encoded" };
+            Err(WriteError::Invalid { partition, refusal })
+        } else {
+            self.append(&Entry { partition, term, lsn, body: Body::Command(&bytes) })
+                .map_err(|error| WriteError::of_failure(&error))
+        };
+        stats::add(&self.shared.logged_bytes, bytes.len() as u64);
+        if logged.is_ok() {
+            self.replication.shipping.retain(partition, lsn, term, &bytes);
+        }
+        self.scratch = bytes;
+        logged?;
+        // A single replica acknowledges from its disk, in every mode.
+        let is_single =
+            self.states[partition.0 as usize].replica.in_sync_count() == 1 && self.options.replication.replicas > 1;
+        // The replica waits for the disk too; an injected bug breaks the rule in both places.
+        let is_single = is_single && !injected!(SoloAckWithoutFsync) && !injected!(SoloFsyncOnlyWithoutLearner);
+        self.push(Mark::Record(partition, lsn, term), is_single);
+        self.add_pending(partition, lsn, term, record, waiter.into_iter().collect());
+        self.step(partition, Event::Appended(lsn));
+        Ok(())
+    }
+}
+
+/// Ids named by a command.
+fn ids(command: &Command) -> &[MemoryId] {
+    match command {
+        Command::Upsert(upsert) => &upsert.ids,
+        Command::Remove { ids } => ids,
+        Command::Reinforce(updates) | Command::Epoch { updates, .. } | Command::EpochPart { updates, .. } => {
+            match updates {
+                Updates::ById { ids, .. } => ids,
+                Updates::ByGroup(_) => &[],
+            }
+        }
+        _ => &[],
+    }
+}

@@ -1,0 +1,92 @@
+//! Requests to the API server, with deadlines and errors that name the action.
+
+use std::future::Future;
+use std::time::Duration;
+
+use crate::object_views::InvalidObject;
+
+/// Deadline of a request: the remaining duration of a Lease when its holder stops writing.
+pub(super) const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why a reconcile failed. It is retried.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// The API server returned an error.
+    #[error("failed to {action}: {source}")]
+    Api { action: String, source: kube::Error },
+    /// The API server did not respond in time.
+    #[error("failed to {action}: no response within 5 s")]
+    Timeout { action: String },
+    /// An object is invalid.
+    #[error(transparent)]
+    InvalidObject(#[from] InvalidObject),
+    /// An object of this name is not owned by the cluster.
+    #[error("{kind} {name} exists and is not owned by this cluster: rename the cluster or delete the object")]
+    NotOwned { kind: String, name: String },
+    /// Another replica is the leader.
+    #[error("lost leadership to another replica")]
+    NotLeader,
+    /// A request to the workers failed.
+    #[error("failed to {action}: {source}")]
+    Workers { action: &'static str, source: Box<engram_client::Error> },
+    /// The CA is not available.
+    #[error("failed to load the CA: {0}")]
+    CertificateAuthority(String),
+    /// The coordinator cannot be started.
+    #[error("failed to coordinate the cluster: {0}")]
+    Coordinator(String),
+}
+
+impl Error {
+    /// Returns the reason label for metrics.
+    pub(super) const fn category(&self) -> &'static str {
+        match self {
+            Self::Api { .. } => "api",
+            Self::Timeout { .. } => "timeout",
+            Self::InvalidObject(_) => "invalid_object",
+            Self::NotOwned { .. } => "not_owned",
+            Self::NotLeader => "not_leader",
+            Self::Workers { .. } => "workers",
+            Self::CertificateAuthority(_) => "ca",
+            Self::Coordinator(_) => "coordinator",
+        }
+    }
+
+    /// Returns whether the API server does not know the owner's kind yet. With `OwnerReferencesPermissionEnforcement` it discovers a new
+    /// CustomResourceDefinition within half a minute, and rejects objects owned by its kind until then.
+    pub(super) fn is_kind_not_ready(&self) -> bool {
+        matches!(self, Self::Api { source: kube::Error::Api(status), .. } if status.message.contains("cannot find RESTMapping"))
+    }
+}
+
+/// Sends a request with a deadline.
+pub(super) async fn request<T>(
+    action: impl FnOnce() -> String,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, Error> {
+    match tokio::time::timeout(DEADLINE, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(Error::Api { action: action(), source }),
+        Err(_) => Err(Error::Timeout { action: action() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    #[test]
+    fn an_unknown_owner_kind_is_distinguished_from_a_missing_permission() {
+        let refused = |why: &str| Error::Api {
+            action: "apply ServiceAccount words-worker".into(),
+            source: kube::Error::Api(Box::new(Status::failure(why, "Forbidden").with_code(403))),
+        };
+        let early = "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion \
+            engram.dev/v1alpha1 Kind LearnerCluster";
+        assert!(refused(early).is_kind_not_ready());
+        let forbidden =
+            "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on";
+        assert!(!refused(forbidden).is_kind_not_ready());
+    }
+}

@@ -1,0 +1,82 @@
+//! Resource kinds that the operator reads and writes.
+
+use kube::api::{ApiResource, DynamicObject};
+use kube::{Api, Client};
+use serde_json::Value;
+
+/// A resource kind with its API path.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind {
+    group: &'static str,
+    version: &'static str,
+    pub(super) name: &'static str,
+    plural: &'static str,
+}
+
+const fn kind(group: &'static str, version: &'static str, name: &'static str, plural: &'static str) -> Kind {
+    Kind { group, version, name, plural }
+}
+
+pub(super) const CLUSTER: Kind = kind("engram.dev", "v1alpha1", "LearnerCluster", "learnerclusters");
+pub(super) const RUN: Kind = kind("engram.dev", "v1alpha1", "LearnerRun", "learnerruns");
+pub(super) const MAP: Kind = kind("engram.dev", "v1alpha1", "PartitionMap", "partitionmaps");
+pub(super) const POD: Kind = kind("", "v1", "Pod", "pods");
+pub(super) const CLAIM: Kind = kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims");
+pub(super) const SET: Kind = kind("apps", "v1", "StatefulSet", "statefulsets");
+/// cert-manager's Certificate, which not every API server serves.
+pub(super) const CERTIFICATE: Kind = kind("cert-manager.io", "v1", "Certificate", "certificates");
+
+/// Kinds that [`crate::build::objects`] makes.
+pub(super) const BUILT: [Kind; 8] = [
+    kind("", "v1", "ServiceAccount", "serviceaccounts"),
+    kind("rbac.authorization.k8s.io", "v1", "Role", "roles"),
+    kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),
+    kind("", "v1", "ConfigMap", "configmaps"),
+    kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+    kind("", "v1", "Service", "services"),
+    kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    SET,
+];
+
+/// Returns the kind of [`BUILT`] with this name.
+pub(super) fn built(name: &str) -> Kind {
+    *BUILT.iter().find(|kind| kind.name == name).expect("the builder makes these kinds and no others")
+}
+
+impl Kind {
+    pub(super) fn resource(self) -> ApiResource {
+        let api_version =
+            if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) };
+        ApiResource {
+            group: self.group.to_owned(),
+            version: self.version.to_owned(),
+            api_version,
+            kind: self.name.to_owned(),
+            plural: self.plural.to_owned(),
+        }
+    }
+
+    pub(super) fn of(self, client: &Client, namespace: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(client.clone(), namespace, &self.resource())
+    }
+
+    /// Returns the API for one namespace, or for all.
+    pub(super) fn within(self, client: &Client, namespace: Option<&str>) -> Api<DynamicObject> {
+        match namespace {
+            Some(namespace) => self.of(client, namespace),
+            None => Api::all_with(client.clone(), &self.resource()),
+        }
+    }
+
+    /// Converts an object to JSON: adds the kind, which list items lack, and removes managed fields.
+    pub(super) fn value(self, object: &DynamicObject) -> Value {
+        let mut value = serde_json::to_value(object).expect("an object parsed from JSON serializes to JSON");
+        let resource = self.resource();
+        value["apiVersion"] = resource.api_version.into();
+        value["kind"] = resource.kind.into();
+        if let Some(metadata) = value["metadata"].as_object_mut() {
+            metadata.remove("managedFields");
+        }
+        value
+    }
+}

@@ -1,0 +1,61 @@
+//! Queue of runs that wait for the turn.
+//!
+//! Kept in memory by the primary of the turn's partition: each run asks several times a second, so a new primary knows all of them
+//! quickly.
+
+use engram_memory::RunId;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Time after which a run that no longer asks loses its position: ten requests.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// Runs that wait for the turn.
+#[derive(Debug, Default)]
+pub(crate) struct TurnQueue(BTreeMap<RunId, Waiter>);
+
+#[derive(Debug)]
+struct Waiter {
+    /// Submission time in milliseconds since 1970, and name.
+    position: (u64, String),
+    last_asked: Instant,
+}
+
+impl TurnQueue {
+    /// A run asks at `now`; returns how many are ahead of it, and the name of the first.
+    pub(super) fn enqueue(&mut self, run: RunId, position: (u64, String), now: Instant) -> (u32, Option<String>) {
+        self.0.insert(run, Waiter { position, last_asked: now });
+        self.0.retain(|_, waiter| now.saturating_duration_since(waiter.last_asked) < SILENCE);
+        let own = &self.0[&run].position;
+        let ahead = self.0.values().map(|waiter| &waiter.position).filter(|position| *position < own);
+        let first = ahead.clone().min().map(|(_, name)| name.clone());
+        (u32::try_from(ahead.count()).unwrap_or(u32::MAX), first)
+    }
+
+    /// Removes a run.
+    pub(super) fn remove(&mut self, run: RunId) {
+        self.0.remove(&run);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_queue_by_submission_and_name_and_leave_when_they_stop_asking() {
+        let mut waiting = TurnQueue::default();
+        let start = Instant::now();
+        let mut enqueue = |run: u128, submitted, name: &str, after_ms| {
+            waiting.enqueue(RunId(run), (submitted, name.to_owned()), start + Duration::from_millis(after_ms))
+        };
+        assert_eq!(enqueue(1, 20, "late", 0), (0, None));
+        assert_eq!(enqueue(2, 10, "b", 100), (0, None));
+        assert_eq!(enqueue(3, 10, "a", 100), (0, None));
+        assert_eq!(enqueue(2, 10, "b", 200), (1, Some("a".into())));
+        assert_eq!(enqueue(1, 20, "late", 300), (2, Some("a".into())));
+        assert_eq!(enqueue(1, 20, "late", 2_150), (1, Some("b".into())), "a asked last after 100 ms");
+        waiting.remove(RunId(2));
+        assert_eq!(waiting.enqueue(RunId(1), (20, "late".into()), start + Duration::from_millis(2_150)), (0, None));
+    }
+}
