@@ -1,60 +1,60 @@
-//! Who of several operators writes: a Lease, judged without comparing the clocks of two machines.
+//! Leader election by a Lease, without comparing clocks of different machines.
 //!
-//! A lease has run out when it was seen unchanged for its whole duration on this process's own monotonic clock. Whoever
-//! holds it stops to lead well before that, counted from *before* its last renewal was sent. Two operators that both
-//! believe to lead can so exist for no moment, whatever their clocks say.
+//! A lease has expired when it was observed unchanged for its whole duration on this process's own monotonic clock. The holder
+//! stops leading well before that, counted from *before* its last renewal was sent. So two operators never lead at the same
+//! time, whatever their clocks show.
 //!
-//! Leading gates writes of ordinary objects, not reads: every operator keeps its view warm. Failover does not ask who
-//! leads; there compare-and-swap on the map decides.
+//! Leadership gates writes of ordinary objects, not reads. Failover does not depend on it: there compare-and-swap on the map
+//! decides.
 
-/// How long a lease holds that nobody renews.
+/// Duration of a lease without renewal.
 pub const DURATION_MS: u64 = 15_000;
-/// How long after its last renewal a holder still leads. The rest of [`DURATION_MS`] is for requests on their way.
+/// How long a holder leads after its last renewal. The rest of [`DURATION_MS`] is for requests in flight.
 pub const RENEW_DEADLINE_MS: u64 = 10_000;
-/// How often the lease is renewed, or looked at.
+/// Interval at which the lease is renewed or read.
 pub const PERIOD_MS: u64 = 2_000;
 
-/// A Lease as the API server has it.
+/// An observed Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseView {
-    /// Who holds it; empty or absent after it was given back.
+    /// Identity of the holder; empty or absent after a release.
     pub holder: Option<String>,
-    /// How long it holds without renewal.
+    /// Duration without renewal.
     pub duration_ms: u64,
-    /// What changes with every write.
+    /// Resource version, which changes with every write.
     pub resource_version: String,
 }
 
-/// What is done about the lease.
+/// Action on the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseAction {
-    /// There is none: make it, with this operator as its holder.
+    /// Create it, with this operator as the holder.
     Create,
-    /// It is ours: renew it, comparing with what was seen.
+    /// Renew it, by compare-and-swap.
     Renew,
-    /// It is nobody's any more: take it, comparing with what was seen.
+    /// Take over an expired or released lease, by compare-and-swap.
     Claim,
-    /// It is another's: look again.
+    /// Wait: another operator holds it.
     Wait,
 }
 
-/// One operator's part in the election.
+/// Election state of one operator.
 #[derive(Clone, Debug)]
 pub struct Election {
     identity: String,
-    /// The newest write that was seen, and when it was seen first.
+    /// The newest observed resource version, and when it was first observed.
     observed: Option<(String, u64)>,
-    /// When the last renewal that succeeded was sent.
+    /// When the last successful renewal was sent.
     renewed_at_ms: Option<u64>,
 }
 
 impl Election {
-    /// Takes part as `me`, a name that no other process has: that of its pod.
+    /// Creates the state of an operator with a unique identity.
     pub fn new(me: impl Into<String>) -> Self {
         Self { identity: me.into(), observed: None, renewed_at_ms: None }
     }
 
-    /// Judges `lease` as it was read at `now_ms` of the monotonic clock.
+    /// Decides on `lease` as read at `now_ms` of the monotonic clock.
     pub fn decide(&mut self, lease: Option<&LeaseView>, now_ms: u64) -> LeaseAction {
         let Some(lease) = lease else { return LeaseAction::Create };
         let since = match &self.observed {
@@ -70,17 +70,17 @@ impl Election {
         }
     }
 
-    /// Notes that a write of the lease succeeded that was sent at `sent_ms`.
+    /// Records a successful write that was sent at `sent_ms`.
     pub fn renewed(&mut self, sent_ms: u64) {
         self.renewed_at_ms = Some(sent_ms);
     }
 
-    /// Notes that another holds the lease, or that it was given back.
+    /// Records that another operator holds the lease, or that it was released.
     pub fn lost(&mut self) {
         self.renewed_at_ms = None;
     }
 
-    /// Whether this operator may write at `now_ms`.
+    /// Returns whether this operator is the leader at `now_ms`.
     pub fn is_leader(&self, now_ms: u64) -> bool {
         self.renewed_at_ms.is_some_and(|renewed| now_ms.saturating_sub(renewed) < RENEW_DEADLINE_MS)
     }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_taken_only_after_it_was_seen_unchanged_for_its_whole_duration() {
+    fn a_lease_is_claimed_only_after_it_was_unchanged_for_its_whole_duration() {
         let mut b = Election::new("b");
         assert_eq!(b.decide(None, 0), LeaseAction::Create);
         assert_eq!(b.decide(Some(&lease("a", 1)), 0), LeaseAction::Wait);
@@ -103,12 +103,12 @@ mod tests {
         assert_eq!(b.decide(Some(&lease("a", 2)), DURATION_MS), LeaseAction::Wait, "it was renewed");
         assert_eq!(b.decide(Some(&lease("a", 2)), 2 * DURATION_MS - 1), LeaseAction::Wait);
         assert_eq!(b.decide(Some(&lease("a", 2)), 2 * DURATION_MS), LeaseAction::Claim);
-        assert_eq!(b.decide(Some(&lease("", 3)), 2 * DURATION_MS), LeaseAction::Claim, "it was given back");
+        assert_eq!(b.decide(Some(&lease("", 3)), 2 * DURATION_MS), LeaseAction::Claim, "it was released");
     }
 
     #[test]
-    fn no_two_lead_at_any_moment() {
-        // The last renewal of `a` was sent at 1,000 and seen by `b` no earlier; then `a` is cut off.
+    fn two_operators_never_lead_at_the_same_time() {
+        // The last renewal of `a` was sent at 1,000 and observed by `b` no earlier; then `a` is partitioned.
         let (mut a, mut b) = (Election::new("a"), Election::new("b"));
         a.decide(Some(&lease("a", 1)), 900);
         a.renewed(1_000);

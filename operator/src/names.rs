@@ -1,43 +1,42 @@
-//! Names, labels, ports and periods of what the operator makes. They are a contract with workers, clients and people's
-//! dashboards: they never change.
+//! Names, labels, ports and periods of generated objects. They are a contract with workers, clients and dashboards.
 
-/// Clients: gRPC of applications, command line, Python.
+/// gRPC port for clients: applications, command line, Python.
 pub const CLIENT_PORT: u16 = 7443;
-/// Other workers of the cluster: replication, collectives.
+/// Port for other workers: replication, collectives.
 pub const PEER_PORT: u16 = 7444;
-/// The operator: drain, admin.
+/// Port for the operator: drain, administration.
 pub const ADMIN_PORT: u16 = 7445;
-/// Kubelet and Prometheus, plain HTTP: `/startupz`, `/livez`, `/readyz`, `/metrics`.
+/// Plain HTTP port for the kubelet and Prometheus: `/startupz`, `/livez`, `/readyz`, `/metrics`.
 pub const HTTP_PORT: u16 = 9090;
 
 /// The label that selects the objects of one cluster.
 pub const CLUSTER_LABEL: &str = "engram.dev/cluster";
-/// The label that tells a cluster's pods apart.
+/// The label with the component of a pod.
 pub const COMPONENT_LABEL: &str = "engram.dev/component";
 /// Value of [`COMPONENT_LABEL`] for workers.
 pub const WORKER: &str = "worker";
-/// The label of a claim that says whose data it holds.
+/// The label of a claim with the id of the cluster whose data it holds.
 pub const CLUSTER_ID_LABEL: &str = "engram.dev/cluster-id";
-/// Audience of the tokens with which pods ask for their certificates.
+/// Audience of the tokens with which pods request certificates.
 pub const CSR_AUDIENCE: &str = "engram-csr";
-/// Key of the authority's certificates in its ConfigMap.
+/// Key of the trust bundle in its ConfigMap.
 pub const ROOTS: &str = "ca.pem";
-/// Keys of a Secret with a given certificate: as the type `kubernetes.io/tls` has them, and as cert-manager writes them.
+/// Keys of a Secret with a provided certificate: those of type `kubernetes.io/tls`, as written by cert-manager.
 pub const TLS_SECRET_KEYS: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
-/// Annotation of a `LearnerCluster`: UID of a pod that shall be replaced.
+/// Annotation of a `LearnerCluster`: UID of a pod to replace.
 pub const REPLACE: &str = "engram.dev/replace";
-/// Annotation of the authority's Secret: another authority shall follow it.
+/// Annotation of the CA Secret that requests a rotation.
 pub const RENEW: &str = "engram.dev/renew";
-/// Annotation of the authority's Secret: how far that is.
+/// Annotation of the CA Secret: progress of a rotation.
 pub const RENEWAL: &str = "engram.dev/renewal";
-/// Annotation of the authority's Secret: since when it is so far, RFC 3339.
+/// Annotation of the CA Secret: start of the current rotation step, RFC 3339.
 pub const RENEWAL_SINCE: &str = "engram.dev/renewal-since";
-/// Annotation of a `LearnerCluster`: the template revision that may be taken.
+/// Annotation of a `LearnerCluster`: the accepted template revision.
 pub const UPGRADE: &str = "engram.dev/upgrade";
 
-/// User and group of the worker: nobody's on the node, and the same in every image.
+/// User and group of the worker: unused on nodes, and the same in every image.
 pub const USER: i64 = 65532;
-/// Seconds between the order to go and the kill: the drain's deadline of 45 s, and time to put everything on disk.
+/// Termination grace period: the drain deadline of 45 s, plus time to flush to disk.
 pub const GRACE_SECONDS: i64 = 60;
 
 /// Names of a cluster's objects.
@@ -53,7 +52,7 @@ impl Names {
         format!("{}-worker", self.cluster)
     }
 
-    /// Returns the name of the service account whose tokens people get, by `engram -n`.
+    /// Returns the name of the ServiceAccount whose tokens `engram -n` uses.
     pub fn client(&self) -> String {
         format!("{}-client", self.cluster)
     }
@@ -63,13 +62,13 @@ impl Names {
         format!("{}-config", self.cluster)
     }
 
-    /// Returns the name of the ConfigMap with what everybody may know of who is who: for clients, too.
+    /// Returns the name of the ConfigMap with the trust bundle and the token issuer, for workers and clients.
     pub fn ca(&self) -> String {
         format!("{}-ca", self.cluster)
     }
 
-    /// Returns the name of the Certificate that cert-manager is asked for, and of the Secret that it fills. Nobody may choose it: whoever makes
-    /// clusters and no Certificates would have other Secrets overwritten.
+    /// Returns the name of the cert-manager Certificate and of its Secret. It is not configurable, since a user who may create clusters but not
+    /// Certificates could otherwise overwrite other Secrets.
     pub fn certificate(&self) -> String {
         format!("{}-worker-tls", self.cluster)
     }

@@ -199,8 +199,8 @@ mod tests {
             mixed.insert(key.to_owned(), other[key].clone());
             mixed
         };
-        assert!(why(&mixed("tls.key"), now).contains("the key is not of the certificate"));
-        assert!(why(&mixed("ca.crt"), now).contains("the certificate is not good"));
+        assert!(why(&mixed("tls.key"), now).contains("the key does not match the certificate"));
+        assert!(why(&mixed("ca.crt"), now).contains("the certificate is not valid"));
         for stranger in [
             Name { ordinal: Some(0), ..needed() },
             Name { cluster: ClusterId(8), ..needed() },

@@ -1,4 +1,4 @@
-//! What the workers run: pinned in the status, so that an upgrade of the operator restarts nobody.
+//! Worker revisions: pinned in the status, so that an upgrade of the operator restarts no worker.
 
 use std::collections::BTreeMap;
 
@@ -8,30 +8,30 @@ use engram_api::status::WorkerRevision;
 use crate::names::UPGRADE;
 use crate::validate::ValidatedCluster;
 
-/// The newest revision of the pod template that this operator can build. The builder of the one before stays.
+/// The newest pod template revision that this operator can build. Builders of older revisions are kept.
 pub(crate) const TEMPLATE_REVISION: u32 = 1;
 
-/// What this operator would build by itself.
+/// The worker that this operator offers.
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// Repository of the worker's image, without a tag.
     pub repository: String,
-    /// The same for workers whose pods are given GPUs, where that is another.
+    /// Repository of the image for pods with GPUs, if different.
     pub cuda_repository: Option<String>,
     /// Version of the worker: the tag.
     pub version: String,
     /// Revision of the pod template.
     pub template_revision: u32,
-    /// Where workers find the coordinators, each as `host:port`; a name may stand for several.
+    /// Addresses of the coordinators, each `host:port`.
     pub coordinators: Vec<String>,
-    /// Secrets with which nodes pull the worker's image.
+    /// Image pull secrets of the workers.
     pub pull_secrets: Vec<String>,
-    /// What everybody may know of who is who in clusters with certificates, by the name of its file.
+    /// Published files of clusters with TLS, by name: trust bundle and token issuer.
     pub published: BTreeMap<String, String>,
 }
 
 impl Offer {
-    /// Makes the offer of this operator: its newest template.
+    /// Creates the offer with the newest template.
     pub fn new(repository: impl Into<String>, version: impl Into<String>) -> Self {
         Self {
             repository: repository.into(),
@@ -49,8 +49,8 @@ impl Offer {
         format!("{repository}:{version}")
     }
 
-    /// What a pinned cluster goes on with. The image for GPUs shows a worker all that its node has, unless its pod was given some: where
-    /// pods are given none any more, and are made anew without, they have the other one.
+    /// Returns the revision that a pinned cluster keeps. The GPU image exposes all GPUs of a node to a pod without its own, so pods that no
+    /// longer request GPUs get the other image.
     fn kept(&self, pinned: &WorkerRevision, on_gpu: bool) -> WorkerRevision {
         let of_cuda = |repository: &String| pinned.image.strip_prefix(repository)?.strip_prefix(':');
         match self.cuda_repository.as_ref().and_then(of_cuda).filter(|_| !on_gpu) {
@@ -60,7 +60,7 @@ impl Offer {
     }
 }
 
-/// What shall run now, and what could run if somebody said so; `on_gpu` where pods are given GPUs.
+/// Returns the revision to run, and an available update; `on_gpu` is whether pods request GPUs.
 pub(crate) fn choose(
     cluster: &ValidatedCluster,
     pinned: Option<&WorkerRevision>,
@@ -89,7 +89,7 @@ pub(crate) fn choose(
     (running, available)
 }
 
-/// The image that the spec names.
+/// Returns the image that the spec requests.
 fn requested_image(
     cluster: &ValidatedCluster,
     offer: &Offer,
@@ -98,7 +98,7 @@ fn requested_image(
 ) -> Option<String> {
     let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let of_version = |version: String| {
-        // The program is the same in both: nobody is started anew for the other one.
+        // Both images have the same program, so workers are not restarted for the other one.
         let plain = offer.image(&version, false);
         let runs = pinned.is_some_and(|pinned| pinned.image == plain);
         if runs { plain } else { offer.image(&version, on_gpu) }
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_are_given_gpus_have_the_image_for_them_and_no_others() {
+    fn only_pods_with_gpus_use_the_gpu_image() {
         let offer = Offer { cuda_repository: Some("a/worker-cuda".into()), ..Offer::new("a/worker", "2") };
         let plain = cluster("paused", false.into());
         let chosen = |cluster: &ValidatedCluster, pinned: Option<&str>, on_gpu: bool| {
@@ -135,12 +135,12 @@ mod tests {
         assert_eq!(chosen(&plain, None, true), (runs("a/worker-cuda:2"), None));
         assert_eq!(chosen(&plain, None, false), (runs("a/worker:2"), None));
         let one = Offer::new("a/worker", "2");
-        assert_eq!(choose(&plain, None, &one, true).0, runs("a/worker:2"), "where there is one image for all");
+        assert_eq!(choose(&plain, None, &one, true).0, runs("a/worker:2"), "one image for all pods");
 
-        // Whoever runs is not started anew for the other image, and may have it.
+        // Running workers are not restarted for the GPU image; it is offered.
         assert_eq!(chosen(&plain, Some("a/worker:2"), true), (runs("a/worker:2"), Some(runs("a/worker-cuda:2"))));
         assert_eq!(chosen(&plain, Some("a/worker:1"), true), (runs("a/worker:1"), Some(runs("a/worker-cuda:2"))));
-        // Pods that are given none any more are made anew, and see none.
+        // Pods that no longer request GPUs are recreated with the other image.
         assert_eq!(chosen(&plain, Some("a/worker-cuda:1"), false), (runs("a/worker:1"), Some(runs("a/worker:2"))));
 
         let version = cluster("version", "1".into());
@@ -148,6 +148,6 @@ mod tests {
         assert_eq!(chosen(&version, Some("a/worker:1"), true), (runs("a/worker:1"), None));
         assert_eq!(chosen(&version, Some("a/worker:2"), true).0, runs("a/worker-cuda:1"));
         let image = cluster("image", "b/own:7".into());
-        assert_eq!(chosen(&image, Some("a/worker:1"), true).0, runs("b/own:7"), "what people name is theirs");
+        assert_eq!(chosen(&image, Some("a/worker:1"), true).0, runs("b/own:7"), "an explicit image is used");
     }
 }

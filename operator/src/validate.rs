@@ -1,4 +1,4 @@
-//! From an object of the API server to a cluster that can be planned for, or to what is wrong with it.
+//! Validation of LearnerCluster objects.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -11,15 +11,15 @@ use serde_json::Value;
 
 use crate::names::Names;
 
-/// Why a cluster is refused: the sentences that a person reads in its `Accepted` condition.
+/// Why a spec is invalid: the message of condition `Accepted`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InvalidSpec {
-    /// One sentence per problem, each with the field, what was found and what is allowed.
+    /// One sentence per problem, each with the field, its value and the allowed values.
     pub message: String,
 }
 
-/// A cluster whose spec is complete and within all rules.
+/// A cluster with a valid spec and all defaults.
 #[derive(Clone, Debug)]
 pub struct ValidatedCluster {
     /// Names of its objects.
@@ -37,30 +37,29 @@ pub struct ValidatedCluster {
 }
 
 impl ValidatedCluster {
-    /// Returns the identity that a new cluster of this object gets: 32 hexadecimal digits. An object's UID is given once
-    /// in the life of an API server, so that no second cluster has it.
+    /// Returns the id of a new cluster, 32 hexadecimal digits from the object's UID, which the API server never reuses.
     pub fn new_cluster_id(&self) -> String {
         self.uid.chars().filter(char::is_ascii_hexdigit).collect::<String>().to_ascii_lowercase()
     }
 
-    /// Whether the state lies in the pods.
+    /// Returns whether the data is in the pods.
     pub fn is_ephemeral(&self) -> bool {
         self.spec.storage.as_ref().and_then(|storage| storage.ephemeral) == Some(true)
     }
 
-    /// Whether its pods claim a device by a template, and not as a resource.
+    /// Returns whether its pods claim GPUs by a ResourceClaimTemplate.
     pub fn claims_gpu(&self) -> bool {
         self.spec.gpu.resource_claim_template_name.as_ref().is_some_and(|name| !name.is_empty())
     }
 
-    /// How long a certificate of its processes is valid, where they have any.
+    /// Returns the certificate lifetime, if TLS is enabled.
     pub fn certificates(&self) -> Option<Duration> {
         let lifetime = self.spec.tls.as_ref().and_then(|tls| tls.certificate_lifetime);
         let lifetime = lifetime.map_or(LIFETIME, |lifetime| Duration::from_millis(lifetime.as_millis()));
         (self.spec.tls_mode() != TlsMode::Disabled).then_some(lifetime)
     }
 
-    /// The Secret with the certificate of its workers, where somebody else gives them one.
+    /// Returns the Secret with the provided certificate of its workers, if any.
     pub fn provided_secret(&self) -> Option<String> {
         match self.spec.tls_mode() {
             TlsMode::Secret => self.spec.tls.as_ref()?.secret_name.clone(),
@@ -69,33 +68,33 @@ impl ValidatedCluster {
         }
     }
 
-    /// The issuer of cert-manager that signs for its workers, where it is asked for their certificate.
+    /// Returns the cert-manager issuer of its workers' certificate, if any.
     pub fn issuer(&self) -> Option<&IssuerRef> {
         self.spec.tls.as_ref().filter(|tls| tls.mode == Some(TlsMode::CertManager))?.issuer_ref.as_ref()
     }
 
-    /// Whether reconciliation is paused.
+    /// Returns whether reconciliation is paused.
     pub fn is_paused(&self) -> bool {
         self.spec.paused == Some(true)
     }
 
-    /// Whether the cluster shall be suspended.
+    /// Returns whether suspension is requested.
     pub fn is_suspended(&self) -> bool {
         self.spec.suspend == Some(true)
     }
 }
 
-/// The schema that has the defaults; made once, since every look at a cluster needs it.
+/// The schema with the defaults, cached for all reconciles.
 static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     let definition = crd::definition("learnerclusters").expect("there is such a kind");
     definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 });
 
-/// Checks `object`, a `LearnerCluster` as JSON, and fills in what an older API server or definition left out.
+/// Validates `object`, a `LearnerCluster` as JSON, and fills in defaults that an older CustomResourceDefinition left out.
 ///
 /// # Errors
 ///
-/// All problems at once, in the order of the fields.
+/// Returns all problems at once, in the order of the fields.
 pub fn validate(object: &Value) -> Result<ValidatedCluster, InvalidSpec> {
     let mut object = object.clone();
     crd::fill_defaults(&SCHEMA, &mut object);

@@ -3,7 +3,8 @@
 use engram_api::status::WorkerRevision;
 use engram_operator::build::{Inputs, objects};
 use engram_operator::{
-    MapView, Observation, PartitionView, PodView, ValidatedCluster, coordinator_goal_of_invalid_spec, last_valid_spec, validate,
+    MapView, Observation, PartitionView, PodView, ValidatedCluster, coordinator_goal_of_invalid_spec, last_valid_spec,
+    validate,
 };
 use serde_json::{Value, json};
 

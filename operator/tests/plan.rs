@@ -128,7 +128,10 @@ impl World {
             }
             Action::DeleteClaim { ordinal, uid } => {
                 for partition in self.map().partitions.iter().filter(|it| it.in_sync.contains(&ordinal)) {
-                    assert!(partition.in_sync.len() > 1 && partition.primary != ordinal, "its data is replicated elsewhere");
+                    assert!(
+                        partition.in_sync.len() > 1 && partition.primary != ordinal,
+                        "its data is replicated elsewhere"
+                    );
                 }
                 self.observed.claims.retain(|claim| claim.uid != uid);
             }
@@ -411,8 +414,7 @@ fn a_missing_map_with_existing_data_stalls_the_cluster() {
     let stalled = plan.status.conditions.iter().find(|it| it.kind == condition::STALLED).expect("Stalled");
     assert_eq!((stalled.status, stalled.reason.as_str()), (Truth::True, "PartitionMapMissing"));
     assert!(stalled.message.contains("partition rebuild-map"), "{}", stalled.message);
-    let last =
-        coordinator_goal(&world.cluster(), &world.observed, &plan).expect("the map can be rebuilt");
+    let last = coordinator_goal(&world.cluster(), &world.observed, &plan).expect("the map can be rebuilt");
     assert!(last.had_map && last.evacuating.is_empty(), "no initial map is created");
 
     // The same volumes under a new LearnerCluster of the same name: foreign without a map, adopted with it.
@@ -454,7 +456,8 @@ fn gpus_are_decided_once_per_generation() {
     world.observed.gpu_offered = Some(true);
     assert!(world.plan().objects.is_empty(), "a new node moves no pod");
     world.spec("gpu", json!({ "mode": "Auto", "count": 2 }));
-    let requests_gpus = world.plan().objects.iter().any(|object| object.to_string().contains(r#""nvidia.com/gpu":"2""#));
+    let requests_gpus =
+        world.plan().objects.iter().any(|object| object.to_string().contains(r#""nvidia.com/gpu":"2""#));
     assert!(requests_gpus);
     let reasons: BTreeMap<_, _> = world.plan().status.conditions.into_iter().map(|it| (it.kind, it.reason)).collect();
     assert_eq!(reasons[condition::GPU_AVAILABLE], "GpuNodesAvailable");
@@ -475,7 +478,11 @@ fn an_unused_gpu_is_reported_and_moves_no_pod() {
     world.observed.gpu_offered = Some(true);
     world.run_until_idle();
     let condition = of(&world);
-    assert_eq!((condition.status, condition.reason.as_str()), (Truth::True, "GpuNodesAvailable"), "its pod has none yet");
+    assert_eq!(
+        (condition.status, condition.reason.as_str()),
+        (Truth::True, "GpuNodesAvailable"),
+        "its pod has none yet"
+    );
     world.observed.pods.iter_mut().for_each(|pod| pod.has_devices = true);
     let condition = of(&world);
     assert_eq!((condition.status, condition.reason.as_str()), (Truth::False, "GpuUnusable"));

@@ -54,7 +54,7 @@ fn clusters_bootstrap_from_snapshots_of_runs() {
     let result = run("nightly-1", "s3://backups/begin/{name}").exits_with(0).json();
     assert_eq!((&result["digest"], &result["memories"]), (&digest.clone().into(), &300.into()), "{result}");
     assert_eq!((&result["snapshot"], &result["partitions"]), (&url.into(), &PARTITIONS.into()));
-    run("again", url).fails_with(2, &["ENG-0106", url, "a place of its own"]);
+    run("again", url).fails_with(2, &["ENG-0106", url, "a location of its own"]);
     run("nowhere", "s3://nowhere/words").fails_with(1, &["ENG-0510", "NoSuchBucket"]);
     cluster.engram(&["describe", "run", "nightly-1"]).fails_with(2, &["is a snapshot, which has no report"]);
 

@@ -184,7 +184,7 @@ fn damaged_stores_are_reported_with_their_code_and_not_changed() {
         (
             "workers/0/identity",
             &|identity| {
-                *identity = std::fs::read(other.state_dir().join("workers/0/identity")).expect("the file exists")
+                *identity = std::fs::read(other.state_dir().join("workers/0/identity")).expect("the file exists");
             },
             5,
             &["ENG-0403", "belongs to cluster"],

@@ -89,7 +89,7 @@ fn runs_read_sources_from_object_storage() {
         "nowhere",
         "s3: { url: s3://nowhere/a.csv }",
         3,
-        &["ENG-0302", "s3://nowhere/a.csv", "bucket nowhere is not there"],
+        &["ENG-0302", "s3://nowhere/a.csv", "bucket nowhere not found"],
     );
     fails("no-parquet", &of("days.parquet"), 3, &["ENG-0302", "s3://backups/events/days.parquet"]);
     fails("empty", &of("empty.csv"), 2, &["ENG-0303", "s3://backups/events/empty.csv", "word"]);
@@ -103,7 +103,8 @@ fn runs_read_sources_from_object_storage() {
     let file = cluster.file("days.yaml", run("days", &of("days.csv.gz")));
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let fetching = wait_for("the download to start", DEADLINE, || {
-        status(&cluster, "days").filter(|run| run["message"].as_str().is_some_and(|it| it.starts_with("fetching s3://")))
+        status(&cluster, "days")
+            .filter(|run| run["message"].as_str().is_some_and(|it| it.starts_with("fetching s3://")))
     });
     assert_eq!(fetching["phase"], "Running", "{fetching}");
     let mut cluster = cluster;

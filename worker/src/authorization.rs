@@ -48,13 +48,9 @@ fn required_permission(method: &str) -> Option<RequiredRight> {
         // A learning epoch decays all memories, and runs consist of epochs.
         "MemoryService/ApplyDecay"
         | "MemoryService/LearnEpoch"
-        | "MemoryService/BroadcastQuality"
         | "RunService/SubmitRun"
         | "RunService/CancelRun"
-        | "RunService/SuspendRun"
-        | "RunService/AcquireTurn"
-        | "RunService/ReleaseTurn"
-        | "RunService/SetUpdateCounting" => one(Decay),
+        | "RunService/SuspendRun" => one(Decay),
         _ => one(Admin),
     })
 }
@@ -170,14 +166,10 @@ mod tests {
             Right::Decay,
             &[
                 "MemoryService/ApplyDecay",
-                "MemoryService/BroadcastQuality",
                 "MemoryService/LearnEpoch",
                 "RunService/CancelRun",
-                "RunService/SetUpdateCounting",
-                "RunService/ReleaseTurn",
                 "RunService/SubmitRun",
                 "RunService/SuspendRun",
-                "RunService/AcquireTurn",
             ],
         ),
     ];

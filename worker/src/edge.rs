@@ -26,7 +26,47 @@ const RETRY_MS: u64 = 50;
 
 /// Administration calls, and the certificate roles that may make them.
 const ADMINISTRATION: &str = "/engram.v1.AdminService/";
-pub(crate) const ADMINISTRATORS: &[Role] = &[Role::Coordinator, Role::Client];
+const ADMINISTRATORS: &[Role] = &[Role::Coordinator, Role::Client];
+
+/// Calls between workers, beyond the services of the peer listener: they change the state of runs that another worker drives.
+const WORKER_CALLS: [&str; 5] = [
+    "/engram.v1.MemoryService/BroadcastQuality",
+    "/engram.v1.RunService/AcquireTurn",
+    "/engram.v1.RunService/PutPartition",
+    "/engram.v1.RunService/ReleaseTurn",
+    "/engram.v1.RunService/SetUpdateCounting",
+];
+
+/// Kind of a gRPC listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ListenerKind {
+    /// For clients.
+    Client,
+    /// For workers of the same cluster.
+    Peer,
+    /// For administration.
+    Admin,
+}
+
+impl ListenerKind {
+    /// Returns the certificate roles that it accepts. Callers on a plaintext connection or on the socket have no role and are
+    /// accepted.
+    ///
+    /// A user's certificate is valid for the whole cluster, administration included. A worker's certificate never administrates,
+    /// and only workers call the peer listener.
+    const fn callers(self) -> &'static [Role] {
+        match self {
+            Self::Client => &[Role::Worker, Role::Coordinator, Role::Client],
+            Self::Peer => &[Role::Worker],
+            Self::Admin => ADMINISTRATORS,
+        }
+    }
+
+    /// Returns whether it serves a method at all.
+    fn serves(self, method: &str) -> bool {
+        self == Self::Peer || !WORKER_CALLS.contains(&method)
+    }
+}
 
 /// The caller. Handlers find it in the extensions of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,16 +110,16 @@ impl Authorizer for AllowAll {
 pub(crate) struct Edge {
     shared: Arc<Shared>,
     authorizer: Arc<dyn Authorizer>,
-    callers: &'static [Role],
+    listener: ListenerKind,
     /// Verifies the tokens of callers without a certificate.
     accounts: Option<Arc<AccountAuthorizer>>,
     calls: Arc<Semaphore>,
 }
 
 impl Edge {
-    /// Creates the middleware of a listener for these roles.
-    pub(crate) fn new(shared: Arc<Shared>, authorizer: Arc<dyn Authorizer>, callers: &'static [Role]) -> Self {
-        Self { shared, authorizer, callers, accounts: None, calls: Arc::new(Semaphore::new(CALLS)) }
+    /// Creates the middleware of a listener.
+    pub(crate) fn new(shared: Arc<Shared>, authorizer: Arc<dyn Authorizer>, listener: ListenerKind) -> Self {
+        Self { shared, authorizer, listener, accounts: None, calls: Arc::new(Semaphore::new(CALLS)) }
     }
 
     /// Accepts tokens as well.
@@ -108,7 +148,7 @@ impl Edge {
     /// Checks that the caller's role may use this listener.
     fn admit_caller(&self, caller: &Caller, method: &str) -> Result<(), Problem> {
         // The client listener serves administration as well, which is not open to workers.
-        let callers = if method.starts_with(ADMINISTRATION) { ADMINISTRATORS } else { self.callers };
+        let callers = if method.starts_with(ADMINISTRATION) { ADMINISTRATORS } else { self.listener.callers() };
         if caller.is_any(callers) {
             return Ok(());
         }
@@ -127,6 +167,10 @@ impl Edge {
         // Health checks are answered in every state.
         if self.shared.is_stopping() && !method.starts_with("/grpc.health.") {
             return Err(Problem::of(ProblemKind::Stopping, "this worker is stopping").retry_after(RETRY_MS));
+        }
+        if !self.listener.serves(method) {
+            let text = format!("{method} is only for workers of the cluster; runs are changed by SubmitRun, SuspendRun and CancelRun");
+            return Err(Problem::of(ProblemKind::Denied, text));
         }
         let principal = self.identify(request)?;
         let expected = self.shared.options.cluster;

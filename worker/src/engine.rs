@@ -277,7 +277,7 @@ pub(crate) fn write_problem(error: &WriteError) -> Problem {
         WriteError::Corrupt { partition, .. } => Problem::of(ProblemKind::DataCorruption, text).at(*partition),
         WriteError::Invalid { partition, .. } => Problem::of(ProblemKind::Invalid, text).at(*partition),
         WriteError::Capacity { partition, .. } => Problem::of(ProblemKind::Capacity, text).at(*partition),
-        WriteError::TooFewReplicas { partition, .. } => {
+        WriteError::NotEnoughReplicas { partition, .. } => {
             Problem::of(ProblemKind::NotEnoughReplicas, text).at(*partition).retry_after(REPLICAS_RETRY_MS)
         }
         WriteError::Unknown { partition } => Problem::of(ProblemKind::OutcomeUnknown, text).at(*partition),

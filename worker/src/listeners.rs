@@ -1,7 +1,7 @@
 //! Listeners: clients, peers, administration (with its socket), HTTP.
 
 use crate::admin::Admin;
-use crate::edge::{ADMINISTRATORS, Authorizer, Edge};
+use crate::edge::{Authorizer, Edge, ListenerKind};
 use crate::http;
 use crate::machine::{Connection, Listener};
 use crate::options::{Listen, Tls};
@@ -9,7 +9,7 @@ use crate::peers;
 use crate::service::{Memories, Plane};
 use crate::shared::Shared;
 use crate::worker::Error;
-use engram_identity::{Callers, Keys, Role, accept};
+use engram_identity::{Callers, Keys, accept};
 use engram_proto::v1::admin_service_server::AdminServiceServer;
 use engram_proto::v1::memory_service_server::MemoryServiceServer;
 use engram_proto::{DESCRIPTORS, MAX_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES};
@@ -74,13 +74,6 @@ fn listener(
     Listener { address, incoming }
 }
 
-/// Certificate roles that a listener accepts. Callers on a plaintext connection or on the socket have no role and are accepted.
-///
-/// A user's certificate is valid for the whole cluster, administration included. A worker's certificate never administrates, and
-/// only workers call the peer listener.
-const CLIENTS: &[Role] = &[Role::Worker, Role::Coordinator, Role::Client];
-const PEERS: &[Role] = &[Role::Worker];
-
 impl Listeners {
     /// Wraps the listeners of a simulated machine.
     pub(crate) fn simulated(client: Listener, peer: Listener) -> (Self, BoundAddresses) {
@@ -125,7 +118,7 @@ impl Listeners {
         services: Routes,
     ) -> (JoinSet<Result<(), Error>>, JoinSet<Result<(), Error>>) {
         let (mut servers, mut peer_servers) = (JoinSet::new(), JoinSet::new());
-        let edge = |callers| Edge::new(Arc::clone(&shared), Arc::clone(&authorizer), callers);
+        let edge = |listener| Edge::new(Arc::clone(&shared), Arc::clone(&authorizer), listener);
         let age = self.connection_age;
         let stop = || {
             let mut stopping = shared.stopping.subscribe();
@@ -142,7 +135,7 @@ impl Listeners {
         let admin = || AdminServiceServer::new(Admin { shared: Arc::clone(&shared) });
         let accounts = shared.accounts.clone();
         let server = builder(age)
-            .layer(edge(CLIENTS).with_accounts(accounts.clone()))
+            .layer(edge(ListenerKind::Client).with_accounts(accounts.clone()))
             .add_routes(services)
             .add_service(service)
             // Clients with a token can reach no other listener.
@@ -157,17 +150,17 @@ impl Listeners {
         let server = builder(None)
             .initial_stream_window_size(peers::STREAM_WINDOW)
             .initial_connection_window_size(peers::CONNECTION_WINDOW)
-            .layer(edge(PEERS))
+            .layer(edge(ListenerKind::Peer))
             .add_routes(peer)
             .add_service(service);
         peer_servers.spawn(serve_as("peer", server.serve_with_incoming_shutdown(self.peer.incoming, stop())));
 
         let Some((admin_listener, http_listener)) = self.admin_and_http else { return (servers, peer_servers) };
-        let server = builder(age).layer(edge(ADMINISTRATORS)).add_service(admin());
+        let server = builder(age).layer(edge(ListenerKind::Admin)).add_service(admin());
         servers.spawn(serve_as("admin", server.serve_with_incoming_shutdown(admin_listener.incoming, stop())));
         match admin_socket(&shared) {
             Ok((listener, path)) => {
-                let server = builder(None).layer(edge(ADMINISTRATORS)).add_service(admin());
+                let server = builder(None).layer(edge(ListenerKind::Admin)).add_service(admin());
                 let served = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop());
                 servers.spawn(async move {
                     let result = serve_as("admin socket", served).await;

@@ -141,6 +141,14 @@ impl Cluster {
         Ok(Self { client, addresses, workers: running, map, stores, replicas, coordinator, _folder: folder })
     }
 
+    /// Returns a client of the peer listeners, as the driver of a run uses it.
+    pub(super) async fn peer_client(&self) -> Result<Client> {
+        let endpoints = self.addresses.iter().map(|addresses| addresses.peer.to_string());
+        let mut options = engram_client::Options::new(endpoints).with_cluster(ID);
+        options.plane = engram_client::Plane::Peer;
+        Ok(Client::connect(options).await?)
+    }
+
     /// Replaces a worker's disk by an empty one and restarts it. Returns the number of lost replicas.
     pub(super) async fn lose_disk(&mut self, ordinal: usize) -> Result<usize> {
         let worker = self.workers.remove(ordinal);

@@ -55,6 +55,8 @@ fn quality(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<Vec<Row>>
 fn epochs(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<Vec<Row>> {
     eprintln!("wire: learning epochs of {LEARNING_WORKERS} workers");
     let cluster = runtime.block_on(Cluster::start_filled(Shape::plain(LEARNING_WORKERS), memories, 1, scratch))?;
+    // The driver of a run is a worker.
+    let driver = runtime.block_on(cluster.peer_client())?;
     let mut n = 0;
     let mut learn = |count: usize| {
         let ids: Vec<_> = population::distinct(count, memories).into_iter().map(population::id).collect();
@@ -65,11 +67,11 @@ fn epochs(runtime: &Runtime, memories: u32, scratch: &Path) -> Result<Vec<Row>> 
             n += 1;
             runtime.block_on(async {
                 let (run, n) = (RunId(1), LearningEpoch(n));
-                let report = cluster.client.learn_epoch(run, n, DECAY, updates.clone()).await?;
+                let report = driver.learn_epoch(run, n, DECAY, updates.clone()).await?;
                 ensure!(report.outcome.applied == count, "{} of {count} updates applied", report.outcome.applied);
                 let counted = report.quality.total().count;
                 ensure!(counted == u64::from(memories), "quality covers {counted} of {memories} memories");
-                let received = cluster.client.broadcast_quality(run, n, &report.quality).await;
+                let received = driver.broadcast_quality(run, n, &report.quality).await;
                 ensure!(
                     received == LEARNING_WORKERS as usize,
                     "{received} of {LEARNING_WORKERS} workers received the quality"

@@ -15,7 +15,7 @@ use crate::progress::Progress;
 use crate::route::Route;
 use anyhow::Context as _;
 use engram_api::{API_VERSION, DurabilityMode, ExitCode, LearnerClusterSpec};
-use engram_faults::campaign::{self, Field, Processes};
+use engram_faults::campaign::{self, CampaignTarget, Processes};
 use engram_faults::health::Health;
 use engram_faults::network::{Network, Node};
 use engram_faults::outages::Spread;
@@ -125,7 +125,7 @@ pub(crate) async fn run(arguments: &Chaos, context: &Context) -> anyhow::Result<
         seed: arguments.seed.unwrap_or_else(|| u64::from(rand::random::<u32>())),
         share: arguments.load,
         workers: arguments.workers,
-        copies: replicas,
+        replicas,
     };
     let (folder, temporary) = match &context.state_dir {
         Some(folder) => (folder.clone(), None),
@@ -177,7 +177,7 @@ async fn run_campaign(
         "{} contains a cluster; chaos requires a new state directory",
         folder.display()
     );
-    let spec = spec(arguments, plan.copies);
+    let spec = spec(arguments, plan.replicas);
     let cluster = ClusterId(rand::random());
     let created = Cluster {
         format_version: FORMAT,
@@ -225,11 +225,12 @@ async fn run_campaign(
         Ok(()) => {
             let (sender, mut receiver) = mpsc::channel(PROGRESS_CAPACITY);
             let campaign = threads.spawn(async move {
-                let health = Health::new(coordinator, plan.copies);
+                let health = Health::new(coordinator, plan.replicas);
                 let (plan, processes, network) = (&plan, &processes, &network);
-                let field = Field { plan, processes, network, health: &health, endpoints: &endpoints, cluster };
+                let target =
+                    CampaignTarget { plan, processes, network, health: &health, endpoints: &endpoints, id: cluster };
                 // A full channel drops progress only; the outcome has every fault.
-                campaign::run(field, |troubled| drop(sender.try_send((troubled.number as u64, line(troubled))))).await
+                campaign::run(target, |troubled| drop(sender.try_send((troubled.number as u64, line(troubled))))).await
             });
             supervisor
                 .while_running(async |events| {
@@ -277,10 +278,10 @@ fn proxies(network: &Network, workers: u32) -> ProxyAddresses {
 
 /// Describes a finished fault in one line.
 fn line(troubled: &FaultReport) -> String {
-    let FaultReport { number, of, kind, whom, restored, outages } = troubled;
+    let FaultReport { number, of, kind, target, restored, outages } = troubled;
     let longest = outages.iter().max().copied().unwrap_or_default().as_secs_f64();
     format!(
-        "{number}/{of} {kind} ({whom}): recovered after {:.2} s; {} partitions unavailable for at most {longest:.2} s",
+        "{number}/{of} {kind} ({target}): recovered after {:.2} s; {} partitions unavailable for at most {longest:.2} s",
         restored.as_secs_f64(),
         outages.len()
     )
@@ -349,7 +350,7 @@ fn print(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
             count(ledger.acked),
             count(ledger.never),
             count(ledger.unknown),
-            outcome.asked_for_fate,
+            outcome.outcome_queries,
             ledger.lost,
             ledger.doubled,
             ledger.conjured

@@ -105,7 +105,7 @@ async fn force_promote(arguments: &ForcePromote, context: &Context) -> anyhow::R
     if let Some((cluster, reason)) = acceptance.by_caller {
         let step = wire::step_from_proto(&step)?;
         cluster
-            .override_map(OverrideKind::ForcePromote, reason, vec![step.clone()], move |there| step.apply_to(there))
+            .override_map(OverrideKind::ForcePromote, reason, vec![step.clone()], move |current| step.apply_to(current))
             .boxed()
             .await?;
     }
@@ -138,7 +138,7 @@ async fn rebuild_map(arguments: &RebuildMap, context: &Context) -> anyhow::Resul
     let unproven: BTreeMap<u32, &str> =
         reply.unproven.iter().map(|entry| (entry.partition, entry.reason.as_str())).collect();
     let entries = reply.map.iter().flat_map(|map| &map.partitions);
-    let mut table = Table::new(&["partition", ">term", "primary", "in sync", "+proven"]);
+    let mut table = Table::new(&["partition", ">term", "primary", "in-sync", "+proven"]);
     let mut rows = Vec::new();
     for (partition, entry) in (0..).zip(entries) {
         let in_sync: Vec<u32> = entry.isr.iter().map(|member| member.ordinal).collect();
@@ -163,7 +163,7 @@ async fn rebuild_map(arguments: &RebuildMap, context: &Context) -> anyhow::Resul
     if let Some((cluster, reason)) = acceptance.by_caller.filter(|_| arguments.yes) {
         let (rebuilt, steps) = rebuilt_map(&reply)?;
         let written_map = cluster
-            .override_map(OverrideKind::RebuildMap, reason, steps, move |there| unless_superseded(&rebuilt, there));
+            .override_map(OverrideKind::RebuildMap, reason, steps, move |current| unless_superseded(&rebuilt, current));
         written = Some(written_map.boxed().await?.version);
     }
     match written {

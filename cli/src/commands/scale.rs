@@ -152,7 +152,7 @@ fn unscaled(status: &v1::ClusterStatus, workers: u32) -> Option<String> {
         return Some(format!("worker {ordinal} still has {partitions} partition(s)"));
     }
     let replicas = status.replication_factor.clamp(1, workers);
-    if let Some(missing) = engram_faults::health::wanting(status, replicas, &Default::default()) {
+    if let Some(missing) = engram_faults::health::find_problem(status, replicas, &Default::default()) {
         return Some(missing);
     }
     // A replica is added before another one is removed.
@@ -212,7 +212,7 @@ mod tests {
         let missing = |holders: &[&[u32]], workers| unscaled(&status(holders, workers), workers).unwrap_or_default();
         assert_eq!(missing(&[&[0, 1], &[1, 2], &[2, 0]], 3), "");
         assert!(missing(&[&[0, 1], &[1, 3], &[2, 0]], 3).contains("worker 3 still has 1"));
-        assert!(missing(&[&[0, 1], &[1], &[2, 0]], 3).contains("1 of 2 copies"));
+        assert!(missing(&[&[0, 1], &[1], &[2, 0]], 3).contains("1 of 2 replicas"));
         assert!(missing(&[&[0, 1], &[1, 2, 0], &[2, 0]], 3).contains("partition 1 is being moved"));
         assert!(missing(&[&[0, 1], &[1, 0], &[1, 0]], 3).contains("worker 2 has no partitions yet"));
         assert!(unscaled(&status(&[&[0, 1]], 2), 3).is_some_and(|it| it.contains("changed to 2 workers")));

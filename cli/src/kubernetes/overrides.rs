@@ -38,17 +38,18 @@ impl Cluster {
         apply: impl Fn(Option<&PartitionMap>) -> Option<PartitionMap> + Send + 'static,
     ) -> anyhow::Result<PartitionMap> {
         if reason.len() > MapOverride::MAX_TEXT_BYTES {
-            let (length, most) = (reason.len(), MapOverride::MAX_TEXT_BYTES);
+            let (length, limit) = (reason.len(), MapOverride::MAX_TEXT_BYTES);
             return Err(failure(
                 ExitCode::Usage,
-                format!("--accept-data-loss has {length} bytes; allowed: at most {most}"),
+                format!("--accept-data-loss has {length} bytes; allowed: at most {limit}"),
             ));
         }
-        let order = MapOverride::now(operation, &self.user().await?, reason, steps);
-        let place = MapLocation::of_cluster(&self.namespace, &self.name, owner(&self.object));
-        let store = KubernetesStore::new(self.client.clone(), Handle::current(), place, self.id()?, law(&self.object)?);
+        let map_override = MapOverride::now(operation, &self.user().await?, reason, steps);
+        let location = MapLocation::of_cluster(&self.namespace, &self.name, owner(&self.object));
+        let store =
+            KubernetesStore::new(self.client.clone(), Handle::current(), location, self.id()?, law(&self.object)?);
         // Blocking: the store waits for the API server.
-        let written = tokio::task::spawn_blocking(move || order.apply(&store, apply)).await?;
+        let written = tokio::task::spawn_blocking(move || map_override.apply(&store, apply)).await?;
         match written {
             Ok(map) => Ok(map),
             Err(error) => Err(self.explain(&error).await),

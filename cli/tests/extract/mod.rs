@@ -281,7 +281,7 @@ fn placeholder(word: &str) -> (String, bool) {
 /// Returns why a command does not parse; `None` if it does, or if only a required argument of an incomplete one is missing.
 pub(crate) fn failure(grammar: &clap::Command, program: &str, mention: &Mention) -> Option<String> {
     use clap::error::ErrorKind;
-    let words = program.split(' ').last().into_iter().map(str::to_owned).chain(mention.arguments.iter().cloned());
+    let words = program.rsplit(' ').next().into_iter().map(str::to_owned).chain(mention.arguments.iter().cloned());
     let error = grammar.clone().try_get_matches_from(words).err()?;
     let is_accepted = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => true,

@@ -16,11 +16,11 @@
 //! metadata: { name: demo }
 //! spec: { workers: 5 }
 //! ";
-//! let manifest = engram_api::parse(text, "demo.yaml", engram_api::Needs::Cluster)?;
+//! let manifest = engram_api::parse(text, "demo.yaml", engram_api::Requirement::Cluster)?;
 //! assert_eq!(manifest.cluster.unwrap().spec.partitions, 256);
 //!
 //! let wrong = text.replace("workers", "worker");
-//! let problems = engram_api::parse(&wrong, "demo.yaml", engram_api::Needs::Cluster).unwrap_err();
+//! let problems = engram_api::parse(&wrong, "demo.yaml", engram_api::Requirement::Cluster).unwrap_err();
 //! assert_eq!(problems[0].code().id(), "ENG-0101");
 //! println!("{}", problems.render(false));
 //! # Ok::<(), engram_api::Problems>(())

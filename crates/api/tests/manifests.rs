@@ -1,4 +1,4 @@
-//! Whole files: the look of errors, the examples, and the way from text to types and back.
+//! Whole files: rendering of errors, examples, and round trips.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,9 +23,9 @@ fn checked(text: &str, origin: &str) -> Manifest {
     parse(text, origin, Requirement::Anything).unwrap_or_else(|problems| panic!("{}\n{text}", problems.render(false)))
 }
 
-/// Write the golden file anew with `UPDATE_GOLDEN=1 cargo test -p engram-api`, then read what changed.
+/// Update the golden file with `UPDATE_GOLDEN=1 cargo test -p engram-api` and review the diff.
 #[test]
-fn every_mistake_of_a_file_is_shown_at_once_with_place_and_advice() {
+fn all_problems_of_a_file_are_shown_with_location_and_advice() {
     let text = read(&folder("tests/golden/many-errors.yaml"));
     let problems = parse(&text, "many-errors.yaml", Requirement::Cluster).expect_err("the file is full of mistakes");
     let rendered = problems.render(false);
@@ -110,7 +110,7 @@ fn assert_fits(value: &Value, schema: &Value, path: &str) {
 }
 
 #[test]
-fn the_published_schema_has_no_private_words_and_describes_every_field() {
+fn the_published_schema_has_no_private_keywords_and_describes_all_fields() {
     fn walk(schema: &Value, path: &str) {
         for (keyword, value) in schema.as_object().into_iter().flatten() {
             assert!(!keyword.starts_with("x-"), "{path}: {keyword} is the checker's own");

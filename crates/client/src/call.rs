@@ -67,9 +67,10 @@ impl Failure {
     /// Classifies a problem that a worker returned for a part or a call.
     pub(crate) fn of(problem: Problem) -> Self {
         let (retryable, maybe_executed) = match problem.kind() {
-            ProblemKind::NotPrimary | ProblemKind::Overloaded | ProblemKind::Stopping | ProblemKind::NotEnoughReplicas => {
-                (true, false)
-            }
+            ProblemKind::NotPrimary
+            | ProblemKind::Overloaded
+            | ProblemKind::Stopping
+            | ProblemKind::NotEnoughReplicas => (true, false),
             // Every write of this library is numbered and applied at most once.
             ProblemKind::Unavailable | ProblemKind::OutcomeUnknown => (true, true),
             _ => (false, false),

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::map::Map;
 use crate::options::{Options, ReadMode};
 use crate::pool::Pool;
-use crate::retry::{RetryBudget, Retry};
+use crate::retry::{Retry, RetryBudget};
 use crate::session::Session;
 use engram_memory::{ClusterId, Ordinal, PartitionId};
 use engram_proto::v1::{self, Problem, ProblemKind};

@@ -67,7 +67,9 @@ impl Error {
     pub fn kind(&self) -> ProblemKind {
         match self {
             Self::Rejected(problem) | Self::Deadline { last: problem, .. } => problem.kind(),
-            Self::Partial { failures, .. } => failures.first().map_or(ProblemKind::Unspecified, |failure| failure.error.kind()),
+            Self::Partial { failures, .. } => {
+                failures.first().map_or(ProblemKind::Unspecified, |failure| failure.error.kind())
+            }
             Self::Connect { .. } => ProblemKind::Unavailable,
             Self::OutcomeUnknown { .. } | Self::Protocol(_) => ProblemKind::Unspecified,
         }

@@ -78,7 +78,10 @@ impl Message {
                 timeout(deadline, service.apply_reinforcement(client.request(message, deadline))).await
             }
             Some(Body::Decay(amount)) => {
-                let part = |(part, number): (&Part, &RequestNumber)| v1::DecayPart { partition: part.partition.0, seq: number.seq };
+                let part = |(part, number): (&Part, &RequestNumber)| v1::DecayPart {
+                    partition: part.partition.0,
+                    seq: number.seq,
+                };
                 let message = v1::ApplyDecayRequest { session, amount: *amount, parts: numbered.map(part).collect() };
                 timeout(deadline, service.apply_decay(client.request(message, deadline))).await
             }
@@ -100,7 +103,9 @@ fn size(body: &Body) -> (usize, usize) {
 
 fn upsert((part, number): (&Part, &RequestNumber)) -> Option<v1::UpsertPart> {
     match &part.body {
-        Body::Upsert(rows) => Some(v1::UpsertPart { partition: Some(part.partition.0), seq: number.seq, ..rows.clone() }),
+        Body::Upsert(rows) => {
+            Some(v1::UpsertPart { partition: Some(part.partition.0), seq: number.seq, ..rows.clone() })
+        }
         _ => None,
     }
 }
@@ -116,9 +121,11 @@ fn remove((part, number): (&Part, &RequestNumber)) -> Option<v1::RemovePart> {
 
 fn reinforce((part, number): (&Part, &RequestNumber)) -> Option<v1::ReinforcePart> {
     match &part.body {
-        Body::Reinforce(updates) => {
-            Some(v1::ReinforcePart { partition: Some(part.partition.0), seq: number.seq, updates: Some(updates.clone()) })
-        }
+        Body::Reinforce(updates) => Some(v1::ReinforcePart {
+            partition: Some(part.partition.0),
+            seq: number.seq,
+            updates: Some(updates.clone()),
+        }),
         _ => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::plain;
 use crate::token::Token;
-use engram_identity::{ExpectedPeer, WatchedFiles, Keys, Roots, connect_anonymously_over};
+use engram_identity::{ExpectedPeer, Keys, Roots, WatchedFiles, connect_anonymously_over};
 use engram_memory::ClusterId;
 use futures::future::BoxFuture;
 use hyper_util::rt::TokioIo;
@@ -63,7 +63,12 @@ impl Network {
 
     /// Uses TLS without a client certificate: a process of `cluster` must answer with a certificate signed by one of
     /// `roots`, and calls carry `token`.
-    pub const fn with_token(token: Token, roots: Arc<WatchedFiles<Roots>>, cluster: ClusterId, expected: ExpectedPeer) -> Self {
+    pub const fn with_token(
+        token: Token,
+        roots: Arc<WatchedFiles<Roots>>,
+        cluster: ClusterId,
+        expected: ExpectedPeer,
+    ) -> Self {
         Self(Transport::WithToken(WithToken { token, roots, cluster, expected, opener: None }))
     }
 
@@ -71,7 +76,9 @@ impl Network {
     #[must_use]
     pub fn with_opener(self, opener: Arc<dyn StreamOpener>) -> Self {
         match self.0 {
-            Transport::WithToken(with_token) => Self(Transport::WithToken(WithToken { opener: Some(opener), ..with_token })),
+            Transport::WithToken(with_token) => {
+                Self(Transport::WithToken(WithToken { opener: Some(opener), ..with_token }))
+            }
             transport => Self(transport),
         }
     }
@@ -89,7 +96,9 @@ impl Network {
     pub fn for_peer(&self, expected: ExpectedPeer) -> Self {
         match &self.0 {
             Transport::Tls(tls) => Self(Transport::Tls(Tls { expected, ..tls.clone() })),
-            Transport::WithToken(with_token) => Self(Transport::WithToken(WithToken { expected, ..with_token.clone() })),
+            Transport::WithToken(with_token) => {
+                Self(Transport::WithToken(WithToken { expected, ..with_token.clone() }))
+            }
             transport => Self(transport.clone()),
         }
     }

@@ -2,11 +2,11 @@
 
 use crate::call::Failure;
 use crate::client::Client;
-use crate::replica_reads::OpenPartitions;
 use crate::error::Error;
 use crate::map::Map;
 use crate::options::ReadMode;
-use crate::read::{protocol_violation, check_coverage, next, opened};
+use crate::read::{check_coverage, next, opened, protocol_violation};
+use crate::replica_reads::OpenPartitions;
 use crate::retry::Retry;
 use crate::rows::{Memory, memories};
 use engram_memory::law::rank_order;

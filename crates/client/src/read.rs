@@ -260,7 +260,9 @@ impl Client {
             async move {
                 let service = self.service_of(map, owner)?;
                 let response = async {
-                    timeout(deadline, call_worker(service, self.read_options(&[]), deadline)).await.map_err(|_| Failure::timed_out())?
+                    timeout(deadline, call_worker(service, self.read_options(&[]), deadline))
+                        .await
+                        .map_err(|_| Failure::timed_out())?
                 };
                 let (versions, response) = self.while_owner(map, owner, response).await?;
                 check_coverage(map, owner, &versions)?;

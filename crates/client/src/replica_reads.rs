@@ -54,7 +54,11 @@ impl OpenPartitions {
     ///
     /// # Errors
     /// It responded for another partition, or twice: it would count twice or not at all.
-    pub(crate) fn record_response(&mut self, requested: &[u32], versions: &[v1::PartitionVersion]) -> Result<(), Failure> {
+    pub(crate) fn record_response(
+        &mut self,
+        requested: &[u32],
+        versions: &[v1::PartitionVersion],
+    ) -> Result<(), Failure> {
         let mut received = BTreeSet::new();
         for version in versions {
             if !requested.contains(&version.partition) || !received.insert(version.partition) {

@@ -84,7 +84,11 @@ impl Retry {
         let seen = client.version();
         loop {
             self.attempts += 1;
-            let wait = if retries_immediately && self.attempts == 1 { Duration::ZERO } else { self.wait(problem.retry_after_ms) };
+            let wait = if retries_immediately && self.attempts == 1 {
+                Duration::ZERO
+            } else {
+                self.wait(problem.retry_after_ms)
+            };
             if self.deadline.saturating_duration_since(Instant::now()) <= wait {
                 return Err(Error::Deadline { after: self.allowed, last: Box::new(self.annotate(client, problem)) });
             }

@@ -122,7 +122,12 @@ impl Session {
     ///
     /// # Errors
     /// The session has expired, or the request is outside its window: the outcome is no longer known.
-    pub async fn write_outcome(&self, session: SessionId, partition: PartitionId, seq: u64) -> Result<WriteOutcome, Error> {
+    pub async fn write_outcome(
+        &self,
+        session: SessionId,
+        partition: PartitionId,
+        seq: u64,
+    ) -> Result<WriteOutcome, Error> {
         let client = &self.0.client;
         let mut retry = client.write();
         let outcome = loop {
@@ -154,7 +159,10 @@ impl Session {
             let busy =
                 Failure::of(Problem::of(ProblemKind::Overloaded, "earlier batches of the session are still in flight"));
             return Err(retry.after(&self.0.client, busy).await.err().unwrap_or_else(|| {
-                Error::rejected(Problem::of(ProblemKind::Overloaded, "earlier batches of the session are still in flight"))
+                Error::rejected(Problem::of(
+                    ProblemKind::Overloaded,
+                    "earlier batches of the session are still in flight",
+                ))
             }));
         };
         write::execute(self, &mut retry, parts.into_iter().collect()).await

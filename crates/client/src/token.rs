@@ -24,8 +24,7 @@ impl Token {
     pub fn file(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let parse = |contents: &[Vec<u8>]| {
             let token = String::from_utf8_lossy(&contents[0]);
-            header(&token)
-                .ok_or_else(|| Error::Unusable { what: "the file must contain exactly one token".to_owned() })
+            header(&token).ok_or_else(|| Error::Unusable { what: "the file must contain exactly one token".to_owned() })
         };
         Ok(Self(Source::File(WatchedFiles::open("a token", vec![path.into()], parse)?)))
     }

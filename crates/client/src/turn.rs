@@ -18,7 +18,12 @@ impl Client {
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn acquire_turn(&self, run: RunId, name: &str, submitted_ms: u64) -> Result<v1::AcquireTurnResponse, Error> {
+    pub async fn acquire_turn(
+        &self,
+        run: RunId,
+        name: &str,
+        submitted_ms: u64,
+    ) -> Result<v1::AcquireTurnResponse, Error> {
         let mut retry = self.write();
         loop {
             let run = engram_proto::answers::identity(run.0);

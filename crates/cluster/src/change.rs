@@ -1,7 +1,7 @@
 //! Changes of a map entry as intents, so that a proposal is applied to the entry that exists when it arrives.
 
-use crate::map::{Entry, IllegalChange, keeps_previous};
 use crate::injected;
+use crate::map::{Entry, IllegalChange, keeps_previous};
 use engram_memory::{Member, Ordinal, Term};
 
 /// What a proposal expects of the entry that it replaces. The term alone does not say whether `activated` was set after
@@ -107,7 +107,8 @@ impl Entry {
                 };
                 let members = isr.iter().map(|ordinal| {
                     let injected_primary = Some(primary).filter(|_| injected!(PromoteNonIsr));
-                    let record = candidate(*ordinal).or(injected_primary).ok_or(IllegalChange::NotCandidate(*ordinal))?;
+                    let record =
+                        candidate(*ordinal).or(injected_primary).ok_or(IllegalChange::NotCandidate(*ordinal))?;
                     Ok(if *ordinal == primary.ordinal { *primary } else { *record })
                 });
                 next.isr = members.collect::<Result<_, _>>()?;
@@ -176,7 +177,11 @@ mod tests {
     fn only_the_serving_process_changes_the_in_sync_set() {
         let pair = Entry::first(vec![member(0, 1), member(1, 1)]);
         let by = |primary| pair.apply(&Change::Remove { primary, leaver: Ordinal(1) });
-        assert_eq!(by(member(0, 2)), Err(IllegalChange::NotServing(Ordinal(0))), "a new process must be promoted first");
+        assert_eq!(
+            by(member(0, 2)),
+            Err(IllegalChange::NotServing(Ordinal(0))),
+            "a new process must be promoted first"
+        );
         assert_eq!(by(member(1, 1)), Err(IllegalChange::NotServing(Ordinal(1))));
         let promote = |primary, isr| pair.apply(&Change::Promote { primary, isr });
         assert_eq!(promote(member(2, 1), vec![Ordinal(2)]), Err(IllegalChange::NotCandidate(Ordinal(2))));

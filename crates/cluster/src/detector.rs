@@ -328,7 +328,16 @@ impl Detector {
             }
         }
         let (heard_ms, beat_ms) = (now_ms, now_ms);
-        let place = TrackedWorker { member, domain, heard_ms, heartbeat_ms: beat_ms, closed_ms: None, turns: 0, stalled_since_ms: None, liveness: standing };
+        let place = TrackedWorker {
+            member,
+            domain,
+            heard_ms,
+            heartbeat_ms: beat_ms,
+            closed_ms: None,
+            turns: 0,
+            stalled_since_ms: None,
+            liveness: standing,
+        };
         self.workers.insert(member.ordinal, place);
     }
 

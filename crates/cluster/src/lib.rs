@@ -17,7 +17,10 @@ pub mod rebuild;
 pub mod replica;
 
 pub use change::{Change, ExpectedEntry};
-pub use decide::{ABSENT_MS, LeadershipTransfer, LEASE_WAIT_MS, ClusterObservation, Plan, WorkerObservation, find_absent, decide, check_force_promotable};
+pub use decide::{
+    ABSENT_MS, ClusterObservation, LEASE_WAIT_MS, LeadershipTransfer, Plan, WorkerObservation, check_force_promotable,
+    decide, find_absent,
+};
 pub use detector::Detector;
 pub use map::{Entry, IllegalChange, PartitionMap};
 pub use placement::{Candidate, PlacementError, assign_loaders, place_replicas};

@@ -29,7 +29,11 @@ pub struct PlacementError {
 ///
 /// # Errors
 /// Fewer workers than replicas.
-pub fn place_replicas(partitions: u32, candidates: &[Candidate], replicas: usize) -> Result<Vec<Vec<Ordinal>>, PlacementError> {
+pub fn place_replicas(
+    partitions: u32,
+    candidates: &[Candidate],
+    replicas: usize,
+) -> Result<Vec<Vec<Ordinal>>, PlacementError> {
     let workers = candidates.len();
     if workers < replicas || replicas == 0 {
         return Err(PlacementError { replicas, workers });

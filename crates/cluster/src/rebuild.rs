@@ -70,7 +70,8 @@ pub fn rebuild(
     reports: &[MapStateReport],
 ) -> Option<RecoveredMap> {
     let fits = |map: &&PartitionMap| map.cluster == cluster && map.partitions.len() == partitions as usize;
-    let newest = reports.iter().filter_map(|report| report.last_map.as_ref()).filter(fits).max_by_key(|map| map.version);
+    let newest =
+        reports.iter().filter_map(|report| report.last_map.as_ref()).filter(fits).max_by_key(|map| map.version);
     let absent = find_missing_report(newest, expected, reports);
     let mut rebuilt = RecoveredMap {
         map: PartitionMap {
@@ -104,10 +105,16 @@ const NO_MAP_REPORTED: &str = "no worker that answers has kept a map";
 
 /// Finds a worker, or a disk, that has not reported: it may have been assigned a partition, and have served it, since
 /// the map was stored.
-fn find_missing_report(newest: Option<&PartitionMap>, expected: &BTreeSet<Ordinal>, reports: &[MapStateReport]) -> Option<String> {
+fn find_missing_report(
+    newest: Option<&PartitionMap>,
+    expected: &BTreeSet<Ordinal>,
+    reports: &[MapStateReport],
+) -> Option<String> {
     let members = newest.iter().flat_map(|map| &map.partitions).flat_map(Entry::candidates);
     let recorded: BTreeSet<(Ordinal, StoreId)> = members.map(|member| (member.ordinal, member.store)).collect();
-    let reported_store = |ordinal: Ordinal| reports.iter().find(|report| report.member.ordinal == ordinal).map(|report| report.member.store);
+    let reported_store = |ordinal: Ordinal| {
+        reports.iter().find(|report| report.member.ordinal == ordinal).map(|report| report.member.store)
+    };
     let mut missing = expected.clone();
     missing.extend(recorded.iter().map(|(ordinal, _)| *ordinal));
     missing.retain(|ordinal| reported_store(*ordinal).is_none());
@@ -139,14 +146,20 @@ fn proven_entry(last_entry: &Entry, partition: PartitionId, reports: &[MapStateR
 
 fn guess_entry(last_entry: Option<&Entry>, partition: PartitionId, reports: &[MapStateReport]) -> Option<Entry> {
     let is_intact = |member: &&Member| {
-        let on_its_disk = |report: &&MapStateReport| (report.member.ordinal, report.member.store) == (member.ordinal, member.store);
+        let on_its_disk =
+            |report: &&MapStateReport| (report.member.ordinal, report.member.store) == (member.ordinal, member.store);
         reports.iter().find(on_its_disk).is_some_and(|report| !replica_state(report, partition).damaged)
     };
-    let superseded = last_entry.is_none_or(|last_entry| reports.iter().any(|report| replica_state(report, partition).promised > last_entry.term));
-    let in_sync: Vec<Member> = last_entry.iter().filter(|_| !superseded).flat_map(|report| &report.isr).filter(is_intact).copied().collect();
+    let superseded = last_entry.is_none_or(|last_entry| {
+        reports.iter().any(|report| replica_state(report, partition).promised > last_entry.term)
+    });
+    let in_sync: Vec<Member> =
+        last_entry.iter().filter(|_| !superseded).flat_map(|report| &report.isr).filter(is_intact).copied().collect();
     let is_candidate = |ordinal: Ordinal| in_sync.is_empty() || in_sync.iter().any(|member| member.ordinal == ordinal);
     let chosen = find_most_advanced(partition, reports.iter().filter(|report| is_candidate(report.member.ordinal)))
-        .or_else(|| reports.first().map(|report| PromotionCandidate { member: report.member, replica: ReplicaState::default() }))?;
+        .or_else(|| {
+            reports.first().map(|report| PromotionCandidate { member: report.member, replica: ReplicaState::default() })
+        })?;
     let mut entry = force_entry(last_entry, &chosen.member, highest_promise(partition, reports));
     entry.term.0 += TERM_LEAP;
     entry.isr.extend(in_sync.into_iter().filter(|member| member.ordinal != chosen.member.ordinal));
@@ -154,8 +167,14 @@ fn guess_entry(last_entry: Option<&Entry>, partition: PartitionId, reports: &[Ma
 }
 
 /// Returns the most advanced replica: of the latest term, and among those the longest. A damaged one does not count.
-pub fn find_most_advanced<'a>(partition: PartitionId, reports: impl IntoIterator<Item = &'a MapStateReport>) -> Option<PromotionCandidate> {
-    let chosen = |report: &MapStateReport| PromotionCandidate { member: report.member, replica: replica_state(report, partition) };
+pub fn find_most_advanced<'a>(
+    partition: PartitionId,
+    reports: impl IntoIterator<Item = &'a MapStateReport>,
+) -> Option<PromotionCandidate> {
+    let chosen = |report: &MapStateReport| PromotionCandidate {
+        member: report.member,
+        replica: replica_state(report, partition),
+    };
     let whole = reports.into_iter().map(chosen).filter(|it| !it.replica.damaged);
     whole.max_by_key(|it| (it.replica.last_term, it.replica.last, Reverse(it.member.ordinal)))
 }

@@ -53,20 +53,24 @@ fn plan_transfers(
     planned: &[LeadershipTransfer],
 ) -> Vec<LeadershipTransfer> {
     let entry = |partition: PartitionId| &map.partitions[partition.0 as usize];
-    let others = |it: &&LeadershipTransfer| !relieved.contains(&it.to) && !relieved.contains(&entry(it.partition).primary);
+    let others =
+        |it: &&LeadershipTransfer| !relieved.contains(&it.to) && !relieved.contains(&entry(it.partition).primary);
     let mut transfers: Vec<LeadershipTransfer> = planned.iter().filter(others).copied().collect();
     let mut primaries: BTreeMap<Ordinal, usize> = BTreeMap::new();
     for entry in &map.partitions {
         *primaries.entry(entry.primary).or_default() += 1;
     }
     let cordoned_partitions = (0..).map(PartitionId).zip(&map.partitions);
-    let cordoned_partitions = cordoned_partitions.filter(|(_, entry)| entry.activated && relieved.contains(&entry.primary));
+    let cordoned_partitions =
+        cordoned_partitions.filter(|(_, entry)| entry.activated && relieved.contains(&entry.primary));
     let mut in_flight = 0;
     for (partition, entry) in cordoned_partitions {
         let candidates =
             entry.isr.iter().filter(|member| alive.get(&member.ordinal).is_some_and(|it| it.store == member.store));
         let candidates = candidates.map(|member| member.ordinal).filter(|ordinal| !relieved.contains(ordinal));
-        let Some(to) = candidates.min_by_key(|ordinal| (primaries.get(ordinal).copied().unwrap_or(0), *ordinal)) else { continue };
+        let Some(to) = candidates.min_by_key(|ordinal| (primaries.get(ordinal).copied().unwrap_or(0), *ordinal)) else {
+            continue;
+        };
         if in_flight == MAX_TRANSFERS {
             break;
         }
@@ -98,7 +102,11 @@ mod tests {
         let transfer = |partition, to| LeadershipTransfer { partition: PartitionId(partition), to: Ordinal(to) };
         let planned = [transfer(2, 0), transfer(4, 1)];
         let wanted = plan_transfers(&map, &[Ordinal(0)].into(), &alive, &planned);
-        assert_eq!(wanted, [transfer(4, 1), transfer(0, 1), transfer(1, 2)], "worker 3 is silent, and the last partition has one replica");
+        assert_eq!(
+            wanted,
+            [transfer(4, 1), transfer(0, 1), transfer(1, 2)],
+            "worker 3 is silent, and the last partition has one replica"
+        );
         let both = plan_transfers(&map, &[Ordinal(0), Ordinal(1)].into(), &alive, &[]);
         assert_eq!(both, [transfer(1, 2)], "no transfer between cordoned workers");
     }

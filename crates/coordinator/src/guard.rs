@@ -89,14 +89,17 @@ impl AuthorizedService {
     }
 
     /// Checks the caller's token.
-    fn check_token<T>(&self, request: &Request<T>, accounts: &dyn TokenAuthorizer, query: QueryKind) -> Result<(), Status> {
-        let token =
-            request.metadata().get("authorization").and_then(|value| value.to_str().ok()?.strip_prefix(BEARER));
+    fn check_token<T>(
+        &self,
+        request: &Request<T>,
+        accounts: &dyn TokenAuthorizer,
+        query: QueryKind,
+    ) -> Result<(), Status> {
+        let token = request.metadata().get("authorization").and_then(|value| value.to_str().ok()?.strip_prefix(BEARER));
         let admitted = match token {
             Some(token) => accounts.authorize(token.trim(), query),
             None => {
-                let text =
-                    "the call has neither a certificate of the cluster nor a ServiceAccount token".into();
+                let text = "the call has neither a certificate of the cluster nor a ServiceAccount token".into();
                 Err(TokenRejection { reason: Reason::NoToken, text })
             }
         };
@@ -132,7 +135,9 @@ impl AuthorizedService {
             return Ok(());
         }
         self.count(Reason::Sender);
-        Err(Status::permission_denied(format!("the message is from worker {sender}, but the certificate is of {caller}")))
+        Err(Status::permission_denied(format!(
+            "the message is from worker {sender}, but the certificate is of {caller}"
+        )))
     }
 }
 
@@ -150,7 +155,10 @@ impl CoordinatorService for AuthorizedService {
         self.heartbeats(&extensions, &first, heartbeats)
     }
 
-    async fn report_death(&self, request: Request<v1::ReportDeathRequest>) -> Result<Response<v1::ReportDeathResponse>, Status> {
+    async fn report_death(
+        &self,
+        request: Request<v1::ReportDeathRequest>,
+    ) -> Result<Response<v1::ReportDeathResponse>, Status> {
         let caller = self.caller(request.extensions())?;
         if !caller.is_any(&[Role::Coordinator]) {
             self.check_sender(&caller, Some(request.get_ref().ordinal))?;
@@ -179,7 +187,10 @@ impl CoordinatorService for AuthorizedService {
         self.service.get_cluster_status(request).await
     }
 
-    async fn report_map_state(&self, request: Request<v1::ReportMapStateRequest>) -> Result<Response<v1::ReportMapStateResponse>, Status> {
+    async fn report_map_state(
+        &self,
+        request: Request<v1::ReportMapStateRequest>,
+    ) -> Result<Response<v1::ReportMapStateResponse>, Status> {
         self.check_sender(&self.caller(request.extensions())?, ordinal(request.get_ref().member.as_ref()))?;
         self.service.report_map_state(request).await
     }

@@ -1,10 +1,10 @@
 //! Several coordinators in one process behind one listener: every message names its cluster, and every TLS connection
 //! does too, so that it is served with the keys of that cluster.
 
-use crate::guard::{TokenAuthorizer, AuthorizedService};
 use crate::environment::Environment;
+use crate::guard::{AuthorizedService, TokenAuthorizer};
 use crate::service::{Service, Views, first_heartbeat};
-use crate::state::{BootstrapProgress, WorkerCertificate, GpuFault};
+use crate::state::{BootstrapProgress, GpuFault, WorkerCertificate};
 use crate::{Coordinator, Error, Shared, run_failure_detector, wire, writer};
 use engram_cluster::PartitionMap;
 use engram_identity::{Keys, Refusals, accept_for_clusters};
@@ -284,7 +284,10 @@ impl CoordinatorService for Host {
         self.service(&hello.cluster)?.heartbeats(&extensions, &first, heartbeats)
     }
 
-    async fn report_death(&self, request: Request<v1::ReportDeathRequest>) -> Result<Response<v1::ReportDeathResponse>, Status> {
+    async fn report_death(
+        &self,
+        request: Request<v1::ReportDeathRequest>,
+    ) -> Result<Response<v1::ReportDeathResponse>, Status> {
         self.service(&request.get_ref().cluster)?.report_death(request).await
     }
 
@@ -308,7 +311,10 @@ impl CoordinatorService for Host {
         service?.get_cluster_status(request).await
     }
 
-    async fn report_map_state(&self, request: Request<v1::ReportMapStateRequest>) -> Result<Response<v1::ReportMapStateResponse>, Status> {
+    async fn report_map_state(
+        &self,
+        request: Request<v1::ReportMapStateRequest>,
+    ) -> Result<Response<v1::ReportMapStateResponse>, Status> {
         self.service(&request.get_ref().cluster)?.report_map_state(request).await
     }
 

@@ -13,19 +13,19 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod environment;
 mod guard;
 mod host;
 mod manual_recovery;
-mod environment;
 mod service;
 mod state;
 pub mod wire;
 mod writer;
 
-pub use guard::{TokenAuthorizer, QueryKind};
-pub use host::{Handle, Host, Report};
 pub use environment::Environment;
-pub use state::{BootstrapProgress, WorkerCertificate, GpuFault};
+pub use guard::{QueryKind, TokenAuthorizer};
+pub use host::{Handle, Host, Report};
+pub use state::{BootstrapProgress, GpuFault, WorkerCertificate};
 
 use engram_cluster::detector::Timing;
 use engram_identity::{Callers, Keys};

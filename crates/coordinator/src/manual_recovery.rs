@@ -6,9 +6,9 @@
 use crate::Shared;
 use crate::state::State;
 use crate::wire;
-use engram_cluster::rebuild::{self, PromotionCandidate, MapStateReport};
+use engram_cluster::rebuild::{self, MapStateReport, PromotionCandidate};
 use engram_cluster::{Entry, PartitionMap, check_force_promotable};
-use engram_mapstore::{Error, MapStore, MapOverride, EntryOverride, OverrideKind, unless_superseded};
+use engram_mapstore::{EntryOverride, Error, MapOverride, MapStore, OverrideKind, unless_superseded};
 use engram_memory::{Lsn, Member, Ordinal, PartitionId};
 use engram_proto::v1::{self, OverrideRefusal};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,8 +82,10 @@ impl Shared {
         loop {
             let states = {
                 let state = self.state();
-                let reports: Vec<MapStateReport> =
-                    state.living().filter_map(|member| state.map_state_reports.report_of(number, member).cloned()).collect();
+                let reports: Vec<MapStateReport> = state
+                    .living()
+                    .filter_map(|member| state.map_state_reports.report_of(number, member).cloned())
+                    .collect();
                 let expected = (0..state.goal().workers(self.options.workers)).map(Ordinal);
                 let expected: BTreeSet<Ordinal> = expected.chain(state.living().map(|member| member.ordinal)).collect();
                 let answered = reports.iter().map(|report| report.member.ordinal).collect();
@@ -157,7 +159,8 @@ impl Shared {
                 lost: why.clone(),
             };
             let steps = rebuilt.unproven.iter().map(step).collect();
-            let order = MapOverride::now(OverrideKind::RebuildMap, &request.requested_by, &request.accept_data_loss, steps);
+            let order =
+                MapOverride::now(OverrideKind::RebuildMap, &request.requested_by, &request.accept_data_loss, steps);
             let rebuilt = rebuilt.map;
             let written = self.override_map(order, move |current| unless_superseded(&rebuilt, current)).await?;
             reply.map = Some(wire::map_to_proto(&written));
@@ -181,21 +184,23 @@ impl Shared {
             )));
         }
         let MapStates { reports, silent } = self.request_map_states().await;
-        let damaged = reports.iter().filter(|it| rebuild::replica_state(it, partition).damaged).map(|it| it.member.ordinal);
+        let damaged =
+            reports.iter().filter(|it| rebuild::replica_state(it, partition).damaged).map(|it| it.member.ordinal);
         let damaged: BTreeSet<Ordinal> = damaged.collect();
         let (map, observed) = {
             let state = self.state();
             if let Some(lost) = state.lost() {
-                return Err(Status::failed_precondition(format!(
-                    "{lost}; run `engram partition rebuild-map` first"
-                )));
+                return Err(Status::failed_precondition(format!("{lost}; run `engram partition rebuild-map` first")));
             }
             let map = state.map().cloned();
             let map = map.ok_or_else(|| Status::failed_precondition("the cluster has no partition map yet"))?;
             (map, state.observed(&self.options, self.now_ms()))
         };
-        let refusal_reply =
-            |refusal: OverrideRefusal, text: String, step| v1::ForcePromoteResponse { refusal: refusal.into(), message: text, step };
+        let refusal_reply = |refusal: OverrideRefusal, text: String, step| v1::ForcePromoteResponse {
+            refusal: refusal.into(),
+            message: text,
+            step,
+        };
         if let Err(why) = check_force_promotable(&map, partition, &observed, &damaged) {
             let text = format!("partition {partition} needs no forced promotion: {why}");
             return Ok(refusal_reply(OverrideRefusal::NotNeeded, text, None));
@@ -218,7 +223,12 @@ impl Shared {
         if request.accept_data_loss.trim().is_empty() {
             return Ok(refusal_reply(OverrideRefusal::DataLossNotAccepted, step.lost, Some(step_message)));
         }
-        let order = MapOverride::now(OverrideKind::ForcePromote, &request.requested_by, &request.accept_data_loss, vec![step.clone()]);
+        let order = MapOverride::now(
+            OverrideKind::ForcePromote,
+            &request.requested_by,
+            &request.accept_data_loss,
+            vec![step.clone()],
+        );
         // Other partitions may have changed meanwhile; this one must be unchanged.
         self.override_map(order, move |current| step.apply_to(current)).await?;
         Ok(v1::ForcePromoteResponse { step: Some(step_message), ..Default::default() })
@@ -295,7 +305,8 @@ fn describe_loss(
         last => format!("everything up to lsn {last}, written under term {}", replica.last_term),
     };
     let others = reports.iter().filter(|it| it.member.ordinal != promoted);
-    let others = others.map(|it| format!("worker {} holds {}", it.member.ordinal, held(&rebuild::replica_state(it, partition))));
+    let others =
+        others.map(|it| format!("worker {} holds {}", it.member.ordinal, held(&rebuild::replica_state(it, partition))));
     let silent = silent.iter().map(|ordinal| format!("worker {ordinal} did not report, and may hold more"));
     let others: Vec<String> = others.chain(silent).collect();
     let others = if others.is_empty() { String::new() } else { format!("; {}", others.join(", ")) };

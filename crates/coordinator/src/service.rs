@@ -1,6 +1,6 @@
 //! The gRPC service: heartbeat streams, death reports, proposals, orders, status.
 
-use crate::state::{WorkerCertificate, GpuFault, HelloOutcome, Introduction, Proposal, HeartbeatInfo};
+use crate::state::{GpuFault, HeartbeatInfo, HelloOutcome, Introduction, Proposal, WorkerCertificate};
 use crate::{Shared, wire};
 use engram_cluster::ExpectedEntry;
 use engram_identity::RootId;
@@ -38,7 +38,10 @@ impl CoordinatorService for Service {
         self.heartbeats(&first, heartbeats)
     }
 
-    async fn report_death(&self, request: Request<v1::ReportDeathRequest>) -> Result<Response<v1::ReportDeathResponse>, Status> {
+    async fn report_death(
+        &self,
+        request: Request<v1::ReportDeathRequest>,
+    ) -> Result<Response<v1::ReportDeathResponse>, Status> {
         let report = request.into_inner();
         self.check_cluster(&report.cluster)?;
         let store = match report.store.as_ref() {
@@ -114,7 +117,8 @@ impl CoordinatorService for Service {
         let silent = silent.map(|worker| format!("worker {} sends no heartbeats", worker.member.ordinal));
         let starting = state.members().filter(|worker| worker.alive && !worker.ready);
         let starting = starting.map(|worker| format!("worker {} is starting", worker.member.ordinal));
-        let leaderless = state.members().flat_map(|worker| worker.leaderless.iter().map(move |partition| (partition, worker)));
+        let leaderless =
+            state.members().flat_map(|worker| worker.leaderless.iter().map(move |partition| (partition, worker)));
         let leaderless = leaderless.map(|(partition, worker)| {
             let ordinal = worker.member.ordinal;
             format!(
@@ -140,7 +144,10 @@ impl CoordinatorService for Service {
         Ok(Response::new(status))
     }
 
-    async fn report_map_state(&self, request: Request<v1::ReportMapStateRequest>) -> Result<Response<v1::ReportMapStateResponse>, Status> {
+    async fn report_map_state(
+        &self,
+        request: Request<v1::ReportMapStateRequest>,
+    ) -> Result<Response<v1::ReportMapStateResponse>, Status> {
         let request = request.into_inner();
         self.check_cluster(&request.cluster)?;
         self.shared.receive_map_state(&request)?;
@@ -167,13 +174,19 @@ impl CoordinatorService for Service {
 }
 
 /// Reads the heartbeat that opens a stream.
-pub(crate) async fn first_heartbeat(heartbeats: &mut Streaming<v1::HeartbeatRequest>) -> Result<v1::HeartbeatRequest, Status> {
+pub(crate) async fn first_heartbeat(
+    heartbeats: &mut Streaming<v1::HeartbeatRequest>,
+) -> Result<v1::HeartbeatRequest, Status> {
     heartbeats.message().await?.ok_or_else(|| Status::invalid_argument("the stream ended before a hello"))
 }
 
 impl Service {
     /// Handles a heartbeat stream whose first message was read.
-    pub(crate) fn heartbeats(&self, first: &v1::HeartbeatRequest, heartbeats: Streaming<v1::HeartbeatRequest>) -> Result<Response<Views>, Status> {
+    pub(crate) fn heartbeats(
+        &self,
+        first: &v1::HeartbeatRequest,
+        heartbeats: Streaming<v1::HeartbeatRequest>,
+    ) -> Result<Response<Views>, Status> {
         let member = self.accept_hello(first.hello.as_ref())?;
         let (replies, stream) = mpsc::channel(VIEW_QUEUE);
         tokio::spawn(send_views(Arc::clone(&self.shared), replies));
@@ -316,9 +329,10 @@ async fn receive_heartbeats(shared: Arc<Shared>, member: Member, mut heartbeats:
             map_version: heartbeat.map_version,
             leaderless: heartbeat.leaderless_partitions.into_iter().map(PartitionId).collect(),
             bootstrap: heartbeat.bootstrap,
-            certificate: heartbeat
-                .certificate
-                .map(|it| WorkerCertificate { trusted_roots: it.trusted_roots.into_iter().map(RootId).collect(), root: RootId(it.issuer_root) }),
+            certificate: heartbeat.certificate.map(|it| WorkerCertificate {
+                trusted_roots: it.trusted_roots.into_iter().map(RootId).collect(),
+                root: RootId(it.issuer_root),
+            }),
             gpu_fault: heartbeat.gpu_fault.map(|it| GpuFault { was_in_use: it.was_in_use, reason: it.reason }),
         };
         if shared.state().heartbeat(&member, info, shared.now_ms()) {

@@ -4,10 +4,10 @@ mod bootstrap;
 mod planning;
 
 pub use bootstrap::BootstrapProgress;
-pub(crate) use planning::{Proposal, Proposals, MapUpdate};
+pub(crate) use planning::{MapUpdate, Proposal, Proposals};
 
-use crate::manual_recovery::MapStateReports;
 use crate::environment::Environment;
+use crate::manual_recovery::MapStateReports;
 use crate::{Options, wire};
 use engram_cluster::detector::{Action, Event, Liveness, Timing};
 use engram_cluster::{Detector, LeadershipTransfer, PartitionMap};
@@ -277,15 +277,16 @@ impl State {
         let Introduction { member, lossless_since, process_id, addresses, seen_version } = hello;
         self.seen_version = self.seen_version.max(seen_version);
         let previous = self.members.get(&member.ordinal);
-        if previous
-            .is_some_and(|previous| previous.member.store == member.store && previous.member.incarnation > member.incarnation)
-        {
+        if previous.is_some_and(|previous| {
+            previous.member.store == member.store && previous.member.incarnation > member.incarnation
+        }) {
             return HelloOutcome::Superseded;
         }
         let reconnected = previous.filter(|previous| previous.member == member);
-        let (memories, ready, leaving_since_ms, connected_since_ms) = reconnected.map_or((0, false, None, now_ms), |previous| {
-            (previous.memories, previous.ready, previous.leaving_since_ms, previous.connected_since_ms)
-        });
+        let (memories, ready, leaving_since_ms, connected_since_ms) = reconnected
+            .map_or((0, false, None, now_ms), |previous| {
+                (previous.memories, previous.ready, previous.leaving_since_ms, previous.connected_since_ms)
+            });
         let (suspects, gpu_fault) = (BTreeSet::new(), None);
         let (alive, dead) = (true, false);
         let worker = WorkerState {
@@ -434,7 +435,8 @@ impl State {
 
     /// Returns the view for workers.
     pub(crate) fn view(&self) -> v1::HeartbeatResponse {
-        let order = |order: &LeadershipTransfer| v1::LeadershipTransfer { partition: order.partition.0, to: order.to.0 };
+        let order =
+            |order: &LeadershipTransfer| v1::LeadershipTransfer { partition: order.partition.0, to: order.to.0 };
         v1::HeartbeatResponse {
             map: self.map.as_ref().map(wire::map_to_proto),
             members: self.members.values().map(wire::member_to_proto).collect(),

@@ -1,9 +1,9 @@
 //! Conversions between cluster types and protocol messages; workers use them too.
 
 use crate::state::{Addresses, WorkerState};
-use engram_cluster::rebuild::{ReplicaState, MapStateReport};
+use engram_cluster::rebuild::{MapStateReport, ReplicaState};
 use engram_cluster::{Change, Entry, PartitionMap};
-use engram_mapstore::{MapOverride, EntryOverride, OverrideKind};
+use engram_mapstore::{EntryOverride, MapOverride, OverrideKind};
 use engram_memory::{ClusterId, Incarnation, Lsn, Member, Ordinal, PartitionId, StoreId, Term};
 use engram_proto::v1;
 
@@ -113,7 +113,8 @@ pub fn entry_from_proto(entry: &v1::MapEntry) -> Result<Entry, Malformed> {
         prev: members(&entry.previous)?,
         learners: entry.learners.iter().map(|&ordinal| Ordinal(ordinal)).collect(),
     };
-    let expected = "the primary exactly once, one member if solo safe, no previous set once activated, a term below 2^63";
+    let expected =
+        "the primary exactly once, one member if solo safe, no previous set once activated, a term below 2^63";
     read.check_invariants().map_err(|_| Malformed { field: "isr", expected, found: read.isr.len() })?;
     Ok(read)
 }

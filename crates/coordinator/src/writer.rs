@@ -2,7 +2,7 @@
 
 use crate::state::MapUpdate;
 use crate::{Shared, manual_recovery};
-use engram_mapstore::{Error, MapStore, ChangeState, with_causes};
+use engram_mapstore::{ChangeState, Error, MapStore, with_causes};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};

@@ -4,7 +4,7 @@
 use engram_cluster::rebuild::force_entry;
 use engram_cluster::{Change, Entry, PartitionMap};
 use engram_coordinator::{Coordinator, Options, wire};
-use engram_mapstore::{FileStore, MapStore, MemoryStore, MapOverride, EntryOverride, OverrideKind};
+use engram_mapstore::{EntryOverride, FileStore, MapOverride, MapStore, MemoryStore, OverrideKind};
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId, StoreId, Term};
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
@@ -258,7 +258,11 @@ async fn failover_by_proof_takes_one_write_for_all_partitions_of_a_worker() {
     }
     assert!(view.members.iter().any(|member| member.ordinal == 1 && !member.alive));
     let status = running.status().await;
-    assert!(status.conditions.iter().any(|why| why.contains("worker 1 sends no heartbeats")), "{:?}", status.conditions);
+    assert!(
+        status.conditions.iter().any(|why| why.contains("worker 1 sends no heartbeats")),
+        "{:?}",
+        status.conditions
+    );
     assert_eq!(status.replication_factor, 2);
 }
 
@@ -396,7 +400,8 @@ async fn map_written_by_another_principal_is_adopted_and_its_order_reported() {
     let (mut streams, map) = form(&running, 2).await;
     let before = map.partitions[3].clone();
     let after = force_entry(Some(&before), &member(1 - before.primary.0, 1), Term(40));
-    let step = EntryOverride { partition: PartitionId(3), before: Some(before), after: after.clone(), lost: "all".into() };
+    let step =
+        EntryOverride { partition: PartitionId(3), before: Some(before), after: after.clone(), lost: "all".into() };
     let order = MapOverride::now(OverrideKind::ForcePromote, "ann", "both disks burnt", vec![step.clone()]);
     order.apply(&*store, |there| step.apply_to(there)).unwrap();
 
@@ -408,7 +413,10 @@ async fn map_written_by_another_principal_is_adopted_and_its_order_reported() {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    assert_eq!((orders.len(), orders[0].requested_by.as_str(), orders[0].reason.as_str()), (1, "ann", "both disks burnt"));
+    assert_eq!(
+        (orders.len(), orders[0].requested_by.as_str(), orders[0].reason.as_str()),
+        (1, "ann", "both disks burnt")
+    );
     let reported = wire::step_from_proto(&orders[0].steps[0]).unwrap();
     assert_eq!(reported, step, "as recorded");
     running.stop().await;

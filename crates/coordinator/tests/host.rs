@@ -1,7 +1,7 @@
 //! Several clusters behind one listener.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
-use engram_coordinator::{WorkerCertificate, Coordinator, GpuFault, Host, Options, Environment};
+use engram_coordinator::{Coordinator, Environment, GpuFault, Host, Options, WorkerCertificate};
 use engram_identity::{
     CertificateAuthority, ExpectedPeer, Keys, Name, Realm, Reason, Role, RootId, Roots, connect, connect_anonymously,
 };
@@ -76,7 +76,10 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     assert_eq!(other.report().map.unwrap().cluster, ClusterId(2));
     let trouble = Some(v1::GpuFault { was_in_use: true, reason: "H100 was given up".into() });
     let certificate = Some(v1::CertificateStatus { trusted_roots: vec![7, 8], issuer_root: 8 });
-    beats.send(v1::HeartbeatRequest { gpu_fault: trouble, certificate, ..v1::HeartbeatRequest::default() }).await.unwrap();
+    beats
+        .send(v1::HeartbeatRequest { gpu_fault: trouble, certificate, ..v1::HeartbeatRequest::default() })
+        .await
+        .unwrap();
     let heard = async {
         while other.report().gpu_faults.is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -96,7 +99,10 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     timeout(DEADLINE, quiet).await.unwrap();
 
     // What nobody can lead is named, with the order that ends it.
-    beats.send(v1::HeartbeatRequest { leaderless_partitions: vec![1], ..v1::HeartbeatRequest::default() }).await.unwrap();
+    beats
+        .send(v1::HeartbeatRequest { leaderless_partitions: vec![1], ..v1::HeartbeatRequest::default() })
+        .await
+        .unwrap();
     let named = async {
         loop {
             let conditions = status(&client, Some(2)).await.unwrap().conditions;

@@ -1,15 +1,15 @@
-//! A campaign: one fault after another against a cluster under load, the next one when the cluster is whole again.
+//! A campaign: one fault after another against a cluster under load, the next one when the cluster is healthy again.
 //!
-//! First the throughput without faults is measured; during the campaign the load is a share of it, so that a machine with few
-//! cores does not starve the failure detector and find faults of its own making. In the end every weight is compared with the
-//! ledger, and every copy with every other one.
+//! First the throughput without faults is measured. During the campaign the load is a share of it, so that a machine
+//! with few cores does not starve the failure detector and cause faults of its own. At the end every weight is compared
+//! with the ledger, and all replicas with each other.
 
 use crate::faults::{self, InjectError, Kind, deck, inject};
-use crate::health::{Gone, Health, Unhealthy};
-use crate::load::{LoadReport, Load};
+use crate::health::{EndedProcesses, Health, Unhealthy};
+use crate::load::{Load, LoadReport};
 use crate::network::Network;
 use crate::outages::{Spread, milliseconds};
-use crate::outcome::{FaultKind, Outcome, Replicas, Throughput, FaultReport};
+use crate::outcome::{FaultKind, FaultReport, Outcome, Replicas, Throughput};
 use engram_client::Error;
 use engram_memory::ClusterId;
 use nix::sys::signal::Signal;
@@ -20,111 +20,112 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long throughput without faults is measured.
+/// Duration of each measurement without faults.
 const CLEAR: Duration = Duration::from_secs(4);
-/// Before that: sessions are opened, files grow to their size, or another load sets in.
+/// Warm-up before a measurement: sessions are opened, files grow to their size, a new load takes effect.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// An operation that takes longer than this, or than three times the slowest hundredth at the same load without faults, is an
-/// outage.
+/// An operation that takes longer than this, or than three times the p99 at the same load without faults, is an outage.
 const SLOW: Duration = Duration::from_millis(100);
-/// How long a cluster may take to be whole again before the campaign fails.
-const WHOLE: Duration = Duration::from_secs(60);
-/// How long every partition may take after that until it has executed another operation.
-const SERVED: Duration = Duration::from_secs(20);
+/// Time limit for a cluster to become healthy again.
+const HEALTHY_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit after that for every partition to execute another operation.
+const SERVED_LIMIT: Duration = Duration::from_secs(20);
 
-/// Where the processes of a cluster are. Whoever runs them starts them again when they end.
+/// Locates the processes of a cluster. The implementor restarts them when they end.
 pub trait Processes {
-    /// A worker's process id; `None` between its end and its restart.
+    /// Returns the process id of a worker; `None` between its end and its restart.
     fn worker(&self, ordinal: u32) -> Option<u32>;
-    /// The coordinator's.
+    /// Returns the process id of the coordinator.
     fn coordinator(&self) -> Option<u32>;
-    /// The folder that is a worker's disk.
+    /// Returns the folder that is a worker's disk.
     fn disk(&self, ordinal: u32) -> PathBuf;
 }
 
-/// What shall be done.
+/// Plan of a campaign.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {
     /// Kills of processes.
     pub kills: u32,
-    /// Stops of processes that go on afterwards.
+    /// Pauses of processes.
     pub pauses: u32,
-    /// Cuts and other faults of links.
+    /// Cuts and other link faults.
     pub cuts: u32,
-    /// How long the faults may take all together.
+    /// Time limit for all faults together.
     pub limit: Duration,
-    /// What is random comes from it: order, victims, jitter. Times of the cluster's own answers do not.
+    /// Seed of everything random: order, victims, jitter. The timing of the cluster itself is not determined by it.
     pub seed: u64,
     /// Load during the campaign, as a share of the throughput without faults.
     pub share: f64,
     /// Workers of the cluster.
     pub workers: u32,
-    /// Copies of each partition.
-    pub copies: u32,
+    /// Replicas of each partition.
+    pub replicas: u32,
 }
 
 impl Default for Plan {
     fn default() -> Self {
         let limit = Duration::from_secs(240);
-        Self { kills: 20, pauses: 5, cuts: 5, limit, seed: 0, share: 0.5, workers: 5, copies: 2 }
+        Self { kills: 20, pauses: 5, cuts: 5, limit, seed: 0, share: 0.5, workers: 5, replicas: 2 }
     }
 }
 
-/// What a campaign is about.
+/// The cluster under test.
 #[derive(Debug, Clone, Copy)]
-pub struct Field<'a, P> {
-    /// What shall be done.
+pub struct CampaignTarget<'a, P> {
+    /// The plan.
     pub plan: &'a Plan,
     /// The processes.
     pub processes: &'a P,
     /// The links between them.
     pub network: &'a Network,
-    /// Whether they are whole.
+    /// Health of the cluster.
     pub health: &'a Health,
-    /// Where clients reach the workers.
+    /// Client endpoints of the workers.
     pub endpoints: &'a [String],
-    /// The cluster.
-    pub cluster: ClusterId,
+    /// Cluster id.
+    pub id: ClusterId,
 }
 
-/// Why a campaign could not be begun. What goes wrong later is part of its outcome.
+/// Reason why a campaign could not start. Later problems are part of its outcome.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The cluster is not whole to begin with.
+    /// The cluster is not healthy.
     #[error(transparent)]
-    NotWhole(#[from] Unhealthy),
+    NotHealthy(#[from] Unhealthy),
     /// The clients cannot connect.
     #[error(transparent)]
     Client(#[from] Error),
-    /// Nothing was acknowledged while nothing was troubled.
+    /// Nothing was acknowledged without faults.
     #[error("no operation was acknowledged within {} s without any fault", CLEAR.as_secs())]
     NoThroughput,
 }
 
-/// Why a campaign ended early.
+/// Reason why a campaign ended early.
 #[derive(Debug, thiserror::Error)]
-enum Stopped {
-    #[error("{kind}, {whom}: {reason}")]
-    NotWhole { kind: &'static str, whom: String, reason: Unhealthy },
-    #[error("{kind}, {whom}: {} partitions are not served {} s after the cluster was whole, the first is {first}", .count, SERVED.as_secs())]
-    NotServed { kind: &'static str, whom: String, count: usize, first: u32 },
+enum StopReason {
+    #[error("{kind}, {target}: {reason}")]
+    NotHealthy { kind: &'static str, target: String, reason: Unhealthy },
+    #[error("{kind}, {target}: {} partitions are not served {} s after the cluster was healthy, the first is {first}", .count, SERVED_LIMIT.as_secs())]
+    NotServed { kind: &'static str, target: String, count: usize, first: u32 },
     #[error("{kind}: {reason}")]
-    NotDone { kind: &'static str, reason: InjectError },
-    #[error("the map is not told: {0}")]
+    NotInjected { kind: &'static str, reason: InjectError },
+    #[error("failed to read the map: {0}")]
     Map(Error),
-    #[error("{done} of {asked} faults were done within {} s", .limit.as_secs())]
-    OutOfTime { done: usize, asked: usize, limit: Duration },
+    #[error("{done} of {planned} faults were done within {} s", .limit.as_secs())]
+    OutOfTime { done: usize, planned: usize, limit: Duration },
 }
 
-/// Runs a campaign; `tell` hears of each fault that is over.
+/// Runs a campaign; calls `report` for each completed fault.
 ///
-/// # Errors
-/// It could not be begun.
-pub async fn run<P: Processes>(field: Field<'_, P>, mut tell: impl FnMut(&FaultReport)) -> Result<Outcome, StartError> {
-    let plan = field.plan;
+/// # Errors If it could not start.
+pub async fn run<P: Processes>(
+    cluster: CampaignTarget<'_, P>,
+    mut report: impl FnMut(&FaultReport),
+) -> Result<Outcome, StartError> {
+    let plan = cluster.plan;
     let began = Instant::now();
-    field.health.wait_until_healthy(&Gone::new(), WHOLE).await?;
-    let load = Load::start(field.endpoints, field.cluster, SLOW).await?;
+    cluster.health.wait_until_healthy(&EndedProcesses::new(), HEALTHY_LIMIT).await?;
+    let load = Load::start(cluster.endpoints, cluster.id, SLOW).await?;
     let mut outcome = Outcome::of(plan);
     outcome.partitions = load.client().map()?.partition_count();
     tokio::time::sleep(WARM_UP).await;
@@ -142,12 +143,12 @@ pub async fn run<P: Processes>(field: Field<'_, P>, mut tell: impl FnMut(&FaultR
     let (acked, since) = (load.acked(), Instant::now());
     load.take_latency();
     let mut faults = Vec::new();
-    let stopped = trouble(&field, &load, &mut faults, &mut tell).await.err();
+    let stopped = inject_all(&cluster, &load, &mut faults, &mut report).await.err();
     outcome.troubled.operations_per_second = (load.acked() - acked) as f64 / since.elapsed().as_secs_f64();
     outcome.troubled.latency = load.take_latency();
-    let books = load.finish().await;
+    let load_report = load.finish().await;
     let compared = match stopped {
-        None => compare(&field, &books).await,
+        None => compare(&cluster, &load_report).await,
         Some(stopped) => Err(stopped.to_string()),
     };
     match compared {
@@ -155,18 +156,18 @@ pub async fn run<P: Processes>(field: Field<'_, P>, mut tell: impl FnMut(&FaultR
         Err(problem) => outcome.problems.push(problem),
     }
     outcome.faults = by_kind(&faults);
-    outcome.memories = books.memories() as u64;
-    outcome.asked_for_fate = books.asked_for_fate();
-    match books.check().await {
+    outcome.memories = load_report.memories() as u64;
+    outcome.outcome_queries = load_report.outcome_queries();
+    match load_report.check().await {
         Ok(tally) => outcome.ledger = Some(tally),
         Err(error) => outcome.problems.push(format!("the weights could not be read: {error}")),
     }
-    outcome.network = field.network.counts();
+    outcome.network = cluster.network.counts();
     outcome.seconds = milliseconds(began.elapsed()) / 1_000.0;
     Ok(outcome)
 }
 
-/// Operations a second, and how long they took, over so much time.
+/// Measures throughput and latency for `time`.
 async fn measured(load: &Load, time: Duration) -> Throughput {
     load.take_latency();
     let (acked, since) = (load.acked(), Instant::now());
@@ -175,45 +176,46 @@ async fn measured(load: &Load, time: Duration) -> Throughput {
     Throughput { operations_per_second, latency: load.take_latency() }
 }
 
-async fn trouble<P: Processes>(
-    field: &Field<'_, P>,
+async fn inject_all<P: Processes>(
+    cluster: &CampaignTarget<'_, P>,
     load: &Load,
     faults: &mut Vec<(Kind, FaultReport)>,
-    tell: &mut impl FnMut(&FaultReport),
-) -> Result<(), Stopped> {
-    let plan = field.plan;
+    report: &mut impl FnMut(&FaultReport),
+) -> Result<(), StopReason> {
+    let plan = cluster.plan;
     let mut draws = StdRng::seed_from_u64(plan.seed);
     let deck = deck(plan, &mut draws);
     let until = Instant::now() + plan.limit;
     for (done, kind) in deck.iter().copied().enumerate() {
         if Instant::now() >= until {
-            return Err(Stopped::OutOfTime { done, asked: deck.len(), limit: plan.limit });
+            return Err(StopReason::OutOfTime { done, planned: deck.len(), limit: plan.limit });
         }
-        let map = load.client().refreshed_map().await.map_err(Stopped::Map)?;
+        let map = load.client().refreshed_map().await.map_err(StopReason::Map)?;
         let leaders: Vec<u32> = map.owners().into_iter().map(|ordinal| ordinal.0).collect();
-        load.forget_longest();
+        load.reset_longest();
         let began = Instant::now();
-        let inflicted = inject(kind, field, &leaders, &mut draws).await;
-        let fault = inflicted.map_err(|reason| Stopped::NotDone { kind: kind.name(), reason })?;
-        let whom = fault.whom;
-        let whole = field.health.wait_until_healthy(&fault.gone, WHOLE).await;
-        whole.map_err(|reason| Stopped::NotWhole { kind: kind.name(), whom: whom.clone(), reason })?;
+        let inflicted = inject(kind, cluster, &leaders, &mut draws).await;
+        let fault = inflicted.map_err(|reason| StopReason::NotInjected { kind: kind.name(), reason })?;
+        let target = fault.target;
+        let healthy = cluster.health.wait_until_healthy(&fault.ended, HEALTHY_LIMIT).await;
+        healthy.map_err(|reason| StopReason::NotHealthy { kind: kind.name(), target: target.clone(), reason })?;
         let restored = began.elapsed();
-        if let Err(behind) = load.wait_until_served(SERVED).await {
+        if let Err(behind) = load.wait_until_served(SERVED_LIMIT).await {
             let (count, first) = (behind.len(), behind.first().map_or(0, |partition| partition.0));
-            return Err(Stopped::NotServed { kind: kind.name(), whom, count, first });
+            return Err(StopReason::NotServed { kind: kind.name(), target, count, first });
         }
-        if let Some(taken) = fault.taken
+        if let Some(taken) = fault.exchanged
             && let Err(error) = std::fs::remove_dir_all(&taken)
         {
-            tracing::warn!(folder = %taken.display(), %error, "a disk that was taken out cannot be removed");
+            tracing::warn!(folder = %taken.display(), %error, "failed to remove an exchanged disk");
         }
-        // What the victim led had to change hands, however soon it did.
+        // Partitions of the victim had to fail over, however fast.
         let hit = |partition| fault.victim.is_some() && map.owner(partition).map(|ordinal| ordinal.0) == fault.victim;
         let outages = load.outages(began, hit);
-        let troubled = FaultReport { number: done + 1, of: deck.len(), kind: kind.name(), whom, restored, outages };
-        tell(&troubled);
-        faults.push((kind, troubled));
+        let fault_report =
+            FaultReport { number: done + 1, of: deck.len(), kind: kind.name(), target, restored, outages };
+        report(&fault_report);
+        faults.push((kind, fault_report));
     }
     Ok(())
 }
@@ -233,25 +235,26 @@ fn by_kind(faults: &[(Kind, FaultReport)]) -> Vec<FaultKind> {
     kinds.into_iter().map(figures).collect()
 }
 
-/// Compares copies: nobody writes any more, every worker is killed once, and whoever serves in its place must hold the same.
-async fn compare<P: Processes>(field: &Field<'_, P>, books: &LoadReport) -> Result<Replicas, String> {
+/// Compares replicas: without writes, every worker is killed once, and its successors must hold the same memories.
+async fn compare<P: Processes>(cluster: &CampaignTarget<'_, P>, load_report: &LoadReport) -> Result<Replicas, String> {
     let digest = async || {
-        let digested = books.client().digest().await.map_err(|error| format!("no digest is told: {error}"))?;
+        let digested =
+            load_report.client().digest().await.map_err(|error| format!("failed to read the digest: {error}"))?;
         Ok::<_, String>((digested.digest.to_string(), digested.memories))
     };
     let expected = digest().await?;
     let mut replicas = Replicas { digest: expected.0.clone(), memories: expected.1, ..Replicas::default() };
-    for ordinal in 0..field.plan.workers {
-        let gone = field.health.process(ordinal).await;
-        let process = field.processes.worker(ordinal).ok_or_else(|| format!("worker {ordinal} does not run"))?;
+    for ordinal in 0..cluster.plan.workers {
+        let ended = cluster.health.process(ordinal).await;
+        let process = cluster.processes.worker(ordinal).ok_or_else(|| format!("worker {ordinal} is not running"))?;
         faults::send(process, Signal::SIGKILL).map_err(|error| error.to_string())?;
-        // Those who serve in its place, while it is away and after it is back.
+        // The successors, while it is away and after it is back.
         for _ in 0..2 {
             let found = digest().await?;
             replicas.compared += 1;
             replicas.different += u32::from(found != expected);
-            let whole = field.health.wait_until_healthy(&gone, WHOLE).await;
-            whole.map_err(|reason| format!("after the load, worker {ordinal} was killed: {reason}"))?;
+            let healthy = cluster.health.wait_until_healthy(&ended, HEALTHY_LIMIT).await;
+            healthy.map_err(|reason| format!("after the load, worker {ordinal} was killed: {reason}"))?;
         }
     }
     Ok(replicas)

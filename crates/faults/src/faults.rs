@@ -1,7 +1,7 @@
-//! Which faults there are, in which order they come, and how one is done to a cluster and undone.
+//! Fault kinds, their order, and how each is injected and undone.
 
-use crate::campaign::{Field, Plan, Processes};
-use crate::health::Gone;
+use crate::campaign::{CampaignTarget, Plan, Processes};
+use crate::health::EndedProcesses;
 use crate::network::Node;
 use crate::proxy::{Condition, Flow};
 use nix::sys::signal::{Signal, kill};
@@ -13,11 +13,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Shorter than a worker may be silent before it is suspected.
+/// Shorter than the silence after which a worker is suspected.
 const HICCUP: Duration = Duration::from_millis(500);
-/// Far longer than that.
+/// Much longer than that.
 const SILENCE: Duration = Duration::from_secs(3);
-/// What a slow link does to each chunk.
+/// Condition of a slow link.
 const SLOW: Condition = Condition {
     flow: Flow::Pass,
     delay: Duration::from_millis(50),
@@ -32,33 +32,33 @@ pub(crate) enum Kind {
     KillWorker,
     /// The coordinator is killed.
     KillCoordinator,
-    /// Both in the same moment.
+    /// Both at the same moment.
     KillBoth,
-    /// A worker is killed, and its disk is an empty one when it starts again.
+    /// A worker is killed and restarts with an empty disk.
     EmptyDisk,
-    /// A worker stops for less than it takes to suspect it.
+    /// A worker is paused for less time than it takes to suspect it.
     PauseShort,
-    /// A worker stops for longer.
+    /// A worker is paused for longer.
     PauseLong,
-    /// A worker is cut off from all others and the coordinator; clients still reach it.
+    /// A worker is cut off from all other members; clients still reach it.
     Isolate,
     /// Nothing passes between two workers.
     CutLink,
-    /// Nothing passes from one worker to another; the other way goes on.
+    /// Nothing passes from one worker to another; the opposite direction works.
     CutOneWay,
-    /// Everything that a worker sends to the others takes longer.
+    /// Everything sent by a worker to the others takes longer.
     Delay,
-    /// Connections between two workers end by a reset, several times.
+    /// Connections between two workers are reset, several times.
     Reset,
 }
 
-/// Kinds from which the kills of a campaign are drawn in turn: every kind comes up early, the plain one most often.
+/// Kinds of which kills are drawn in turn: every kind occurs early, the plain one most often.
 const KILLS: [Kind; 5] = [Kind::KillWorker, Kind::KillCoordinator, Kind::KillBoth, Kind::KillWorker, Kind::EmptyDisk];
 const PAUSES: [Kind; 2] = [Kind::PauseLong, Kind::PauseShort];
 const CUTS: [Kind; 5] = [Kind::Isolate, Kind::CutLink, Kind::CutOneWay, Kind::Delay, Kind::Reset];
 
 impl Kind {
-    /// What people call it.
+    /// Returns its display name.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::KillWorker => "kill a worker",
@@ -75,21 +75,21 @@ impl Kind {
         }
     }
 
-    /// Whether a worker's process ends in it.
+    /// Whether it ends a worker's process.
     const fn ends_worker(self) -> bool {
         matches!(self, Self::KillWorker | Self::KillBoth | Self::EmptyDisk)
     }
 
-    /// Whether whatever a worker leads has no primary by it.
+    /// Whether it leaves the partitions of a worker without a primary.
     const fn hits_worker(self) -> bool {
         self.ends_worker() || matches!(self, Self::PauseShort | Self::PauseLong | Self::Isolate)
     }
 }
 
-/// The faults of a campaign in the order in which they are done.
+/// Returns the faults of a campaign in order.
 pub(crate) fn deck(plan: &Plan, draws: &mut StdRng) -> Vec<Kind> {
-    // An empty disk under the only copy is the loss of that copy, which nobody promises to survive.
-    let possible = |kind: &Kind| *kind != Kind::EmptyDisk || plan.copies > 1;
+    // An empty disk under the only replica loses it.
+    let possible = |kind: &Kind| *kind != Kind::EmptyDisk || plan.replicas > 1;
     let kills = KILLS.into_iter().cycle().take(plan.kills as usize * KILLS.len()).filter(possible);
     let mut deck: Vec<Kind> = kills.take(plan.kills as usize).collect();
     deck.extend(PAUSES.into_iter().cycle().take(plan.pauses as usize));
@@ -99,26 +99,26 @@ pub(crate) fn deck(plan: &Plan, draws: &mut StdRng) -> Vec<Kind> {
     deck
 }
 
-/// What is left of a fault that has been done.
+/// A fault that has been injected.
 #[derive(Debug, Default)]
 pub(crate) struct InjectedFault {
-    /// Processes that ended, in whose places others must come.
-    pub(crate) gone: Gone,
-    /// A disk that was taken out.
-    pub(crate) taken: Option<PathBuf>,
-    /// The worker whose partitions it hit.
+    /// Processes that ended and must be replaced.
+    pub(crate) ended: EndedProcesses,
+    /// A disk that was exchanged.
+    pub(crate) exchanged: Option<PathBuf>,
+    /// The worker whose partitions were affected.
     pub(crate) victim: Option<u32>,
-    /// In words, for the log.
-    pub(crate) whom: String,
+    /// Description of the target, for the log.
+    pub(crate) target: String,
 }
 
-/// Why a fault could not be done.
+/// Reason why a fault could not be injected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InjectError {
-    /// A process does not run, though the cluster was whole a moment ago.
-    #[error("{0} does not run")]
+    /// A process does not run, although the cluster was just healthy.
+    #[error("{0} is not running")]
     NoProcess(String),
-    /// A signal.
+    /// Failure of a signal.
     #[error("failed to send a signal")]
     Signal(#[from] nix::Error),
     /// A disk.
@@ -126,29 +126,30 @@ pub(crate) enum InjectError {
     Disk(#[from] io::Error),
 }
 
-/// Does a fault, waits as long as it lasts, and takes it back as far as that is not the cluster's own work. It hits one of those who
-/// lead a partition.
+/// Injects a fault into one of the current primaries, waits for its duration, and undoes what the cluster does not
+/// repair itself.
 pub(crate) async fn inject<P: Processes>(
     kind: Kind,
-    field: &Field<'_, P>,
+    cluster: &CampaignTarget<'_, P>,
     leaders: &[u32],
     draws: &mut StdRng,
 ) -> Result<InjectedFault, InjectError> {
-    let workers = field.plan.workers;
+    let workers = cluster.plan.workers;
     let victim = leaders[draws.random_range(0..leaders.len())];
     let other = (victim + draws.random_range(1..workers.max(2))) % workers;
     let [a, b] = [victim, other].map(Node::Worker);
     let hit = kind.hits_worker().then_some(victim);
-    let mut done = InjectedFault { whom: format!("worker {victim}"), victim: hit, ..InjectedFault::default() };
+    let mut done = InjectedFault { target: format!("worker {victim}"), victim: hit, ..InjectedFault::default() };
     if kind.ends_worker() {
-        done.gone = field.health.process(victim).await;
+        done.ended = cluster.health.process(victim).await;
     }
-    let worker = || field.processes.worker(victim).ok_or_else(|| InjectError::NoProcess(format!("worker {victim}")));
-    let coordinator = || field.processes.coordinator().ok_or_else(|| InjectError::NoProcess("the coordinator".into()));
+    let worker = || cluster.processes.worker(victim).ok_or_else(|| InjectError::NoProcess(format!("worker {victim}")));
+    let coordinator =
+        || cluster.processes.coordinator().ok_or_else(|| InjectError::NoProcess("the coordinator".into()));
     match kind {
         Kind::KillWorker => send(worker()?, Signal::SIGKILL)?,
         Kind::KillCoordinator => {
-            done.whom = "the coordinator".into();
+            done.target = "the coordinator".into();
             send(coordinator()?, Signal::SIGKILL)?;
         }
         Kind::KillBoth => {
@@ -158,9 +159,9 @@ pub(crate) async fn inject<P: Processes>(
         }
         Kind::EmptyDisk => {
             let worker = worker()?;
-            // A process that stands still writes nothing while its disk goes, and sees none of it.
+            // A stopped process writes nothing while its disk is exchanged.
             send(worker, Signal::SIGSTOP)?;
-            done.taken = Some(exchange(&field.processes.disk(victim))?);
+            done.exchanged = Some(exchange(&cluster.processes.disk(victim))?);
             send(worker, Signal::SIGKILL)?;
         }
         Kind::PauseShort | Kind::PauseLong => {
@@ -170,35 +171,35 @@ pub(crate) async fn inject<P: Processes>(
             send(worker, Signal::SIGCONT)?;
         }
         Kind::Isolate => {
-            field.network.isolate(a);
+            cluster.network.isolate(a);
             tokio::time::sleep(SILENCE).await;
         }
         Kind::CutLink => {
-            done.whom = format!("workers {victim} and {other}");
-            field.network.cut(a, b);
-            field.network.cut(b, a);
+            done.target = format!("workers {victim} and {other}");
+            cluster.network.cut(a, b);
+            cluster.network.cut(b, a);
             tokio::time::sleep(SILENCE).await;
         }
         Kind::CutOneWay => {
-            done.whom = format!("worker {victim} to {other}");
-            field.network.cut(a, b);
+            done.target = format!("worker {victim} to {other}");
+            cluster.network.cut(a, b);
             tokio::time::sleep(SILENCE).await;
         }
         Kind::Delay => {
             for to in (0..workers).filter(|to| *to != victim) {
-                field.network.set(a, Node::Worker(to), SLOW);
+                cluster.network.set(a, Node::Worker(to), SLOW);
             }
             tokio::time::sleep(SILENCE).await;
         }
         Kind::Reset => {
-            done.whom = format!("workers {victim} and {other}");
+            done.target = format!("workers {victim} and {other}");
             for _ in 0..6 {
-                field.network.reset(a, b);
+                cluster.network.reset(a, b);
                 tokio::time::sleep(HICCUP).await;
             }
         }
     }
-    field.network.restore();
+    cluster.network.restore();
     Ok(done)
 }
 
@@ -207,7 +208,7 @@ pub(crate) fn send(process: u32, signal: Signal) -> Result<(), InjectError> {
     Ok(kill(Pid::from_raw(pid), signal)?)
 }
 
-/// Puts an empty folder in the place of `disk`; where the old one lies now.
+/// Replaces `disk` with an empty folder; returns the new location of the old one.
 fn exchange(disk: &Path) -> io::Result<PathBuf> {
     let taken = disk.with_extension("taken");
     std::fs::rename(disk, &taken)?;
@@ -221,17 +222,17 @@ mod tests {
     use rand::SeedableRng as _;
 
     #[test]
-    fn a_deck_holds_what_was_asked_for_and_every_kind_that_is_possible() {
-        let plan = Plan { kills: 20, pauses: 5, cuts: 5, workers: 5, copies: 2, ..Plan::default() };
+    fn a_deck_has_the_planned_counts_and_every_possible_kind() {
+        let plan = Plan { kills: 20, pauses: 5, cuts: 5, workers: 5, replicas: 2, ..Plan::default() };
         let mut cards = deck(&plan, &mut StdRng::seed_from_u64(1));
         assert_eq!(cards.len(), 30);
         let count = |cards: &[Kind], kind| cards.iter().filter(|card| **card == kind).count();
         assert_eq!([Kind::KillWorker, Kind::EmptyDisk, Kind::PauseLong].map(|kind| count(&cards, kind)), [8, 4, 3]);
-        assert_ne!(cards, deck(&plan, &mut StdRng::seed_from_u64(2)), "the order comes from the seed");
+        assert_ne!(cards, deck(&plan, &mut StdRng::seed_from_u64(2)), "the seed determines the order");
         cards.sort_unstable();
         cards.dedup();
         assert_eq!(cards.len(), 11);
-        let lone = deck(&Plan { copies: 1, ..plan }, &mut StdRng::seed_from_u64(1));
+        let lone = deck(&Plan { replicas: 1, ..plan }, &mut StdRng::seed_from_u64(1));
         assert_eq!((lone.len(), count(&lone, Kind::EmptyDisk)), (30, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a cluster is whole: every partition has all its copies, in sync, on processes that live.
+//! Cluster health: every partition has all its replicas, in sync, on live processes.
 
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
@@ -8,99 +8,96 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
 
-/// How long the coordinator may take to answer one look.
+/// Time limit of one status request.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Between looks.
-const LOOK: Duration = Duration::from_millis(50);
-/// Looks in a row that must find the cluster whole: what is on its way to the coordinator arrives meanwhile.
+/// Interval between checks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Consecutive checks that must find the cluster healthy: heartbeats in flight arrive meanwhile.
 const IN_A_ROW: u32 = 3;
 
-/// Looks at a cluster through its coordinator.
+/// Checks a cluster through its coordinator.
 #[derive(Debug, Clone)]
 pub struct Health {
     coordinator: CoordinatorServiceClient<Channel>,
-    copies: u32,
+    replicas: u32,
 }
 
-/// Processes that ended, by the ordinal of their worker: others must have taken their places.
-pub type Gone = BTreeMap<u32, v1::MemberEntry>;
+/// Ended processes by the ordinal of their worker; each must have been replaced.
+pub type EndedProcesses = BTreeMap<u32, v1::MemberEntry>;
 
-/// Why a cluster is not whole.
+/// Reason why a cluster is not healthy.
 #[derive(Debug, thiserror::Error)]
-#[error("the cluster is not whole after {} s: {wanting}", .after.as_secs())]
+#[error("the cluster is not healthy after {} s: {problem}", .after.as_secs())]
 pub struct Unhealthy {
-    /// How long it was waited for.
+    /// How long the caller waited.
     pub after: Duration,
-    /// What is wanting.
-    pub wanting: String,
+    /// The problem found last.
+    pub problem: String,
 }
 
 impl Health {
-    /// For a cluster whose partitions have so many copies. Connects when it looks.
+    /// Creates a health check for a cluster with this replication factor. Connects on the first check.
     ///
-    /// # Panics
-    /// Outside a tokio runtime.
-    pub fn new(coordinator: SocketAddr, copies: u32) -> Self {
+    /// # Panics Outside a tokio runtime.
+    pub fn new(coordinator: SocketAddr, replicas: u32) -> Self {
         let endpoint = Endpoint::from_shared(format!("http://{coordinator}")).expect("an address makes a URL");
         let channel = endpoint.connect_timeout(ANSWER).timeout(ANSWER).connect_lazy();
         let coordinator =
             CoordinatorServiceClient::new(channel).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        Self { coordinator, copies }
+        Self { coordinator, replicas }
     }
 
-    /// What the coordinator says of the cluster.
+    /// Requests the cluster status from the coordinator.
     ///
-    /// # Errors
-    /// It does not answer, and why.
+    /// # Errors If it does not answer, with the reason.
     pub async fn status(&self) -> Result<v1::ClusterStatus, String> {
         let mut coordinator = self.coordinator.clone();
         match timeout(ANSWER, coordinator.get_cluster_status(v1::GetClusterStatusRequest::default())).await {
             Ok(Ok(status)) => Ok(status.into_inner()),
             Ok(Err(status)) => Err(format!("the coordinator: {}", status.message())),
-            Err(_) => Err("the coordinator does not answer".into()),
+            Err(_) => Err("no answer from the coordinator".into()),
         }
     }
 
-    /// The process of a worker that the coordinator heard last; nothing where it does not answer.
-    pub async fn process(&self, ordinal: u32) -> Gone {
+    /// Returns the process of a worker last seen by the coordinator; empty if the coordinator does not answer.
+    pub async fn process(&self, ordinal: u32) -> EndedProcesses {
         let members = self.status().await.map(|status| status.members).unwrap_or_default();
         members.into_iter().filter(|member| member.ordinal == ordinal).map(|member| (ordinal, member)).collect()
     }
 
-    /// Waits until the cluster is whole, without any process of `gone`.
+    /// Waits until the cluster is healthy and every process of `ended` was replaced.
     ///
-    /// # Errors
-    /// It is not by the deadline.
-    pub async fn wait_until_healthy(&self, gone: &Gone, deadline: Duration) -> Result<(), Unhealthy> {
+    /// # Errors If it is not healthy by the deadline.
+    pub async fn wait_until_healthy(&self, ended: &EndedProcesses, deadline: Duration) -> Result<(), Unhealthy> {
         let (since, mut in_a_row) = (Instant::now(), 0);
         loop {
-            let find_problem = match self.status().await {
-                Ok(status) => wanting(&status, self.copies, gone),
+            let problem = match self.status().await {
+                Ok(status) => find_problem(&status, self.replicas, ended),
                 Err(reason) => Some(reason),
             };
-            in_a_row = if find_problem.is_none() { in_a_row + 1 } else { 0 };
+            in_a_row = if problem.is_none() { in_a_row + 1 } else { 0 };
             if in_a_row == IN_A_ROW {
                 return Ok(());
             }
             if since.elapsed() >= deadline {
-                let wanting = find_problem.unwrap_or_else(|| "it was whole for a moment only".into());
-                return Err(Unhealthy { after: deadline, wanting });
+                let problem = problem.unwrap_or_else(|| "it was healthy only for a moment".into());
+                return Err(Unhealthy { after: deadline, problem });
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 }
 
-/// What a cluster lacks to be whole, the first thing found; `None` where it is whole.
-pub fn wanting(status: &v1::ClusterStatus, copies: u32, gone: &Gone) -> Option<String> {
+/// Returns the first problem of a cluster; `None` = it is healthy.
+pub fn find_problem(status: &v1::ClusterStatus, replicas: u32, ended: &EndedProcesses) -> Option<String> {
     let members: BTreeMap<u32, &v1::MemberEntry> =
         status.members.iter().map(|member| (member.ordinal, member)).collect();
     for ordinal in 0..status.expected_workers {
         match members.get(&ordinal) {
-            None => return Some(format!("worker {ordinal} was not heard of")),
+            None => return Some(format!("worker {ordinal} is not known")),
             Some(member) if !member.alive => return Some(format!("worker {ordinal} is silent")),
-            Some(member) if gone.get(&ordinal).is_some_and(|gone| !is_later(member, gone)) => {
-                return Some(format!("worker {ordinal} was not started again"));
+            Some(member) if ended.get(&ordinal).is_some_and(|ended| !is_later(member, ended)) => {
+                return Some(format!("worker {ordinal} was not restarted"));
             }
             Some(_) => {}
         }
@@ -109,18 +106,18 @@ pub fn wanting(status: &v1::ClusterStatus, copies: u32, gone: &Gone) -> Option<S
         return Some(condition.clone());
     }
     let Some(map) = &status.map else { return Some("there is no map".into()) };
-    let copies = copies.min(status.expected_workers) as usize;
+    let replicas = replicas.min(status.expected_workers) as usize;
     for (partition, entry) in map.partitions.iter().enumerate() {
         if !entry.activated {
             return Some(format!("partition {partition} is not activated"));
         }
-        if entry.isr.len() < copies {
-            return Some(format!("partition {partition} has {} of {copies} copies in sync", entry.isr.len()));
+        if entry.isr.len() < replicas {
+            return Some(format!("partition {partition} has {} of {replicas} replicas in sync", entry.isr.len()));
         }
         let lives = |copy: &&v1::MemberId| members.get(&copy.ordinal).is_some_and(|member| member.store == copy.store);
         if let Some(copy) = entry.isr.iter().find(|copy| !lives(copy)) {
             return Some(format!(
-                "partition {partition} has a copy on a disk that worker {} no longer has",
+                "partition {partition} has a replica on a disk that worker {} no longer has",
                 copy.ordinal
             ));
         }
@@ -128,7 +125,7 @@ pub fn wanting(status: &v1::ClusterStatus, copies: u32, gone: &Gone) -> Option<S
     None
 }
 
-/// Whether a process of a worker came after another: on the same disk by its incarnation; another disk is another story.
+/// Whether one process of a worker replaced the other: on the same disk it has a later incarnation.
 fn is_later(process: &v1::MemberEntry, than: &v1::MemberEntry) -> bool {
     process.store != than.store || process.incarnation > than.incarnation
 }
@@ -137,7 +134,7 @@ fn is_later(process: &v1::MemberEntry, than: &v1::MemberEntry) -> bool {
 mod tests {
     use super::*;
 
-    fn whole() -> v1::ClusterStatus {
+    fn healthy() -> v1::ClusterStatus {
         let store = |ordinal: u32| ordinal.to_be_bytes().to_vec().into();
         let member = |ordinal| {
             let store = store(ordinal);
@@ -153,32 +150,32 @@ mod tests {
         }
     }
 
-    fn gone(incarnation: u64) -> Gone {
-        let member = whole().members.swap_remove(1);
-        Gone::from([(1, v1::MemberEntry { incarnation, ..member })])
+    fn ended(incarnation: u64) -> EndedProcesses {
+        let member = healthy().members.swap_remove(1);
+        EndedProcesses::from([(1, v1::MemberEntry { incarnation, ..member })])
     }
 
     #[test]
-    fn a_cluster_that_lacks_anything_is_not_whole() {
+    fn every_missing_part_makes_a_cluster_unhealthy() {
         let lacks = |change: fn(&mut v1::ClusterStatus)| {
-            let mut status = whole();
+            let mut status = healthy();
             change(&mut status);
-            wanting(&status, 2, &gone(3)).expect("something is wanting")
+            find_problem(&status, 2, &ended(3)).expect("a problem")
         };
-        assert_eq!(wanting(&whole(), 2, &gone(3)), None);
-        assert_eq!(wanting(&whole(), 3, &BTreeMap::new()), None, "two workers hold two copies at most");
-        assert!(wanting(&whole(), 2, &gone(4)).is_some_and(|it| it.contains("worker 1 was not started again")));
-        let mut other_disk = gone(4);
+        assert_eq!(find_problem(&healthy(), 2, &ended(3)), None);
+        assert_eq!(find_problem(&healthy(), 3, &BTreeMap::new()), None, "two workers hold at most two replicas");
+        assert!(find_problem(&healthy(), 2, &ended(4)).is_some_and(|it| it.contains("worker 1 was not restarted")));
+        let mut other_disk = ended(4);
         other_disk.get_mut(&1).unwrap().store = b"another".as_slice().into();
-        assert_eq!(wanting(&whole(), 2, &other_disk), None);
+        assert_eq!(find_problem(&healthy(), 2, &other_disk), None);
         for (change, word) in [
             ((|status| drop(status.members.pop())) as fn(&mut v1::ClusterStatus), "worker 1"),
             (|status| status.members[0].alive = false, "worker 0 is silent"),
-            (|status| status.conditions.push("worker 0 is getting ready".into()), "worker 0 is getting ready"),
+            (|status| status.conditions.push("worker 0 is starting".into()), "worker 0 is starting"),
             (|status| status.members[0].store = status.members[1].store.clone(), "no longer has"),
             (|status| status.map = None, "no map"),
             (|status| status.map.as_mut().unwrap().partitions[2].activated = false, "partition 2"),
-            (|status| drop(status.map.as_mut().unwrap().partitions[1].isr.pop()), "1 of 2 copies"),
+            (|status| drop(status.map.as_mut().unwrap().partitions[1].isr.pop()), "1 of 2 replicas"),
         ] {
             assert!(lacks(change).contains(word), "{word}: {}", lacks(change));
         }

@@ -1,9 +1,10 @@
-//! The ledger in the weights: what became of every single operation is read off the weight it left.
+//! The ledger in the weights: the final weight shows how often each operation was applied.
 //!
-//! An id starts at weight 0 and decays by 0. The `j`-th operation on it adds 4^j units (a unit is 2^-30, exact as an `f32`), at
-//! most [`OPERATIONS`] of them: were each applied three times, their sum would still be 2^30 - 1, so that no weight is ever
-//! clamped and additions commute. In the end the `j`-th base-4 digit of the weight is the **number of times** that operation
-//! `j` was applied. One binary digit would not do: an operation applied twice would look like its neighbour applied once.
+//! An id starts at weight 0 and does not decay. Its `j`-th operation adds 4^j units (a unit is 2^-30, exact as an
+//! `f32`), at most [`OPERATIONS`] of them: even if each were applied three times, the sum would be 2^30 - 1, so no
+//! weight is ever clamped and additions commute. At the end the `j`-th base-4 digit of the weight is the **number of
+//! times** operation `j` was applied. One binary digit would not suffice: an operation applied twice would look like
+//! the next one applied once.
 
 use engram_memory::ONE;
 use serde::Serialize;
@@ -11,17 +12,16 @@ use serde::Serialize;
 /// Operations on one id.
 pub const OPERATIONS: u32 = 15;
 
-/// The change of weight that operation `j` asks for, in [2^-30, 2^-2].
+/// Returns the change of weight by operation `j`, in [2^-30, 2^-2].
 ///
-/// # Panics
-/// `j` is not below [`OPERATIONS`].
+/// # Panics If `j` is not below [`OPERATIONS`].
 pub fn delta(j: u32) -> f32 {
     assert!(j < OPERATIONS, "an id has {OPERATIONS} operations");
     // A power of two from 2^-30 up: every f32 holds it exactly.
     (1_u64 << (2 * j)) as f32 / ONE as f32
 }
 
-/// What the client was told of an operation.
+/// Response that the client got for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Response {
     /// It was applied.
@@ -32,37 +32,37 @@ pub enum Response {
     Unknown,
 }
 
-/// What the client knows of the operations on one id, or on several that always share them.
+/// Operations on one id, or on several ids that always share them, as known by the client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Account {
     issued: u32,
-    /// A bit per operation.
+    /// One bit per operation.
     acked: u16,
     never: u16,
 }
 
-/// What a look at weights brought to light, counted in operations.
+/// Result of comparing weights with accounts, in operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Tally {
-    /// Asked for.
+    /// Requested.
     pub operations: u64,
     /// Acknowledged.
     pub acked: u64,
-    /// Told never to be applied.
+    /// Not executed according to their response.
     pub never: u64,
-    /// Without an answer for good.
+    /// Without a final response.
     pub unknown: u64,
-    /// Acknowledged and not there.
+    /// Acknowledged but not applied.
     pub lost: u64,
-    /// There more than once.
+    /// Applied more than once.
     pub doubled: u64,
-    /// There, though never asked for, or told never to be applied.
+    /// Applied although never requested, or not executed according to their response.
     pub conjured: u64,
 }
 
 impl Account {
-    /// Begins the next operation; `None` when all have been done.
+    /// Begins the next operation; `None` after the last one.
     pub fn begin(&mut self) -> Option<u32> {
         let next = self.issued;
         (next < OPERATIONS).then(|| {
@@ -71,20 +71,19 @@ impl Account {
         })
     }
 
-    /// Notes what the client was told of operation `j`; one without a note is unknown.
+    /// Notes the response of operation `j`; without one it is unknown.
     ///
-    /// # Panics
-    /// It has not begun.
-    pub fn note(&mut self, j: u32, told: Response) {
+    /// # Panics If it has not begun.
+    pub fn note(&mut self, j: u32, response: Response) {
         assert!(j < self.issued, "operation {j} has not begun");
-        match told {
+        match response {
             Response::Acked => self.acked |= 1 << j,
             Response::Never => self.never |= 1 << j,
             Response::Unknown => {}
         }
     }
 
-    /// Compares with the weight, in units; `None` = the id is not there.
+    /// Compares with the weight, in units; `None` = the id does not exist.
     pub fn check(&self, units: Option<u32>) -> Tally {
         let weight = units.unwrap_or(0);
         let mut tally = Tally { operations: self.issued.into(), ..Tally::default() };
@@ -99,14 +98,14 @@ impl Account {
             tally.doubled += u64::from(times > 1);
             tally.conjured += u64::from(times > 0 && (!issued || never));
         }
-        // The highest digits: a sum that ran over fifteen operations applied three times.
+        // The highest digits: a sum above fifteen operations applied three times.
         tally.doubled += u64::from(weight >> (2 * OPERATIONS) != 0);
         tally
     }
 }
 
 impl Tally {
-    /// Adds what another id showed.
+    /// Adds the tally of another id.
     pub fn add(&mut self, other: &Self) {
         self.operations += other.operations;
         self.acked += other.acked;
@@ -117,7 +116,7 @@ impl Tally {
         self.conjured += other.conjured;
     }
 
-    /// Whether every answer was true.
+    /// Whether every response was true.
     pub const fn is_clean(&self) -> bool {
         self.lost == 0 && self.doubled == 0 && self.conjured == 0
     }
@@ -132,12 +131,12 @@ mod tests {
     fn account() -> Account {
         let mut account = Account::default();
         while let Some(j) = account.begin() {
-            let told = match j {
+            let response = match j {
                 j if j % 3 == 0 => Response::Unknown,
                 j if j % 5 == 0 => Response::Never,
                 _ => Response::Acked,
             };
-            account.note(j, told);
+            account.note(j, response);
         }
         account
     }
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delta_is_exact_at_the_edge_and_three_of_each_still_fit() {
+    fn deltas_are_exact_and_three_of_each_fit() {
         for j in 0..OPERATIONS {
             assert_eq!(edge::delta(delta(j)), Ok(1 << (2 * j)));
         }
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_count_of_every_operation_is_told() {
+    fn every_wrong_count_of_every_operation_is_found() {
         let account = account();
         let truth = |j: u32| u32::from(!j.is_multiple_of(3) && !j.is_multiple_of(5));
         let clean = account.check(Some(weight(truth)));
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_is_gone_has_lost_all_and_what_nobody_asked_for_is_told() {
+    fn lost_ids_and_unrequested_operations_are_found() {
         assert_eq!(account().check(None).lost, 8);
         let mut young = Account::default();
         assert_eq!(young.begin(), Some(0));

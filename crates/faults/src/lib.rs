@@ -1,13 +1,13 @@
-//! Faults for a cluster of real processes, and the ledger that tells what they cost.
+//! Fault injection for a cluster of real processes, and a ledger that measures the effects.
 //!
 //! ```text
 //! Load (clients that write a ledger into the weights) ──────────────┐
-//! Campaign (draws faults, waits until the cluster is whole again) ──┼── a cluster of real processes
+//! Campaign (draws faults, waits until the cluster is healthy) ───────┼── a cluster of real processes
 //! Network (a proxy per directed link between its members) ──────────┘
 //! ```
 //!
-//! Decides which fault comes next, when a cluster counts as whole, and whether anything acknowledged was lost or applied twice.
-//! It starts no process: whoever runs the campaign says where the processes are ([`campaign::Processes`]) and starts them again.
+//! Decides which fault comes next, when a cluster is healthy, and whether an acknowledged operation was lost or applied
+//! twice. It starts no processes: the caller locates and restarts them ([`campaign::Processes`]).
 #![forbid(unsafe_code)]
 
 pub mod campaign;

@@ -1,12 +1,14 @@
-//! Clients that write a ledger into the weights of a cluster while it is troubled.
+//! Clients that write a ledger into the weights of a cluster while faults are injected.
 //!
-//! One task per partition, with a session of its own and one operation in flight: so a partition that does not answer holds up
-//! nobody else, and the times in which it did not can be told per partition. An operation is a batch over ids of that one
-//! partition, which is applied as a whole or not at all; all ids of a page share one [`Account`].
+//! One task per partition, with its own session and one operation in flight, so that outages are measured per partition
+//! and do not delay other partitions. An operation is a batch of ids of one partition, which is atomic; all ids of a
+//! page share one [`Account`].
 
-use crate::ledger::{Account, Tally, Response, delta};
+use crate::ledger::{Account, Response, Tally, delta};
 use crate::outages::{Outage, Outages, Spread};
-use engram_client::{Client, Error, WriteOutcome, GetOptions, Network, Options, Rows, Session, Signals, Updates, WriteResult};
+use engram_client::{
+    Client, Error, GetOptions, Network, Options, Rows, Session, Signals, Updates, WriteOutcome, WriteResult,
+};
 use engram_memory::{ClusterId, MemoryId, PartitionId, partition_of};
 use engram_proto::v1::ProblemKind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,22 +17,22 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Ids of one operation: few, so that there are many operations and outages are seen to a few milliseconds.
+/// Ids of one operation: few, so that operations are frequent and outages measured to a few milliseconds.
 const PAGE_IDS: usize = 16;
-/// Clients with connections and a map of their own, over which the tasks are spread.
+/// Clients with their own connections and map, shared by the tasks.
 const CLIENTS: u32 = 4;
-/// How long an operation may take, retries included: longer than any failover is allowed to last.
+/// Time limit of an operation with its retries: longer than any allowed failover.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// How long one attempt may take before it is sent again: a worker that hangs must not hide for longer than its failover.
+/// Time limit of one attempt: a worker that hangs must not hide for longer than its failover takes.
 const ATTEMPT: Duration = Duration::from_millis(500);
-/// Retries a second that a client always may: tens of tasks share one budget, all of which may wait for one worker.
+/// Retries per second always allowed: tens of tasks share one budget and may all wait for one worker.
 const RETRIES: f64 = 500.0;
-/// Ids that are read at once in the end.
+/// Ids per read at the end.
 const READ_IDS: usize = 8_192;
-/// Between looks at whether every partition is served.
-const LOOK: Duration = Duration::from_millis(10);
+/// Interval between checks whether every partition is served.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Clients at work.
+/// Running clients.
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,
@@ -41,24 +43,24 @@ pub struct Load {
 #[derive(Debug)]
 struct Shared {
     stop: AtomicBool,
-    /// Between the starts of two operations of one task, in microseconds; 0 = no pause.
+    /// Time between the starts of two operations of a task, in microseconds; 0 = no pause.
     period_us: AtomicU64,
-    /// An operation that takes longer is an outage, in microseconds.
+    /// Threshold of an outage, in microseconds.
     slow_us: AtomicU64,
     acked: AtomicU64,
-    asked_for_fate: AtomicU64,
-    partitions: Vec<Mutex<Seen>>,
+    outcome_queries: AtomicU64,
+    partitions: Vec<Mutex<PartitionObservation>>,
 }
 
-/// What is known of one partition.
+/// Observations of one partition.
 #[derive(Debug, Default)]
-struct Seen {
+struct PartitionObservation {
     outages: Outages,
-    /// How long acknowledged operations took since this was last emptied, in microseconds.
+    /// Latencies of acknowledged operations since last taken, in microseconds.
     took_us: Vec<u32>,
 }
 
-/// Ids of one partition and what was done to all of them.
+/// Ids of one partition, and the operations on all of them.
 #[derive(Debug)]
 struct Page {
     ids: Vec<MemoryId>,
@@ -70,23 +72,21 @@ struct Page {
 pub struct LoadReport {
     client: Client,
     pages: Vec<Page>,
-    asked_for_fate: u64,
+    outcome_queries: u64,
 }
 
 impl Load {
-    /// Connects and starts one task per partition, each as fast as it is answered. An operation that takes longer than `slow` will
-    /// count as an outage.
+    /// Connects and starts one task per partition, without a rate limit. An operation longer than `slow` counts as an
+    /// outage.
     ///
-    /// # Errors
-    /// The cluster does not answer.
+    /// # Errors If the cluster does not answer.
     pub async fn start(endpoints: &[String], cluster: ClusterId, slow: Duration) -> Result<Self, Error> {
         Self::start_from(endpoints, cluster, slow, MemoryId(0)).await
     }
 
-    /// The same with ids from `first` on: several loads after each other, whose books all hold in the end, must not share ids.
+    /// Starts with ids from `first` on: consecutive loads whose reports are checked at the end must not share ids.
     ///
-    /// # Errors
-    /// The cluster does not answer.
+    /// # Errors If the cluster does not answer.
     pub async fn start_from(
         endpoints: &[String],
         cluster: ClusterId,
@@ -96,10 +96,9 @@ impl Load {
         Self::start_over(Network::default(), endpoints, cluster, slow, first).await
     }
 
-    /// The same over a network of the caller's.
+    /// Starts over a network of the caller.
     ///
-    /// # Errors
-    /// As for the whole cluster.
+    /// # Errors If the cluster does not answer.
     pub async fn start_over(
         network: Network,
         endpoints: &[String],
@@ -125,7 +124,7 @@ impl Load {
             period_us: AtomicU64::new(0),
             slow_us: AtomicU64::new(slow.as_micros() as u64),
             acked: AtomicU64::new(0),
-            asked_for_fate: AtomicU64::new(0),
+            outcome_queries: AtomicU64::new(0),
             partitions: (0..partitions).map(|_| Mutex::default()).collect(),
         });
         let mut tasks = JoinSet::new();
@@ -137,109 +136,106 @@ impl Load {
         Ok(Self { shared, tasks, client })
     }
 
-    /// From now on about so many operations a second, over all partitions; `None` = as many as are answered.
+    /// Sets the number of operations per second over all partitions; `None` = unlimited.
     pub fn set_rate(&self, operations_per_second: Option<f64>) {
         let tasks = self.shared.partitions.len() as f64;
         let period = operations_per_second.map_or(0.0, |rate| 1e6 * tasks / rate.max(1.0));
         self.shared.period_us.store(period as u64, Ordering::Relaxed);
     }
 
-    /// From now on an operation that takes longer counts as an outage.
+    /// Sets the threshold of an outage.
     pub fn set_slow(&self, slow: Duration) {
         self.shared.slow_us.store(slow.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Operations acknowledged until now.
+    /// Returns the number of acknowledged operations so far.
     pub fn acked(&self) -> u64 {
         self.shared.acked.load(Ordering::Relaxed)
     }
 
-    /// How long operations took that were acknowledged since this was last asked.
+    /// Takes the latencies of operations acknowledged since the last call.
     pub fn take_latency(&self) -> Spread {
         Spread::of(self.take_times())
     }
 
-    /// The same one by one, for figures over several loads.
+    /// Takes them one by one, for statistics over several loads.
     pub fn take_times(&self) -> Vec<Duration> {
-        let taken = self.shared.seen().flat_map(|mut seen| std::mem::take(&mut seen.took_us));
+        let taken = self.shared.partitions().flat_map(|mut seen| std::mem::take(&mut seen.took_us));
         taken.map(|us| Duration::from_micros(us.into())).collect()
     }
 
-    /// Waits until every partition has executed an operation that began after this call; gives those that had not by the deadline.
+    /// Waits until every partition has executed an operation that began after this call.
     ///
-    /// # Errors
-    /// Partitions that are not served.
+    /// # Errors Partitions that have not by the deadline.
     pub async fn wait_until_served(&self, deadline: Duration) -> Result<(), Vec<PartitionId>> {
         let since = Instant::now();
         loop {
-            let behind = (0..).zip(self.shared.seen()).filter(|(_, seen)| !seen.outages.is_served_since(since));
+            let behind = (0..).zip(self.shared.partitions()).filter(|(_, seen)| !seen.outages.is_served_since(since));
             let behind: Vec<PartitionId> = behind.map(|(partition, _)| PartitionId(partition)).collect();
             match behind.is_empty() {
                 true => return Ok(()),
                 false if since.elapsed() >= deadline => return Err(behind),
-                false => tokio::time::sleep(LOOK).await,
+                false => tokio::time::sleep(CHECK_INTERVAL).await,
             }
         }
     }
 
-    /// From now on counts anew how long operations take at the longest.
-    pub fn forget_longest(&self) {
-        for mut seen in self.shared.seen() {
+    /// Restarts the measurement of the longest operations.
+    pub fn reset_longest(&self) {
+        for mut seen in self.shared.partitions() {
             seen.outages.take_longest();
         }
     }
 
-    /// How long partitions did not answer, in outages that were going on at `from` or began after it: one per partition, its longest.
-    /// Of those that are `hit` the longest operation since [`Load::forget_longest`], outage or not.
+    /// Returns the longest outage of each partition that had one at `from` or later. For partitions that are `hit` it
+    /// is the longest operation since [`Load::reset_longest`], outage or not.
     pub fn outages(&self, from: Instant, hit: impl Fn(PartitionId) -> bool) -> Vec<Duration> {
-        let longest = |(partition, mut seen): (u32, MutexGuard<'_, Seen>)| match hit(PartitionId(partition)) {
-            true => Some(seen.outages.take_longest()),
-            false => seen.outages.since(from).map(|outage| outage.length).max(),
-        };
-        (0..).zip(self.shared.seen()).filter_map(longest).collect()
+        let longest =
+            |(partition, mut seen): (u32, MutexGuard<'_, PartitionObservation>)| match hit(PartitionId(partition)) {
+                true => Some(seen.outages.take_longest()),
+                false => seen.outages.since(from).map(|outage| outage.length).max(),
+            };
+        (0..).zip(self.shared.partitions()).filter_map(longest).collect()
     }
 
-    /// Each outage that was going on at `from` or began after it, with its partition.
+    /// Returns each outage that lasted until `from` or later, with its partition.
     pub fn each_outage(&self, from: Instant) -> Vec<(PartitionId, Outage)> {
-        let of = |(partition, seen): (u32, MutexGuard<'_, Seen>)| {
+        let of = |(partition, seen): (u32, MutexGuard<'_, PartitionObservation>)| {
             let outages: Vec<Outage> = seen.outages.since(from).copied().collect();
             outages.into_iter().map(move |outage| (PartitionId(partition), outage))
         };
-        (0..).zip(self.shared.seen()).flat_map(of).collect()
+        (0..).zip(self.shared.partitions()).flat_map(of).collect()
     }
 
-    /// The client that reads.
+    /// Returns the client for reads.
     pub const fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Ends the work; an operation that has begun is seen through.
+    /// Stops after the current operations.
     ///
-    /// # Panics
-    /// A task panicked.
+    /// # Panics If a task panicked.
     pub async fn finish(mut self) -> LoadReport {
         self.shared.stop.store(true, Ordering::Relaxed);
         let mut pages = Vec::new();
         while let Some(done) = self.tasks.join_next().await {
-            pages.extend(done.expect("a task that writes does not panic"));
+            pages.extend(done.expect("tasks do not panic"));
         }
-        let outcome_queries = self.shared.asked_for_fate.load(Ordering::Relaxed);
-        LoadReport { client: self.client, pages, asked_for_fate: outcome_queries }
+        let outcome_queries = self.shared.outcome_queries.load(Ordering::Relaxed);
+        LoadReport { client: self.client, pages, outcome_queries }
     }
 }
 
 impl Shared {
-    fn seen(&self) -> impl Iterator<Item = MutexGuard<'_, Seen>> {
-        // A panic while it was held left values behind, each of them whole.
+    fn partitions(&self) -> impl Iterator<Item = MutexGuard<'_, PartitionObservation>> {
         self.partitions.iter().map(|seen| seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl LoadReport {
-    /// Reads every weight and compares; the tally counts every operation on every id.
+    /// Reads every weight and compares; counts every operation on every id.
     ///
-    /// # Errors
-    /// The cluster does not answer.
+    /// # Errors If the cluster does not answer.
     pub async fn check(&self) -> Result<Tally, Error> {
         let mut tally = Tally::default();
         let mut pages = self.pages.iter().peekable();
@@ -258,17 +254,17 @@ impl LoadReport {
         Ok(tally)
     }
 
-    /// Ids written to.
+    /// Returns the number of ids written to.
     pub fn memories(&self) -> usize {
         self.pages.iter().map(|page| page.ids.len()).sum()
     }
 
-    /// Requests whose outcome was unknown at first, and was asked for.
-    pub const fn asked_for_fate(&self) -> u64 {
-        self.asked_for_fate
+    /// Returns the number of requests whose outcome was unknown at first and was queried.
+    pub const fn outcome_queries(&self) -> u64 {
+        self.outcome_queries
     }
 
-    /// The client that reads.
+    /// Returns the client for reads.
     pub const fn client(&self) -> &Client {
         &self.client
     }
@@ -279,7 +275,7 @@ struct Writer {
     shared: Arc<Shared>,
     session: Session,
     partition: PartitionId,
-    /// Where the search for the next id of this partition starts.
+    /// Start of the search for the next id of this partition.
     next_id: u64,
     pages: Vec<Page>,
 }
@@ -290,7 +286,7 @@ impl Writer {
     }
 
     async fn run(mut self) -> Vec<Page> {
-        // Not all at once: tasks that run in step would make waves of load.
+        // Not all at once: synchronized tasks would cause waves of load.
         self.pause(Instant::now(), rand::random_range(0.0..1.0)).await;
         let mut page: Option<Page> = None;
         while !self.shared.stop.load(Ordering::Relaxed) {
@@ -302,7 +298,7 @@ impl Writer {
                         let deltas = Signals::Deltas(vec![delta(j); open.ids.len()]);
                         let updates = Updates { ids: open.ids.clone(), signals: deltas, ..Updates::default() };
                         let done = self.session.reinforce(updates).await;
-                        open.account.note(j, self.learn(began, done).await);
+                        open.account.note(j, self.note_outcome(began, done).await);
                     }
                     None => {
                         self.pages.extend(page.take());
@@ -316,7 +312,7 @@ impl Writer {
         self.pages
     }
 
-    /// Ids that start at weight 0; `None` where nobody can say that they are there: such ids are never used.
+    /// Creates ids with weight 0; `None` = their creation is uncertain, and they are not used.
     async fn open_page(&mut self) -> Option<Page> {
         let began = Instant::now();
         let partitions = self.shared.partitions.len() as u32;
@@ -325,12 +321,12 @@ impl Writer {
         self.next_id = ids.last().map_or(0, |last| last.0 + 1);
         let rows = Rows { ids: ids.clone(), weights: vec![0.0; ids.len()], ..Rows::default() };
         let done = self.session.upsert(rows).await;
-        let told = self.learn(began, done).await;
-        (told == Response::Acked).then(|| Page { ids, account: Account::default() })
+        let response = self.note_outcome(began, done).await;
+        (response == Response::Acked).then(|| Page { ids, account: Account::default() })
     }
 
-    /// What became of an operation, and how long it took; asks where the answer did not say.
-    async fn learn(&self, began: Instant, done: Result<WriteResult, Error>) -> Response {
+    /// Notes the outcome and duration of an operation; queries the outcome if the answer does not give it.
+    async fn note_outcome(&self, began: Instant, done: Result<WriteResult, Error>) -> Response {
         let ended = Instant::now();
         let slow = Duration::from_micros(self.shared.slow_us.load(Ordering::Relaxed));
         let seen = &self.shared.partitions[self.partition.0 as usize];
@@ -347,7 +343,7 @@ impl Writer {
                 Response::Acked
             }
             Err(Error::OutcomeUnknown { session, partition, seq, .. }) => {
-                self.shared.asked_for_fate.fetch_add(1, Ordering::Relaxed);
+                self.shared.outcome_queries.fetch_add(1, Ordering::Relaxed);
                 match self.session.write_outcome(session, partition, seq).await {
                     Ok(WriteOutcome::Applied(_)) => Response::Acked,
                     Ok(WriteOutcome::Rejected(_) | WriteOutcome::NeverExecuted) => Response::Never,
@@ -356,15 +352,17 @@ impl Writer {
             }
             Err(Error::Deadline { .. }) => Response::Never,
             Err(error @ Error::Rejected(_)) => match error.kind() {
-                // An earlier attempt may have been executed under the same number.
-                ProblemKind::SessionExpired | ProblemKind::AlreadyClosed | ProblemKind::OutOfWindow => Response::Unknown,
+                // An earlier attempt may have been executed.
+                ProblemKind::SessionExpired | ProblemKind::AlreadyClosed | ProblemKind::OutOfWindow => {
+                    Response::Unknown
+                }
                 _ => Response::Never,
             },
             Err(Error::Partial { .. } | Error::Connect { .. } | Error::Protocol(_)) => Response::Unknown,
         }
     }
 
-    /// Waits for a part of the time between two operations, counted from `began`.
+    /// Waits for a fraction of the period, counted from `began`.
     async fn pause(&self, began: Instant, part: f64) {
         let period = Duration::from_micros(self.shared.period_us.load(Ordering::Relaxed));
         tokio::time::sleep_until(began + period.mul_f64(part)).await;

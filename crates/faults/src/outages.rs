@@ -1,32 +1,32 @@
-//! When a partition did not answer, as its clients saw it; and what a list of times looks like in four figures.
+//! Outages of partitions as seen by clients, and statistics of durations.
 
 use serde::Serialize;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A time in which a partition did not answer: from the start of the first operation that failed or was slow to the end of the
-/// next one that succeeded.
+/// Time in which a partition did not answer: from the start of the first operation that failed or was slow to the end
+/// of the next successful one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outage {
-    /// When the first operation began that met it.
+    /// Start of the first affected operation.
     pub began: Instant,
-    /// Until an operation had succeeded.
+    /// Time until an operation had succeeded.
     pub length: Duration,
 }
 
-/// The outages of one partition whose operations come one after another.
+/// Outages of one partition with sequential operations.
 #[derive(Debug, Default)]
 pub struct Outages {
     open: Option<Instant>,
     over: Vec<Outage>,
-    /// The longest time without an answer, an outage or not, since it was last taken.
+    /// Longest time without an answer since last taken, outage or not.
     longest: Duration,
-    /// Start of the last operation that succeeded.
+    /// Start of the last successful operation.
     served: Option<Instant>,
 }
 
 impl Outages {
-    /// Notes an operation; one that took longer than `slow` is an outage by itself.
+    /// Notes an operation; one that took longer than `slow` is an outage.
     pub fn note(&mut self, began: Instant, ended: Instant, succeeded: bool, slow: Duration) {
         if !succeeded {
             self.open.get_or_insert(began);
@@ -38,7 +38,7 @@ impl Outages {
         self.over.extend(since.map(|began| Outage { began, length: ended - began }));
     }
 
-    /// How long the longest operation took that ended since this was last asked, with what failed before it.
+    /// Takes the longest time without an answer.
     pub fn take_longest(&mut self) -> Duration {
         std::mem::take(&mut self.longest)
     }
@@ -48,32 +48,32 @@ impl Outages {
         self.open.is_none() && self.served.is_some_and(|served| served >= since)
     }
 
-    /// Outages that were going on at `from` or began after it, longest last.
+    /// Returns the outages that lasted until `from` or later, in order.
     pub fn since(&self, from: Instant) -> impl Iterator<Item = &Outage> {
         self.over.iter().filter(move |outage| outage.began + outage.length >= from)
     }
 }
 
-/// What a list of times looks like, in milliseconds.
+/// Statistics of durations, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spread {
-    /// How many there are; the others are 0 where this is.
+    /// Number of durations; the others are 0 if it is.
     pub count: usize,
-    /// Half of them are not above it.
+    /// Median.
     pub p50_ms: f64,
-    /// 99 of 100 are not above it.
+    /// 99th percentile.
     pub p99_ms: f64,
-    /// The longest.
+    /// Maximum.
     pub max_ms: f64,
 }
 
 impl Spread {
-    /// Looks at a list of times.
+    /// Computes the statistics of durations.
     pub fn of(times: impl IntoIterator<Item = Duration>) -> Self {
         let mut times: Vec<Duration> = times.into_iter().collect();
         times.sort_unstable();
-        // The smallest time that at least this share of them does not exceed.
+        // Smallest duration not exceeded by this share of them.
         let at = |share: f64| {
             let rank = (share * times.len() as f64).ceil() as usize;
             times.get(rank.saturating_sub(1)).map_or(0.0, |time| milliseconds(*time))
@@ -82,7 +82,7 @@ impl Spread {
     }
 }
 
-/// A time in milliseconds, to a hundredth: what follows is noise.
+/// Rounds to a hundredth of a millisecond.
 pub(crate) fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 100_000.0).round() / 100.0
 }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(
             found,
             [outage(20, 200), outage(300, 150)],
-            "failures that follow each other are one, a slow one another"
+            "consecutive failures are one outage, a slow operation is another"
         );
         assert_eq!(outages.since(at(221)).count(), 1);
         assert_eq!((outages.take_longest(), outages.take_longest()), (Duration::from_millis(200), Duration::ZERO));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_of_the_list() {
+    fn statistics_are_correct() {
         let spread = Spread::of((1..=200).rev().map(Duration::from_millis));
         assert_eq!(spread, Spread { count: 200, p50_ms: 100.0, p99_ms: 198.0, max_ms: 200.0 });
         assert_eq!(Spread::of([]), Spread::default());

@@ -1,4 +1,4 @@
-//! What came of a campaign.
+//! Outcome of a campaign.
 
 use crate::campaign::Plan;
 use crate::ledger::Tally;
@@ -7,58 +7,59 @@ use crate::proxy::Counts;
 use serde::Serialize;
 use std::time::Duration;
 
-/// One fault that is over.
+/// A completed fault.
 #[derive(Debug, Clone)]
 pub struct FaultReport {
-    /// Its place in the campaign, from 1.
+    /// Its number in the campaign, from 1.
     pub number: usize,
-    /// Faults of the campaign.
+    /// Number of faults in the campaign.
     pub of: usize,
-    /// What it was.
+    /// Name of its kind.
     pub kind: &'static str,
-    /// To whom it was done.
-    pub whom: String,
-    /// From its beginning until the cluster was whole again.
+    /// Description of its target.
+    pub target: String,
+    /// Time from its start until the cluster was healthy again.
     pub restored: Duration,
-    /// How long partitions did not answer: the longest outage of each that had one.
+    /// The longest outage of each partition that had one.
     pub outages: Vec<Duration>,
 }
 
-/// What came of a campaign.
+/// Outcome of a campaign.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {
-    /// What was random came from it.
+    /// Seed.
     pub seed: u64,
     /// Workers.
     pub workers: u32,
-    /// Copies of each partition.
+    /// Replicas of each partition.
     pub copies: u32,
     /// Partitions.
     pub partitions: u32,
-    /// How long everything took.
+    /// Total duration.
     pub seconds: f64,
-    /// An operation that took longer counts as an outage.
+    /// Threshold of an outage.
     pub slow_ms: f64,
-    /// Without faults, as fast as the cluster answers.
+    /// Throughput without faults and without a rate limit.
     pub clear: Throughput,
-    /// Without faults, at a share of that.
+    /// Throughput without faults, at a share of that.
     pub calm: Throughput,
-    /// During the campaign, at the same share.
+    /// Throughput during the campaign, at the same share.
     pub troubled: Throughput,
-    /// By kind.
+    /// Faults by kind.
     pub faults: Vec<FaultKind>,
-    /// What the proxies did.
+    /// Counters of the proxies.
     pub network: Counts,
     /// Ids written to.
     pub memories: u64,
-    /// Requests that ended without an answer and whose fate was asked for.
-    pub asked_for_fate: u64,
-    /// Absent where the weights could not be read.
+    /// Requests with unknown outcome, which was queried.
+    #[serde(rename = "askedForFate")]
+    pub outcome_queries: u64,
+    /// `None` = the weights could not be read.
     pub ledger: Option<Tally>,
-    /// Absent where the copies were not compared.
+    /// `None` = the replicas were not compared.
     pub replicas: Option<Replicas>,
-    /// Why it ended early, or is not complete.
+    /// Reasons why it ended early or is incomplete.
     pub problems: Vec<String>,
 }
 
@@ -68,7 +69,7 @@ pub struct Outcome {
 pub struct Throughput {
     /// Acknowledged batches a second.
     pub operations_per_second: f64,
-    /// How long they took.
+    /// Latency of acknowledged batches.
     pub latency: Spread,
 }
 
@@ -76,39 +77,39 @@ pub struct Throughput {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultKind {
-    /// What it was.
+    /// Name of the kind.
     pub kind: &'static str,
-    /// How many were done.
+    /// Number of faults.
     pub done: usize,
-    /// How long partitions did not answer, over all partitions that did not.
+    /// Outages of all affected partitions.
     pub unavailable: Spread,
-    /// The longest such time of each fault; 0 where every partition went on answering.
+    /// Longest outage of each fault; 0 if there was none.
     pub longest: Spread,
-    /// Until the cluster was whole again.
+    /// Time until the cluster was healthy again.
     pub restored: Spread,
 }
 
-/// Copies compared.
+/// Comparison of replicas.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Replicas {
     /// Digest of all memories.
     pub digest: String,
-    /// How many there are.
+    /// Number of memories.
     pub memories: u64,
-    /// Looks at the digest, each after others had come to serve.
+    /// Comparisons, each after other replicas had become primary.
     pub compared: u32,
-    /// Looks that found another digest.
+    /// Comparisons with a different digest.
     pub different: u32,
 }
 
 impl Outcome {
-    /// Of a campaign that has not begun.
+    /// Outcome of a campaign that has not begun.
     pub(crate) fn of(plan: &Plan) -> Self {
         Self {
             seed: plan.seed,
             workers: plan.workers,
-            copies: plan.copies,
+            copies: plan.replicas,
             partitions: 0,
             seconds: 0.0,
             slow_ms: 0.0,
@@ -118,14 +119,14 @@ impl Outcome {
             faults: Vec::new(),
             network: Counts::default(),
             memories: 0,
-            asked_for_fate: 0,
+            outcome_queries: 0,
             ledger: None,
             replicas: None,
             problems: Vec::new(),
         }
     }
 
-    /// What is wrong, in words; empty = every promise was kept and everything asked for was done.
+    /// Returns all violations, as text; empty = every guarantee held and every fault was injected.
     pub fn violations(&self) -> Vec<String> {
         let mut wrong = self.problems.clone();
         if let Some(ledger) = &self.ledger {
@@ -139,7 +140,7 @@ impl Outcome {
             );
         }
         if let Some(Replicas { compared, different: different @ 1.., .. }) = self.replicas {
-            wrong.push(format!("{different} of {compared} looks found another digest: copies differ"));
+            wrong.push(format!("{different} of {compared} digests differ from the first one: replicas differ"));
         }
         wrong
     }

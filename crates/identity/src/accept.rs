@@ -224,7 +224,10 @@ impl Connected for TlsConnection {
 impl AsyncRead for TlsConnection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.has_expired(cx) {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "connection exceeded its maximum lifetime")));
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "connection exceeded its maximum lifetime",
+            )));
         }
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }

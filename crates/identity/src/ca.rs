@@ -220,7 +220,8 @@ mod tests {
     #[test]
     fn ca_opens_only_with_its_own_certificate() {
         let (now, cluster) = (SystemTime::now(), ClusterId(7));
-        let (one, other) = (CertificateAuthority::create(cluster, now).unwrap(), CertificateAuthority::create(cluster, now).unwrap());
+        let (one, other) =
+            (CertificateAuthority::create(cluster, now).unwrap(), CertificateAuthority::create(cluster, now).unwrap());
         assert!(CertificateAuthority::open(cluster, &one.key(), one.certificate()).is_ok());
         assert!(CertificateAuthority::open(cluster, &one.key(), other.certificate()).is_err());
         assert!(CertificateAuthority::open(cluster, &one.key(), "").is_err());

@@ -1,8 +1,8 @@
 //! A process's certificate and trusted roots, reloaded from files while it runs.
 
 use crate::ca::{SKEW, renewal};
-use crate::watched_files::{WatchedFiles, read};
 use crate::material::{Callers, Material};
+use crate::watched_files::{WatchedFiles, read};
 use crate::{Error, ExpectedPeer, Name, Refusals, RootId};
 use engram_memory::ClusterId;
 use rustls::{ClientConfig, ServerConfig};

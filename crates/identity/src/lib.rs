@@ -19,28 +19,28 @@
 mod accept;
 mod ca;
 mod dial;
-mod watched_files;
-mod provided_certificate;
 mod keys;
 mod material;
 mod name;
+mod provided_certificate;
 mod refusal;
 mod request;
 pub mod token;
 mod validity;
 mod verify;
+mod watched_files;
 
 pub use accept::{Caller, Entering, TlsConnection, accept, accept_for_clusters};
 pub use ca::{CertificateAuthority, IssuedCertificate, LIFETIME, Realm, renewal};
 pub use dial::{connect, connect_anonymously, connect_anonymously_over};
-pub use watched_files::WatchedFiles;
-pub use provided_certificate::{ProvidedCertificate, bundle, split_pem};
 pub use keys::{Files, Keys, RELOAD_INTERVAL};
 pub use material::{Callers, RootId, Roots};
 pub use name::{ExpectedPeer, MalformedName, Name, Role, UnexpectedPeer};
+pub use provided_certificate::{ProvidedCertificate, bundle, split_pem};
 pub use refusal::{Reason, Refusals};
 pub use request::{CertificateRequest, SigningRequest, create_request};
 pub use token::{Account, IssuerFiles, Tokens};
+pub use watched_files::WatchedFiles;
 
 use std::path::PathBuf;
 

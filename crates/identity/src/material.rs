@@ -166,10 +166,12 @@ impl Material {
         // Every process accepts and opens connections: its certificate must be valid for both.
         let client_verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots.store), Arc::clone(&PROVIDER)).build();
-        let client_verifier = client_verifier.map_err(|error| Error::unusable(format!("the trust bundle is unusable: {error}")))?;
+        let client_verifier =
+            client_verifier.map_err(|error| Error::unusable(format!("the trust bundle is unusable: {error}")))?;
         client_verifier.verify_client_cert(leaf, intermediates, now).map_err(invalid)?;
         let name = name(leaf)?;
-        let (from, until) = validity::period(leaf).ok_or_else(|| Error::unusable("the certificate has no end of validity"))?;
+        let (from, until) =
+            validity::period(leaf).ok_or_else(|| Error::unusable("the certificate has no end of validity"))?;
         let key = Arc::new(key);
         let [certified, anyone] =
             [Callers::Certified, Callers::Anyone].map(|callers| server(&name, &key, &roots, callers));

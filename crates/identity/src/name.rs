@@ -175,7 +175,11 @@ impl ExpectedPeer {
         let is_expected = found.cluster == cluster
             && self.role.is_none_or(|role| role == found.role)
             && self.ordinal.is_none_or(|ordinal| found.ordinal.is_none_or(|found| found == ordinal));
-        if is_expected { Ok(()) } else { Err(UnexpectedPeer { found: Box::new(found.clone()), cluster, expected: *self }) }
+        if is_expected {
+            Ok(())
+        } else {
+            Err(UnexpectedPeer { found: Box::new(found.clone()), cluster, expected: *self })
+        }
     }
 }
 

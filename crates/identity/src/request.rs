@@ -76,7 +76,8 @@ mod tests {
         assert_eq!(request.name().unwrap(), name);
         let other = Name { ordinal: Some(4), ..name };
         let certificate = authority.sign(&request, &other, now, hour).unwrap();
-        let keys = Keys::from_pem(authority.certificate(), &(key + &certificate), Arc::new(Refusals::default())).unwrap();
+        let keys =
+            Keys::from_pem(authority.certificate(), &(key + &certificate), Arc::new(Refusals::default())).unwrap();
         assert_eq!(keys.name(), other, "the signer decides about the name");
         assert_eq!(keys.lifetime().as_secs(), hour.as_secs());
     }

@@ -259,8 +259,7 @@ impl Issuer {
             let text = format!("the token's algorithm is '{}'; allowed: RS256, ES256", shortened(&head.alg));
             return Err(rejection(Reason::TokenAlgorithm, text));
         }
-        let unknown =
-            || rejection(Reason::TokenKey, "the token is signed with an unknown or retired key");
+        let unknown = || rejection(Reason::TokenKey, "the token is signed with an unknown or retired key");
         let key = head.kid.and_then(|id| self.keys.get(&id)).ok_or_else(unknown)?;
         if key.algorithm() != head.alg {
             let text = format!("the token's algorithm is {}, that of its key {}", head.alg, key.algorithm());

@@ -1,7 +1,10 @@
 //! Which peers pass a handshake over real connections, what the others receive, and the effect of new files.
 #![allow(clippy::unwrap_used, reason = "the helpers are tests, too")]
 
-use engram_identity::{CertificateAuthority, Callers, Error, ExpectedPeer, Files, IssuedCertificate, Keys, Name, Reason, Role, accept, connect};
+use engram_identity::{
+    Callers, CertificateAuthority, Error, ExpectedPeer, Files, IssuedCertificate, Keys, Name, Reason, Role, accept,
+    connect,
+};
 use engram_memory::ClusterId;
 use futures::StreamExt as _;
 use std::fs;
@@ -25,7 +28,8 @@ struct Home {
 
 impl Home {
     fn new() -> Self {
-        let (folder, authority) = (TempDir::new().unwrap(), CertificateAuthority::create(HERE, SystemTime::now()).unwrap());
+        let (folder, authority) =
+            (TempDir::new().unwrap(), CertificateAuthority::create(HERE, SystemTime::now()).unwrap());
         fs::write(folder.path().join("ca.pem"), authority.certificate()).unwrap();
         Self { folder, authority }
     }
@@ -214,7 +218,8 @@ async fn valid_files_replace_the_pair_and_invalid_ones_do_not() {
     let path = home.path("worker-0.pem");
     let next = home.authority.issue(&keys.name(), SystemTime::now(), HOUR * 2).unwrap();
     let other = home.issue(HERE, Role::Worker, 0);
-    let key_of = |issued: &IssuedCertificate| issued.pem.split_inclusive("-----END PRIVATE KEY-----").next().unwrap().to_owned();
+    let key_of =
+        |issued: &IssuedCertificate| issued.pem.split_inclusive("-----END PRIVATE KEY-----").next().unwrap().to_owned();
     let certificate_of = |issued: &IssuedCertificate| issued.pem.replace(&key_of(issued), "");
     let broken = [
         ("half written", next.pem[..next.pem.len() / 2].to_owned()),

@@ -1,7 +1,7 @@
-//! A map in a file: changed by one process at a time, replaced atomically, never half-written.
+//! File-based map store: changed by one process at a time, replaced atomically.
 //!
-//! The lock is held for the length of one change, not for the life of a store: the coordinator writes the map, and when it does
-//! not answer, a worker that takes over does. Reading takes no lock, since the file is replaced by a rename.
+//! The lock is held for one change only: the coordinator writes the map, and in its absence workers do. Reads take no lock, since
+//! the file is replaced by a rename.
 
 use crate::format::{self, DecodeError};
 use crate::{Error, Goal, MapOverride, MapStore, goal, map_override};
@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long a change waits for another process: many times what a write and its two fsyncs take on a busy disk.
+/// Deadline for taking the lock: many times the duration of a write with two fsyncs on a busy disk.
 const LOCK_DEADLINE: Duration = Duration::from_secs(2);
-/// Between attempts to take the lock.
+/// Delay between attempts to take the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
-/// Keeps the map in `<folder>/map.json`, what people want in `<folder>/goal.json`, and what they ordered against the rules in
-/// `<folder>/orders.json`; `<folder>/map.lock` is held while one of them is changed.
+/// Stores the map in `<folder>/map.json`, the goal in `<folder>/goal.json`, and overrides in `<folder>/orders.json`;
+/// `<folder>/map.lock` is locked during changes.
 #[derive(Debug)]
 pub struct FileStore {
     cluster: ClusterId,
@@ -33,10 +33,10 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// The map of `cluster` in `folder`, which must exist.
+    /// Opens the store of `cluster` in `folder`, which must exist.
     ///
     /// # Errors
-    /// The folder cannot be written.
+    /// Fails if the folder is not writable.
     pub fn open(folder: &Path, cluster: ClusterId) -> Result<Self, Error> {
         let store = Self { cluster, folder: folder.to_owned(), changing: Mutex::new(()) };
         store.open_lock().map_err(|source| Error::Io { action: "open", path: store.lock_path(), source })?;
@@ -51,7 +51,7 @@ impl FileStore {
         OpenOptions::new().create(true).truncate(false).read(true).write(true).open(self.lock_path())
     }
 
-    /// Does `change` while nobody else changes anything. The kernel lets go of the lock when a process ends, however it does.
+    /// Runs `change` under the lock, which the kernel releases when a process exits.
     fn with_lock<T>(&self, change: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let _here = self.changing.lock();
         let failed = |source| Error::Io { action: "lock", path: self.lock_path(), source };
@@ -65,7 +65,7 @@ impl FileStore {
             };
             if began.elapsed() >= LOCK_DEADLINE {
                 let mut holder = String::new();
-                // For the message alone; the lock is the kernel's.
+                // For the message only.
                 let _ = file.read_to_string(&mut holder);
                 return Err(Error::Locked { path: self.lock_path(), holder: holder.trim().to_owned() });
             }
@@ -98,7 +98,7 @@ impl FileStore {
     }
 }
 
-/// Temporary file, fsync, rename, fsync of the folder: after a crash the old content is there or the new one.
+/// Replaces a file atomically and durably: temporary file, fsync, rename, fsync of the folder.
 pub(crate) fn replace(path: &Path, text: &str) -> Result<(), Error> {
     let temporary = path.with_extension("json.tmp");
     let write = || -> io::Result<()> {
@@ -164,10 +164,10 @@ impl MapStore for FileStore {
         }
         self.with_lock(|| {
             let current = match self.read() {
-                // What nobody can read is put aside, not lost.
+                // An unreadable map is renamed, not deleted.
                 Err(Error::Damaged { .. }) if expected.is_none() => {
                     let (path, aside) = (self.path(), self.folder.join("map.json.damaged"));
-                    fs::rename(&path, aside).map_err(|source| Error::Io { action: "put aside", path, source })?;
+                    fs::rename(&path, aside).map_err(|source| Error::Io { action: "rename", path, source })?;
                     None
                 }
                 read => read?,
@@ -189,7 +189,7 @@ fn check_expected(current: Option<&PartitionMap>, expected: Option<u64>) -> Resu
     Err(Error::Conflict { expected, found: current.cloned().map(Box::new) })
 }
 
-/// What is stored when `map` comes to a store that holds `current`.
+/// Returns the map to store when `map` replaces `current`.
 pub(crate) fn successor(
     current: Option<&PartitionMap>,
     expected: Option<u64>,
@@ -203,7 +203,7 @@ pub(crate) fn successor(
     Ok(map)
 }
 
-/// What is stored when a person orders `map`.
+/// Returns the map to store when `map` overrides `current`.
 pub(crate) fn overridden(
     current: Option<&PartitionMap>,
     expected: Option<u64>,
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_writers_that_saw_one_version_one_wins_and_the_other_learns_what_is_there() {
+    fn concurrent_writers_of_a_version_conflict_and_the_loser_gets_the_map() {
         let folder = tempfile::tempdir().unwrap();
         let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
         assert!(store.get().unwrap().is_none());
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn illegal_changes_are_refused_whoever_writes() {
+    fn illegal_changes_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
         let mut stolen = store.compare_and_swap(None, map()).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_that_hold_the_folder_at_the_same_time_lose_no_change_and_a_stopped_one_is_named() {
+    fn concurrent_writers_lose_no_change_and_the_lock_holder_is_named() {
         let folder = tempfile::tempdir().unwrap();
         FileStore::open(folder.path(), ClusterId(7)).unwrap().compare_and_swap(None, map()).unwrap();
         // Four writers, each with a store of its own as four processes have, raise one entry each, ten times.
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_ordered_outlives_the_store_and_gives_way_to_a_new_manifest() {
+    fn a_goal_is_persistent_and_superseded_by_a_new_manifest() {
         let folder = tempfile::tempdir().unwrap();
         let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
         assert_eq!(store.goal().unwrap(), Goal::default());
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_orders_is_written_over_the_rules_and_on_record_for_good() {
+    fn an_override_ignores_the_rules_and_is_recorded() {
         let folder = tempfile::tempdir().unwrap();
         let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
         let first = store.compare_and_swap(None, map()).unwrap();
@@ -340,7 +340,7 @@ mod tests {
         let written = store.override_map(Some(1), forced.clone(), order.clone()).unwrap();
         assert_eq!((written.version, store.get().unwrap()), (2, Some(written)));
 
-        // A map that nobody can read gives way to an order alone, and is put aside.
+        // An unreadable map is replaced only by an override, and kept under another name.
         fs::write(folder.path().join("map.json"), "{").unwrap();
         assert!(matches!(store.compare_and_swap(None, forced.clone()), Err(Error::Damaged { .. })));
         let rebuilt = MapOverride { what: OverrideKind::RebuildMap, ..order.clone() };
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_another_cluster_and_newer_formats_are_errors_and_never_an_empty_map() {
+    fn damaged_foreign_and_newer_maps_are_errors() {
         let folder = tempfile::tempdir().unwrap();
         let store = FileStore::open(folder.path(), ClusterId(7)).unwrap();
         store.compare_and_swap(None, map()).unwrap();
@@ -366,8 +366,8 @@ mod tests {
             let mut bad = good.clone().into_bytes();
             bad[index] = if byte == b'7' { b'8' } else { b'7' };
             fs::write(&path, &bad).unwrap();
-            // White space at the end is the one place where a byte does not matter.
-            assert!(store.get().is_err(), "byte {index} of the map may be changed unnoticed");
+            // Only trailing white space may change.
+            assert!(store.get().is_err(), "byte {index} of the map can change undetected");
         }
         fs::write(&path, good.replace("\"format\":1", "\"format\":2")).unwrap();
         assert!(matches!(store.get(), Err(Error::NewerFormat { found: 2, known: 1, .. })));

@@ -1,4 +1,4 @@
-//! The map as JSON, and what stands beside it: readable, versioned, with a checksum over the content.
+//! File format of the map, goal and overrides: JSON with a format version and a checksum over the content.
 
 use engram_cluster::{Entry, PartitionMap};
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, StoreId, Term};
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Newest format that this version writes and reads.
+/// Newest supported format version.
 pub(crate) const FORMAT: u32 = 1;
 
-/// Why text is not a map.
+/// Why a file cannot be decoded.
 #[derive(Debug)]
 pub(crate) enum DecodeError {
     NewerFormat(u32),
@@ -51,24 +51,24 @@ pub(crate) fn encode(map: &PartitionMap) -> String {
     seal("map", serde_json::to_value(file).expect("a map has string keys only"))
 }
 
-/// Text with `content` under `name`, the version of the format and a checksum.
+/// Serializes `content` under `name`, with format version and checksum.
 pub(crate) fn seal(name: &str, content: Value) -> String {
     let envelope = [("format", Value::from(FORMAT)), ("checksum", Value::from(checksum(&content))), (name, content)];
     let envelope: serde_json::Map<_, _> = envelope.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     Value::Object(envelope).to_string() + "\n"
 }
 
-/// The content of text that [`seal`] wrote.
+/// Parses and verifies the output of [`seal`].
 pub(crate) fn unseal(name: &str, text: &str) -> Result<Value, DecodeError> {
     let damaged = |why: &str| DecodeError::Damaged(why.to_owned());
     let mut value: Value = serde_json::from_str(text).map_err(|error| damaged(&error.to_string()))?;
-    // The version is looked at first: a newer file may have any other field.
+    // The version is checked first: a newer file may have other fields.
     match value.get("format").and_then(Value::as_u64) {
         Some(format) if format == u64::from(FORMAT) => {}
         Some(format) => return Err(DecodeError::NewerFormat(u32::try_from(format).unwrap_or(u32::MAX))),
         None => return Err(damaged("it has no format version")),
     }
-    let fields = value.as_object_mut().ok_or_else(|| damaged("it is no object"))?;
+    let fields = value.as_object_mut().ok_or_else(|| damaged("it is not an object"))?;
     let content = fields.remove(name).ok_or_else(|| damaged("it has no content"))?;
     if fields.get("checksum").and_then(Value::as_str) != Some(&checksum(&content)) {
         return Err(damaged("the checksum does not match"));
@@ -88,7 +88,7 @@ pub(crate) fn decode(text: &str) -> Result<PartitionMap, DecodeError> {
     Ok(PartitionMap { cluster, version: file.version, partitions })
 }
 
-/// XXH3-64 of the compact text; object keys are sorted in it, so it does not depend on who wrote them.
+/// Returns the XXH3-64 of the compact JSON with sorted keys.
 fn checksum(content: &Value) -> String {
     format!("{:016x}", xxh3_64(content.to_string().as_bytes()))
 }
@@ -116,7 +116,7 @@ pub(crate) fn entry_from_file(file: &EntryFile) -> Result<Entry, String> {
         prev: members(&file.prev)?,
         learners: file.learners.iter().map(|&ordinal| Ordinal(ordinal)).collect(),
     };
-    // The checksum says that nothing was changed since, not that it was right.
+    // The checksum does not prove that the writer was correct.
     entry.check_invariants().map_err(|illegal| illegal.to_string())?;
     Ok(entry)
 }

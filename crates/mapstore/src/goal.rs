@@ -1,30 +1,30 @@
-//! What people ordered for a cluster, kept beside its map.
+//! The goal of a cluster, stored with its map.
 
 use crate::format::{DecodeError, seal, unseal};
 use engram_memory::Ordinal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// What people ordered.
+/// Goal set by administrators.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Goal {
-    /// How many workers the cluster shall have.
+    /// Number of workers, if it was scaled.
     pub workers: Option<Scale>,
-    /// Who shall be emptied of copies.
+    /// Workers to evacuate.
     pub draining: BTreeSet<Ordinal>,
 }
 
-/// A number of workers that was ordered of a running cluster. It holds until the manifest says something new.
+/// A number of workers set at runtime. It is valid until the manifest changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scale {
-    /// Workers ordered.
+    /// Number of workers.
     pub to: u32,
-    /// What the manifest said then.
+    /// Number in the manifest at that time.
     pub from: u32,
 }
 
 impl Goal {
-    /// How many workers the cluster shall have, where its manifest says `manifest`.
+    /// Returns the desired number of workers, where the manifest has `manifest`.
     pub fn workers(&self, manifest: u32) -> u32 {
         self.workers.filter(|scale| scale.from == manifest).map_or(manifest, |scale| scale.to)
     }

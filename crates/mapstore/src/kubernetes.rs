@@ -1,8 +1,8 @@
-//! A map in an object of a Kubernetes API server, changed by compare-and-swap on its `resourceVersion`.
+//! Kubernetes map store: a `PartitionMap` object, changed by compare-and-swap on its `resourceVersion`.
 //!
-//! The object has few nodes, since the server's work grows with them: members are `store/incarnation`, where `spec.stores` gives
-//! each disk a number once and never again. A write names only what changes, as a merge patch with the resource version that was
-//! read; `spec.version` is what workers tell maps apart by. The layout is in [`layout`].
+//! The object has few nodes, since the API server's cost grows with them: members are `store/incarnation`, where `spec.stores`
+//! numbers the stores. A write is a merge patch of the changes with the resource version that was read; `spec.version` identifies
+//! a map. The layout is in [`layout`].
 
 mod layout;
 
@@ -24,17 +24,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// How long the API server may take: several times what it needs for the largest map on a busy machine, and less than the lease
-/// of whoever writes.
+/// Deadline of a request: several times the duration for the largest map on a busy machine, and less than the writer's lease.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// How long a change is waited for: whoever waits looks up as often.
+/// Timeout of a watch.
 const WATCH_SECONDS: u32 = 10;
-/// Writers that may be faster before this one gives up: those change other things than the map's entries.
+/// Maximum attempts against concurrent writers of other fields.
 const ATTEMPTS: u32 = 3;
-/// Orders of people take no more of the object than this; of more, the oldest go. All annotations together may have 256 KiB.
+/// Maximum size of the overrides annotation; the oldest are dropped. All annotations together are limited to 256 KiB.
 const MAX_OVERRIDES_BYTES: usize = 128 << 10;
 
-/// Where a map is, and what else its object shall say when it is made.
+/// Location of a map, and the metadata of a new object.
 #[derive(Debug, Clone, Default)]
 pub struct MapLocation {
     /// Namespace.
@@ -43,12 +42,12 @@ pub struct MapLocation {
     pub name: String,
     /// Labels of a new object.
     pub labels: serde_json::Map<String, Value>,
-    /// Owners of a new object: the map goes with them. None where the data outlives the cluster's object.
+    /// Owners of a new object, with which it is deleted. Empty if the data outlives the cluster's object.
     pub owners: Vec<Value>,
 }
 
 impl MapLocation {
-    /// Where the map of a `LearnerCluster` is; with `uid`, that of its object, the map goes with it.
+    /// Returns the location of a `LearnerCluster`'s map; with the `uid` of that object, the map is deleted with it.
     pub fn of_cluster(namespace: &str, name: &str, uid: Option<&str>) -> Self {
         let labels = [
             ("app.kubernetes.io/name", "engram"),
@@ -71,30 +70,30 @@ impl MapLocation {
     }
 }
 
-/// Keeps the map in the `PartitionMap` of a place.
+/// Stores the map in a `PartitionMap` object.
 ///
-/// Calls wait for the API server: they belong on a thread that may, never on one of the runtime's own.
+/// Calls block on the API server and must not run on a thread of the async runtime.
 pub struct KubernetesStore {
     api: Api<DynamicObject>,
     runtime: Handle,
     cluster: ClusterId,
     law: Law,
     place: MapLocation,
-    /// What was read or written last. A write begins with it; the server says whether it is still there.
+    /// The map that was last read or written, as the base of the next write.
     known: Mutex<Option<StoredMap>>,
-    /// Whether somebody watches the object.
+    /// Whether the object is watched.
     watched: bool,
-    /// What was told last, until it is taken or the object is read.
-    told: Mutex<Option<WatchedObject>>,
+    /// The last watched object, until it is taken or the object is read.
+    last_watched: Mutex<Option<WatchedObject>>,
 }
 
-/// What a watch says of the object.
+/// The object as last seen by a watch.
 #[derive(Debug, Clone)]
 struct WatchedObject {
     resource_version: String,
-    /// The newest version of the map that was told since it was read, plain or not.
+    /// Newest map version seen since the last read.
     version: u64,
-    /// What is there, where that is plain.
+    /// The map, if it is certainly current.
     there: Option<StoredMap>,
 }
 
@@ -104,37 +103,46 @@ impl std::fmt::Debug for KubernetesStore {
     }
 }
 
-/// Reads the map in an object of the API server.
+/// Decodes the map of a `PartitionMap` object.
 ///
 /// # Errors
-/// [`Error::Damaged`], [`Error::NewerFormat`]: what is there is no map that this version reads.
+/// [`Error::Damaged`], [`Error::NewerFormat`].
 pub fn read_object(object: &Value) -> Result<PartitionMap, Error> {
     layout::read(object).map(|known| known.map).map_err(|unreadable| unreadable.of(PathBuf::from("the object")))
 }
 
 impl KubernetesStore {
-    /// The map of `cluster` at `place`. Nothing is read yet.
+    /// Creates a store for the map of `cluster`. Nothing is read yet.
     pub fn new(client: Client, runtime: Handle, place: MapLocation, cluster: ClusterId, law: Law) -> Self {
         let kind = GroupVersionKind::gvk("engram.dev", "v1alpha1", "PartitionMap");
         let api = Api::namespaced_with(client, &place.namespace, &ApiResource::from_gvk(&kind));
-        Self { api, runtime, cluster, law, place, known: Mutex::new(None), watched: false, told: Mutex::new(None) }
+        Self {
+            api,
+            runtime,
+            cluster,
+            law,
+            place,
+            known: Mutex::new(None),
+            watched: false,
+            last_watched: Mutex::new(None),
+        }
     }
 
-    /// The same, where somebody watches the object from before it is first read, and [tells](Self::tell) what that has: nobody has to read
-    /// it again to see whether it was changed, nor to what, for the most part.
+    /// Marks the object as watched since before its first read, with events passed to [`Self::observe`]. Changes are then detected and mostly
+    /// read without requests.
     #[must_use]
     pub fn watched(self) -> Self {
         Self { watched: true, ..self }
     }
 
-    /// A watch has this object, or had it last where it is gone: which of the two it does not say. One that is gone has the map that was
-    /// told before. So a map that follows the one that is known is there, and anything else is read when somebody asks.
+    /// Handles a watch event, which does not distinguish updates from deletions. A deleted object has a map that was seen before, so only a
+    /// newer map is taken from the event; otherwise the next access reads the object.
     pub fn observe(&self, object: &Value) {
         let resource_version = layout::resource_version(object);
-        let mut watched_object = self.told();
-        // What was written here is told as well, and needs no reading.
+        let mut watched_object = self.watched_slot();
+        // Events of own writes are ignored.
         let known = self.cached().filter(|known| follows(&resource_version, known.resource_version()));
-        let before = watched_object.as_ref().map_or(0, |told| told.version);
+        let before = watched_object.as_ref().map_or(0, |watched| watched.version);
         let map = known.and_then(|known| {
             let newest = known.map.version.max(before);
             self.decode(object).ok().filter(|there| there.map.version > newest)
@@ -143,14 +151,14 @@ impl KubernetesStore {
         *watched_object = Some(WatchedObject { resource_version, version, there: map });
     }
 
-    fn told(&self) -> MutexGuard<'_, Option<WatchedObject>> {
-        self.told.lock()
+    fn watched_slot(&self) -> MutexGuard<'_, Option<WatchedObject>> {
+        self.last_watched.lock()
     }
 
-    /// What a watch has told since the map was read or written, where that is plain; it is known then.
+    /// Takes the watched map, if it is newer than the cached one, and caches it.
     fn take_watched(&self) -> Option<PartitionMap> {
-        let there = self.told().as_mut()?.there.take()?;
-        // What was read or written since may be newer.
+        let there = self.watched_slot().as_mut()?.there.take()?;
+        // The cached map may be newer.
         let is_news = |known: StoredMap| follows(there.resource_version(), known.resource_version());
         if !self.cached().is_some_and(is_news) {
             return None;
@@ -168,7 +176,7 @@ impl KubernetesStore {
         let path = PathBuf::from("the API server");
         let failed = |source| Error::Io { action: "find", path: path.clone(), source };
         let mut config = Config::infer().await.map_err(|error| failed(io::Error::other(error)))?;
-        // Whoever asks knows best when to ask again.
+        // Callers retry themselves.
         config.default_retry = false;
         let client = Client::try_from(config).map_err(|error| failed(io::Error::other(error)))?;
         Ok(Self::new(client, Handle::current(), place, cluster, law))
@@ -185,16 +193,16 @@ impl KubernetesStore {
         {
             return Ok(Some(known.map));
         }
-        // An event tells of one change; there may have been many since.
+        // There may have been further changes since the event.
         Ok(self.read_now().await?.map(|known| known.map))
     }
 
-    /// Whether the object was changed since, or that cannot be told.
+    /// Waits for a change of the object. Returns `false` on timeout, `true` on a change or error.
     async fn wait_for_change(&self, resource_version: &str) -> bool {
         let one = WatchParams::default().fields(&format!("metadata.name={}", self.place.name)).timeout(WATCH_SECONDS);
         let Ok(events) = with_deadline(self.api.watch(&one, resource_version)).await else { return true };
         pin_mut!(events);
-        let told = async {
+        let change = async {
             while let Some(event) = events.next().await {
                 if !matches!(event, Ok(WatchEvent::Bookmark(_))) {
                     return true;
@@ -202,17 +210,17 @@ impl KubernetesStore {
             }
             false
         };
-        // The server ends it by itself, where there is one.
+        // The server closes the watch itself.
         let most = Duration::from_secs(u64::from(WATCH_SECONDS)) + DEADLINE;
-        tokio::time::timeout(most, told).await.unwrap_or(true)
+        tokio::time::timeout(most, change).await.unwrap_or(true)
     }
 
-    /// What errors call the object.
+    /// Returns the name of the object for errors.
     fn path(&self) -> PathBuf {
         PathBuf::from(format!("PartitionMap {}/{}", self.place.namespace, self.place.name))
     }
 
-    /// Waits for the API server, but not for ever.
+    /// Sends a request with a deadline.
     fn request<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
         self.runtime.block_on(with_deadline(request))
     }
@@ -220,7 +228,7 @@ impl KubernetesStore {
     fn failed(&self, action: &'static str, asked: RequestError) -> Error {
         let source = match asked {
             RequestError::Failed(source) => source,
-            RequestError::Conflict => io::Error::other("somebody else writes it all the time"),
+            RequestError::Conflict => io::Error::other("too many concurrent writes"),
         };
         Error::Io { action, path: self.path(), source }
     }
@@ -237,20 +245,20 @@ impl KubernetesStore {
 
     fn value(&self, object: &DynamicObject) -> Result<Value, Error> {
         serde_json::to_value(object)
-            .map_err(|error| Error::Damaged { path: self.path(), why: format!("it is no JSON: {error}") })
+            .map_err(|error| Error::Damaged { path: self.path(), why: format!("it is not JSON: {error}") })
     }
 
-    /// Reads what the API server has, and remembers it.
+    /// Reads and caches the map.
     fn read(&self) -> Result<Option<StoredMap>, Error> {
         self.runtime.block_on(self.read_now())
     }
 
     async fn read_now(&self) -> Result<Option<StoredMap>, Error> {
-        // What is told meanwhile may be newer than what is read.
-        let told = self.told().take();
+        // Objects watched meanwhile may be newer than the read one.
+        let watched = self.watched_slot().take();
         let object = self.object_now().await.inspect_err(|_| {
-            let mut now = self.told();
-            *now = now.take().or(told);
+            let mut now = self.watched_slot();
+            *now = now.take().or(watched);
         })?;
         let known = object.as_ref().map(|object| self.decode(object)).transpose();
         self.cache(known.as_ref().ok().cloned().flatten());
@@ -302,7 +310,7 @@ impl KubernetesStore {
     }
 }
 
-/// Whether a resource version follows another. They are numbers that grow; where they are not, another one is a later one.
+/// Returns whether a resource version is newer than another. They are increasing numbers; otherwise any different one is newer.
 fn follows(one: &str, other: &str) -> bool {
     match (one.parse::<u64>(), other.parse::<u64>()) {
         (Ok(one), Ok(other)) => one > other,
@@ -310,7 +318,7 @@ fn follows(one: &str, other: &str) -> bool {
     }
 }
 
-/// Waits for the API server, but not for ever.
+/// Sends a request with a deadline.
 async fn with_deadline<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
     match tokio::time::timeout(DEADLINE, request).await {
         Ok(Ok(value)) => Ok(value),
@@ -318,16 +326,16 @@ async fn with_deadline<T>(request: impl Future<Output = kube::Result<T>>) -> Res
         Ok(Err(error)) => Err(RequestError::Failed(io::Error::other(error))),
         Err(_) => Err(RequestError::Failed(io::Error::new(
             io::ErrorKind::TimedOut,
-            format!("the API server did not answer within {} s", DEADLINE.as_secs()),
+            format!("the API server did not respond within {} s", DEADLINE.as_secs()),
         ))),
     }
 }
 
-/// Why the API server did not do it.
+/// Error of a request.
 enum RequestError {
     /// The object is not the one that was read.
     Conflict,
-    /// Whether it was done is not known.
+    /// The outcome is unknown.
     Failed(io::Error),
 }
 
@@ -350,7 +358,7 @@ impl MapStore for KubernetesStore {
         for _ in 0..ATTEMPTS {
             let next = successor(there.as_ref().map(|known| &known.map), expected, map.clone())?;
             match self.write(there.as_ref(), &next, &Value::Null) {
-                // Perhaps only a mark beside the map was changed.
+                // Possibly only another field was changed.
                 Err(RequestError::Conflict) => there = self.read()?,
                 written => return written.map_err(|asked| self.failed("write", asked)),
             }
@@ -388,11 +396,12 @@ impl MapStore for KubernetesStore {
         if !self.watched {
             return ChangeState::Unknown;
         }
-        let told = self.told();
-        let Some(told) = told.as_ref() else { return ChangeState::Unchanged };
+        let watched = self.watched_slot();
+        let Some(watched) = watched.as_ref() else { return ChangeState::Unchanged };
         let known = self.known.lock();
-        // Of what was written here it is told as well.
-        let is_known = known.as_ref().is_some_and(|known| !follows(&told.resource_version, known.resource_version()));
+        // Events of own writes are ignored.
+        let is_known =
+            known.as_ref().is_some_and(|known| !follows(&watched.resource_version, known.resource_version()));
         if is_known { ChangeState::Unchanged } else { ChangeState::Changed }
     }
 
@@ -502,7 +511,7 @@ mod tests {
 
         say(Answer::Failure);
         assert!(store.read_now().await.is_err());
-        assert_eq!(store.change_state(), ChangeState::Changed, "nobody has read what it was told of");
+        assert_eq!(store.change_state(), ChangeState::Changed, "the change was not read yet");
         say(Answer::Version(10));
         store.read_now().await.unwrap();
         assert_eq!(store.change_state(), ChangeState::Unchanged);
@@ -510,13 +519,13 @@ mod tests {
         store.observe(&object(11, 1));
         say(Answer::Gone);
         assert!(store.read_now().await.unwrap().is_none());
-        assert_eq!(store.change_state(), ChangeState::Unchanged, "that it is gone is known");
+        assert_eq!(store.change_state(), ChangeState::Unchanged, "the deletion was read");
         store.observe(&object(12, 1));
         assert_eq!(store.change_state(), ChangeState::Changed, "it is there again");
     }
 
     #[tokio::test]
-    async fn a_map_that_follows_the_known_one_is_taken_as_it_is_told() {
+    async fn a_newer_watched_map_is_taken_without_a_read() {
         let answer = Arc::new(Mutex::new(Answer::Version(5)));
         let store = store(Arc::clone(&answer)).watched();
         store.observe(&object(4, 9));
@@ -533,16 +542,12 @@ mod tests {
         assert_eq!(store.cached().unwrap().resource_version(), "7");
         assert_eq!(taken(&store), None, "it was taken");
 
-        // A mark beside the map, or the end of the object: neither is plain.
+        // A change of another field and a deletion cannot be distinguished.
         store.observe(&object(8, 3));
         assert_eq!((store.change_state(), taken(&store)), (ChangeState::Changed, None));
         store.observe(&object(9, 4));
         store.observe(&object(10, 4));
-        assert_eq!(
-            (store.change_state(), taken(&store)),
-            (ChangeState::Changed, None),
-            "what was told before is gone, perhaps"
-        );
+        assert_eq!((store.change_state(), taken(&store)), (ChangeState::Changed, None), "it may be deleted");
         store.observe(&object(11, 4));
         assert_eq!(
             (store.change_state(), taken(&store)),

@@ -1,36 +1,36 @@
-//! The newest map that a worker has seen, kept on its own disk: what a lost map is made anew from.
+//! The newest map that a worker has seen, on its own disk, from which a lost map can be rebuilt.
 //!
-//! Never served from: only the map store says what holds.
+//! It is never used otherwise: only the map store is authoritative.
 
 use crate::file::{read, replace};
 use crate::{Error, format};
 use engram_cluster::PartitionMap;
 use std::path::{Path, PathBuf};
 
-/// A file beside the store of a worker.
+/// A file next to the store of a worker.
 #[derive(Debug, Clone)]
 pub struct LastSeenMap {
     path: PathBuf,
 }
 
 impl LastSeenMap {
-    /// Of the worker with this folder.
+    /// Returns the file of the worker with this directory.
     pub fn of(folder: &Path) -> Self {
         Self { path: folder.join("map-seen.json") }
     }
 
-    /// The newest map that this disk has seen; `None`: none.
+    /// Reads the newest seen map, if any.
     ///
     /// # Errors
-    /// The file cannot be read, or is damaged: what was seen is not known then.
+    /// Fails if the file cannot be read or is damaged.
     pub fn read(&self) -> Result<Option<PartitionMap>, Error> {
         read(&self.path, format::decode)
     }
 
-    /// Keeps `map` in place of an older one; durable when it returns.
+    /// Replaces the map durably.
     ///
     /// # Errors
-    /// The disk refuses; the older one is there still.
+    /// Fails if the disk fails; the older map is kept.
     pub fn write(&self, map: &PartitionMap) -> Result<(), Error> {
         replace(&self.path, &format::encode(map))
     }

@@ -1,7 +1,7 @@
-//! Where the partition map lives: an external store that changes it by compare-and-swap alone.
+//! Partition map stores: external storage of the map, changed only by compare-and-swap.
 //!
-//! A [`MapStore`] keeps one map, hands it out, and replaces it when the version that the writer saw is still the one there
-//! and every entry's change is legal. It decides nothing. What a person ordered against the rules goes in by
+//! A [`MapStore`] keeps one map, and replaces it if the expected version is current and every entry's change is legal. It makes no
+//! decisions. A manual override of the rules goes in by
 //! [`MapStore::overrule`] alone, and leaves a record that stays. [`FileStore`] keeps it in a file of the local state directory, which
 //! the coordinator and the workers of a machine share; with the feature `kubernetes`, `KubernetesStore` keeps it in an API server.
 //! [`MemoryStore`] keeps it for as long as it lives itself.
@@ -28,7 +28,7 @@ use engram_cluster::{IllegalChange, PartitionMap};
 use engram_memory::{ClusterId, PartitionId};
 use std::path::PathBuf;
 
-/// What went wrong, with what it was caused by, each said once: an API server says in the last cause what it has against a map.
+/// Formats an error with its causes, without repetitions. The last cause of an API error has the server's message.
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
     causes.fold(error.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
@@ -36,79 +36,77 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
 
 /// Keeps the map of one cluster.
 pub trait MapStore: Send + Sync {
-    /// Reads the map; `None` when the cluster has none yet.
+    /// Reads the map; `None` if the cluster has none yet.
     ///
     /// # Errors
-    /// The store cannot be read, or holds what is not a map of this cluster: never taken for "no map".
+    /// Fails if the store cannot be read or does not hold a map of this cluster, which is never treated as a missing map.
     fn get(&self) -> Result<Option<PartitionMap>, Error>;
 
-    /// Writes `map` if the version there is still `expected` (`None`: if there is no map), and returns what is then stored,
-    /// with the version that follows.
+    /// Writes `map` if the current version is `expected` (`None`: if there is no map). Returns the stored map with its new version.
     ///
     /// # Errors
-    /// [`Error::Conflict`] with the map that is there; [`Error::Illegal`]; or the store failed, and whether it was written is
-    /// unknown until it is read again.
+    /// [`Error::Conflict`] with the current map; [`Error::Illegal`]; or a failure of the store, after which it is unknown whether the
+    /// map was written.
     fn compare_and_swap(&self, expected: Option<u64>, map: PartitionMap) -> Result<PartitionMap, Error>;
 
-    /// Reads what people ordered; nothing when they have not.
+    /// Reads the goal; the default if none was set.
     ///
     /// # Errors
     /// As for [`MapStore::get`].
     fn goal(&self) -> Result<Goal, Error>;
 
-    /// Replaces what people ordered. The last one wins: only the coordinator writes it.
+    /// Replaces the goal. The last write wins: only the coordinator writes it.
     ///
     /// # Errors
-    /// The store failed.
+    /// Fails if the store fails.
     fn set_goal(&self, goal: &Goal) -> Result<(), Error>;
 
-    /// Reads what people ordered against the rules, oldest first.
+    /// Reads the records of manual overrides, oldest first.
     ///
     /// # Errors
     /// As for [`MapStore::get`].
     fn overrides(&self) -> Result<Vec<MapOverride>, Error>;
 
-    /// Writes `map` against the rules, since a person ordered it, if the version there is still `expected` (`None`: if there is
-    /// no map, or one that nobody can read), and returns what is then stored: its version is that of `map`, or the one that
-    /// follows what is there if that is higher. The record of the order is durable before the map is: an order whose version
-    /// no map ever had was not carried out.
+    /// Writes `map` without checking that its changes are legal, if the current version is `expected` (`None`: if there is no map, or
+    /// an unreadable one). Returns the stored map: its version is that of `map`, or the successor of the current one if that is
+    /// higher. The record is durable before the map is: an override whose version no map ever had was not applied.
     ///
     /// # Errors
     /// As for [`MapStore::compare_and_swap`], but for [`Error::Illegal`].
     fn override_map(&self, expected: Option<u64>, map: PartitionMap, order: MapOverride)
     -> Result<PartitionMap, Error>;
 
-    /// Whether a call may take long, as where it goes to a disk or over a network: such calls get a thread of their own.
+    /// Returns whether calls may block on I/O: such calls run on a separate thread.
     fn may_wait(&self) -> bool {
         true
     }
 
-    /// What is known of writes by others without asking.
+    /// Returns what is known about writes by others, without I/O.
     fn change_state(&self) -> ChangeState {
         ChangeState::Unknown
     }
 }
 
-/// What a store was told of writes by others.
+/// Knowledge about writes by others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeState {
-    /// Nobody tells it: only who reads again knows.
+    /// The store is not watched: the map must be read again.
     Unknown,
-    /// Nobody has written since the map was read or written here, or has a moment ago.
+    /// No write was observed since the map was last read or written here.
     Unchanged,
-    /// There is another map than the one that was read or written here last.
+    /// The map changed since it was last read or written here.
     Changed,
 }
 
-/// Why a map was not read or written.
+/// Error of a map store.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody else wrote in between.
+    /// Another writer changed the map.
     #[error("the map has version {}, not {expected:?}", .found.as_ref().map_or(0, |map| map.version))]
     Conflict {
-        /// Version that was expected.
+        /// Expected version.
         expected: Option<u64>,
-        /// What is there.
+        /// Current map.
         found: Option<Box<PartitionMap>>,
     },
     /// The change breaks a rule of the map.
@@ -119,12 +117,12 @@ pub enum Error {
         /// The rule.
         illegal: IllegalChange,
     },
-    /// Another process has been writing for too long: it is stopped, or the disk is.
+    /// Another process has held the lock for too long.
     #[error("{path} has been held by process {holder} for too long")]
     Locked {
         /// The lock file.
         path: PathBuf,
-        /// Who holds it, as it wrote there itself.
+        /// Process id of the holder, from the lock file.
         holder: String,
     },
     /// The map is of another cluster.
@@ -137,40 +135,40 @@ pub enum Error {
         /// The map's.
         found: ClusterId,
     },
-    /// It was written by a newer version.
-    #[error("{path} has format version {found}; this version knows up to {known}")]
+    /// The map was written by a newer version.
+    #[error("{path} has format version {found}; this version supports up to {known}")]
     NewerFormat {
         /// The file.
         path: PathBuf,
-        /// Its version.
+        /// Its format version.
         found: u32,
-        /// The newest known.
+        /// Newest supported format version.
         known: u32,
     },
-    /// It is damaged. A map is never replaced by an empty one.
+    /// The map is damaged. It is never replaced by an empty one.
     #[error("{path} is damaged: {why}; nothing was changed")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// Description of the damage.
         why: String,
     },
-    /// Such a store has no place for it.
+    /// The store does not support the operation.
     #[error("{what} is not supported here: {instead}")]
     NotSupported {
-        /// What was asked for.
+        /// Requested operation.
         what: &'static str,
-        /// What to do instead.
+        /// Alternative.
         instead: &'static str,
     },
-    /// The file system or the API server refused, or did not answer.
+    /// The file system or the API server failed or did not respond.
     #[error("failed to {action} {path}")]
     Io {
-        /// What was tried.
+        /// Attempted action.
         action: &'static str,
-        /// On what.
+        /// File or object.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
 }

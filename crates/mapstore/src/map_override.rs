@@ -1,4 +1,4 @@
-//! What people ordered against the rules of the map: a record that stays, kept beside it.
+//! Manual overrides of the map's rules, and their permanent records.
 
 use crate::format::{DecodeError, EntryFile, entry_from_file, entry_to_file, seal, unseal};
 use crate::{Error, MapStore};
@@ -7,42 +7,41 @@ use engram_memory::PartitionId;
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
-/// How often an order is tried against others who write the map.
+/// Maximum attempts to apply an override against concurrent writers.
 const ATTEMPTS: u32 = 8;
 
-/// One order.
+/// One override.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapOverride {
-    /// When, in milliseconds since 1970.
+    /// Time, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// Who gave it.
+    /// Caller.
     pub by: String,
-    /// Why; empty where nothing was at stake.
+    /// Reason; may be empty if no data could be lost.
     pub reason: String,
-    /// What was ordered.
+    /// Kind of the override.
     pub what: OverrideKind,
-    /// Version of the map that it made.
+    /// Version of the resulting map.
     pub version: u64,
-    /// The entries that the rules would not have made.
+    /// Overridden entries.
     pub steps: Vec<EntryOverride>,
 }
 
 impl MapOverride {
-    /// Longest name, and reason, that is put on record, in bytes.
+    /// Maximum length of caller and reason, in bytes.
     pub const MAX_TEXT_BYTES: usize = 1_024;
 
-    /// An order of now. Its version is the store's to say.
+    /// Creates an override with the current time. The store sets its version.
     pub fn now(what: OverrideKind, by: &str, reason: &str, steps: Vec<EntryOverride>) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (by, reason) = (by.to_owned(), reason.trim().to_owned());
         Self { at_ms: now.as_millis() as u64, by, reason, what, version: 0, steps }
     }
 
-    /// Carries it out: writes over the rules what `ordered` makes of the map that is there (`None`: there is none, or one that nobody
-    /// can read), if it makes something of it.
+    /// Applies the override: writes the map that `ordered` returns for the current one (`None`: there is none, or an unreadable one).
     ///
     /// # Errors
-    /// [`Error::Conflict`]: nothing is to be made of what is there, or others write it all the time. Or as for [`MapStore::overrule`].
+    /// [`Error::Conflict`] if `ordered` returns `None`, or after too many concurrent writes. Otherwise as for [`MapStore::overrule`].
     pub fn apply(
         &self,
         store: &dyn MapStore,
@@ -60,7 +59,7 @@ impl MapOverride {
                 return Err(Error::Conflict { expected, found: there.map(Box::new) });
             };
             match store.override_map(expected, map, self.clone()) {
-                // Another writer was faster.
+                // A concurrent write.
                 Err(Error::Conflict { .. }) if attempts < ATTEMPTS => {}
                 written => return written,
             }
@@ -69,7 +68,7 @@ impl MapOverride {
 }
 
 impl EntryOverride {
-    /// The map that is there with this step taken; `None` where the partition is no longer as it was when the step was judged.
+    /// Applies the entry to the current map; `None` if the partition has changed since the override was decided.
     pub fn apply_to(&self, there: Option<&PartitionMap>) -> Option<PartitionMap> {
         let place = self.partition.0 as usize;
         let mut map = there.filter(|map| map.partitions.get(place) == self.before.as_ref())?.clone();
@@ -78,31 +77,31 @@ impl EntryOverride {
     }
 }
 
-/// A map that was made anew, unless somebody has put one in its place meanwhile that follows it: one made anew, too.
+/// Returns a rebuilt map, unless the current map is at least as new: another rebuilt one.
 pub fn unless_superseded(made: &PartitionMap, there: Option<&PartitionMap>) -> Option<PartitionMap> {
     there.is_none_or(|there| there.version < made.version).then(|| made.clone())
 }
 
-/// What a person may order against the rules.
+/// Kind of a manual override.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OverrideKind {
-    /// A copy that was not in sync leads.
+    /// Promotes a replica that was not in sync.
     ForcePromote,
-    /// A map that was lost was made anew from what workers have seen of it.
+    /// Rebuilds a lost map from the maps that workers have seen.
     RebuildMap,
 }
 
-/// One entry that was changed.
+/// One overridden entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryOverride {
-    /// Of which partition.
+    /// Partition.
     pub partition: PartitionId,
-    /// What was there, or was seen last.
+    /// Previous entry, or the last one seen.
     pub before: Option<Entry>,
-    /// What is there since.
+    /// New entry.
     pub after: Entry,
-    /// What was given up, in words.
+    /// Human-readable extent of the data loss.
     pub lost: String,
 }
 
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_holds_for_its_partition_as_it_was_judged_whatever_became_of_others() {
+    fn an_override_applies_to_its_unchanged_partition_whatever_else_changed() {
         let store = MemoryStore::default();
         let mut others = store.compare_and_swap(None, map()).unwrap();
         others.partitions[0] = others.partitions[0].apply(&Change::Learn(vec![Ordinal(1)])).unwrap();
@@ -202,15 +201,15 @@ mod tests {
         );
 
         let again = order.apply(&store, |there| step().apply_to(there));
-        assert!(matches!(again, Err(Error::Conflict { .. })), "it was judged of an entry that is no more: {again:?}");
+        assert!(matches!(again, Err(Error::Conflict { .. })), "the entry has changed: {again:?}");
         assert_eq!((store.get().unwrap().unwrap(), store.overrides().unwrap().len()), (written, 1));
     }
 
     #[test]
-    fn of_two_who_make_a_map_anew_one_does() {
+    fn concurrent_rebuilds_write_one_map() {
         let made = PartitionMap { version: 1_000_001, ..map() };
         assert_eq!(unless_superseded(&made, None), Some(made.clone()));
-        assert_eq!(unless_superseded(&made, Some(&map())), Some(made.clone()), "an old one is in its place");
+        assert_eq!(unless_superseded(&made, Some(&map())), Some(made.clone()), "an old map exists");
         assert_eq!(unless_superseded(&made, Some(&made)), None);
     }
 }

@@ -1,8 +1,8 @@
-//! Numbers from a seed.
+//! Random numbers from a seed.
 
 use engram_memory::mix64;
 
-/// A sequence of numbers.
+/// A sequence of random numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct Draw(u64);
 
@@ -16,12 +16,12 @@ impl Draw {
         mix64(self.0)
     }
 
-    /// In `from..=to`.
+    /// Draws from `from..=to`.
     pub(crate) const fn within(&mut self, from: u64, to: u64) -> u64 {
         from + self.next() % (to - from + 1)
     }
 
-    /// True with this many chances in a hundred.
+    /// Returns true with this chance in percent.
     pub(crate) const fn chance(&mut self, percent: u64) -> bool {
         self.next() % 100 < percent
     }

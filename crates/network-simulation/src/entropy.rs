@@ -1,8 +1,7 @@
-//! Random numbers of the operating system, from a seed: identities of sessions, jitter of retries, the order of hash tables.
+//! Random numbers of the operating system, from a seed: session ids, retry jitter, the order of hash tables.
 //!
-//! The libraries of a cluster ask the operating system, and each for itself; the one place where all of them meet is the function of
-//! the C library, which this one stands in for. Another thread than the simulation's gets the real ones, as everybody does before
-//! a seed was given.
+//! Each library asks the operating system by itself; all of them call the function of the C library that this one
+//! replaces. Other threads than the simulation's get real random numbers, as do all threads before the seed is set.
 #![allow(unsafe_code, reason = "a function of the C library can be replaced by one that has its name and nothing else")]
 
 use engram_memory::mix64;
@@ -11,19 +10,18 @@ use std::ffi::{c_uint, c_void};
 use std::io::Read as _;
 
 thread_local! {
-    /// The next number of this thread; `None`: ask the operating system.
+    /// The next number of this thread; `None` = ask the operating system.
     static NEXT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// From now on, this thread's random numbers come from `seed`. To be called before anything asks for one.
+/// Sets the seed of this thread. Call it before anything asks for random numbers.
 pub(crate) fn seed(seed: u64) {
     NEXT.set(Some(mix64(seed)));
 }
 
-/// Fills `length` bytes at `buffer`, as getrandom(2) does.
+/// Fills `length` bytes at `buffer`, like getrandom(2).
 ///
-/// # Safety
-/// As for the function of the C library: `buffer` is valid for writes of `length` bytes.
+/// # Safety As for the function of the C library: `buffer` is valid for writes of `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(buffer: *mut c_void, length: usize, _flags: c_uint) -> isize {
     if buffer.is_null() || length == 0 {

@@ -1,4 +1,4 @@
-//! A learning run whose driver dies, and the same run undisturbed on the reference partitions.
+//! A learning run whose drivers die, and the same run without faults on the reference implementation.
 
 use crate::draw::Draw;
 use crate::ledger::kind;
@@ -14,10 +14,10 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 const RUN: RunId = RunId(77);
-/// Memories that learn.
+/// Memories of the run.
 const MEMORIES: u64 = 60;
 
-/// What an epoch says: a function of the seed and its number.
+/// The learning run: every epoch is a function of the seed and its number.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
@@ -42,8 +42,8 @@ impl Plan {
         (chosen, qualities)
     }
 
-    /// What the cluster holds after the run, with other memories beside it that no epoch touches.
-    pub(crate) fn undisturbed(&self, others: &BTreeMap<MemoryId, u32>) -> Digest {
+    /// Returns the expected digest of the cluster after the run, including other memories that no epoch touches.
+    pub(crate) fn expected_digest(&self, others: &BTreeMap<MemoryId, u32>) -> Digest {
         let shape = Shape { partitions: self.partitions, law: Law::Linear, features: FeatureShape::NONE };
         let weight = edge::setting(self.initial_weight).expect("a setting that the cluster took");
         let rate = edge::rate(self.rate).expect("a setting that the cluster took");
@@ -81,12 +81,12 @@ impl Plan {
     }
 }
 
-/// Drives the run to its end, through drivers that die.
-pub(crate) async fn live(common: Common, plan: Plan, mut draw: Draw) {
+/// Drives the run to its end, with drivers that die.
+pub(crate) async fn run(common: Common, plan: Plan, mut draw: Draw) {
     let mut client = common.client().await;
     let rows = || Rows { ids: plan.ids(), ..Rows::default() };
     while let Err(error) = client.session().upsert(rows()).await {
-        common.trace.note(format!("driver: memories are not there: {}", kind(&error)));
+        common.trace.note(format!("driver: memories not created: {}", kind(&error)));
     }
     let mut n = 1;
     while n <= plan.epochs {
@@ -94,8 +94,8 @@ pub(crate) async fn live(common: Common, plan: Plan, mut draw: Draw) {
         let dies_ms = if draw.chance(40) { draw.within(1, 120) } else { 60_000 };
         match timeout(Duration::from_millis(dies_ms), learn(&client, &plan, n)).await {
             Ok(Ok(())) => {
-                common.trace.note(format!("driver: epoch {n} is learnt"));
-                common.learnt();
+                common.trace.note(format!("driver: epoch {n} is applied"));
+                common.learned();
                 // The next driver may not know of it.
                 if !draw.chance(20) {
                     n += 1;

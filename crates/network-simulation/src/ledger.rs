@@ -1,12 +1,12 @@
-//! Clients whose writes can be counted afterwards.
+//! Clients whose writes are counted at the end.
 //!
-//! The j-th operation on a memory adds 4^j units to a weight that begins at 0, so that each base-4 digit of the weight is how often that
-//! operation was applied: once where it was acknowledged, never where the client was told so, at most once where it was told
-//! nothing.
+//! The j-th operation on a memory adds 4^j units to a weight that starts at 0, so each base-4 digit of the weight is
+//! the number of times that operation was applied: once if acknowledged, never if the response says so, at most once if
+//! its outcome is unknown.
 
 use crate::draw::Draw;
 use crate::world::Common;
-use engram_client::{Client, Error, WriteOutcome, GetOptions, PartFailure, Rows, Session, Signals, Updates};
+use engram_client::{Client, Error, GetOptions, PartFailure, Rows, Session, Signals, Updates, WriteOutcome};
 use engram_memory::law::ONE;
 use engram_memory::{MemoryId, OnMissing, PartitionId, SessionId, partition_of};
 use std::time::Duration;
@@ -14,31 +14,31 @@ use tokio::time::sleep;
 
 /// Operations on one memory: their sum stays below 1.
 const OPERATIONS: usize = 15;
-/// Memories of one client, unless all of them are used up.
+/// Memories of one client, unless all are used up.
 const ACCOUNTS: usize = 24;
-/// Writes that a client has acknowledged in calm before it is content.
+/// Writes that each client must get acknowledged in the calm phase.
 const IN_CALM: u32 = 5;
 
-/// What a client knows of an operation.
+/// Response to an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum Response {
     Acked,
     Unknown,
-    Never,
+    NeverExecuted,
 }
 
-/// A memory, with what was done to it.
+/// A memory and its operations.
 struct Account {
     id: MemoryId,
-    operations: Vec<Told>,
+    operations: Vec<Response>,
 }
 
-/// A request whose fate is not known.
-struct Open {
+/// A request with unknown outcome.
+struct OpenRequest {
     session: SessionId,
     partition: PartitionId,
     seq: u64,
-    /// Its operations: accounts, each with the last operation then.
+    /// Its operations: account and index.
     operations: Vec<(usize, usize)>,
 }
 
@@ -50,11 +50,11 @@ pub(crate) struct Ledger {
     client: Client,
     session: Session,
     accounts: Vec<Account>,
-    open: Vec<Open>,
+    open: Vec<OpenRequest>,
 }
 
-/// The life of a client, until it has written enough in calm, knows what can be known, and has read everything.
-pub(crate) async fn live(common: Common, number: u64, draw: Draw) {
+/// Runs a client until it has written enough in the calm phase, has resolved unknown outcomes, and has read everything.
+pub(crate) async fn run(common: Common, number: u64, draw: Draw) {
     let client = common.client().await;
     let session = client.session();
     let mut ledger = Ledger { number, common, draw, client, session, accounts: Vec::new(), open: Vec::new() };
@@ -65,10 +65,10 @@ pub(crate) async fn live(common: Common, number: u64, draw: Draw) {
         match ledger.draw.within(0, 9) {
             0..=1 if ledger.accounts.len() < ACCOUNTS => ledger.create().await,
             2..=3 => {
-                // Nobody answers: it is tried again soon enough.
+                // Without an answer it retries soon enough.
                 let _ = ledger.read().await;
             }
-            4 => ledger.ask_fate().await,
+            4 => ledger.query_outcome().await,
             _ => {
                 let acked = ledger.write().await;
                 acked_in_calm += u32::from(acked && is_calm);
@@ -79,7 +79,7 @@ pub(crate) async fn live(common: Common, number: u64, draw: Draw) {
         }
     }
     while !ledger.open.is_empty() {
-        ledger.ask_fate().await;
+        ledger.query_outcome().await;
     }
     while !ledger.read().await {}
 }
@@ -89,22 +89,22 @@ impl Ledger {
         self.common.trace.note(format!("client {}: {text}", self.number));
     }
 
-    /// Makes a memory, and again until it is there: nothing is written to it before.
+    /// Creates a memory. Nothing is written to it before it exists.
     async fn create(&mut self) {
         let id = MemoryId(self.draw.next());
         let rows = || Rows { ids: vec![id], weights: vec![0.0], ..Rows::default() };
         match self.session.upsert(rows()).await {
             Ok(_) => {
-                self.note(&format!("made {id}"));
+                self.note(&format!("created {id}"));
                 self.common.acked();
                 self.accounts.push(Account { id, operations: Vec::new() });
             }
-            // Given up: a late one may set a weight that something else changed since.
-            Err(error) => self.note(&format!("did not make {id}: {}", kind(&error))),
+            // Given up: a late execution may reset a weight that has changed since.
+            Err(error) => self.note(&format!("failed to create {id}: {}", kind(&error))),
         }
     }
 
-    /// Adds to some memories; whether all of it was acknowledged.
+    /// Adds to some memories; returns whether everything was acknowledged.
     async fn write(&mut self) -> bool {
         let usable = |account: &Account| account.operations.len() < OPERATIONS;
         let mut chosen: Vec<usize> = (0..self.accounts.len()).filter(|&at| usable(&self.accounts[at])).collect();
@@ -125,7 +125,7 @@ impl Ledger {
             keys: None,
         };
         for &at in &chosen {
-            self.accounts[at].operations.push(Told::Unknown);
+            self.accounts[at].operations.push(Response::Unknown);
         }
         let answer = self.session.reinforce(updates).await;
         let rejected = match &answer {
@@ -142,14 +142,14 @@ impl Ledger {
             Ok(_) => {
                 self.note(&format!("wrote {}", chosen.len()));
                 self.common.acked();
-                self.tell(&chosen, Told::Acked);
+                self.note_response(&chosen, Response::Acked);
                 true
             }
             Err(Error::Partial { failures, .. }) => {
                 for at in &chosen {
                     let partition = of(at, &self.accounts);
                     if !failures.iter().any(|failure| failure.partition == partition) {
-                        self.tell(&[*at], Told::Acked);
+                        self.note_response(&[*at], Response::Acked);
                     }
                 }
                 for PartFailure { partition, error } in failures {
@@ -166,9 +166,9 @@ impl Ledger {
         }
     }
 
-    fn tell(&mut self, accounts: &[usize], told: Told) {
+    fn note_response(&mut self, accounts: &[usize], response: Response) {
         for &at in accounts {
-            *self.accounts[at].operations.last_mut().expect("one was just begun") = told;
+            *self.accounts[at].operations.last_mut().expect("an operation was just begun") = response;
         }
     }
 
@@ -179,40 +179,40 @@ impl Ledger {
                 self.common.unknown();
                 let last = |&at: &usize| (at, self.accounts[at].operations.len() - 1);
                 let operations = accounts.iter().map(last).collect();
-                self.open.push(Open { session: *session, partition: *partition, seq: *seq, operations });
+                self.open.push(OpenRequest { session: *session, partition: *partition, seq: *seq, operations });
             }
             Error::Protocol(what) => self.common.trace.fail(format!("client {}: {what}", self.number)),
-            _ => self.tell(accounts, Told::Never),
+            _ => self.note_response(accounts, Response::NeverExecuted),
         }
     }
 
-    /// Asks what became of the oldest request without an answer.
-    async fn ask_fate(&mut self) {
-        let Some(Open { session, partition, seq, operations }) = self.open.pop() else { return };
-        let told = match self.session.write_outcome(session, partition, seq).await {
-            Ok(WriteOutcome::Applied(_)) => Told::Acked,
-            Ok(WriteOutcome::NeverExecuted | WriteOutcome::Rejected(_)) => Told::Never,
+    /// Queries the outcome of the latest request with unknown outcome.
+    async fn query_outcome(&mut self) {
+        let Some(OpenRequest { session, partition, seq, operations }) = self.open.pop() else { return };
+        let response = match self.session.write_outcome(session, partition, seq).await {
+            Ok(WriteOutcome::Applied(_)) => Response::Acked,
+            Ok(WriteOutcome::NeverExecuted | WriteOutcome::Rejected(_)) => Response::NeverExecuted,
             Err(error) if self.common.is_calm() => {
-                self.note(&format!("does not learn what became of {partition}/{seq}: {}", kind(&error)));
-                // Nobody knows any more, and says so.
+                self.note(&format!("failed to query the outcome of {partition}/{seq}: {}", kind(&error)));
+                // The outcome is no longer known.
                 if !matches!(error, Error::Rejected(_)) {
-                    self.open.push(Open { session, partition, seq, operations });
+                    self.open.push(OpenRequest { session, partition, seq, operations });
                 }
                 return;
             }
             Err(_) => {
-                self.open.push(Open { session, partition, seq, operations });
+                self.open.push(OpenRequest { session, partition, seq, operations });
                 return;
             }
         };
-        self.note(&format!("learns that {partition}/{seq} is {told:?}"));
+        self.note(&format!("outcome of {partition}/{seq}: {response:?}"));
         self.common.resolved();
         for (at, operation) in operations {
-            self.accounts[at].operations[operation] = told;
+            self.accounts[at].operations[operation] = response;
         }
     }
 
-    /// Reads all memories of the client and compares; whether somebody answered.
+    /// Reads all memories of the client and compares; returns whether there was an answer.
     async fn read(&mut self) -> bool {
         let ids: Vec<MemoryId> = self.accounts.iter().map(|account| account.id).collect();
         let found = match self.client.get(&ids, GetOptions::default()).await {
@@ -225,21 +225,21 @@ impl Ledger {
         self.note(&format!("read {}", found.memories.len()));
         self.common.read();
         for missing in &found.missing {
-            self.common.trace.fail(format!("client {}: {missing} was acknowledged and is lost", self.number));
+            self.common.trace.fail(format!("client {}: {missing} was acknowledged but is lost", self.number));
         }
         for (account, memory) in self.accounts.iter().zip(&found.memories) {
-            for (j, told) in account.operations.iter().enumerate() {
+            for (j, response) in account.operations.iter().enumerate() {
                 let times = memory.weight.units() >> (2 * j) & 3;
-                let holds = match told {
-                    Told::Acked => times == 1,
-                    Told::Unknown => times <= 1,
-                    Told::Never => times == 0,
+                let holds = match response {
+                    Response::Acked => times == 1,
+                    Response::Unknown => times <= 1,
+                    Response::NeverExecuted => times == 0,
                 };
                 if !holds {
                     let (number, id) = (self.number, account.id);
-                    self.common
-                        .trace
-                        .fail(format!("client {number}: operation {j} on {id} ({told:?}) was applied {times} times"));
+                    self.common.trace.fail(format!(
+                        "client {number}: operation {j} on {id} ({response:?}) was applied {times} times"
+                    ));
                 }
             }
         }
@@ -247,10 +247,10 @@ impl Ledger {
     }
 }
 
-/// An error in a few words that are the same whenever the seed is.
+/// Describes an error in a way that is the same in every run of a seed.
 pub(crate) fn kind(error: &Error) -> String {
     match error {
-        Error::Rejected(problem) => format!("refused, {:?}", problem.kind()),
+        Error::Rejected(problem) => format!("rejected, {:?}", problem.kind()),
         Error::OutcomeUnknown { partition, seq, .. } => format!("unknown, {partition}/{seq}"),
         Error::Deadline { last, .. } => format!("deadline, {:?}", last.kind()),
         Error::Partial { failures, .. } => format!("{} parts failed", failures.len()),

@@ -1,6 +1,6 @@
-//! Runs seeds of the network simulation, each in a process of its own, and says how to see a failing one again.
+//! Runs seeds of the network simulation, each in its own process, and prints how to replay a failing one.
 //!
-//! Exit status: 0 when everything held and every kind of fault happened, 1 otherwise, 2 for a command line that does not parse.
+//! Exit status: 0 if every invariant held and every kind of fault happened, 1 otherwise, 2 for an invalid command line.
 #![forbid(unsafe_code)]
 
 use engram_network_simulation::{Fault, run};
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 const USAGE: &str =
     "engram-network-simulation [--seeds N] [--start S] [--seconds T] [--threads N] | --seed S [--quiet]";
-/// Failing seeds that are told of; one is enough to begin with.
-const MOST_TOLD: usize = 5;
+/// Maximum number of reported failing seeds.
+const MAX_REPORTED: usize = 5;
 /// Fewer seeds may not meet every kind of fault.
 const ENOUGH: u64 = 40;
 
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One seed, in this process. The last lines are `name value`.
+/// Runs one seed in this process. The last lines are `name value`.
 fn replay(seed: u64, quiet: bool) -> ExitCode {
     if !quiet && std::env::var_os("RUST_LOG").is_some() {
         tracing_subscriber::fmt()
@@ -115,7 +115,7 @@ impl Sum {
         }
         if !succeeded {
             let failure = text.lines().find_map(|line| line.strip_prefix("failure "));
-            self.failures.push((seed, failure.unwrap_or("the process ended without a word").to_owned()));
+            self.failures.push((seed, failure.unwrap_or("the process ended without output").to_owned()));
         }
     }
 }
@@ -126,7 +126,7 @@ fn campaign(arguments: &Arguments) -> ExitCode {
     let itself = match std::env::current_exe() {
         Ok(path) => path,
         Err(error) => {
-            eprintln!("this program does not find itself: {error}");
+            eprintln!("failed to find the current executable: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -135,15 +135,15 @@ fn campaign(arguments: &Arguments) -> ExitCode {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    let told = sum.lock().expect("no panic while it is held").failures.len();
-                    if number >= arguments.seeds || began.elapsed() >= arguments.limit || told >= MOST_TOLD {
+                    let failures = sum.lock().expect("no panic while it is held").failures.len();
+                    if number >= arguments.seeds || began.elapsed() >= arguments.limit || failures >= MAX_REPORTED {
                         return;
                     }
                     let seed = arguments.start + number;
                     let output = Command::new(&itself).args(["--quiet", "--seed", &seed.to_string()]).output();
                     let (text, succeeded) = match output {
                         Ok(output) => (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.success()),
-                        Err(error) => (format!("failure not started: {error}"), false),
+                        Err(error) => (format!("failure failed to start: {error}"), false),
                     };
                     sum.lock().expect("no panic while it is held").add(seed, &text, succeeded);
                 }
@@ -157,7 +157,7 @@ fn report(sum: &Sum, took: Duration) -> ExitCode {
     let seconds = took.as_secs_f64();
     let simulated_s = sum.numbers.get("simulated_ms").copied().unwrap_or_default() as f64 / 1e3;
     println!(
-        "{} seeds in {seconds:.1} s: {:.0} a minute, {:.1} times as fast as the time they simulate",
+        "{} seeds in {seconds:.1} s: {:.0} a minute, {:.1} times faster than simulated time",
         sum.seeds,
         sum.seeds as f64 * 60.0 / seconds,
         simulated_s / seconds
@@ -166,7 +166,7 @@ fn report(sum: &Sum, took: Duration) -> ExitCode {
     println!("{}", numbers.join(", "));
     for (seed, failure) in &sum.failures {
         println!("\nseed {seed} FAILED {failure}");
-        println!("again, step by step: cargo xtask simulate --network --seed {seed}");
+        println!("replay: cargo xtask simulate --network --seed {seed}");
     }
     let absent = |fault: &&Fault| sum.numbers.get(&format!("{fault:?}")).is_none_or(|count| *count == 0);
     let missing: Vec<&Fault> = Fault::ALL.iter().filter(absent).collect();

@@ -1,4 +1,4 @@
-//! One machine with its worker: the real one, over a simulated disk, clocks and network.
+//! One machine with its worker: the real one, over a simulated disk, clock and network.
 
 use crate::trace::Trace;
 use crate::wire::{Wire, listen};
@@ -16,57 +16,63 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-/// Every cluster of a simulation is this one.
+/// Cluster id of all simulations.
 pub(crate) const CLUSTER: ClusterId = ClusterId(11);
-/// Where workers listen.
+/// Ports of workers.
 pub(crate) const CLIENT_PORT: u16 = 7443;
 const PEER_PORT: u16 = 7444;
-/// Where the coordinator listens.
+/// Address of the coordinator.
 pub(crate) const COORDINATOR: &str = "coordinator";
 pub(crate) const COORDINATOR_PORT: u16 = 7440;
-/// Wall time when a run begins.
-const BEGINS_MS: u64 = 1_700_000_000_000;
-/// Small, since the simulated disk is in memory, and a run shall see more than one.
+/// Wall time at the start of a run.
+const START_MS: u64 = 1_700_000_000_000;
+/// Small, since the simulated disk is in memory and a run should use several segments.
 const SEGMENT_BYTES: u64 = 256 << 10;
-/// How long a store works at most on what came before it looks again.
+/// Maximum time between two steps of a store.
 const IDLE: Duration = Duration::from_millis(50);
 
-/// How a machine and the store on it behave.
+/// Parameters of a machine and its store.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Habits {
-    /// How long the disk takes for what one turn of the store writes.
+pub(crate) struct MachineOptions {
+    /// Time the disk takes for the writes of one step.
     pub(crate) disk_ms: u64,
-    /// Records kept for followers that were away: who needs older ones gets a copy of the state.
+    /// Records kept for followers that were away; who needs older ones gets a snapshot.
     pub(crate) kept_bytes: usize,
     pub(crate) snapshot_ms: u64,
     pub(crate) digest_ms: u64,
 }
 
-/// A machine: what stays of it when its worker dies.
+/// A machine, which outlives its worker.
 #[derive(Clone)]
 pub(crate) struct Node(Arc<Mutex<State>>);
 
 struct State {
     ordinal: u32,
     disk: SimDisk,
-    /// The store that was made or found on this very disk.
+    /// The store created or found on the current disk.
     store: Option<StoreId>,
     clock: Arc<ManualClock>,
     boot: u128,
-    habits: Habits,
+    options: MachineOptions,
     spec: LearnerClusterSpec,
     trace: Trace,
 }
 
 impl Node {
-    pub(crate) fn new(ordinal: u32, seed: u64, habits: Habits, spec: LearnerClusterSpec, trace: Trace) -> Self {
+    pub(crate) fn new(
+        ordinal: u32,
+        seed: u64,
+        options: MachineOptions,
+        spec: LearnerClusterSpec,
+        trace: Trace,
+    ) -> Self {
         Self(Arc::new(Mutex::new(State {
             ordinal,
             disk: SimDisk::new(seed),
             store: None,
-            clock: Arc::new(ManualClock::new(BEGINS_MS)),
+            clock: Arc::new(ManualClock::new(START_MS)),
             boot: u128::from(seed) + 1,
-            habits,
+            options,
             spec,
             trace,
         })))
@@ -84,7 +90,7 @@ impl Node {
         self.with(|node| node.clock.advance(ms));
     }
 
-    /// Its process was killed: what it wrote is in the page cache.
+    /// Its process was killed: the page cache survives.
     pub(crate) fn killed(&self) {
         self.with(|node| node.disk.kill());
     }
@@ -98,7 +104,7 @@ impl Node {
         });
     }
 
-    /// An empty disk is where its own was.
+    /// Its disk was replaced by an empty one.
     pub(crate) fn lost_disk(&self, seed: u64) {
         self.with(|node| {
             node.disk.kill();
@@ -107,35 +113,35 @@ impl Node {
         });
     }
 
-    /// Whether what a store wrote is still on its disk.
+    /// Whether the store is still on its disk.
     pub(crate) fn has(&self, store: StoreId) -> bool {
         self.with(|node| node.store == Some(store))
     }
 
-    /// The life of a process on it.
+    /// Runs a process on it.
     pub(crate) async fn run(self) -> turmoil::Result {
         let (options, clock, trace) = self.with(|node| (node.options(), Arc::clone(&node.clock), node.trace.clone()));
         let ordinal = options.ordinal;
         let (client, peer) = (listen(CLIENT_PORT).await?, listen(PEER_PORT).await?);
-        let (news, slot) = (Arc::new(Notify::new()), Arc::new(Mutex::new(None)));
+        let (wake, slot) = (Arc::new(Notify::new()), Arc::new(Mutex::new(None)));
         let open = {
-            let (node, news, slot) = (self.clone(), Arc::clone(&news), Arc::clone(&slot));
+            let (node, wake, slot) = (self.clone(), Arc::clone(&wake), Arc::clone(&slot));
             move |mut options: engram_store::Options, peers| {
                 let (disk, clock) = node.with(|node| {
                     options.origin = Origin { boot: node.boot, mount: 0 };
-                    let Habits { kept_bytes, snapshot_ms, digest_ms, .. } = node.habits;
+                    let MachineOptions { kept_bytes, snapshot_ms, digest_ms, .. } = node.options;
                     options.replication.retained_bytes = kept_bytes;
                     (options.snapshot_ms, options.digest_ms) = (snapshot_ms, digest_ms);
                     options.wal.segment_bytes = SEGMENT_BYTES;
                     (Arc::new(node.disk.clone()) as Arc<dyn Disk>, Arc::clone(&node.clock))
                 });
                 let (mut store, recovery) = Store::open(disk, clock, Box::new(Cpu::new(1)), options)?;
-                assert!(recovery.corrupt.is_empty(), "nothing was damaged, and yet {recovery:?}");
+                assert!(recovery.corrupt.is_empty(), "no damage was injected, but {recovery:?}");
                 node.with(|node| node.store = Some(store.member().store));
                 let lossless_since = store.identity().lossless_since();
                 let device = store.partitions().device();
                 let device = (device.name.clone(), device.threads);
-                let (store, stepped) = Engine::stepped(store, peers, Box::new(move || news.notify_one()));
+                let (store, stepped) = Engine::stepped(store, peers, Box::new(move || wake.notify_one()));
                 *slot.lock().expect("one thread") = Some((store.clone(), stepped));
                 Ok(OpenedStore { store, recovery, lossless_since, device })
             }
@@ -144,15 +150,15 @@ impl Node {
         let machine = Machine { clock, network: Network::simulated(Wire), client, peer, open: Box::new(open) };
         let worker = Worker::on(machine, options)?;
         trace.note(format!("worker {ordinal} runs as {}", worker.handle().member()));
-        let (store, stepped) = slot.lock().expect("one thread").take().expect("the worker has opened its store");
-        let (disk_ms, partitions) = self.with(|node| (node.habits.disk_ms, node.spec.partitions));
-        let works = work(stepped, &news, disk_ms, || {
+        let (store, stepped) = slot.lock().expect("one thread").take().expect("the worker opened its store");
+        let (disk_ms, partitions) = self.with(|node| (node.options.disk_ms, node.spec.partitions));
+        let steps = step_store(stepped, &wake, disk_ms, || {
             let served = (0..partitions).map(|partition| store.position(PartitionId(partition)));
             served.for_each(|position| trace.count(position.map_or(u64::MAX, |(term, lsn)| term.0 << 40 | lsn.0)));
         });
         tokio::select! {
             ended = worker.run(std::future::pending()) => ended?,
-            failed = works => failed?,
+            failed = steps => failed?,
         }
         Ok(())
     }
@@ -182,14 +188,19 @@ impl State {
     }
 }
 
-/// Steps a store whenever there is something for it; returns when it cannot go on.
-async fn work(mut store: SteppedEngine, news: &Notify, disk_ms: u64, worked: impl Fn()) -> Result<(), engram_store::Error> {
+/// Steps a store whenever it has work; returns on an error.
+async fn step_store(
+    mut store: SteppedEngine,
+    wake: &Notify,
+    disk_ms: u64,
+    stepped: impl Fn(),
+) -> Result<(), engram_store::Error> {
     loop {
-        if timeout(IDLE, news.notified()).await.is_ok() && disk_ms > 0 {
-            // What comes meanwhile is in the same write.
+        if timeout(IDLE, wake.notified()).await.is_ok() && disk_ms > 0 {
+            // What arrives meanwhile is in the same write.
             sleep(Duration::from_millis(disk_ms)).await;
         }
         store.step()?;
-        worked();
+        stepped();
     }
 }

@@ -1,4 +1,4 @@
-//! What happened, as a hash that two runs of a seed share, and as text for who looks at one.
+//! The trace of a run: a hash that two runs of a seed share, and text for readers.
 
 use engram_memory::mix64;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,18 +27,18 @@ impl Trace {
         self.0.lock().expect("one thread, and no panic while it is held")
     }
 
-    pub(crate) fn tell_time(&self, now_ms: u64) {
+    pub(crate) fn set_time(&self, now_ms: u64) {
         self.state().now_ms = now_ms;
     }
 
-    /// Adds what is too small to be read.
+    /// Adds a number that is not printed.
     pub(crate) fn count(&self, number: u64) {
         let mut state = self.state();
         state.steps += 1;
         state.hash = mix64(state.hash.wrapping_mul(31) ^ state.now_ms.rotate_left(32) ^ number);
     }
 
-    /// Adds what happened.
+    /// Adds an event.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
         let text = text.as_ref();
         text.bytes().for_each(|byte| self.count(u64::from(byte)));
@@ -48,7 +48,7 @@ impl Trace {
         }
     }
 
-    /// Something that must hold does not; the first one counts.
+    /// Reports a violated invariant; only the first one is kept.
     pub(crate) fn fail(&self, what: impl Into<String>) {
         let what = what.into();
         self.note(format!("FAILED {what}"));

@@ -1,4 +1,4 @@
-//! TCP of the simulated network, as tonic, workers and clients want it.
+//! TCP of the simulated network for tonic, workers and clients.
 
 use engram_client::Dial;
 use engram_worker::machine::{Connection, Listener};

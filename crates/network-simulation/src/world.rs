@@ -1,8 +1,8 @@
-//! The hosts, the faults, and what must hold.
+//! Hosts, faults and checks.
 
 use crate::draw::Draw;
 use crate::learning::{self, Plan};
-use crate::node::{CLIENT_PORT, CLUSTER, COORDINATOR, COORDINATOR_PORT, Habits, Node};
+use crate::node::{CLIENT_PORT, CLUSTER, COORDINATOR, COORDINATOR_PORT, MachineOptions, Node};
 use crate::trace::Trace;
 use crate::wire::{Wire, listen};
 use crate::{Counters, Fault, Outcome, ledger};
@@ -19,15 +19,15 @@ use std::time::Duration;
 use tokio::time::sleep;
 use turmoil::{Builder, Sim};
 
-/// How long a cluster may take to be whole again once nothing disturbs it any more.
+/// Time limit for a cluster to recover after the last fault.
 const CALM_MS: u64 = 90_000;
-/// How long a cluster is left alone at first.
+/// Time without faults at the start.
 const QUIET_MS: u64 = 4_000;
-/// Deadlines of clients: short, so that a run sees how they end.
+/// Client deadlines: short, so that a run meets them.
 const DEADLINE: Duration = Duration::from_secs(4);
 const ATTEMPT: Duration = Duration::from_millis(1_500);
 
-/// What hosts and the world share.
+/// State shared by hosts and world.
 #[derive(Clone)]
 pub(crate) struct Common {
     pub(crate) trace: Trace,
@@ -45,8 +45,8 @@ struct Counts {
     reads: AtomicU64,
     epochs: AtomicU64,
     drivers_died: AtomicU64,
-    /// Clients that are content.
-    content: AtomicU64,
+    /// Clients that have finished.
+    finished: AtomicU64,
 }
 
 fn add(count: &AtomicU64) {
@@ -74,7 +74,7 @@ impl Common {
         add(&self.counts.reads);
     }
 
-    pub(crate) fn learnt(&self) {
+    pub(crate) fn learned(&self) {
         add(&self.counts.epochs);
     }
 
@@ -82,7 +82,7 @@ impl Common {
         add(&self.counts.drivers_died);
     }
 
-    /// A client of the cluster, as soon as a worker answers.
+    /// Connects a client as soon as a worker answers.
     pub(crate) async fn client(&self) -> Client {
         let endpoints = (0..self.workers).map(|ordinal| format!("{}:{CLIENT_PORT}", Node::name(ordinal)));
         let mut options = engram_client::Options::new(endpoints).with_cluster(CLUSTER);
@@ -97,37 +97,37 @@ impl Common {
     }
 }
 
-/// Two ends of a way through the network.
-type Way = (String, String);
+/// Source and destination of messages.
+type Link = (String, String);
 
 struct World {
     draw: Draw,
     common: Common,
     nodes: Vec<Node>,
     map: Arc<MemoryStore>,
-    copies: usize,
+    replicas: usize,
     now_ms: u64,
-    /// Hosts that are down, and when they come back.
+    /// Hosts that are down, and when they restart.
     down: BTreeMap<String, u64>,
-    /// Ways that are cut or held, with when they are mended.
-    cut: BTreeMap<Way, (Fault, u64)>,
+    /// Links that are cut or held, and until when.
+    cut: BTreeMap<Link, (Fault, u64)>,
     hosts: Vec<String>,
     faults: Counters,
 }
 
-/// Runs a seed to its end. Panics of the code under test come through.
+/// Runs a seed to its end. Panics of the code under test pass through.
 pub(crate) fn run(seed: u64, trace: &Trace) -> Outcome {
     let mut draw = Draw::new(seed);
     let workers = draw.within(3, 5) as u32;
     let mut spec = LearnerClusterSpec::with_workers(workers);
     spec.partitions = draw.within(2, 8) as u32;
     spec.replication_factor = if draw.chance(70) { 2 } else { 3 };
-    // Far from the default rate: what is computed with the wrong one shows.
+    // Far from the default rate, so that using the wrong one is noticed.
     spec.learning.rate = draw.within(100, 900) as f64 / 1_000.0;
     let plan = Plan {
         seed,
         epochs: draw.within(4, 12) as u32,
-        // Decay reaches every memory: where clients count, there is none.
+        // Decay affects every memory: without it clients can count.
         decay: if seed.is_multiple_of(2) { 0.0 } else { 0.01 },
         partitions: spec.partitions,
         rate: spec.learning.rate,
@@ -142,7 +142,7 @@ pub(crate) fn run(seed: u64, trace: &Trace) -> Outcome {
         counts: Arc::default(),
     };
     trace.note(format!(
-        "{workers} workers, {} partitions, {} copies, {counting} clients, {} epochs",
+        "{workers} workers, {} partitions, {} replicas, {counting} clients, {} epochs",
         spec.partitions, spec.replication_factor, plan.epochs
     ));
     let mut sim = Builder::new()
@@ -158,8 +158,8 @@ pub(crate) fn run(seed: u64, trace: &Trace) -> Outcome {
         if draw.chance(50) { (4 << 10, 3_000, 2_000) } else { (1 << 20, 60_000, 3_600_000) };
     let nodes: Vec<Node> = (0..workers)
         .map(|ordinal| {
-            let habits = Habits { disk_ms: draw.within(0, 5), kept_bytes, snapshot_ms, digest_ms };
-            Node::new(ordinal, draw.next(), habits, spec.clone(), trace.clone())
+            let options = MachineOptions { disk_ms: draw.within(0, 5), kept_bytes, snapshot_ms, digest_ms };
+            Node::new(ordinal, draw.next(), options, spec.clone(), trace.clone())
         })
         .collect();
     let map = Arc::new(MemoryStore::default());
@@ -173,16 +173,16 @@ pub(crate) fn run(seed: u64, trace: &Trace) -> Outcome {
         let (common, draw) = (common.clone(), Draw::new(draw.next()));
         hosts.push(format!("client-{number}"));
         sim.client(format!("client-{number}"), async move {
-            ledger::live(common.clone(), number, draw).await;
-            add(&common.counts.content);
+            ledger::run(common.clone(), number, draw).await;
+            add(&common.counts.finished);
             Ok(())
         });
     }
     let learning = {
         let (common, plan, draw) = (common.clone(), plan.clone(), Draw::new(draw.next()));
         async move {
-            learning::live(common.clone(), plan, draw).await;
-            add(&common.counts.content);
+            learning::run(common.clone(), plan, draw).await;
+            add(&common.counts.finished);
             Ok(())
         }
     };
@@ -190,19 +190,19 @@ pub(crate) fn run(seed: u64, trace: &Trace) -> Outcome {
     sim.client("driver", learning);
     let (checked, clients) = (common.clone(), counting + 1);
     sim.client("checker", async move {
-        while checked.counts.content.load(Ordering::Relaxed) < clients || !checked.is_calm() {
+        while checked.counts.finished.load(Ordering::Relaxed) < clients || !checked.is_calm() {
             sleep(Duration::from_millis(100)).await;
         }
         check(&checked, &plan).await;
         Ok(())
     });
-    let copies = spec.replication_factor as usize;
+    let replicas = spec.replication_factor as usize;
     let mut world = World {
         draw,
         common,
         nodes,
         map,
-        copies,
+        replicas,
         now_ms: 0,
         down: BTreeMap::new(),
         cut: BTreeMap::new(),
@@ -213,7 +213,7 @@ pub(crate) fn run(seed: u64, trace: &Trace) -> Outcome {
     world.outcome()
 }
 
-/// The coordinator, over a map store that outlives it.
+/// Starts the coordinator, over a map store that outlives it.
 fn coordinate(sim: &mut Sim<'_>, spec: &LearnerClusterSpec, map: &Arc<MemoryStore>) {
     let mut options = engram_coordinator::Options::new(CLUSTER, "simulated", spec.partitions, spec.workers);
     options.replication_factor = spec.replication_factor;
@@ -229,7 +229,7 @@ fn coordinate(sim: &mut Sim<'_>, spec: &LearnerClusterSpec, map: &Arc<MemoryStor
     });
 }
 
-/// All memories as they are in the end, beside those of a run that nothing disturbed.
+/// Compares all memories at the end with those of a run without faults.
 async fn check(common: &Common, plan: &Plan) {
     let client = common.client().await;
     let read = || async {
@@ -244,15 +244,19 @@ async fn check(common: &Common, plan: &Plan) {
         match read().await {
             Ok((found, digested)) => {
                 if found.len() as u64 != digested.memories {
-                    common.trace.fail(format!("{} memories are read, {} are counted", found.len(), digested.memories));
+                    common.trace.fail(format!(
+                        "{} memories were read, {} were counted",
+                        found.len(),
+                        digested.memories
+                    ));
                 }
                 let others: BTreeMap<MemoryId, u32> =
                     found.into_iter().filter(|(id, _)| !plan.ids().contains(id)).collect();
-                let expected = plan.undisturbed(&others);
+                let expected = plan.expected_digest(&others);
                 common.trace.note(format!("{} other memories, digest {}", others.len(), digested.digest));
                 if digested.digest != expected {
                     let found = digested.digest;
-                    common.trace.fail(format!("the digest is {found}; of an undisturbed run it is {expected}"));
+                    common.trace.fail(format!("the digest is {found}; without faults it is {expected}"));
                 }
                 return;
             }
@@ -263,17 +267,17 @@ async fn check(common: &Common, plan: &Plan) {
 
 impl World {
     fn run(&mut self, sim: &mut Sim<'_>) {
-        let disturbed_ms = QUIET_MS + self.draw.within(6_000, 16_000);
+        let calm_at_ms = QUIET_MS + self.draw.within(6_000, 16_000);
         let mut next_ms = QUIET_MS;
         let mut version = 0;
         loop {
             match sim.step() {
-                Ok(true) if self.is_whole() => return,
+                Ok(true) if self.is_healthy() => return,
                 Ok(_) => {}
                 Err(error) => return self.common.trace.fail(format!("a host ended: {error}")),
             }
             self.now_ms += 1;
-            self.common.trace.tell_time(self.now_ms);
+            self.common.trace.set_time(self.now_ms);
             self.nodes.iter().for_each(|node| node.pass(1));
             if let Ok(Some(map)) = self.map.get()
                 && map.version != version
@@ -297,31 +301,32 @@ impl World {
             if self.common.trace.failure().is_some() {
                 return;
             }
-            self.mend(sim, false);
-            if self.now_ms >= disturbed_ms && !self.common.is_calm() {
-                self.mend(sim, true);
+            self.restore_links(sim, false);
+            if self.now_ms >= calm_at_ms && !self.common.is_calm() {
+                self.restore_links(sim, true);
                 self.common.trace.note("calm");
                 self.common.calm.store(true, Ordering::Relaxed);
             }
             if self.now_ms >= next_ms && !self.common.is_calm() {
                 next_ms = self.now_ms + self.draw.within(100, 1_500);
-                self.disturb(sim);
+                self.inject(sim);
             }
-            if self.now_ms > disturbed_ms + CALM_MS {
-                let content = self.common.counts.content.load(Ordering::Relaxed);
-                let whole = self.is_whole();
+            if self.now_ms > calm_at_ms + CALM_MS {
+                let finished = self.common.counts.finished.load(Ordering::Relaxed);
+                let healthy = self.is_healthy();
                 return self.common.trace.fail(format!(
-                    "{CALM_MS} ms after the last fault {content} clients are content; all copies in sync: {whole}"
+                    "{CALM_MS} ms after the last fault {finished} clients have finished; healthy: {healthy}"
                 ));
             }
         }
     }
 
-    /// Whether every partition has all its copies. The map may not know yet that a disk is gone.
-    fn is_whole(&self) -> bool {
+    /// Whether every partition has all its replicas. The map may not know yet that a disk is gone.
+    fn is_healthy(&self) -> bool {
         let there = |member: &Member| self.nodes[member.ordinal.0 as usize].has(member.store);
-        let whole = |entry: &Entry| entry.isr.len() == self.copies && entry.activated && entry.isr.iter().all(there);
-        self.map.get().ok().flatten().is_some_and(|map| map.entries().all(|(_, entry)| whole(entry)))
+        let healthy =
+            |entry: &Entry| entry.isr.len() == self.replicas && entry.activated && entry.isr.iter().all(there);
+        self.map.get().ok().flatten().is_some_and(|map| map.entries().all(|(_, entry)| healthy(entry)))
     }
 
     fn note(&mut self, fault: Fault, text: &str) {
@@ -329,19 +334,19 @@ impl World {
         self.common.trace.note(format!("{fault:?} {text}"));
     }
 
-    /// Ends what has lasted long enough, or everything.
-    fn mend(&mut self, sim: &mut Sim<'_>, all: bool) {
+    /// Ends faults that are over, or all.
+    fn restore_links(&mut self, sim: &mut Sim<'_>, all: bool) {
         let now_ms = self.now_ms;
-        let due: Vec<Way> =
-            self.cut.iter().filter(|(_, (_, until))| all || *until <= now_ms).map(|(way, _)| way.clone()).collect();
-        for way in due {
-            let (from, to) = &way;
-            match self.cut.remove(&way) {
+        let due: Vec<Link> =
+            self.cut.iter().filter(|(_, (_, until))| all || *until <= now_ms).map(|(link, _)| link.clone()).collect();
+        for link in due {
+            let (from, to) = &link;
+            match self.cut.remove(&link) {
                 Some((Fault::Held, _)) => sim.release(from.as_str(), to.as_str()),
                 Some((Fault::OneWay, _)) => sim.repair_oneway(from.as_str(), to.as_str()),
                 _ => sim.repair(from.as_str(), to.as_str()),
             }
-            self.common.trace.note(format!("mended {from} {to}"));
+            self.common.trace.note(format!("restored {from} {to}"));
         }
         let due: Vec<String> =
             self.down.iter().filter(|(_, until)| all || **until <= now_ms).map(|(host, _)| host.clone()).collect();
@@ -352,8 +357,8 @@ impl World {
         }
     }
 
-    /// One fault.
-    fn disturb(&mut self, sim: &mut Sim<'_>) {
+    /// Injects one fault.
+    fn inject(&mut self, sim: &mut Sim<'_>) {
         let until_ms = self.now_ms + self.draw.within(50, 5_000);
         let worker = self.draw.within(0, self.nodes.len() as u64 - 1) as usize;
         let host = self.hosts[worker].clone();
@@ -376,8 +381,9 @@ impl World {
                 self.nodes[worker].lost_power();
                 self.down.insert(host, until_ms);
             }
-            // Only what another copy has may be lost: a partition whose copies are in sync by the map has them all on disk.
-            9 if !self.down.contains_key(&host) && self.is_whole() => {
+            // A disk may be lost only if another replica has its data: while all replicas are in sync according to the
+            // map, all have it.
+            9 if !self.down.contains_key(&host) && self.is_healthy() => {
                 self.note(Fault::DiskLost, &host);
                 sim.crash(host.as_str());
                 let seed = self.draw.next();
@@ -388,13 +394,13 @@ impl World {
         }
     }
 
-    /// Cuts the way between two hosts, or holds what is on it.
+    /// Cuts the link between two hosts, or holds its messages.
     fn cut(&mut self, sim: &mut Sim<'_>, until_ms: u64) {
         let hosts = self.hosts.len() as u64;
         let from = self.draw.within(0, hosts - 1) as usize;
         let to = (from + self.draw.within(1, hosts - 1) as usize) % hosts as usize;
-        let way = (self.hosts[from].clone(), self.hosts[to].clone());
-        if self.cut.contains_key(&way) || self.cut.contains_key(&(way.1.clone(), way.0.clone())) {
+        let link = (self.hosts[from].clone(), self.hosts[to].clone());
+        if self.cut.contains_key(&link) || self.cut.contains_key(&(link.1.clone(), link.0.clone())) {
             return;
         }
         let fault = match self.draw.within(0, 2) {
@@ -402,14 +408,14 @@ impl World {
             1 => Fault::OneWay,
             _ => Fault::Held,
         };
-        let (from, to) = &way;
+        let (from, to) = &link;
         match fault {
             Fault::OneWay => sim.partition_oneway(from.as_str(), to.as_str()),
             Fault::Held => sim.hold(from.as_str(), to.as_str()),
             _ => sim.partition(from.as_str(), to.as_str()),
         }
         self.note(fault, &format!("{from} {to} until {until_ms}"));
-        self.cut.insert(way, (fault, until_ms));
+        self.cut.insert(link, (fault, until_ms));
     }
 
     fn outcome(&self) -> Outcome {

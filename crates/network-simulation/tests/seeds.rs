@@ -1,9 +1,9 @@
 //! Seeds of the network simulation, each in a process of its own.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::process::Command;
 
-/// Runs a seed; what it printed, every step of it.
+/// Runs a seed; returns everything it printed.
 fn replay(seed: u64) -> String {
     let binary = env!("CARGO_BIN_EXE_engram-network-simulation");
     let output = Command::new(binary).args(["--seed", &seed.to_string()]).output().unwrap();
@@ -18,8 +18,8 @@ fn number(text: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn a_seed_goes_the_same_way_again_and_everything_holds() {
-    // Of even seeds clients count; of odd ones every epoch decays.
+fn seeds_are_deterministic_and_pass() {
+    // In even seeds clients count; in odd ones every epoch decays.
     let texts = [0, 1].map(|seed| {
         let text = replay(seed);
         assert_eq!(replay(seed), text, "seed {seed}, a second time");

@@ -122,7 +122,7 @@ impl Store {
             return Err(Box::new(Err(WriteError::NotPrimary { partition, term })));
         };
         if !state.replica.admits_writes() {
-            return Err(Box::new(Err(WriteError::TooFewReplicas {
+            return Err(Box::new(Err(WriteError::NotEnoughReplicas {
                 partition,
                 in_sync: state.replica.in_sync_count(),
             })));

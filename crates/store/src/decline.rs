@@ -91,7 +91,7 @@ impl Declines {
                 let has_restarted = running != *member;
                 // A process that kept running has lost nothing, a restarted one may have.
                 if !self.remote.contains_key(&(*partition, running))
-                    && best.is_none_or(|(best_restarted, _)| has_restarted < best_restarted)
+                    && best.is_none_or(|(best_restarted, _)| !has_restarted && best_restarted)
                 {
                     best = Some((has_restarted, running));
                 }

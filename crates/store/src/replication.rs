@@ -1,7 +1,7 @@
 //! Executes the decisions of the replicas: log entries, messages to peers, proposals to the map.
 //!
-//! Every event of a replica passes through [`Store::step`], and its actions are executed in order. Outgoing messages are collected
-//! and sent once per turn ([`Store::dispatch`]), so that partitions share frames as they share log batches.
+//! Every event of a replica passes through `Store::step`, and its actions are executed in order. Outgoing messages are collected
+//! and sent once per turn (`Store::dispatch`), so that partitions share frames as they share log batches.
 
 use crate::decline::{DeclineAction, Declines};
 use crate::peer::{Envelope, Message, NoPeers, Peers, Proposal};
@@ -217,7 +217,7 @@ impl Store {
                 }
                 Message::PositionRequest { requested_ms } => self.receive_position_query(partition, from, requested_ms),
                 Message::Position { term, lsn, requested_ms } => {
-                    self.receive_position(partition, from, term, lsn, requested_ms)
+                    self.receive_position(partition, from, term, lsn, requested_ms);
                 }
                 Message::Digest { term, lsn, digest } => {
                     self.receive_digest(partition, from, term, lsn, engram_memory::Digest(digest));

@@ -61,7 +61,7 @@ pub enum WriteError {
     },
     /// Fewer replicas are in sync than the cluster's policy requires; retry later.
     #[error("partition {partition} has {in_sync} replicas in sync, fewer than writes require")]
-    TooFewReplicas {
+    NotEnoughReplicas {
         /// Partition.
         partition: PartitionId,
         /// Replicas in sync.

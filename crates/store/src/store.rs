@@ -228,7 +228,7 @@ impl Store {
             options,
             identity,
             partitions,
-            states: states,
+            states,
             wal,
             writer: Some(writer),
             marks: VecDeque::new(),

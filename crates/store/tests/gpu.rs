@@ -1,5 +1,5 @@
 //! A store over one or several GPUs: replies, ranks, recalls and digests equal those of a store over the CPU, also when a GPU fails.
-//! The GPU is emulated by a stand-in for NVIDIA's library, below the production launch code.
+//! The GPU is an emulated CUDA driver below the production launch code.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 #[path = "../../../kernels/tests/host/build.rs"]
@@ -60,7 +60,7 @@ fn observe(store: &mut Partitions) -> (Ranks, Recalls, Sums) {
     (ranked, recalled, (store.digest().unwrap(), store.quality().unwrap(), store.histogram(6).unwrap()))
 }
 
-/// Returns all devices of the stand-in.
+/// Returns all emulated devices.
 fn gpus() -> Box<dyn Device> {
     let devices = engram_kernels::gpu::cuda::devices().unwrap();
     let opened = (0..devices).map(|ordinal| {
@@ -123,7 +123,7 @@ fn a_store_whose_gpu_fails_continues_with_the_same_bits() {
             assert_eq!((status.fallbacks, status.given_up.is_none()), (1, full), "{status:?}");
             assert!(status.passes > 10, "the failure came in the middle: {status:?}");
         });
-        // The process on the stand-in has one fault plan.
+        // The re-executed process has one fault plan.
         if output.is_none() {
             break;
         }

@@ -1,4 +1,4 @@
-//! The way to a collector, and what is told where it does not take anything.
+//! The connection to a collector, and log lines about a collector that does not accept traces.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,22 +17,22 @@ use tonic::transport::{Channel, Endpoint};
 use crate::Error;
 use crate::settings::{Traces, Trust};
 
-/// Longest wait for a connection: part of the time of one export.
+/// Connection time limit: part of the time of one export.
 const CONNECT: Duration = Duration::from_secs(5);
-/// A collector that is away for a day is told of so often, and no oftener.
-const TELL_AGAIN: Duration = Duration::from_secs(600);
+/// Minimum interval between two warnings about an unavailable collector.
+const WARN_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Makes an exporter; it connects when there is something to send. To be called on a runtime, which carries the connection.
+/// Creates an exporter, which connects on first use. Must be called on the runtime that carries the connection.
 pub(crate) fn exporter(traces: &Traces) -> Result<QuietExporter, Error> {
     let exporter = opentelemetry_otlp::SpanExporter::builder()
         .with_tonic()
         .with_channel(channel(traces)?)
         .with_timeout(traces.timeout)
-        // Not its default everywhere: a collector that is being restarted is away for a second.
+        // Not its default everywhere: a collector that restarts is away for a second.
         .with_retry_policy(RetryPolicy::recommended())
         .build()
         .map_err(|error| Error::Exporter(error.to_string()))?;
-    Ok(QuietExporter { exporter, endpoint: traces.endpoint.to_string(), away: Mutex::default() })
+    Ok(QuietExporter { exporter, endpoint: traces.endpoint.to_string(), availability: Mutex::default() })
 }
 
 fn channel(traces: &Traces) -> Result<Channel, Error> {
@@ -48,21 +48,21 @@ fn channel(traces: &Traces) -> Result<Channel, Error> {
 }
 
 fn tls(trust: &Trust) -> Result<Arc<ClientConfig>, Error> {
-    let unfit = |what: &dyn std::fmt::Display| Error::Exporter(format!("TLS to the collector: {what}"));
+    let invalid = |what: &dyn std::fmt::Display| Error::Exporter(format!("TLS to the collector: {what}"));
     let ring = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(ring)
         .with_safe_default_protocol_versions()
-        .map_err(|error| unfit(&error))?;
+        .map_err(|error| invalid(&error))?;
     let read = |path: &std::path::Path| {
         let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        found.map_err(|error| unfit(&format!("{}: {error}", path.display())))
+        found.map_err(|error| invalid(&format!("{}: {error}", path.display())))
     };
     let builder = match &trust.roots {
-        None => builder.with_native_roots().map_err(|error| unfit(&error))?,
+        None => builder.with_native_roots().map_err(|error| invalid(&error))?,
         Some(path) => {
             let mut roots = RootCertStore::empty();
             for root in read(path)? {
-                roots.add(root).map_err(|error| unfit(&format!("{}: {error}", path.display())))?;
+                roots.add(root).map_err(|error| invalid(&format!("{}: {error}", path.display())))?;
             }
             builder.with_root_certificates(roots)
         }
@@ -71,45 +71,45 @@ fn tls(trust: &Trust) -> Result<Arc<ClientConfig>, Error> {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
             let secret = PrivateKeyDer::from_pem_file(key);
-            let secret = secret.map_err(|error| unfit(&format!("{}: {error}", key.display())))?;
-            builder.with_client_auth_cert(read(certificate)?, secret).map_err(|error| unfit(&error))?
+            let secret = secret.map_err(|error| invalid(&format!("{}: {error}", key.display())))?;
+            builder.with_client_auth_cert(read(certificate)?, secret).map_err(|error| invalid(&error))?
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Arc::new(config))
 }
 
-/// An exporter that says of a collector that is away when it goes and when it is back, and little between. What could not be sent is
-/// lost: nobody waits for it.
+/// An exporter that logs when a collector becomes unavailable and available, and little in between. Spans that could
+/// not be sent are lost, without delaying anything.
 #[derive(Debug)]
 pub(crate) struct QuietExporter {
     exporter: opentelemetry_otlp::SpanExporter,
     endpoint: String,
-    away: Mutex<Away>,
+    availability: Mutex<Availability>,
 }
 
-/// Since when nothing is told, and what was lost.
+/// State of the warnings.
 #[derive(Debug, Default)]
-struct Away {
-    told: Option<Instant>,
-    is_away: bool,
+struct Availability {
+    warned: Option<Instant>,
+    is_down: bool,
     lost: usize,
 }
 
-impl Away {
-    /// How many spans were lost, if that is to be told.
-    fn fails(&mut self, spans: usize, now: Instant) -> Option<usize> {
+impl Availability {
+    /// Notes a failed export; returns the number of lost spans if a warning is due.
+    fn failed(&mut self, spans: usize, now: Instant) -> Option<usize> {
         self.lost += spans;
-        if self.told.is_some_and(|told| now.saturating_duration_since(told) < TELL_AGAIN) {
+        if self.warned.is_some_and(|warned| now.saturating_duration_since(warned) < WARN_INTERVAL) {
             return None;
         }
-        (self.told, self.is_away) = (Some(now), true);
+        (self.warned, self.is_down) = (Some(now), true);
         Some(std::mem::take(&mut self.lost))
     }
 
-    /// Whether that is to be told.
-    fn works(&mut self) -> bool {
-        std::mem::take(&mut self.is_away)
+    /// Notes a successful export; returns whether to log the recovery.
+    fn succeeded(&mut self) -> bool {
+        std::mem::take(&mut self.is_down)
     }
 }
 
@@ -117,14 +117,16 @@ impl SpanExporter for QuietExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
         let result = self.exporter.export(batch).await;
-        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut availability = self.availability.lock().unwrap_or_else(PoisonError::into_inner);
         match &result {
             Err(error) => {
-                if let Some(lost) = away.fails(spans, Instant::now()) {
-                    tracing::warn!(endpoint = self.endpoint, %error, lost, "the collector takes no traces");
+                if let Some(lost) = availability.failed(spans, Instant::now()) {
+                    tracing::warn!(endpoint = self.endpoint, %error, lost, "failed to export traces");
                 }
             }
-            Ok(()) if away.works() => tracing::info!(endpoint = self.endpoint, "the collector takes traces again"),
+            Ok(()) if availability.succeeded() => {
+                tracing::info!(endpoint = self.endpoint, "trace export has recovered")
+            }
             Ok(()) => {}
         }
         result
@@ -148,15 +150,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collector_that_is_away_is_told_of_rarely_and_nothing_lost_is_forgotten() {
-        let (mut away, start) = (Away::default(), Instant::now());
-        assert_eq!(away.fails(3, start), Some(3));
-        assert_eq!(away.fails(5, start + Duration::from_secs(5)), None);
-        assert_eq!(away.fails(1, start + TELL_AGAIN), Some(6));
-        assert!(away.works());
-        assert!(!away.works());
-        // One that comes and goes is not told of more often.
-        assert_eq!(away.fails(2, start + TELL_AGAIN + Duration::from_secs(1)), None);
-        assert!(!away.works());
+    fn warnings_about_an_unavailable_collector_are_rare_and_count_all_lost_spans() {
+        let (mut availability, start) = (Availability::default(), Instant::now());
+        assert_eq!(availability.failed(3, start), Some(3));
+        assert_eq!(availability.failed(5, start + Duration::from_secs(5)), None);
+        assert_eq!(availability.failed(1, start + WARN_INTERVAL), Some(6));
+        assert!(availability.succeeded());
+        assert!(!availability.succeeded());
+        // An unstable collector causes no more warnings.
+        assert_eq!(availability.failed(2, start + WARN_INTERVAL + Duration::from_secs(1)), None);
+        assert!(!availability.succeeded());
     }
 }

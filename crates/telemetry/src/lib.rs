@@ -1,14 +1,15 @@
-//! What a program tells of itself: log lines on standard error, and traces by OTLP over gRPC.
+//! Telemetry of a program: log lines on standard error, and traces by OTLP over gRPC.
 //!
-//! Traces are sent where the standard variables name an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`),
-//! and nothing of all that exists where they do not. There are no variables of Engram's own for it. Everything of OpenTelemetry is in
-//! this crate, since its crates break in minor versions; others make spans with `tracing`.
+//! Traces are sent if the standard variables name an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`,
+//! `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`); otherwise nothing of it exists. Engram has no variables of its own for it.
+//! All OpenTelemetry code is in this crate, since its crates break in minor versions; other crates create spans with
+//! `tracing`.
 //!
-//! - A variable that nobody can mean ends the start with an error, and none is passed over.
-//! - A collector that is away holds up nobody: spans go into a bounded queue, a thread of its own sends them, and what finds no room or
-//!   nobody to take it is lost.
-//! - Spans of Engram's own crates alone are sent, from level debug on, so that they show in log lines only where somebody asks for that;
-//!   what the connection to the collector does is no part of any trace.
+//! - An invalid variable is a startup error; none is ignored.
+//! - An unavailable collector delays nothing: spans go into a bounded queue, a separate thread sends them, and spans
+//!   without room or receiver are lost.
+//! - Only spans of Engram's own crates are sent, from level debug on, so that log lines show them only on request; the
+//!   connection to the collector is never part of a trace.
 
 mod export;
 mod lines;
@@ -31,48 +32,48 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 pub use lines::LogFormat;
 pub use settings::Invalid;
 
-use lines::Traced;
+use lines::TracedFormat;
 use settings::Traces;
 
-/// How long the end of a program waits for its last spans to be taken.
+/// Time limit for sending the last spans when a program ends.
 const FLUSH: Duration = Duration::from_secs(3);
 
-/// Which program tells.
+/// Identity of the program.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
-    /// Its `service.name`, unless `OTEL_SERVICE_NAME` gives another.
+    /// Default of `service.name`; `OTEL_SERVICE_NAME` overrides it.
     pub name: &'static str,
     /// Its `service.version`.
     pub version: &'static str,
 }
 
-/// Which lines are logged, and how.
+/// Settings of log lines.
 #[derive(Debug, Clone, Copy)]
 pub struct Log<'a> {
     /// A level, or targets with levels.
     pub filter: &'a str,
-    /// How lines look.
+    /// Format of lines.
     pub format: LogFormat,
 }
 
-/// Why a program cannot tell of itself as it was asked to.
+/// Reason why telemetry could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The filter of log lines is none.
+    /// Invalid log filter.
     #[error("log filter {0:?}: {1}")]
     Filter(String, tracing_subscriber::filter::ParseError),
-    /// A variable is none.
+    /// Invalid variable.
     #[error(transparent)]
     Variable(#[from] Invalid),
-    /// Nothing can be sent.
-    #[error("failed to make an exporter of traces: {0}")]
+    /// No exporter could be created.
+    #[error("failed to create a trace exporter: {0}")]
     Exporter(String),
-    /// Somebody else tells already.
-    #[error("log lines were set up before")]
+    /// Logging was already set up.
+    #[error("logging was already set up")]
     Twice,
 }
 
-/// Keeps telling until it is dropped: then the last spans are sent, for a bounded time.
+/// Keeps telemetry running until dropped: then the last spans are sent, for a bounded time.
 #[derive(Debug)]
 #[must_use = "the last spans are lost without it"]
 pub struct Telemetry {
@@ -89,29 +90,27 @@ impl Telemetry {
 impl Drop for Telemetry {
     fn drop(&mut self) {
         if let Some(provider) = self.provider.take() {
-            // What went wrong with the last of them was told by the exporter.
+            // The exporter has logged errors.
             let _ = provider.shutdown_with_timeout(FLUSH);
         }
     }
 }
 
-/// Sets up log lines and traces of this process. To be called on the runtime that carries the connection to a collector, and what it
-/// returns is to be dropped before that runtime.
+/// Sets up log lines and traces of this process. Must be called on the runtime that carries the connection to a
+/// collector; drop the result before that runtime.
 ///
-/// # Errors
-/// The filter or a variable says nonsense.
+/// # Errors If the filter or a variable is invalid.
 pub fn start(program: Program, log: Log<'_>) -> Result<Telemetry, Error> {
-    // One that is not Unicode is refused with what can be shown of it.
+    // An invalid value that is not Unicode is shown lossily.
     let get = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let (dispatch, telling) = build(program, log, get, std::io::stderr)?;
+    let (dispatch, telemetry) = build(program, log, get, std::io::stderr)?;
     tracing::dispatcher::set_global_default(dispatch).map_err(|_| Error::Twice)?;
-    Ok(telling)
+    Ok(telemetry)
 }
 
-/// The same for whoever gives the variables by `get`, and wants the lines elsewhere.
+/// Like [`start`], with variables from `get`, and another writer for log lines.
 ///
-/// # Errors
-/// As for [`start`].
+/// # Errors As for [`start`].
 pub fn build<W>(
     program: Program,
     log: Log<'_>,
@@ -122,15 +121,15 @@ where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
     let filter = EnvFilter::try_new(log.filter).map_err(|error| Error::Filter(log.filter.to_owned(), error))?;
-    // Telling that stderr cannot be written to would be a write to stderr, and a panic.
+    // Reporting that stderr cannot be written to would write to stderr and panic.
     let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(writer).log_internal_errors(false);
     let lines = match log.format {
         LogFormat::Text => lines.boxed(),
-        LogFormat::Json => lines.fmt_fields(JsonFields::new()).event_format(Traced::new()).boxed(),
+        LogFormat::Json => lines.fmt_fields(JsonFields::new()).event_format(TracedFormat::new()).boxed(),
     };
     let provider = settings::read((program.name, program.version), get)?.map(|traces| provider(&traces)).transpose()?;
     let traces = provider.as_ref().map(|provider| {
-        // Where a span was begun, and on which thread, is of no use to who looks at a cluster.
+        // Source location and thread of a span do not help to understand a cluster.
         tracing_opentelemetry::layer()
             .with_tracer(provider.tracer(program.name))
             .with_location(false)
@@ -143,8 +142,8 @@ where
     Ok((Dispatch::new(subscriber), Telemetry { provider }))
 }
 
-/// Spans of our own, and what is logged in them. An allow-list: the crates below the exporter make spans too (`h2`, `hyper`, `tonic`,
-/// `tower`), and sending those would make more.
+/// Selects our own spans, and events in them. An allow-list: the crates below the exporter create spans, too (`h2`,
+/// `hyper`, `tonic`, `tower`), and sending those would create more.
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     let target = metadata.target();
     let is_ours = target.starts_with("engram") && !target.starts_with(env!("CARGO_CRATE_NAME"));
@@ -154,7 +153,7 @@ fn is_traced(metadata: &Metadata<'_>) -> bool {
 
 fn provider(traces: &Traces) -> Result<SdkTracerProvider, Error> {
     let mut attributes = traces.resource.clone();
-    // Whoever runs outside a pod has no name that nobody else has.
+    // Outside a pod there is no unique name.
     let instance = || RandomIdGenerator::default().new_trace_id().to_string();
     attributes.entry("service.instance.id".into()).or_insert_with(instance);
     let attributes = attributes.into_iter().map(|(key, value)| KeyValue::new(key, value));

@@ -9,33 +9,33 @@ use tracing_subscriber::fmt::format::{Format, FormatEvent, FormatFields, Json, W
 use tracing_subscriber::fmt::{FmtContext, format};
 use tracing_subscriber::registry::LookupSpan;
 
-/// How lines are logged.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable.
     Text,
-    /// One JSON object a line; inside a span that may be traced with its `trace_id` and `span_id`.
+    /// One JSON object per line; inside a traced span with `trace_id` and `span_id`.
     Json,
 }
 
-/// JSON lines as they were, with the ids of the trace that they belong to at their end.
-pub(crate) struct Traced(Format<Json>);
+/// JSON lines with the ids of their trace appended.
+pub(crate) struct TracedFormat(Format<Json>);
 
-impl Traced {
+impl TracedFormat {
     pub(crate) fn new() -> Self {
         Self(format().json())
     }
 }
 
-impl<S, N> FormatEvent<S, N> for Traced
+impl<S, N> FormatEvent<S, N> for TracedFormat
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
     N: for<'writer> FormatFields<'writer> + 'static,
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let ids = Context::map_current(|current| {
-            let of_span = current.span().span_context().clone();
-            of_span.is_valid().then(|| (of_span.trace_id(), of_span.span_id()))
+            let span_context = current.span().span_context().clone();
+            span_context.is_valid().then(|| (span_context.trace_id(), span_context.span_id()))
         });
         let Some((trace, span)) = ids else { return self.0.format_event(context, writer, event) };
         let mut line = String::new();

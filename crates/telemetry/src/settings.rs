@@ -1,5 +1,5 @@
-//! What the standard `OTEL_*` variables ask for. All of it is checked before anything starts: the SDK would pass over what it does not
-//! understand, and people would look for traces that nobody sends.
+//! Settings from the standard `OTEL_*` variables. All are validated before anything starts: the SDK ignores what it
+//! does not understand, and traces would silently be missing.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,13 +9,13 @@ use opentelemetry_sdk::trace::Sampler;
 use percent_encoding::percent_decode_str;
 use tonic::transport::Uri;
 
-/// The specification's own: how long one export may take.
+/// Time limit of one export, as in the specification.
 const EXPORT: Duration = Duration::from_secs(10);
 const BOOLEAN: &str = "true, false";
-/// Numbers of the queue of spans; the SDK reads them itself.
+/// Settings of the span queue, which the SDK reads itself.
 const QUEUE: [&str; 3] = ["OTEL_BSP_SCHEDULE_DELAY", "OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"];
 
-/// A variable that nobody can mean.
+/// An invalid variable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {value:?} is not allowed; allowed: {allowed}")]
 pub struct Invalid {
@@ -24,7 +24,7 @@ pub struct Invalid {
     allowed: &'static str,
 }
 
-/// Where traces go, how many of them, and what they say of this process.
+/// Destination, sampling and resource attributes of traces.
 #[derive(Debug, Clone)]
 pub(crate) struct Traces {
     /// With a scheme.
@@ -35,18 +35,18 @@ pub(crate) struct Traces {
     pub(crate) resource: BTreeMap<String, String>,
 }
 
-/// Files of an encrypted connection.
+/// TLS files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Trust {
-    /// Whom to believe instead of whom the machine does.
+    /// Trusted roots, instead of those of the system.
     pub(crate) roots: Option<PathBuf>,
-    /// Certificate and key to show.
+    /// Client certificate and key.
     pub(crate) own: Option<(PathBuf, PathBuf)>,
 }
 
-/// Reads variables by `get`; `None`: no traces are wanted. `program` is its name and version.
+/// Reads variables by `get`; `None` = no traces are wanted. `program` is name and version.
 pub(crate) fn read(program: (&str, &str), get: impl Fn(&str) -> Option<String>) -> Result<Option<Traces>, Invalid> {
-    // The specification's: an empty variable is one that is not set.
+    // As in the specification: an empty variable counts as unset.
     let get = |name: &str| get(name).filter(|value| !value.is_empty());
     if boolean(get, "OTEL_SDK_DISABLED")? {
         return Ok(None);
@@ -80,13 +80,13 @@ pub(crate) fn read(program: (&str, &str), get: impl Fn(&str) -> Option<String>) 
     }))
 }
 
-/// Variables of the exporter: those of traces go before those of everything.
+/// Variables of the exporter: those for traces override the general ones.
 struct Variables<G> {
     get: G,
 }
 
 impl<G: Fn(&str) -> Option<String>> Variables<G> {
-    /// The variable that says it, and what it says.
+    /// Returns the variable that is set, and its value.
     fn of_export(&self, what: &str) -> Option<(String, String)> {
         let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
         names.into_iter().find_map(|name| (self.get)(&name).map(|value| (name, value)))
@@ -132,20 +132,20 @@ fn boolean(get: impl Fn(&str) -> Option<String>, variable: &str) -> Result<bool,
     }
 }
 
-/// An endpoint without a scheme is one of an encrypted connection, unless `insecure`: so it is in the specification.
+/// Parses an endpoint. Without a scheme it means TLS unless `insecure`, as in the specification.
 fn uri(variable: &str, value: &str, insecure: bool) -> Result<Uri, Invalid> {
     let allowed = "http://HOST:PORT, https://HOST:PORT, or HOST:PORT with OTEL_EXPORTER_OTLP_INSECURE; no path";
     let scheme = if insecure { "http" } else { "https" };
     let full = if value.contains("://") { value.to_owned() } else { format!("{scheme}://{value}") };
     let parsed = full.parse::<Uri>().ok().filter(|uri| {
         let is_host = uri.authority().is_some_and(|host| !host.host().is_empty() && !host.as_str().contains('@'));
-        // A port that is no number is no port to the parser.
+        // The parser ignores a port that is not a number.
         let has_port =
             uri.authority().is_some_and(|host| host.as_str().ends_with(host.host()) || host.port_u16().is_some());
         let is_bare = uri.path().trim_matches('/').is_empty() && uri.query().is_none();
         is_host && has_port && is_bare && matches!(uri.scheme_str(), Some("http" | "https"))
     });
-    // Who writes a password there does not want to read it in a log.
+    // A password must not appear in a log.
     let shown = if value.contains('@') { "(with a user)" } else { value };
     parsed.ok_or_else(|| invalid(variable, shown, allowed))
 }
@@ -171,7 +171,7 @@ fn sampler(get: impl Fn(&str) -> Option<String>) -> Result<Sampler, Invalid> {
     Ok(if is_by_parent { Sampler::ParentBased(Box::new(sampler)) } else { sampler })
 }
 
-/// What is known of this process, then what people say of it, then the name that they give it.
+/// Returns the resource attributes: detected ones, overridden by `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME`.
 fn resource(
     (name, version): (&str, &str),
     get: impl Fn(&str) -> Option<String>,
@@ -187,13 +187,13 @@ fn resource(
         ("k8s.node.name", "NODE_NAME"),
     ];
     resource.extend(of_pod.into_iter().filter_map(|(key, variable)| Some((key.to_owned(), get(variable)?))));
-    let said = get(ATTRIBUTES).unwrap_or_default();
-    for pair in said.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+    let attributes = get(ATTRIBUTES).unwrap_or_default();
+    for pair in attributes.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let decoded = pair.split_once('=').and_then(|(key, value)| {
             let decoded = |text: &str| percent_decode_str(text.trim()).decode_utf8().ok().map(String::from);
             Some((decoded(key).filter(|key| !key.is_empty())?, decoded(value)?))
         });
-        resource.extend([decoded.ok_or_else(|| invalid(ATTRIBUTES, &said, "key=value, ..., percent-encoded"))?]);
+        resource.extend([decoded.ok_or_else(|| invalid(ATTRIBUTES, &attributes, "key=value, ..., percent-encoded"))?]);
     }
     resource.extend(get("OTEL_SERVICE_NAME").map(|name| ("service.name".to_owned(), name)));
     Ok(resource)
@@ -211,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_unless_an_endpoint_is_named() {
+    fn traces_require_an_endpoint() {
         for none in [
             &[][..],
             &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
             &[("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://collector:4317")],
             &[AT, ("OTEL_SDK_DISABLED", "True")],
             &[AT, ("OTEL_TRACES_EXPORTER", "none")],
-            // What nobody uses is not looked at.
+            // Unused variables are not validated.
             &[("OTEL_TRACES_SAMPLER", "sometimes")],
         ] {
             assert!(of(none).unwrap().is_none(), "{none:?}");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_traces_go_before_those_of_everything_and_a_missing_scheme_is_an_encrypted_one() {
+    fn trace_variables_override_general_ones_and_a_missing_scheme_means_tls() {
         let endpoint = |variables: &[(&str, &str)]| of(variables).unwrap().unwrap().endpoint.to_string();
         let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "traces:4317");
         assert_eq!(endpoint(&[AT, own]), "https://traces:4317/");
@@ -284,18 +284,18 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_is_what_the_pod_is_but_people_have_the_last_word() {
+    fn resource_attributes_of_the_pod_can_be_overridden() {
         let resource = |variables: &[(&str, &str)]| of(variables).unwrap().unwrap().resource;
         let alone = resource(&[AT]);
         assert_eq!((alone["service.name"].as_str(), alone["service.version"].as_str()), ("engram-operator", "1.2.3"));
         assert!(!alone.contains_key("k8s.pod.name"));
         let pod = [AT, ("POD_NAME", "engram-operator-0"), ("POD_NAMESPACE", "engram-system"), ("NODE_NAME", "node-7")];
-        let said = ("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine,k8s.node.name=n,team=a%2Cb, empty=");
-        let told = resource(&[pod[0], pod[1], pod[2], pod[3], said]);
-        assert_eq!((told["service.name"].as_str(), told["k8s.node.name"].as_str()), ("mine", "n"));
-        assert_eq!((told["team"].as_str(), told["empty"].as_str()), ("a,b", ""));
-        assert_eq!(told["k8s.pod.name"], told["service.instance.id"]);
-        let named = resource(&[AT, said, ("OTEL_SERVICE_NAME", "operator")]);
+        let attributes = ("OTEL_RESOURCE_ATTRIBUTES", "service.name=mine,k8s.node.name=n,team=a%2Cb, empty=");
+        let overridden = resource(&[pod[0], pod[1], pod[2], pod[3], attributes]);
+        assert_eq!((overridden["service.name"].as_str(), overridden["k8s.node.name"].as_str()), ("mine", "n"));
+        assert_eq!((overridden["team"].as_str(), overridden["empty"].as_str()), ("a,b", ""));
+        assert_eq!(overridden["k8s.pod.name"], overridden["service.instance.id"]);
+        let named = resource(&[AT, attributes, ("OTEL_SERVICE_NAME", "operator")]);
         assert_eq!(named["service.name"], "operator");
     }
 }

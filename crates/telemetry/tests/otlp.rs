@@ -1,4 +1,4 @@
-//! Traces arrive at a collector, and one that is away holds up nobody.
+//! Traces arrive at a collector, and an unavailable one does not delay the program.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -23,10 +23,10 @@ use tracing::Dispatch;
 
 const PROGRAM: Program = Program { name: "engram-operator", version: "1.2.3" };
 
-/// Far more than the last spans are waited for, and less than it takes to send all of them to nobody.
+/// Much more than the time limit of the last spans, and less than sending all of them would take.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A collector that keeps what it is sent.
+/// A collector that stores what it receives.
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 
@@ -69,24 +69,25 @@ async fn listen() -> (Collector, SocketAddr) {
     (collector, address)
 }
 
-fn telling(variables: &[(&str, &str)]) -> (Dispatch, Telemetry, Lines) {
+fn set_up(variables: &[(&str, &str)]) -> (Dispatch, Telemetry, Lines) {
     let variables: BTreeMap<String, String> =
         variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
     let (lines, log) = (Lines::default(), Log { filter: "info", format: LogFormat::Json });
     let writer = lines.clone();
-    let (dispatch, telling) = build(PROGRAM, log, |name| variables.get(name).cloned(), move || writer.clone()).unwrap();
-    (dispatch, telling, lines)
+    let (dispatch, telemetry) =
+        build(PROGRAM, log, |name| variables.get(name).cloned(), move || writer.clone()).unwrap();
+    (dispatch, telemetry, lines)
 }
 
-/// What an operator does, as far as this crate can tell.
-fn look(dispatch: &Dispatch) {
+/// Creates the spans of an operator's reconciliation.
+fn reconcile(dispatch: &Dispatch) {
     tracing::dispatcher::with_default(dispatch, || {
         let root = tracing::debug_span!(target: "engram_operator", "reconcile", k8s.namespace.name = "research");
         let _root = root.enter();
         tracing::debug_span!(target: "engram_operator", "observe").in_scope(|| {
             tracing::info!(target: "engram_operator", "observed");
         });
-        // What carries traces is never part of one.
+        // The transport of traces is never part of a trace.
         let _wire = tracing::info_span!(target: "h2::client", "poll").entered();
     });
 }
@@ -100,7 +101,7 @@ fn read(attributes: &[KeyValue]) -> BTreeMap<&str, &str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_last_spans_arrive_at_the_end_with_what_they_say_and_who_says_it() {
+async fn the_last_spans_arrive_with_their_attributes_and_resource() {
     let (collector, address) = listen().await;
     let endpoint = format!("http://{address}");
     let variables = [
@@ -109,14 +110,14 @@ async fn the_last_spans_arrive_at_the_end_with_what_they_say_and_who_says_it() {
         ("POD_NAME", "engram-operator-0"),
         ("POD_NAMESPACE", "engram-system"),
     ];
-    let (dispatch, telling, lines) = telling(&variables);
-    look(&dispatch);
-    tokio::task::spawn_blocking(move || drop(telling)).await.unwrap();
+    let (dispatch, telemetry, lines) = set_up(&variables);
+    reconcile(&dispatch);
+    tokio::task::spawn_blocking(move || drop(telemetry)).await.unwrap();
 
     let taken = collector.0.lock().unwrap().clone();
     let [request] = taken.as_slice() else { panic!("{taken:?}") };
-    let [told] = request.resource_spans.as_slice() else { panic!("{request:?}") };
-    let resource = read(&told.resource.as_ref().unwrap().attributes);
+    let [resource_spans] = request.resource_spans.as_slice() else { panic!("{request:?}") };
+    let resource = read(&resource_spans.resource.as_ref().unwrap().attributes);
     for (key, value) in [
         ("service.name", "engram-operator"),
         ("service.version", "1.2.3"),
@@ -127,7 +128,7 @@ async fn the_last_spans_arrive_at_the_end_with_what_they_say_and_who_says_it() {
     ] {
         assert_eq!(resource.get(key), Some(&value), "{key}");
     }
-    let spans = &told.scope_spans[0].spans;
+    let spans = &resource_spans.scope_spans[0].spans;
     let [observe, reconcile] = spans.as_slice() else { panic!("{spans:?}") };
     assert_eq!((reconcile.name.as_str(), observe.name.as_str()), ("reconcile", "observe"));
     assert!(reconcile.parent_span_id.is_empty());
@@ -143,16 +144,16 @@ async fn the_last_spans_arrive_at_the_end_with_what_they_say_and_who_says_it() {
 }
 
 #[tokio::test]
-async fn without_an_endpoint_nobody_sends_and_lines_are_as_ever() {
-    let (dispatch, telling, lines) = telling(&[("OTEL_SERVICE_NAME", "operator")]);
-    assert!(!telling.traces());
-    look(&dispatch);
+async fn without_an_endpoint_lines_have_no_trace_ids() {
+    let (dispatch, telemetry, lines) = set_up(&[("OTEL_SERVICE_NAME", "operator")]);
+    assert!(!telemetry.traces());
+    reconcile(&dispatch);
     assert!(lines.read().contains("observed") && !lines.read().contains("trace_id"));
 }
 
-/// A collector that takes connections and never answers, and one that is not there at all.
+/// One collector accepts connections and never answers, the other does not exist.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_is_away_holds_up_nobody() {
+async fn an_unavailable_collector_delays_nothing() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addresses = [silent.local_addr().unwrap(), gone.local_addr().unwrap()];
@@ -160,23 +161,24 @@ async fn a_collector_that_is_away_holds_up_nobody() {
     for address in addresses {
         let endpoint = format!("http://{address}");
         let quick = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")];
-        let (dispatch, telling, _) = telling(&quick);
-        // Far more than the queue holds: somebody who waited for room would wait for ever.
+        let (dispatch, telemetry, _) = set_up(&quick);
+        // Far more than the queue holds: waiting for room would never end.
         for _ in 0..5_000 {
-            look(&dispatch);
+            reconcile(&dispatch);
         }
-        let end = tokio::task::spawn_blocking(move || drop(telling));
+        let end = tokio::task::spawn_blocking(move || drop(telemetry));
         let ended = tokio::time::timeout(DEADLINE, end).await;
-        ended.expect("the end waits for a collector that is away").unwrap();
+        ended.expect("shutdown waits for an unavailable collector").unwrap();
     }
 }
 
-/// A certificate that is its own authority, for a name; its key is in it.
+/// A self-signed certificate with its key.
 fn certificate(name: &str) -> rcgen::CertifiedKey<rcgen::KeyPair> {
     rcgen::generate_simple_self_signed([name.to_owned()]).unwrap()
 }
 
-/// A door with a certificate before the collector, and whom to believe. With `guest` it opens for nobody else.
+/// Starts a TLS proxy for the collector; returns its address and trusted root. With `guest` it accepts only that
+/// client.
 async fn behind_tls(collector: SocketAddr, guest: Option<&rcgen::Certificate>) -> (SocketAddr, String) {
     let made = certificate("localhost");
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
@@ -205,51 +207,51 @@ async fn behind_tls(collector: SocketAddr, guest: Option<&rcgen::Certificate>) -
     (address, made.cert.pem())
 }
 
-/// How many exports the collector has taken once these variables' last spans were sent.
+/// Returns the number of exports that the collector received once the last spans of these variables were sent.
 async fn taken(collector: &Collector, variables: &[(&str, &str)]) -> usize {
-    let (dispatch, telling, _) = telling(variables);
-    look(&dispatch);
-    tokio::task::spawn_blocking(move || drop(telling)).await.unwrap();
+    let (dispatch, telemetry, _) = set_up(variables);
+    reconcile(&dispatch);
+    tokio::task::spawn_blocking(move || drop(telemetry)).await.unwrap();
     collector.0.lock().unwrap().len()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_scheme_a_connection_is_encrypted_and_whom_to_believe_decides() {
+async fn without_a_scheme_the_connection_uses_tls_with_the_trusted_roots() {
     let (collector, address) = listen().await;
-    let (door, certificate) = behind_tls(address, None).await;
+    let (proxy, certificate) = behind_tls(address, None).await;
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), certificate).unwrap();
-    let endpoint = format!("localhost:{}", door.port());
-    let believing = [
+    let endpoint = format!("localhost:{}", proxy.port());
+    let trusting = [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", file.path().to_str().unwrap()),
     ];
-    assert_eq!(taken(&collector, &believing[..1]).await, 0);
-    assert_eq!(taken(&collector, &believing).await, 1);
+    assert_eq!(taken(&collector, &trusting[..1]).await, 0);
+    assert_eq!(taken(&collector, &trusting).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_asks_for_a_certificate_is_shown_the_one_that_is_named() {
+async fn the_client_certificate_is_presented_to_the_collector() {
     let (collector, address) = listen().await;
-    let (guest, stranger) = (certificate("engram-operator"), certificate("engram-operator"));
-    let (door, roots) = behind_tls(address, Some(&guest.cert)).await;
+    let (guest, other) = (certificate("engram-operator"), certificate("engram-operator"));
+    let (proxy, roots) = behind_tls(address, Some(&guest.cert)).await;
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: String| {
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let (endpoint, roots) = (format!("https://localhost:{}", door.port()), file("ca.crt", roots));
-    let reaching =
+    let (endpoint, roots) = (format!("https://localhost:{}", proxy.port()), file("ca.crt", roots));
+    let connecting =
         [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("OTEL_EXPORTER_OTLP_CERTIFICATE", roots.as_str())];
-    assert_eq!(taken(&collector, &reaching).await, 0, "none is shown");
-    for (own, expected) in [(stranger, 0), (guest, 1)] {
+    assert_eq!(taken(&collector, &connecting).await, 0, "no certificate is presented");
+    for (own, expected) in [(other, 0), (guest, 1)] {
         let shown = file("tls.crt", own.cert.pem());
         let key = file("tls.key", own.signing_key.serialize_pem());
         let own = [
             ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", shown.as_str()),
             ("OTEL_EXPORTER_OTLP_CLIENT_KEY", key.as_str()),
         ];
-        assert_eq!(taken(&collector, &[&reaching[..], &own].concat()).await, expected);
+        assert_eq!(taken(&collector, &[&connecting[..], &own].concat()).await, expected);
     }
 }

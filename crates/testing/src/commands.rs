@@ -239,7 +239,8 @@ impl Draft {
         let Self { mut command, session, drift } = self;
         let high = |session| shadow.sessions.high(session).unwrap_or(0);
         let request = session.map(|(session, drift)| Request { session, seq: from_one(high(session), drift) });
-        let progress_of = |run| shadow.epochs.progress(run).map_or((0, None), |progress| (progress.done, progress.open));
+        let progress_of =
+            |run| shadow.epochs.progress(run).map_or((0, None), |progress| (progress.done, progress.open));
         // A step that is meant to follow goes to a run where it does, if there is one.
         if let Some((run, opens)) = epoch_run(&mut command).filter(|_| drift == 0) {
             let follows = |run: &RunId| progress_of(*run).1.is_none() == opens;

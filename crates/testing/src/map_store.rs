@@ -1,7 +1,7 @@
 //! A map store that fails in every way a store may.
 
 use engram_cluster::PartitionMap;
-use engram_mapstore::{Error, Goal, MapStore, MapOverride};
+use engram_mapstore::{Error, Goal, MapOverride, MapStore};
 use engram_memory::mix64;
 use std::io;
 use std::path::PathBuf;
@@ -122,7 +122,12 @@ impl<S: MapStore> MapStore for FaultyMapStore<S> {
         self.inner.overrides()
     }
 
-    fn override_map(&self, expected: Option<u64>, map: PartitionMap, order: MapOverride) -> Result<PartitionMap, Error> {
+    fn override_map(
+        &self,
+        expected: Option<u64>,
+        map: PartitionMap,
+        order: MapOverride,
+    ) -> Result<PartitionMap, Error> {
         self.begin(&mut held(&self.state))?;
         self.inner.override_map(expected, map, order)
     }
@@ -196,7 +201,8 @@ mod tests {
             assert!(all.iter().any(|answer| answer == kind), "{kind}");
         }
         assert_eq!(raise_terms(3), raise_terms(3));
-        let lost = FaultyMapStore::new(MemoryStore::default(), 1, FaultRates { lost_reply: 1_000, ..FaultRates::default() });
+        let lost =
+            FaultyMapStore::new(MemoryStore::default(), 1, FaultRates { lost_reply: 1_000, ..FaultRates::default() });
         lost.inner().compare_and_swap(None, map(1)).unwrap();
         let next = PartitionMap { version: 1, ..map(2) };
         assert!(lost.compare_and_swap(Some(1), next).is_err());

@@ -11,14 +11,14 @@ use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
 /// For a [`Gpu`](crate::Gpu), [`ProfiledDriver`](super::ProfiledDriver) records more detail.
 ///
 /// ```
-/// use engram_kernels::profiler::{Bottleneck, Profiled, Recorder, analyse, chrome_trace};
+/// use engram_kernels::profiler::{Bottleneck, ProfiledDevice, Recorder, analyse, chrome_trace};
 /// use engram_kernels::{Cpu, Device, Segment, Tile};
 /// use engram_memory::Group;
 /// use std::time::Instant;
 ///
 /// let cpu = Cpu::new(1);
 /// let recorder = Recorder::new(cpu.info().name.clone(), Instant::now(), 1_000);
-/// let mut device = Profiled::new(cpu, recorder.clone());
+/// let mut device = ProfiledDevice::new(cpu, recorder.clone());
 /// device.reserve(1)?;
 /// device.map_tile(0, Tile { segment: 0, count: 2 });
 /// device.write(&[(0, 7, Group(0)), (1, 8, Group(1))])?;

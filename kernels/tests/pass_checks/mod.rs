@@ -103,7 +103,7 @@ impl<D: Driver> PassChecks<D> {
                 ids.set(slot, MemoryId(mix64(u64::from(slot) ^ seed)));
             }
         }
-        let mut story = Self {
+        let mut checks = Self {
             gpu: Gpu::new(driver, "kernels on the CPU".to_owned()),
             reference: ReferenceDevice::new(),
             numbers,
@@ -112,15 +112,15 @@ impl<D: Driver> PassChecks<D> {
             ids,
             lean,
         };
-        let tiles = story.tiles.clone();
+        let tiles = checks.tiles.clone();
         // In two steps, so that columns grow.
-        story.for_each(|device| device.reserve(1).unwrap());
-        story.for_each(|device| device.reserve(tiles.len() as u32).unwrap());
+        checks.for_each(|device| device.reserve(1).unwrap());
+        checks.for_each(|device| device.reserve(tiles.len() as u32).unwrap());
         for (index, &tile) in tiles.iter().enumerate() {
-            story.for_each(|device| device.map_tile(index as u32, tile));
+            checks.for_each(|device| device.map_tile(index as u32, tile));
         }
-        story.for_each(|device| device.write(&rows).unwrap());
-        story
+        checks.for_each(|device| device.write(&rows).unwrap());
+        checks
     }
 
     fn for_each(&mut self, mut call: impl FnMut(&mut dyn Device)) {

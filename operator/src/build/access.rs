@@ -1,4 +1,4 @@
-//! Who a worker is, and the one object that it may open; who people are to the workers, and what accounts may do with a cluster.
+//! ServiceAccounts, Roles and access rights of workers and clients.
 
 use engram_api::AccessList;
 use engram_api::kubernetes_only::{Access, Right};
@@ -12,16 +12,16 @@ pub(super) fn service_account(cluster: &ValidatedCluster, inputs: &Inputs) -> Va
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": metadata(cluster, &cluster.names.worker()),
-        // A worker gets the tokens that it needs by a volume of its own.
+        // Tokens are projected by an explicit volume.
         "automountServiceAccountToken": false,
     });
-    // Here and not in the pods' template: an operator that is told of another secret restarts nobody.
+    // Not in the pod template, so that changed secrets restart no worker.
     let secrets: Vec<Value> = inputs.pull_secrets.iter().map(|name| json!({ "name": name })).collect();
     set(&mut account, "imagePullSecrets", Some(secrets.into()).filter(|_| !inputs.pull_secrets.is_empty()));
     account
 }
 
-/// A worker reads and changes the map of its own cluster and nothing else.
+/// Builds the Role of workers: access to the map of their own cluster only.
 pub(super) fn role(cluster: &ValidatedCluster) -> Value {
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -47,7 +47,7 @@ pub(super) fn role_binding(cluster: &ValidatedCluster) -> Value {
     })
 }
 
-/// Whoever may get a token of it is a user of the cluster. Nothing runs as it, and it may do nothing in Kubernetes.
+/// Builds the ServiceAccount of human users, who request its tokens. It has no permissions in Kubernetes.
 pub(super) fn client_account(cluster: &ValidatedCluster) -> Value {
     json!({
         "apiVersion": "v1",
@@ -57,8 +57,8 @@ pub(super) fn client_account(cluster: &ValidatedCluster) -> Value {
     })
 }
 
-/// What each account may do with the cluster: as the spec says, and everything for people. What the rules of the map forbid is not in it:
-/// that is a right of Kubernetes.
+/// Returns the access rights of a cluster: those of the spec, and all for the account of human users. Overrides of the map are authorized by
+/// Kubernetes instead.
 pub(crate) fn access_list(cluster: &ValidatedCluster) -> AccessList {
     let people = Access { service_account: cluster.names.client(), namespace: None, rights: vec![Right::Admin] };
     let configured = cluster.spec.access.iter().flatten().cloned();

@@ -1,11 +1,11 @@
-//! Whom a cluster's processes and clients believe.
+//! The ConfigMap with a cluster's trust bundle and token issuer.
 
 use serde_json::{Value, json};
 
 use super::{Inputs, metadata};
 use crate::validate::ValidatedCluster;
 
-/// Nothing in it is secret: whoever may read it knows how to tell the cluster from others.
+/// Builds the ConfigMap, which contains no secrets.
 pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     json!({
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-//! What cert-manager is asked for: one certificate for all workers of a cluster.
+//! The cert-manager Certificate of a cluster, shared by all its workers.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::metadata;
 use crate::validate::ValidatedCluster;
 
-/// Builds the `Certificate` with the name that the workers must have; `None` where cert-manager is not asked. It is none of
-/// [`super::objects`]: it comes before there is anything else, and an API server may not know the kind.
+/// Builds the `Certificate` with the name that the workers must have; `None` without `tls.mode: CertManager`. It is not part of
+/// [`super::objects`], since it is created first and API servers may not serve its kind.
 pub fn certificate(cluster: &ValidatedCluster, needed: &Name) -> Option<Value> {
     let (issuer, secret, lifetime) = (cluster.issuer()?, cluster.provided_secret()?, cluster.certificates()?);
     let or = |text: &Option<String>, otherwise: &str| match text {
@@ -29,16 +29,16 @@ pub fn certificate(cluster: &ValidatedCluster, needed: &Name) -> Option<Value> {
             },
             "uris": [needed.to_string()],
             "usages": ["digital signature", "server auth", "client auth"],
-            // A key that leaked is of no use after the next renewal.
+            // Limits the use of a leaked key to one renewal period.
             "privateKey": { "algorithm": "ECDSA", "size": 256, "encoding": "PKCS8", "rotationPolicy": "Always" },
             "duration": go_duration(lifetime),
-            // As with the operator's own: replaced after two thirds.
+            // Renewed after two thirds of its lifetime, like the operator's own certificates.
             "renewBefore": go_duration(lifetime / 3),
         },
     }))
 }
 
-/// A duration as Go writes it, and so as cert-manager writes it back: another spelling would be a difference for ever.
+/// Formats a duration as Go does. cert-manager normalizes durations, so another spelling would be a permanent difference.
 fn go_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match (seconds / 3_600, seconds / 60 % 60, seconds % 60) {
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_written_as_go_writes_them() {
+    fn durations_are_formatted_as_in_go() {
         let of = |seconds| go_duration(Duration::from_secs(seconds));
         assert_eq!([of(86_400), of(3_600), of(1_200), of(90), of(59)], ["24h0m0s", "1h0m0s", "20m0s", "1m30s", "59s"]);
     }

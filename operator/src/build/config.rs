@@ -12,7 +12,7 @@ pub(crate) const FILE: &str = "cluster.json";
 /// Name of the file with the rights of accounts.
 const ACCESS_FILE: &str = "access.json";
 
-/// The field in it that says how many workers share the snapshot out that the cluster begins from.
+/// Field with the number of workers that bootstrap the cluster.
 pub(crate) const BOOTSTRAP_WORKERS: &str = "bootstrapWorkers";
 
 pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
@@ -32,16 +32,16 @@ pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
         "maintenance": spec.maintenance,
         "gpu": { "mode": spec.gpu.mode, "threshold": spec.gpu.threshold },
     });
-    // Left out by clusters without: settings that say the same as before restart nobody.
+    // Absent without TLS, so that the settings of such clusters do not change.
     if cluster.certificates().is_some() {
         let tls = Tls { mode: Some(spec.tls_mode()), ..spec.tls.clone().unwrap_or_default() };
-        // To a worker it is one, whoever fills the Secret: those of a version before cert-manager was asked understand it too.
+        // Workers do not distinguish who provides the Secret.
         settings["tls"] = json!(match cluster.provided_secret() {
             Some(secret) => Tls { mode: Some(TlsMode::Secret), secret_name: Some(secret), issuer_ref: None, ..tls },
             None => tls,
         });
     }
-    // Workers of a version before refuse a word that they do not know: it is there only where somebody wants it.
+    // Set only if configured, since older workers reject unknown fields.
     if let Some(partitioner) = spec.gpu.partitioner {
         settings["gpu"]["partitioner"] = json!(partitioner);
     }
@@ -50,7 +50,7 @@ pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
         settings[BOOTSTRAP_WORKERS] = inputs.bootstrap_workers.into();
     }
     let mut data = json!({ FILE: format!("{settings:#}\n") });
-    // A file of its own: workers read it again, and no settings.
+    // A separate file, which workers reload at runtime.
     if cluster.certificates().is_some() {
         let access = json!(access_list(cluster).entries());
         data[ACCESS_FILE] = format!("{access:#}\n").into();

@@ -1,7 +1,7 @@
-//! The objects of a cluster, built from values: the same values give the same objects, byte for byte.
+//! Builders of a cluster's objects: pure and deterministic.
 //!
-//! They are trees of JSON, as server-side apply wants them: an object claims the fields that it names and no others. A
-//! test reads each into the API's own type and back, so that no field is misspelt.
+//! Objects are JSON for server-side apply, which owns exactly the fields that an object sets. A test converts each object to
+//! the API's types and back, to detect misspelt fields.
 
 mod access;
 mod ca;
@@ -23,31 +23,30 @@ use serde_json::{Map, Value, json};
 use crate::names::{CLUSTER_LABEL, COMPONENT_LABEL, WORKER};
 use crate::validate::ValidatedCluster;
 
-/// What objects are made from beside the spec.
+/// Inputs of the builders, apart from the spec.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// Identity of the data.
+    /// Cluster id.
     pub cluster_id: String,
-    /// What the workers run.
+    /// Revision of the workers.
     pub worker: WorkerRevision,
     /// Pods of the StatefulSet.
     pub replicas: u32,
-    /// Pods that a drain of a node may take away at once: 1, or 0 while a copy is missing somewhere.
+    /// Disruption budget: 1, or 0 while a partition is under-replicated.
     pub max_unavailable: u32,
-    /// Devices per pod; 0 asks for none.
+    /// GPUs per pod.
     pub gpus: u32,
-    /// Where workers find the coordinators, each as `host:port`.
+    /// Addresses of the coordinators, each `host:port`.
     pub coordinators: Vec<String>,
-    /// Secrets with which nodes pull the worker's image.
+    /// Image pull secrets of the workers.
     pub pull_secrets: Vec<String>,
-    /// What everybody may know of who is who, by the name of its file: for clusters with certificates.
+    /// Published files of clusters with TLS, by name: trust bundle and token issuer.
     pub published: BTreeMap<String, String>,
-    /// Workers that the snapshot is shared out between that the cluster begins from: as many as there were to be when it was made.
+    /// Number of workers that bootstrap the cluster from its snapshot; constant since its creation.
     pub bootstrap_workers: u32,
 }
 
-/// Builds all objects in the order in which they are applied: what pods need comes before the StatefulSet, so that no
-/// pod starts and fails for want of it.
+/// Builds all objects in the order in which they are applied: dependencies of pods come before the StatefulSet.
 pub fn objects(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
     let mut objects =
         vec![access::service_account(cluster, inputs), access::role(cluster), access::role_binding(cluster)];
@@ -62,12 +61,12 @@ pub fn objects(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
     objects
 }
 
-/// The labels that select a cluster's workers. They never change: a StatefulSet's selector cannot.
+/// Returns the labels that select a cluster's workers. They never change, since a StatefulSet's selector is immutable.
 fn selector(cluster: &ValidatedCluster) -> Value {
     json!({ CLUSTER_LABEL: cluster.names.cluster, COMPONENT_LABEL: WORKER })
 }
 
-/// Metadata of an object that goes with the cluster.
+/// Returns the metadata of an object that is owned by the cluster.
 fn metadata(cluster: &ValidatedCluster, name: &str) -> Value {
     let mut labels = selector(cluster);
     let common = json!({
@@ -92,7 +91,7 @@ fn metadata(cluster: &ValidatedCluster, name: &str) -> Value {
     })
 }
 
-/// Lays `over` on top of `base`: objects field by field, lists of named things by name, other lists behind each other.
+/// Merges `over` into `base`: objects by field, lists of named items by name; other lists are concatenated.
 fn merge(base: &mut Value, over: &Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => {
@@ -113,19 +112,19 @@ fn merge(base: &mut Value, over: &Value) {
     }
 }
 
-/// Adds `field` where there is something to say.
+/// Sets `field` if there is a value.
 fn set(object: &mut Value, field: &str, value: Option<Value>) {
     if let (Value::Object(object), Some(value)) = (object, value) {
         object.insert(field.to_owned(), value);
     }
 }
 
-/// A text that says something.
+/// Returns a non-empty text as a value.
 fn text(value: Option<&String>) -> Option<Value> {
     value.filter(|text| !text.is_empty()).map(|text| text.as_str().into())
 }
 
-/// A part of the spec that is passed through.
+/// Returns a non-empty free-form part of the spec.
 fn free(value: Option<&Map<String, Value>>) -> Option<Value> {
     value.filter(|fields| !fields.is_empty()).map(|fields| Value::Object(fields.clone()))
 }

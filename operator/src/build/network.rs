@@ -1,4 +1,4 @@
-//! How a cluster is reached, by whom, and how many of its pods may be away at once.
+//! Services, NetworkPolicy and PodDisruptionBudget of a cluster.
 
 use serde_json::{Value, json};
 
@@ -6,8 +6,8 @@ use super::{Inputs, metadata, selector, set};
 use crate::names::{ADMIN_PORT, CLIENT_PORT, HTTP_PORT, PEER_PORT};
 use crate::validate::ValidatedCluster;
 
-/// Names of the pods for each other and for clients that route by themselves; also of pods that are not ready, which
-/// is when peers need each other most.
+/// Builds the headless Service: DNS names of the pods for each other and for clients that route themselves, including pods that
+/// are not ready.
 pub(super) fn headless_service(cluster: &ValidatedCluster) -> Value {
     json!({
         "apiVersion": "v1",
@@ -46,7 +46,7 @@ pub(super) fn client_service(cluster: &ValidatedCluster) -> Value {
     })
 }
 
-/// One budget: two that match one pod make its eviction an error.
+/// Builds the PodDisruptionBudget. There is only one, since eviction fails for a pod with two.
 pub(super) fn disruption_budget(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     json!({
         "apiVersion": "policy/v1",
@@ -55,13 +55,13 @@ pub(super) fn disruption_budget(cluster: &ValidatedCluster, inputs: &Inputs) -> 
         "spec": {
             "maxUnavailable": inputs.max_unavailable,
             "selector": { "matchLabels": selector(cluster) },
-            // A pod that is not ready holds up the drain of a node for nobody.
+            // Pods that are not ready must not block the drain of a node.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     })
 }
 
-/// Clients as the spec says, peers of the same cluster, the operator, and whoever collects metrics.
+/// Builds the NetworkPolicy: allows clients of the spec, peers of the same cluster, the operator, and scrapes of metrics.
 pub(super) fn policy(cluster: &ValidatedCluster) -> Option<Value> {
     let policy = cluster.spec.network_policy.as_ref();
     if policy.and_then(|policy| policy.enabled) == Some(false) {
@@ -89,7 +89,7 @@ pub(super) fn policy(cluster: &ValidatedCluster) -> Option<Value> {
                     { "port": CLIENT_PORT, "protocol": "TCP" },
                     { "port": PEER_PORT, "protocol": "TCP" },
                 ] },
-                // Runs are handed over and watched as clients do it.
+                // The operator submits and watches runs as a client.
                 { "from": operator, "ports": [
                     { "port": CLIENT_PORT, "protocol": "TCP" },
                     { "port": ADMIN_PORT, "protocol": "TCP" },

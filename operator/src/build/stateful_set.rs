@@ -1,7 +1,6 @@
 //! The StatefulSet of the workers: template revision 1.
 //!
-//! A later revision gets a file of its own and this one stays, so that a new operator builds for a pinned cluster what
-//! the old one built.
+//! A later revision gets a separate file, so that a new operator builds unchanged objects for pinned clusters.
 
 use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
 use serde_json::{Value, json};
@@ -12,10 +11,10 @@ use crate::names::{
 };
 use crate::validate::ValidatedCluster;
 
-/// The extended resource that is asked for where the spec names none.
+/// Default extended resource of GPUs.
 pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
-/// What nodes of one zone have in common.
+/// Node label of the zone.
 pub(crate) const ZONE_KEY: &str = "topology.kubernetes.io/zone";
 
 pub(super) fn stateful_set(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
@@ -24,9 +23,9 @@ pub(super) fn stateful_set(cluster: &ValidatedCluster, inputs: &Inputs) -> Value
     let mut spec = json!({
         "serviceName": names.worker(),
         "replicas": inputs.replicas,
-        // Several may have died at once, and none waits for another.
+        // Workers start independently of each other.
         "podManagementPolicy": "Parallel",
-        // The operator deletes pods itself, in its order.
+        // The operator deletes pods itself.
         "updateStrategy": { "type": "OnDelete" },
         "revisionHistoryLimit": 3,
         "selector": { "matchLabels": selector(cluster) },
@@ -132,19 +131,19 @@ fn container(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
             "readOnlyRootFilesystem": true,
             "capabilities": { "drop": ["ALL"] },
         },
-        // Data is read before anything is served: ten minutes before the pod is given up.
+        // Recovery precedes serving and may take up to ten minutes.
         "startupProbe": probe("/startupz", 2, 300),
         "readinessProbe": probe("/readyz", 2, 2),
-        // The process's own loops turn, whatever peers, map and devices do.
+        // Liveness depends on the process's event loops only, not on peers, map or GPUs.
         "livenessProbe": probe("/livez", 5, 6),
         "lifecycle": { "preStop": { "exec": { "command": ["/engram-worker", "drain", "--deadline=45s"] } } },
         "volumeMounts": mounts(cluster),
     })
 }
 
-/// Where a worker finds the volumes that runs may name: a folder each.
+/// Mount path of the volumes for runs.
 const RUN_INPUTS: &str = "/inputs";
-/// Where it finds those that snapshots go to.
+/// Mount path of the volumes for snapshots.
 const SNAPSHOTS: &str = "/snapshots";
 
 fn mounts(cluster: &ValidatedCluster) -> Vec<Value> {
@@ -155,7 +154,7 @@ fn mounts(cluster: &ValidatedCluster) -> Vec<Value> {
         json!({ "name": "tokens", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true }),
     ];
     if cluster.certificates().is_some() {
-        mounts.push(json!({ "name": "authority", "mountPath": "/etc/engram-ca", "readOnly": true }));
+        mounts.push(json!({ "name": "ca", "mountPath": "/etc/engram-ca", "readOnly": true }));
         let mut identity = json!({ "name": "identity", "mountPath": "/run/engram" });
         set(&mut identity, "readOnly", cluster.provided_secret().map(|_| true.into()));
         mounts.push(identity);
@@ -175,21 +174,20 @@ fn mounts(cluster: &ValidatedCluster) -> Vec<Value> {
     mounts
 }
 
-/// The Secret of the storage that the cluster begins from. Workers read it before there is anybody to hand it over.
+/// Returns the Secret with the storage credentials for bootstrap, which workers read from a volume.
 fn bootstrap_secret(cluster: &ValidatedCluster) -> Option<&str> {
     let place = &cluster.spec.bootstrap.as_ref()?.snapshot;
     place.secret_ref.as_ref().map(|secret| secret.name.as_str())
 }
 
-/// What a worker asks for where the spec names neither a request nor a limit. A pod that asks for nothing gets what others leave: on a busy
-/// node its beats are late, and it is taken for dead again and again. The share of a core keeps beats in time; the memory is that of an
-/// empty worker several times over, and little enough for three workers on a laptop.
+/// Default resource requests. Without a CPU request heartbeats are late on a busy node, and the worker is repeatedly declared dead. The memory
+/// is several times that of an empty worker, and small enough for three workers on a laptop.
 const REQUESTS: [(&str, &str); 2] = [("cpu", "250m"), ("memory", "256Mi")];
 
 fn resources(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     let mut resources = free(cluster.spec.resources.as_ref()).unwrap_or_else(|| json!({}));
     for (name, amount) in REQUESTS {
-        // A limit without a request is a request too, to Kubernetes.
+        // Kubernetes treats a limit without a request as a request.
         if ["requests", "limits"].iter().all(|kind| resources[kind].get(name).is_none()) {
             merge(&mut resources, &json!({ "requests": { name: amount } }));
         }
@@ -207,7 +205,7 @@ fn resources(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
 fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
     let mut tokens = vec![json!({ "serviceAccountToken": { "path": "token", "expirationSeconds": 3600 } })];
     if cluster.certificates().is_some() && cluster.provided_secret().is_none() {
-        // The shortest that there is: it is used at a start, and when a certificate is due.
+        // The shortest possible expiry: it is used at start and for renewals only.
         let token = json!({ "path": CSR_AUDIENCE, "audience": CSR_AUDIENCE, "expirationSeconds": 600 });
         tokens.push(json!({ "serviceAccountToken": token }));
     }
@@ -221,15 +219,15 @@ fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
         json!({ "name": "tokens", "projected": { "sources": tokens } }),
     ];
     if cluster.certificates().is_some() {
-        volumes.push(json!({ "name": "authority", "configMap": { "name": cluster.names.ca() } }));
+        volumes.push(json!({ "name": "ca", "configMap": { "name": cluster.names.ca() } }));
         volumes.push(match cluster.provided_secret() {
-            // A pod that starts waits for it. Not optional: what is deleted by mistake would be taken out of pods that run.
+            // Not optional: a new pod waits for it, and deleting it by mistake does not affect running pods.
             Some(secret) => {
                 let items = ["tls.crt", "tls.key"].map(|key| json!({ "key": key, "path": key }));
                 let of_keys = json!({ "secretName": secret, "defaultMode": 0o440, "items": items });
                 json!({ "name": "identity", "secret": of_keys })
             }
-            // The pod's key, which it makes itself, is on no disk.
+            // The pod generates its key, which is never on disk.
             None => json!({ "name": "identity", "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" } }),
         });
     }
@@ -245,7 +243,7 @@ fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
         json!({ "name": format!("snapshots-{}", volume.name), "persistentVolumeClaim": claim })
     }));
     if let Some(secret) = bootstrap_secret(cluster) {
-        // Pods start without it too: one that has loaded needs it no more, and one that has not says what it lacks.
+        // Optional: it is not needed after bootstrap, and its absence before is reported by the worker.
         let of_keys = json!({ "secretName": secret, "optional": true, "defaultMode": 0o440 });
         volumes.push(json!({ "name": "bootstrap", "secret": of_keys }));
     }
@@ -253,7 +251,7 @@ fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
 }
 
 fn tolerations(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
-    // Without limit: an outage of the API server marks every node, and must not cost a single pod.
+    // Without a time limit: an outage of the control plane taints all nodes and must not evict pods.
     let mut all: Vec<Value> = ["not-ready", "unreachable"]
         .map(|taint| json!({ "key": format!("node.kubernetes.io/{taint}"), "operator": "Exists", "effect": "NoExecute" }))
         .into();
@@ -266,7 +264,7 @@ fn tolerations(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
     all
 }
 
-/// Workers on different nodes, or zones, where there are enough of them.
+/// Spreads workers over nodes or zones.
 fn spread(cluster: &ValidatedCluster) -> Value {
     let zones = cluster.spec.scheduling.as_ref().and_then(|scheduling| scheduling.topology_spread);
     let key = match zones {

@@ -97,7 +97,7 @@ impl ListCache {
         }
     }
 
-    /// Handles a watch event of a kind with one object per cluster. The event does not tell updates from deletions: a deleted object has a
+    /// Handles a watch event of a kind with one object per cluster. The event does not distinguish updates from deletions: a deleted object has a
     /// version that was seen before, so only a newer version is cached, and otherwise the entry is invalidated.
     pub(super) fn update_from_watch(&self, key: &Key, kind: Kind, now: Instant, object: Value) {
         let mut all = self.all();

@@ -133,8 +133,8 @@ impl Context {
 pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'static) -> Result<()> {
     let config = kube::Config::infer().await.context("failed to find the API server")?;
     let client = Client::try_from(config.clone()).context("failed to create a client of the API server")?;
-    let beats = bind(options.coordinator_listen).await?;
-    let pages = bind(options.http_listen).await?;
+    let coordinator_listener = bind(options.coordinator_listen).await?;
+    let http_listener = bind(options.http_listen).await?;
     let (stopping, stopped) = watch::channel(false);
 
     let host = Host::default();
@@ -179,9 +179,9 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
 
     let mut parts = JoinSet::new();
     let page = page::Page { metrics: Arc::clone(&metrics), leadership: Arc::clone(&leadership) };
-    parts.spawn(part("http server", page::serve(pages, page, until(stopped.clone()))));
+    parts.spawn(part("http server", page::serve(http_listener, page, until(stopped.clone()))));
     let signing = Signing::server(Arc::clone(&context), options.watch_namespace.is_empty());
-    let serving = host.run_with(beats, Routes::new(signing), until(stopped.clone()));
+    let serving = host.run_with(coordinator_listener, Routes::new(signing), until(stopped.clone()));
     parts.spawn(part("coordinator server", async move { Ok(serving.await?) }));
     let (renewing, ended) = (Arc::clone(&context), until(stopped.clone()));
     parts.spawn(part("certificate renewal", async move { renewing.coordinators.renew(&metrics, ended).await }));

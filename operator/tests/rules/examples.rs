@@ -90,7 +90,7 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours"},"certificateLifetime":"60m"}}"#,
     ),
     cluster(
-        "tls.issuerRef.kind is",
+        "tls.issuerRef.kind must",
         r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours","kind":"OurIssuer"}}}"#,
         r#"{"workers":3,"tls":{"mode":"CertManager","issuerRef":{"name":"ours","kind":"OurIssuer","group":"example.com"}}}"#,
     ),
@@ -192,7 +192,7 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"clusterRef":{"name":"w"},"kind":"Snapshot","snapshot":{"volume":"backups","path":"words"}}"#,
     ),
     run(
-        "kind is the name of the one block",
+        "only the block named by kind",
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"snapshot":{"url":"s3://backups/words"}}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
     ),

@@ -1,4 +1,4 @@
-//! What tests do to a cluster. Node 1 carries the control plane and the links of the others: it is never a victim.
+//! Fault injection. Node 1, which hosts the control plane and the links of the others, is never a target.
 
 use crate::cluster::{Cluster, node_name};
 use crate::http::MERGE;
@@ -7,45 +7,45 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 impl Cluster {
-    /// Ends every process of a node at once. `add_node` brings it back with its disk.
+    /// Kills all processes of a node. `add_node` brings it back with its disk.
     ///
     /// # Errors
-    /// It is node 1, or not up.
+    /// Fails for node 1, or if the node is not up.
     pub fn kill_node(&self, node: u8) -> Result<()> {
         spare_first(node)?;
         self.holder(node)?.end(Signal::SIGKILL)
     }
 
-    /// Cuts a node off: its link goes down, its processes live on.
+    /// Partitions a node: takes its link down, its processes keep running.
     ///
     /// # Errors
-    /// It is node 1, or has no link.
+    /// Fails for node 1, or if the node has no link.
     pub fn partition_node(&self, node: u8) -> Result<()> {
         spare_first(node)?;
         self.ip(1, &format!("link set ve{node} down"))
     }
 
-    /// Ends what `partition_node` did. Kubelet takes up to 20 s until it is heard again.
+    /// Reverts `partition_node`. The kubelet takes up to 20 s to reconnect.
     ///
     /// # Errors
-    /// The node has no link.
+    /// Fails if the node has no link.
     pub fn heal_node(&self, node: u8) -> Result<()> {
         self.ip(1, &format!("link set ve{node} up"))
     }
 
-    /// Kills a container's process past kubelet, as a crash would.
+    /// Kills a container's process bypassing the kubelet, like a crash.
     ///
     /// # Errors
-    /// There is no such container.
+    /// Fails if there is no such container.
     pub fn kill_container(&self, namespace: &str, pod: &str, container: &str) -> Result<()> {
         let (node, id) = self.task(namespace, pod, container)?;
         self.ctr(node, ["tasks", "kill", "-s", "SIGKILL", &id]).map(drop)
     }
 
-    /// Kills what a container's first process has started, and leaves that one to see to it.
+    /// Kills the children of a container's first process.
     ///
     /// # Errors
-    /// There is no such container, or it has one process only.
+    /// Fails if there is no such container, or it has one process only.
     pub fn kill_children(&self, namespace: &str, pod: &str, container: &str) -> Result<()> {
         let (node, id) = self.task(namespace, pod, container)?;
         let tasks = self.ctr(node, ["tasks", "ls"])?;
@@ -67,7 +67,7 @@ impl Cluster {
         self.ctr(node, ["tasks", "pause", &id]).map(drop)
     }
 
-    /// Ends what `pause_container` did.
+    /// Reverts `pause_container`.
     ///
     /// # Errors
     /// There is no such container.
@@ -76,7 +76,7 @@ impl Cluster {
         self.ctr(node, ["tasks", "resume", &id]).map(drop)
     }
 
-    /// Makes a node offer GPUs that nobody has; to be repeated after its kubelet has started anew.
+    /// Makes a node offer GPUs that do not exist; to be repeated after a restart of its kubelet.
     ///
     /// # Errors
     /// There is no such node.
@@ -86,7 +86,7 @@ impl Cluster {
         self.api().patch(&format!("/api/v1/nodes/{}/status", node_name(node)), MERGE, &status).map(drop)
     }
 
-    /// Where a container runs, and as what.
+    /// Returns the node and the id of a container.
     fn task(&self, namespace: &str, pod: &str, container: &str) -> Result<(u8, String)> {
         let pod = self.api().get(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))?;
         let node = pod["spec"]["nodeName"].as_str().and_then(|it| it.strip_prefix('n')).and_then(|it| it.parse().ok());
@@ -98,6 +98,6 @@ impl Cluster {
 }
 
 fn spare_first(node: u8) -> Result<()> {
-    ensure!(node != 1, "node 1 carries the control plane, and is never a victim");
+    ensure!(node != 1, "node 1 hosts the control plane and cannot be a target");
     Ok(())
 }

@@ -153,7 +153,7 @@ fn pack(archive: &Path, names: &[String], program: &Path, files: &[String], user
     write_archive(archive, &names.iter().map(|name| image(name.as_str())).collect::<Vec<_>>())
 }
 
-/// With the terminal of this process, for as long as it wants.
+/// Runs kubectl attached to this process's terminal.
 fn kubectl(arguments: &[String]) -> Result<ExitCode> {
     let status = Cluster::attach()?.kubectl_command(arguments)?.status()?;
     Ok(ExitCode::from(status.code().and_then(|it| u8::try_from(it).ok()).unwrap_or(1)))
@@ -167,14 +167,14 @@ fn test(names: &[String], keep: bool, only: Option<&str>) -> Result<ExitCode> {
         suites::run(&cluster, names, only, &mut summary);
     } else {
         end_when_interrupted()?;
-        let mut asked = rights::Asked::default();
+        let mut audit = rights::AuditReport::default();
         for options in suites::clusters(names) {
             let before = host::State::read()?;
             let cluster = Cluster::start(options)?;
             let failed = summary.failed;
             cluster.join_clients()?;
             suites::run(&cluster, names, only, &mut summary);
-            summary.record("nobody asked the API server for more than is granted", || asked.read(&cluster));
+            summary.record("all requests to the API server are granted", || audit.read(&cluster));
             let keep = summary.failed > failed;
             cluster.stop(keep)?;
             if keep {
@@ -188,24 +188,24 @@ fn test(names: &[String], keep: bool, only: Option<&str>) -> Result<ExitCode> {
                 Ok("processes, mounts, links, cgroups, sysctls as before".into())
             });
             if keep {
-                // Another cluster would have the same folder, and take the logs away.
+                // Another cluster would overwrite the logs in the same folder.
                 break;
             }
         }
-        // Of suites that failed, or that were run in part, nothing follows.
-        if summary.failed == 0 && only.is_none() && rights::Asked::sees_all(names) {
-            summary.record("every right that is granted was used", || asked.all_used());
+        // Meaningful only if all suites ran completely.
+        if summary.failed == 0 && only.is_none() && rights::AuditReport::sees_all(names) {
+            summary.record("every granted permission was used", || audit.all_used());
         }
     }
     println!("\n{summary}");
     Ok(if summary.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Sees to it that SIGINT and SIGTERM end the cluster as well.
+/// Makes SIGINT and SIGTERM stop the cluster.
 fn end_when_interrupted() -> Result<()> {
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
-    // Before any other thread exists, so that all of them leave the signals to the one below. Daemons are started with none
-    // blocked (cluster.rs).
+    // Before any other thread exists, so that only the thread below receives the signals. Daemons are started with none blocked
+    // (cluster.rs).
     signals.thread_block()?;
     std::thread::spawn(move || {
         let signal = signals.wait();

@@ -1,8 +1,7 @@
-//! Least rights: what operator and workers may ask of the API server, and what they did ask by its audit log.
+//! Least privilege: the permissions of operator and workers, compared with their use in the API server's audit log.
 //!
-//! The tables below are the whole of what is granted, each with its reason; a test holds the shipped roles against them. After
-//! suites the audit log is read: whoever asked for more than a table grants fails the run, and so does a right that is granted
-//! and was used by nobody.
+//! The tables below list all granted permissions with their reasons; a test compares the shipped roles with them. After suites
+//! the audit log is read: a denied request that is not in a table fails the run, and so does a permission that is never used.
 
 use crate::cluster::Cluster;
 use crate::requirements::Skip;
@@ -14,26 +13,26 @@ use std::path::{Path, PathBuf};
 
 /// Namespace of the operators that a suite runs as processes.
 pub(crate) const OPERATORS: &str = "operators";
-/// Whoever is not of these namespaces is not looked at: Metadata of the whole of a Kubernetes would be megabytes a minute.
+/// Audit policy for the accounts of these namespaces only: auditing all requests would produce megabytes a minute.
 pub(crate) const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n  - level: Metadata\n    \
     userGroups: [\"system:serviceaccounts:engram-system\", \"system:serviceaccounts:operators\", \"system:serviceaccounts:default\"]\n  \
     - level: None\n";
-/// Suites in which, together, everything happens that operator and workers do.
+/// Suites that together exercise all permissions.
 const EVERYTHING: [&str; 3] = ["operator", "faults", "identity"];
-/// What an operator may be refused to get, by what people granted or did not.
+/// Resources that the operator may legitimately be denied to get, depending on grants by users.
 const MAY_BE_MISSING: [&str; 2] = ["secrets", "certificates.cert-manager.io"];
-/// How the API server says that it does not know the kind of an owner.
+/// The API server's message for an unknown owner kind.
 const UNKNOWN_KIND: &str = "cannot find RESTMapping";
 
-/// Rights, and why they are granted.
+/// Permissions and their reason.
 struct Rule {
     /// `resource.group/subresource`, separated by spaces.
     resources: &'static str,
     verbs: &'static str,
-    /// For people who ask why.
-    #[allow(dead_code, reason = "a rule without a reason does not come into the table")]
+    /// Documentation only.
+    #[allow(dead_code, reason = "documents the rule")]
     why: &'static str,
-    /// The right is looked at while another request is admitted, and no request of its own shows its use.
+    /// Whether the permission is checked by admission of other requests, so that no request shows its use.
     by_admission: bool,
 }
 
@@ -41,14 +40,10 @@ const fn rule(resources: &'static str, verbs: &'static str, why: &'static str) -
     Rule { resources, verbs, why, by_admission: false }
 }
 
-/// What the operator may do where it looks after clusters, and with its own Lease.
+/// Permissions of the operator in watched namespaces, and for its Lease.
 const OPERATOR: [Rule; 16] = [
-    rule("learnerclusters.engram.dev learnerruns.engram.dev", "list watch", "run/watching.rs: what people ask for"),
-    rule(
-        "learnerclusters.engram.dev",
-        "patch",
-        "run/apply.rs: the annotation `engram.dev/replace` goes when that is done",
-    ),
+    rule("learnerclusters.engram.dev learnerruns.engram.dev", "list watch", "run/controllers.rs: user-created objects"),
+    rule("learnerclusters.engram.dev", "patch", "run/apply.rs: removes the annotation `engram.dev/replace`"),
     rule("learnerruns.engram.dev", "delete", "run/runs.rs: ttlSecondsAfterFinished"),
     rule("learnerclusters.engram.dev/status learnerruns.engram.dev/status", "patch", "run/apply.rs: server-side apply"),
     Rule {
@@ -56,50 +51,46 @@ const OPERATOR: [Rule; 16] = [
         ..rule(
             "learnerclusters.engram.dev/finalizers",
             "update",
-            "owner references that block the owner's deletion: OwnerReferencesPermissionEnforcement asks for it",
+            "blockOwnerDeletion with OwnerReferencesPermissionEnforcement",
         )
     },
     rule(
         "partitionmaps.engram.dev",
         "get list watch create patch",
-        "the coordinators write it, and hand get, watch and patch on to workers",
+        "written by coordinators; get, watch and patch are granted to workers",
     ),
-    rule("pods", "list watch delete", "run/observe.rs; workers are replaced and rolled by deletion"),
-    rule("persistentvolumeclaims", "list watch patch delete", "disks grow; those of workers that went are removed"),
+    rule("pods", "list watch delete", "run/observe.rs; replacement and rolling updates delete pods"),
+    rule("persistentvolumeclaims", "list watch patch delete", "expansion, and deletion after scaling down"),
     rule("configmaps services serviceaccounts", "get list watch create patch delete", "build/: objects of a cluster"),
-    rule("statefulsets.apps", "get list watch create patch delete", "build/stateful_set.rs; made anew when disks grow"),
+    rule("statefulsets.apps", "get list watch create patch delete", "build/stateful_set.rs; recreated when disks grow"),
     rule("poddisruptionbudgets.policy", "get list watch create patch delete", "build/network.rs"),
     rule("networkpolicies.networking.k8s.io", "get list watch create patch delete", "build/network.rs"),
     rule(
         "roles.rbac.authorization.k8s.io rolebindings.rbac.authorization.k8s.io",
         "get list watch create patch delete",
-        "build/access.rs: the workers' own right, which is a part of this table",
+        "build/access.rs: the workers' permissions, a subset of these",
     ),
-    rule("events.events.k8s.io", "create patch", "run/events.rs: repeats of six minutes are one event"),
+    rule("events.events.k8s.io", "create patch", "run/events.rs: repetitions patch an event"),
     rule("leases.coordination.k8s.io", "create get update", "run/leader.rs"),
-    rule(
-        "secrets",
-        "create get update",
-        "run/certificates.rs: the authority, which is the one Secret that may be read, and replaced",
-    ),
+    rule("secrets", "create get update", "run/certificates.rs: the CA Secret, the only one that is readable"),
 ];
-// Beside resources: `get` of `/openid/v1/jwks` and `/.well-known/openid-configuration`, run/issuer.rs: workers verify tokens by these keys. Not
-// granted by our roles: Kubernetes binds `system:service-account-issuer-discovery` to every ServiceAccount.
-/// What a ClusterRole grants beyond that: what is in no namespace.
+// In addition, non-resource URLs: `get` of `/openid/v1/jwks` and `/.well-known/openid-configuration` (run/issuer.rs). Not granted by our
+// roles: Kubernetes binds `system:service-account-issuer-discovery` to every ServiceAccount.
+/// Cluster-scoped permissions of the ClusterRole.
 const EVERYWHERE: [Rule; 2] = [
-    rule("nodes", "list", "run/nodes.rs: GPUs, zones, and which nodes are lost"),
-    rule("tokenreviews.authentication.k8s.io", "create", "run/signing.rs: whose token a pod asks with"),
+    rule("nodes", "list", "run/nodes.rs: GPUs, zones, lost nodes"),
+    rule("tokenreviews.authentication.k8s.io", "create", "run/signing.rs: authenticates pods"),
 ];
-/// What `certManager.enabled` of the chart adds, wherever the operator looks after clusters.
+/// Permissions added by the chart's `certManager.enabled`.
 const CERT_MANAGER: Rule = rule(
     "certificates.cert-manager.io",
     "get create patch",
     "run/cert_manager.rs: clusters with tls.mode: CertManager",
 );
-/// What a worker may do, with the map of its own cluster.
-const WORKER: Rule = rule("partitionmaps.engram.dev", "get watch patch", "taking over while no operator answers");
+/// Permissions of a worker, on the map of its own cluster.
+const WORKER: Rule = rule("partitionmaps.engram.dev", "get watch patch", "failover without an operator");
 
-/// Who asks.
+/// Caller of the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Who {
     Operator,
@@ -138,21 +129,21 @@ fn operators() -> impl Iterator<Item = &'static Rule> {
     OPERATOR.iter().chain(&EVERYWHERE)
 }
 
-/// What was asked, of one cluster or of several.
+/// Use of permissions in one cluster or several.
 #[derive(Debug, Default)]
-pub struct Asked {
+pub struct AuditReport {
     used: BTreeSet<Right>,
-    /// Refused though a table grants it, or refused and granted by none: with what was said.
+    /// Denied requests, with the API server's message.
     refused: BTreeMap<Right, String>,
-    /// Refused before the API server had read its roles, or after a cluster's role had gone with it.
+    /// Requests denied before the API server had loaded roles, or after a cluster's role was deleted.
     early: u64,
 }
 
-impl Asked {
+impl AuditReport {
     /// Reads the audit log of a cluster.
     ///
     /// # Errors
-    /// It cannot be read, or somebody asked for more than is granted.
+    /// Fails if it cannot be read, or contains requests that are not granted.
     pub fn read(&mut self, cluster: &Cluster) -> Result<String> {
         let (mut requests, before) = (0_u64, self.refused.len());
         for file in logs(&cluster.path("log"))? {
@@ -162,78 +153,78 @@ impl Asked {
                 requests += u64::from(self.take(&event));
             }
         }
-        let told: Vec<String> = self.refused.iter().map(|(right, why)| format!("{right} ({why})")).collect();
-        ensure!(self.refused.len() == before, "refused: {}", told.join("; "));
+        let denied: Vec<String> = self.refused.iter().map(|(right, why)| format!("{right} ({why})")).collect();
+        ensure!(self.refused.len() == before, "denied: {}", denied.join("; "));
         Ok(format!(
-            "{requests} requests; {} came before roles were read or a definition was known, or after they had gone",
+            "{requests} requests; {} were denied before roles or definitions were loaded, or after their deletion",
             self.early
         ))
     }
 
-    /// Whether the event is of somebody who is looked at.
+    /// Records an audit event. Returns whether it is of an operator or a worker.
     fn take(&mut self, event: &Value) -> bool {
         let text = |path: &str| event.pointer(path).and_then(Value::as_str).unwrap_or_default();
         let Some((who, cluster)) = who(text("/user/username")) else { return false };
-        // Discovery and versions are open to everybody.
+        // Discovery needs no permission.
         let Some(resource) = event.pointer("/objectRef/resource").and_then(Value::as_str) else { return false };
         let (group, part) = (text("/objectRef/apiGroup"), text("/objectRef/subresource"));
         let dot = if group.is_empty() { "" } else { "." };
         let slash = if part.is_empty() { "" } else { "/" };
         let resource = format!("{resource}{dot}{group}{slash}{part}");
         let right = |verb: &str| Right { who, verb: verb.to_owned(), resource: resource.clone() };
-        let asked = right(text("/verb"));
+        let request = right(text("/verb"));
         let code = event.pointer("/responseStatus/code").and_then(Value::as_u64);
         if code != Some(403) {
-            // Server-side apply of what is not there creates it, and the right to do so is asked for as well.
-            if asked.verb == "patch" && code == Some(201) {
+            // Server-side apply that creates an object requires the verb create, too.
+            if request.verb == "patch" && code == Some(201) {
                 self.used.insert(right("create"));
             }
-            self.used.insert(asked);
+            self.used.insert(request);
             return true;
         }
         let granted = match who {
-            Who::Operator => rights(who, operators().chain([&CERT_MANAGER])).contains(&asked),
-            Who::Worker => text("/objectRef/name") == cluster && rights(who, [&WORKER]).contains(&asked),
+            Who::Operator => rights(who, operators().chain([&CERT_MANAGER])).contains(&request),
+            Who::Worker => text("/objectRef/name") == cluster && rights(who, [&WORKER]).contains(&request),
         };
         let message = text("/responseStatus/message");
-        // A definition that has just come is not known to every part of the API server at once.
+        // A new CustomResourceDefinition takes a moment to be known everywhere in the API server.
         let is_early =
             text("/annotations/authorization.k8s.io~1decision") == "forbid" || message.contains(UNKNOWN_KIND);
-        // It may read the Secrets that somebody lets it read, and Certificates where the chart is told so; a status says what is missing.
-        if who == Who::Operator && asked.verb == "get" && MAY_BE_MISSING.contains(&&*asked.resource) {
+        // Secrets and Certificates need explicit grants; a missing one is reported in the status.
+        if who == Who::Operator && request.verb == "get" && MAY_BE_MISSING.contains(&&*request.resource) {
             return true;
         }
         if granted && is_early {
             self.early += 1;
         } else {
-            self.refused.insert(asked, message.to_owned());
+            self.refused.insert(request, message.to_owned());
         }
         true
     }
 
-    /// Whether the suites run so far use every right; a list of those that were used by nobody.
+    /// Checks that every permission was used.
     ///
     /// # Errors
-    /// There is such a right; [`Skip`] where nobody was seen at all.
+    /// Fails if a permission was never used; [`Skip`] if there were no requests.
     pub fn all_used(&self) -> Result<String> {
         if self.used.is_empty() {
-            return Err(Skip("neither operator nor workers were there".into()).into());
+            return Err(Skip("neither operators nor workers ran".into()).into());
         }
         let asked_for = operators().chain([&CERT_MANAGER]).filter(|rule| !rule.by_admission);
         let granted: BTreeSet<Right> =
             rights(Who::Operator, asked_for).into_iter().chain(rights(Who::Worker, [&WORKER])).collect();
         let unused: Vec<String> = granted.difference(&self.used).map(ToString::to_string).collect();
-        ensure!(unused.is_empty(), "granted, and used by nobody: {}", unused.join("; "));
+        ensure!(unused.is_empty(), "granted but never used: {}", unused.join("; "));
         Ok(format!("{} rights", granted.len()))
     }
 
-    /// Whether these suites (all, where none is named) are enough to see every right used.
+    /// Returns whether these suites (all, if none is named) exercise every permission.
     pub fn sees_all(suites: &[String]) -> bool {
         suites.is_empty() || EVERYTHING.iter().all(|one| suites.iter().any(|it| it == one))
     }
 }
 
-/// Who asks, and the cluster of a worker.
+/// Returns the caller, and the cluster of a worker.
 fn who(user: &str) -> Option<(Who, &str)> {
     let (namespace, account) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
     match account {
@@ -242,7 +233,7 @@ fn who(user: &str) -> Option<(Who, &str)> {
     }
 }
 
-/// A log that has grown large is put aside under another name.
+/// Returns the audit logs, including rotated ones.
 fn logs(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -255,7 +246,7 @@ fn logs(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The kubeconfig of an operator that runs as a process: with the account and the rights that are shipped, and no other.
+/// Returns a kubeconfig for an operator that runs as a process, with exactly the shipped account and permissions.
 pub(crate) fn operators_rights(cluster: &Cluster) -> Result<PathBuf> {
     const SHIPPED: &str = include_str!("../../../deploy/operator.yaml");
     let role = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/engram-operator-{OPERATORS}");
@@ -273,7 +264,7 @@ pub(crate) fn operators_rights(cluster: &Cluster) -> Result<PathBuf> {
     kubeconfig_of(cluster, &account, "operator.kubeconfig")
 }
 
-/// A kubeconfig with a token of a ServiceAccount: what a pod has mounted.
+/// Creates a kubeconfig with a token of a ServiceAccount.
 pub(crate) fn kubeconfig_of(cluster: &Cluster, account: &str, file: &str) -> Result<PathBuf> {
     let path = cluster.path("volumes").join(file);
     let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
@@ -360,31 +351,31 @@ mod tests {
     fn a_request_beyond_the_table_is_told_and_one_before_the_roles_were_read_is_not() {
         let (operator, worker) = ("engram-system:engram-operator", "default:words-worker");
         let map = |name: &str| json!({ "resource": "partitionmaps", "apiGroup": "engram.dev", "name": name });
-        let mut asked = Asked::default();
-        assert!(!asked.take(&event("default:somebody", "get", &json!({ "resource": "secrets" }), 403, "forbid")));
-        assert!(asked.take(&event(operator, "list", &json!({ "resource": "pods" }), 403, "forbid")));
-        assert!(asked.take(&event(worker, "patch", &map("words"), 403, "forbid")));
-        assert_eq!((asked.early, asked.refused.len(), asked.used.len()), (2, 0, 0));
+        let mut report = AuditReport::default();
+        assert!(!report.take(&event("default:somebody", "get", &json!({ "resource": "secrets" }), 403, "forbid")));
+        assert!(report.take(&event(operator, "list", &json!({ "resource": "pods" }), 403, "forbid")));
+        assert!(report.take(&event(worker, "patch", &map("words"), 403, "forbid")));
+        assert_eq!((report.early, report.refused.len(), report.used.len()), (2, 0, 0));
 
-        asked.take(&event(operator, "list", &json!({ "resource": "secrets" }), 403, "forbid"));
+        report.take(&event(operator, "list", &json!({ "resource": "secrets" }), 403, "forbid"));
         let certificate = json!({ "resource": "certificates", "apiGroup": "cert-manager.io" });
-        asked.take(&event(operator, "get", &certificate, 403, "forbid"));
-        asked.take(&event(worker, "patch", &map("others"), 403, "forbid"));
+        report.take(&event(operator, "get", &certificate, 403, "forbid"));
+        report.take(&event(worker, "patch", &map("others"), 403, "forbid"));
         // Granted, and refused for another reason: a right that another request needs is missing.
         let service = json!({ "resource": "services" });
-        asked.take(&event(operator, "patch", &service, 403, "allow"));
-        assert_eq!(asked.refused.len(), 3);
+        report.take(&event(operator, "patch", &service, 403, "allow"));
+        assert_eq!(report.refused.len(), 3);
         // Granted, and refused since the API server does not know the owner's kind yet.
         let mut unknown = event(operator, "patch", &json!({ "resource": "serviceaccounts" }), 403, "allow");
         let why = "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion engram.dev/v1alpha1";
         unknown["responseStatus"]["message"] = why.into();
-        asked.take(&unknown);
-        assert_eq!((asked.early, asked.refused.len()), (3, 3));
+        report.take(&unknown);
+        assert_eq!((report.early, report.refused.len()), (3, 3));
 
-        asked.take(&event(operator, "patch", &service, 201, "allow"));
+        report.take(&event(operator, "patch", &service, 201, "allow"));
         let created = Right { who: Who::Operator, verb: "create".into(), resource: "services".into() };
-        assert!(asked.used.contains(&created));
-        let unused = asked.all_used().unwrap_err().to_string();
+        assert!(report.used.contains(&created));
+        let unused = report.all_used().unwrap_err().to_string();
         assert!(unused.contains("Operator: delete pods") && !unused.contains("create services"), "{unused}");
         assert!(!unused.contains("finalizers"), "{unused}");
     }

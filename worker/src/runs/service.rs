@@ -164,12 +164,7 @@ impl RunService for RunEndpoint {
         &self,
         request: Request<v1::SetUpdateCountingRequest>,
     ) -> Result<Response<v1::SetUpdateCountingResponse>, Status> {
-        let message = request.into_inner();
-        if !message.local && self.plane == Plane::Client {
-            self.shared.peers.set_update_counting(message.enabled).await.map_err(client_status)?;
-            return Ok(Response::new(v1::SetUpdateCountingResponse::default()));
-        }
-        let versions = self.count(message.enabled).await.map_err(Problem::into_status)?;
+        let versions = self.count(request.into_inner().enabled).await.map_err(Problem::into_status)?;
         Ok(Response::new(v1::SetUpdateCountingResponse { versions }))
     }
 
@@ -178,10 +173,6 @@ impl RunService for RunEndpoint {
         request: Request<v1::PutPartitionRequest>,
     ) -> Result<Response<v1::PutPartitionResponse>, Status> {
         let message = request.into_inner();
-        if self.plane == Plane::Client {
-            let text = "PutPartition is only for workers; submit a run of kind Snapshot";
-            return Err(Problem::of(ProblemKind::Denied, text).into_status());
-        }
         let partition = PartitionId(message.partition);
         if self.shared.engine.position(partition).is_none() {
             return Err(self.shared.not_primary(partition).into_status());

@@ -2,9 +2,11 @@
 
 use super::record;
 use crate::shared::Shared;
+use engram_learn::run::RunState;
 use engram_memory::{Command, PartitionId, RunId};
 use engram_proto::v1::{Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Partition with the record of the turn.
@@ -32,7 +34,7 @@ pub(super) struct TurnDenied {
 
 /// Gives the turn to a run if it is free and no other run is ahead.
 pub(super) async fn acquire(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     run: RunId,
     (submitted_ms, name): (u64, &str),
 ) -> Result<Result<(), TurnDenied>, Problem> {
@@ -41,6 +43,9 @@ pub(super) async fn acquire(
     match turn.holder {
         Some(holder) if holder.run == run.to_string() => Ok(Ok(())),
         Some(holder) => {
+            if queue.is_holder_check_due(Instant::now()) {
+                tokio::spawn(release_unrecorded(Arc::clone(shared), holder.name.clone()));
+            }
             let (ahead, _) = queue.enqueue(run, (submitted_ms, name.to_owned()), Instant::now());
             Ok(Err(TurnDenied { holder: holder.name, ahead }))
         }
@@ -64,6 +69,28 @@ pub(super) async fn release(shared: &Shared, run: RunId) -> Result<(), Problem> 
     match turn.holder {
         Some(holder) if holder.run == run.to_string() => write(shared, version, &Turn::default()).await,
         _ => Ok(()),
+    }
+}
+
+/// Releases the turn of a run that is not recorded: it has no driver that would release it, and would stop all learning.
+async fn release_unrecorded(shared: Arc<Shared>, name: String) {
+    let status = shared.peers.watch_run(&name).next().await;
+    if !status.is_err_and(|error| error.kind() == ProblemKind::RunUnknown) {
+        return;
+    }
+    let run = RunState::run_id(shared.options.cluster, &name);
+    let _queue = shared.runs.turn.lock().await;
+    let released = async {
+        let (turn, version) = read(&shared).await?;
+        match turn.holder {
+            Some(holder) if holder.name == name => write(&shared, version, &Turn::default()).await,
+            _ => Ok(()),
+        }
+    };
+    match released.await {
+        Ok(()) => tracing::warn!(%run, name, "released the turn of a run that is not recorded"),
+        // The next check repeats it.
+        Err(problem) => tracing::warn!(%run, name, problem = problem.message, "failed to release the turn of a run"),
     }
 }
 

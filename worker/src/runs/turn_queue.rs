@@ -10,9 +10,15 @@ use std::time::{Duration, Instant};
 /// Time after which a run that no longer asks loses its position: ten requests.
 const SILENCE: Duration = Duration::from_secs(2);
 
+/// Interval between checks whether the run that holds the turn is recorded: each is a call to the worker that has its record.
+const HOLDER_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Runs that wait for the turn.
 #[derive(Debug, Default)]
-pub(crate) struct TurnQueue(BTreeMap<RunId, Waiter>);
+pub(crate) struct TurnQueue {
+    waiters: BTreeMap<RunId, Waiter>,
+    last_holder_check: Option<Instant>,
+}
 
 #[derive(Debug)]
 struct Waiter {
@@ -24,23 +30,41 @@ struct Waiter {
 impl TurnQueue {
     /// A run asks at `now`; returns how many are ahead of it, and the name of the first.
     pub(super) fn enqueue(&mut self, run: RunId, position: (u64, String), now: Instant) -> (u32, Option<String>) {
-        self.0.insert(run, Waiter { position, last_asked: now });
-        self.0.retain(|_, waiter| now.saturating_duration_since(waiter.last_asked) < SILENCE);
-        let own = &self.0[&run].position;
-        let ahead = self.0.values().map(|waiter| &waiter.position).filter(|position| *position < own);
+        self.waiters.insert(run, Waiter { position, last_asked: now });
+        self.waiters.retain(|_, waiter| now.saturating_duration_since(waiter.last_asked) < SILENCE);
+        let own = &self.waiters[&run].position;
+        let ahead = self.waiters.values().map(|waiter| &waiter.position).filter(|position| *position < own);
         let first = ahead.clone().min().map(|(_, name)| name.clone());
         (u32::try_from(ahead.count()).unwrap_or(u32::MAX), first)
     }
 
     /// Removes a run.
     pub(super) fn remove(&mut self, run: RunId) {
-        self.0.remove(&run);
+        self.waiters.remove(&run);
+    }
+
+    /// Returns whether the holder of the turn must be checked at `now`.
+    pub(super) fn is_holder_check_due(&mut self, now: Instant) -> bool {
+        let is_due =
+            self.last_holder_check.is_none_or(|last| now.saturating_duration_since(last) >= HOLDER_CHECK_INTERVAL);
+        if is_due {
+            self.last_holder_check = Some(now);
+        }
+        is_due
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_holder_is_checked_at_intervals() {
+        let (mut queue, start) = (TurnQueue::default(), Instant::now());
+        assert!(queue.is_holder_check_due(start));
+        assert!(!queue.is_holder_check_due(start + HOLDER_CHECK_INTERVAL / 2));
+        assert!(queue.is_holder_check_due(start + HOLDER_CHECK_INTERVAL));
+    }
 
     #[test]
     fn runs_queue_by_submission_and_name_and_leave_when_they_stop_asking() {

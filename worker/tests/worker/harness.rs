@@ -234,6 +234,14 @@ impl Cluster {
         Client::connect(ClientOptions::new(endpoints).with_cluster(CLUSTER)).await.unwrap()
     }
 
+    /// Returns a client of the peer listeners, as workers use it.
+    pub(crate) async fn peer_client(&self) -> Client {
+        let endpoints = self.workers.iter().flatten().map(|running| running.addresses.peer.to_string());
+        let mut options = ClientOptions::new(endpoints).with_cluster(CLUSTER);
+        options.plane = engram_client::Plane::Peer;
+        Client::connect(options).await.unwrap()
+    }
+
     /// Returns a bare client of one worker, without a map.
     pub(crate) async fn bare(&self, ordinal: u32) -> MemoryServiceClient<Channel> {
         let channel = self.channel(ordinal).await;

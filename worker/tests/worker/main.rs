@@ -9,6 +9,7 @@ mod emulated_driver;
 mod exactly_once;
 mod gpu;
 mod harness;
+mod limits;
 mod operations;
 mod reading;
 mod replication;

@@ -158,7 +158,8 @@ async fn a_repeated_epoch_is_applied_once() {
     let quality = client.quality(QualityOptions { histogram_bits: Some(4), covered_updates: 0 }).await.unwrap();
     assert_eq!(quality.vector, second.quality);
     assert_eq!(quality.histogram.unwrap().total().iter().sum::<u64>(), 60_000);
-    assert_eq!(client.broadcast_quality(run, LearningEpoch(2), &second.quality).await, 2);
+    assert_eq!(client.broadcast_quality(run, LearningEpoch(2), &second.quality).await, 0, "only workers broadcast");
+    assert_eq!(cluster.peer_client().await.broadcast_quality(run, LearningEpoch(2), &second.quality).await, 2);
     let broadcast = client.quality(QualityOptions::default()).await.unwrap().broadcast.unwrap();
     assert_eq!(broadcast, (run, LearningEpoch(2), second.quality));
 

@@ -127,13 +127,13 @@ async fn create(
         return Err(problem(Code::NoLocalCluster, format!("{} has no cluster.json", state_dir.display())));
     };
     let from = to.as_ref().map(|to| format!(" --from {to}")).unwrap_or_default();
-    let place = location(to, storage, &state_dir)?.join(&name);
-    let shown = place.to_string();
-    if place.is_occupied().await? {
-        let message = format!("snapshot {name} already exists: {shown}");
+    let location = location(to, storage, &state_dir)?.join(&name);
+    let address = location.to_string();
+    if location.is_occupied().await? {
+        let message = format!("snapshot {name} already exists: {address}");
         return Err(Problem::new(Code::Conflicting, message).help("choose another name").into());
     }
-    let manifest = match &place {
+    let manifest = match &location {
         Location::Folder(folder) => {
             let folder = folder.path();
             fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
@@ -163,7 +163,7 @@ async fn create(
             manifest
         }
     };
-    show(&[(manifest, shown)], context)?;
+    show(&[(manifest, address)], context)?;
     context.output.note(format!("to restore it: engram down && engram snapshot restore {name}{from}"));
     Ok(())
 }
@@ -194,17 +194,17 @@ async fn write(
 }
 
 async fn list(from: Option<String>, storage: StorageOptions, context: &Context) -> anyhow::Result<()> {
-    let place = match from {
+    let location = match from {
         Some(address) => Location::open(&address, &storage.options())?,
         None => location(None, storage, &state_dir(context)?)?,
     };
     let mut snapshots = Vec::new();
-    for name in place.names().await? {
-        let place = place.join(&name);
-        let shown = place.to_string();
-        match place.manifest().await {
-            Ok(Some(manifest)) => snapshots.push((manifest, shown)),
-            Ok(None) => context.output.note(format!("{shown} is incomplete: it has no manifest")),
+    for name in location.names().await? {
+        let location = location.join(&name);
+        let address = location.to_string();
+        match location.manifest().await {
+            Ok(Some(manifest)) => snapshots.push((manifest, address)),
+            Ok(None) => context.output.note(format!("{address} is incomplete: it has no manifest")),
             Err(error) => context.output.note(format!("{error:#}")),
         }
     }
@@ -256,7 +256,7 @@ async fn restore(
 ) -> anyhow::Result<()> {
     let state_dir = state_dir(context)?;
     let path = Path::new(name);
-    let (place, name) = match (from, path.parent(), path.file_name().and_then(|name| name.to_str())) {
+    let (location, name) = match (from, path.parent(), path.file_name().and_then(|name| name.to_str())) {
         (None, Some(parent), Some(last)) if name.contains('/') => (folder(parent.to_owned()), last),
         (from, ..) => (location(from, storage, &state_dir)?, name),
     };
@@ -264,12 +264,12 @@ async fn restore(
         let message = format!("{name:?} is not a snapshot name; with --from give a name without slashes");
         return Err(problem(Code::InvalidValue, message));
     }
-    let place = place.join(name);
-    let location = place.to_string();
-    let Some(manifest) = place.manifest().await? else {
-        let reason = match place.is_occupied().await? {
-            true => format!("snapshot {name} is incomplete: {location} has no manifest.json"),
-            false => format!("snapshot {name} not found: nothing at {location}"),
+    let location = location.join(name);
+    let address = location.to_string();
+    let Some(manifest) = location.manifest().await? else {
+        let reason = match location.is_occupied().await? {
+            true => format!("snapshot {name} is incomplete: {address} has no manifest.json"),
+            false => format!("snapshot {name} not found: nothing at {address}"),
         };
         return Err(problem(Code::SnapshotUnusable, reason));
     };
@@ -293,13 +293,13 @@ async fn restore(
     let workers = options.workers.unwrap_or(cluster.spec.workers);
     cluster.spec.partitions = options.partitions.unwrap_or(cluster.spec.partitions);
     let (id, shape) = (cluster.id()?, engram_snapshot::shape_of(&cluster.spec));
-    manifest.check_owner(&location, id)?;
-    manifest.check_shape(&location, shape)?;
-    let download = match &place {
+    manifest.check_owner(&address, id)?;
+    manifest.check_shape(&address, shape)?;
+    let download = match &location {
         Location::Folder(_) => None,
-        Location::Objects(_) => Some(download(&manifest, &place, state.folder(), context).await?),
+        Location::Objects(_) => Some(download(&manifest, &location, state.folder(), context).await?),
     };
-    let folder = match (&place, &download) {
+    let folder = match (&location, &download) {
         (Location::Folder(folder), _) => folder.path().to_owned(),
         (_, Some(download)) => download.path().to_owned(),
         (Location::Objects(_), None) => unreachable!("snapshots in object storage are downloaded first"),
@@ -308,7 +308,7 @@ async fn restore(
     // Blocking: reads and writes all data.
     let restored = tokio::task::spawn_blocking(move || {
         let destination = snapshot::Destination { state_dir: state.folder(), cluster: id, shape, capacity, workers };
-        let backup = snapshot::Backup { folder: &folder, location: &location, manifest: &manifest };
+        let backup = snapshot::Backup { folder: &folder, location: &address, manifest: &manifest };
         let work = backup.work(destination);
         let mut progress = Progress::new(&output, "bytes", Some(work));
         let restored = snapshot::restore(backup, destination, |bytes| {
@@ -341,7 +341,7 @@ async fn restore(
 /// Downloads a snapshot into the state directory.
 async fn download(
     manifest: &Manifest,
-    place: &Location,
+    location: &Location,
     state_dir: &Path,
     context: &Context,
 ) -> anyhow::Result<tempfile::TempDir> {
@@ -352,7 +352,7 @@ async fn download(
         let done = progress.done() + bytes;
         progress.set(done, "downloaded");
     };
-    engram_snapshot::download(manifest, place, folder.path(), on_progress).await?;
+    engram_snapshot::download(manifest, location, folder.path(), on_progress).await?;
     Ok(folder)
 }
 

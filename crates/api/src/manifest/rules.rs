@@ -85,7 +85,12 @@ impl Rules<'_> {
         for path in ["url", "path"].map(|name| format!("{snapshot}.{name}")) {
             if let Some(place) = self.text(&path).filter(|place| place.trim_end_matches('/').ends_with(NAME)) {
                 let message = format!("{path} is {place}; allowed: the location of one snapshot, without {NAME}");
-                self.problem(Code::OutOfRange, &path, message, "`engram snapshot list --from LOCATION` lists snapshots");
+                self.problem(
+                    Code::OutOfRange,
+                    &path,
+                    message,
+                    "`engram snapshot list --from LOCATION` lists snapshots",
+                );
             }
         }
         self.snapshot(snapshot);

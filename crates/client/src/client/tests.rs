@@ -106,8 +106,12 @@ impl HttpService<http::Request<tonic::body::Body>> for MapServer {
 }
 
 /// Starts a server with this map at an address of its own, until the task ends.
-async fn map_server()
--> (watch::Sender<v1::GetPartitionMapResponse>, String, mpsc::UnboundedReceiver<v1::GetPartitionMapRequest>, JoinHandle<()>) {
+async fn map_server() -> (
+    watch::Sender<v1::GetPartitionMapResponse>,
+    String,
+    mpsc::UnboundedReceiver<v1::GetPartitionMapRequest>,
+    JoinHandle<()>,
+) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (requests, received) = mpsc::unbounded_channel();

@@ -54,7 +54,8 @@ async fn watch_map(client: Weak<Core>) {
             let Some(other) = core.choose_other(&address) else { return };
             address = other;
         }
-        let message = v1::GetPartitionMapRequest { newer_than: version, wait_ms: HOLD.as_millis() as u32, known_stamp: stamp };
+        let message =
+            v1::GetPartitionMapRequest { newer_than: version, wait_ms: HOLD.as_millis() as u32, known_stamp: stamp };
         let call = core.map_call(&address, message, DEADLINE);
         // A dropped client must not wait for the response.
         drop(core);
@@ -75,7 +76,11 @@ async fn watch_map(client: Weak<Core>) {
                 pause = PAUSE;
             }
             Err(failure) => {
-                tracing::debug!(worker = address, reason = failure.problem.message, "failed to watch the map, trying another worker");
+                tracing::debug!(
+                    worker = address,
+                    reason = failure.problem.message,
+                    "failed to watch the map, trying another worker"
+                );
                 brought_news = false;
                 pause = (pause * 2).min(MAX_PAUSE);
             }

@@ -1,6 +1,6 @@
 //! Balances primaries over workers.
 
-use super::{LeadershipTransfer, Plan, ClusterView};
+use super::{ClusterView, LeadershipTransfer, Plan};
 use engram_memory::{Ordinal, PartitionId};
 use std::collections::BTreeMap;
 
@@ -19,7 +19,8 @@ pub(super) fn plan(
 ) {
     let observed = view.observed;
     let settled_down = observed.last_failover_ms.is_none_or(|at_ms| observed.now_ms.saturating_sub(at_ms) >= SETTLE_MS);
-    let eligible: Vec<Ordinal> = view.holders().filter(|worker| !worker.damped).map(|worker| worker.member.ordinal).collect();
+    let eligible: Vec<Ordinal> =
+        view.holders().filter(|worker| !worker.damped).map(|worker| worker.member.ordinal).collect();
     // Whatever goes to the other workers meanwhile would move a second time.
     let starting = eligible.iter().any(|ordinal| !view.serves_at_once(*ordinal));
     if !settled_down || starting || eligible.is_empty() || !plan.changes.is_empty() || !plan.transfers.is_empty() {

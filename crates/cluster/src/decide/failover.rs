@@ -1,9 +1,9 @@
 //! Failover: promotes another replica when a primary's process is gone.
 
-use super::{MemberHealth, Plan, ClusterView, count, workers};
+use super::{ClusterView, MemberHealth, Plan, count, workers};
 use crate::change::Change;
-use crate::map::Entry;
 use crate::injected;
+use crate::map::Entry;
 use engram_memory::{Member, Ordinal, PartitionId};
 use std::collections::BTreeMap;
 
@@ -12,7 +12,11 @@ use std::collections::BTreeMap;
 const LOST_MEMBER_GRACE_MS: u64 = 2_000;
 
 /// Plans promotions. Returns the partitions whose primary serves and that this plan does not change.
-pub(super) fn plan(view: &ClusterView<'_>, primaries: &mut BTreeMap<Ordinal, usize>, plan: &mut Plan) -> Vec<PartitionId> {
+pub(super) fn plan(
+    view: &ClusterView<'_>,
+    primaries: &mut BTreeMap<Ordinal, usize>,
+    plan: &mut Plan,
+) -> Vec<PartitionId> {
     let mut settled = Vec::with_capacity(view.map.partitions.len());
     let mut waiting: BTreeMap<String, usize> = BTreeMap::new();
     for (partition, entry) in view.map.entries() {
@@ -83,7 +87,8 @@ fn elect(
 
 /// Explains why a partition has no primary.
 fn no_candidate_reason(view: &ClusterView<'_>, entry: &Entry, before: &Member) -> String {
-    let foreign = |member: &&Member| view.worker(member.ordinal).is_some_and(|worker| worker.member.store != member.store);
+    let foreign =
+        |member: &&Member| view.worker(member.ordinal).is_some_and(|worker| worker.member.store != member.store);
     if let Some(member) = entry.candidates().find(foreign) {
         let store = view.worker(member.ordinal).expect("the filter matched this worker").member.store;
         return format!(

@@ -1,6 +1,6 @@
 //! Whether a partition can only be recovered by a forced promotion.
 
-use super::{MemberHealth, ClusterObservation, ClusterView, workers};
+use super::{ClusterObservation, ClusterView, MemberHealth, workers};
 use crate::map::{Entry, PartitionMap};
 use engram_memory::{Ordinal, PartitionId};
 use std::collections::BTreeSet;
@@ -21,7 +21,11 @@ pub fn check_force_promotable(
     if let Some(member) = entry.candidates().find(|it| whole(it.ordinal) && view.eligible(entry, it).is_some()) {
         let ordinal = member.ordinal;
         let serves = view.worker(ordinal).is_some_and(|worker| entry.activated && entry.served_by(&worker.member));
-        let what = if serves { "serves it" } else { "is alive and holds all acknowledged writes: it takes over automatically" };
+        let what = if serves {
+            "serves it"
+        } else {
+            "is alive and holds all acknowledged writes: it takes over automatically"
+        };
         return Err(format!("worker {ordinal} {what}"));
     }
     let unknown = entry.candidates().filter(|member| view.health(entry, member) == MemberHealth::Unknown);

@@ -15,9 +15,9 @@
 
 mod absent;
 mod balance;
-mod replication;
 mod failover;
 mod forced_promotion;
+mod replication;
 #[cfg(test)]
 mod tests;
 
@@ -26,11 +26,11 @@ pub use forced_promotion::check_force_promotable;
 
 use crate::change::Change;
 use crate::detector::{Liveness, Timing};
+use crate::injected;
 use crate::map::{Entry, PartitionMap};
 use crate::placement::{Candidate, place_replicas};
-use crate::injected;
-use replication::ReplicationPlanner;
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId};
+use replication::ReplicationPlanner;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The desired state of a cluster, and what the coordinator observed since it started.
@@ -157,8 +157,9 @@ pub fn decide(map: Option<&PartitionMap>, observed: &ClusterObservation) -> Plan
 fn plan_initial_map(observed: &ClusterObservation) -> Plan {
     let wait = |why: String| Plan { conditions: vec![why], ..Plan::default() };
     let reported = |ordinal: u32| observed.workers_seen.iter().find(|worker| worker.member.ordinal == Ordinal(ordinal));
-    let missing: Vec<_> =
-        (0..observed.workers).filter(|&ordinal| reported(ordinal).is_none_or(|worker| !worker.liveness.is_alive())).collect();
+    let missing: Vec<_> = (0..observed.workers)
+        .filter(|&ordinal| reported(ordinal).is_none_or(|worker| !worker.liveness.is_alive()))
+        .collect();
     if !missing.is_empty() {
         return wait(format!("waiting for workers {missing:?} to form the cluster"));
     }
@@ -204,7 +205,10 @@ impl<'a> ClusterView<'a> {
 
     /// Workers that may hold replicas.
     fn holders(&self) -> impl Iterator<Item = &'a WorkerObservation> {
-        self.observed.workers_seen.iter().filter(|worker| worker.liveness.is_alive() && !self.is_draining(worker.member.ordinal))
+        self.observed
+            .workers_seen
+            .iter()
+            .filter(|worker| worker.liveness.is_alive() && !self.is_draining(worker.member.ordinal))
     }
 
     /// Whether a worker is about to stop.
@@ -235,7 +239,8 @@ impl<'a> ClusterView<'a> {
             return MemberHealth::Unknown;
         }
         let witness = || {
-            let suspects = |worker: &WorkerObservation| worker.liveness.is_alive() && worker.suspects.contains(&member.ordinal);
+            let suspects =
+                |worker: &WorkerObservation| worker.liveness.is_alive() && worker.suspects.contains(&member.ordinal);
             entry.candidates().filter_map(|other| self.worker(other.ordinal)).any(suspects)
         };
         match worker.liveness {
@@ -256,7 +261,8 @@ impl<'a> ClusterView<'a> {
 
     /// Whether a worker can become primary without a pause.
     fn serves_at_once(&self, ordinal: Ordinal) -> bool {
-        self.worker(ordinal).is_some_and(|worker| worker.liveness.is_alive() && worker.serves_at_once(self.observed.now_ms))
+        self.worker(ordinal)
+            .is_some_and(|worker| worker.liveness.is_alive() && worker.serves_at_once(self.observed.now_ms))
     }
 
     /// Number of primaries per worker.

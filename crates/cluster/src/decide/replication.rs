@@ -5,7 +5,7 @@
 //! derives from the current map alone: an under-replicated partition gets a learner, one with surplus loses the replica
 //! on the fullest worker.
 
-use super::{MemberHealth, LeadershipTransfer, Plan, ClusterView, count, workers};
+use super::{ClusterView, LeadershipTransfer, MemberHealth, Plan, count, workers};
 use crate::change::Change;
 use crate::map::Entry;
 use crate::placement::rendezvous_weight;
@@ -193,12 +193,14 @@ impl<'a> ReplicationPlanner<'a> {
         let taken = |ordinal: &Ordinal| {
             holding.healthy.contains(ordinal) || learners.contains(ordinal) || self.view.is_leaving(*ordinal)
         };
-        self.view.holders().map(|worker| worker.member.ordinal).filter(|ordinal| !taken(ordinal)).min_by_key(|&ordinal| {
-            let others = holding.healthy.iter().chain(learners).copied();
-            let rank = Reverse(rendezvous_weight(holding.partition.0, ordinal));
-            let full = self.load(ordinal) >= bound;
-            (self.view.shares_domain(ordinal, others), full, rank)
-        })
+        self.view.holders().map(|worker| worker.member.ordinal).filter(|ordinal| !taken(ordinal)).min_by_key(
+            |&ordinal| {
+                let others = holding.healthy.iter().chain(learners).copied();
+                let rank = Reverse(rendezvous_weight(holding.partition.0, ordinal));
+                let full = self.load(ordinal) >= bound;
+                (self.view.shares_domain(ordinal, others), full, rank)
+            },
+        )
     }
 
     /// Removes surplus replicas, and replicas on draining workers. A primary transfers its leadership first.
@@ -211,14 +213,16 @@ impl<'a> ReplicationPlanner<'a> {
             }
             let staying: Vec<_> = holding.staying(self.view).collect();
             let primary_drains = self.view.is_draining(holding.entry.primary) && !staying.is_empty();
-            let surplus = holding.healthy.len() > self.replication_factor() && staying.len() >= self.replication_factor();
+            let surplus =
+                holding.healthy.len() > self.replication_factor() && staying.len() >= self.replication_factor();
             if !surplus && !primary_drains {
                 continue;
             }
             let leaver = if primary_drains { Some(holding.entry.primary) } else { self.choose_leaver(holding) };
             let Some(leaver) = leaver else { continue };
-            let alive =
-                |ordinal: Ordinal| self.view.worker(ordinal).is_some_and(|worker| worker.liveness.is_alive() && worker.fresh);
+            let alive = |ordinal: Ordinal| {
+                self.view.worker(ordinal).is_some_and(|worker| worker.liveness.is_alive() && worker.fresh)
+            };
             let able = |ordinal: Ordinal| alive(ordinal) && self.view.serves_at_once(ordinal);
             let stays = |ordinal: Ordinal| alive(ordinal) && !self.view.is_leaving(ordinal);
             let kept = staying.iter().filter(|ordinal| **ordinal != leaver && stays(**ordinal)).count();
@@ -304,7 +308,8 @@ impl<'a> ReplicationPlanner<'a> {
     /// Reports under-replicated partitions and draining workers as conditions.
     pub(super) fn report_conditions(&self, plan: &mut Plan) {
         let wanted = self.replication_factor();
-        let under_replicated: Vec<_> = self.partitions.iter().filter(|holding| holding.healthy.len() < wanted).collect();
+        let under_replicated: Vec<_> =
+            self.partitions.iter().filter(|holding| holding.healthy.len() < wanted).collect();
         let holders = self.view.holders().count();
         if !under_replicated.is_empty() {
             let single = under_replicated.iter().filter(|holding| holding.healthy.len() == 1).count();

@@ -126,7 +126,10 @@ impl Toy {
     fn serve(&mut self, partition: PartitionId) {
         let entry = self.map.partitions[partition.0 as usize].clone();
         let alive = |ordinal: Ordinal| {
-            self.observed.workers_seen.iter().find(|worker| worker.member.ordinal == ordinal && worker.liveness.is_alive())
+            self.observed
+                .workers_seen
+                .iter()
+                .find(|worker| worker.member.ordinal == ordinal && worker.liveness.is_alive())
         };
         let Some(primary) = alive(entry.primary).filter(|worker| entry.served_by(&worker.member)) else { return };
         let primary = primary.member;
@@ -182,7 +185,10 @@ fn cluster_forms_only_when_all_workers_are_present() {
     let mut early = observed(3, 2, 16);
     early.workers_seen.remove(1);
     let plan = decide(None, &early);
-    assert_eq!((plan.initial_map, plan.conditions), (None, vec!["waiting for workers [1] to form the cluster".to_owned()]));
+    assert_eq!(
+        (plan.initial_map, plan.conditions),
+        (None, vec!["waiting for workers [1] to form the cluster".to_owned()])
+    );
     for (workers, replicas, partitions) in
         [(1, 1, 7), (3, 1, 64), (5, 2, 256), (7, 3, 256), (10, 2, 256), (50, 1, 256), (50, 2, 256)]
     {
@@ -476,7 +482,8 @@ fn no_replica_is_removed_while_another_may_be_dead() {
     for partition in 0..12 {
         let entry = &toy.map.partitions[partition as usize];
         let primary = *entry.primary_member().unwrap();
-        let newcomer = (0..3).map(|ordinal| observation(ordinal).member).find(|member| !entry.isr.contains(member)).unwrap();
+        let newcomer =
+            (0..3).map(|ordinal| observation(ordinal).member).find(|member| !entry.isr.contains(member)).unwrap();
         toy.change(PartitionId(partition), &Change::Add { primary, newcomer });
     }
     let removals = |toy: &Toy| toy.decide().changes.len();

@@ -383,7 +383,8 @@ impl Replica {
     /// of the map. One of them may have granted it a read lease, and waits for its end before it serves.
     pub fn successors(&self) -> BTreeSet<Ordinal> {
         let candidates = self.entry.iter().flat_map(Entry::candidates).map(|member| member.ordinal);
-        let all = candidates.chain(self.followed).filter(|ordinal| self.primary.is_none() && *ordinal != self.me.ordinal);
+        let all =
+            candidates.chain(self.followed).filter(|ordinal| self.primary.is_none() && *ordinal != self.me.ordinal);
         all.collect()
     }
 
@@ -408,7 +409,11 @@ impl Replica {
     /// Whether the primary of this term has lost records that are committed here, which mode `async` allows: no
     /// snapshot of it will go further unless there are new writes. The state here must be discarded.
     pub fn has_lost_commits(&self, term: Term) -> bool {
-        self.lost_commits && self.needs_snapshot && self.matched == term && self.promised == term && self.primary.is_none()
+        self.lost_commits
+            && self.needs_snapshot
+            && self.matched == term
+            && self.promised == term
+            && self.primary.is_none()
     }
 
     /// Whether this process may serve under `entry`: it runs on the map's disk and lost nothing that it had

@@ -305,7 +305,9 @@ impl Replica {
     /// Proposes one change of the in-sync set at a time.
     fn reconfigure(&mut self, out: &mut Vec<Action>) {
         let me = self.me;
-        let Some(state) = self.primary.as_ref().filter(|state| state.serving && state.pending.is_none()) else { return };
+        let Some(state) = self.primary.as_ref().filter(|state| state.serving && state.pending.is_none()) else {
+            return;
+        };
         let is_gone = |ordinal: &Ordinal| self.suspects.contains(ordinal) || state.replaced.contains(ordinal);
         // A leaving member is removed only if writes continue without it.
         let spares_one = state.entry.isr.len() > self.rules.min_in_sync;
@@ -386,7 +388,7 @@ impl Replica {
 
 #[cfg(test)]
 mod tests {
-    use crate::replica::{Action, Event, RecoveredReplica, History, Message, Replica, Rules};
+    use crate::replica::{Action, Event, History, Message, RecoveredReplica, Replica, Rules};
     use crate::{Change, Entry};
     use engram_memory::{Incarnation, Lsn, Member, Ordinal, StoreId, Term};
 
@@ -441,7 +443,10 @@ mod tests {
         let mut primary = serving(&[member(0), member(1)], SYNC);
         write(&mut primary, 1);
         let actions = step(&mut primary, Event::Leaving([Ordinal(1)].into()));
-        assert!(actions.contains(&Action::Sync) && !removes(&actions, 1), "the only replica left has everything on disk: {actions:?}");
+        assert!(
+            actions.contains(&Action::Sync) && !removes(&actions, 1),
+            "the only replica left has everything on disk: {actions:?}"
+        );
         let actions = step(&mut primary, Event::Synced(Lsn(1), Term(1)));
         assert!(removes(&actions, 1), "{actions:?}");
         assert!(primary.admits_writes() && primary.serving_term().is_some(), "it continues meanwhile");
@@ -524,14 +529,13 @@ mod tests {
         step(&mut primary, heard(Message::Ack { term: Term(1), written: Lsn(1) }));
 
         let actions = step(&mut primary, Event::TransferLeadership(Ordinal(1)));
-        assert!(actions.iter().any(|action| matches!(action, Action::Propose(_, Change::Promote { .. }))), "{actions:?}");
+        assert!(
+            actions.iter().any(|action| matches!(action, Action::Propose(_, Change::Promote { .. }))),
+            "{actions:?}"
+        );
         step(&mut primary, Event::TransferLeadership(Ordinal(0)));
         assert!(primary.admits_writes(), "it continues");
-        assert_eq!(
-            write(&mut primary, 2),
-            [],
-            "the map may still promote the other replica, which lacks the record"
-        );
+        assert_eq!(write(&mut primary, 2), [], "the map may still promote the other replica, which lacks the record");
         let acked = step(&mut primary, heard(Message::Ack { term: Term(1), written: Lsn(2) }));
         assert!(acked.contains(&Action::Commit(Lsn(2))), "{acked:?}");
     }

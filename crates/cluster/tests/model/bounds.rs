@@ -1,9 +1,10 @@
-//! One configuration of the model: what may happen how often, what is planted, and what has to hold.
+//! One configuration of the model: how often each event may happen, which bug is injected, and which properties must
+//! hold.
 
 use crate::drive::quiet_panics;
-use crate::state::{Harm, Node, Statement, World, seen};
+use crate::environment_bug::EnvironmentBug;
+use crate::state::{Harm, Node, ProcessReport, World, reached};
 use crate::step::Step;
-use crate::wrong::Wrong;
 use engram_cluster::Entry;
 use engram_cluster::injected::Bug;
 use engram_cluster::replica::Rules;
@@ -13,44 +14,44 @@ use std::collections::BTreeSet;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// Mode `sync`: what counts as acknowledged is durable. Otherwise a write counts in the page cache.
+    /// Mode `sync`: acknowledged means durable. Otherwise the page cache suffices.
     pub(crate) sync: bool,
-    /// The log reports later than it is told; otherwise at once.
+    /// The log reports with a delay; otherwise at once.
     pub(crate) lazy: bool,
-    /// Maps are read late, decisions are applied late, coordinators hear of a new process late.
+    /// Maps are read late, decisions are applied late, coordinators observe new processes late.
     pub(crate) late: bool,
     /// Reads and read leases.
     pub(crate) leases: bool,
-    /// A promotion may name any part of the candidates, and the process that serves.
+    /// A promotion may name any subset of the candidates, and the current primary.
     pub(crate) any_subset: bool,
-    /// Coordinators promote candidates that lost something, too.
+    /// Coordinators also promote candidates that lost records.
     pub(crate) careless: bool,
-    /// Starts where two logs differ and one of them begins with a snapshot ([`Bounds::fork`]).
+    /// Starts with two diverging logs, one of which begins with a snapshot ([`Bounds::fork`]).
     pub(crate) forked: bool,
     pub(crate) nodes: u32,
-    /// Members in sync at the start, and as many as there shall be.
+    /// Members in sync at the start, and the desired number.
     pub(crate) replicas: usize,
     pub(crate) min_in_sync: usize,
     pub(crate) ops: u8,
     pub(crate) terms: u64,
-    /// Losses of power, kills that leave the page cache, orderly stops, empty disks under the old name.
+    /// Power losses, kills that keep the page cache, orderly stops, empty disks under the old name.
     pub(crate) power: u8,
     pub(crate) kills: u8,
     pub(crate) stops: u8,
     pub(crate) disks: u8,
-    /// Times that a primary hears of one who leaves.
-    pub(crate) departures: u8,
-    /// Hand-overs, false suspicions, new streams between two processes, snapshots, hints at learners.
-    pub(crate) drains: u8,
-    pub(crate) doubts: u8,
+    /// Times a primary learns of a leaving worker.
+    pub(crate) leavings: u8,
+    /// Leadership transfers, false suspicions, new streams between two processes, snapshots, learner assignments.
+    pub(crate) transfers: u8,
+    pub(crate) suspicions: u8,
     pub(crate) reconnects: u8,
     pub(crate) snapshots: u8,
-    pub(crate) hints: u8,
-    pub(crate) defect: Option<Bug>,
-    pub(crate) wrong: Option<Wrong>,
+    pub(crate) learner_changes: u8,
+    pub(crate) bug: Option<Bug>,
+    pub(crate) environment_bug: Option<EnvironmentBug>,
 }
 
-/// Two copies on three nodes, one loss of power, everything at once and on time.
+/// Two replicas on three nodes, one power loss, no delays.
 pub(crate) const SYNC: Bounds = Bounds {
     sync: true,
     lazy: false,
@@ -68,14 +69,14 @@ pub(crate) const SYNC: Bounds = Bounds {
     kills: 0,
     stops: 0,
     disks: 0,
-    departures: 0,
-    drains: 0,
-    doubts: 1,
+    leavings: 0,
+    transfers: 0,
+    suspicions: 1,
     reconnects: 0,
     snapshots: 0,
-    hints: 1,
-    defect: None,
-    wrong: None,
+    learner_changes: 1,
+    bug: None,
+    environment_bug: None,
 };
 
 pub(crate) const REPLICATED: Bounds = Bounds { sync: false, ..SYNC };
@@ -96,22 +97,22 @@ impl Bounds {
             kills: 1,
             stops: 1,
             disks: 1,
-            departures: 1,
-            drains: 2,
-            doubts: 4,
+            leavings: 1,
+            transfers: 2,
+            suspicions: 4,
             reconnects: 3,
             snapshots: 2,
-            hints: 6,
+            learner_changes: 6,
             ..self
         }
     }
 
-    pub(crate) fn plants(&self, wrong: Wrong) -> bool {
-        self.wrong == Some(wrong)
+    pub(crate) fn injects(&self, bug: EnvironmentBug) -> bool {
+        self.environment_bug == Some(bug)
     }
 
-    pub(crate) fn has(&self, defect: Bug) -> bool {
-        self.defect == Some(defect)
+    pub(crate) fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
     }
 
     pub(crate) const fn rules(&self) -> Rules {
@@ -122,16 +123,16 @@ impl Bounds {
         (0..self.nodes).map(Ordinal)
     }
 
-    /// Whether a node holds everything, as the map and its own statement say.
-    pub(crate) fn is_eligible(&self, entry: &Entry, statement: &Statement) -> bool {
-        let place = statement.member.ordinal;
-        let by_place =
-            self.plants(Wrong::EligibleByOrdinal) && entry.candidates().any(|member| member.ordinal == place);
-        by_place || entry.holds_all(&statement.member, statement.lossless_since, self.sync)
+    /// Whether a node holds everything, according to the map and its own report.
+    pub(crate) fn is_eligible(&self, entry: &Entry, report: &ProcessReport) -> bool {
+        let ordinal = report.member.ordinal;
+        let by_ordinal = self.injects(EnvironmentBug::EligibleByOrdinal)
+            && entry.candidates().any(|member| member.ordinal == ordinal);
+        by_ordinal || entry.holds_all(&report.member, report.lossless_since, self.sync)
     }
 }
 
-/// What a state of the kind `sometimes` looks like.
+/// Condition of a `sometimes` property.
 type Condition = fn(&Bounds, &World) -> bool;
 
 impl Model for Bounds {
@@ -151,7 +152,7 @@ impl Model for Bounds {
 
     fn next_state(&self, last: &World, step: Step) -> Option<World> {
         let mut world = last.clone();
-        self.take(&mut world, &step);
+        self.apply_step(&mut world, &step);
         self.forget(&mut world);
         (world != *last).then_some(world)
     }
@@ -160,29 +161,37 @@ impl Model for Bounds {
         let mut all = vec![
             Property::<Self>::always("nothing panics", |_, world| world.harm != Some(Harm::Panicked)),
             Property::<Self>::always("no read is stale", |_, world| world.harm != Some(Harm::StaleRead)),
-            Property::<Self>::always("what is committed is equal everywhere", |_, world| {
+            Property::<Self>::always("committed records are equal everywhere", |_, world| {
                 world.harm != Some(Harm::Diverged)
             }),
-            Property::<Self>::always("what is committed stays", |_, world| world.harm != Some(Harm::Truncated)),
-            Property::<Self>::always("every eligible candidate holds what is committed", candidates_hold_all),
-            Property::<Self>::always("who serves the map's term holds what is committed", servers_hold_all),
-            Property::<Self>::always("nothing is applied twice", |_, world| {
+            Property::<Self>::always("committed records stay", |_, world| world.harm != Some(Harm::Truncated)),
+            Property::<Self>::always("every eligible candidate holds all committed records", candidates_hold_all),
+            Property::<Self>::always("the primary of the map's term holds all committed records", servers_hold_all),
+            Property::<Self>::always("no operation is applied twice", |_, world| {
                 let ops: BTreeSet<_> = world.committed.iter().map(|record| record.1).collect();
                 ops.len() == world.committed.len()
             }),
-            Property::<Self>::always("one loss of power leaves an eligible candidate", one_loss_leaves_a_candidate),
+            Property::<Self>::always("an eligible candidate survives one power loss", one_loss_leaves_a_candidate),
         ];
         let keeps = !self.sync && self.kills + self.stops > 0;
         let reachable: [(&'static str, bool, Condition); 6] = [
-            ("committed after a promotion", self.power > 0, |bounds, world| bounds.came(world, seen::PROMOTED)),
-            ("committed after an addition", self.terms > 3, |bounds, world| bounds.came(world, seen::ADDED)),
-            ("committed after a rollback", self.terms > 3, |bounds, world| bounds.came(world, seen::ROLLED_BACK)),
-            ("committed after a hand-over", self.drains > 0, |bounds, world| bounds.came(world, seen::HANDED_OVER)),
-            ("committed by a restarted member that kept its place", keeps, |bounds, world| {
-                bounds.came(world, seen::KEPT_PLACE)
+            ("committed after a promotion", self.power > 0, |bounds, world| {
+                bounds.committed_after(world, reached::PROMOTED)
             }),
-            ("committed after a copy", self.snapshots > 0 && self.terms > 3, |bounds, world| {
-                bounds.came(world, seen::COPIED)
+            ("committed after an addition", self.terms > 3, |bounds, world| {
+                bounds.committed_after(world, reached::ADDED)
+            }),
+            ("committed after a rollback", self.terms > 3, |bounds, world| {
+                bounds.committed_after(world, reached::ROLLED_BACK)
+            }),
+            ("committed after a leadership transfer", self.transfers > 0, |bounds, world| {
+                bounds.committed_after(world, reached::TRANSFERRED)
+            }),
+            ("committed by a restarted member that stayed eligible", keeps, |bounds, world| {
+                bounds.committed_after(world, reached::STAYED_ELIGIBLE)
+            }),
+            ("committed after a snapshot transfer", self.snapshots > 0 && self.terms > 3, |bounds, world| {
+                bounds.committed_after(world, reached::SNAPSHOT)
             }),
         ];
         let reachable = reachable.into_iter().filter(|(_, applies, _)| *applies);
@@ -192,22 +201,23 @@ impl Model for Bounds {
 }
 
 impl Bounds {
-    /// What matters has happened, and then an operation was committed: at the term that stands, or as the last one.
-    fn came(&self, world: &World, what: u8) -> bool {
+    /// Whether an event has happened and an operation was committed afterwards: in the current term, or as the last
+    /// one.
+    fn committed_after(&self, world: &World, event: u8) -> bool {
         let last = world.committed.last().map(|record| record.0);
         let all = world.committed.len() == self.ops as usize;
-        world.seen & what == what && (all || last == Some(world.entry().term))
+        world.reached & event == event && (all || last == Some(world.entry().term))
     }
 }
 
-fn statement_now(node: &Node) -> Statement {
-    Statement { member: node.me, lossless_since: node.lossless_since }
+fn current_report(node: &Node) -> ProcessReport {
+    ProcessReport { member: node.me, lossless_since: node.lossless_since }
 }
 
 fn candidates_hold_all(bounds: &Bounds, world: &World) -> bool {
     let entry = world.entry();
     bounds.ordinals().all(|ordinal| {
-        !bounds.is_eligible(entry, &statement_now(world.at(ordinal))) || world.holds_all_committed(ordinal)
+        !bounds.is_eligible(entry, &current_report(world.at(ordinal))) || world.holds_all_committed(ordinal)
     })
 }
 
@@ -219,5 +229,5 @@ fn servers_hold_all(bounds: &Bounds, world: &World) -> bool {
 fn one_loss_leaves_a_candidate(bounds: &Bounds, world: &World) -> bool {
     world.power > 1
         || world.disks > 0
-        || bounds.ordinals().any(|ordinal| bounds.is_eligible(world.entry(), &statement_now(world.at(ordinal))))
+        || bounds.ordinals().any(|ordinal| bounds.is_eligible(world.entry(), &current_report(world.at(ordinal))))
 }

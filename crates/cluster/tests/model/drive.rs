@@ -1,10 +1,10 @@
-//! A process around a replica: does what the actions say, in their order, and reports what the log has done.
+//! A process around a replica: executes its actions in order, and reports what the log has done.
 
 use crate::bounds::Bounds;
 use crate::state::{Body, Envelope, Harm, Record, World, end_of, up_to};
 use engram_cluster::Entry;
 use engram_cluster::Replica;
-use engram_cluster::replica::{Action, Event, RecoveredReplica, History, Message};
+use engram_cluster::replica::{Action, Event, History, Message, RecoveredReplica};
 use engram_memory::{Lsn, Ordinal, Term};
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
@@ -12,11 +12,11 @@ use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
 
 thread_local! {
-    /// A panic of the core is a finding, and is shown with the steps that led to it.
+    /// A panic of the core is a violation and is printed with its steps.
     static IN_CORE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Shows other panics than those of the core.
+/// Prints panics outside the core.
 pub(crate) fn quiet_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -29,17 +29,17 @@ pub(crate) fn quiet_panics() {
     });
 }
 
-/// What a replica is given.
+/// Input of a replica.
 pub(crate) enum Input {
     Event(Event),
     Entry(Arc<Entry>),
 }
 
-/// Records that came with the message that is heard: the lsn before the first, and they.
+/// Records of the received message: the lsn before the first one, and the records.
 type Received<'a> = Option<(Lsn, &'a [Record])>;
 
 impl Bounds {
-    /// Starts a process on what the disk of a place holds.
+    /// Starts a process with the contents of its disk.
     pub(crate) fn start_process(&self, world: &mut World, ordinal: Ordinal) {
         let node = world.node(ordinal);
         node.kept = node.promise;
@@ -58,11 +58,11 @@ impl Bounds {
         };
         let replica = Replica::new(node.me, self.rules(), found);
         #[cfg(feature = "defects")]
-        let replica = replica.with_bug(self.defect);
+        let replica = replica.with_bug(self.bug);
         node.replica = Some(replica);
     }
 
-    /// Gives a replica an event, and what follows from it on its own machine.
+    /// Passes an event to a replica, and the events that follow from it on its own machine.
     pub(crate) fn feed(&self, world: &mut World, ordinal: Ordinal, first: Input, received: Received<'_>) {
         let mut inputs = VecDeque::from([first]);
         while let Some(input) = inputs.pop_front() {
@@ -111,7 +111,7 @@ impl Bounds {
                 self.logged(world, me, inputs);
             }
             Action::Log { after } => {
-                let (before, records) = received.expect("records are logged when they are heard");
+                let (before, records) = received.expect("records are logged when they are received");
                 match records.get((after.0 - before.0) as usize..) {
                     Some(new) => node.log.extend_from_slice(new),
                     None => world.harm = Some(Harm::Diverged),
@@ -122,13 +122,13 @@ impl Bounds {
             Action::Send(to, message) => send(world, me, to, Body::Replica(message, Vec::new())),
             Action::Stream { to, after } => {
                 if after < node.floor {
-                    copy(world, me, to);
+                    send_snapshot(world, me, to);
                 } else {
                     node.streams.insert(to);
                     append(world, me, to, after);
                 }
             }
-            Action::SendSnapshot(to) => copy(world, me, to),
+            Action::SendSnapshot(to) => send_snapshot(world, me, to),
             Action::Commit(lsn) => commit(world, me, lsn),
             Action::Stop => node.streams.clear(),
             Action::Propose(expected, change) => {
@@ -137,7 +137,7 @@ impl Bounds {
         }
     }
 
-    /// The log has taken something, and reports it if it is quick.
+    /// Handles new records in the log, which reports them unless it is lazy.
     pub(crate) fn logged(&self, world: &mut World, me: Ordinal, inputs: &mut VecDeque<Input>) {
         let node = world.node(me);
         if self.lazy {
@@ -182,7 +182,7 @@ pub(crate) fn send(world: &mut World, me: Ordinal, to: Ordinal, body: Body) {
     world.net.insert(Arc::new(Envelope { from, to, body }));
 }
 
-/// Sends the records above an lsn, and what is committed.
+/// Sends the records above an lsn, and the commit position.
 pub(crate) fn append(world: &mut World, me: Ordinal, to: Ordinal, after: Lsn) {
     let node = world.at(me);
     let Some(replica) = &node.replica else { return };
@@ -196,15 +196,15 @@ pub(crate) fn append(world: &mut World, me: Ordinal, to: Ordinal, after: Lsn) {
     send(world, me, to, Body::Replica(message, records));
 }
 
-fn copy(world: &mut World, me: Ordinal, to: Ordinal) {
+fn send_snapshot(world: &mut World, me: Ordinal, to: Ordinal) {
     let node = world.at(me);
     if let (Some(replica), Some(term)) = (&node.replica, node.leads()) {
         let records = up_to(&node.log, replica.commit()).to_vec();
-        send(world, me, to, Body::Copy(term, records));
+        send(world, me, to, Body::Snapshot(term, records));
     }
 }
 
-/// What was kept for a term ends with it.
+/// Ends what belongs to a previous term.
 fn settle(world: &mut World, me: Ordinal) {
     let node = world.node(me);
     let leads = node.leads();

@@ -1,4 +1,4 @@
-//! What the model remembers: the map, the nodes with their disks, what is under way.
+//! The state of the model: the map, the nodes with their disks, and messages in flight.
 
 use engram_cluster::replica::Message;
 use engram_cluster::{Change, Entry, ExpectedEntry, Replica};
@@ -6,47 +6,47 @@ use engram_memory::{Incarnation, Lsn, Member, Ordinal, StoreId, Term};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A client's operation; the client asks for it for ever.
+/// A client's operation; the client retries it forever.
 pub(crate) type Op = u8;
 
-/// A record: the term that wrote it, and the operation. Its lsn is its place in the log, from 1.
+/// A record: the term that wrote it, and the operation. Its lsn is its index in the log, from 1.
 pub(crate) type Record = (Term, Op);
 
-/// The records up to an lsn.
+/// Returns the records up to an lsn.
 pub(crate) fn up_to(log: &[Record], lsn: Lsn) -> &[Record] {
     &log[..(lsn.0 as usize).min(log.len())]
 }
 
-/// The last lsn of a log.
+/// Returns the last lsn of a log.
 pub(crate) const fn end_of(log: &[Record]) -> Lsn {
     Lsn(log.len() as u64)
 }
 
-/// A place in the cluster, its disk, and the process that runs there.
+/// A node: its disk, and its process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Node {
-    /// The process's replica; `None` while nothing runs.
+    /// The replica of the process; `None` while none runs.
     pub(crate) replica: Option<Replica>,
-    /// The process that runs, or the next one.
+    /// The current process, or the next one.
     pub(crate) me: Member,
-    /// The log as a process sees it.
+    /// The log as seen by a process.
     pub(crate) log: Vec<Record>,
-    /// The log after a loss of power.
+    /// The log after a power loss.
     pub(crate) disk: Vec<Record>,
-    /// Highest promise logged, and the highest that is durable.
+    /// The highest logged promise, and the highest durable one.
     pub(crate) promise: Term,
     pub(crate) kept: Term,
-    /// A snapshot: names of records up to here are forgotten at the next start, and they cannot be streamed.
+    /// Position of the snapshot: the history up to here is lost at the next start and cannot be streamed.
     pub(crate) floor: Lsn,
     pub(crate) lossless_since: Incarnation,
-    /// The last process ended in order, with everything durable.
+    /// The last process stopped in order, with everything durable.
     pub(crate) clean: bool,
-    /// Followers that get records and commits, and the term at which they do.
+    /// Followers that receive records and commits, and the term.
     pub(crate) streams: BTreeSet<Ordinal>,
     pub(crate) streaming: Option<Term>,
-    /// Who granted this process a read lease, with the disk.
+    /// Read leases held by this process: granter and its disk.
     pub(crate) held: BTreeSet<(Ordinal, StoreId)>,
-    /// To whom a read lease was granted that may not have ended.
+    /// Read leases granted to others that may not have expired.
     pub(crate) granted: BTreeSet<Member>,
 }
 
@@ -78,7 +78,7 @@ impl Node {
         self.replica.as_ref().and_then(Replica::serving_term)
     }
 
-    /// The process ends; what it had in memory is gone, what it had written is not.
+    /// Ends the process; memory is lost, written data is not.
     pub(crate) fn die(&mut self) {
         if self.replica.take().is_some() {
             self.me.incarnation.0 += 1;
@@ -89,7 +89,7 @@ impl Node {
     }
 }
 
-/// Something on the way.
+/// A message in flight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Envelope {
     pub(crate) from: Member,
@@ -101,8 +101,8 @@ pub(crate) struct Envelope {
 pub(crate) enum Body {
     /// With the records of an append, one per lsn.
     Replica(Message, Vec<Record>),
-    /// The committed state.
-    Copy(Term, Vec<Record>),
+    /// A snapshot of the committed state.
+    Snapshot(Term, Vec<Record>),
 }
 
 impl Body {
@@ -116,30 +116,30 @@ impl Body {
                 | Message::NotOpen { term }
                 | Message::Rejected { term, .. } => *term,
             },
-            Self::Copy(term, _) => *term,
+            Self::Snapshot(term, _) => *term,
         }
     }
 
-    /// Whether a primary says it to a follower.
+    /// Whether a primary sends it to a follower.
     pub(crate) fn is_from_primary(&self) -> bool {
-        matches!(self, Self::Replica(Message::Open { .. } | Message::Append { .. }, _) | Self::Copy(..))
+        matches!(self, Self::Replica(Message::Open { .. } | Message::Append { .. }, _) | Self::Snapshot(..))
     }
 }
 
-/// What must not happen.
+/// Violations of safety.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Harm {
     Panicked,
     StaleRead,
-    /// Two logs were committed that differ.
+    /// Two different logs were committed.
     Diverged,
-    /// What was committed here was truncated, or replaced by less.
+    /// Committed records were truncated, or replaced by fewer.
     Truncated,
 }
 
-/// What a process says of itself when it starts.
+/// Report of a process at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Statement {
+pub(crate) struct ProcessReport {
     pub(crate) member: Member,
     pub(crate) lossless_since: Incarnation,
 }
@@ -147,31 +147,31 @@ pub(crate) struct Statement {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     pub(crate) nodes: Vec<Arc<Node>>,
-    /// The entry as it is, behind those that somebody may read late.
+    /// Entries that may still be read, the current one last.
     pub(crate) maps: Vec<Arc<Entry>>,
-    /// What was sent and may arrive; never removed, because it may arrive twice, as long as it can change something.
+    /// Messages that may arrive; they stay, since they may arrive twice, as long as they can have an effect.
     pub(crate) net: BTreeSet<Arc<Envelope>>,
-    /// What was proposed and may be applied.
+    /// Proposals that may be applied.
     pub(crate) proposals: BTreeSet<(ExpectedEntry, Change)>,
-    /// What the coordinators were told last.
-    pub(crate) stated: Vec<Statement>,
-    /// The longest log that was committed anywhere: all of it may have been acknowledged.
+    /// The latest reports known to coordinators.
+    pub(crate) reported: Vec<ProcessReport>,
+    /// The longest log committed anywhere: all of it may have been acknowledged.
     pub(crate) committed: Vec<Record>,
     pub(crate) harm: Option<Harm>,
-    /// The in-sync set before the last activation, for planted mistakes alone.
-    pub(crate) ousted: Vec<Member>,
+    /// The in-sync set before the last activation, used only by injected bugs.
+    pub(crate) previous_isr: Vec<Member>,
     pub(crate) power: u8,
     pub(crate) kills: u8,
     pub(crate) stops: u8,
     pub(crate) disks: u8,
-    pub(crate) hints: u8,
-    pub(crate) departures: u8,
-    pub(crate) drains: u8,
-    pub(crate) doubts: u8,
+    pub(crate) learner_changes: u8,
+    pub(crate) leavings: u8,
+    pub(crate) transfers: u8,
+    pub(crate) suspicions: u8,
     pub(crate) reconnects: u8,
     pub(crate) snapshots: u8,
-    /// What has happened ([`seen`]).
-    pub(crate) seen: u8,
+    /// Events that have happened ([`reached`]).
+    pub(crate) reached: u8,
 }
 
 impl World {
@@ -192,12 +192,12 @@ impl World {
     }
 }
 
-pub(crate) mod seen {
+pub(crate) mod reached {
     pub(crate) const PROMOTED: u8 = 1;
     pub(crate) const ADDED: u8 = 2;
     pub(crate) const ROLLED_BACK: u8 = 4;
-    pub(crate) const HANDED_OVER: u8 = 8;
-    /// A restarted process serves because the one before it lost nothing.
-    pub(crate) const KEPT_PLACE: u8 = 16;
-    pub(crate) const COPIED: u8 = 32;
+    pub(crate) const TRANSFERRED: u8 = 8;
+    /// A restarted process serves because the previous one lost nothing.
+    pub(crate) const STAYED_ELIGIBLE: u8 = 16;
+    pub(crate) const SNAPSHOT: u8 = 32;
 }

@@ -1,56 +1,56 @@
-//! What may happen in a state.
+//! The possible steps in a state.
 
 use crate::bounds::Bounds;
-use crate::state::{Envelope, Op, Statement, World};
-use crate::wrong::Wrong;
+use crate::environment_bug::EnvironmentBug;
+use crate::state::{Envelope, Op, ProcessReport, World};
 use engram_cluster::injected::Bug;
 use engram_cluster::{Change, Entry, ExpectedEntry, Replica};
 use engram_memory::{Member, Ordinal};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Something that happens.
+/// One step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
-    /// A message arrives, perhaps again.
+    /// A message arrives, perhaps repeatedly.
     Deliver(Arc<Envelope>),
     /// A process reads the map, or an older one.
     Learn(Ordinal, usize),
     /// A client's operation reaches a process.
     Write(Ordinal, Op),
-    /// A promise is durable.
+    /// A promise becomes durable.
     Keep(Ordinal),
-    /// What was logged is in the page cache.
+    /// Logged records are in the page cache.
     Wrote(Ordinal),
-    /// What was logged is durable, but for the last records.
+    /// Logged records become durable, except for the last ones.
     Flush(Ordinal, usize),
-    /// A snapshot of what is committed takes the place of the log.
+    /// A snapshot of the committed state replaces the log.
     Snapshot(Ordinal),
-    /// `.0` has a new stream to the process at `.1`.
+    /// `.0` has a new stream to the process of `.1`.
     Connect(Ordinal, Ordinal),
-    /// `.0` takes the process at `.1` for dead, whether it is or not.
+    /// `.0` considers the process of `.1` dead, rightly or not.
     Suspect(Ordinal, Ordinal),
     Trust(Ordinal, Ordinal),
-    /// `.0` hears who is about to be stopped, and who no longer is.
+    /// `.0` learns which workers are leaving.
     Leaving(Ordinal, BTreeSet<Ordinal>),
-    Remind(Ordinal),
-    /// A proposal is applied, its proposer may be dead.
+    Resend(Ordinal),
+    /// A proposal is applied; its proposer may be dead.
     Apply(ExpectedEntry, Change),
-    /// A coordinator decides who shall serve.
-    Promote(Statement, Vec<Ordinal>),
-    /// A coordinator names who shall hold copies.
-    Hint(Vec<Ordinal>),
-    /// Coordinators hear of a process.
-    Hear(Ordinal),
-    /// `.0` shall hand over to `.1`.
-    HandOver(Ordinal, Ordinal),
-    /// Who leads no more gives its leases back.
+    /// A coordinator promotes a process.
+    Promote(ProcessReport, Vec<Ordinal>),
+    /// A coordinator assigns learners.
+    AssignLearners(Vec<Ordinal>),
+    /// Coordinators observe a process.
+    Observe(Ordinal),
+    /// `.0` is to transfer leadership to `.1`.
+    TransferLeadership(Ordinal, Ordinal),
+    /// A former primary returns its leases.
     Release(Ordinal),
     /// `.0` grants a read lease to `.1`.
     Grant(Ordinal, Ordinal),
-    /// The lease that `.0` holds from `.1` ends for `.0`.
+    /// The lease of `.0` from `.1` expires for `.0`.
     ExpireHeld(Ordinal, Ordinal),
-    /// The lease that `.0` granted ends for `.0`.
+    /// The lease granted by `.0` expires for `.0`.
     ExpireGranted(Ordinal, Member),
     Read(Ordinal),
     PowerLoss(Ordinal),
@@ -93,15 +93,15 @@ impl Bounds {
         if world.disks < self.disks {
             out.push(Step::DiskLoss(ordinal));
         }
-        if self.late && world.stated[ordinal.0 as usize].member != node.me && up {
-            out.push(Step::Hear(ordinal));
+        if self.late && world.reported[ordinal.0 as usize].member != node.me && up {
+            out.push(Step::Observe(ordinal));
         }
         for holder in &node.granted {
             let process = world.at(holder.ordinal);
             let dead = process.me != *holder || process.replica.is_none();
             let over = dead || !process.held.contains(&(ordinal, node.me.store));
-            let older_died = self.plants(Wrong::ProofByName) && process.me.incarnation.0 > 1;
-            if over || older_died || self.plants(Wrong::ProofWithoutDeath) {
+            let older_died = self.injects(EnvironmentBug::ProofByName) && process.me.incarnation.0 > 1;
+            if over || older_died || self.injects(EnvironmentBug::ProofWithoutDeath) {
                 out.push(Step::ExpireGranted(ordinal, *holder));
             }
         }
@@ -145,7 +145,7 @@ impl Bounds {
 
     fn primary_options(&self, world: &World, me: Ordinal, replica: &Replica, out: &mut Vec<Step>) {
         let node = world.at(me);
-        let twice = self.plants(Wrong::NoDedupe);
+        let twice = self.injects(EnvironmentBug::NoDedupe);
         for op in (0..self.ops).filter(|_| replica.admits_writes() && node.log.len() < self.ops as usize + 1) {
             let times = node.log.iter().filter(|record| record.1 == op).count();
             if times == 0 || twice && times == 1 {
@@ -153,26 +153,26 @@ impl Bounds {
             }
         }
         if self.has(Bug::TimeoutIsFailure) {
-            out.push(Step::Remind(me));
+            out.push(Step::Resend(me));
         }
-        let entry = replica.entry().expect("who leads has read an entry");
+        let entry = replica.entry().expect("a primary has read an entry");
         let others = || self.ordinals().filter(|other| *other != me);
         for other in others() {
             let member = entry.in_sync(other).is_some();
-            if member && world.doubts < self.doubts && entry.term.0 < self.terms {
+            if member && world.suspicions < self.suspicions && entry.term.0 < self.terms {
                 out.push(Step::Suspect(me, other));
             }
             if self.late || !member {
                 out.push(Step::Trust(me, other));
             }
-            if member && world.drains < self.drains && replica.serving_term().is_some() {
-                out.push(Step::HandOver(me, other));
+            if member && world.transfers < self.transfers && replica.serving_term().is_some() {
+                out.push(Step::TransferLeadership(me, other));
             }
-            if member && world.departures < self.departures && replica.leaving().is_empty() {
+            if member && world.leavings < self.leavings && replica.leaving().is_empty() {
                 out.push(Step::Leaving(me, [other].into()));
             }
-            let new = replica.followers().any(|(place, follower)| {
-                place == other && follower.member.is_some_and(|known| known != world.at(other).me)
+            let new = replica.followers().any(|(ordinal, follower)| {
+                ordinal == other && follower.member.is_some_and(|known| known != world.at(other).me)
             });
             if world.at(other).replica.is_some() && (new || world.reconnects < self.reconnects) {
                 out.push(Step::Connect(me, other));
@@ -182,14 +182,14 @@ impl Bounds {
             out.push(Step::Leaving(me, BTreeSet::new()));
         }
         if self.late && replica.transfer_target().is_some() {
-            out.push(Step::HandOver(me, me));
+            out.push(Step::TransferLeadership(me, me));
         }
         if self.leases && replica.serving_term().is_some() {
             self.lease_options(world, me, replica, out);
         }
     }
 
-    /// A lease is granted to a process, whichever term it leads, and used for the next term too.
+    /// A lease is granted to a process in any term, and also counts in its next term.
     fn grant_options(&self, world: &World, me: Ordinal, replica: &Replica, out: &mut Vec<Step>) {
         for other in self.ordinals() {
             let holder = world.at(other);
@@ -205,10 +205,10 @@ impl Bounds {
         let node = world.at(me);
         if let Some(required) = replica.required_leases() {
             let leased = required.iter().all(|member| {
-                let by_place = self.plants(Wrong::LeaseByOrdinal);
-                node.held.iter().any(|held| held.0 == member.ordinal && (by_place || held.1 == member.store))
+                let by_ordinal = self.injects(EnvironmentBug::LeaseByOrdinal);
+                node.held.iter().any(|held| held.0 == member.ordinal && (by_ordinal || held.1 == member.store))
             });
-            if leased || self.plants(Wrong::ReadWithoutLease) {
+            if leased || self.injects(EnvironmentBug::ReadWithoutLease) {
                 out.push(Step::Read(me));
             }
         }
@@ -222,64 +222,67 @@ impl Bounds {
                 out.push(Step::Apply(*expected, change.clone()));
             }
         }
-        if world.hints < self.hints {
-            self.hint_options(world, entry, out);
+        if world.learner_changes < self.learner_changes {
+            self.learner_options(world, entry, out);
         }
         if !room {
             return;
         }
-        for statement in &world.stated {
-            let place = statement.member.ordinal;
-            let ousted = self.plants(Wrong::RollbackActivated) && world.ousted.iter().any(|old| old.ordinal == place);
-            let member = &statement.member;
+        for report in &world.reported {
+            let ordinal = report.member.ordinal;
+            let previous_isr = self.injects(EnvironmentBug::RollbackActivated)
+                && world.previous_isr.iter().any(|old| old.ordinal == ordinal);
+            let member = &report.member;
             let candidate = |known: &Member| (known.ordinal, known.store) == (member.ordinal, member.store);
             let careless = self.careless && entry.candidates().any(candidate);
-            let eligible =
-                self.is_eligible(entry, statement) || careless || ousted || self.plants(Wrong::PromoteNonIsr);
+            let eligible = self.is_eligible(entry, report)
+                || careless
+                || previous_isr
+                || self.injects(EnvironmentBug::PromoteNonIsr);
             if eligible {
-                self.promotions(entry, statement, out);
+                self.promotions(entry, report, out);
             }
         }
     }
 
-    fn hint_options(&self, world: &World, entry: &Entry, out: &mut Vec<Step>) {
+    fn learner_options(&self, world: &World, entry: &Entry, out: &mut Vec<Step>) {
         let short = entry.isr.len() < self.replicas;
         for other in self.ordinals() {
             let fresh = entry.in_sync(other).is_none() && !entry.learners.contains(&other);
             if short && fresh && world.at(other).replica.is_some() {
-                out.push(Step::Hint(vec![other]));
+                out.push(Step::AssignLearners(vec![other]));
             }
         }
         if self.late && !entry.learners.is_empty() {
-            out.push(Step::Hint(Vec::new()));
+            out.push(Step::AssignLearners(Vec::new()));
         }
     }
 
-    /// The in-sync sets under which a process may be promoted.
-    fn promotions(&self, entry: &Entry, statement: &Statement, out: &mut Vec<Step>) {
-        let place = statement.member.ordinal;
+    /// Returns the in-sync sets with which a process may be promoted.
+    fn promotions(&self, entry: &Entry, report: &ProcessReport, out: &mut Vec<Step>) {
+        let ordinal = report.member.ordinal;
         let candidates: BTreeSet<Ordinal> = entry.candidates().map(|member| member.ordinal).collect();
-        if self.any_subset && candidates.contains(&place) {
+        if self.any_subset && candidates.contains(&ordinal) {
             let candidates: Vec<Ordinal> = candidates.into_iter().collect();
             for set in 1..1u32 << candidates.len() {
                 let part = candidates.iter().enumerate().filter(|(index, _)| set & (1 << index) != 0);
                 let part: Vec<Ordinal> = part.map(|(_, ordinal)| *ordinal).collect();
-                if part.contains(&place) {
-                    out.push(Step::Promote(*statement, part));
+                if part.contains(&ordinal) {
+                    out.push(Step::Promote(*report, part));
                 }
             }
             return;
         }
-        let same_process = entry.in_sync(place) == Some(&statement.member);
-        if place == entry.primary && same_process {
+        let same_process = entry.in_sync(ordinal) == Some(&report.member);
+        if ordinal == entry.primary && same_process {
             return;
         }
-        let base = if entry.in_sync(place).is_some() { &entry.isr } else { &entry.prev };
-        let stays = |ordinal: &Ordinal| *ordinal == place || *ordinal != entry.primary;
+        let base = if entry.in_sync(ordinal).is_some() { &entry.isr } else { &entry.prev };
+        let stays = |other: &Ordinal| *other == ordinal || *other != entry.primary;
         let mut isr: Vec<Ordinal> = base.iter().map(|member| member.ordinal).filter(stays).collect();
-        if !isr.contains(&place) {
-            isr = vec![place];
+        if !isr.contains(&ordinal) {
+            isr = vec![ordinal];
         }
-        out.push(Step::Promote(*statement, isr));
+        out.push(Step::Promote(*report, isr));
     }
 }

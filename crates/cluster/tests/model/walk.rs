@@ -1,28 +1,28 @@
-//! Random walks over the model: deeper than a search, without its guarantee. A walk is a function of its seed alone.
+//! Random walks over the model: deeper than a search, but not exhaustive. A seed determines its walk.
 
 use crate::bounds::Bounds;
-use crate::heal::Healing;
+use crate::recovery::Recovery;
 use crate::step::Step;
 use stateright::{Expectation, Model};
 use std::collections::BTreeSet;
 use std::mem::discriminant;
 
-/// One step in this many disturbs, where both kinds are possible.
+/// One in this many steps is a disturbance, where both kinds are possible.
 const DISTURBING_ONE_IN: u64 = 5;
 
-/// A property that a walk violated.
+/// A property violated by a walk.
 pub(crate) struct Violation {
     pub(crate) property: &'static str,
     pub(crate) seed: u64,
     pub(crate) trace: Vec<Step>,
 }
 
-/// What walks have seen.
+/// Result of walks.
 #[derive(Default)]
-pub(crate) struct Walked {
+pub(crate) struct WalkResult {
     pub(crate) steps: u64,
-    pub(crate) healed: u64,
-    /// Properties of the kind `sometimes` that were reached.
+    pub(crate) recovered: u64,
+    /// `sometimes` properties that were reached.
     pub(crate) reached: BTreeSet<&'static str>,
     pub(crate) violation: Option<Violation>,
 }
@@ -41,8 +41,7 @@ impl Draw {
 }
 
 impl Draw {
-    /// One of the steps; neighbours of one kind together are as likely as one of another kind, so that what comes in many
-    /// variants, like promotions, crowds out nothing.
+    /// Draws a step: each kind is equally likely, so that kinds with many variants, like promotions, do not dominate.
     fn step(&mut self, among: &[Step]) -> Option<Step> {
         let mut kinds: Vec<_> = among.iter().map(discriminant).collect();
         kinds.dedup();
@@ -52,23 +51,23 @@ impl Draw {
     }
 }
 
-/// What is drawn less often, so that walks get somewhere. Who is `deaf` hears little, and stays behind.
+/// Whether a step is drawn less often, so that walks make progress. The node `deaf` receives little and falls behind.
 fn disturbs(step: &Step, deaf: u32) -> bool {
     match step {
         Step::Deliver(envelope) => envelope.to.0 == deaf,
         Step::Learn(me, _) | Step::Flush(me, _) => me.0 == deaf,
-        Step::Write(..) | Step::Keep(_) | Step::Wrote(_) | Step::Apply(..) | Step::Hear(_) => false,
+        Step::Write(..) | Step::Keep(_) | Step::Wrote(_) | Step::Apply(..) | Step::Observe(_) => false,
         Step::Trust(..) | Step::Grant(..) | Step::Read(_) | Step::Restart(_) | Step::Release(_) => false,
         Step::Leaving(_, leavers) => !leavers.is_empty(),
         _ => true,
     }
 }
 
-/// Walks of at most `depth` steps with every seed, until one violates a property.
-pub(crate) fn walk(bounds: &Bounds, seeds: impl IntoIterator<Item = u64>, depth: usize) -> Walked {
+/// Walks at most `depth` steps with every seed, until one violates a property.
+pub(crate) fn walk(bounds: &Bounds, seeds: impl IntoIterator<Item = u64>, depth: usize) -> WalkResult {
     let properties = bounds.properties();
     let start = bounds.init_states().remove(0);
-    let mut walked = Walked::default();
+    let mut result = WalkResult::default();
     let mut options = Vec::new();
     for seed in seeds {
         let mut draw = Draw(seed);
@@ -85,24 +84,24 @@ pub(crate) fn walk(bounds: &Bounds, seeds: impl IntoIterator<Item = u64>, depth:
             let Some(next) = bounds.next_state(&world, step.clone()) else { continue };
             world = next;
             trace.push(step);
-            walked.steps += 1;
+            result.steps += 1;
             for property in &properties {
                 let holds = (property.condition)(bounds, &world);
                 if property.expectation == Expectation::Always && !holds {
-                    walked.violation = Some(Violation { property: property.name, seed, trace });
-                    return walked;
+                    result.violation = Some(Violation { property: property.name, seed, trace });
+                    return result;
                 }
                 if property.expectation == Expectation::Sometimes && holds {
-                    walked.reached.insert(property.name);
+                    result.reached.insert(property.name);
                 }
             }
         }
-        let healing = bounds.heal(world);
-        walked.healed += u64::from(healing == Healing::Healed);
-        if healing == Healing::Stuck {
-            walked.violation = Some(Violation { property: "it heals when faults cease", seed, trace });
-            return walked;
+        let recovery = bounds.recover(world);
+        result.recovered += u64::from(recovery == Recovery::Recovered);
+        if recovery == Recovery::Stuck {
+            result.violation = Some(Violation { property: "the partition recovers when faults cease", seed, trace });
+            return result;
         }
     }
-    walked
+    result
 }

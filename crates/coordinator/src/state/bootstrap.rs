@@ -5,7 +5,7 @@
 //! term of the map is above all terms of the snapshot, and the loaded state is what a primary of an earlier term would
 //! have left. Re-replication proceeds from there as usual.
 
-use super::{WorkerState, State};
+use super::{State, WorkerState};
 use crate::Options;
 use engram_cluster::{Entry, PartitionMap, Plan, assign_loaders};
 use engram_memory::{Ordinal, Term};
@@ -46,7 +46,8 @@ impl State {
     /// Returns the progress, while there is no map.
     pub(crate) fn bootstrap_progress(&self, options: &Options) -> Option<BootstrapProgress> {
         (options.bootstraps && self.map.is_none()).then(|| {
-            let mut progress = BootstrapProgress { workers: self.loading_workers(options), ..BootstrapProgress::default() };
+            let mut progress =
+                BootstrapProgress { workers: self.loading_workers(options), ..BootstrapProgress::default() };
             for (ordinal, state) in self.members.values().filter(|worker| worker.alive).filter_map(load_of) {
                 progress.loaded += u32::from(state.loaded);
                 progress.done_bytes += state.done_bytes;

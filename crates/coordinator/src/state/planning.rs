@@ -1,8 +1,10 @@
 //! Plans the next map: accepted proposals of workers, and the decisions of the coordinator.
 
-use super::{WorkerState, State, map_gone_text};
+use super::{State, WorkerState, map_gone_text};
 use crate::Options;
-use engram_cluster::{Change, ExpectedEntry, ClusterObservation, PartitionMap, Plan, WorkerObservation, find_absent, decide};
+use engram_cluster::{
+    Change, ClusterObservation, ExpectedEntry, PartitionMap, Plan, WorkerObservation, decide, find_absent,
+};
 use engram_memory::{Ordinal, PartitionId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,8 +62,7 @@ impl State {
             self.lose(map_gone_text(self.seen_version));
         }
         if let Some(lost) = &self.lost {
-            self.conditions =
-                vec![format!("{lost}; no changes until it is restored: engram partition rebuild-map")];
+            self.conditions = vec![format!("{lost}; no changes until it is restored: engram partition rebuild-map")];
             self.transfers.clear();
             return None;
         }
@@ -71,7 +72,8 @@ impl State {
         let observation = self.observed(options, now_ms);
         let Some(current) = &self.map else {
             if self.environment.had_map {
-                self.conditions = vec!["the partition map is missing, and no connected worker has stored one".to_owned()];
+                self.conditions =
+                    vec!["the partition map is missing, and no connected worker has stored one".to_owned()];
                 return None;
             }
             let plan = if options.bootstraps { self.bootstrap(options) } else { decide(None, &observation) };

@@ -66,11 +66,18 @@ fn proposals_on_a_foreign_map_wait_until_it_is_read() {
     assert!(wanted.is_urgent && wanted.map.partitions[0].activated);
 
     newer.version += 1;
-    assert!(state.heartbeat(&member(0, 1), HeartbeatInfo { map_version: newer.version, ..HeartbeatInfo::default() }, 0));
+    assert!(state.heartbeat(
+        &member(0, 1),
+        HeartbeatInfo { map_version: newer.version, ..HeartbeatInfo::default() },
+        0
+    ));
     assert!(state.is_behind(), "a heartbeat reports it, too");
     state.map_read(Some(newer.clone()), 0);
     assert!(!state.is_behind());
-    assert!(!state.heartbeat(&member(1, 1), HeartbeatInfo { map_version: newer.version, ..HeartbeatInfo::default() }, 0), "nothing new");
+    assert!(
+        !state.heartbeat(&member(1, 1), HeartbeatInfo { map_version: newer.version, ..HeartbeatInfo::default() }, 0),
+        "nothing new"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! How a map looks as a `PartitionMap`: values in, values out.
+//! Conversion between maps and `PartitionMap` objects.
 
 use super::MapLocation;
 use crate::{Error, format};
@@ -9,21 +9,21 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Annotation with what people ordered against the rules.
-pub(super) const OVERRIDES_ANNOTATION: &str = "engram.dev/orders";
+/// Annotation with the records of manual overrides.
+pub(super) const OVERRIDES_ANNOTATION: &str = "engram.dev/overrides";
 
-/// A disk: the place that it was first seen at, and its identity.
+/// A store: its ordinal and its identity.
 type Disk = (Ordinal, StoreId);
 
-/// An object that was read.
+/// A decoded object.
 #[derive(Debug, Clone)]
 pub(super) struct StoredMap {
     pub(super) map: PartitionMap,
     resource_version: String,
     stores: BTreeMap<u32, Disk>,
-    /// Keys of partitions that a damaged object has and a whole one has not.
+    /// Partition keys of a damaged object, to be removed.
     strays: Vec<String>,
-    /// What people ordered, as it is written.
+    /// Serialized overrides.
     pub(super) orders: Option<String>,
 }
 
@@ -32,7 +32,7 @@ impl StoredMap {
         &self.resource_version
     }
 
-    /// What can be gone on from where nobody can read the map: its place in history, and the numbers that were given.
+    /// Returns what can be recovered of an unreadable object: resource version, store numbers, overrides.
     pub(super) fn damaged(object: &Value) -> Self {
         let stores = object.pointer("/spec/stores").and_then(Value::as_object);
         let stores = stores.into_iter().flatten().filter_map(|(number, store)| {
@@ -116,7 +116,7 @@ impl From<format::DecodeError> for ObjectError {
 /// Reads an object.
 pub(super) fn read(object: &Value) -> Result<StoredMap, ObjectError> {
     let damaged = |why: String| ObjectError::Damaged(why);
-    // The version is looked at first: a newer object may have any other field.
+    // The version is checked first: a newer object may have other fields.
     match object.pointer("/spec/formatVersion").and_then(Value::as_u64) {
         Some(found) if found > u64::from(format::FORMAT) => {
             return Err(ObjectError::NewerFormat(u32::try_from(found).unwrap_or(u32::MAX)));

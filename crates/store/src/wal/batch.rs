@@ -41,7 +41,7 @@ impl CarryOver {
     pub(super) fn note(&mut self, entry: &Entry<'_>) {
         match entry.body {
             Body::Promise { accepted } => {
-                self.0.entry(entry.partition).or_default().promise = Some((entry.term, accepted))
+                self.0.entry(entry.partition).or_default().promise = Some((entry.term, accepted));
             }
             Body::Note(bytes) => {
                 self.0.entry(entry.partition).or_default().note = Some((entry.term, bytes.to_vec()));

@@ -7,7 +7,7 @@
 use super::Check;
 use super::command::{DENIED, PODS, kubeconfig, read, refused, started};
 use super::faults::install::{helm, operator};
-use super::look::WHILE;
+use super::helpers::WHILE;
 use crate::cluster::Cluster;
 use crate::process::until;
 use anyhow::{Context, Result, ensure};
@@ -203,7 +203,8 @@ fn alone(cluster: &Cluster) -> Result<String> {
     let (reader, stranger) = (pass(cluster, "reader")?, pass(cluster, "stranger")?);
     let program = std::env::current_exe()?.with_file_name("engram");
     let asked = |token: &str| {
-        let arguments = ["--address", &address, "--certificate-authority", &authority, "--token-file", token, "rank", "-o", "json"];
+        let arguments =
+            ["--address", &address, "--certificate-authority", &authority, "--token-file", token, "rank", "-o", "json"];
         cluster.in_network(1, &program, arguments)
     };
     cluster.stop_api()?;

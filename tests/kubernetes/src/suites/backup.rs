@@ -8,7 +8,7 @@ mod million;
 use super::Check;
 use super::command::{COMMAND, admin, started};
 use super::faults::install::{USER as NOBODY, operator};
-use super::look::{WHILE, service_address};
+use super::helpers::{WHILE, service_address};
 use crate::cluster::Cluster;
 use crate::image::{Content, Image, write_archive};
 use crate::process::until;

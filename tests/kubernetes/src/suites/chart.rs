@@ -4,7 +4,7 @@
 mod settings;
 
 use super::Check;
-use super::look::WHILE;
+use super::helpers::WHILE;
 use crate::cluster::Cluster;
 use crate::process::{self, until};
 use crate::requirements::{Skip, find};

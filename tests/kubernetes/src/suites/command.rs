@@ -6,7 +6,7 @@
 use super::Check;
 use super::chart::DASHBOARD;
 use super::faults::install::operator;
-use super::look::{WHILE, is_ready, uid};
+use super::helpers::{WHILE, is_ready, uid};
 use super::{gpu, in_pod, orders, runs};
 use crate::cluster::Cluster;
 use crate::process::{self, Ended, until};
@@ -344,12 +344,12 @@ fn partitions(cluster: &Cluster) -> Result<String> {
     }
     let order = ["-n", NAMESPACE, "partition", "force-promote", "3"];
     let said = refused(cluster, &admin(cluster)?, CONFLICT, &order)?;
-    ensure!(said.contains("needs no order"), "{said}");
+    ensure!(said.contains("needs no forced promotion"), "{said}");
     let order = ["-n", NAMESPACE, "partition", "force-promote", "3", "--accept-data-loss", "no reason"];
     let said = refused(cluster, &admin(cluster)?, CONFLICT, &order)?;
-    ensure!(said.contains("needs no order"), "{said}");
+    ensure!(said.contains("needs no forced promotion"), "{said}");
     let said = refused(cluster, &admin(cluster)?, CONFLICT, &["-n", NAMESPACE, "partition", "rebuild-map", "--yes"])?;
-    ensure!(said.contains("the partition map is there"), "{said}");
+    ensure!(said.contains("the partition map is intact"), "{said}");
     Ok(String::new())
 }
 

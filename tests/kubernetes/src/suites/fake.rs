@@ -1,7 +1,7 @@
 //! The cluster with fake kubelets: enough for whatever only the API server sees.
 
 use super::Check;
-use super::look::{recreated, spread};
+use super::helpers::{recreated, spread};
 use crate::cluster::Cluster;
 use anyhow::{Result, ensure};
 use serde_json::json;

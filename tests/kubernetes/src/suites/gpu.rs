@@ -1,9 +1,9 @@
-//! A GPU that a pod is given and its worker cannot use, as on a node whose driver is not there: people are told, and nothing else changes.
+//! A GPU that is allocated to a pod but unusable, as on a node without a driver: it is reported, and nothing else changes.
 //!
-//! Part of the suite of the command line, beside its cluster.
+//! Part of the suite of the command line.
 
 use super::command::{NAMESPACE, engram, read};
-use super::look::WHILE;
+use super::helpers::WHILE;
 use crate::cluster::Cluster;
 use crate::http::MERGE;
 use crate::process::until;
@@ -14,10 +14,10 @@ const OBJECTS: &str = "/apis/engram.dev/v1alpha1/namespaces/outside/learnerclust
 const OBJECT: &str = "/apis/engram.dev/v1alpha1/namespaces/outside/learnerclusters/devices";
 const POD: &str = "/api/v1/namespaces/outside/pods/devices-worker-0";
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/outside/events";
-/// A node that offers what it does not have.
+/// A node that offers GPUs that it does not have.
 const NODE: u8 = 3;
 
-/// Check: the condition and an event say that the GPU is not used, and why.
+/// Checks that a condition and an event report the unusable GPU.
 pub(super) fn told(cluster: &Cluster) -> Result<String> {
     cluster.offer_gpus(NODE, 2)?;
     let object = json!({
@@ -29,20 +29,20 @@ pub(super) fn told(cluster: &Cluster) -> Result<String> {
     });
     cluster.api().create(OBJECTS, &object)?;
     let mut threshold = 1;
-    until("the operator to know of the node's offer", WHILE, || {
-        let found = condition(cluster)?.context("nothing is told of GPUs")?;
-        if found["reason"] == "NotOffered" {
-            // Of another spec it decides anew.
+    until("the operator to see the node's GPUs", WHILE, || {
+        let found = condition(cluster)?.context("no condition GpuAvailable")?;
+        if found["reason"] == "NoGpuNodes" {
+            // The operator decides again for a new generation.
             threshold += 1;
             let change = json!({ "spec": { "gpu": { "threshold": threshold } } });
             cluster.api().patch(OBJECT, MERGE, &change)?;
         }
-        Ok((found["reason"] == "Offered").then_some(()))
+        Ok((found["reason"] == "GpuNodesAvailable").then_some(()))
     })?;
     cluster.api().patch(OBJECT, MERGE, &json!({ "spec": { "paused": false } }))?;
-    let condition = until("the condition to tell of the GPU", WHILE, || {
+    let condition = until("condition GpuAvailable to be False", WHILE, || {
         let found = condition(cluster)?;
-        Ok(found.filter(|found| found["status"] == "False" && found["reason"] == "GpuNotUsed"))
+        Ok(found.filter(|found| found["status"] == "False" && found["reason"] == "GpuUnusable"))
     })?;
     let message = condition["message"].as_str().unwrap_or_default();
     ensure!(message.contains(": no CUDA driver found"), "{condition}");
@@ -52,10 +52,10 @@ pub(super) fn told(cluster: &Cluster) -> Result<String> {
     until("an event", WHILE, || {
         let events = cluster.api().get(EVENTS)?;
         let events = events["items"].as_array().context("no list of events")?;
-        let is_told = |event: &&Value| {
-            event["reason"] == "GpuNotUsed" && event["type"] == "Warning" && event["regarding"]["name"] == "devices"
+        let is_reported = |event: &&Value| {
+            event["reason"] == "GpuUnusable" && event["type"] == "Warning" && event["regarding"]["name"] == "devices"
         };
-        Ok(events.iter().find(is_told).map(drop))
+        Ok(events.iter().find(is_reported).map(drop))
     })?;
     // The coordinators have two clusters now.
     until("its partitions to be listed", WHILE, || {

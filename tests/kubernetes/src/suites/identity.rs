@@ -3,21 +3,23 @@
 //! Certificates live for half a minute here. The clients are threads of the suite with a certificate that the suite signs itself, with the
 //! authority that only operators may read. At the end clusters whose certificate somebody else gives.
 
+mod ca_rotation;
 mod cert_manager;
-mod given;
-mod succession;
+mod provided;
 
 use super::Check;
 use super::faults::clients::runtime;
 use super::faults::install::{helm, operator};
-use super::look::{PODS, WHILE, service_address};
+use super::helpers::{PODS, WHILE, service_address};
 use crate::cluster::Cluster;
 use crate::process::until;
 use anyhow::{Context, Result, bail, ensure};
 use engram_client::Network;
 use engram_faults::ledger::Tally;
 use engram_faults::load::Load;
-use engram_identity::{CertificateAuthority, ExpectedPeer, Keys, Name, Realm, Role, Roots, create_request, connect_anonymously};
+use engram_identity::{
+    CertificateAuthority, ExpectedPeer, Keys, Name, Realm, Role, Roots, connect_anonymously, create_request,
+};
 use engram_memory::{ClusterId, MemoryId};
 use engram_proto::v1::SignRequest;
 use engram_proto::v1::certificate_service_client::CertificateServiceClient;
@@ -64,7 +66,7 @@ pub(super) fn lives() -> Vec<Check> {
         Check { name: "a certificate of another cluster is refused, and counted", run: other_cluster },
         Check {
             name: "another authority takes the place of the first under load, and no write fails",
-            run: succession::follows,
+            run: ca_rotation::follows,
         },
         Check { name: "with the cluster goes what was published of it", run: ends },
     ]
@@ -72,7 +74,7 @@ pub(super) fn lives() -> Vec<Check> {
 
 /// Clusters whose certificate somebody else gives: the operators' authority has nothing to do with them.
 pub(super) fn others() -> Vec<Check> {
-    given::checks().into_iter().chain(cert_manager::checks()).collect()
+    provided::checks().into_iter().chain(cert_manager::checks()).collect()
 }
 
 /// Suite `cert-manager`.
@@ -98,11 +100,11 @@ fn begins(cluster: &Cluster) -> Result<String> {
     let clear = json!({ "spec": { "tls": { "mode": "Disabled" } } });
     let refused = cluster.api().patch(&format!("{CLUSTERS}/{NAME}"), "application/merge-patch+json", &clear);
     let said = refused.err().map(|error| format!("{error:#}")).unwrap_or_default();
-    ensure!(said.contains("spec.tls.mode cannot change"), "a living cluster was put in clear: {said}");
+    ensure!(said.contains("spec.tls.mode cannot change"), "TLS of a running cluster was disabled: {said}");
     Ok(format!("Ready after {:.1} s", took.as_secs_f64()))
 }
 
-/// Waits until all is served with all copies, by all workers.
+/// Waits until all partitions are fully replicated and all workers are ready.
 fn whole(cluster: &Cluster, name: &str, deadline: Duration) -> Result<()> {
     until("the cluster to be whole", deadline, || {
         let status = cluster.api().get(&format!("{CLUSTERS}/{name}"))?["status"].take();
@@ -115,7 +117,7 @@ fn whole(cluster: &Cluster, name: &str, deadline: Duration) -> Result<()> {
     })
 }
 
-/// The authority, as only operators may read it.
+/// Returns the operator's CA.
 fn authority(cluster: &Cluster) -> Result<CertificateAuthority> {
     let secret = cluster.api().get(SECRET)?;
     let text = |key: &str| -> Result<String> {
@@ -144,12 +146,12 @@ struct Clients {
 }
 
 impl Clients {
-    /// With ids of their own.
+    /// Starts clients with ids from `first`.
     fn start(cluster: &Cluster, first: u64) -> Result<Self> {
         Self::signed_by(&authority(cluster)?, cluster, NAME, first)
     }
 
-    /// Of the cluster called `of`, with a certificate of this authority.
+    /// Starts clients of the cluster `of`, with a certificate signed by `authority`.
     fn signed_by(authority: &CertificateAuthority, cluster: &Cluster, of: &str, first: u64) -> Result<Self> {
         let id = id(cluster, of)?;
         let name = Name::on_kubernetes("default", of, id, Role::Client, 0);
@@ -164,7 +166,7 @@ impl Clients {
         Ok(Self { runtime, load, keys })
     }
 
-    /// Takes a certificate of whoever signs now, and believes whom the cluster believes now: as a program does that follows its files.
+    /// Renews the clients' certificate with the current CA and trust bundle.
     fn follow(&self, cluster: &Cluster) -> Result<()> {
         let (authority, name) = (authority(cluster)?, self.keys.name());
         let issued = authority.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
@@ -172,7 +174,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Waits until every partition takes writes, ends, and compares every weight with the ledger; also the longest that one took none.
+    /// Waits until every partition accepts writes, stops, and compares every weight with the ledger. Also returns the longest outage.
     fn close(self, since: tokio::time::Instant) -> Result<(Tally, Duration)> {
         let Self { runtime, load, .. } = self;
         let ending = async move {
@@ -184,12 +186,12 @@ impl Clients {
         let (unserved, gap, tally) = runtime.block_on(runtime.spawn(ending))?;
         let tally = tally?;
         ensure!(unserved == 0, "{unserved} partitions take no writes");
-        ensure!(tally.is_clean(), "writes are lost, doubled or conjured: {tally:?}");
+        ensure!(tally.is_clean(), "writes were lost, duplicated or invented: {tally:?}");
         Ok((tally, gap))
     }
 }
 
-/// A figure on the page of a pod, summed over its lines with this label, or all where it is empty.
+/// Returns a metric of a pod, summed over the series with this label (all, if empty).
 fn figure(cluster: &Cluster, pod: &Value, name: &str, label: &str) -> Result<u64> {
     let address = pod["status"]["podIP"].as_str().context("the pod has no address")?;
     let url = format!("http://{address}:9090/metrics");
@@ -234,12 +236,12 @@ fn renewals(cluster: &Cluster) -> Result<String> {
     Ok(format!("{:.0} s, {} writes, longest wait {} ms", took.as_secs_f64(), tally.acked, gap.as_millis()))
 }
 
-/// No worker has found a certificate of no use, each was restarted so many times, and all of them serve.
+/// Checks that no worker found an invalid certificate, that each was restarted as expected, and that all serve.
 fn undisturbed(cluster: &Cluster, restarted: impl Fn(u32) -> u64) -> Result<()> {
     for ordinal in 0..WORKERS {
         let pod = worker(cluster, ordinal)?;
         let failures = figure(cluster, &pod, "engram_certificate_reload_failures_total", "")?;
-        ensure!(failures == 0, "worker {ordinal} found {failures} times certificates of no use");
+        ensure!(failures == 0, "worker {ordinal} found invalid certificates {failures} times");
         let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
         ensure!(*restarts == restarted(ordinal), "worker {ordinal} was restarted {restarts} times");
     }
@@ -259,7 +261,7 @@ fn killed(cluster: &Cluster) -> Result<String> {
     Ok(format!("{} writes, longest wait {} ms", tally.acked, gap.as_millis()))
 }
 
-/// A token of an account of the cluster's workers.
+/// Requests a token of a ServiceAccount.
 fn token(cluster: &Cluster, namespace: &str, account: &str, audience: &str, pod: Option<&Value>) -> Result<String> {
     let mut spec = json!({ "audiences": [audience], "expirationSeconds": 600 });
     if let Some(pod) = pod {
@@ -318,7 +320,7 @@ fn strangers(cluster: &Cluster) -> Result<String> {
     Ok(String::new())
 }
 
-/// Asks an operator for a certificate with this token.
+/// Requests a certificate from an operator with this token.
 async fn asked(
     roots: Roots,
     cluster: ClusterId,
@@ -339,7 +341,7 @@ async fn asked(
     Ok(answer.map(|reply| reply.into_inner().certificate))
 }
 
-/// How often a worker counts `reason` while somebody shows a certificate at one of its ports.
+/// Presents a certificate at a port of a worker. Returns how often the worker counted `reason`.
 fn shown(cluster: &Cluster, pod: &Value, port: u16, pem: &str, reason: &str) -> Result<u64> {
     let file = cluster.path("stranger.pem");
     std::fs::write(&file, pem)?;
@@ -348,14 +350,14 @@ fn shown(cluster: &Cluster, pod: &Value, port: u16, pem: &str, reason: &str) -> 
     let refused = || figure(cluster, pod, "engram_authentication_failures_total", &format!("reason=\"{reason}\""));
     let before = refused()?;
     let at = format!("{address}:{port}");
-    // It ends as it likes: what counts is what the worker says of it.
+    // The exit status does not matter, only the worker's metric.
     let show = ["s_client", "-connect", &at, "-alpn", "h2", "-cert", &file, "-key", &file];
     let _ = cluster.in_network(1, "openssl", show);
     Ok(refused()? - before)
 }
 
 fn other_cluster(cluster: &Cluster) -> Result<String> {
-    // Of the same authority, and of the same name: only the identity is another.
+    // Same CA and same name; only the cluster id differs.
     let name = Name::on_kubernetes("default", NAME, ClusterId(1), Role::Worker, 1);
     let issued = authority(cluster)?.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
     let pod = worker(cluster, 0)?;
@@ -373,8 +375,8 @@ fn ends(cluster: &Cluster) -> Result<String> {
         Ok(published.is_some() || cluster.api().find(&format!("{PODS}/{NAME}-worker-0"))?.is_some())
     };
     until("the pods and what was published to go", READY, || Ok((!left()?).then_some(())))?;
-    ensure!(cluster.api().find(SECRET)?.is_some(), "the authority is the operator's, not the cluster's");
-    // Claims stay by default, and later suites need the room.
+    ensure!(cluster.api().find(SECRET)?.is_some(), "the CA was deleted with the cluster");
+    // Claims are retained by default, and later suites need the space.
     cluster.kubectl(["delete", "pvc", "-l", &format!("engram.dev/cluster={NAME}"), "--wait=false"])?;
     Ok(String::new())
 }

@@ -1,7 +1,7 @@
 //! The command line inside a pod: it finds the Kubernetes that it is in by the account of the pod, and by nothing else.
 
 use super::faults::install::{USER, program};
-use super::look::{WHILE, wait_for_pod};
+use super::helpers::{WHILE, wait_for_pod};
 use crate::cluster::Cluster;
 use crate::image::{Content, Image, write_archive};
 use crate::process::until;
@@ -54,7 +54,7 @@ pub(super) fn asked(cluster: &Cluster, namespace: &str, arguments: &[&str]) -> R
         cluster.kubectl(["delete", kind, NAME, "--namespace=default", "--wait=false"])?;
     }
     until("the pod to go", WHILE, || {
-        Ok(cluster.api().find(&format!("{}/{NAME}", super::look::PODS))?.is_none().then_some(()))
+        Ok(cluster.api().find(&format!("{}/{NAME}", super::helpers::PODS))?.is_none().then_some(()))
     })?;
     Ok(said)
 }

@@ -1,10 +1,10 @@
-//! Many clusters under one operator: its memory, and how often it looks at each and what it asks the API server while nothing happens.
+//! Many clusters under one operator: its memory, reconciles and API requests while all clusters are idle.
 //!
-//! Pods are stand-ins, and so are workers: each is a stream of beats, as a worker sends them that has nothing to do. Nobody serves, so
-//! that what is measured is the operator's own. Checks rest on one another, in order.
+//! Pods and workers are simulated: each worker is a stream of heartbeats of an idle worker, so that only the operator's own cost is
+//! measured. Checks depend on one another, in order.
 
 use super::Check;
-use super::look::{WHILE, runtime};
+use super::helpers::{WHILE, runtime};
 use super::operator::{define, page, start_replica};
 use crate::cluster::Cluster;
 use crate::process::until;
@@ -28,23 +28,23 @@ const NAMESPACE: &str = "many";
 const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/many/learnerclusters";
 const MAPS: &str = "/apis/engram.dev/v1alpha1/namespaces/many/partitionmaps";
 const PODS: &str = "/api/v1/namespaces/many/pods?limit=1";
-/// The operator: its name, the port of the beats and that of the pages.
+/// The operator: name, coordinator port, HTTP port.
 const OPERATOR: (&str, u16, u16) = ("operator-many", 7442, 9192);
 /// Workers of each cluster.
 const WORKERS: u32 = 5;
-/// As a worker beats.
-const BEAT: Duration = Duration::from_millis(200);
+/// Heartbeat interval of a worker.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
 /// How long all of them may take to be Ready.
 const READY: Duration = Duration::from_secs(600);
 const MINUTE: Duration = Duration::from_secs(60);
-/// Minutes in which something may happen after all, on a machine that does something else beside.
+/// Tolerated minutes with activity, on a busy machine.
 const UNREST: u32 = 5;
-/// What an operator may ask of the API server for a cluster in a minute in which nothing happens: a look lists ten kinds and reads the map.
+/// Maximum API requests per idle cluster and minute: a reconcile lists ten kinds and reads the map.
 const REQUESTS: f64 = 15.0;
-/// What memory may grow by at rest: an allocator keeps what it once had.
+/// Tolerated growth of memory while idle: allocators retain freed memory.
 const GROWTH: (f64, u64) = (1.1, 4 << 20);
 
-/// How many clusters, and minutes at rest.
+/// Number of clusters, and idle minutes.
 struct Size {
     clusters: usize,
     minutes: u32,
@@ -53,30 +53,30 @@ struct Size {
 const SMALL: Size = Size { clusters: 20, minutes: 1 };
 const LARGE: Size = Size { clusters: 200, minutes: 10 };
 
-/// What beats, from one check to the next.
-static BEATING: Mutex<Option<Runtime>> = Mutex::new(None);
+/// Runtime of the heartbeats, kept between checks.
+static HEARTBEATS: Mutex<Option<Runtime>> = Mutex::new(None);
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check { name: "an operator that has nothing to look after", run: begins },
+        Check { name: "an operator without clusters", run: begins },
         Check { name: "20 clusters with 100 workers are Ready", run: |it| forms(it, &SMALL) },
         Check {
-            name: "at rest each is looked at once a minute at most, little is asked for it, and memory stays",
+            name: "idle clusters are reconciled at most once a minute, with few requests and constant memory",
             run: |it| rests(it, &SMALL),
         },
-        Check { name: "they go, and nothing of them is left", run: ends },
+        Check { name: "deleted clusters leave nothing behind", run: ends },
     ]
 }
 
 pub(super) fn hundreds() -> Vec<Check> {
     vec![
-        Check { name: "an operator that has nothing to look after", run: begins },
+        Check { name: "an operator without clusters", run: begins },
         Check { name: "200 clusters with 1,000 workers are Ready", run: |it| forms(it, &LARGE) },
         Check {
-            name: "at rest each is looked at once a minute at most, little is asked for it, and memory stays",
+            name: "idle clusters are reconciled at most once a minute, with few requests and constant memory",
             run: |it| rests(it, &LARGE),
         },
-        Check { name: "they go, and nothing of them is left", run: ends },
+        Check { name: "deleted clusters leave nothing behind", run: ends },
     ]
 }
 
@@ -100,7 +100,7 @@ fn forms(cluster: &Cluster, size: &Size) -> Result<String> {
                 "workers": WORKERS, "replicationFactor": 2, "partitions": 16, "capacity": { "memories": 1000 },
                 "gpu": { "mode": "Disabled" }, "storage": { "ephemeral": true },
                 "resources": { "requests": { "cpu": "0", "memory": "0" } },
-                // Who beats here are no pods, and get no certificate.
+                // The simulated workers are not pods and get no certificate.
                 "tls": { "mode": "Disabled" },
             },
         });
@@ -108,17 +108,17 @@ fn forms(cluster: &Cluster, size: &Size) -> Result<String> {
     }
     let made = began.elapsed();
     let runtime = runtime(cluster)?;
-    let mut beating = BTreeMap::new();
+    let mut sending = BTreeMap::new();
     until("all to be Ready", READY, || {
         let list = cluster.api().get(CLUSTERS)?;
         let items = list["items"].as_array().context("no list")?;
         for item in items {
             let name = item["metadata"]["name"].as_str().context("no name")?;
             let id = item["status"]["clusterId"].as_str().and_then(|id| u128::from_str_radix(id, 16).ok());
-            if let Some(id) = id.filter(|_| !beating.contains_key(name)) {
-                beating.insert(name.to_owned(), id);
+            if let Some(id) = id.filter(|_| !sending.contains_key(name)) {
+                sending.insert(name.to_owned(), id);
                 for ordinal in 0..WORKERS {
-                    runtime.spawn(beat(id, ordinal));
+                    runtime.spawn(send_heartbeats(id, ordinal));
                 }
             }
         }
@@ -126,17 +126,17 @@ fn forms(cluster: &Cluster, size: &Size) -> Result<String> {
         ensure!(ready == size.clusters, "{ready} of {} are Ready", size.clusters);
         Ok(Some(()))
     })?;
-    *BEATING.lock().unwrap_or_else(PoisonError::into_inner) = Some(runtime);
+    *HEARTBEATS.lock().unwrap_or_else(PoisonError::into_inner) = Some(runtime);
     let (made, ready) = (made.as_secs_f64(), began.elapsed().as_secs_f64());
     Ok(format!("made in {made:.1} s, all Ready after {ready:.1} s, {} MiB", resident(cluster)? >> 20))
 }
 
 /// Beats as a worker that has nothing to do, again where the stream breaks, for ever.
-async fn beat(cluster: u128, ordinal: u32) {
+async fn send_heartbeats(cluster: u128, ordinal: u32) {
     loop {
         // What went wrong shows in the cluster's status.
         let _ = stream(cluster, ordinal).await;
-        tokio::time::sleep(BEAT).await;
+        tokio::time::sleep(HEARTBEAT_INTERVAL).await;
     }
 }
 
@@ -160,7 +160,7 @@ async fn stream(cluster: u128, ordinal: u32) -> Result<()> {
     };
     beats.send(HeartbeatRequest { hello: Some(hello), ..HeartbeatRequest::default() }).await?;
     let mut replies = client.heartbeat(ReceiverStream::new(outgoing)).await?.into_inner();
-    let (mut ticks, mut progress_count, mut version) = (tokio::time::interval(BEAT), 0, 0);
+    let (mut ticks, mut progress_count, mut version) = (tokio::time::interval(HEARTBEAT_INTERVAL), 0, 0);
     loop {
         tokio::select! {
             _ = ticks.tick() => {
@@ -191,14 +191,14 @@ fn rests(cluster: &Cluster, size: &Size) -> Result<String> {
             rates.push(rate);
             asked.push(requests);
         } else {
-            // Beats that were late: a map was changed, and that is looked at.
+            // Late heartbeats changed a map, which triggers a reconcile.
             unrest += 1;
             ensure!(unrest <= UNREST, "maps are changed though nothing happens: no rest in {unrest} minutes");
         }
     }
     let most = |of: &[f64]| of.iter().copied().fold(0.0, f64::max);
     let (most, requests) = (most(&rates), most(&asked));
-    ensure!(most <= 1.0, "each was looked at {most:.2} times in a minute in which nothing happened");
+    ensure!(most <= 1.0, "each was reconciled {most:.2} times in an idle minute");
     ensure!(requests > 0.0, "looks ask the API server, and its audit log has no request");
     ensure!(
         requests <= REQUESTS,
@@ -214,8 +214,8 @@ fn rests(cluster: &Cluster, size: &Size) -> Result<String> {
 
 fn ends(cluster: &Cluster) -> Result<String> {
     let began = Instant::now();
-    let beating = BEATING.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(runtime) = beating {
+    let sending = HEARTBEATS.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(runtime) = sending {
         runtime.shutdown_background();
     }
     let list = cluster.api().get(CLUSTERS)?;
@@ -243,7 +243,7 @@ fn versions(cluster: &Cluster) -> Result<Vec<Value>> {
     Ok(items.iter().map(|map| map["metadata"]["resourceVersion"].clone()).collect())
 }
 
-/// How often clusters were looked at, with and without an error.
+/// Number of reconciles, with and without an error.
 fn looked(cluster: &Cluster) -> Result<f64> {
     let page = page(cluster, OPERATOR.2, "metrics")?;
     let of =

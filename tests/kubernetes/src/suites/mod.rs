@@ -1,8 +1,7 @@
-//! The suites: checks that run one after the other on a cluster, each told with its time and what it measured.
+//! The suites: checks that run sequentially on a cluster and report duration and measurements.
 //!
-//! A check may rest on what those before it left; one that fails does not stop the others. To add a suite: a module with a
-//! function `checks`, and its line in `SUITES`. Suites for the same kind of cluster run on one, in that order. Where a suite waits for long,
-//! rows of its checks that have nothing to do with one another run side by side.
+//! A check may depend on earlier ones; a failure does not stop the others. To add a suite: a module with a function `checks`, and an entry
+//! in `SUITES`. Suites for the same kind of cluster share one, in that order. Independent rows of checks in a suite run in parallel.
 
 mod access;
 mod backup;
@@ -11,9 +10,9 @@ mod command;
 mod fake;
 mod faults;
 mod gpu;
+mod helpers;
 mod identity;
 mod in_pod;
-mod look;
 mod many;
 mod operator;
 mod orders;
@@ -27,7 +26,7 @@ use anyhow::Result;
 use std::thread;
 use std::time::Instant;
 
-/// One promise of a suite. What it returns is a note for the reader, and may be empty.
+/// One check of a suite. It returns a note for the report, which may be empty.
 pub(crate) struct Check {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&Cluster) -> Result<String>,
@@ -38,13 +37,13 @@ struct Suite {
     name: &'static str,
     /// Fake kubelets are enough.
     fake: bool,
-    /// It takes long, and runs where it is named alone.
+    /// Whether it takes long and runs only if named.
     long: bool,
-    /// Parts, one after the other; the rows of a part run side by side.
+    /// Sequential parts; the rows of a part run in parallel.
     parts: &'static [&'static [Row]],
 }
 
-/// Checks that run one after the other.
+/// Checks that run sequentially.
 type Row = fn() -> Vec<Check>;
 
 const SUITES: [Suite; 16] = [
@@ -56,15 +55,15 @@ const SUITES: [Suite; 16] = [
         long: false,
         parts: &[&[identity::checks], &[identity::lives, identity::others]],
     },
-    // It needs a program that takes a while to build.
+    // Needs a program that takes long to build.
     Suite { name: "cert-manager", fake: false, long: true, parts: &[&[identity::cert_manager]] },
     Suite { name: "access", fake: false, long: false, parts: &[&[access::checks]] },
     Suite { name: "backup", fake: false, long: false, parts: &[&[backup::checks]] },
     Suite { name: "million", fake: false, long: true, parts: &[&[backup::million]] },
-    // Last of the real nodes: after an outage of the API server kubelets take their time.
+    // Last suite with real nodes: kubelets recover slowly after an outage of the API server.
     Suite { name: "faults", fake: false, long: false, parts: &[&[faults::checks]] },
     Suite { name: CAMPAIGN, fake: false, long: true, parts: &[&[faults::campaign]] },
-    // It needs a program that is not of this checkout.
+    // Needs a program of another checkout.
     Suite { name: VERSIONS, fake: false, long: true, parts: &[&[faults::versions]] },
     Suite { name: "fake", fake: true, long: false, parts: &[&[fake::checks]] },
     Suite { name: "rules", fake: true, long: false, parts: &[&[rules::checks]] },
@@ -85,7 +84,7 @@ pub fn names() -> Vec<&'static str> {
     SUITES.iter().map(|suite| suite.name).collect()
 }
 
-/// The clusters that these suites need, or all when none is named.
+/// Returns the clusters that these suites (all, if none is named) need.
 pub fn clusters(suites: &[String]) -> Vec<Options> {
     let needed = |fake| SUITES.iter().any(|it| it.fake == fake && is_meant(it, suites));
     [false, true].into_iter().filter(|&it| needed(it)).map(|fake| Options { fake, ..Options::default() }).collect()
@@ -95,14 +94,14 @@ fn is_meant(suite: &Suite, names: &[String]) -> bool {
     if names.is_empty() { !suite.long } else { names.iter().any(|it| it == suite.name) }
 }
 
-/// How checks ended.
+/// Results of checks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Summary {
-    /// They hold.
+    /// Passed checks.
     pub passed: usize,
-    /// They do not.
+    /// Failed checks.
     pub failed: usize,
-    /// They could not run, for a reason that was told.
+    /// Checks that could not run, with a reported reason.
     pub skipped: usize,
 }
 
@@ -113,14 +112,14 @@ impl std::fmt::Display for Summary {
 }
 
 impl Summary {
-    /// Counts what another has counted.
+    /// Adds another summary.
     fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
     }
 
-    /// Runs a check, tells how it ended, and counts it.
+    /// Runs a check, and prints and counts its result.
     pub fn record(&mut self, name: &str, check: impl FnOnce() -> Result<String>) {
         let began = Instant::now();
         let ended = check();
@@ -142,8 +141,7 @@ impl Summary {
     }
 }
 
-/// Runs those of these suites (all when none is named) that are meant for such a cluster; `only` keeps the checks whose name
-/// contains it.
+/// Runs those of these suites (all, if none is named) that match the cluster; `only` selects checks whose name contains it.
 pub fn run(cluster: &Cluster, suites: &[String], only: Option<&str>, summary: &mut Summary) {
     let run_row = |row: Row| {
         let mut summary = Summary::default();

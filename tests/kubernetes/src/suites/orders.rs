@@ -5,7 +5,7 @@
 use super::command::{
     CONFLICT, DENIED, NAME, NAMESPACE, PODS, engram, kubeconfig, pod, read, ready, refused, started, token,
 };
-use super::look::{WHILE, uid};
+use super::helpers::{WHILE, uid};
 use crate::cluster::Cluster;
 use crate::process::until;
 use anyhow::{Context, Result, ensure};
@@ -68,7 +68,7 @@ pub(super) fn promoted(cluster: &Cluster) -> Result<String> {
         |reason: &'static str| ["-n", NAMESPACE, "partition", "force-promote", &number, "--accept-data-loss", reason];
     until("what is lost to be told", WHILE, || {
         let said = refused(cluster, &keeper, CONFLICT, &order("")[..5])?;
-        ensure!(said.contains("worker 2 holds all up to lsn"), "{said}");
+        ensure!(said.contains("worker 2 holds everything up to lsn"), "{said}");
         Ok(Some(()))
     })?;
     // By the rules of access first, by the policy then.
@@ -170,6 +170,6 @@ fn memories(cluster: &Cluster) -> Result<BTreeMap<u64, u64>> {
 /// What is on record beside the map.
 fn orders(cluster: &Cluster) -> Result<Vec<Value>> {
     let map = cluster.api().get(MAP)?;
-    let Some(text) = map["metadata"]["annotations"]["engram.dev/orders"].as_str() else { return Ok(Vec::new()) };
+    let Some(text) = map["metadata"]["annotations"]["engram.dev/overrides"].as_str() else { return Ok(Vec::new()) };
     Ok(read(text)?["orders"].as_array().context("no list of orders")?.clone())
 }

@@ -5,7 +5,7 @@
 mod examples;
 
 use super::Check;
-use super::look::WHILE;
+use super::helpers::WHILE;
 use super::operator::define;
 use crate::cluster::Cluster;
 use crate::http::Refused;

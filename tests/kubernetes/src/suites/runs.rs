@@ -1,7 +1,7 @@
 //! Runs on real nodes: one whose driver's node is killed, and one that is deleted.
 
 use super::command::{NAME, NAMESPACE, PODS, engram, read, ready};
-use super::look::WHILE;
+use super::helpers::WHILE;
 use crate::MERGE;
 use crate::cluster::Cluster;
 use crate::process::until;

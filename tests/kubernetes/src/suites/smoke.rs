@@ -1,7 +1,7 @@
 //! The cluster itself, and the faults that other suites rest on. Checks rest on one another, in order.
 
 use super::Check;
-use super::look::{PODS, WHILE, is_ready, pod, ready, recreated, service_address, spread, uid, wait_for_pod};
+use super::helpers::{PODS, WHILE, is_ready, pod, ready, recreated, service_address, spread, uid, wait_for_pod};
 use crate::cluster::Cluster;
 use crate::process::until;
 use crate::requirements::{Skip, find};

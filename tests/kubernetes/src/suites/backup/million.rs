@@ -4,7 +4,7 @@ use super::{NAMESPACE, RUNS, allow, create, go, object, operator, ready, snapsho
 use crate::cluster::Cluster;
 use crate::suites::Check;
 use crate::suites::faults::clients::runtime;
-use crate::suites::look::service_in;
+use crate::suites::helpers::service_in;
 use anyhow::{Context, Result, ensure};
 use engram_client::{Client, Options, Rows, Session, Signals, Updates};
 use engram_memory::MemoryId;

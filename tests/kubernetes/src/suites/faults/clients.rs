@@ -7,10 +7,10 @@ use super::machine::{Machine, Spent};
 use super::{TRIALS, watch};
 use crate::cluster::Cluster;
 use crate::process::until;
-use crate::suites::look::service_address;
+use crate::suites::helpers::service_address;
 use anyhow::{Context, Result, ensure};
 use engram_faults::ledger::Tally;
-use engram_faults::load::{LoadReport, Load};
+use engram_faults::load::{Load, LoadReport};
 use engram_faults::outages::Outage;
 use engram_memory::{ClusterId, MemoryId, PartitionId};
 use nix::sched::{CloneFlags, setns};
@@ -131,7 +131,7 @@ impl Clients {
             self.calm.extend(times);
             Ok(Some(()))
         })?;
-        load.forget_longest();
+        load.reset_longest();
         working.since = tokio::time::Instant::now();
         Ok(())
     }

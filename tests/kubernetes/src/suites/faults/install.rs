@@ -7,7 +7,7 @@ use crate::Skip;
 use crate::cluster::Cluster;
 use crate::image::{Content, Image, write_archive};
 use crate::process::until;
-use crate::suites::look::WHILE;
+use crate::suites::helpers::WHILE;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::fs;

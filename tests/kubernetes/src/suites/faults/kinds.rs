@@ -7,7 +7,7 @@ use super::{TRIALS, WORKERS, install};
 use crate::MERGE;
 use crate::cluster::Cluster;
 use crate::process::until;
-use crate::suites::look::{PODS, uid};
+use crate::suites::helpers::{PODS, uid};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@ use super::TRIALS;
 use super::map::{Map, Process};
 use crate::cluster::Cluster;
 use crate::process::until;
-use crate::suites::look::{PODS, is_ready};
+use crate::suites::helpers::{PODS, is_ready};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::time::{Duration, Instant};

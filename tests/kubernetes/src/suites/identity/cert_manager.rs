@@ -1,8 +1,8 @@
-//! A cluster whose certificate cert-manager is asked for: what its status says while that cannot be done, what is asked, and what becomes of it.
+//! Clusters with `tls.mode: CertManager`: conditions, the requested Certificate, and its renewal.
 //!
-//! In suite `identity` the kind is there and nobody signs: the suite fills the Secret itself. In suite `cert-manager` cert-manager does, under load.
+//! In suite `identity` only the Certificate kind exists and the suite fills the Secret itself. In suite `cert-manager` cert-manager runs.
 
-use super::given::{HOUR, authority, certified, fill, filled, let_read, shown_under_load};
+use super::provided::{HOUR, authority, certified, fill, filled, let_read, shown_under_load};
 use super::{CLUSTERS, LIFETIME, READY, WORKERS, id, operator, whole};
 use crate::cluster::Cluster;
 use crate::process::{Record, until};
@@ -10,7 +10,7 @@ use crate::programs;
 use crate::requirements::Skip;
 use crate::suites::Check;
 use crate::suites::faults::install::helm_set;
-use crate::suites::look::{PODS, WHILE};
+use crate::suites::helpers::{PODS, WHILE};
 use anyhow::{Result, ensure};
 use engram_identity::Name;
 use nix::sys::signal::Signal;
@@ -19,29 +19,29 @@ use std::fs;
 use std::time::Instant;
 
 const NAME: &str = "asked";
-/// What the operator names the Certificate, and its Secret.
+/// Name of the Certificate and of its Secret.
 const CERTIFICATE: &str = "asked-worker-tls";
 const CERTIFICATES: &str = "/apis/cert-manager.io/v1/namespaces/default/certificates";
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-const ISSUER: &str = "our-authority";
+const ISSUER: &str = "our-ca";
 const MERGE: &str = "application/merge-patch+json";
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check { name: "a cluster says what keeps it from asking cert-manager, and asks", run: asks },
-        Check { name: "a cluster whose Secret is filled is Ready, and says what cert-manager says", run: told },
-        Check { name: "with the cluster goes what was asked of cert-manager", run: ends },
+        Check { name: "a cluster reports why it cannot request a Certificate, then requests it", run: asks },
+        Check { name: "a cluster with a filled Secret becomes Ready and reports cert-manager's state", run: told },
+        Check { name: "the Certificate is deleted with the cluster", run: ends },
     ]
 }
 
-/// With cert-manager itself, whose program is built where it is not there: minutes.
+/// Checks with cert-manager itself, which is built if necessary.
 pub(super) fn real() -> Vec<Check> {
     vec![
         Check { name: "two operators start from the chart", run: operator },
         Check { name: "cert-manager starts, with an issuer", run: starts },
-        Check { name: "cert-manager gives a cluster its certificate, and it is Ready", run: given },
+        Check { name: "cert-manager issues the certificate of a cluster, which becomes Ready", run: given },
         Check { name: "cert-manager replaces the certificate under load, and no write fails", run: replaced },
-        Check { name: "with the cluster goes what was asked of cert-manager", run: stops },
+        Check { name: "the Certificate is deleted with the cluster", run: stops },
     ]
 }
 
@@ -57,23 +57,23 @@ fn make(cluster: &Cluster) -> Result<()> {
     until("the kind", WHILE, || cluster.api().create(CLUSTERS, &object).map(Some)).map(drop)
 }
 
-/// Lets the operators keep Certificates, or not.
+/// Grants or revokes the operators' access to Certificates.
 fn allow(cluster: &Cluster, allowed: bool) -> Result<()> {
     let values = format!("worker.image.tag=1,extraArgs[0]=--certificate-seconds={LIFETIME}");
     let set = format!("certManager.enabled={allowed}");
-    until("the operators with other rights", READY, || helm_set(cluster, &values, &[&set]).map(Some))
+    until("the operators with changed permissions", READY, || helm_set(cluster, &values, &[&set]).map(Some))
 }
 
 fn asks(cluster: &Cluster) -> Result<String> {
     allow(cluster, false)?;
     make(cluster)?;
     let said = certified(cluster, NAME, "False", "CertManagerForbidden")?;
-    ensure!(said.contains("certManager.enabled=true"), "the value of the chart is not told: {said}");
+    ensure!(said.contains("certManager.enabled=true"), "the chart's value is not named: {said}");
     allow(cluster, true)?;
     let said = certified(cluster, NAME, "False", "CertManagerMissing")?;
-    ensure!(said.contains("install cert-manager"), "what to do is not told: {said}");
+    ensure!(said.contains("install cert-manager"), "the remedy is missing: {said}");
     define(cluster)?;
-    // Asked at once, whoever may read what comes of it.
+    // The Certificate is requested even before its Secret is readable.
     certified(cluster, NAME, "False", "SecretForbidden")?;
     let certificate = cluster.api().get(&format!("{CERTIFICATES}/{CERTIFICATE}"))?;
     let (spec, uid) =
@@ -82,20 +82,24 @@ fn asks(cluster: &Cluster) -> Result<String> {
     ensure!(spec["uris"] == json!([needed]) && spec["secretName"] == CERTIFICATE, "{spec}");
     ensure!(spec["issuerRef"] == json!({ "name": ISSUER, "kind": "Issuer", "group": "cert-manager.io" }), "{spec}");
     ensure!(spec["duration"] == "24h0m0s" && spec["renewBefore"] == "8h0m0s", "{spec}");
-    ensure!(certificate["metadata"]["ownerReferences"][0]["uid"] == uid, "it is nobody's: {}", certificate["metadata"]);
+    ensure!(
+        certificate["metadata"]["ownerReferences"][0]["uid"] == uid,
+        "it has no owner: {}",
+        certificate["metadata"]
+    );
     let_read(cluster, CERTIFICATE)?;
     let said = certified(cluster, NAME, "False", "CertificateNotReady")?;
-    ensure!(said.contains("has not looked at it"), "nobody signs here: {said}");
+    ensure!(said.contains("has not processed it"), "unexpected message: {said}");
     let longer = json!({ "spec": { "tls": { "certificateLifetime": "48h" } } });
     cluster.api().patch(&format!("{CLUSTERS}/{NAME}"), MERGE, &longer)?;
-    until("another lifetime to be asked for", READY, || {
+    until("the new lifetime to be requested", READY, || {
         let asked = cluster.api().get(&format!("{CERTIFICATES}/{CERTIFICATE}"))?["spec"]["duration"].take();
         Ok((asked == "48h0m0s").then_some(()))
     })?;
     Ok(String::new())
 }
 
-/// As much of the kind as an API server wants.
+/// Defines a minimal Certificate kind.
 fn define(cluster: &Cluster) -> Result<()> {
     let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let version = json!({ "name": "v1", "served": true, "storage": true, "subresources": { "status": {} },
@@ -107,7 +111,7 @@ fn define(cluster: &Cluster) -> Result<()> {
     cluster.api().create(DEFINITIONS, &definition).map(drop)
 }
 
-/// What cert-manager would say.
+/// Sets the Ready condition as cert-manager would.
 fn say(cluster: &Cluster, truth: &str, reason: &str, message: &str) -> Result<()> {
     let ready = json!({ "type": "Ready", "status": truth, "reason": reason, "message": message });
     let status = json!({ "status": { "conditions": [ready] } });
@@ -115,7 +119,7 @@ fn say(cluster: &Cluster, truth: &str, reason: &str, message: &str) -> Result<()
 }
 
 fn told(cluster: &Cluster) -> Result<String> {
-    say(cluster, "False", "DoesNotExist", "nobody knows this issuer")?;
+    say(cluster, "False", "DoesNotExist", "unknown issuer")?;
     let heard = |truth: &str, reason: &str, part: &str| {
         until(part, READY, || {
             let said = certified(cluster, NAME, truth, reason)?;
@@ -123,13 +127,13 @@ fn told(cluster: &Cluster) -> Result<String> {
             Ok(Some(()))
         })
     };
-    heard("False", "CertificateNotReady", "DoesNotExist: nobody knows this issuer")?;
+    heard("False", "CertificateNotReady", "DoesNotExist: unknown issuer")?;
     let pods = cluster.api().get(&format!("{PODS}?labelSelector=engram.dev%2Fcluster%3D{NAME}"))?;
     ensure!(pods["items"].as_array().is_none_or(Vec::is_empty), "pods start without a certificate");
     let needed = Name::shared_by_workers("default", NAME, id(cluster, NAME)?);
     let began = Instant::now();
     fill(cluster, CERTIFICATE, &filled(&authority(cluster)?, &needed, HOUR)?)?;
-    heard("True", "Given", "for the next one: Certificate asked-worker-tls is not Ready")?;
+    heard("True", "Valid", "renewal: Certificate asked-worker-tls is not Ready")?;
     say(cluster, "True", "Ready", "")?;
     whole(cluster, NAME, READY)?;
     Ok(format!("Ready {:.1} s after the Secret was filled", began.elapsed().as_secs_f64()))
@@ -142,7 +146,7 @@ fn ends(cluster: &Cluster) -> Result<String> {
     Ok(String::new())
 }
 
-/// Deletes the cluster, and waits until the Certificate has gone with it.
+/// Deletes the cluster, and waits for the deletion of the Certificate.
 fn goes(cluster: &Cluster) -> Result<()> {
     cluster.api().delete(&format!("{CLUSTERS}/{NAME}"), None)?;
     let left = || -> Result<bool> {
@@ -176,10 +180,10 @@ fn starts(cluster: &Cluster) -> Result<String> {
     Ok(String::new())
 }
 
-/// What rests on it is skipped where it could not be built.
+/// Skips checks if cert-manager could not be built.
 fn runs(cluster: &Cluster) -> Result<()> {
     let is_alive = cluster.daemon(1, programs::CERT_MANAGER).is_some_and(Record::is_alive);
-    if is_alive { Ok(()) } else { Err(Skip("cert-manager does not run".into()).into()) }
+    if is_alive { Ok(()) } else { Err(Skip("cert-manager is not running".into()).into()) }
 }
 
 fn given(cluster: &Cluster) -> Result<String> {
@@ -187,14 +191,14 @@ fn given(cluster: &Cluster) -> Result<String> {
     let_read(cluster, CERTIFICATE)?;
     let began = Instant::now();
     make(cluster)?;
-    certified(cluster, NAME, "True", "Given")?;
+    certified(cluster, NAME, "True", "Valid")?;
     let signed = began.elapsed();
     whole(cluster, NAME, READY)?;
     let (signed, ready) = (signed.as_secs_f64(), began.elapsed().as_secs_f64());
     Ok(format!("signed after {signed:.1} s, Ready after {ready:.1} s"))
 }
 
-/// Another lifetime is another certificate: cert-manager makes one for what is asked now.
+/// Changing the lifetime makes cert-manager issue a new certificate.
 fn replaced(cluster: &Cluster) -> Result<String> {
     runs(cluster)?;
     let longer = json!({ "spec": { "tls": { "certificateLifetime": "48h" } } });

@@ -5,7 +5,7 @@ mod runs;
 mod traces;
 
 use super::Check;
-use super::look::{PODS, WHILE, is_ready};
+use super::helpers::{PODS, WHILE, is_ready};
 use crate::MERGE;
 use crate::cluster::Cluster;
 use crate::process::until;
@@ -208,8 +208,7 @@ fn objects(cluster: &Cluster) -> Result<String> {
         Ok((ready as u64 == WORKERS).then_some(()))
     })?;
     wait_for_status(cluster, "words", "waiting for its map", |status| {
-        (condition(status, "Ready")
-            == Some(("False", "WaitingForMap", "no PartitionMap says yet who holds which partition"))
+        (condition(status, "Ready") == Some(("False", "WaitingForPartitionMap", "the PartitionMap does not exist yet"))
             && status["workers"]["ready"] == WORKERS)
             .then_some(())
     })?;
@@ -218,7 +217,7 @@ fn objects(cluster: &Cluster) -> Result<String> {
     Ok(String::new())
 }
 
-/// Starts a worker as a process of node 1. It has the disk that it had before.
+/// Starts a worker as a process of node 1, with its previous disk.
 fn start_worker(cluster: &Cluster, ordinal: u64) -> Result<()> {
     let object = cluster.api().get(&format!("{CLUSTERS}/words"))?;
     let state = cluster.path("volumes").join(format!("words-{ordinal}"));
@@ -256,8 +255,8 @@ fn primaries(map: &Value) -> Vec<u64> {
     entries.filter_map(|(_, entry)| of(entry)).collect()
 }
 
-/// Ordinals of those who have a copy in sync, of each partition.
-fn copies(map: &Value) -> Vec<Vec<u64>> {
+/// Ordinals of the in-sync replicas of each partition.
+fn in_sync(map: &Value) -> Vec<Vec<u64>> {
     let spec = &map["spec"];
     let of = |member: &Value| spec["stores"][member.as_str()?.split_once('/')?.0]["ordinal"].as_u64();
     let entries = spec["partitions"].as_object().into_iter().flatten();
@@ -277,7 +276,7 @@ fn forms(cluster: &Cluster) -> Result<String> {
     let took = began.elapsed();
     let (map, status) = (map(cluster)?, status(cluster, "words")?);
     ensure!(map["spec"]["clusterId"] == status["clusterId"] && primaries(&map).len() == 16, "{map:#}");
-    ensure!(map["metadata"]["ownerReferences"].is_array(), "data in pods goes with the cluster, and so does its map");
+    ensure!(map["metadata"]["ownerReferences"].is_array(), "the map of an ephemeral cluster is not owned by it");
     ensure!(status["partitions"]["healthy"] == 16 && status["phase"] == "Ready", "{status:#}");
     let budget = cluster.api().get(OBJECTS[7])?;
     until("the budget to let one pod go", WHILE, || {
@@ -287,19 +286,19 @@ fn forms(cluster: &Cluster) -> Result<String> {
     Ok(format!("{:.1} s after the workers' start", took.as_secs_f64()))
 }
 
-/// How often the clusters were looked at without an error.
-fn looks(cluster: &Cluster, pages: u16) -> Result<u64> {
+/// Number of successful reconciles.
+fn reconciles(cluster: &Cluster, pages: u16) -> Result<u64> {
     let metrics = page(cluster, pages, "metrics")?;
     let line = metrics.lines().find(|line| line.starts_with("engram_operator_reconcile_total{result=\"success\"}"));
     Ok(line.and_then(|line| line.rsplit_once(' ')?.1.parse().ok()).unwrap_or(0))
 }
 
 fn pages_of(name: &str) -> Result<u16> {
-    REPLICAS.iter().find(|replica| replica.0 == name).map(|replica| replica.2).context("a stranger leads")
+    REPLICAS.iter().find(|replica| replica.0 == name).map(|replica| replica.2).context("unknown leader")
 }
 
 fn rests(cluster: &Cluster) -> Result<String> {
-    let pages = pages_of(&leader(cluster)?.context("nobody leads")?)?;
+    let pages = pages_of(&leader(cluster)?.context("no leader")?)?;
     let versions = || -> Result<Vec<Value>> {
         let paths = OBJECTS.map(str::to_owned).into_iter().chain([format!("{MAPS}/words")]);
         paths.map(|path| Ok(cluster.api().get(&path)?["metadata"]["resourceVersion"].take())).collect()
@@ -307,10 +306,10 @@ fn rests(cluster: &Cluster) -> Result<String> {
     // Looked at twice again, since somebody touched it, and nothing but the touch was written.
     let before = versions()?;
     for touch in 0..2 {
-        let seen = looks(cluster, pages)?;
+        let seen = reconciles(cluster, pages)?;
         let change = json!({ "metadata": { "annotations": { "touched": touch.to_string() } } });
         let touched = cluster.api().patch(&format!("{CLUSTERS}/words"), MERGE, &change)?;
-        until("another look", WHILE, || Ok((looks(cluster, pages)? > seen).then_some(())))?;
+        until("another reconcile", WHILE, || Ok((reconciles(cluster, pages)? > seen).then_some(())))?;
         let now = cluster.api().get(&format!("{CLUSTERS}/words"))?;
         let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
         ensure!(version(&now) == version(&touched), "the status was written without need: {:#}", now["status"]);
@@ -321,13 +320,13 @@ fn rests(cluster: &Cluster) -> Result<String> {
 }
 
 fn fails_over(cluster: &Cluster) -> Result<String> {
-    ensure!(primaries(&map(cluster)?).contains(&0), "worker 0 leads nothing");
+    ensure!(primaries(&map(cluster)?).contains(&0), "worker 0 has no primaries");
     let began = Instant::now();
     cluster.end_daemon(1, "worker-0", Signal::SIGKILL)?;
     until("other primaries", WHILE, || Ok((!primaries(&map(cluster)?).contains(&0)).then_some(())))?;
     let took = began.elapsed();
-    wait_for_status(cluster, "words", "told apart", |status| {
-        (condition(status, "Ready")?.0 != "True" || status["partitions"]["degraded"] != 0).then_some(())
+    wait_for_status(cluster, "words", "under-replicated or not Ready", |status| {
+        (condition(status, "Ready")?.0 != "True" || status["partitions"]["underReplicated"] != 0).then_some(())
     })?;
     start_worker(cluster, 0)?;
     wait_for_status(cluster, "words", "Ready again", is_ready_cluster)?;
@@ -335,11 +334,11 @@ fn fails_over(cluster: &Cluster) -> Result<String> {
 }
 
 fn by_themselves(cluster: &Cluster) -> Result<String> {
-    // The lease is given back: whoever comes next need not wait for it.
+    // The lease is released: the next leader need not wait for its expiry.
     for (replica, ..) in REPLICAS {
         cluster.end_daemon(1, replica, Signal::SIGTERM)?;
     }
-    // One that was started again leads nothing for a while.
+    // A restarted worker has no primaries for a while.
     let before = primaries(&map(cluster)?);
     let led_by = |worker: u64| before.iter().filter(|it| **it == worker).count();
     let most = (0..WORKERS).max_by_key(|worker| led_by(*worker)).context("there are workers")?;
@@ -396,7 +395,7 @@ fn repairs(cluster: &Cluster) -> Result<String> {
     until("the budget to be put right", WHILE, || {
         Ok((cluster.api().get(OBJECTS[7])?["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow").then_some(()))
     })?;
-    // A Service of somebody else that has the name of a new cluster is not taken.
+    // A Service that has the name of a new cluster and is not owned by it is not adopted.
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "name": "taken" }, "spec": { "ports": [{ "port": 80 }] },
     });
@@ -405,20 +404,20 @@ fn repairs(cluster: &Cluster) -> Result<String> {
     let mut other = words(&Value::Null);
     other["metadata"]["name"] = "taken".into();
     cluster.api().create(CLUSTERS, &other)?;
-    let message = wait_for_status(cluster, "taken", "hindered", |status| {
+    let message = wait_for_status(cluster, "taken", "ReconcileFailed", |status| {
         let (_, reason, message) = condition(status, "Reconciling")?;
-        (reason == "Failed").then(|| message.to_owned())
+        (reason == "ReconcileFailed").then(|| message.to_owned())
     })?;
-    ensure!(message.contains("Service taken exists and was not made for this cluster"), "{message}");
+    ensure!(message.contains("Service taken exists and is not owned by this cluster"), "{message}");
     let ports = cluster.api().get(&format!("{services}/taken"))?["spec"]["ports"][0]["port"].clone();
-    ensure!(ports == 80, "it was taken: its port is {ports}");
+    ensure!(ports == 80, "it was adopted: its port is {ports}");
     cluster.api().delete(&format!("{services}/taken"), None)?;
     until("the set, once the name is free", WHILE, || cluster.api().find(&format!("{SETS}/taken-worker")))?;
     cluster.api().delete(&format!("{CLUSTERS}/taken"), None)?;
     Ok(String::new())
 }
 
-/// Objects of the cluster that this version does not make: one of each kind but the set, whose place is taken.
+/// Obsolete objects of the cluster: one of each kind except for the StatefulSet.
 fn tidies(cluster: &Cluster) -> Result<String> {
     let mut left = Vec::new();
     for path in OBJECTS.iter().filter(|path| !path.contains("/statefulsets/")) {
@@ -439,7 +438,7 @@ fn tidies(cluster: &Cluster) -> Result<String> {
             _ => {}
         }
         let path = format!("{collection}/words-former");
-        // Two Services are made for a cluster.
+        // A cluster has two Services.
         if !left.contains(&path) {
             cluster.api().create(collection, &former)?;
             left.push(path);
@@ -464,7 +463,7 @@ fn refuses(cluster: &Cluster) -> Result<String> {
     bad["metadata"]["name"] = "bad".into();
     let taken = cluster.api().create(CLUSTERS, &bad);
     let told = match taken {
-        // The definition's own rules know better.
+        // Rejected by the CustomResourceDefinition's rules.
         Err(error) => {
             let refused = error.downcast_ref::<crate::Refused>().map(|it| it.message.clone());
             refused.with_context(|| format!("{error:#}"))?
@@ -485,7 +484,7 @@ fn refuses(cluster: &Cluster) -> Result<String> {
     Ok(told)
 }
 
-/// A field that the definition lets through, and the operator does not.
+/// A field that the CustomResourceDefinition accepts and the operator rejects.
 fn set_command(command: &Value) -> Value {
     json!({ "podTemplate": { "spec": { "containers": [{ "name": "worker", "command": command }] } } })
 }
@@ -504,12 +503,12 @@ fn refused_and_restarted(cluster: &Cluster) -> Result<String> {
     for replica in REPLICAS {
         start_replica(cluster, replica)?;
     }
-    // Workers take over by themselves as well; a copy of what was lost is made by a coordinator alone.
-    let lost = *primaries(&map(cluster)?).first().context("somebody leads")?;
+    // Workers fail over without an operator, but only a coordinator re-replicates.
+    let lost = *primaries(&map(cluster)?).first().context("a primary")?;
     let began = Instant::now();
     cluster.end_daemon(1, &format!("worker-{lost}"), Signal::SIGKILL)?;
-    until("two copies of everything among the others", HAND_OVER, || {
-        let whole = copies(&map(cluster)?).iter().all(|of| of.len() == 2 && !of.contains(&lost));
+    until("two replicas of every partition on the other workers", HAND_OVER, || {
+        let whole = in_sync(&map(cluster)?).iter().all(|of| of.len() == 2 && !of.contains(&lost));
         Ok(whole.then_some(()))
     })?;
     let took = began.elapsed();
@@ -517,7 +516,7 @@ fn refused_and_restarted(cluster: &Cluster) -> Result<String> {
     told("True")?;
     start_worker(cluster, lost)?;
     wait_for_status(cluster, "words", "Ready again", is_ready_cluster)?;
-    Ok(format!("copies made again {:.1} s after the kill", took.as_secs_f64()))
+    Ok(format!("re-replicated {:.1} s after the kill", took.as_secs_f64()))
 }
 
 fn stalls(cluster: &Cluster) -> Result<String> {
@@ -534,16 +533,16 @@ fn stalls(cluster: &Cluster) -> Result<String> {
     cluster.api().create(CLUSTERS, &old)?;
     let message = wait_for_status(cluster, "old", "stalled", |status| {
         let (truth, reason, message) = condition(status, "Stalled")?;
-        (truth == "True" && reason == "MapMissing").then(|| message.to_owned())
+        (truth == "True" && reason == "PartitionMapMissing").then(|| message.to_owned())
     })?;
     ensure!(cluster.api().find(&format!("{SETS}/old-worker"))?.is_none(), "workers were started on it");
     ensure!(cluster.api().find(&format!("{MAPS}/old"))?.is_none(), "a map was made");
-    until("an event that says so", WHILE, || {
+    until("an event with that reason", WHILE, || {
         let events = cluster.api().get("/apis/events.k8s.io/v1/namespaces/default/events")?;
         let mut events = events["items"].as_array().into_iter().flatten();
-        Ok(events.any(|it| it["reason"] == "MapMissing" && it["regarding"]["name"] == "old").then_some(()))
+        Ok(events.any(|it| it["reason"] == "PartitionMapMissing" && it["regarding"]["name"] == "old").then_some(()))
     })?;
-    // Once the claim is gone there is nothing to lose.
+    // Without the claim the cluster starts.
     cluster.api().delete(&format!("{CLAIMS}/data-old-worker-0"), None)?;
     until("the set, with the claim gone", WHILE, || cluster.api().find(&format!("{SETS}/old-worker")))?;
     cluster.api().delete(&format!("{CLUSTERS}/old"), None)?;
@@ -562,23 +561,23 @@ fn expires(cluster: &Cluster) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// A map that did not change for so long is at rest: moves follow each other faster.
-const RESTS: Duration = Duration::from_secs(8);
+/// A map that did not change for so long is idle: moves follow each other faster.
+const IDLE_AFTER: Duration = Duration::from_secs(8);
 
 fn leader_killed(cluster: &Cluster) -> Result<String> {
-    let first = leader(cluster)?.context("nobody leads")?;
+    let first = leader(cluster)?.context("no leader")?;
     let term = |map: &Value| {
         map["spec"]["partitions"].as_object().into_iter().flatten().map(|(_, it)| it["term"].clone()).collect()
     };
-    // What was lost before may still be moved back, which has nothing to do with the leader.
+    // Primaries may still move back after the previous check, independently of the leader.
     let mut before: Vec<Value> = term(&map(cluster)?);
     let mut rested = Instant::now();
-    until("the map to rest", WHILE, || {
+    until("the map to become idle", WHILE, || {
         let now = term(&map(cluster)?);
         if now != before {
             (before, rested) = (now, Instant::now());
         }
-        Ok((rested.elapsed() >= RESTS).then_some(()))
+        Ok((rested.elapsed() >= IDLE_AFTER).then_some(()))
     })?;
     let began = Instant::now();
     cluster.end_daemon(1, &first, Signal::SIGKILL)?;
@@ -588,14 +587,14 @@ fn leader_killed(cluster: &Cluster) -> Result<String> {
     until("the new leader to write", WHILE, || cluster.api().find(OBJECTS[5]))?;
     let after: Vec<Value> = term(&map(cluster)?);
     ensure!(before == after, "partitions were moved: terms {before:?} became {after:?}");
-    let replica = REPLICAS.into_iter().find(|it| it.0 == first).context("a stranger led")?;
+    let replica = REPLICAS.into_iter().find(|it| it.0 == first).context("unknown leader")?;
     start_replica(cluster, replica)?;
     wait_for_status(cluster, "words", "Ready", is_ready_cluster)?;
     Ok(format!("{second} leads {:.0} s after the kill", took.as_secs_f64()))
 }
 
 fn leader_stops(cluster: &Cluster) -> Result<String> {
-    let first = leader(cluster)?.context("nobody leads")?;
+    let first = leader(cluster)?.context("no leader")?;
     let began = Instant::now();
     cluster.end_daemon(1, &first, Signal::SIGTERM)?;
     until("another leader", HAND_OVER, || Ok(leader(cluster)?.filter(|it| *it != first)))?;
@@ -603,9 +602,9 @@ fn leader_stops(cluster: &Cluster) -> Result<String> {
 }
 
 fn deleted(cluster: &Cluster) -> Result<String> {
-    let last = leader(cluster)?.context("nobody leads")?;
+    let last = leader(cluster)?.context("no leader")?;
     let pages = pages_of(&last)?;
-    ensure!(page(cluster, pages, "metrics")?.contains("learner_cluster=\"words\""), "its figures are missing");
+    ensure!(page(cluster, pages, "metrics")?.contains("learner_cluster=\"words\""), "its metrics are missing");
     let made = cluster.api().get(&format!("{CLUSTERS}/words"))?;
     ensure!(made["metadata"].get("finalizers").is_none(), "a finalizer holds it up: {made:#}");
     cluster.end_daemon(1, &last, Signal::SIGTERM)?;

@@ -1,4 +1,4 @@
-//! Learning runs: handed over, mirrored, called off.
+//! Learning runs: submission, progress, cancellation.
 
 use super::{CLUSTERS, HAND_OVER, REPLICAS, condition, start_replica, wait_for_status};
 use crate::MERGE;
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 const RUNS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/learnerruns";
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
-/// Epochs of a run that nobody waits for.
+/// Epochs of a run that does not finish during the test.
 const MANY: u32 = 20_000;
 
 /// Applies a run.
@@ -20,7 +20,7 @@ fn begin_run(cluster: &Cluster, name: &str, source: &Value, epochs: u64) -> Resu
     begin_run_with(cluster, name, source, epochs, &json!({}))
 }
 
-/// The same, with more in its spec.
+/// Applies a run with additional fields in its spec.
 fn begin_run_with(cluster: &Cluster, name: &str, source: &Value, epochs: u64, more: &Value) -> Result<()> {
     let mut object = json!({
         "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerRun", "metadata": { "name": name },
@@ -39,7 +39,7 @@ fn in_config_map(name: &str, key: &str) -> Value {
     json!({ "events": { "configMap": { "name": name, "key": key }, "columns": { "key": "word", "epoch": "day" } } })
 }
 
-/// So many epochs of an event each.
+/// A file of `epochs` epochs with one event each.
 fn events(epochs: u32) -> String {
     let lines = (0..epochs).map(|day| format!("{day},word-{}\n", day % 50));
     ["day,word\n".to_owned()].into_iter().chain(lines).collect()
@@ -73,7 +73,7 @@ fn wait_for_run(cluster: &Cluster, name: &str, what: &str, holds: fn(&Value) -> 
     found.with_context(|| format!("its status is {last:#}"))
 }
 
-/// Where workers find the volumes that runs may name.
+/// Directory of the volumes that runs may name as `input`.
 pub(super) fn inputs(cluster: &Cluster) -> PathBuf {
     cluster.path("volumes").join("inputs")
 }
@@ -87,7 +87,7 @@ pub(super) fn learns(cluster: &Cluster) -> Result<String> {
     let running = wait_for_run(cluster, "long", "on its way", is_learning)?;
     ensure!(running["driver"].as_str().is_some_and(|pod| pod.starts_with("words-worker-")), "{running:#}");
     ensure!(running["progress"]["total"] == 1_000_000, "{running:#}");
-    // One run at a time changes a cluster: the next one waits until the first is called off, here by operators that never saw it.
+    // One run at a time changes a cluster: the next one waits until the first is cancelled, here by operators that never saw it.
     begin_run(cluster, "next", &json!({ "example": { "name": "StateOfTheUnion" } }), 5)?;
     wait_for_run(cluster, "next", "queued", |it| condition(it, "Complete").is_some_and(|it| it.1 == "Queued"))?;
     for (replica, ..) in REPLICAS {
@@ -102,16 +102,16 @@ pub(super) fn learns(cluster: &Cluster) -> Result<String> {
     let done = wait_for_run(cluster, "next", "Complete", |it| it["phase"] == "Complete")?;
     let took = began.elapsed();
     ensure!(done["progress"]["epoch"] == 5 && done["completionTime"].is_string(), "{done:#}");
-    // Whoever lists clusters sees what they have learned, of runs that were called off too; looked at here since somebody touched it.
+    // The status counts the epochs of all runs, including cancelled ones; the annotation triggers a reconcile.
     let touch = json!({ "metadata": { "annotations": { "touched": "after the runs" } } });
     cluster.api().patch(&format!("{CLUSTERS}/words"), MERGE, &touch)?;
-    wait_for_status(cluster, "words", "known to have learned", |it| (it["epoch"].as_u64()? > 5).then_some(()))?;
-    // What pods cannot read is refused before anybody waits for it.
+    wait_for_status(cluster, "words", "with completed epochs", |it| (it["epoch"].as_u64()? > 5).then_some(()))?;
+    // A source that pods cannot read is rejected.
     let refused =
         begin_run(cluster, "git", &json!({ "git": { "path": "/src" } }), 5).expect_err("pods have no repository");
     let refused = format!("{refused:#}");
     ensure!(refused.contains("spec.memory.source.git is not supported yet"), "{refused}");
-    Ok(format!("done {:.1} s after operators were told to start", took.as_secs_f64()))
+    Ok(format!("done {:.1} s after the operators' start", took.as_secs_f64()))
 }
 
 fn is_complete(status: &Value) -> bool {
@@ -122,14 +122,14 @@ fn is_failed(status: &Value) -> bool {
     status["phase"] == "Failed" && status["completionTime"].is_string()
 }
 
-/// Waits until a run is at this place of the queue, behind the one of that name.
+/// Waits until a run has this position in the queue, behind the run `first`.
 fn wait_for_place(cluster: &Cluster, name: &str, position: usize, first: &str) -> Result<()> {
     let mut last = Value::Null;
     let found = until(&format!("run {name} to be number {position} behind {first}"), HAND_OVER, || {
         last = run_of(cluster, name)?["status"].take();
-        let told =
-            condition(&last, "Complete").is_some_and(|it| it.1 == "Queued" && it.2.contains(&format!("run {first} ")));
-        Ok((last["queuePosition"] == position && told && last["startTime"].is_null()).then_some(()))
+        let is_behind = condition(&last, "Complete")
+            .is_some_and(|it| it.1 == "Queued" && format!("{} ", it.2).contains(&format!("run {first} ")));
+        Ok((last["queuePosition"] == position && is_behind && last["startTime"].is_null()).then_some(()))
     });
     found.with_context(|| format!("its status is {last:#}"))
 }
@@ -153,11 +153,11 @@ pub(super) fn waits(cluster: &Cluster) -> Result<String> {
     for (at, name) in [second, third, fourth].into_iter().enumerate() {
         wait_for_place(cluster, name, at + 1, "first")?;
     }
-    // One that is deleted while it waits leaves the queue.
+    // A deleted run leaves the queue.
     delete(cluster, third)?;
     wait_for_place(cluster, fourth, 2, "first")?;
 
-    // One that is suspended keeps its place, exactly, and gives the turn away.
+    // A suspended run keeps its progress exactly and lets the next one run.
     suspend(cluster, "first", true)?;
     let stopped = wait_for_run(cluster, "first", "suspended", |it| it["phase"] == "Suspended")?;
     let epoch = stopped["progress"]["epoch"].as_u64().context("no epoch")?;
@@ -175,8 +175,8 @@ pub(super) fn waits(cluster: &Cluster) -> Result<String> {
     wait_for_run(cluster, "first", "on its way again", is_learning)?;
     let took = began.elapsed().as_secs_f64();
     let goes_on = wait_for_run(cluster, "first", "further", |it| it["progress"]["epoch"].as_u64() > Some(0))?;
-    ensure!(goes_on["progress"]["epoch"].as_u64() >= Some(epoch), "it began anew: {epoch} epochs, then {goes_on:#}");
-    // What was never handed over is told apart from what was.
+    ensure!(goes_on["progress"]["epoch"].as_u64() >= Some(epoch), "it restarted: {epoch} epochs, then {goes_on:#}");
+    // A run that is suspended before its submission has no start time.
     begin_run_with(cluster, "held", &many, 3, &json!({ "suspend": true }))?;
     let held = wait_for_run(cluster, "held", "suspended", |it| it["phase"] == "Suspended")?;
     ensure!(held["startTime"].is_null() && held["queuePosition"].is_null(), "{held:#}");
@@ -203,7 +203,7 @@ pub(super) fn reads(cluster: &Cluster) -> Result<String> {
         &json!({ "ttlSecondsAfterFinished": 1 }),
     )?;
     begin_run(cluster, "volume", &in_volume("days.csv"), 100)?;
-    // It goes by itself, so that its end may be missed.
+    // It is deleted soon after its end, so that its final status may be missed.
     until("the run that is kept for a second to go", HAND_OVER, || {
         let found = cluster.api().find(&format!("{RUNS}/brief"))?;
         ensure!(found.as_ref().is_none_or(|it| it["status"]["phase"] != "Failed"), "{:#}", found.unwrap_or_default());
@@ -219,7 +219,7 @@ pub(super) fn reads(cluster: &Cluster) -> Result<String> {
             "ENG-0304: ConfigMap sales, key damaged.csv, line 4, day",
         ),
         ("keyless", in_config_map("sales", "absent.csv"), "InputNotFound", "ConfigMap sales has no key absent.csv"),
-        ("mapless", in_config_map("purchases", "a.csv"), "InputNotFound", "there is no ConfigMap purchases"),
+        ("mapless", in_config_map("purchases", "a.csv"), "InputNotFound", "ConfigMap purchases not found"),
         ("fileless", in_volume("absent.csv"), "RunFailed", "corpus/absent.csv: No such file"),
     ] {
         begin_run(cluster, name, &source, 100)?;
@@ -227,7 +227,7 @@ pub(super) fn reads(cluster: &Cluster) -> Result<String> {
         let (_, why, message) = condition(&failed, "Failed").context("no condition")?;
         ensure!(why == reason && message.contains(said), "{name}: {failed:#}");
     }
-    // None of that was the workers' trouble, and what another controller looks after nobody touched.
+    // The workers are unaffected, and the run of another controller is untouched.
     wait_for_status(cluster, "words", "Ready", super::is_ready_cluster)?;
     ensure!(run_of(cluster, "foreign")?["status"].is_null(), "a run of another controller has a status");
     Ok(String::new())

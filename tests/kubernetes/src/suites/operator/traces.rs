@@ -1,8 +1,8 @@
-//! A collector of traces in the network of node 1, and what operators send to it of what they really do.
+//! A trace collector in the network of node 1, and the traces that operators send to it.
 
 use crate::cluster::Cluster;
 use crate::process::until;
-use crate::suites::look::{WHILE, runtime};
+use crate::suites::helpers::{WHILE, runtime};
 use anyhow::{Context, Result, ensure};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status};
 
-/// Where it listens.
+/// Listen address of the collector.
 const ADDRESS: &str = "127.0.0.1:4317";
-/// Steps of a look at a cluster that is not refused.
+/// Spans of a successful reconcile.
 const STEPS: [&str; 4] = ["validate", "observe", "plan", "apply"];
 
-/// What collects, for as long as the program runs, and what it has: (who sent it, span).
+/// The running collector with the received (service, span) pairs.
 static COLLECTING: Mutex<Option<(Runtime, Collector)>> = Mutex::new(None);
 
 #[derive(Clone, Default)]
@@ -31,10 +31,10 @@ impl TraceService for Collector {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        for told in request.into_inner().resource_spans {
-            let resource = told.resource.unwrap_or_default();
+        for spans_of_resource in request.into_inner().resource_spans {
+            let resource = spans_of_resource.resource.unwrap_or_default();
             let from = text(&resource.attributes, "service.name").unwrap_or_default().to_owned();
-            let spans = told.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            let spans = spans_of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
             held(&self.0).extend(spans.map(|span| (from.clone(), span)));
         }
         Ok(Response::new(ExportTraceServiceResponse::default()))
@@ -52,12 +52,12 @@ fn text<'a>(attributes: &'a [KeyValue], key: &str) -> Option<&'a str> {
     }
 }
 
-/// The variables of an operator that sends its traces there. One that is started when nobody collects sends them to nobody.
+/// Environment variables of an operator that sends its traces to the collector.
 pub(super) fn variables() -> [String; 2] {
     [format!("OTEL_EXPORTER_OTLP_ENDPOINT=http://{ADDRESS}"), "OTEL_BSP_SCHEDULE_DELAY=500".into()]
 }
 
-/// Begins to collect.
+/// Starts the collector.
 pub(super) fn collect(cluster: &Cluster) -> Result<()> {
     let runtime = runtime(cluster)?;
     let (collector, address) = (Collector::default(), ADDRESS.parse::<SocketAddr>()?);
@@ -67,11 +67,11 @@ pub(super) fn collect(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// The look that made the cluster's objects, and the change that made its map, arrive as traces.
+/// Checks that traces of a reconcile and of a map change arrive.
 pub(super) fn arrive(_: &Cluster) -> Result<String> {
     let collecting = held(&COLLECTING);
-    let (_, collector) = collecting.as_ref().context("nobody collects: this check needs the first of its suite")?;
-    until("traces of a look at the cluster and of its map", WHILE, || {
+    let (_, collector) = collecting.as_ref().context("no collector: this check needs the first of its suite")?;
+    until("traces of a reconcile and of a map change", WHILE, || {
         let taken = held(&collector.0);
         let of_words = |name: &'static str, key: &'static str| {
             let is_root = move |span: &Span| span.name == name && span.parent_span_id.is_empty();
@@ -81,14 +81,14 @@ pub(super) fn arrive(_: &Cluster) -> Result<String> {
             let within = taken.iter().filter(|(_, span)| span.trace_id == root.trace_id);
             within.map(|(_, span)| span.name.as_str()).collect()
         };
-        let looks = || of_words("reconcile", "k8s.object.name");
-        let mut ended_well = looks().filter(|(_, root)| text(&root.attributes, "outcome") == Some("ok"));
+        let reconciles = || of_words("reconcile", "k8s.object.name");
+        let mut ended_well = reconciles().filter(|(_, root)| text(&root.attributes, "outcome") == Some("ok"));
         let whole = ended_well.find(|(_, root)| STEPS.iter().all(|step| steps(root).contains(step)));
         let names = || taken.iter().map(|(_, span)| span.name.as_str()).collect::<BTreeSet<_>>();
-        let (from, _) = whole.with_context(|| format!("no look at the cluster is whole; there is {:?}", names()))?;
+        let (from, _) = whole.with_context(|| format!("no complete reconcile; there is {:?}", names()))?;
         ensure!(from == "engram-operator", "it came from {from:?}");
         let maps = of_words("change map", "engram.cluster.name").count();
         ensure!(maps > 0, "no change of the map; there is {:?}", names());
-        Ok(Some(format!("{} looks at the cluster, {maps} changes of its map", looks().count())))
+        Ok(Some(format!("{} reconciles, {maps} map changes", reconciles().count())))
     })
 }

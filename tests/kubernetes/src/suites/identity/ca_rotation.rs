@@ -1,4 +1,4 @@
-//! Another authority takes the place of the operator's, and nobody notices.
+//! CA rotation under load.
 
 use super::{Clients, NAME, READY, SECRET, WORKERS, authority, id, shown, undisturbed, worker};
 use crate::cluster::Cluster;
@@ -8,7 +8,7 @@ use engram_identity::{Name, Role};
 use serde_json::json;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Two steps of twenty seconds at least, each with what kubelets take to bring a ConfigMap to their pods, on a machine that may be busy.
+/// Two steps of at least twenty seconds, plus the delays of kubelets that update ConfigMaps, on a busy machine.
 const DONE: Duration = Duration::from_secs(300);
 
 pub(super) fn follows(cluster: &Cluster) -> Result<String> {
@@ -18,7 +18,7 @@ pub(super) fn follows(cluster: &Cluster) -> Result<String> {
     let order = json!({ "metadata": { "annotations": { "engram.dev/renew": "now" } } });
     cluster.api().patch(SECRET, "application/merge-patch+json", &order)?;
     let mut signs = old.root();
-    until("another authority, and nobody beside it", DONE, || {
+    until("the new CA to be the only one", DONE, || {
         let now = authority(cluster)?;
         if now.root() != signs {
             clients.follow(cluster)?;
@@ -26,10 +26,10 @@ pub(super) fn follows(cluster: &Cluster) -> Result<String> {
         }
         let secret = cluster.api().get(SECRET)?;
         let how_far = &secret["metadata"]["annotations"]["engram.dev/renewal"];
-        let is_done = how_far.as_str().is_some_and(|text| text.starts_with("done"));
-        ensure!(is_done && signs != old.root(), "it is as far as {how_far}");
+        let is_done = how_far.as_str().is_some_and(|text| text.starts_with("completed"));
+        ensure!(is_done && signs != old.root(), "rotation in progress: {how_far}");
         let left = now.certificate().matches("BEGIN CERTIFICATE").count();
-        ensure!(left == 1 && secret["data"]["next.key"].is_null(), "{left} authorities are believed");
+        ensure!(left == 1 && secret["data"]["next.key"].is_null(), "{left} CAs are trusted");
         Ok(Some(()))
     })?;
     let took = began.elapsed();
@@ -37,7 +37,7 @@ pub(super) fn follows(cluster: &Cluster) -> Result<String> {
     let of_old = old.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
     for ordinal in 0..WORKERS {
         let pod = worker(cluster, ordinal)?;
-        until("the old authority to be believed no more", READY, || {
+        until("the old CA to be untrusted", READY, || {
             let refused = shown(cluster, &pod, 7443, &of_old.pem, "unknown_ca")?;
             Ok((refused == 1).then_some(()))
         })?;

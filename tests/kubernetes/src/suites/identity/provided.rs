@@ -1,10 +1,10 @@
-//! A cluster whose workers share a certificate that somebody else signs: what its status asks for until it is there, and a new one under load.
+//! Clusters with a provided certificate: conditions while it is missing, and its replacement under load.
 
 use super::{CLUSTERS, Clients, READY, RENEWED, WORKERS, figure, id, whole, worker_of};
 use crate::cluster::Cluster;
 use crate::process::until;
 use crate::suites::Check;
-use crate::suites::look::{PODS, WHILE};
+use crate::suites::helpers::{PODS, WHILE};
 use anyhow::{Context, Result, ensure};
 use engram_identity::{CertificateAuthority, Name, Realm, Role};
 use serde_json::{Value, json};
@@ -18,13 +18,13 @@ pub(super) const HOUR: Duration = Duration::from_secs(3_600);
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check { name: "a cluster says which certificate it waits for, and is Ready with it", run: begins },
-        Check { name: "a given certificate is replaced under load, and no write fails", run: replaced },
-        Check { name: "a Secret that goes is told of, and changes nothing that runs", run: lost },
+        Check { name: "a cluster reports the required certificate, and becomes Ready with it", run: begins },
+        Check { name: "a provided certificate is replaced under load, and no write fails", run: replaced },
+        Check { name: "a deleted Secret is reported and affects no running worker", run: lost },
     ]
 }
 
-/// The authority of whoever gives certificates here: no operator knows its key.
+/// The CA of provided certificates, whose key no operator has.
 pub(super) fn authority(cluster: &Cluster) -> Result<CertificateAuthority> {
     let [key, certificate] = ["given-ca.key", "given-ca.pem"].map(|name| cluster.path(name));
     if !key.exists() {
@@ -35,7 +35,7 @@ pub(super) fn authority(cluster: &Cluster) -> Result<CertificateAuthority> {
     Ok(CertificateAuthority::open(Realm::Operator, &fs::read_to_string(key)?, &fs::read_to_string(certificate)?)?)
 }
 
-/// What is put into the Secret: a certificate with this name, good for so long.
+/// Content of the Secret: a certificate with this name and lifetime.
 pub(super) fn filled(authority: &CertificateAuthority, name: &Name, lifetime: Duration) -> Result<Value> {
     let issued = authority.issue(name, SystemTime::now(), lifetime)?;
     let at = issued.pem.find("-----BEGIN CERTIFICATE").context("there is a certificate")?;
@@ -49,7 +49,7 @@ pub(super) fn fill(cluster: &Cluster, secret: &str, data: &Value) -> Result<()> 
     cluster.apply(&secret.to_string())
 }
 
-/// Lets operators read one Secret.
+/// Grants operators access to one Secret.
 pub(super) fn let_read(cluster: &Cluster, secret: &str) -> Result<()> {
     let metadata = json!({ "name": format!("{secret}-reader"), "namespace": "default" });
     let group = "rbac.authorization.k8s.io";
@@ -61,12 +61,12 @@ pub(super) fn let_read(cluster: &Cluster, secret: &str) -> Result<()> {
     cluster.apply(&format!("{role}\n---\n{binding}"))
 }
 
-/// Waits until the condition of a cluster says so; what it says then.
+/// Waits for this status and reason of condition CertificateValid. Returns its message.
 pub(super) fn certified(cluster: &Cluster, name: &str, truth: &str, reason: &str) -> Result<String> {
     until(reason, READY, || {
         let status = cluster.api().get(&format!("{CLUSTERS}/{name}"))?["status"].take();
-        let found = status["conditions"].as_array().into_iter().flatten().find(|it| it["type"] == "Certified");
-        let found = found.with_context(|| format!("no such condition: {status}"))?;
+        let found = status["conditions"].as_array().into_iter().flatten().find(|it| it["type"] == "CertificateValid");
+        let found = found.with_context(|| format!("no condition CertificateValid: {status}"))?;
         ensure!(found["status"] == truth && found["reason"] == reason, "{found}");
         Ok(Some(found["message"].as_str().unwrap_or_default().to_owned()))
     })
@@ -87,15 +87,15 @@ fn begins(cluster: &Cluster) -> Result<String> {
     let said = certified(cluster, NAME, "False", "SecretNotFound")?;
     let (authority, id) = (authority(cluster)?, id(cluster, NAME)?);
     let needed = Name::shared_by_workers("default", NAME, id);
-    ensure!(said.contains(&needed.to_string()), "the name that is needed is not told: {said}");
+    ensure!(said.contains(&needed.to_string()), "the required name is missing: {said}");
     fill(cluster, SECRET, &filled(&authority, &Name::on_kubernetes("default", NAME, id, Role::Worker, 0), HOUR)?)?;
     let said = certified(cluster, NAME, "False", "SecretUnusable")?;
-    ensure!(said.contains("/worker/0"), "the name that was found is not told: {said}");
+    ensure!(said.contains("/worker/0"), "the actual name is missing: {said}");
     let pods = cluster.api().get(&format!("{PODS}?labelSelector=engram.dev%2Fcluster%3D{NAME}"))?;
     ensure!(pods["items"].as_array().is_none_or(Vec::is_empty), "pods start without a certificate");
     let began = Instant::now();
     fill(cluster, SECRET, &filled(&authority, &needed, HOUR)?)?;
-    certified(cluster, NAME, "True", "Given")?;
+    certified(cluster, NAME, "True", "Valid")?;
     whole(cluster, NAME, READY)?;
     Ok(format!("Ready {:.1} s after the Secret was filled", began.elapsed().as_secs_f64()))
 }
@@ -107,8 +107,8 @@ fn replaced(cluster: &Cluster) -> Result<String> {
     })
 }
 
-/// Makes a new certificate while clients write, and waits until every worker shows it, which is good for so long at least. No write may
-/// fail, and no worker be started again.
+/// Replaces the certificate while clients write, and waits until every worker uses it, with at least this remaining lifetime. No write may
+/// fail, and no worker may restart.
 pub(super) fn shown_under_load(
     cluster: &Cluster,
     name: &str,
@@ -122,12 +122,12 @@ pub(super) fn shown_under_load(
     until("every worker to show the new certificate", RENEWED, || {
         for ordinal in 0..WORKERS {
             let left = figure(cluster, &worker_of(cluster, name, ordinal)?, "engram_certificate_expiry_seconds", "")?;
-            ensure!(left > good_for.as_secs(), "that of worker {ordinal} is good for {left} s");
+            ensure!(left > good_for.as_secs(), "the certificate of worker {ordinal} is valid for {left} s");
         }
         Ok(Some(()))
     })?;
     let took = began.elapsed();
-    // Connections of clients live for ten minutes: new ones now show the new certificate.
+    // Client connections live for ten minutes; new ones see the new certificate.
     let after = Clients::signed_by(&authority, cluster, name, 2)?;
     for clients in [clients, after] {
         let (tally, _) = clients.close(since)?;

@@ -1,10 +1,10 @@
-//! What a step changes.
+//! The effects of a step.
 
 use crate::bounds::Bounds;
 use crate::drive::{Input, append};
-use crate::state::{Body, Harm, Statement, World, end_of, seen};
+use crate::environment_bug::EnvironmentBug;
+use crate::state::{Body, Harm, ProcessReport, World, end_of, reached};
 use crate::step::Step;
-use crate::wrong::Wrong;
 use engram_cluster::injected::Bug;
 use engram_cluster::replica::{Event, Message};
 use engram_cluster::{Change, Entry, ExpectedEntry, Replica};
@@ -12,12 +12,12 @@ use engram_memory::{Incarnation, Lsn, Member, Ordinal, Term};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Entries that may be read late.
+/// Number of old entries that may still be read.
 const OLD_MAPS: usize = 3;
 
 impl Bounds {
-    /// Takes a step. One that is not possible any more changes nothing.
-    pub(crate) fn take(&self, world: &mut World, step: &Step) {
+    /// Applies a step; an impossible one has no effect.
+    pub(crate) fn apply_step(&self, world: &mut World, step: &Step) {
         match step {
             Step::Deliver(envelope) => self.deliver(world, envelope.from, envelope.to, &envelope.body),
             Step::Learn(me, index) => {
@@ -52,26 +52,26 @@ impl Bounds {
                 self.event(world, *me, Event::Connected(member));
             }
             Step::Suspect(me, other) => {
-                world.doubts += 1;
+                world.suspicions += 1;
                 self.event(world, *me, Event::Suspected(*other));
             }
             Step::Trust(me, other) => self.event(world, *me, Event::Trusted(*other)),
             Step::Leaving(me, leavers) => {
-                world.departures += u8::from(!leavers.is_empty());
+                world.leavings += u8::from(!leavers.is_empty());
                 self.event(world, *me, Event::Leaving(leavers.clone()));
             }
-            Step::Remind(me) => self.event(world, *me, Event::Resend),
+            Step::Resend(me) => self.event(world, *me, Event::Resend),
             Step::Apply(expected, change) => self.apply(world, *expected, change),
-            Step::Promote(statement, isr) => self.promote(world, statement, isr),
-            Step::Hint(learners) => {
-                world.hints += 1;
+            Step::Promote(report, isr) => self.promote(world, report, isr),
+            Step::AssignLearners(learners) => {
+                world.learner_changes += 1;
                 if let Ok(next) = world.entry().apply(&Change::Learn(learners.clone())) {
                     self.replace(world, next);
                 }
             }
-            Step::Hear(place) => world.stated[place.0 as usize] = statement(world, *place),
-            Step::HandOver(me, to) => {
-                world.drains += u8::from(me != to);
+            Step::Observe(ordinal) => world.reported[ordinal.0 as usize] = report_of(world, *ordinal),
+            Step::TransferLeadership(me, to) => {
+                world.transfers += u8::from(me != to);
                 self.event(world, *me, Event::TransferLeadership(*to));
             }
             Step::Release(me) => self.release(world, *me),
@@ -80,7 +80,7 @@ impl Bounds {
                 let lease = (*me, world.at(*me).me.store);
                 world.node(*holder).held.insert(lease);
                 let granter = world.node(*me);
-                if self.plants(Wrong::ForgetFirstGrant) {
+                if self.injects(EnvironmentBug::ForgetFirstGrant) {
                     granter.granted.clear();
                 }
                 granter.granted.insert(member);
@@ -91,41 +91,41 @@ impl Bounds {
             }
             Step::ExpireGranted(me, holder) => self.end_grant(world, *me, *holder),
             Step::Read(me) => {
-                // Whoever wrote has the answer by now; who reads must see it.
+                // Every writer may have its response by now; a read must see all writes.
                 let commit = world.at(*me).replica.as_ref().map_or(Lsn(0), Replica::commit);
                 if commit < end_of(&world.committed) {
                     world.harm = Some(Harm::StaleRead);
                 }
             }
-            Step::PowerLoss(place) => self.cut_power(world, *place),
-            Step::Kill(place) => {
+            Step::PowerLoss(ordinal) => self.cut_power(world, *ordinal),
+            Step::Kill(ordinal) => {
                 world.kills += 1;
-                world.node(*place).die();
+                world.node(*ordinal).die();
             }
-            Step::Stop(place) => {
+            Step::Stop(ordinal) => {
                 world.stops += 1;
-                let node = world.node(*place);
+                let node = world.node(*ordinal);
                 node.kept = node.promise;
-                if !self.plants(Wrong::MarkBeforeFsync) {
+                if !self.injects(EnvironmentBug::MarkBeforeFsync) {
                     node.disk.clone_from(&node.log);
                 }
                 node.clean = true;
                 node.die();
             }
-            Step::DiskLoss(place) => {
-                // The worst case: the new disk counts processes from the same number as the old one.
+            Step::DiskLoss(ordinal) => {
+                // The worst case: processes on the new disk count from the same incarnation as on the old one.
                 world.disks += 1;
-                let node = world.node(*place);
-                let mut fresh = crate::state::Node::new(place.0);
+                let node = world.node(*ordinal);
+                let mut fresh = crate::state::Node::new(ordinal.0);
                 fresh.me.store.0 = node.me.store.0 + 1;
                 *node = fresh;
             }
-            Step::Restart(place) => {
-                let node = world.node(*place);
-                node.clean &= self.plants(Wrong::MarkNotErased);
-                self.start_process(world, *place);
+            Step::Restart(ordinal) => {
+                let node = world.node(*ordinal);
+                node.clean &= self.injects(EnvironmentBug::MarkNotErased);
+                self.start_process(world, *ordinal);
                 if !self.late {
-                    world.stated[place.0 as usize] = statement(world, *place);
+                    world.reported[ordinal.0 as usize] = report_of(world, *ordinal);
                 }
             }
         }
@@ -135,7 +135,7 @@ impl Bounds {
         self.feed(world, me, Input::Event(event), None);
     }
 
-    /// The log reports what it has, but for the last records.
+    /// The log reports what it has, except for the last records.
     fn report(&self, world: &mut World, me: Ordinal, left: usize, how: fn(Lsn, Term) -> Event) {
         let log = &world.at(me).log;
         let log = &log[..log.len().saturating_sub(left)];
@@ -154,15 +154,15 @@ impl Bounds {
                 };
                 self.feed(world, to, Input::Event(Event::Received(from, message.clone())), received);
             }
-            Body::Copy(term, records) => {
+            Body::Snapshot(term, records) => {
                 let lsn = end_of(records);
-                let takes = world.at(to).replica.as_ref().is_some_and(|replica| replica.accepts_snapshot(*term, lsn));
-                if let Some((last, _)) = records.last().filter(|_| takes) {
+                let accepts = world.at(to).replica.as_ref().is_some_and(|replica| replica.accepts_snapshot(*term, lsn));
+                if let Some((last, _)) = records.last().filter(|_| accepts) {
                     let node = world.node(to);
                     node.log.clone_from(records);
                     node.disk.clone_from(records);
                     node.floor = lsn;
-                    world.seen |= seen::COPIED;
+                    world.reached |= reached::SNAPSHOT;
                     self.event(world, to, Event::Installed(lsn, *last));
                 }
             }
@@ -183,17 +183,17 @@ impl Bounds {
         }
     }
 
-    fn cut_power(&self, world: &mut World, place: Ordinal) {
+    fn cut_power(&self, world: &mut World, ordinal: Ordinal) {
         world.power += 1;
-        let node = world.node(place);
+        let node = world.node(ordinal);
         node.die();
         node.log.clone_from(&node.disk);
-        node.promise = if self.plants(Wrong::ForgetPromise) { Term(0) } else { node.kept };
+        node.promise = if self.injects(EnvironmentBug::ForgetPromise) { Term(0) } else { node.kept };
         node.kept = node.promise;
-        if !node.clean && !self.plants(Wrong::BootIdIgnored) {
+        if !node.clean && !self.injects(EnvironmentBug::BootIdIgnored) {
             node.lossless_since = node.me.incarnation;
         }
-        if self.plants(Wrong::ForgetLeaseGrant) {
+        if self.injects(EnvironmentBug::ForgetLeaseGrant) {
             node.granted.clear();
         }
     }
@@ -223,44 +223,44 @@ impl Bounds {
         let Ok(mut next) = old.apply(change) else { return };
         match change {
             Change::Activate => {
-                world.ousted.clone_from(&old.prev);
-                if self.plants(Wrong::StalePrev) {
+                world.previous_isr.clone_from(&old.prev);
+                if self.injects(EnvironmentBug::StalePrev) {
                     next.prev.clone_from(&old.prev);
                 }
             }
             Change::Add { newcomer, .. } => {
-                world.seen |= seen::ADDED;
-                if self.plants(Wrong::AddWithoutIncarnation) {
+                world.reached |= reached::ADDED;
+                if self.injects(EnvironmentBug::AddWithoutIncarnation) {
                     let now = world.at(newcomer.ordinal).me;
                     next.isr.iter_mut().filter(|member| member.ordinal == now.ordinal).for_each(|member| *member = now);
                 }
             }
-            Change::Promote { .. } => world.seen |= how_promoted(&old, change),
+            Change::Promote { .. } => world.reached |= how_promoted(&old, change),
             Change::Remove { .. } | Change::Learn(_) => {}
         }
         self.replace(world, next);
     }
 
-    fn promote(&self, world: &mut World, statement: &Statement, isr: &[Ordinal]) {
+    fn promote(&self, world: &mut World, report: &ProcessReport, isr: &[Ordinal]) {
         let old = Arc::clone(world.entry());
-        let change = Change::Promote { primary: statement.member, isr: isr.to_vec() };
+        let change = Change::Promote { primary: report.member, isr: isr.to_vec() };
         if self.late {
             world.proposals.insert((old.expectation(), change));
             return;
         }
         match old.apply(&change) {
             Ok(mut next) => {
-                if self.plants(Wrong::StalePrev) && !old.prev.is_empty() {
+                if self.injects(EnvironmentBug::StalePrev) && !old.prev.is_empty() {
                     next.prev.clone_from(&old.prev);
                 }
-                if self.plants(Wrong::PromoteRelabels) {
+                if self.injects(EnvironmentBug::PromoteRelabels) {
                     let others = next.isr.iter_mut().filter(|member| member.ordinal != next.primary);
                     others.for_each(|member| *member = old.in_sync(member.ordinal).copied().unwrap_or(*member));
                 }
-                world.seen |= how_promoted(&old, &change);
+                world.reached |= how_promoted(&old, &change);
                 self.replace(world, next);
             }
-            Err(_) if self.wrong.is_some() => self.replace(world, forced(&old, statement.member)),
+            Err(_) if self.environment_bug.is_some() => self.replace(world, forced(&old, report.member)),
             Err(_) => {}
         }
     }
@@ -271,25 +271,26 @@ impl Bounds {
         world.maps.drain(..old.saturating_sub(if self.late { OLD_MAPS } else { 0 }));
     }
 
-    /// Notes that a restarted process takes its old place.
+    /// Notes that a restarted process stayed eligible.
     fn note_keeping(&self, world: &mut World, me: Ordinal) {
         let node = world.at(me);
         let restarted = node.me.incarnation > Incarnation(1) && node.lossless_since < node.me.incarnation;
         if !self.sync && restarted && node.leads() == Some(world.entry().term) && !world.entry().solo_safe {
-            world.seen |= seen::KEPT_PLACE;
+            world.reached |= reached::STAYED_ELIGIBLE;
         }
     }
 
-    /// Drops what nobody can use any more: fewer states, the same behaviour.
+    /// Drops messages and proposals without effect: fewer states, the same behavior.
     pub(crate) fn forget(&self, world: &mut World) {
-        let falls = world.disks < self.disks || self.plants(Wrong::ForgetPromise) || self.has(Bug::AcceptOldTerm);
+        let may_reset =
+            world.disks < self.disks || self.injects(EnvironmentBug::ForgetPromise) || self.has(Bug::AcceptOldTerm);
         let resumes = self.has(Bug::RestartSameTerm);
         let nodes = &world.nodes;
         world.net.retain(|envelope| {
             let to = &nodes[envelope.to.0 as usize];
             let term = envelope.body.term();
             if envelope.body.is_from_primary() {
-                falls || term >= to.promise
+                may_reset || term >= to.promise
             } else {
                 to.leads() == Some(term) || resumes && term >= to.promise
             }
@@ -299,22 +300,22 @@ impl Bounds {
     }
 }
 
-fn statement(world: &World, place: Ordinal) -> Statement {
-    let node = world.at(place);
-    Statement { member: node.me, lossless_since: node.lossless_since }
+fn report_of(world: &World, ordinal: Ordinal) -> ProcessReport {
+    let node = world.at(ordinal);
+    ProcessReport { member: node.me, lossless_since: node.lossless_since }
 }
 
 fn how_promoted(old: &Entry, change: &Change) -> u8 {
     let Change::Promote { primary, isr } = change else { return 0 };
-    let handed_over = primary.ordinal != old.primary && isr.contains(&old.primary);
-    match (old.in_sync(primary.ordinal).is_some(), handed_over) {
-        (false, _) => seen::ROLLED_BACK,
-        (true, true) => seen::HANDED_OVER,
-        (true, false) => seen::PROMOTED,
+    let transferred = primary.ordinal != old.primary && isr.contains(&old.primary);
+    match (old.in_sync(primary.ordinal).is_some(), transferred) {
+        (false, _) => reached::ROLLED_BACK,
+        (true, true) => reached::TRANSFERRED,
+        (true, false) => reached::PROMOTED,
     }
 }
 
-/// The entry that a coordinator would write that knows no rules.
+/// Returns the entry that a coordinator without rules would write.
 fn forced(old: &Entry, primary: Member) -> Entry {
     Entry {
         term: Term(old.term.0 + 1),

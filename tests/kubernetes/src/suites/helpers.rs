@@ -1,4 +1,4 @@
-//! What suites look at on every cluster, real or fake: sets, pods and Services of the namespace `default`.
+//! Helpers of all suites: StatefulSets, pods and Services of the namespace `default`.
 
 use crate::cluster::Cluster;
 use crate::process::until;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 pub(super) const PODS: &str = "/api/v1/namespaces/default/pods";
-/// For a thing of seconds, on a machine that builds something beside.
+/// Deadline of a short wait, on a busy machine.
 pub(super) const WHILE: Duration = Duration::from_secs(60);
 
-/// What runs on it is in the network of node 1, where operators are that run beside the tests.
+/// Creates a runtime in the network namespace of node 1, where operators run as processes.
 pub(super) fn runtime(cluster: &Cluster) -> Result<Runtime> {
     let network = Arc::new(cluster.network_namespace(1)?);
     let enter = move || setns(&*network, CloneFlags::CLONE_NEWNET).expect("a thread may go to the network of a node");
@@ -21,7 +21,7 @@ pub(super) fn runtime(cluster: &Cluster) -> Result<Runtime> {
     runtime.worker_threads(1).enable_all().on_thread_start(enter).build().context("failed to start a thread")
 }
 
-/// Waits until a StatefulSet is as it is written.
+/// Waits until a StatefulSet is rolled out.
 pub(super) fn ready(cluster: &Cluster, set: &str) -> Result<()> {
     until(&format!("three Ready pods of {set}"), WHILE, || {
         let found = cluster.api().get(&format!("/apis/apps/v1/namespaces/default/statefulsets/{set}"))?;
@@ -58,14 +58,14 @@ pub(super) fn service_in(cluster: &Cluster, namespace: &str, name: &str) -> Resu
     Ok(service["spec"]["clusterIP"].as_str().context("the Service has no address")?.to_owned())
 }
 
-/// Check: three pods that must not share a node.
+/// Checks that three pods with anti-affinity run on different nodes.
 pub(super) fn spread(cluster: &Cluster) -> Result<String> {
     cluster.apply(include_str!("../../manifests/spread.yaml"))?;
     ready(cluster, "sp")?;
     Ok(String::new())
 }
 
-/// Check: what deletes a pod gets another one.
+/// Checks that a deleted pod is recreated.
 pub(super) fn recreated(cluster: &Cluster) -> Result<String> {
     let before = uid(&pod(cluster, "sp-1")?);
     cluster.api().delete(&format!("{PODS}/sp-1"), None)?;

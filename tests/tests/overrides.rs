@@ -57,7 +57,7 @@ fn lost_or_damaged_maps_are_rebuilt_without_data_loss() {
     wait_until_replicated(&cluster);
     let before = cluster.digest();
     assert_eq!(before.1, MEMORIES);
-    cluster.engram(&["partition", "rebuild-map", "--yes"]).fails_with(5, &["ENG-0411", "the partition map is there"]);
+    cluster.engram(&["partition", "rebuild-map", "--yes"]).fails_with(5, &["ENG-0411", "the partition map is intact"]);
     let (up, _) = cluster.stop();
 
     lose_map(&up);
@@ -82,10 +82,8 @@ fn lost_or_damaged_maps_are_rebuilt_without_data_loss() {
     fs::rename(up.state_dir().join("workers/2"), up.state_dir().join("gone")).unwrap();
     let mut cluster = up.launch();
     wait_for_log(&cluster, "is damaged");
-    wait_for_workers(&cluster, "worker 2 came with store");
-    cluster
-        .engram(&["partition", "rebuild-map", "--yes"])
-        .fails_with(5, &["ENG-0410", "guessed, not proven", "worker 2"]);
+    wait_for_workers(&cluster, "worker 2 reported store");
+    cluster.engram(&["partition", "rebuild-map", "--yes"]).fails_with(5, &["ENG-0410", "are not proven", "worker 2"]);
     cluster.engram(&["partition", "rebuild-map", "--yes", "--accept-data-loss", "worker 2 lost"]).exits_with(0);
     cluster.wait_until_ready();
     let rows = wait_until_replicated(&cluster);
@@ -121,7 +119,7 @@ fn outdated_replicas_are_promoted_only_by_override_and_the_override_is_recorded(
         output.stderr.contains("ENG-0410").then_some(output)
     });
     assert!(
-        rejected.stderr.contains("worker 2 holds all up to lsn") && rejected.code == Some(5),
+        rejected.stderr.contains("worker 2 holds everything up to lsn") && rejected.code == Some(5),
         "{}",
         rejected.stderr
     );
