@@ -2,8 +2,8 @@
 
 use crate::network::Network;
 use crate::options::Options;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 
@@ -31,7 +31,7 @@ impl Pool {
 
     /// Returns the connection to `address`; the error says why the address is invalid.
     pub(crate) fn channel(&self, address: &str) -> Result<Channel, String> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = self.channels.lock();
         if let Some(channel) = channels.get(address) {
             return Ok(channel.clone());
         }
@@ -51,6 +51,6 @@ impl Pool {
 
     /// Drops the connections to addresses that the map no longer contains.
     pub(crate) fn retain(&self, keep: impl Fn(&str) -> bool) {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner).retain(|address, _| keep(address));
+        self.channels.lock().retain(|address, _| keep(address));
     }
 }

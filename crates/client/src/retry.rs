@@ -4,7 +4,7 @@ use crate::call::Failure;
 use crate::client::Client;
 use crate::error::Error;
 use engram_proto::v1::Problem;
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -31,13 +31,13 @@ impl RetryBudget {
 
     /// Earns a fraction of a retry for a new request.
     pub fn earn(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.0 = (state.0 + self.ratio).min(MAX_SAVED);
     }
 
     /// Spends one retry, if available.
     pub fn spend(&self, now: Instant) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let (saved, since) = *state;
         let saved = (saved + self.floor * now.saturating_duration_since(since).as_secs_f64()).min(MAX_SAVED);
         let allowed = saved >= 1.0;

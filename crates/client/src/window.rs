@@ -2,7 +2,7 @@
 
 use engram_memory::session::WINDOW;
 use engram_memory::{PartitionId, SessionId};
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// A session id and its sequence numbers.
@@ -31,7 +31,7 @@ impl Generation {
 
     /// Returns the next number of a partition; `None` while the whole window is open, held by a missing response.
     pub(crate) fn take(&self, partition: PartitionId) -> Option<u64> {
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = self.windows.lock();
         let window = windows.get_mut(partition.0 as usize)?;
         if window.assigned - window.answered >= WINDOW {
             return None;
@@ -42,7 +42,7 @@ impl Generation {
 
     /// Marks number `seq` as finally answered.
     pub(crate) fn answer(&self, partition: PartitionId, seq: u64) {
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = self.windows.lock();
         let Some(window) = windows.get_mut(partition.0 as usize) else { return };
         let Some(above) = seq.checked_sub(window.answered + 1) else { return };
         window.ahead |= 1_u64.checked_shl(above as u32).unwrap_or(0);

@@ -10,7 +10,7 @@
 //! Invariants:
 //! - *dead* applies to one incarnation, and only with proof: its supervisor's report, or a newer process of its store
 //! on the same machine. Everything else is suspicion, which a heartbeat ends;
-//! - a worker that was never seen by this detector is never suspected, and nobody is in its first seconds;
+//! - a worker that was never seen by this detector is never suspected, and none is in its first seconds;
 //! - a detector that was stalled itself does not count its own pause as silence of others.
 
 use crate::injected;
@@ -43,7 +43,7 @@ pub struct Timing {
     pub suspect_ms: u64,
     /// Work that waits this long without progress makes its process unhealthy although it sends heartbeats.
     pub stuck_ms: u64,
-    /// Age below which a detector suspects nobody: a new one must not fail over every partition.
+    /// Age below which a detector suspects no worker: a new one must not fail over every partition.
     pub warmup_ms: u64,
 }
 
@@ -218,7 +218,7 @@ impl Detector {
     }
 
     /// Whether a worker sent a heartbeat recently. One that is not suspected may not have: a detector that was stalled
-    /// suspects nobody for it, and yet knows nothing of that time.
+    /// suspects no worker for it, but knows nothing of that time.
     pub fn is_fresh(&self, ordinal: Ordinal, now_ms: u64) -> bool {
         let place = self.workers.get(&ordinal);
         place.is_some_and(|place| now_ms.saturating_sub(place.heartbeat_ms) <= self.timing.suspect_ms)
@@ -478,8 +478,8 @@ mod tests {
         assert_eq!(watch.pass(100), [Action::Suspect(member(1, 1), Cause::Silent)]);
         assert_eq!(watch.detector.suspects().collect::<Vec<_>>(), [Ordinal(1)]);
         assert_eq!(watch.pass(5_000), [], "reported once");
-        let beat = Event::Heartbeat { member: member(1, 1), progress: 1, queued: false };
-        assert_eq!(watch.step(beat), [Action::Trust(member(1, 1))]);
+        let heartbeat = Event::Heartbeat { member: member(1, 1), progress: 1, queued: false };
+        assert_eq!(watch.step(heartbeat), [Action::Trust(member(1, 1))]);
         assert!(watch.standing(1).is_alive());
     }
 

@@ -13,9 +13,10 @@ use engram_memory::{ClusterId, Member, Ordinal};
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_server::{CoordinatorService, CoordinatorServiceServer};
 use futures::future::BoxFuture;
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
@@ -160,7 +161,7 @@ impl Host {
 
     /// Returns the keys of a hosted cluster that has certificates.
     pub fn keys(&self, cluster: ClusterId) -> Option<Arc<Keys>> {
-        let clusters = self.clusters.read().unwrap_or_else(PoisonError::into_inner);
+        let clusters = self.clusters.read();
         clusters.get(&cluster).and_then(|hosted| hosted.service.keys.clone())
     }
 
@@ -233,7 +234,7 @@ impl Host {
     /// retry.
     async fn finish(&self) {
         let all: Vec<Arc<Shared>> = {
-            let clusters = self.clusters.read().unwrap_or_else(PoisonError::into_inner);
+            let clusters = self.clusters.read();
             clusters.values().map(|hosted| Arc::clone(&hosted.service.service.shared)).collect()
         };
         let finished = futures::future::join_all(all.iter().map(|shared| writer::finish(shared)));
@@ -244,8 +245,8 @@ impl Host {
         tokio::time::sleep(FLUSH_DELAY).await;
     }
 
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<ClusterId, HostedCluster>> {
-        self.clusters.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> parking_lot::RwLockWriteGuard<'_, BTreeMap<ClusterId, HostedCluster>> {
+        self.clusters.write()
     }
 
     fn service(&self, cluster: &[u8]) -> Result<AuthorizedService, Status> {
@@ -254,7 +255,7 @@ impl Host {
     }
 
     fn service_of(&self, cluster: ClusterId) -> Result<AuthorizedService, Status> {
-        let clusters = self.clusters.read().unwrap_or_else(PoisonError::into_inner);
+        let clusters = self.clusters.read();
         let service = clusters.get(&cluster).map(|hosted| hosted.service.clone());
         // A worker may connect before the object that announces its cluster arrives: it retries.
         service.ok_or_else(|| Status::unavailable(format!("cluster {cluster} is not coordinated here")))
@@ -262,7 +263,7 @@ impl Host {
 
     /// Returns the only hosted cluster.
     fn only_service(&self) -> Result<AuthorizedService, Status> {
-        let clusters = self.clusters.read().unwrap_or_else(PoisonError::into_inner);
+        let clusters = self.clusters.read();
         match clusters.values().collect::<Vec<_>>().as_slice() {
             [only] => Ok(only.service.clone()),
             all => Err(Status::invalid_argument(format!(

@@ -34,9 +34,10 @@ use engram_memory::ClusterId;
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_server::CoordinatorServiceServer;
 use futures::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 use state::State;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -142,7 +143,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         // State is consistent even after a panic: every field is replaced as a whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Clock of the detector.

@@ -25,7 +25,7 @@ fn coordinator(cluster: u128, name: &str) -> Coordinator {
     Coordinator::build(Options::new(ClusterId(cluster), name, 4, 1), Arc::new(MemoryStore::default())).unwrap()
 }
 
-fn beat(cluster: u128) -> v1::HeartbeatRequest {
+fn heartbeat(cluster: u128) -> v1::HeartbeatRequest {
     let member = v1::MemberId { ordinal: 0, store: 5u128.to_be_bytes().to_vec().into(), incarnation: 1 };
     let hello = v1::Hello {
         cluster: cluster.to_be_bytes().to_vec().into(),
@@ -40,10 +40,10 @@ fn beat(cluster: u128) -> v1::HeartbeatRequest {
 type Beats = (mpsc::Sender<v1::HeartbeatRequest>, Streaming<v1::HeartbeatResponse>);
 
 async fn join(client: &CoordinatorServiceClient<Channel>, cluster: u128) -> Result<Beats, Status> {
-    let (beats, outgoing) = mpsc::channel(4);
-    beats.send(beat(cluster)).await.unwrap();
+    let (heartbeats, outgoing) = mpsc::channel(4);
+    heartbeats.send(heartbeat(cluster)).await.unwrap();
     let replies = client.clone().heartbeat(ReceiverStream::new(outgoing)).await?;
-    Ok((beats, replies.into_inner()))
+    Ok((heartbeats, replies.into_inner()))
 }
 
 async fn status(
@@ -65,7 +65,7 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     let serving = tokio::spawn(host.clone().run(listener, async { drop(stopped.await) }));
     let client = CoordinatorServiceClient::connect(format!("http://{address}")).await.unwrap();
 
-    let (beats, mut replies) = join(&client, 2).await.unwrap();
+    let (heartbeats, mut replies) = join(&client, 2).await.unwrap();
     let map = loop {
         let reply = timeout(DEADLINE, replies.message()).await.unwrap().unwrap().unwrap();
         if let Some(map) = reply.map {
@@ -76,7 +76,7 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     assert_eq!(other.report().map.unwrap().cluster, ClusterId(2));
     let trouble = Some(v1::GpuFault { was_in_use: true, reason: "H100 was given up".into() });
     let certificate = Some(v1::CertificateStatus { trusted_roots: vec![7, 8], issuer_root: 8 });
-    beats
+    heartbeats
         .send(v1::HeartbeatRequest { gpu_fault: trouble, certificate, ..v1::HeartbeatRequest::default() })
         .await
         .unwrap();
@@ -86,11 +86,11 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
         }
     };
     timeout(DEADLINE, heard).await.unwrap();
-    let told = GpuFault { was_in_use: true, reason: "H100 was given up".into() };
-    assert_eq!(other.report().gpu_faults, [(engram_memory::Ordinal(0), told)].into());
-    let told = WorkerCertificate { trusted_roots: vec![RootId(7), RootId(8)], root: RootId(8) };
-    assert_eq!(other.report().certificates, [(engram_memory::Ordinal(0), told)].into());
-    beats.send(v1::HeartbeatRequest::default()).await.unwrap();
+    let reported = GpuFault { was_in_use: true, reason: "H100 was given up".into() };
+    assert_eq!(other.report().gpu_faults, [(engram_memory::Ordinal(0), reported)].into());
+    let reported = WorkerCertificate { trusted_roots: vec![RootId(7), RootId(8)], root: RootId(8) };
+    assert_eq!(other.report().certificates, [(engram_memory::Ordinal(0), reported)].into());
+    heartbeats.send(v1::HeartbeatRequest::default()).await.unwrap();
     let quiet = async {
         while !other.report().gpu_faults.is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -98,23 +98,25 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     };
     timeout(DEADLINE, quiet).await.unwrap();
 
-    // What nobody can lead is named, with the order that ends it.
-    beats
+    // A leaderless partition is reported with the command that repairs it.
+    heartbeats
         .send(v1::HeartbeatRequest { leaderless_partitions: vec![1], ..v1::HeartbeatRequest::default() })
         .await
         .unwrap();
     let named = async {
         loop {
             let conditions = status(&client, Some(2)).await.unwrap().conditions;
-            if let Some(told) = conditions.into_iter().find(|told| told.contains("partition 1 is served by nobody")) {
-                break told;
+            if let Some(condition) =
+                conditions.into_iter().find(|condition| condition.contains("partition 1 is leaderless"))
+            {
+                break condition;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let told = timeout(DEADLINE, named).await.unwrap();
-    assert!(told.contains("worker 0") && told.contains("`engram partition force-promote 1`"), "{told}");
-    assert_eq!(status(&client, Some(1)).await.unwrap().map, None, "the other has heard nobody");
+    let condition = timeout(DEADLINE, named).await.unwrap();
+    assert!(condition.contains("worker 0") && condition.contains("`engram partition force-promote 1`"), "{condition}");
+    assert_eq!(status(&client, Some(1)).await.unwrap().map, None, "the other cluster is unaffected");
     assert_eq!(status(&client, Some(2)).await.unwrap().cluster_name, "books");
     let vague = status(&client, None).await.unwrap_err();
     assert_eq!((vague.code(), vague.message().starts_with("2 clusters")), (Code::InvalidArgument, true));
@@ -176,16 +178,16 @@ async fn a_cluster_with_certificates_takes_its_own_processes_alone_beside_one_th
     let worker = over_tls(Asker::Certified(keys(1, Role::Worker, 0)), address.clone()).await.unwrap();
     let (_beats, mut replies) = join(&worker, 1).await.unwrap();
     assert!(timeout(DEADLINE, replies.message()).await.unwrap().unwrap().is_some());
-    let told = refused(&worker, 2).await;
-    assert!(told.0 == Code::PermissionDenied && told.1.contains("without TLS"), "{told:?}");
+    let reported = refused(&worker, 2).await;
+    assert!(reported.0 == Code::PermissionDenied && reported.1.contains("without TLS"), "{reported:?}");
     let other = over_tls(Asker::Certified(keys(1, Role::Worker, 1)), address.clone()).await.unwrap();
     assert_eq!((refused(&other, 1).await.0, counted(Reason::Sender)), (Code::PermissionDenied, 1));
 
     let clear = CoordinatorServiceClient::connect(format!("http://{address}")).await.unwrap();
     join(&clear, 2).await.unwrap();
-    let told = refused(&clear, 1).await;
-    assert!(told.1.contains("over TLS"), "{told:?}");
-    assert_eq!((told.0, counted(Reason::PlainText)), (Code::PermissionDenied, 1));
+    let reported = refused(&clear, 1).await;
+    assert!(reported.1.contains("over TLS"), "{reported:?}");
+    assert_eq!((reported.0, counted(Reason::PlainText)), (Code::PermissionDenied, 1));
 
     let roots = Roots::parse(authority.certificate().as_bytes()).unwrap();
     let nobody = over_tls(Asker::Anonymous(roots, ClusterId(1)), address.clone()).await.unwrap();

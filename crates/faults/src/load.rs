@@ -11,8 +11,9 @@ use engram_client::{
 };
 use engram_memory::{ClusterId, MemoryId, PartitionId, partition_of};
 use engram_proto::v1::ProblemKind;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -228,7 +229,7 @@ impl Load {
 
 impl Shared {
     fn partitions(&self) -> impl Iterator<Item = MutexGuard<'_, PartitionObservation>> {
-        self.partitions.iter().map(|seen| seen.lock().unwrap_or_else(PoisonError::into_inner))
+        self.partitions.iter().map(|seen| seen.lock())
     }
 }
 
@@ -331,7 +332,7 @@ impl Writer {
         let slow = Duration::from_micros(self.shared.slow_us.load(Ordering::Relaxed));
         let seen = &self.shared.partitions[self.partition.0 as usize];
         {
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = seen.lock();
             seen.outages.note(began, ended, done.is_ok(), slow);
             if done.is_ok() {
                 seen.took_us.push(u32::try_from((ended - began).as_micros()).unwrap_or(u32::MAX));

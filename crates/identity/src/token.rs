@@ -8,12 +8,13 @@ use crate::{Error, WatchedFiles};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use engram_memory::ClusterId;
+use parking_lot::Mutex;
 use ring::signature::{ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// A token may be valid from so much later than now: clocks of machines differ. None is valid past its end.
@@ -148,13 +149,13 @@ impl Tokens {
         let Some(issuer) = &state.issuer else {
             return Err(rejection(Reason::TokenKey, "the keys of the token issuer are not available yet"));
         };
-        let mut verified = state.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut verified = state.verified.lock();
         if let Some(claims) = verified.get(token).filter(|claims| claims.until > now) {
             return Ok(claims.clone());
         }
         drop(verified);
         let claims = issuer.verify(token, &self.audience, now)?;
-        verified = state.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        verified = state.verified.lock();
         if verified.len() >= REMEMBERED {
             verified.retain(|_, claims| claims.until > now);
         }

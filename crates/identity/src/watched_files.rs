@@ -2,10 +2,11 @@
 //! use.
 
 use crate::{Error, RELOAD_INTERVAL};
+use parking_lot::{Mutex, RwLock};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Parses the contents of all files, in their order, to replace the previous value.
@@ -80,7 +81,7 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
 
     /// Returns the current value.
     pub fn current(&self) -> Arc<T> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.current.read())
     }
 
     /// Returns how often a reload failed.
@@ -114,7 +115,7 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
     }
 
     fn take(&self, read: impl FnOnce() -> Result<Vec<Vec<u8>>, Error>) {
-        let mut last_reload = self.last_reload.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_reload = self.last_reload.lock();
         last_reload.at = Instant::now();
         let outcome = read().and_then(|contents| {
             if last_reload.contents.as_ref() == Some(&contents) {
@@ -126,7 +127,7 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
             Ok(None) => last_reload.failing = false,
             Ok(Some((contents, value))) => {
                 tracing::info!("reloaded {}", self.what);
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+                *self.current.write() = Arc::new(value);
                 (last_reload.contents, last_reload.failing) = (Some(contents), false);
             }
             Err(error) => {
@@ -141,7 +142,7 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
 
     /// Reloads the files if the last reload is old: for a process that does not [watch](Self::watch) them.
     pub fn reload_if_due(&self) {
-        let due = self.last_reload.lock().unwrap_or_else(PoisonError::into_inner).at.elapsed() >= RELOAD_INTERVAL;
+        let due = self.last_reload.lock().at.elapsed() >= RELOAD_INTERVAL;
         if due {
             self.reload();
         }

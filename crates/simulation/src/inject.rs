@@ -8,6 +8,10 @@ use engram_store::Durability;
 
 /// Suffix of snapshot names.
 const SNAPSHOT_SUFFIX: &str = ".snap";
+/// Largest clock step: outlasts every session.
+const FAR_STEP_MS: u64 = 40 * 24 * 60 * 60 * 1_000;
+/// Largest clock step that sessions are not affected by.
+pub(crate) const NEAR_STEP_MS: i64 = 30 * 60 * 1_000;
 
 impl World {
     pub(crate) fn inject(&mut self) {
@@ -100,8 +104,10 @@ impl World {
                 return true;
             }
             Fault::ClockStep => {
-                // Clocks that differ by more than an hour reject sessions, which is not under test.
-                let offset_ms = self.draw.below(3_600_000) as i64 - 1_800_000;
+                let offset_ms = self.draw.below(2 * FAR_STEP_MS) as i64 - FAR_STEP_MS as i64;
+                // One clock at a time is wrong by days: the others still agree.
+                let is_near = (0..self.nodes.len()).any(|other| other != node && self.nodes[other].has_far_clock());
+                let offset_ms = if is_near { offset_ms % NEAR_STEP_MS } else { offset_ms };
                 let now_us = self.now_us;
                 self.nodes[node].step_clock(offset_ms, now_us);
                 return true;

@@ -26,6 +26,9 @@ pub(crate) struct Heartbeat {
     pub(crate) suspects: BTreeSet<Ordinal>,
     pub(crate) leaving: bool,
     pub(crate) turns: u64,
+    /// Its wall clock, and the highest session watermark it knows.
+    pub(crate) wall_ms: u64,
+    pub(crate) session_watermark_ms: u64,
 }
 
 /// View sent by a coordinator: for each member whether it is alive and whether it is proven dead; and the leadership
@@ -148,6 +151,8 @@ impl World {
             suspects: process.liveness.detector.suspects().chain(false_suspicion).collect(),
             leaving: process.leaves_until_us.is_some(),
             turns: process.liveness.turns,
+            wall_ms: process.store.session_clock().wall_ms(),
+            session_watermark_ms: process.store.session_clock().watermark_ms(),
         };
         for to in (0..=self.map_index()).filter(|to| *to != node) {
             self.send_heartbeat(node, to, heartbeat.clone());
@@ -183,7 +188,10 @@ impl World {
             return;
         }
         let now_ms = detector_ms(self.now_us);
+        self.nodes[to].set_time(self.now_us);
         let Some(process) = &mut self.nodes[to].process else { return };
+        let session_clock = process.store.session_clock();
+        session_clock.observe(heartbeat.member.ordinal, heartbeat.wall_ms, heartbeat.session_watermark_ms);
         let liveness = &mut process.liveness;
         let current = liveness.connected.get(&heartbeat.member.ordinal).copied();
         if let Some(actions) = observe_heartbeat(&mut liveness.detector, current, heartbeat, is_running, now_ms) {

@@ -1,6 +1,7 @@
 //! One machine: its disk, its clocks, and its process, which runs the real store.
 
 use crate::draw::Draw;
+use crate::inject::NEAR_STEP_MS;
 use crate::liveness::LivenessTracker;
 use crate::plan::FaultPlan;
 use engram_cluster::Entry;
@@ -19,6 +20,8 @@ use std::sync::{Arc, Mutex};
 
 /// Cluster id of every simulation.
 pub(crate) const CLUSTER: ClusterId = ClusterId(7);
+/// Interval of session expiry: several times per run.
+const EXPIRY_MS: u64 = 400;
 /// Wall time at the start of a run.
 pub(crate) const START_MS: u64 = 1_700_000_000_000;
 
@@ -129,6 +132,7 @@ impl Node {
         options.snapshot_ms = plan.snapshot_ms;
         options.digest_ms = plan.digest_ms;
         options.scrub_ms = plan.scrub_ms;
+        options.expiry_ms = EXPIRY_MS;
         Self {
             ordinal: Ordinal(ordinal),
             options,
@@ -289,6 +293,11 @@ impl Node {
     pub(crate) fn step_clock(&mut self, offset_ms: i64, now_us: u64) {
         self.wall_offset_ms = offset_ms;
         self.clock.set_wall(self.wall_ms(now_us));
+    }
+
+    /// Whether its wall clock is wrong by more than clocks may differ.
+    pub(crate) const fn has_far_clock(&self) -> bool {
+        self.wall_offset_ms.abs() > NEAR_STEP_MS
     }
 
     const fn wall_ms(&self, now_us: u64) -> u64 {

@@ -64,7 +64,7 @@ pub(crate) struct FaultPlan {
     pub(crate) mute_promoted: u64,
     /// A just created single replica loses power.
     pub(crate) strike_alone: u64,
-    /// A deposed primary that still runs hears nothing of it, nor most of the others.
+    /// A deposed primary that still runs does not learn of it, nor most of the others.
     pub(crate) deafen_deposed: u64,
     /// A just started process ends again within 60 ms, alone or with all others.
     pub(crate) strike_started: u64,

@@ -11,13 +11,10 @@ use engram_cluster::replica::Event;
 use engram_memory::codec::encode_record;
 use engram_memory::session::Admission;
 use engram_memory::{
-    CapacityPolicy, Command, Lsn, MAX_RECORD_BYTES, MemoryId, PartitionId, Record, Refusal, Reply, Term, Updates,
-    partition_of,
+    CapacityPolicy, Command, Lsn, MAX_RECORD_BYTES, MemoryId, PartitionId, Record, Refusal, Reply, Request, Term,
+    Updates, partition_of,
 };
 use std::collections::HashSet;
-
-/// How far ahead of this clock a session may have been opened: the assumed clock skew between workers.
-const CLOCK_SKEW_MS: u64 = 60 * 60 * 1_000;
 
 /// Answer to a record that is not logged.
 type Answer = Result<CommittedWrite, WriteError>;
@@ -167,11 +164,13 @@ impl Store {
     fn check(&self, partition: PartitionId, record: &Record) -> Result<(), Refusal> {
         record.check()?;
         record.command.check_features(self.options.shape.features)?;
-        let is_ahead = |request: engram_memory::Request| {
-            request.session.opened_ms > self.clock.now_ms().saturating_add(CLOCK_SKEW_MS)
+        let closed = match record.command {
+            Command::CloseRequest(request) => Some(request),
+            _ => None,
         };
-        if record.request.is_some_and(is_ahead) {
-            return Err(Refusal::Malformed { what: "session: opened at most one hour ahead of the worker's clock" });
+        let is_ahead = |request: Request| !self.session_clock.accepts(request.session.opened_ms);
+        if record.request.is_some_and(is_ahead) || closed.is_some_and(is_ahead) {
+            return Err(Refusal::Malformed { what: "session: opened at most one hour ahead of the cluster's clocks" });
         }
         let partitions = self.options.shape.partitions;
         if ids(&record.command).iter().any(|id| partition_of(*id, partitions) != partition) {

@@ -17,10 +17,6 @@ use engram_memory::{Command, Digest, Lsn, Ordinal, PartitionId, Record, Term};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Sessions are forgotten after a day: the client library renews them after hours.
-const SESSION_MS: u64 = 24 * 60 * 60 * 1_000;
-/// Interval between proposals of session expiry.
-const EXPIRE_EVERY_MS: u64 = 60 * 60 * 1_000;
 /// Most queued rounds.
 const MAX_ROUNDS: usize = 8;
 /// Multiples of [`crate::Options::snapshot_bytes`] of log after which idle partitions get a new record: their last records keep the
@@ -116,7 +112,7 @@ pub(crate) struct WrittenSnapshot {
 }
 
 impl Background {
-    pub(crate) fn new(elapsed_ms: u64, backup_bytes_per_s: u64) -> Self {
+    pub(crate) fn new(elapsed_ms: u64, backup_bytes_per_s: u64, expiry_ms: u64) -> Self {
         Self {
             throttle: Throttle::new(backup_bytes_per_s),
             has_writes: false,
@@ -129,7 +125,7 @@ impl Background {
             scrub: Scrub::new(elapsed_ms),
             round_at_ms: elapsed_ms,
             round_at_bytes: 0,
-            expire_at_ms: elapsed_ms + EXPIRE_EVERY_MS,
+            expire_at_ms: elapsed_ms + expiry_ms,
             marked_at_ms: elapsed_ms,
             next_marked: 0,
         }
@@ -231,7 +227,7 @@ impl Store {
         let now_ms = self.clock.elapsed_ms();
         self.propose_digest_marker(now_ms);
         if now_ms >= self.background.expire_at_ms {
-            self.background.expire_at_ms = now_ms + EXPIRE_EVERY_MS;
+            self.background.expire_at_ms = now_ms + self.options.expiry_ms;
             self.expire_sessions();
         }
         let logged = self.wal.written().0.saturating_sub(self.background.round_at_bytes);
@@ -445,7 +441,7 @@ impl Store {
     }
 
     fn expire_sessions(&mut self) {
-        let before_ms = self.clock.now_ms().saturating_sub(SESSION_MS);
+        let Some(before_ms) = self.session_clock.expire_before_ms() else { return };
         let due: Vec<PartitionId> = (self.partitions.iter())
             .filter(|partition| self.serving(*partition).is_some())
             .filter(|partition| {

@@ -21,6 +21,7 @@ use crate::peer::{Envelope, Peers};
 use crate::pending_calls::Callback;
 use crate::replication::ReplicaStatus;
 use crate::results::{ActivateError, CommittedWrite, WriteError};
+use crate::session_clock::SessionClock;
 use crate::stale_reads::ReplicaPosition;
 use crate::stats::{self, Shared, Stats};
 use crate::store::{Options, Outgoing, Store};
@@ -78,6 +79,7 @@ pub struct Handle {
     queue: Arc<Queue>,
     shared: Arc<Shared>,
     identity: (StoreId, Incarnation),
+    session_clock: Arc<SessionClock>,
 }
 
 /// Sends events to the engine, which stops when the last handle is dropped.
@@ -435,6 +437,11 @@ impl Handle {
         self.identity
     }
 
+    /// Returns the time of sessions.
+    pub fn session_clock(&self) -> &SessionClock {
+        &self.session_clock
+    }
+
     fn reserve(&self, bytes: usize) -> Result<QueueSlot, Overload> {
         self.queue.reserve(bytes).inspect_err(|_| stats::add(&self.shared.overloaded_calls, 1))
     }
@@ -476,6 +483,7 @@ impl Engine {
         let (jobs, to_export) = sync_channel::<Box<Job>>(1);
         let (queue, shared) = (Arc::new(Queue::of(&store.options)), Arc::clone(&store.shared));
         let identity = (store.identity().store(), store.identity().incarnation());
+        let session_clock = Arc::clone(&store.session_clock);
         let (clock, writer) = (Arc::clone(&store.clock), store.take_writer());
         let log = {
             let (shared, events) = (Arc::clone(&shared), events.clone());
@@ -488,7 +496,7 @@ impl Engine {
         };
         let threads = EngineThread { store, incoming, batches, jobs, log, snapshots, writing: false, exporting: false };
         thread::Builder::new().name("engram-store".into()).spawn(move || threads.run())?;
-        Ok(Handle { sender: Arc::new(EventSender { events, wake: None }), queue, shared, identity })
+        Ok(Handle { sender: Arc::new(EventSender { events, wake: None }), queue, shared, identity, session_clock })
     }
 
     /// Starts a store without threads, for simulators: events are queued until [`SteppedEngine::step`], and `wake` is called for each.

@@ -308,8 +308,11 @@ impl Store {
         state.written = (head.lsn, head.term);
         state.snapshots = [Some(head.lsn), state.snapshots[0].filter(|older| *older < head.lsn)];
         self.shared.set_lsn(partition, head.lsn);
-        let settings = self.partitions.ledger(partition).map(|ledger| ledger.settings);
-        self.shared.set_settings(partition, settings);
+        let ledger = self.partitions.ledger(partition);
+        if let Some(sessions) = ledger.map(|ledger| &ledger.sessions) {
+            self.session_clock.recovered(sessions.watermark_ms(), sessions.last_opened_ms().unwrap_or(0));
+        }
+        self.shared.set_settings(partition, ledger.map(|ledger| ledger.settings));
         self.log_installed(Mark::Other(partition), head.term, head.lsn)?;
         // The snapshot is durable; a restart finds it even if the log does not name it.
         self.step(partition, Event::Installed(head.lsn, head.term));

@@ -19,6 +19,7 @@ use crate::partitions::Partitions;
 use crate::pending_calls::{Callback, PendingCalls, Waiter};
 use crate::replication::{self, Replication};
 use crate::results::{ActivateError, CommittedWrite, WriteError};
+use crate::session_clock::SessionClock;
 use crate::stale_reads::StaleReads;
 use crate::stats::{self, Shared};
 use crate::wal::{self, Batch, Body, Entry, Position, Wal, Writer};
@@ -54,6 +55,8 @@ pub struct Options {
     pub digest_ms: u64,
     /// Milliseconds in which every snapshot here is scrubbed once; 0 = never. Lower finds damage earlier and increases disk reads.
     pub scrub_ms: u64,
+    /// Interval between proposals of session expiry, in milliseconds. Lower removes expired sessions earlier and writes more records.
+    pub expiry_ms: u64,
     /// Most bytes of unanswered records in the engine; calls above are rejected.
     pub queue_bytes: usize,
     /// Most unanswered calls in the engine; calls above are rejected.
@@ -74,6 +77,7 @@ impl Options {
             snapshot_ms: 5 * 60 * 1_000,
             digest_ms: 60 * 60 * 1_000,
             scrub_ms: 24 * 60 * 60 * 1_000,
+            expiry_ms: 60 * 60 * 1_000,
             queue_bytes: 64 << 20,
             queue_calls: 16_384,
         }
@@ -162,6 +166,7 @@ impl Outgoing {
 pub struct Store {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) session_clock: Arc<SessionClock>,
     pub(crate) options: Options,
     identity: Identity,
     pub(crate) partitions: Partitions,
@@ -208,15 +213,19 @@ impl Store {
         let crate::recovery::RecoveredStore { mut partitions, states, wal, writer, shipping } = recovered;
         let shared = Arc::new(Shared::new(options.shape.partitions));
         let replicated = options.replication.replicas > 1;
+        let session_clock = Arc::new(SessionClock::new(Arc::clone(&clock), replicated));
         for partition in
             (0..options.shape.partitions).map(PartitionId).filter(|it| partitions.contains(*it)).collect::<Vec<_>>()
         {
             shared.set_settings(partition, partitions.ledger(partition).map(|ledger| ledger.settings));
             shared.set_lsn(partition, states[partition.0 as usize].applied);
+            if let Some(ledger) = partitions.ledger(partition) {
+                session_clock.recovered(ledger.sessions.watermark_ms(), ledger.sessions.last_opened_ms().unwrap_or(0));
+            }
             // Until it is served here, another worker may be its primary.
             partitions.set_hidden(partition, replicated);
         }
-        let background = Background::new(clock.elapsed_ms(), options.replication.transfer_bytes_per_s);
+        let background = Background::new(clock.elapsed_ms(), options.replication.transfer_bytes_per_s, options.expiry_ms);
         // Before the first process on a disk no lease can have been granted.
         let granted = replicated && identity.incarnation() > Incarnation(1);
         let everywhere = (0..options.shape.partitions).map(PartitionId).filter(|_| granted);
@@ -225,6 +234,7 @@ impl Store {
         let mut store = Self {
             disk,
             clock,
+            session_clock,
             options,
             identity,
             partitions,
@@ -253,6 +263,11 @@ impl Store {
         store.index_pending_requests();
         store.update_gauges();
         store
+    }
+
+    /// Returns the time of sessions.
+    pub fn session_clock(&self) -> &SessionClock {
+        &self.session_clock
     }
 
     /// Returns the identity of store and process.
@@ -499,8 +514,10 @@ impl Store {
         {
             self.requests.remove(&(partition, request));
         }
-        if let Command::Configure(settings) = record.command {
-            self.shared.set_settings(partition, Some(settings));
+        match record.command {
+            Command::Configure(settings) => self.shared.set_settings(partition, Some(settings)),
+            Command::ExpireSessions { before_ms } => self.session_clock.recovered(before_ms, 0),
+            _ => {}
         }
         stats::add(&self.shared.applied_records, 1);
         if let Reply::Applied(outcome) = reply {

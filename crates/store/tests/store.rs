@@ -499,3 +499,32 @@ fn sessions_expire_after_a_day() {
     let late = write_one(&mut store, Record { request: request(30), ..upsert([1]) }).unwrap();
     assert_eq!(late.reply, Reply::Refused(Refusal::SessionExpired));
 }
+
+#[test]
+fn clock_step_of_days_expires_no_session_and_a_new_one_is_valid() {
+    const HOUR_MS: u64 = 3_600_000;
+    let (disk, clock, options) = (SimDisk::new(1), Arc::new(ManualClock::new(4_800 * HOUR_MS)), options(1));
+    let mut store = serving(&disk, &clock, &options);
+    let request = |opened_ms, seq| Some(Request { session: SessionId { opened_ms, random: 1 }, seq });
+    let opened_ms = store.session_clock().opening_ms();
+    write_one(&mut store, Record { request: request(opened_ms, 1), ..upsert([1]) }).unwrap();
+    for wrong_ms in [(4_800 + 960) * HOUR_MS, 0] {
+        clock.set_wall(wrong_ms);
+        clock.advance(HOUR_MS);
+        store.turn().unwrap();
+        clock.set_wall(4_802 * HOUR_MS);
+        let again = write_one(&mut store, Record { request: request(opened_ms, 1), ..upsert([1]) }).unwrap();
+        assert!(matches!(again.reply, Reply::Applied(_)), "{:?} after a step to {wrong_ms}", again.reply);
+    }
+    // A watermark that an earlier version raised: a new session is above it, also by a clock that is behind, and after a restart.
+    let raised_ms = 6_000 * HOUR_MS;
+    write_one(&mut store, Record::bare(Command::ExpireSessions { before_ms: raised_ms })).unwrap();
+    for term in [1, 2] {
+        let request = request(store.session_clock().opening_ms(), 1);
+        let reply = write_one(&mut store, Record { request, ..upsert([2]) }).unwrap().reply;
+        assert!(matches!(reply, Reply::Applied(_)), "{reply:?} at term {term}");
+        drop(store);
+        store = open(&disk, &clock, &options).unwrap().0;
+        assert!(activate(&mut store, term + 1).iter().all(Result::is_ok));
+    }
+}

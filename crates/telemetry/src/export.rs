@@ -1,6 +1,7 @@
 //! The connection to a collector, and log lines about a collector that does not accept traces.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector};
@@ -117,7 +118,7 @@ impl SpanExporter for QuietExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
         let result = self.exporter.export(batch).await;
-        let mut availability = self.availability.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut availability = self.availability.lock();
         match &result {
             Err(error) => {
                 if let Some(lost) = availability.failed(spans, Instant::now()) {

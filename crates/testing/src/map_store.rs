@@ -3,9 +3,9 @@
 use engram_cluster::PartitionMap;
 use engram_mapstore::{Error, Goal, MapOverride, MapStore};
 use engram_memory::mix64;
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Fault rates, each in thousandths of the operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -154,7 +154,7 @@ fn failed() -> Error {
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 #[cfg(test)]

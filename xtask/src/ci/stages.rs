@@ -156,7 +156,7 @@ fn example(job: &Job) -> Result<Verdict> {
     job.run(&mut engram(&["up", "--help"]))?;
     let started = ["up", "examples/cluster.yaml", "-d", "--wait", "--port-base", "0"];
     job.run(engram(&started).arg("--state-dir").arg(&state))?;
-    for arguments in [&["rank", "-k", "20"][..], &["top", "--once"], &["down"]] {
+    for arguments in [&["rank", "--limit", "20"][..], &["top", "--once"], &["down"]] {
         job.run(engram(arguments).arg("--state-dir").arg(&state))?;
     }
     for manifest in ["own-events", "own-repository"] {

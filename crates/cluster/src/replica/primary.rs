@@ -127,7 +127,7 @@ impl PrimaryState {
     }
 
     /// Returns the replica that may become primary at any moment because of this replica's proposal. Once proposed,
-    /// only the map can tell whether the transfer happens, and records that the successor does not hold by then are
+    /// only the map shows whether the transfer happens, and records that the successor does not hold by then are
     /// lost.
     fn successor(&self) -> Option<Ordinal> {
         match &self.pending {
@@ -524,9 +524,9 @@ mod tests {
     fn async_transfer_in_flight_loses_nothing_even_when_cancelled() {
         let rules = Rules { keeps_all: false, min_in_sync: 1, primary_only: true };
         let mut primary = serving(&[member(0), member(1)], rules);
-        let heard = |message| Event::Received(member(1), message);
+        let received = |message| Event::Received(member(1), message);
         assert!(write(&mut primary, 1).contains(&Action::Commit(Lsn(1))), "no backup is required");
-        step(&mut primary, heard(Message::Ack { term: Term(1), written: Lsn(1) }));
+        step(&mut primary, received(Message::Ack { term: Term(1), written: Lsn(1) }));
 
         let actions = step(&mut primary, Event::TransferLeadership(Ordinal(1)));
         assert!(
@@ -536,7 +536,7 @@ mod tests {
         step(&mut primary, Event::TransferLeadership(Ordinal(0)));
         assert!(primary.admits_writes(), "it continues");
         assert_eq!(write(&mut primary, 2), [], "the map may still promote the other replica, which lacks the record");
-        let acked = step(&mut primary, heard(Message::Ack { term: Term(1), written: Lsn(2) }));
+        let acked = step(&mut primary, received(Message::Ack { term: Term(1), written: Lsn(2) }));
         assert!(acked.contains(&Action::Commit(Lsn(2))), "{acked:?}");
     }
 

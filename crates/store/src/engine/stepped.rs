@@ -20,7 +20,9 @@ impl SteppedEngine {
         let (events, incoming) = channel();
         let (queue, shared) = (Arc::new(Queue::of(&store.options)), Arc::clone(&store.shared));
         let identity = (store.identity().store(), store.identity().incarnation());
-        let handle = Handle { sender: Arc::new(EventSender { events, wake: Some(wake) }), queue, shared, identity };
+        let session_clock = Arc::clone(&store.session_clock);
+        let sender = Arc::new(EventSender { events, wake: Some(wake) });
+        let handle = Handle { sender, queue, shared, identity, session_clock };
         (handle, Self { store: Some(store), incoming })
     }
 
