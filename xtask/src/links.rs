@@ -94,6 +94,35 @@ fn links_in_markdown_lead_to_a_file_and_a_heading() {
     assert!(broken.is_empty(), "broken links: {broken:#?}");
 }
 
+/// Paths from the root of the checkout in the code spans of `text`: their first folder is one of `folders`.
+fn quoted_paths<'a>(text: &'a str, folders: &BTreeSet<&str>) -> Vec<&'a str> {
+    let spans = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+    let is_path = |span: &&str| {
+        let plain = span.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c));
+        plain && span.split_once('/').is_some_and(|(folder, _)| folders.contains(folder))
+    };
+    spans.filter(is_path).collect()
+}
+
+#[test]
+fn quoted_paths_of_sources_exist() {
+    let all = files().expect("git lists the files");
+    let folders: BTreeSet<&str> =
+        all.iter().filter_map(|path| path.split_once('/')).map(|(folder, _)| folder).collect();
+    let mut missing = Vec::new();
+    for path in all.iter().filter(|path| path.ends_with(".md")) {
+        let text = std::fs::read_to_string(workspace::root().join(path)).expect("a page is UTF-8");
+        let exists = |quoted: &&str| workspace::root().join(quoted).exists();
+        // Fuzzing makes this folder when it finds something.
+        let quoted =
+            quoted_paths(&text, &folders).into_iter().filter(|quoted| !exists(quoted) && *quoted != "fuzz/artifacts");
+        // Some pages name files from their own crate.
+        let next_to_page = |quoted: &&str| !workspace::root().join(path).with_file_name(quoted).exists();
+        missing.extend(quoted.filter(next_to_page).map(|quoted| format!("{path}: {quoted}")));
+    }
+    assert!(missing.is_empty(), "no such files: {missing:#?}");
+}
+
 #[test]
 fn anchors_are_those_of_github() {
     let page = "# S3-compatible `storage`\n## A, B\n```\n# no heading\n```\n## A, B\n";

@@ -114,7 +114,7 @@ impl Clients {
             searched: 0,
         };
         for _ in 0..plan.clients {
-            let session = clients.next_session(0);
+            let session = clients.next_session(START_MS);
             let presumed_primary = (0..plan.partitions).map(|_| draw.below(plan.nodes as u64) as usize).collect();
             clients.clients.push(Client {
                 session,
@@ -128,9 +128,9 @@ impl Clients {
         clients
     }
 
-    fn next_session(&mut self, now_us: u64) -> SessionId {
+    const fn next_session(&mut self, opened_ms: u64) -> SessionId {
         self.sessions += 1;
-        SessionId { opened_ms: START_MS + now_us / 1_000, random: self.sessions }
+        SessionId { opened_ms, random: self.sessions }
     }
 
     pub(crate) fn accounts(&self) -> impl Iterator<Item = &Account> {
@@ -353,6 +353,20 @@ impl World {
         (call.what, call.answered) = (CallKind::Read(weight), Some(answered));
     }
 
+    /// Opens a session at the first primary that runs.
+    fn open_session(&mut self) -> SessionId {
+        let primaries = self.map_store.entries.iter().map(|entry| entry.primary.0 as usize);
+        let running: Vec<usize> = primaries.filter(|node| self.nodes[*node].process.is_some()).take(1).collect();
+        let mut opened_ms = START_MS + self.now_us / 1_000;
+        for node in running {
+            self.nodes[node].set_time(self.now_us);
+            if let Some(process) = &self.nodes[node].process {
+                opened_ms = process.store.session_clock().opening_ms();
+            }
+        }
+        self.clients.next_session(opened_ms)
+    }
+
     /// Sends a request, with retries until there is a response or the deadline passes.
     pub(crate) fn attempt(&mut self, number: u64) {
         let operation = &self.clients.operations[number as usize];
@@ -364,7 +378,7 @@ impl World {
         if self.now_us > operation.deadline_us {
             // After an operation with unknown outcome a client continues under a new session.
             if self.clients.clients[client].session == request.session {
-                let session = self.clients.next_session(self.now_us);
+                let session = self.open_session();
                 let owner = &mut self.clients.clients[client];
                 owner.session = session;
                 owner.seqs.fill(0);

@@ -106,8 +106,9 @@ impl World {
             Fault::ClockStep => {
                 let offset_ms = self.draw.below(2 * FAR_STEP_MS) as i64 - FAR_STEP_MS as i64;
                 // One clock at a time is wrong by days: the others still agree.
-                let is_near = (0..self.nodes.len()).any(|other| other != node && self.nodes[other].has_far_clock());
-                let offset_ms = if is_near { offset_ms % NEAR_STEP_MS } else { offset_ms };
+                let mut others = self.nodes.iter().enumerate().filter(|(other, _)| *other != node);
+                let offset_ms =
+                    if others.any(|(_, other)| other.has_far_clock()) { offset_ms % NEAR_STEP_MS } else { offset_ms };
                 let now_us = self.now_us;
                 self.nodes[node].step_clock(offset_ms, now_us);
                 return true;

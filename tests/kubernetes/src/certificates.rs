@@ -1,4 +1,4 @@
-//! The cluster's own certificate authorities, certificates and kubeconfigs, made with openssl (EC P-256).
+//! The cluster's own CAs, certificates and kubeconfigs, made with openssl (EC P-256).
 
 use crate::process;
 use anyhow::{Context, Result};
@@ -26,8 +26,8 @@ impl<'a> Certificates<'a> {
     /// Everything but what belongs to single nodes.
     pub(crate) fn make_cluster(&self, address: &str) -> Result<()> {
         fs::create_dir_all(self.folder)?;
-        self.authority("ca", "kubernetes-ca")?;
-        self.authority("front", "front-proxy-ca")?;
+        self.create_ca("ca", "kubernetes-ca")?;
+        self.create_ca("front", "front-proxy-ca")?;
         let names =
             ["", ".default", ".default.svc", ".default.svc.cluster.local"].map(|it| format!("DNS:kubernetes{it}"));
         let names = format!("{},DNS:localhost,IP:127.0.0.1,IP:10.96.0.1,IP:{address}", names.join(","));
@@ -49,7 +49,7 @@ impl<'a> Certificates<'a> {
         self.kubeconfig(&format!("kubelet-{name}"), &format!("/O=system:nodes/CN=system:node:{name}"))
     }
 
-    fn authority(&self, file: &str, name: &str) -> Result<()> {
+    fn create_ca(&self, file: &str, name: &str) -> Result<()> {
         let (key, crt, subject) = (format!("{file}.key"), format!("{file}.crt"), format!("/CN={name}"));
         let mut arguments = vec!["req", "-x509", "-days", "3650", "-subj", &subject, "-keyout", &key, "-out", &crt];
         arguments.extend(KEY);
@@ -58,7 +58,7 @@ impl<'a> Certificates<'a> {
         self.openssl(&arguments)
     }
 
-    fn certificate(&self, file: &str, authority: &str, subject: &str, usage: &str, names: &str) -> Result<()> {
+    fn certificate(&self, file: &str, ca_name: &str, subject: &str, usage: &str, names: &str) -> Result<()> {
         let [key, csr, crt, ext] = ["key", "csr", "crt", "ext"].map(|it| format!("{file}.{it}"));
         let mut request = vec!["req", "-subj", subject, "-keyout", &key, "-out", &csr];
         request.extend(KEY);
@@ -69,7 +69,7 @@ impl<'a> Certificates<'a> {
             extensions += &format!("subjectAltName={names}\n");
         }
         fs::write(self.folder.join(&ext), extensions)?;
-        let [ca, ca_key] = ["crt", "key"].map(|it| format!("{authority}.{it}"));
+        let [ca, ca_key] = ["crt", "key"].map(|it| format!("{ca_name}.{it}"));
         // A serial number of its own for each: nodes are added side by side, and a file of serials would be shared.
         let serial = format!("0x{:x}", hash(file));
         self.openssl(&[
@@ -98,7 +98,7 @@ impl<'a> Certificates<'a> {
         let file = |name: &str| self.path(name).to_string_lossy().into_owned();
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": self.server, "certificate-authority": file("ca.crt")}}],
+            "clusters": [{"name": "c", "cluster": {"server": self.server, "certificate-ca_name": file("ca.crt")}}],
             "users": [{"name": "u", "user": {
                 "client-certificate": file(&format!("{name}.crt")), "client-key": file(&format!("{name}.key"))}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],

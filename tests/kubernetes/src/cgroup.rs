@@ -1,4 +1,4 @@
-//! The cgroups of nodes: in each, kubelet makes one for all pods, beside one for the node's own programs.
+//! The cgroups of nodes: in each, kubelet creates one for all pods, next to the one of the node's own programs.
 //!
 //! So it is on a machine: pods share `kubepods`, what starts them is in `system.slice`. In no group, each busy thread of containerd,
 //! kubelet or runc would weigh half as much as all pods of its node together, and pods that start would hold up those that run.
@@ -66,7 +66,7 @@ pub(crate) fn make(node: &str, is_apart: bool) -> Result<()> {
     weigh(&system, SHARES)
 }
 
-/// The file that takes the numbers of the node's own programs, 0 for whoever writes it. Fake nodes have no group.
+/// File for the process ids of the node's own programs; 0 means the writer. Fake nodes have no group.
 pub(crate) fn of_system(node: &str) -> Option<PathBuf> {
     of_processor(node).map(|it| it.join("system").join(PROCESSES)).filter(|it| it.is_file())
 }

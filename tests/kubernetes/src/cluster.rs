@@ -162,7 +162,7 @@ impl Cluster {
         self.about.restore.restore()?;
         image_store::unmount(&self.image_stores())?;
         if keep {
-            // The next start is told by this file that something was here; a dead holder is no obstacle to it.
+            // The next start finds by this file that a cluster was here; a dead holder does not block it.
             return Ok(());
         }
         // With the last holder went the last mount below it. Not at once: a mount namespace outlives its processes a moment.

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use std::fs;
 use std::time::Duration;
 
-/// How long a start may take on a machine that builds something beside.
+/// Deadline of a start on a machine that is also compiling.
 const START: Duration = Duration::from_secs(60);
 
 /// Flags that name a file of the certificates' folder.
@@ -99,7 +99,7 @@ impl Cluster {
                 "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
                 "--service-cluster-ip-range=10.96.0.0/16",
                 "--authorization-mode=Node,RBAC",
-                // The second as on OpenShift: whoever blocks an owner's deletion needs a right of its own.
+                // The second as on OpenShift: blocking an owner's deletion needs a right of its own.
                 "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
                 "--kubelet-preferred-address-types=InternalIP",
                 "--requestheader-allowed-names=front-proxy-client",

@@ -113,7 +113,7 @@ impl State {
         let top = hierarchies().into_iter().flat_map(|it| fs::read_dir(it).into_iter().flatten().flatten());
         let groups = top.filter(|it| it.path().is_dir()).map(|it| it.path().display().to_string()).collect();
         Ok(Self(BTreeMap::from([
-            // A mount's number differs when it was made anew.
+            // A mount's number differs when it was created again.
             ("mount", fs::read_to_string("/proc/self/mountinfo")?.lines().map(str::to_owned).collect()),
             ("link", names("/sys/class/net")),
             ("cgroup", groups),

@@ -10,10 +10,10 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between looks at a condition. Shorter, and the API server would be busy with looks on two cores.
+/// Polling interval of conditions. A shorter one would load the API server on two cores.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Waits until `look` gives something; its errors count as "not yet", and the last one is told when time is up.
+/// Waits until `look` returns a value. Errors count as "not yet"; the last one is reported at the deadline.
 ///
 /// # Errors
 /// It gives nothing within `limit`.
@@ -146,7 +146,7 @@ impl Record {
     /// It does not end within 10 s.
     pub(crate) fn end(self, signal: Signal) -> Result<()> {
         if self.is_alive() {
-            // It may end between the two lines; the wait tells.
+            // It may end between the two lines; the wait reports that.
             let _ = kill(Pid::from_raw(self.pid), signal);
         }
         until(&format!("the end of process {}", self.pid), Duration::from_secs(10), || {

@@ -1,9 +1,9 @@
 //! Where the Kubernetes programs are.
 //!
 //! In this order: the folder that `KUBE_BIN` names; the cache of this version (`ENGRAM_KUBERNETES_CACHE`, else
-//! `~/.cache/engram/kubernetes`); packed in `shared/kubernetes` beside the checkout; built from their Go modules into the cache,
+//! `~/.cache/engram/kubernetes`); packed in `shared/kubernetes` next to the checkout; built from their Go modules into the cache,
 //! with the sources and locked sums that lie in `programs/`. What was packed has to have the committed sums of the programs;
-//! what was built here is believed because its modules were checked.
+//! programs built here are trusted because their modules were checked.
 //!
 //! cert-manager is apart: one suite alone wants it, and it is in no pack.
 
@@ -21,7 +21,7 @@ const SUMS: &str = include_str!("../programs/SHA256SUMS");
 /// The one program `kubernetes` is each of these, by the name that it is called by.
 const COMPONENTS: [&str; 7] =
     ["etcd", "kubectl", "kubelet", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler"];
-/// The program of cert-manager, and the folder of its kinds beside it.
+/// The program of cert-manager, and the folder of its CRDs next to it.
 pub(crate) const CERT_MANAGER: &str = "cert-manager";
 pub(crate) const DEFINITIONS: &str = "definitions";
 /// What it is built from; another lock is another program.
@@ -86,7 +86,7 @@ pub(crate) fn cert_manager() -> Result<PathBuf> {
     Ok(cache)
 }
 
-/// An empty folder beside the final name: what carries the name is whole.
+/// An empty folder next to the final name: a folder with the final name is complete.
 fn making(cache: &Path) -> Result<PathBuf> {
     let making = cache.with_extension("making");
     if making.exists() {

@@ -15,9 +15,9 @@ use std::time::Duration;
 const CLASS: &str = "local";
 const CLAIMS: &str = "/api/v1/persistentvolumeclaims";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
-/// Between looks at all claims, and between attempts to watch them.
+/// Interval between full lists of claims, and between attempts to watch them.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long nobody looks while no watch says that anything has changed: one that broke may have missed it.
+/// Maximum time without a full list: a broken watch may have missed a change.
 const ANYWAY: Duration = Duration::from_secs(10);
 /// How long the server lets a watch last.
 const WATCH_SECONDS: u32 = 240;
@@ -36,17 +36,17 @@ pub fn run(api: &Api, folder: &Path) {
         thread::sleep(LOOK);
         match looked {
             Ok(()) => drop(changes.recv_timeout(ANYWAY)),
-            // No API server, or somebody was faster: the next look sees.
+            // No API server, or a conflict: the next pass retries.
             Err(error) => println!("again: {error:#}"),
         }
     }
 }
 
-/// Tells of each change of a kind of objects, and of all that are there at first.
+/// Reports each change of a kind of objects, and all existing objects at first.
 fn watch(api: &Api, kind: &str, change: &SyncSender<()>) {
     loop {
         let ended = api.watch(&format!("{kind}?watch=true&timeoutSeconds={WATCH_SECONDS}"), |_| {
-            // One that is told and not yet looked at is enough.
+            // One pending report is enough.
             let _ = change.try_send(());
             Ok(())
         });

@@ -4,7 +4,7 @@ use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Tests cannot run here, for this reason: told loudly, counted as skipped, never taken for a pass.
+/// Reason why tests cannot run here: reported, counted as skipped, never as passed.
 #[derive(Debug, Clone)]
 pub struct Skip(pub String);
 

@@ -314,7 +314,7 @@ mod tests {
         let role = include_str!("../../../operator/tests/golden/plain/role-words-worker.yaml");
         assert_eq!(shipped(Who::Worker, role, "words-worker"), rights(Who::Worker, [&WORKER]));
         assert!(operator.iter().all(|right| !right.verb.contains('*') && !right.resource.contains('*')));
-        // The authority alone, by its name.
+        // The CA alone, by its name.
         let role = include_str!("../../../deploy/operator.yaml").split("\n---\n").find(|it| it.contains("[secrets]"));
         let rule = role.unwrap().split("resources: [secrets]").nth(2).unwrap();
         assert!(
@@ -348,11 +348,11 @@ mod tests {
     }
 
     #[test]
-    fn a_request_beyond_the_table_is_told_and_one_before_the_roles_were_read_is_not() {
+    fn request_beyond_the_table_is_reported_once_the_roles_are_read() {
         let (operator, worker) = ("engram-system:engram-operator", "default:words-worker");
         let map = |name: &str| json!({ "resource": "partitionmaps", "apiGroup": "engram.dev", "name": name });
         let mut report = AuditReport::default();
-        assert!(!report.take(&event("default:somebody", "get", &json!({ "resource": "secrets" }), 403, "forbid")));
+        assert!(!report.take(&event("default:other", "get", &json!({ "resource": "secrets" }), 403, "forbid")));
         assert!(report.take(&event(operator, "list", &json!({ "resource": "pods" }), 403, "forbid")));
         assert!(report.take(&event(worker, "patch", &map("words"), 403, "forbid")));
         assert_eq!((report.early, report.refused.len(), report.used.len()), (2, 0, 0));

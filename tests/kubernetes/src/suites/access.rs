@@ -80,13 +80,13 @@ fn begins(cluster: &Cluster) -> Result<String> {
     Ok(format!("after {:.1} s", began.elapsed().as_secs_f64()))
 }
 
-/// A kubeconfig of somebody with all rights.
+/// A kubeconfig with all rights.
 fn admin(cluster: &Cluster) -> Result<PathBuf> {
     let config = read(&fs::read_to_string(cluster.kubeconfig("admin"))?)?;
     kubeconfig(cluster, "guard", config["users"][0]["user"].clone())
 }
 
-/// What `engram -n` prints as somebody with all rights.
+/// Output of `engram -n` with all rights.
 fn engram(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
     let ended = started(cluster, "engram", &admin(cluster)?, &[&["-n", NAMESPACE], arguments].concat())?;
     let said = String::from_utf8_lossy(&ended.stderr);
@@ -103,7 +103,7 @@ fn people(cluster: &Cluster) -> Result<String> {
     let listed = read(&engram(cluster, &["list", "partitions", "-o", "json"])?)?;
     ensure!(listed["items"].as_array().is_some_and(|items| items.len() == 8), "{listed}");
 
-    // Who may look at everything, and get no token, is told which right is missing.
+    // A user who may read everything but get no token receives the missing right.
     let rules = json!([
         { "apiGroups": ["engram.dev"], "resources": ["learnerclusters"], "verbs": ["get", "list"] },
         { "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"] },
@@ -157,22 +157,22 @@ fn programs(cluster: &Cluster) -> Result<String> {
     let reader = pass(cluster, "reader")?;
     let ranked = read(&engram(cluster, &["--token-file", &reader, "rank", "-o", "json"])?)?;
     ensure!(ranked["items"].as_array().is_some_and(|items| items.len() == 2), "{ranked}");
-    let told = said(&reader, &["insert", "red"])?;
-    ensure!(told.contains("guarded/reader") && told.contains("lacks the right Reinforce; it has: Read"), "{told}");
-    let told = said(&pass(cluster, "stranger")?, &["rank"])?;
-    ensure!(told.contains("guarded/stranger") && told.contains("has no rights here"), "{told}");
+    let output = said(&reader, &["insert", "red"])?;
+    ensure!(output.contains("guarded/reader") && output.contains("lacks the right Reinforce; it has: Read"), "{output}");
+    let output = said(&pass(cluster, "stranger")?, &["rank"])?;
+    ensure!(output.contains("guarded/stranger") && output.contains("has no rights here"), "{output}");
     // As of a cluster that was deleted and made again, and a token that opens the API server.
     let other = "engram/0123456789abcdef0123456789abcdef";
     for audiences in [&[other][..], &[]] {
-        let told = said(&file(cluster, "elsewhere", &token(cluster, "reader", audiences)?)?, &["rank"])?;
-        ensure!(told.contains("audience"), "{told}");
+        let output = said(&file(cluster, "elsewhere", &token(cluster, "reader", audiences)?)?, &["rank"])?;
+        ensure!(output.contains("audience"), "{output}");
     }
     // Changed by one letter, in what it says of itself.
     let good = fs::read_to_string(&reader)?;
     let (head, rest) = good.split_once('.').context("a token has parts")?;
     let forged = format!("{head}.{}{}", if rest.starts_with('e') { "f" } else { "e" }, &rest[1..]);
-    let told = said(&file(cluster, "forged", &forged)?, &["rank"])?;
-    ensure!(told.contains("signature"), "{told}");
+    let output = said(&file(cluster, "forged", &forged)?, &["rank"])?;
+    ensure!(output.contains("signature"), "{output}");
     Ok(String::new())
 }
 
@@ -182,7 +182,7 @@ fn changes(cluster: &Cluster) -> Result<String> {
     cluster.apply(&object(&access).to_string())?;
     let (reader, began) = (pass(cluster, "reader")?, Instant::now());
     until("the new right", MOUNTED, || engram(cluster, &["--token-file", &reader, "insert", "red"]).map(Some))?;
-    ensure!(pods(cluster)? == before, "a worker was started anew");
+    ensure!(pods(cluster)? == before, "a worker was restarted");
     Ok(format!("after {:.0} s", began.elapsed().as_secs_f64()))
 }
 
@@ -199,12 +199,12 @@ fn alone(cluster: &Cluster) -> Result<String> {
     let address = all["items"][0]["status"]["podIP"].as_str().context("the pod has no address")?;
     let address = format!("{address}:7443");
     let published = cluster.api().get("/api/v1/namespaces/guarded/configmaps/words-ca")?;
-    let authority = file(cluster, "ca.pem", published["data"]["ca.pem"].as_str().context("there is no authority")?)?;
+    let ca = file(cluster, "ca.pem", published["data"]["ca.pem"].as_str().context("there is no CA")?)?;
     let (reader, stranger) = (pass(cluster, "reader")?, pass(cluster, "stranger")?);
     let program = std::env::current_exe()?.with_file_name("engram");
     let asked = |token: &str| {
         let arguments =
-            ["--address", &address, "--certificate-authority", &authority, "--token-file", token, "rank", "-o", "json"];
+            ["--address", &address, "--certificate-ca", &ca, "--token-file", token, "rank", "-o", "json"];
         cluster.in_network(1, &program, arguments)
     };
     cluster.stop_api()?;
@@ -213,9 +213,9 @@ fn alone(cluster: &Cluster) -> Result<String> {
     cluster.start_api()?;
     let ranked = read(&good?)?;
     ensure!(ranked["items"].as_array().is_some_and(|items| items.len() == 3), "{ranked}");
-    let told = format!("{:#}", bad.err().context("a stranger is let in")?);
-    ensure!(told.contains("has no rights here"), "{told}");
-    let told = format!("{:#}", plain.err().context("a caller in clear is let in")?);
-    ensure!(told.contains("speaks TLS"), "{told}");
+    let output = format!("{:#}", bad.err().context("an unknown caller is accepted")?);
+    ensure!(output.contains("has no rights here"), "{output}");
+    let output = format!("{:#}", plain.err().context("a plaintext caller is accepted")?);
+    ensure!(output.contains("speaks TLS"), "{output}");
     Ok(String::new())
 }

@@ -7,7 +7,7 @@ mod million;
 
 use super::Check;
 use super::command::{COMMAND, admin, started};
-use super::faults::install::{USER as NOBODY, operator};
+use super::faults::install::{USER as NON_ROOT, operator};
 use super::helpers::{WHILE, service_address};
 use crate::cluster::Cluster;
 use crate::image::{Content, Image, write_archive};
@@ -212,13 +212,13 @@ fn made(cluster: &Cluster) -> Result<String> {
         anyhow::Ok((status?, written?))
     })?;
     ensure!(status["phase"] == "Complete", "{status:#}");
-    let told = &status["snapshot"];
-    ensure!(told["partitions"] == 16 && told["url"] == "s3://backups/online", "{told}");
-    ensure!(told["memories"].as_u64() >= Some(400), "{told}");
+    let output = &status["snapshot"];
+    ensure!(output["partitions"] == 16 && output["url"] == "s3://backups/online", "{output}");
+    ensure!(output["memories"].as_u64() >= Some(400), "{output}");
     ensure!(status["progress"]["epoch"] == 16, "{status:#}");
     // Nothing of who asks is anywhere in the object.
-    ensure!(!cluster.api().get(&format!("{RUNS}/online"))?.to_string().contains("engram-secret"), "a secret is told");
-    Ok(format!("{} memories, {written} written meanwhile", told["memories"]))
+    ensure!(!cluster.api().get(&format!("{RUNS}/online"))?.to_string().contains("engram-secret"), "a secret is published");
+    Ok(format!("{} memories, {written} written meanwhile", output["memories"]))
 }
 
 fn restored(cluster: &Cluster) -> Result<String> {
@@ -229,8 +229,8 @@ fn restored(cluster: &Cluster) -> Result<String> {
     ready(cluster, "second", (2, 7))?;
     let again = snapshot(cluster, "again", "second")?;
     ensure!(again["phase"] == "Complete", "{again:#}");
-    let told = &again["snapshot"];
-    ensure!((&told["digest"], &told["memories"]) == (&online["digest"], &online["memories"]), "{told}, and {online}");
+    let output = &again["snapshot"];
+    ensure!((&output["digest"], &output["memories"]) == (&online["digest"], &online["memories"]), "{output}, and {online}");
     let runs = engram(cluster, &["list", "runs", "--cluster", "second", "-o", "json"]);
     let runs: Value = serde_json::from_str(&runs?)?;
     ensure!(runs["items"].as_array().map(Vec::len) == Some(1), "runs of the first cluster go on in the second: {runs}");
@@ -317,7 +317,7 @@ fn learned(cluster: &Cluster) -> Result<String> {
     }
     let status = learn("stored", "days.csv", "s3")?;
     ensure!(status["phase"] == "Complete" && status["progress"]["epoch"] == 20, "{status:#}");
-    ensure!(!cluster.api().get(&format!("{RUNS}/stored"))?.to_string().contains("engram-secret"), "a secret is told");
+    ensure!(!cluster.api().get(&format!("{RUNS}/stored"))?.to_string().contains("engram-secret"), "a secret is published");
     let found = engram(cluster, &["get", "red", "green", "--cluster", "second", "-o", "json"])?;
     let found: Value = serde_json::from_str(&found)?;
     ensure!(found["items"].as_array().map(Vec::len) == Some(2), "{found}");
@@ -331,7 +331,7 @@ fn scheduled(cluster: &Cluster) -> Result<String> {
     const NODE: u8 = 2;
     let kubectl = Content::default().file("/bin/kubectl", &cluster.kubernetes_program("kubectl")?);
     let archive = cluster.path("kubectl.tar");
-    write_archive(&archive, &[Image { name: IMAGE, content: &kubectl, entrypoint: &[], user: NOBODY }])?;
+    write_archive(&archive, &[Image { name: IMAGE, content: &kubectl, entrypoint: &[], user: NON_ROOT }])?;
     cluster.load_image_on(NODE, &archive)?;
     let own = [
         (r#"accessKeyId: "", secretAccessKey: """#, "accessKeyId: engram, secretAccessKey: engram-secret".to_owned()),
@@ -373,8 +373,8 @@ fn snapshot_in(cluster: &Cluster, name: &str, volume: &str, path: &str) -> Resul
 
 fn kept(cluster: &Cluster) -> Result<String> {
     let status = snapshot_in(cluster, "volume", "nightly", "words/{name}")?;
-    let told = &status["snapshot"];
-    ensure!(status["phase"] == "Complete" && told["url"] == "volume://nightly/words/volume", "{status:#}");
+    let output = &status["snapshot"];
+    ensure!(status["phase"] == "Complete" && output["url"] == "volume://nightly/words/volume", "{status:#}");
     let folder = shared(cluster).join("words/volume");
     ensure!(folder.join("manifest.json").is_file(), "there is no manifest in {}", folder.display());
     symlink("/var/lib/engram", shared(cluster).join("out"))?;
@@ -390,7 +390,7 @@ fn kept(cluster: &Cluster) -> Result<String> {
     }
     let dots = snapshot_in(cluster, "dots", "nightly", "../words").err().context("a path with .. was taken")?;
     ensure!(format!("{dots:#}").contains("spec.snapshot.path"), "{dots:#}");
-    Ok(format!("{} memories", told["memories"]))
+    Ok(format!("{} memories", output["memories"]))
 }
 
 fn restored_from_volume(cluster: &Cluster) -> Result<String> {
@@ -400,8 +400,8 @@ fn restored_from_volume(cluster: &Cluster) -> Result<String> {
     create(cluster, &object("third", 2, 5, &spec))?;
     ready(cluster, "third", (2, 5))?;
     let again = snapshot(cluster, "third", "third")?;
-    let told = &again["snapshot"];
-    ensure!((&told["digest"], &told["memories"]) == (&made["digest"], &made["memories"]), "{told}, and {made}");
+    let output = &again["snapshot"];
+    ensure!((&output["digest"], &output["memories"]) == (&made["digest"], &made["memories"]), "{output}, and {made}");
     // Without the volume it says what it lacks.
     spec["snapshotVolumes"] = json!([]);
     create(cluster, &object("lacking", 1, 5, &spec))?;

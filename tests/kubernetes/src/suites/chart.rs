@@ -30,7 +30,7 @@ const INSTALLS: [(&str, &[&str]); 7] = [
     ("as it comes", &[]),
     ("with values kept from a release that had fewer", &["config=null", "otel=null"]),
     ("for two namespaces", &["watchNamespaces={research,ml}", "crds.enabled=false"]),
-    ("beside cert-manager", &["certManager.enabled=true"]),
+    ("with cert-manager", &["certManager.enabled=true"]),
     ("with a file of settings", &["config.concurrency=16"]),
     ("one operator on OpenShift", &["replicaCount=1", "leaderElection.enabled=false", "openshift=true"]),
     (
@@ -59,7 +59,7 @@ const INSTALLS: [(&str, &[&str]); 7] = [
     ),
 ];
 
-/// Values that nobody can mean, and what must be told of them.
+/// Invalid values, and a part of the expected error.
 const REFUSED: [(&str, &str); 20] = [
     ("replicaCout=3", "replicaCout"),
     ("replicaCount=-1", "replicaCount"),
@@ -100,7 +100,7 @@ const RIGHTS: [(&str, &str, &str, bool); 11] = [
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check { name: "the chart passes Helm's own lint, and refuses values that nobody can mean", run: refuses },
+        Check { name: "the chart passes Helm's own lint, and rejects invalid values", run: refuses },
         Check { name: "the API server takes what it makes of values that people install with", run: is_taken },
         Check { name: "settings become a file, which only those have who ask for it", run: settings::config },
         Check { name: "what the chart sets by itself is no setting of that file", run: settings::refused },
@@ -111,7 +111,7 @@ pub(super) fn checks() -> Vec<Check> {
             run: monitors,
         },
         Check {
-            name: "Prometheus takes alerts and dashboards, and each alert fires where it should and not beside it",
+            name: "Prometheus takes alerts and dashboards, and each alert fires exactly where it should",
             run: alerts,
         },
         Check { name: "the manifests for people without Helm are what the chart makes", run: without_helm },
@@ -139,9 +139,9 @@ fn template(cluster: &Cluster, values: &[&str]) -> Result<String> {
 
 fn refuses(cluster: &Cluster) -> Result<String> {
     helm(cluster, &["lint", "--strict", &folder()], &[])?;
-    for (values, told) in REFUSED {
+    for (values, output) in REFUSED {
         let Err(error) = template(cluster, &[values]) else { bail!("{values} is taken") };
-        ensure!(format!("{error:#}").contains(told), "{values} is refused with other words: {error:#}");
+        ensure!(format!("{error:#}").contains(output), "{values} is refused with other words: {error:#}");
     }
     Ok(format!("{} refusals", REFUSED.len()))
 }
@@ -190,7 +190,7 @@ fn cert_manager(cluster: &Cluster) -> Result<String> {
 fn monitors(cluster: &Cluster) -> Result<String> {
     let kinds = ["kind: ServiceMonitor", "kind: PodMonitor", "kind: PrometheusRule", "grafana_dashboard: \"1\""];
     let plain = template(cluster, &[])?;
-    ensure!(!kinds.iter().any(|kind| plain.contains(kind)), "a monitor nobody asked for");
+    ensure!(!kinds.iter().any(|kind| plain.contains(kind)), "a monitor that was not requested");
     let values = [
         "metrics.serviceMonitor.enabled=true",
         "metrics.workerPodMonitor.enabled=true",
@@ -257,7 +257,7 @@ fn as_rules(dashboard: &Value) -> Value {
     json!({ "groups": [{ "name": "dashboard", "rules": rules }] })
 }
 
-/// The rules as a release has them, and the chart's own tests of them beside.
+/// The rules as a release has them, with the chart's own tests of them.
 fn alerts(cluster: &Cluster) -> Result<String> {
     let promtool = find("promtool").ok_or_else(|| Skip("there is no promtool: apt-get install prometheus".into()))?;
     let only = ["--show-only", "templates/monitors.yaml"];
@@ -295,7 +295,7 @@ fn alerts(cluster: &Cluster) -> Result<String> {
     Ok(format!("{} alerts", names.len()))
 }
 
-/// `deploy/operator.yaml` is written anew where it differs, so that it only has to be looked at and committed.
+/// `deploy/operator.yaml` is rewritten if it differs, so that it only has to be reviewed and committed.
 fn without_helm(cluster: &Cluster) -> Result<String> {
     const HEAD: &str = "# What the chart makes with its defaults, for people without Helm; do not edit. The suite `chart` of the \
         Kubernetes tests compares the two.\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: engram-system\n  labels:\n    \
@@ -312,7 +312,7 @@ fn without_helm(cluster: &Cluster) -> Result<String> {
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
     if committed != fresh {
         std::fs::write(&path, &fresh).with_context(|| format!("failed to write {}", path.display()))?;
-        bail!("deploy/operator.yaml was not what the chart makes, and is written anew");
+        bail!("deploy/operator.yaml differed from the chart and is rewritten");
     }
     let kubectl = cluster.kubernetes_program("kubectl")?;
     let taken =
@@ -327,10 +327,10 @@ fn deployment(cluster: &Cluster) -> Result<Option<Value>> {
 fn installs(cluster: &Cluster) -> Result<String> {
     // Definitions may be there that no release made.
     let command = ["install", "engram", &folder(), "--namespace", NAMESPACE, "--take-ownership", "--wait", TIMEOUT];
-    let told = helm(cluster, &command, &[])?;
+    let output = helm(cluster, &command, &[])?;
     ensure!(
-        told.lines().count() < 40 && told.contains("kubectl get learnerclusters"),
-        "the notes are not short:\n{told}"
+        output.lines().count() < 40 && output.contains("kubectl get learnerclusters"),
+        "the notes are not short:\n{output}"
     );
     let found = deployment(cluster)?.context("no Deployment")?;
     ensure!(found["status"]["readyReplicas"] == 2, "not ready: {}", found["status"]);
@@ -364,7 +364,7 @@ fn rights(cluster: &Cluster) -> Result<String> {
     Ok(format!("{} rights", RIGHTS.len()))
 }
 
-/// Changes of a map of two partitions on the disks 0, 1 and 2, one after the other: who asks, the change, and what is told of one that
+/// Changes of a map of two partitions on the disks 0, 1 and 2, one after the other: the requester, the change, and the error of one that
 /// is refused.
 const CHANGES: [(&str, &str, &str); 16] = [
     (OPERATOR, r#"{"clusterId":"00000000000000000000000000000002"}"#, "never change"),
@@ -394,7 +394,7 @@ const CHANGES: [(&str, &str, &str); 16] = [
            "partitions":{"0":{"term":6,"isr":["1/4","3/1"],"soloSafe":null,"learners":null}}}"#,
         "",
     ),
-    // What a person may order, and what nobody may.
+    // Overrides that an administrator may make, and changes that are never allowed.
     ("", r#"{"partitions":{"1":{"term":2}}}"#, "a term never decreases"),
     ("", r#"{"partitions":{"1":{"term":90,"primary":2,"isr":["2/1"],"activated":false,"soloSafe":null}}}"#, ""),
     ("", r#"{"partitionCount":3}"#, "never change"),
@@ -426,12 +426,12 @@ fn guards(cluster: &Cluster) -> Result<String> {
     };
     // A policy holds a little after it was made.
     until("the policy to hold", WHILE, || Ok(change(CHANGES[0].0, CHANGES[0].1).is_err().then_some(())))?;
-    for (who, spec, told) in CHANGES {
+    for (who, spec, output) in CHANGES {
         match change(who, spec) {
-            Ok(_) => ensure!(told.is_empty(), "{spec} is taken"),
+            Ok(_) => ensure!(output.is_empty(), "{spec} is taken"),
             Err(error) => {
                 let error = format!("{error:#}");
-                ensure!(!told.is_empty() && error.contains(told), "{spec} is refused with other words: {error}");
+                ensure!(!output.is_empty() && error.contains(output), "{spec} is refused with other words: {error}");
             }
         }
     }

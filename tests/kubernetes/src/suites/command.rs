@@ -56,19 +56,19 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "a run is followed to its end", run: follows },
         Check { name: "partitions are listed, and an order that is not needed is refused", run: partitions },
         Check { name: "a worker that comes back elsewhere is found again", run: replaced },
-        Check { name: "every figure that an alert or a dashboard names is told by workers or operators", run: figures },
+        Check { name: "every metric that an alert or a dashboard names is exported", run: figures },
         Check { name: "scaled to 4 workers and back", run: scaled },
-        Check { name: "what is not there is told with what is", run: absent },
+        Check { name: "an unknown name is an error that lists the existing ones", run: absent },
         Check { name: "a right that is missing is named", run: forbidden },
         Check { name: "kubectl completes for the plug-in", run: completed },
-        Check { name: "a GPU that is given and cannot be used is told of", run: gpu::told },
-        Check { name: "a map that is deleted is made anew, and nothing is lost", run: orders::made_anew },
-        Check { name: "a copy that was left behind leads by order of somebody who may", run: orders::promoted },
-        Check { name: "a cluster that is not Ready yet is told so, and one that is deleted", run: ends },
+        Check { name: "a GPU that is assigned and cannot be used is reported", run: gpu::reported },
+        Check { name: "a deleted map is rebuilt, and nothing is lost", run: orders::rebuilt },
+        Check { name: "a lagging replica is promoted by an administrator", run: orders::promoted },
+        Check { name: "a cluster that is not Ready is reported, and so is a deleted one", run: ends },
     ]
 }
 
-/// `engram` beside this program, under a name that it may have.
+/// `engram` next to this program, under one of its names.
 fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     let built = std::env::current_exe()?.with_file_name("engram");
     if !built.is_file() {
@@ -88,7 +88,7 @@ pub(super) fn started(cluster: &Cluster, name: &str, kubeconfig: &Path, argument
     process::run(&mut command, b"", COMMAND)
 }
 
-/// What it prints as somebody with all rights.
+/// Its output with all rights.
 pub(super) fn engram(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
     let ended = started(cluster, "engram", &admin(cluster)?, &[&["-n", NAMESPACE], arguments].concat())?;
     let said = String::from_utf8_lossy(&ended.stderr);
@@ -139,7 +139,7 @@ fn outside(cluster: &Cluster, server: &str) -> Result<u16> {
     thread::spawn(move || {
         for taken in listener.incoming().flatten() {
             let (network, address) = (Arc::clone(&network), address.clone());
-            // A connection that breaks is the business of whoever made it.
+            // A broken connection is reported to its client.
             thread::spawn(move || drop(passed(taken, &network, &address)));
         }
     });
@@ -225,17 +225,17 @@ fn status(cluster: &Cluster) -> Result<String> {
     let ended = started(cluster, "kubectl-engram", &admin(cluster)?, &arguments)?;
     let said = String::from_utf8_lossy(&ended.stderr);
     ensure!(ended.status.success(), "it ended with {}: {}", ended.status, said.trim());
-    let told = read(&String::from_utf8(ended.stdout)?)?;
+    let output = read(&String::from_utf8(ended.stdout)?)?;
     let object = object(cluster)?;
-    ensure!(told["ready"] == true, "{told}");
-    ensure!(told["cluster"] == object["status"]["clusterId"], "cluster {}", told["cluster"]);
-    ensure!(told["workers"].as_array().is_some_and(|it| it.len() == WORKERS), "{}", told["workers"]);
-    ensure!(told["replication"]["healthy"] == object["status"]["partitions"]["healthy"], "{}", told["replication"]);
+    ensure!(output["ready"] == true, "{output}");
+    ensure!(output["cluster"] == object["status"]["clusterId"], "cluster {}", output["cluster"]);
+    ensure!(output["workers"].as_array().is_some_and(|it| it.len() == WORKERS), "{}", output["workers"]);
+    ensure!(output["replication"]["healthy"] == object["status"]["partitions"]["healthy"], "{}", output["replication"]);
     // Without -n the namespace is that of the kubeconfig, and without a name the only cluster of it is meant.
     let ended = started(cluster, "kubectl-engram", &admin(cluster)?, &["top", "--once", "-o", "json"])?;
     let top = read(&String::from_utf8(ended.stdout)?)?;
     ensure!(top["name"] == NAME, "{top}");
-    Ok(format!("map version {}", told["mapVersion"]))
+    Ok(format!("map version {}", output["mapVersion"]))
 }
 
 /// What a worker says in the network of the pods.
@@ -256,8 +256,8 @@ fn memories(cluster: &Cluster) -> Result<String> {
         &[&["get", "-o", "json"], &keys[..20]].concat(),
         &["quality", "-o", "json"],
     ] {
-        let (told, meant) = (engram(cluster, arguments)?, inside(cluster, arguments)?);
-        ensure!(told == meant, "engram {}: {told} from outside, {meant} from inside", arguments.join(" "));
+        let (output, meant) = (engram(cluster, arguments)?, inside(cluster, arguments)?);
+        ensure!(output == meant, "engram {}: {output} from outside, {meant} from inside", arguments.join(" "));
     }
     // A quarter, rewarded with the whole of the learning rate of 0.05.
     let raised = read(&engram(cluster, &["get", "-o", "json", keys[0]])?)?["items"][0]["weight"].as_f64();
@@ -269,26 +269,26 @@ fn profiled(cluster: &Cluster) -> Result<String> {
     let file = cluster.path("profile.json");
     let path = file.to_string_lossy();
     let record = ["profile", "1", "--seconds", "3", "--trace", &path, "-o", "json"];
-    let told = thread::scope(|scope| {
+    let output = thread::scope(|scope| {
         let recording = scope.spawn(|| engram(cluster, &record));
         while !recording.is_finished() {
             engram(cluster, &["rank", "--limit", "10"])?;
         }
         recording.join().expect("it does not panic")
     });
-    let told = read(&told?)?;
-    let spans: u64 = told["devices"].as_array().into_iter().flatten().filter_map(|it| it["spans"].as_u64()).sum();
+    let output = read(&output?)?;
+    let spans: u64 = output["devices"].as_array().into_iter().flatten().filter_map(|it| it["spans"].as_u64()).sum();
     let timeline = read(&fs::read_to_string(&file)?)?;
     let drawn = timeline["traceEvents"].as_array().into_iter().flatten().filter(|it| it["ph"] == "X").count();
-    ensure!(spans > 0 && drawn as u64 == spans, "{spans} spans are told of, {drawn} are drawn: {told}");
-    let bottleneck = told["bottleneck"].as_str().with_context(|| format!("no bottleneck: {told}"))?;
+    ensure!(spans > 0 && drawn as u64 == spans, "{spans} spans are reported, {drawn} are drawn: {output}");
+    let bottleneck = output["bottleneck"].as_str().with_context(|| format!("no bottleneck: {output}"))?;
     Ok(format!("{spans} spans, bottleneck: {bottleneck}"))
 }
 
 fn inside_a_pod(cluster: &Cluster) -> Result<String> {
     let arguments = ["rank", "--limit", "40", "-o", "json"];
-    let (told, meant) = (in_pod::asked(cluster, NAMESPACE, &arguments)?, inside(cluster, &arguments)?);
-    ensure!(told == meant, "{told} in a pod, {meant} of a worker");
+    let (output, meant) = (in_pod::asked(cluster, NAMESPACE, &arguments)?, inside(cluster, &arguments)?);
+    ensure!(output == meant, "{output} in a pod, {meant} of a worker");
     Ok(String::new())
 }
 
@@ -326,8 +326,8 @@ fn follows(cluster: &Cluster) -> Result<String> {
     let both = ["-n", NAMESPACE, "status", "--address", "127.0.0.1:7443"];
     let said = refused(cluster, &admin(cluster)?, USAGE, &both)?;
     ensure!(said.contains("--namespace <NAMESPACE>") && said.contains("--address <HOST:PORT,..>"), "{said}");
-    let told = read(&engram(cluster, &["describe", "run", "from-outside", "-o", "json"])?)?;
-    ensure!(told["status"]["epoch"] == 5, "{}", told["status"]);
+    let output = read(&engram(cluster, &["describe", "run", "from-outside", "-o", "json"])?)?;
+    ensure!(output["status"]["epoch"] == 5, "{}", output["status"]);
     Ok(String::new())
 }
 
@@ -360,8 +360,8 @@ fn replaced(cluster: &Cluster) -> Result<String> {
     let after = until("another pod of the name", WHILE, || {
         Ok(Some(pod(cluster, &name)?).filter(|it| uid(it) != uid(&before) && is_ready(it)))
     })?;
-    let told = engram(cluster, &["rank", "-k", "40"])?;
-    ensure!(told == ranked, "{ranked} before, {told} after");
+    let output = engram(cluster, &["rank", "-k", "40"])?;
+    ensure!(output == ranked, "{ranked} before, {output} after");
     let worker = read(&engram(cluster, &["describe", "worker", "0", "-o", "json"])?)?;
     ensure!(worker["pod"] == name, "{worker}");
     Ok(format!("from {} to {}", before["status"]["podIP"], after["status"]["podIP"]))
@@ -372,8 +372,8 @@ fn figures(cluster: &Cluster) -> Result<String> {
     let mut named = named(include_str!("../../../../charts/engram/files/alerts.yaml"));
     named.extend(self::named(DASHBOARD));
     let pages = pages(cluster)?;
-    let untold = untold(&named, &pages);
-    ensure!(untold.is_empty(), "nobody tells {untold:?}");
+    let missing = missing(&named, &pages);
+    ensure!(missing.is_empty(), "not exported: {missing:?}");
     ensure!(named.len() > 8, "only {named:?} are named");
     Ok(format!("{} names", named.len()))
 }
@@ -386,9 +386,9 @@ fn named(rules: &str) -> BTreeSet<&str> {
 }
 
 /// Those of them that no page has a series of.
-fn untold<'a>(named: &BTreeSet<&'a str>, pages: &'a str) -> Vec<&'a str> {
-    let told: BTreeSet<&str> = pages.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
-    named.difference(&told).copied().collect()
+fn missing<'a>(named: &BTreeSet<&'a str>, pages: &'a str) -> Vec<&'a str> {
+    let output: BTreeSet<&str> = pages.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
+    named.difference(&output).copied().collect()
 }
 
 /// What Prometheus would collect.
@@ -413,7 +413,7 @@ fn scaled(cluster: &Cluster) -> Result<String> {
         ensure!(object["spec"]["workers"] == workers, "{}", object["spec"]["workers"]);
         ensure!(object["status"]["workers"]["ready"] == workers, "{}", object["status"]["workers"]);
     }
-    // The spec's rules hold for whoever changes it.
+    // The spec's rules hold for every writer.
     let arguments = ["-n", NAMESPACE, "scale", NAME, "--workers", "1"];
     let ended = started(cluster, "engram", &admin(cluster)?, &arguments)?;
     let said = String::from_utf8_lossy(&ended.stderr);
@@ -433,8 +433,8 @@ fn absent(cluster: &Cluster) -> Result<String> {
         (USAGE, &["-n", NAMESPACE, "down"], "kubectl delete learnercluster".into()),
         (USAGE, &["-n", NAMESPACE, "drain", "1"], "engram.dev/replace".into()),
     ] {
-        let told = refused(cluster, &admin, status, arguments)?;
-        ensure!(told.contains(&said), "engram {}: {told}", arguments.join(" "));
+        let output = refused(cluster, &admin, status, arguments)?;
+        ensure!(output.contains(&said), "engram {}: {output}", arguments.join(" "));
     }
     let nowhere = refused(cluster, Path::new("/nonexistent"), USAGE, &["-n", NAMESPACE, "status"])?;
     ensure!(nowhere.contains("set KUBECONFIG"), "{nowhere}");
@@ -466,8 +466,8 @@ fn forbidden(cluster: &Cluster) -> Result<String> {
         let said = refused(cluster, &looker, DENIED, arguments)?;
         ensure!(said.contains(right), "engram {}: {said}", arguments.join(" "));
     }
-    let nobody = kubeconfig(cluster, "nobody", json!({ "token": "none" }))?;
-    let said = refused(cluster, &nobody, DENIED, &["-n", NAMESPACE, "rank"])?;
+    let unknown = kubeconfig(cluster, "unknown", json!({ "token": "none" }))?;
+    let said = refused(cluster, &unknown, DENIED, &["-n", NAMESPACE, "rank"])?;
     ensure!(said.contains("unauthenticated"), "{said}");
     Ok(String::new())
 }
@@ -494,21 +494,21 @@ fn completed(cluster: &Cluster) -> Result<String> {
     let mut command = Command::new(cluster.kubernetes_program("kubectl")?);
     command.env_clear().env("PATH", format!("{}:/usr/bin:/bin", folder.display())).env("HOME", cluster.folder());
     command.env("KUBECONFIG", admin(cluster)?);
-    let told = process::read(command.args(["engram", "-n", NAMESPACE, "list", "workers", "-o", "json"]), b"", COMMAND)?;
-    let Some(items) = read(&told)?["items"].as_array().map(Vec::len) else { bail!("{told}") };
+    let output = process::read(command.args(["engram", "-n", NAMESPACE, "list", "workers", "-o", "json"]), b"", COMMAND)?;
+    let Some(items) = read(&output)?["items"].as_array().map(Vec::len) else { bail!("{output}") };
     ensure!(items == WORKERS, "kubectl engram lists {items} workers");
     Ok(String::new())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{named, untold};
+    use super::{named, missing};
 
     #[test]
-    fn a_figure_that_nobody_tells_is_found() {
+    fn metric_that_is_not_exported_is_found() {
         let rules = "# engram_comment\nexpr: sum by (learner_cluster) (engram_ready) > rate(engram_log_total{state=\"x\"}[5m])\n\
             description: \"engram_words\"\n";
         let pages = "# TYPE engram_log counter\nengram_ready{worker=\"0\"} 1\nengram_log_total_of_others 4\n";
-        assert_eq!(untold(&named(rules), pages), ["engram_log_total"]);
+        assert_eq!(missing(&named(rules), pages), ["engram_log_total"]);
     }
 }

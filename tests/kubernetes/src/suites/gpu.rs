@@ -18,7 +18,7 @@ const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/outside/events";
 const NODE: u8 = 3;
 
 /// Checks that a condition and an event report the unusable GPU.
-pub(super) fn told(cluster: &Cluster) -> Result<String> {
+pub(super) fn reported(cluster: &Cluster) -> Result<String> {
     cluster.offer_gpus(NODE, 2)?;
     let object = json!({
         "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster", "metadata": { "name": "devices", "namespace": NAMESPACE },

@@ -1,7 +1,7 @@
-//! Certificates: pods get theirs from the operator and nobody else does, they are renewed under load, and failover goes on with them.
+//! Certificates: only pods get theirs from the operator, they are renewed under load, and failover goes on with them.
 //!
 //! Certificates live for half a minute here. The clients are threads of the suite with a certificate that the suite signs itself, with the
-//! authority that only operators may read. At the end clusters whose certificate somebody else gives.
+//! CA that only operators may read. At the end, clusters with a provided certificate.
 
 mod ca_rotation;
 mod cert_manager;
@@ -62,17 +62,17 @@ pub(super) fn lives() -> Vec<Check> {
     vec![
         Check { name: "certificates are renewed three times under load, and no write fails", run: renewals },
         Check { name: "a worker that is killed is taken over for", run: killed },
-        Check { name: "whoever is not that pod gets no certificate", run: strangers },
+        Check { name: "only that pod gets its certificate", run: strangers },
         Check { name: "a certificate of another cluster is refused, and counted", run: other_cluster },
         Check {
-            name: "another authority takes the place of the first under load, and no write fails",
+            name: "the CA is rotated under load, and no write fails",
             run: ca_rotation::follows,
         },
         Check { name: "with the cluster goes what was published of it", run: ends },
     ]
 }
 
-/// Clusters whose certificate somebody else gives: the operators' authority has nothing to do with them.
+/// Clusters with a provided certificate: the operators' CA is not used.
 pub(super) fn others() -> Vec<Check> {
     provided::checks().into_iter().chain(cert_manager::checks()).collect()
 }
@@ -118,7 +118,7 @@ fn whole(cluster: &Cluster, name: &str, deadline: Duration) -> Result<()> {
 }
 
 /// Returns the operator's CA.
-fn authority(cluster: &Cluster) -> Result<CertificateAuthority> {
+fn ca(cluster: &Cluster) -> Result<CertificateAuthority> {
     let secret = cluster.api().get(SECRET)?;
     let text = |key: &str| -> Result<String> {
         let encoded = secret["data"][key].as_str().with_context(|| format!("the Secret has no {key}"))?;
@@ -148,14 +148,14 @@ struct Clients {
 impl Clients {
     /// Starts clients with ids from `first`.
     fn start(cluster: &Cluster, first: u64) -> Result<Self> {
-        Self::signed_by(&authority(cluster)?, cluster, NAME, first)
+        Self::signed_by(&ca(cluster)?, cluster, NAME, first)
     }
 
-    /// Starts clients of the cluster `of`, with a certificate signed by `authority`.
-    fn signed_by(authority: &CertificateAuthority, cluster: &Cluster, of: &str, first: u64) -> Result<Self> {
+    /// Starts clients of the cluster `of`, with a certificate signed by `ca`.
+    fn signed_by(ca: &CertificateAuthority, cluster: &Cluster, of: &str, first: u64) -> Result<Self> {
         let id = id(cluster, of)?;
         let name = Name::on_kubernetes("default", of, id, Role::Client, 0);
-        let issued = authority.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
+        let issued = ca.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
         let keys = Keys::from_pem(&roots(cluster, of)?, &issued.pem, Arc::default())?;
         let network = Network::with_tls(Arc::clone(&keys), ExpectedPeer::any(Role::Worker));
         let endpoints = vec![format!("{}:7443", service_address(cluster, of)?)];
@@ -168,8 +168,8 @@ impl Clients {
 
     /// Renews the clients' certificate with the current CA and trust bundle.
     fn follow(&self, cluster: &Cluster) -> Result<()> {
-        let (authority, name) = (authority(cluster)?, self.keys.name());
-        let issued = authority.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
+        let (ca, name) = (ca(cluster)?, self.keys.name());
+        let issued = ca.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
         self.keys.replace(&roots(cluster, &name.cluster_name)?, &issued.pem);
         Ok(())
     }
@@ -359,7 +359,7 @@ fn shown(cluster: &Cluster, pod: &Value, port: u16, pem: &str, reason: &str) -> 
 fn other_cluster(cluster: &Cluster) -> Result<String> {
     // Same CA and same name; only the cluster id differs.
     let name = Name::on_kubernetes("default", NAME, ClusterId(1), Role::Worker, 1);
-    let issued = authority(cluster)?.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
+    let issued = ca(cluster)?.issue(&name, SystemTime::now(), Duration::from_secs(3_600))?;
     let pod = worker(cluster, 0)?;
     for port in [7443, 7444, 7445] {
         let refused = shown(cluster, &pod, port, &issued.pem, "other_cluster")?;

@@ -131,7 +131,7 @@ fn forms(cluster: &Cluster, size: &Size) -> Result<String> {
     Ok(format!("made in {made:.1} s, all Ready after {ready:.1} s, {} MiB", resident(cluster)? >> 20))
 }
 
-/// Beats as a worker that has nothing to do, again where the stream breaks, for ever.
+/// Sends heartbeats as an idle worker; reconnects when the stream breaks; never returns.
 async fn send_heartbeats(cluster: u128, ordinal: u32) {
     loop {
         // What went wrong shows in the cluster's status.
@@ -143,7 +143,7 @@ async fn send_heartbeats(cluster: u128, ordinal: u32) {
 async fn stream(cluster: u128, ordinal: u32) -> Result<()> {
     let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", OPERATOR.1))?;
     let mut client = CoordinatorServiceClient::new(endpoint.connect().await?);
-    let (beats, outgoing) = mpsc::channel(1);
+    let (heartbeats, outgoing) = mpsc::channel(1);
     // A disk of its own for each.
     let store = (cluster ^ u128::from(ordinal) << 64).to_be_bytes().to_vec().into();
     let address = |port: u32| format!("127.0.0.1:{}", port + ordinal);
@@ -158,14 +158,14 @@ async fn stream(cluster: u128, ordinal: u32) -> Result<()> {
         lossless_since: 1,
         ..Hello::default()
     };
-    beats.send(HeartbeatRequest { hello: Some(hello), ..HeartbeatRequest::default() }).await?;
+    heartbeats.send(HeartbeatRequest { hello: Some(hello), ..HeartbeatRequest::default() }).await?;
     let mut replies = client.heartbeat(ReceiverStream::new(outgoing)).await?.into_inner();
     let (mut ticks, mut progress_count, mut version) = (tokio::time::interval(HEARTBEAT_INTERVAL), 0, 0);
     loop {
         tokio::select! {
             _ = ticks.tick() => {
                 progress_count += 1;
-                beats.send(HeartbeatRequest { map_version: version, ready: version > 0, progress_count, ..HeartbeatRequest::default() }).await?;
+                heartbeats.send(HeartbeatRequest { map_version: version, ready: version > 0, progress_count, ..HeartbeatRequest::default() }).await?;
             }
             reply = replies.message() => {
                 let reply = reply?.context("the stream ended")?;
@@ -187,7 +187,7 @@ fn rests(cluster: &Cluster, size: &Size) -> Result<String> {
         if versions(cluster)? == maps {
             let requests = requests.since()? as f64 / size.clusters as f64;
             let resident = memory.last().unwrap_or(&0) >> 20;
-            println!("      {rate:.2} looks at each and {requests:.1} requests for it in a minute, {resident} MiB");
+            println!("      {rate:.2} reconciles of each and {requests:.1} requests for it in a minute, {resident} MiB");
             rates.push(rate);
             asked.push(requests);
         } else {

@@ -15,13 +15,13 @@ use std::path::{Path, PathBuf};
 
 const MAP: &str = "/apis/engram.dev/v1alpha1/namespaces/outside/partitionmaps/words";
 const ROLES: &str = "rbac.authorization.k8s.io";
-/// Somebody who may edit what is in these namespaces.
+/// A user who may edit these namespaces.
 const KEEPER: &str = "keeper";
 /// Who is left behind.
 const LEFT: u64 = 2;
 
-/// Check: a map that is gone is made anew, proven, and nothing is lost.
-pub(super) fn made_anew(cluster: &Cluster) -> Result<String> {
+/// Check: a lost map is rebuilt, proven, and nothing is lost.
+pub(super) fn rebuilt(cluster: &Cluster) -> Result<String> {
     let ranked = engram(cluster, &["rank", "-k", "40"])?;
     let before = cluster.api().get(MAP)?;
     cluster.api().delete(MAP, None)?;
@@ -40,12 +40,12 @@ pub(super) fn made_anew(cluster: &Cluster) -> Result<String> {
     let version = |map: &Value| map["spec"]["version"].as_u64().unwrap_or_default();
     ensure!(version(&after) > version(&before), "version {} follows {}", version(&after), version(&before));
     ready(cluster)?;
-    let told = engram(cluster, &["rank", "-k", "40"])?;
-    ensure!(told == ranked, "{ranked} before, {told} after");
+    let output = engram(cluster, &["rank", "-k", "40"])?;
+    ensure!(output == ranked, "{ranked} before, {output} after");
     Ok(String::new())
 }
 
-/// Check: all copies in sync of a partition are destroyed, and one that was left behind leads by order of somebody who may.
+/// Check: all in-sync replicas of a partition are destroyed, and an administrator promotes a lagging one.
 pub(super) fn promoted(cluster: &Cluster) -> Result<String> {
     let keeper = keeper(cluster)?;
     let before = in_sync(cluster)?;
@@ -66,7 +66,7 @@ pub(super) fn promoted(cluster: &Cluster) -> Result<String> {
     let number = partition.to_string();
     let order =
         |reason: &'static str| ["-n", NAMESPACE, "partition", "force-promote", &number, "--accept-data-loss", reason];
-    until("what is lost to be told", WHILE, || {
+    until("the data loss to be reported", WHILE, || {
         let said = refused(cluster, &keeper, CONFLICT, &order("")[..5])?;
         ensure!(said.contains("worker 2 holds everything up to lsn"), "{said}");
         Ok(Some(()))
@@ -97,9 +97,9 @@ pub(super) fn promoted(cluster: &Cluster) -> Result<String> {
     ensure!(orders.len() == 1, "{orders:?}");
     ensure!(order["by"] == format!("system:serviceaccount:{NAMESPACE}:{KEEPER}"), "{order}");
     ensure!(order["reason"] == "both disks burnt" && order["steps"][0]["partition"] == partition, "{order}");
-    until("the coordinator to tell of it", WHILE, || {
-        let told = engram(cluster, &["list", "partitions", "-o", "json"])?;
-        Ok(told.contains("both disks burnt").then_some(()))
+    until("the coordinator to report it", WHILE, || {
+        let output = engram(cluster, &["list", "partitions", "-o", "json"])?;
+        Ok(output.contains("both disks burnt").then_some(()))
     })?;
     let again = ["-n", NAMESPACE, "partition", "force-promote", &number, "--accept-data-loss", "once more"];
     let said = refused(cluster, &keeper, CONFLICT, &again)?;
@@ -124,7 +124,7 @@ fn destroy(cluster: &Cluster, worker: &dyn Fn(u64) -> String) -> Result<()> {
     Ok(())
 }
 
-/// Somebody who may edit, and no more: with a way to pods here, and to the coordinator.
+/// A user who may edit and no more, with access to pods here and to the coordinator.
 fn keeper(cluster: &Cluster) -> Result<PathBuf> {
     let named = json!({ "name": KEEPER, "namespace": NAMESPACE });
     cluster.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": named }).to_string())?;
@@ -143,7 +143,7 @@ fn bound(namespace: &str, kind: &str, role: &str) -> Value {
     })
 }
 
-/// Carries out a command as somebody.
+/// Runs a command as a user.
 fn by(cluster: &Cluster, kubeconfig: &Path, arguments: &[&str]) -> Result<()> {
     let ended = started(cluster, "engram", kubeconfig, arguments)?;
     ensure!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr).trim());
@@ -167,7 +167,7 @@ fn memories(cluster: &Cluster) -> Result<BTreeMap<u64, u64>> {
     Ok(items.iter().filter_map(|it| Some((it["partition"].as_u64()?, it["memories"].as_u64()?))).collect())
 }
 
-/// What is on record beside the map.
+/// The overrides recorded with the map.
 fn orders(cluster: &Cluster) -> Result<Vec<Value>> {
     let map = cluster.api().get(MAP)?;
     let Some(text) = map["metadata"]["annotations"]["engram.dev/overrides"].as_str() else { return Ok(Vec::new()) };

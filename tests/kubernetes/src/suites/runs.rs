@@ -25,8 +25,8 @@ fn begin(cluster: &Cluster, name: &str, memory: &Value) -> Result<()> {
     cluster.api().create(RUNS, &object).map(drop)
 }
 
-/// A run as its workers tell of it.
-fn told(cluster: &Cluster, name: &str) -> Result<Value> {
+/// A run as its workers report it.
+fn describe_run(cluster: &Cluster, name: &str) -> Result<Value> {
     read(&engram(cluster, &["describe", "run", name, "-o", "json"])?)
 }
 
@@ -43,7 +43,7 @@ pub(super) fn moves(cluster: &Cluster) -> Result<String> {
     let pod = cluster.api().get(&format!("{PODS}/{driver}"))?;
     let node = pod["spec"]["nodeName"].as_str().and_then(|name| name.strip_prefix('n')?.parse().ok());
     let node: u8 = node.context("the driver is on no node")?;
-    let before = told(cluster, "addresses")?["status"]["epoch"].as_u64();
+    let before = describe_run(cluster, "addresses")?["status"]["epoch"].as_u64();
     cluster.kill_node(node)?;
     let began = Instant::now();
     // Longer where the operator that leads was on that node too.
@@ -55,7 +55,7 @@ pub(super) fn moves(cluster: &Cluster) -> Result<String> {
     let took = began.elapsed().as_secs_f64();
     cluster.add_node(node)?;
     ended.with_context(|| format!("its status is {last:#}"))?;
-    let ended = until("somebody to tell of it", RUN, || Ok(told(cluster, "addresses").ok()))?;
+    let ended = until("a worker to report it", RUN, || Ok(describe_run(cluster, "addresses").ok()))?;
     ensure!(ended["report"]["digest"] == DIGEST, "digest {}", ended["report"]["digest"]);
     ensure!(ended["report"]["epochs"].as_array().map(Vec::len) == Some(233), "not every epoch has its row");
     // Its object may say so before anybody has noticed that a node was away.
@@ -81,7 +81,7 @@ fn delete(cluster: &Cluster, name: &str) -> Result<(f64, u64)> {
     let began = Instant::now();
     cluster.api().delete(&format!("{RUNS}/{name}"), None)?;
     let stopped = until("the run to stop", WHILE, || {
-        Ok(Some(told(cluster, name)?).filter(|told| told["status"]["phase"] == "Cancelled"))
+        Ok(Some(describe_run(cluster, name)?).filter(|run| run["status"]["phase"] == "Cancelled"))
     })?;
     let learned = stopped["status"]["epoch"].as_u64().context("no epoch")?;
     ensure!(learned < EPOCHS, "it ended by itself");

@@ -1,4 +1,4 @@
-//! A million memories that are backed up while clients write, and come back on other workers and partitions. What writes take meanwhile is told.
+//! A backup of a million memories while clients write, restored on other workers and partitions. Reports the write latency meanwhile.
 
 use super::{NAMESPACE, RUNS, allow, create, go, object, operator, ready, snapshot, storage};
 use crate::cluster::Cluster;
@@ -21,9 +21,9 @@ const ROWS: u64 = 10_000;
 const UPDATES: u64 = 100;
 /// From one write to the next, at least.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How long is looked at writes beside which nothing happens.
+/// How long writes are measured without a backup.
 const QUIET: Duration = Duration::from_secs(10);
-/// One backup is over too soon to tell what writes take.
+/// One backup is too short to measure write latency.
 const BACKUPS: usize = 5;
 
 pub(in crate::suites) fn checks() -> Vec<Check> {
@@ -56,21 +56,21 @@ fn begins(cluster: &Cluster) -> Result<String> {
 }
 
 fn made(cluster: &Cluster) -> Result<String> {
-    let quiet = beside(cluster, || {
+    let quiet = write_latencies_during(cluster, || {
         sleep(QUIET);
         Ok(())
     })?;
     let began = Instant::now();
-    let meanwhile = beside(cluster, || {
+    let meanwhile = write_latencies_during(cluster, || {
         for number in 0..BACKUPS {
             let status = snapshot(cluster, &format!("million-{number}"), "large")?;
-            let told = &status["snapshot"];
-            ensure!(status["phase"] == "Complete" && told["memories"] == MEMORIES, "{status:#}");
+            let output = &status["snapshot"];
+            ensure!(status["phase"] == "Complete" && output["memories"] == MEMORIES, "{status:#}");
         }
         Ok(())
     })?;
     let took = began.elapsed().as_secs_f64() / BACKUPS as f64;
-    Ok(format!("{took:.1} s each; a write before: {}, meanwhile: {}", told(&quiet), told(&meanwhile)))
+    Ok(format!("{took:.1} s each; a write before: {}, meanwhile: {}", summary(&quiet), summary(&meanwhile)))
 }
 
 fn restored(cluster: &Cluster) -> Result<String> {
@@ -83,20 +83,20 @@ fn restored(cluster: &Cluster) -> Result<String> {
     ready(cluster, "other", (2, 100))?;
     let took = began.elapsed().as_secs_f64();
     let again = snapshot(cluster, "of-other", "other")?;
-    let told = &again["snapshot"];
-    ensure!((&told["digest"], &told["memories"]) == (&made["digest"], &made["memories"]), "{told}, and {made}");
+    let output = &again["snapshot"];
+    ensure!((&output["digest"], &output["memories"]) == (&made["digest"], &made["memories"]), "{output}, and {made}");
     Ok(format!("Ready after {took:.1} s, digest {}", made["digest"]))
 }
 
 /// Does `work` while a client writes. Answers how long each write took, in ascending order.
-fn beside(cluster: &Cluster, work: impl FnOnce() -> Result<()>) -> Result<Vec<Duration>> {
+fn write_latencies_during(cluster: &Cluster, work: impl FnOnce() -> Result<()>) -> Result<Vec<Duration>> {
     let is_done = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let told = Arc::clone(&is_done);
+        let done = Arc::clone(&is_done);
         let writer = scope.spawn(move || {
             with_session(cluster, async move |session| {
                 let mut took = Vec::new();
-                while !told.load(Ordering::Relaxed) {
+                while !done.load(Ordering::Relaxed) {
                     let first = took.len() as u64 * UPDATES % MEMORIES;
                     let ids = (first..first + UPDATES).map(|id| MemoryId(id * 7_919 % MEMORIES)).collect();
                     let began = Instant::now();
@@ -116,7 +116,7 @@ fn beside(cluster: &Cluster, work: impl FnOnce() -> Result<()>) -> Result<Vec<Du
     })
 }
 
-fn told(took: &[Duration]) -> String {
+fn summary(took: &[Duration]) -> String {
     let of = |share: f64| took.get((took.len() as f64 * share) as usize).map_or(f64::NAN, |it| it.as_secs_f64() * 1e3);
     format!("p50 {:.1} ms, p99 {:.1} ms ({})", of(0.5), of(0.99), took.len())
 }

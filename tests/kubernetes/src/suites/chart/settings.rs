@@ -18,7 +18,7 @@ pub(super) fn config(cluster: &Cluster) -> Result<String> {
         "checksum/config: ",
     ];
     let plain = template(cluster, &[])?;
-    ensure!(!parts.iter().any(|part| plain.contains(part)), "a file nobody asked for");
+    ensure!(!parts.iter().any(|part| plain.contains(part)), "a file that was not requested");
     let of = |concurrency: &str| template(cluster, &[&format!("config.concurrency={concurrency}")]);
     let (four, five) = (of("4")?, of("5")?);
     ensure!(parts.iter().all(|part| four.contains(part)), "a part of the file is missing");
@@ -98,7 +98,7 @@ pub(super) fn refused(cluster: &Cluster) -> Result<String> {
         "a setting is not in the file: {printed}"
     );
 
-    let mut told = Vec::new();
+    let mut rejected = Vec::new();
     for (field, value, one) in settings() {
         let set = match (&value, one) {
             (Value::Array(_), _) => format!("config.{field}={{other}}"),
@@ -108,10 +108,10 @@ pub(super) fn refused(cluster: &Cluster) -> Result<String> {
         let is_taken = template(cluster, &[&set]).is_ok();
         match (printed[field] == value, is_taken) {
             (true, true) => {}
-            (false, false) => told.push(field),
+            (false, false) => rejected.push(field),
             (false, true) => bail!("the chart takes {set}, and its flags set it to {}", printed[field]),
             (true, false) => bail!("the chart refuses {set}, and sets it nowhere"),
         }
     }
-    Ok(format!("refused: {}", told.join(", ")))
+    Ok(format!("refused: {}", rejected.join(", ")))
 }

@@ -122,7 +122,7 @@ impl Clients {
     /// of the next one.
     pub(super) fn rest(&mut self, cluster: &Cluster, working: &mut Working) -> Result<()> {
         let load = &working.load;
-        until("nobody to take a partition over for a while", RESTS, || {
+        until("no takeover of a partition for a while", RESTS, || {
             let before = watch::map(cluster)?.terms();
             load.take_times();
             std::thread::sleep(CALM);
@@ -220,5 +220,5 @@ pub(in crate::suites) fn runtime(cluster: &Cluster) -> Result<Runtime> {
 
 /// Moves the calling thread into a network.
 fn enter(network: &File) {
-    setns(network, CloneFlags::CLONE_NEWNET).expect("whoever made a namespace may enter it");
+    setns(network, CloneFlags::CLONE_NEWNET).expect("the creator of a namespace may enter it");
 }

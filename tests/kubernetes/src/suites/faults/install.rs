@@ -1,4 +1,4 @@
-//! The operator in pods, by the chart, and a cluster of three workers that have disks: both from images of the programs that lie beside
+//! The operator in pods, by the chart, and a cluster of three workers that have disks: both from images of the programs next to
 //! this one.
 
 use super::watch::{self, CLUSTERS, condition};
@@ -20,7 +20,7 @@ const NAMESPACE: &str = "engram-system";
 pub(in crate::suites) const USER: &str = "65532:65532";
 /// What the images are called. The workers' second tag is the same image: what a rolling change needs. So is the one for GPUs.
 pub(super) const WORKER: &str = "local.test/engram-worker";
-/// The tag of an earlier build, and its program beside this one.
+/// The tag of an earlier build, and its program next to this one.
 pub(super) const EARLIER: &str = "earlier";
 const EARLIER_PROGRAM: &str = "engram-worker-earlier";
 const OPERATOR: &str = "local.test/engram-operator:1";
@@ -30,7 +30,7 @@ const VALUES: &str = "operator.image.registry=local.test,operator.image.reposito
 /// Pods start, disks are made, a map is formed, on a machine that may be busy.
 const READY: Duration = Duration::from_secs(120);
 
-/// A collector that has lost the API server looks around anew, and a pod may take its whole grace.
+/// A collector that has lost the API server lists everything again, and a pod may take its whole grace.
 const GONE: Duration = Duration::from_secs(240);
 
 /// Check: two operators are Ready.
@@ -120,7 +120,7 @@ fn load_images(cluster: &Cluster) -> Result<()> {
     let archive = cluster.path("engram.tar");
     let changed = |path: &Path| path.metadata().and_then(|it| it.modified()).ok();
     let packed_at = changed(&archive);
-    let is_packed = |name: &str| Ok::<_, anyhow::Error>(changed(&beside(name)?) < packed_at);
+    let is_packed = |name: &str| Ok::<_, anyhow::Error>(changed(&built_program(name)?) < packed_at);
     if is_packed(programs[0])? && is_packed(programs[1])? {
         return Ok(());
     }
@@ -144,9 +144,9 @@ fn load_images(cluster: &Cluster) -> Result<()> {
 
 /// Check: nodes have the workers of an earlier build.
 pub(super) fn earlier(cluster: &Cluster) -> Result<String> {
-    if !beside(EARLIER_PROGRAM)?.is_file() {
+    if !built_program(EARLIER_PROGRAM)?.is_file() {
         let how = "`cargo xtask kubernetes --earlier REVISION` builds it";
-        return Err(Skip(format!("there is no {EARLIER_PROGRAM} beside this program: {how}")).into());
+        return Err(Skip(format!("there is no {EARLIER_PROGRAM} next to this program: {how}")).into());
     }
     let worker = Content::default().program("/engram-worker", &program(cluster, EARLIER_PROGRAM)?)?;
     let name = format!("{WORKER}:{EARLIER}");
@@ -156,13 +156,13 @@ pub(super) fn earlier(cluster: &Cluster) -> Result<String> {
     Ok(String::new())
 }
 
-fn beside(name: &str) -> Result<PathBuf> {
+fn built_program(name: &str) -> Result<PathBuf> {
     Ok(std::env::current_exe()?.with_file_name(name))
 }
 
-/// A program of the project that lies beside this one, without what only a debugger reads: every node gets a copy.
+/// A program of the project next to this one, without what only a debugger reads: every node gets a copy.
 pub(in crate::suites) fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
-    let built = beside(name)?;
+    let built = built_program(name)?;
     if !built.is_file() {
         return Err(Skip(format!("there is no {}: `cargo xtask kubernetes` builds it", built.display())).into());
     }

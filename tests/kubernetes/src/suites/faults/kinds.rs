@@ -28,7 +28,7 @@ pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) promise: Promise,
     pub(super) times: u32,
-    /// Brings about what the fault needs, before the cluster is at rest.
+    /// Prepares what the fault needs, before the cluster is idle.
     pub(super) prepare: fn(&Cluster) -> Result<()>,
     pub(super) inflict: fn(&Cluster) -> Result<Over>,
 }
@@ -56,7 +56,7 @@ pub(super) const CONTAINER: Kind = Kind::failure("container killed", container_k
 pub(super) const NODE: Kind = Kind::failure("node killed", node_killed);
 pub(super) const CUT_OFF: Kind = Kind::failure("node cut off", node_cut_off);
 pub(super) const OPERATOR_AND_NODE: Kind = Kind {
-    prepare: lead_beside_a_worker,
+    prepare: lead_next_to_a_worker,
     ..Kind::failure("leading operator and a worker's node killed", operator_and_node)
 };
 /// In a row, without the minute in between that kubelets take to watch again.
@@ -83,7 +83,7 @@ impl Victim {
         Self::busiest_of(cluster, |_| true)
     }
 
-    /// The worker that leads most, of those on such nodes. One that leads nothing is missed by nobody.
+    /// The worker with the most primaries, of those on such nodes. The loss of one without primaries goes unnoticed.
     fn busiest_of(cluster: &Cluster, is_meant: impl Fn(u8) -> bool) -> Result<Self> {
         let map = watch::map(cluster)?;
         let pods = watch::pods(cluster)?.into_iter().filter(|pod| watch::node_of(pod).is_ok_and(&is_meant));
@@ -97,7 +97,7 @@ impl Victim {
         name_of(&self.pod)
     }
 
-    fn told(&self) -> String {
+    fn description(&self) -> String {
         format!("worker {}, which led {}", self.ordinal, self.led)
     }
 }
@@ -119,10 +119,10 @@ fn pod_deleted(cluster: &Cluster) -> Result<Over> {
     until("another pod", watch::WHOLE, || {
         Ok(cluster.api().find(&format!("{PODS}/{}", victim.name()))?.filter(|pod| uid(pod) != uid(&victim.pod)))
     })?;
-    Ok(Over { whole, note: victim.told() })
+    Ok(Over { whole, note: victim.description() })
 }
 
-/// The worker alone: the container's first process lives on for a moment, and tells the coordinators of the death.
+/// The worker alone: the container's first process lives on for a moment, and reports the death to the coordinators.
 fn worker_killed(cluster: &Cluster) -> Result<Over> {
     let victim = Victim::busiest(cluster)?;
     let began = Instant::now();
@@ -130,7 +130,7 @@ fn worker_killed(cluster: &Cluster) -> Result<Over> {
     restarted(cluster, &victim, began)
 }
 
-/// All processes of the container at once: there is nobody left to tell of it.
+/// All processes of the container at once: no process is left to report it.
 fn container_killed(cluster: &Cluster) -> Result<Over> {
     let victim = Victim::busiest(cluster)?;
     let began = Instant::now();
@@ -145,7 +145,7 @@ fn restarted(cluster: &Cluster, victim: &Victim, began: Instant) -> Result<Over>
         ensure!(uid(&pod) == uid(&victim.pod), "the pod is another one");
         Ok((starts(&pod) > starts(&victim.pod)).then_some(()))
     })?;
-    Ok(Over { whole, note: victim.told() })
+    Ok(Over { whole, note: victim.description() })
 }
 
 fn node_killed(cluster: &Cluster) -> Result<Over> {
@@ -155,27 +155,27 @@ fn node_killed(cluster: &Cluster) -> Result<Over> {
     node_lost(cluster, &victim.or_else(|_| Victim::busiest(cluster))?)
 }
 
-/// The leading operator shall be one beside a worker that leads: the other steps down.
-fn lead_beside_a_worker(cluster: &Cluster) -> Result<()> {
-    let mut told_to_go = String::new();
-    until("an operator to lead beside a worker that leads", watch::WHOLE, || {
+/// Makes the leading operator one on a node with a primary: another leader steps down.
+fn lead_next_to_a_worker(cluster: &Cluster) -> Result<()> {
+    let mut stopped = String::new();
+    until("an operator to lead on a node with a primary", watch::WHOLE, || {
         let leader = watch::leader(cluster)?;
-        let beside = beside(cluster, &leader).is_ok();
+        let is_next_to = worker_on_node_of(cluster, &leader).is_ok();
         // The pod that comes in the place of one that went may be as quick as the other operator.
-        if !beside && uid(&leader) != told_to_go {
-            told_to_go = uid(&leader);
+        if !is_next_to && uid(&leader) != stopped {
+            stopped = uid(&leader);
             cluster.api().delete(&format!("{OPERATOR_PODS}/{}", name_of(&leader)), None)?;
         }
-        Ok(beside.then_some(()))
+        Ok(is_next_to.then_some(()))
     })
 }
 
 fn operator_and_node(cluster: &Cluster) -> Result<Over> {
-    node_lost(cluster, &beside(cluster, &watch::leader(cluster)?)?)
+    node_lost(cluster, &worker_on_node_of(cluster, &watch::leader(cluster)?)?)
 }
 
 /// The worker on the node of another pod.
-fn beside(cluster: &Cluster, pod: &Value) -> Result<Victim> {
+fn worker_on_node_of(cluster: &Cluster, pod: &Value) -> Result<Victim> {
     let node = watch::node_of(pod)?;
     Victim::busiest_of(cluster, |it| it == node)
 }
@@ -191,13 +191,13 @@ fn node_lost(cluster: &Cluster, victim: &Victim) -> Result<Over> {
     let whole = watch::whole(cluster, began, &victim.processes);
     // Whatever came of it: the next fault wants four nodes.
     cluster.add_node(node)?;
-    // Nobody may have noticed yet that they are gone.
+    // Their loss may not be noticed yet.
     until("the pods of the node to be started again", watch::WHOLE, || {
         let now: Vec<Value> = watch::pods(cluster)?.into_iter().chain(watch::operators(cluster)?).collect();
         let old = |(of, count): &(String, u64)| now.iter().any(|pod| uid(pod) == *of && starts(pod) == *count);
         Ok((!before.iter().any(old)).then_some(()))
     })?;
-    Ok(Over { whole: whole?, note: format!("n{node} with {}", victim.told()) })
+    Ok(Over { whole: whole?, note: format!("n{node} with {}", victim.description()) })
 }
 
 fn node_cut_off(cluster: &Cluster) -> Result<Over> {
@@ -207,10 +207,10 @@ fn node_cut_off(cluster: &Cluster) -> Result<Over> {
     cluster.partition_node(node)?;
     let whole = watch::whole(cluster, began, &victim.processes);
     cluster.heal_node(node)?;
-    Ok(Over { whole: whole?, note: format!("n{node} with {}", victim.told()) })
+    Ok(Over { whole: whole?, note: format!("n{node} with {}", victim.description()) })
 }
 
-/// Without the API server nothing is changed, and nobody who only reads and writes memories notices.
+/// Without the API server nothing is changed, and reads and writes of memories continue.
 fn no_api(cluster: &Cluster, time: Duration, times: u32) -> Result<Over> {
     let (pods, terms) = (watch::identities(cluster)?, watch::map(cluster)?.terms());
     let addresses = watch::pods(cluster)?;
@@ -229,7 +229,7 @@ fn no_api(cluster: &Cluster, time: Duration, times: u32) -> Result<Over> {
         let acts = (acts(cluster)? - back).as_secs_f64();
         notes.push(format!("the operator acts {acts:.1} s after its return"));
     }
-    // Nodes and pods are told as not Ready until every kubelet and controller watches again. A worker says what it is all the while.
+    // Nodes and pods are reported as not Ready until every kubelet and controller watches again. A worker says what it is all the while.
     watch::settled_but(cluster, WORKERS, || watch::ready_by_themselves(cluster, &addresses))?;
     notes.push(format!("kubelets after {:.1} s", back.elapsed().as_secs_f64()));
     ensure!(watch::identities(cluster)? == pods, "a pod was replaced or restarted");
@@ -349,7 +349,7 @@ fn versions_changed(cluster: &Cluster) -> Result<Over> {
     Ok(Over { whole: back.max(on), note: format!("downgraded in {:.1} s, upgraded in {:.1} s", seconds.0, seconds.1) })
 }
 
-/// Gives all workers the image of this tag, one after the other, and waits until the cluster is at rest.
+/// Gives all workers the image of this tag, one after the other, and waits until the cluster is idle.
 fn changed_to(cluster: &Cluster, tag: &str) -> Result<Duration> {
     let image = format!("{}:{tag}", install::WORKER);
     let began = Instant::now();

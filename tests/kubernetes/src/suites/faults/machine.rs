@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_spent_is_told_of_the_readings_around_it() {
+    fn processor_time_is_computed_from_the_readings_around_it() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let reading = |ms, idle, stolen| Reading { at: at(ms), idle, stolen };

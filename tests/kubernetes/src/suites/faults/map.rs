@@ -52,7 +52,7 @@ impl Map {
         self.entries.iter().filter(|entry| self.ordinals.get(&entry.primary) == Some(&ordinal)).count()
     }
 
-    /// The term of each partition: it rises whenever somebody else leads.
+    /// The term of each partition: it rises with every new primary.
     pub(super) fn terms(&self) -> Vec<u64> {
         self.entries.iter().map(|entry| entry.term).collect()
     }
@@ -66,7 +66,7 @@ impl Map {
             let in_sync = entry.in_sync.iter().filter(|process| !is_gone(process)).count();
             match in_sync >= copies {
                 _ if entry.in_sync.iter().any(is_gone) => Some(format!("entry {place} names a process that has gone")),
-                false => Some(format!("entry {place} has {in_sync} of {copies} copies in sync")),
+                false => Some(format!("entry {place} has {in_sync} of {copies} replicas in sync")),
                 true if !entry.activated => Some(format!("entry {place} is not activated")),
                 true => None,
             }

@@ -1,7 +1,7 @@
 //! Faults on real nodes: the operator in pods, workers with disks, and clients whose every write is in a ledger.
 //!
 //! A write that is lost or applied twice, copies that do not come back and a partition that takes no writes afterwards fail the suite.
-//! How long writes were held up is held against its budget and told, `MISSED` where it was longer: a whole Kubernetes shares two cores
+//! The write gap is compared with its budget and reported, as `MISSED` where it is longer: a whole Kubernetes shares two cores
 //! with what is tried, and holds it up for reasons of its own. Checks rest on one another, in order.
 
 mod campaign;
@@ -79,15 +79,15 @@ fn clients(cluster: &Cluster) -> Result<MutexGuard<'static, Option<Clients>>> {
     Ok(clients)
 }
 
-/// A fault under load, one time after the other: the longest gap of all is told.
+/// A fault under load, one time after the other: reports the longest gap.
 fn trial(cluster: &Cluster, kind: &Kind) -> Result<String> {
     let event = suffered(cluster, kind, kind.times)?;
     Ok(event.to_string())
 }
 
-/// Does a fault so often to a cluster at rest while clients write, and waits each time until it is at rest again.
+/// Inflicts a fault repeatedly on an idle cluster while clients write, and waits each time until it is idle again.
 fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<Event> {
-    at_rest(cluster, kind).context("before the fault")?;
+    wait_until_idle(cluster, kind).context("before the fault")?;
     let mut clients = clients(cluster)?;
     let clients = clients.as_mut().context("there are clients")?;
     let mut working = clients.begin(cluster)?;
@@ -111,13 +111,13 @@ fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<Event> {
 
 /// Does a fault again under the same load, once nothing is left of the last time.
 fn once_more(cluster: &Cluster, clients: &mut Clients, working: &mut Working, kind: &Kind) -> Result<Over> {
-    at_rest(cluster, kind)?;
+    wait_until_idle(cluster, kind)?;
     clients.rest(cluster, working)?;
     (kind.inflict)(cluster)
 }
 
 /// Brings about what a fault needs, and waits until nothing is left of that either.
-fn at_rest(cluster: &Cluster, kind: &Kind) -> Result<()> {
+fn wait_until_idle(cluster: &Cluster, kind: &Kind) -> Result<()> {
     watch::settled(cluster, WORKERS)?;
     (kind.prepare)(cluster)?;
     watch::settled(cluster, WORKERS)

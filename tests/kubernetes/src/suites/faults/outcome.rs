@@ -12,11 +12,11 @@ const FAILURE: Duration = Duration::from_millis(2_500);
 pub(super) enum Promise {
     /// Something broke.
     Failure,
-    /// Somebody wanted it so.
+    /// A planned change.
     Planned,
 }
 
-/// What a fault tells of itself.
+/// Result of a fault.
 pub(super) struct Over {
     /// From its beginning until all copies were whole.
     pub(super) whole: Duration,

@@ -73,7 +73,7 @@ pub(super) fn operators(cluster: &Cluster) -> Result<Vec<Value>> {
 /// The pod of the operator that holds the Lease.
 pub(super) fn leader(cluster: &Cluster) -> Result<Value> {
     let lease = cluster.api().get(LEASE)?;
-    let holder = lease["spec"]["holderIdentity"].as_str().and_then(|it| it.split_once('_')).context("nobody leads")?.0;
+    let holder = lease["spec"]["holderIdentity"].as_str().and_then(|it| it.split_once('_')).context("there is no leader")?.0;
     let found = operators(cluster)?.into_iter().find(|pod| pod["metadata"]["name"] == holder);
     found.with_context(|| format!("the leader {holder} is no pod"))
 }
@@ -102,15 +102,15 @@ pub(super) fn settled(cluster: &Cluster, workers: usize) -> Result<()> {
     settled_but(cluster, workers, || Ok(()))
 }
 
-/// The same, where something must hold at every look on the way there.
+/// Waits in the same way, while an invariant must hold at every poll.
 pub(super) fn settled_but(cluster: &Cluster, workers: usize, holds: impl Fn() -> Result<()>) -> Result<()> {
     let mut broken = Ok(());
-    until("the cluster to be at rest", SETTLED, || {
+    until("the cluster to be idle", SETTLED, || {
         broken = holds();
         if broken.is_err() {
             return Ok(Some(()));
         }
-        // What takes longest comes first: a look that is too early asks little of an API server that has enough to do.
+        // What takes longest comes first: an early poll costs the busy API server little.
         if let Some(wanting) = map(cluster)?.wanting(COPIES, &[]) {
             anyhow::bail!(wanting);
         }

@@ -1,6 +1,6 @@
 //! CA rotation under load.
 
-use super::{Clients, NAME, READY, SECRET, WORKERS, authority, id, shown, undisturbed, worker};
+use super::{Clients, NAME, READY, SECRET, WORKERS, ca, id, shown, undisturbed, worker};
 use crate::cluster::Cluster;
 use crate::process::until;
 use anyhow::{Result, ensure};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant, SystemTime};
 const DONE: Duration = Duration::from_secs(300);
 
 pub(super) fn follows(cluster: &Cluster) -> Result<String> {
-    let old = authority(cluster)?;
+    let old = ca(cluster)?;
     let clients = Clients::start(cluster, 3)?;
     let (began, since) = (Instant::now(), tokio::time::Instant::now());
     let order = json!({ "metadata": { "annotations": { "engram.dev/renew": "now" } } });
     cluster.api().patch(SECRET, "application/merge-patch+json", &order)?;
     let mut signs = old.root();
     until("the new CA to be the only one", DONE, || {
-        let now = authority(cluster)?;
+        let now = ca(cluster)?;
         if now.root() != signs {
             clients.follow(cluster)?;
             signs = now.root();

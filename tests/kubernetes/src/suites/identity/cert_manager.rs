@@ -2,7 +2,7 @@
 //!
 //! In suite `identity` only the Certificate kind exists and the suite fills the Secret itself. In suite `cert-manager` cert-manager runs.
 
-use super::provided::{HOUR, authority, certified, fill, filled, let_read, shown_under_load};
+use super::provided::{HOUR, ca, certified, fill, filled, let_read, shown_under_load};
 use super::{CLUSTERS, LIFETIME, READY, WORKERS, id, operator, whole};
 use crate::cluster::Cluster;
 use crate::process::{Record, until};
@@ -29,7 +29,7 @@ const MERGE: &str = "application/merge-patch+json";
 pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "a cluster reports why it cannot request a Certificate, then requests it", run: asks },
-        Check { name: "a cluster with a filled Secret becomes Ready and reports cert-manager's state", run: told },
+        Check { name: "a cluster with a filled Secret becomes Ready and reports cert-manager's state", run: becomes_ready },
         Check { name: "the Certificate is deleted with the cluster", run: ends },
     ]
 }
@@ -118,7 +118,7 @@ fn say(cluster: &Cluster, truth: &str, reason: &str, message: &str) -> Result<()
     cluster.api().patch(&format!("{CERTIFICATES}/{CERTIFICATE}/status"), MERGE, &status).map(drop)
 }
 
-fn told(cluster: &Cluster) -> Result<String> {
+fn becomes_ready(cluster: &Cluster) -> Result<String> {
     say(cluster, "False", "DoesNotExist", "unknown issuer")?;
     let heard = |truth: &str, reason: &str, part: &str| {
         until(part, READY, || {
@@ -132,7 +132,7 @@ fn told(cluster: &Cluster) -> Result<String> {
     ensure!(pods["items"].as_array().is_none_or(Vec::is_empty), "pods start without a certificate");
     let needed = Name::shared_by_workers("default", NAME, id(cluster, NAME)?);
     let began = Instant::now();
-    fill(cluster, CERTIFICATE, &filled(&authority(cluster)?, &needed, HOUR)?)?;
+    fill(cluster, CERTIFICATE, &filled(&ca(cluster)?, &needed, HOUR)?)?;
     heard("True", "Valid", "renewal: Certificate asked-worker-tls is not Ready")?;
     say(cluster, "True", "Ready", "")?;
     whole(cluster, NAME, READY)?;
@@ -170,9 +170,9 @@ fn starts(cluster: &Cluster) -> Result<String> {
     }
     let kubeconfig = format!("--kubeconfig={}", cluster.kubeconfig("admin"));
     cluster.start_daemon(1, programs::CERT_MANAGER, &folder.join(programs::CERT_MANAGER), &[kubeconfig])?;
-    let authority = authority(cluster)?;
-    let of_authority = json!({ "tls.key": authority.key(), "tls.crt": authority.certificate() });
-    fill(cluster, ISSUER, &of_authority)?;
+    let ca = ca(cluster)?;
+    let of_ca = json!({ "tls.key": ca.key(), "tls.crt": ca.certificate() });
+    fill(cluster, ISSUER, &of_ca)?;
     let issuer = json!({ "apiVersion": "cert-manager.io/v1", "kind": "Issuer",
         "metadata": { "name": ISSUER, "namespace": "default" }, "spec": { "ca": { "secretName": ISSUER } } });
     cluster.apply(&issuer.to_string())?;

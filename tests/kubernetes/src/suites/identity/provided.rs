@@ -25,7 +25,7 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 /// The CA of provided certificates, whose key no operator has.
-pub(super) fn authority(cluster: &Cluster) -> Result<CertificateAuthority> {
+pub(super) fn ca(cluster: &Cluster) -> Result<CertificateAuthority> {
     let [key, certificate] = ["given-ca.key", "given-ca.pem"].map(|name| cluster.path(name));
     if !key.exists() {
         let made = CertificateAuthority::create(Realm::Operator, SystemTime::now())?;
@@ -36,11 +36,11 @@ pub(super) fn authority(cluster: &Cluster) -> Result<CertificateAuthority> {
 }
 
 /// Content of the Secret: a certificate with this name and lifetime.
-pub(super) fn filled(authority: &CertificateAuthority, name: &Name, lifetime: Duration) -> Result<Value> {
-    let issued = authority.issue(name, SystemTime::now(), lifetime)?;
+pub(super) fn filled(ca: &CertificateAuthority, name: &Name, lifetime: Duration) -> Result<Value> {
+    let issued = ca.issue(name, SystemTime::now(), lifetime)?;
     let at = issued.pem.find("-----BEGIN CERTIFICATE").context("there is a certificate")?;
     let (key, certificate) = issued.pem.split_at(at);
-    Ok(json!({ "tls.key": key, "tls.crt": certificate, "ca.crt": authority.certificate() }))
+    Ok(json!({ "tls.key": key, "tls.crt": certificate, "ca.crt": ca.certificate() }))
 }
 
 pub(super) fn fill(cluster: &Cluster, secret: &str, data: &Value) -> Result<()> {
@@ -85,25 +85,25 @@ fn begins(cluster: &Cluster) -> Result<String> {
     certified(cluster, NAME, "False", "SecretForbidden")?;
     let_read(cluster, SECRET)?;
     let said = certified(cluster, NAME, "False", "SecretNotFound")?;
-    let (authority, id) = (authority(cluster)?, id(cluster, NAME)?);
+    let (ca, id) = (ca(cluster)?, id(cluster, NAME)?);
     let needed = Name::shared_by_workers("default", NAME, id);
     ensure!(said.contains(&needed.to_string()), "the required name is missing: {said}");
-    fill(cluster, SECRET, &filled(&authority, &Name::on_kubernetes("default", NAME, id, Role::Worker, 0), HOUR)?)?;
+    fill(cluster, SECRET, &filled(&ca, &Name::on_kubernetes("default", NAME, id, Role::Worker, 0), HOUR)?)?;
     let said = certified(cluster, NAME, "False", "SecretUnusable")?;
     ensure!(said.contains("/worker/0"), "the actual name is missing: {said}");
     let pods = cluster.api().get(&format!("{PODS}?labelSelector=engram.dev%2Fcluster%3D{NAME}"))?;
     ensure!(pods["items"].as_array().is_none_or(Vec::is_empty), "pods start without a certificate");
     let began = Instant::now();
-    fill(cluster, SECRET, &filled(&authority, &needed, HOUR)?)?;
+    fill(cluster, SECRET, &filled(&ca, &needed, HOUR)?)?;
     certified(cluster, NAME, "True", "Valid")?;
     whole(cluster, NAME, READY)?;
     Ok(format!("Ready {:.1} s after the Secret was filled", began.elapsed().as_secs_f64()))
 }
 
 fn replaced(cluster: &Cluster) -> Result<String> {
-    let (authority, id) = (authority(cluster)?, id(cluster, NAME)?);
+    let (ca, id) = (ca(cluster)?, id(cluster, NAME)?);
     shown_under_load(cluster, NAME, 2 * HOUR, || {
-        fill(cluster, SECRET, &filled(&authority, &Name::shared_by_workers("default", NAME, id), 3 * HOUR)?)
+        fill(cluster, SECRET, &filled(&ca, &Name::shared_by_workers("default", NAME, id), 3 * HOUR)?)
     })
 }
 
@@ -115,8 +115,8 @@ pub(super) fn shown_under_load(
     good_for: Duration,
     renew: impl FnOnce() -> Result<()>,
 ) -> Result<String> {
-    let authority = authority(cluster)?;
-    let clients = Clients::signed_by(&authority, cluster, name, 1)?;
+    let ca = ca(cluster)?;
+    let clients = Clients::signed_by(&ca, cluster, name, 1)?;
     let (since, began) = (tokio::time::Instant::now(), Instant::now());
     renew()?;
     until("every worker to show the new certificate", RENEWED, || {
@@ -128,7 +128,7 @@ pub(super) fn shown_under_load(
     })?;
     let took = began.elapsed();
     // Client connections live for ten minutes; new ones see the new certificate.
-    let after = Clients::signed_by(&authority, cluster, name, 2)?;
+    let after = Clients::signed_by(&ca, cluster, name, 2)?;
     for clients in [clients, after] {
         let (tally, _) = clients.close(since)?;
         ensure!(tally.acked == tally.operations && tally.acked > 0, "writes failed: {tally:?}");
@@ -145,7 +145,7 @@ fn lost(cluster: &Cluster) -> Result<String> {
     cluster.api().delete(&format!("{SECRETS}/{SECRET}"), None)?;
     certified(cluster, NAME, "False", "SecretNotFound")?;
     whole(cluster, NAME, READY)?;
-    let clients = Clients::signed_by(&authority(cluster)?, cluster, NAME, 3)?;
+    let clients = Clients::signed_by(&ca(cluster)?, cluster, NAME, 3)?;
     let (tally, _) = clients.close(tokio::time::Instant::now())?;
     ensure!(tally.acked == tally.operations, "writes failed: {tally:?}");
     cluster.api().delete(&format!("{CLUSTERS}/{NAME}"), None)?;

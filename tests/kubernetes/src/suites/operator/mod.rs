@@ -1,4 +1,4 @@
-//! The operator: its real program, against a real API server, with real workers that beat to it as processes of node 1. Pods are
+//! The operator: its real program, against a real API server, with real workers that send it heartbeats as processes of node 1. Pods are
 //! stand-ins: what happens in a container is not seen here. Checks rest on one another, in order.
 
 mod runs;
@@ -24,9 +24,9 @@ const SETS: &str = "/apis/apps/v1/namespaces/default/statefulsets";
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/operators/leases/engram-operator";
 const WORKERS: u64 = 3;
-/// A lease of 15 s that nobody gave back has to run out.
-const HAND_OVER: Duration = Duration::from_secs(90);
-/// Port of the beats and port of the pages, for each replica.
+/// A lease of 15 s that was not released has to expire.
+const TAKEOVER: Duration = Duration::from_secs(90);
+/// Heartbeat port and HTTP port of each replica.
 const REPLICAS: [(&str, u16, u16); 2] = [("operator-a", 7440, 9190), ("operator-b", 7441, 9191)];
 
 /// What the builder makes for a cluster of this name.
@@ -46,9 +46,9 @@ pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "two replicas start, and one of them leads", run: start },
         Check { name: "a cluster gets its objects, and its pods", run: objects },
-        Check { name: "its workers beat, a map is made in the API server, and it is Ready", run: forms },
+        Check { name: "its workers send heartbeats, a map is made in the API server, and it is Ready", run: forms },
         Check { name: "traces of what was done for it arrive at a collector", run: traces::arrive },
-        Check { name: "at rest nothing is written", run: rests },
+        Check { name: "an idle cluster is not written to", run: rests },
         Check { name: "what a killed worker served is served by the others", run: fails_over },
         Check {
             name: "with no operator at all workers take over by themselves, with rights of their own",
@@ -65,7 +65,7 @@ pub(super) fn checks() -> Vec<Check> {
             name: "a cluster that is refused is coordinated as it was, also by operators that start afterwards",
             run: refused_and_restarted,
         },
-        Check { name: "a lost map beside a volume stalls the cluster, and nothing is started on it", run: stalls },
+        Check { name: "a lost map with a volume left stalls the cluster, and nothing is started on it", run: stalls },
         Check {
             name: "a run learns to its end, and one that is deleted makes room for it, while no operator is there",
             run: runs::learns,
@@ -74,12 +74,12 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "runs wait for their turn in order, and go on where they were suspended", run: runs::waits },
         Check { name: "runs learn from ConfigMaps and volumes, and say what is wrong with them", run: runs::reads },
         Check { name: "when the leader is killed the other leads, and workers notice nothing", run: leader_killed },
-        Check { name: "a leader that is told to stop gives the lease back at once", run: leader_stops },
+        Check { name: "a stopping leader releases the lease at once", run: leader_stops },
         Check { name: "a cluster that is deleted takes all along, with no operator at all", run: deleted },
     ]
 }
 
-/// A program of the project that lies beside this one.
+/// A program of the project next to this one.
 pub(super) fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let built = own.with_file_name(name);
@@ -98,12 +98,12 @@ pub(super) fn start_replica(cluster: &Cluster, replica: (&str, u16, u16)) -> Res
     start_replica_with(cluster, replica, &[])
 }
 
-fn start_replica_with(cluster: &Cluster, (name, beats, pages): (&str, u16, u16), variables: &[String]) -> Result<()> {
+fn start_replica_with(cluster: &Cluster, (name, heartbeats, pages): (&str, u16, u16), variables: &[String]) -> Result<()> {
     let program = program(cluster, "engram-operator")?;
     let arguments = [
         program.display().to_string(),
         format!("--pod-namespace={OPERATORS}"),
-        format!("--coordinator-listen=127.0.0.1:{beats}"),
+        format!("--coordinator-listen=127.0.0.1:{heartbeats}"),
         "--coordinator-address=127.0.0.1:7440".into(),
         format!("--http-listen=127.0.0.1:{pages}"),
         format!("--pod-name={name}"),
@@ -140,7 +140,7 @@ fn wait_for_status<T>(
     mut holds: impl FnMut(&Value) -> Option<T>,
 ) -> Result<T> {
     let mut last = Value::Null;
-    let found = until(&format!("{name} to be {what}"), HAND_OVER, || {
+    let found = until(&format!("{name} to be {what}"), TAKEOVER, || {
         last = status(cluster, name)?;
         Ok(holds(&last))
     });
@@ -227,7 +227,7 @@ fn start_worker(cluster: &Cluster, ordinal: u64) -> Result<()> {
     let options = json!({
         "cluster": object["status"]["clusterId"], "clusterName": "words", "ordinal": ordinal, "stateDir": state,
         "listen": { "client": any, "peer": any, "admin": any, "http": any },
-        "coordinators": REPLICAS.map(|(_, beats, _)| format!("127.0.0.1:{beats}")),
+        "coordinators": REPLICAS.map(|(_, heartbeats, _)| format!("127.0.0.1:{heartbeats}")),
         "threads": 1, "mapPlace": { "object": { "namespace": "default", "name": "words" } },
         "inputs": runs::inputs(cluster),
         "spec": {
@@ -303,7 +303,7 @@ fn rests(cluster: &Cluster) -> Result<String> {
         let paths = OBJECTS.map(str::to_owned).into_iter().chain([format!("{MAPS}/words")]);
         paths.map(|path| Ok(cluster.api().get(&path)?["metadata"]["resourceVersion"].take())).collect()
     };
-    // Looked at twice again, since somebody touched it, and nothing but the touch was written.
+    // Reconciled twice again after the touch, and nothing but the touch was written.
     let before = versions()?;
     for touch in 0..2 {
         let seen = reconciles(cluster, pages)?;
@@ -462,7 +462,7 @@ fn refuses(cluster: &Cluster) -> Result<String> {
         words(&json!({ "podTemplate": { "spec": { "containers": [{ "name": "worker", "command": ["sh"] }] } } }));
     bad["metadata"]["name"] = "bad".into();
     let taken = cluster.api().create(CLUSTERS, &bad);
-    let told = match taken {
+    let output = match taken {
         // Rejected by the CustomResourceDefinition's rules.
         Err(error) => {
             let refused = error.downcast_ref::<crate::Refused>().map(|it| it.message.clone());
@@ -473,7 +473,7 @@ fn refuses(cluster: &Cluster) -> Result<String> {
             (truth == "False").then(|| message.to_owned())
         })?,
     };
-    ensure!(told.contains("podTemplate") && told.contains("command"), "{told}");
+    ensure!(output.contains("podTemplate") && output.contains("command"), "{output}");
     ensure!(cluster.api().find(&format!("{SETS}/bad-worker"))?.is_none(), "objects were made for it");
     let mut good = words(&json!({ "workers": 2 }));
     good["metadata"]["name"] = "good".into();
@@ -481,7 +481,7 @@ fn refuses(cluster: &Cluster) -> Result<String> {
     until("the next cluster's set", WHILE, || cluster.api().find(&format!("{SETS}/good-worker")))?;
     cluster.api().delete(&format!("{CLUSTERS}/good"), None)?;
     cluster.api().delete(&format!("{CLUSTERS}/bad"), None)?;
-    Ok(told)
+    Ok(output)
 }
 
 /// A field that the CustomResourceDefinition accepts and the operator rejects.
@@ -491,12 +491,12 @@ fn set_command(command: &Value) -> Value {
 
 fn refused_and_restarted(cluster: &Cluster) -> Result<String> {
     edit(cluster, &set_command(&json!(["sh"])))?;
-    let told = |truth: &'static str| {
+    let wait_for_condition = |truth: &'static str| {
         wait_for_status(cluster, "words", &format!("Accepted: {truth}"), move |status| {
             (condition(status, "Accepted")?.0 == truth).then_some(())
         })
     };
-    told("False")?;
+    wait_for_condition("False")?;
     for (replica, ..) in REPLICAS {
         cluster.end_daemon(1, replica, Signal::SIGTERM)?;
     }
@@ -507,13 +507,13 @@ fn refused_and_restarted(cluster: &Cluster) -> Result<String> {
     let lost = *primaries(&map(cluster)?).first().context("a primary")?;
     let began = Instant::now();
     cluster.end_daemon(1, &format!("worker-{lost}"), Signal::SIGKILL)?;
-    until("two replicas of every partition on the other workers", HAND_OVER, || {
+    until("two replicas of every partition on the other workers", TAKEOVER, || {
         let whole = in_sync(&map(cluster)?).iter().all(|of| of.len() == 2 && !of.contains(&lost));
         Ok(whole.then_some(()))
     })?;
     let took = began.elapsed();
     edit(cluster, &json!({ "podTemplate": null }))?;
-    told("True")?;
+    wait_for_condition("True")?;
     start_worker(cluster, lost)?;
     wait_for_status(cluster, "words", "Ready again", is_ready_cluster)?;
     Ok(format!("re-replicated {:.1} s after the kill", took.as_secs_f64()))
@@ -581,7 +581,7 @@ fn leader_killed(cluster: &Cluster) -> Result<String> {
     })?;
     let began = Instant::now();
     cluster.end_daemon(1, &first, Signal::SIGKILL)?;
-    let second = until("another leader", HAND_OVER, || Ok(leader(cluster)?.filter(|it| *it != first)))?;
+    let second = until("another leader", TAKEOVER, || Ok(leader(cluster)?.filter(|it| *it != first)))?;
     let took = began.elapsed();
     cluster.api().delete(OBJECTS[5], None)?;
     until("the new leader to write", WHILE, || cluster.api().find(OBJECTS[5]))?;
@@ -597,7 +597,7 @@ fn leader_stops(cluster: &Cluster) -> Result<String> {
     let first = leader(cluster)?.context("no leader")?;
     let began = Instant::now();
     cluster.end_daemon(1, &first, Signal::SIGTERM)?;
-    until("another leader", HAND_OVER, || Ok(leader(cluster)?.filter(|it| *it != first)))?;
+    until("another leader", TAKEOVER, || Ok(leader(cluster)?.filter(|it| *it != first)))?;
     Ok(format!("{:.1} s after the order", began.elapsed().as_secs_f64()))
 }
 

@@ -1,6 +1,6 @@
 //! Learning runs: submission, progress, cancellation.
 
-use super::{CLUSTERS, HAND_OVER, REPLICAS, condition, start_replica, wait_for_status};
+use super::{CLUSTERS, TAKEOVER, REPLICAS, condition, start_replica, wait_for_status};
 use crate::MERGE;
 use crate::cluster::Cluster;
 use crate::process::until;
@@ -66,7 +66,7 @@ fn delete(cluster: &Cluster, name: &str) -> Result<()> {
 /// Waits for its status.
 fn wait_for_run(cluster: &Cluster, name: &str, what: &str, holds: fn(&Value) -> bool) -> Result<Value> {
     let mut last = Value::Null;
-    let found = until(&format!("run {name} to be {what}"), HAND_OVER, || {
+    let found = until(&format!("run {name} to be {what}"), TAKEOVER, || {
         last = cluster.api().get(&format!("{RUNS}/{name}"))?["status"].take();
         Ok(holds(&last).then(|| last.clone()))
     });
@@ -125,7 +125,7 @@ fn is_failed(status: &Value) -> bool {
 /// Waits until a run has this position in the queue, behind the run `first`.
 fn wait_for_place(cluster: &Cluster, name: &str, position: usize, first: &str) -> Result<()> {
     let mut last = Value::Null;
-    let found = until(&format!("run {name} to be number {position} behind {first}"), HAND_OVER, || {
+    let found = until(&format!("run {name} to be number {position} behind {first}"), TAKEOVER, || {
         last = run_of(cluster, name)?["status"].take();
         let is_behind = condition(&last, "Complete")
             .is_some_and(|it| it.1 == "Queued" && format!("{} ", it.2).contains(&format!("run {first} ")));
@@ -169,7 +169,7 @@ pub(super) fn waits(cluster: &Cluster) -> Result<String> {
         ensure!(status["progress"]["epoch"] == epoch, "it learns while it waits: {status:#}");
         Ok(status)
     };
-    until("the first to wait again", HAND_OVER, || Ok((until_resumed()?["queuePosition"] == 1).then_some(())))?;
+    until("the first to wait again", TAKEOVER, || Ok((until_resumed()?["queuePosition"] == 1).then_some(())))?;
     let began = Instant::now();
     delete(cluster, second)?;
     wait_for_run(cluster, "first", "on its way again", is_learning)?;
@@ -204,7 +204,7 @@ pub(super) fn reads(cluster: &Cluster) -> Result<String> {
     )?;
     begin_run(cluster, "volume", &in_volume("days.csv"), 100)?;
     // It is deleted soon after its end, so that its final status may be missed.
-    until("the run that is kept for a second to go", HAND_OVER, || {
+    until("the run that is kept for a second to go", TAKEOVER, || {
         let found = cluster.api().find(&format!("{RUNS}/brief"))?;
         ensure!(found.as_ref().is_none_or(|it| it["status"]["phase"] != "Failed"), "{:#}", found.unwrap_or_default());
         Ok(found.is_none().then_some(()))
