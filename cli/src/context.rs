@@ -85,8 +85,8 @@ pub(crate) struct ClusterArgument {
 pub(crate) enum Credentials {
     /// A client certificate.
     Certificate(Files),
-    /// A token, presented to servers whose certificate is signed by `authority`.
-    Token { authority: PathBuf, token: PathBuf },
+    /// A token, presented to servers whose certificate is signed by `ca_file`.
+    Token { ca_file: PathBuf, token: PathBuf },
     /// A CA without client credentials.
     Missing,
 }
@@ -127,12 +127,12 @@ impl GlobalOptions {
             token_file,
             kubernetes,
         } = self;
-        let credentials = certificate_authority.map(|authority| match (client_certificate, &token_file) {
+        let credentials = certificate_authority.map(|ca_file| match (client_certificate, &token_file) {
             (Some(certificate), _) => {
                 let key = client_key.unwrap_or_else(|| certificate.clone());
-                Credentials::Certificate(Files { authority, certificate, key })
+                Credentials::Certificate(Files { trust_bundle: ca_file, certificate, key })
             }
-            (None, Some(token)) => Credentials::Token { authority, token: token.clone() },
+            (None, Some(token)) => Credentials::Token { ca_file, token: token.clone() },
             (None, None) => Credentials::Missing,
         });
         let is_outside_kubernetes = !address.is_empty() || state_dir.is_some();

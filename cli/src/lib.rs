@@ -16,6 +16,7 @@ mod error;
 mod kubernetes;
 mod local;
 mod output;
+mod output_file;
 mod plugin;
 mod progress;
 mod reference;

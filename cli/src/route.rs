@@ -27,13 +27,13 @@ pub(crate) enum Route {
 }
 
 impl Route {
-    /// Creates a route with the token of a file, to workers whose certificates are signed by `authority`.
+    /// Creates a route with the token of a file, to workers whose certificates are signed by `ca_file`.
     ///
     /// # Errors
     /// A file cannot be read, or the token has no cluster as audience.
-    pub(crate) fn with_token(authority: &Path, token: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn with_token(ca_file: &Path, token: &Path) -> anyhow::Result<Self> {
         let parse = |contents: &[Vec<u8>]| Roots::parse(&contents[0]);
-        let roots = WatchedFiles::open("CA certificates", vec![authority.to_owned()], parse)?;
+        let roots = WatchedFiles::open("CA certificates", vec![ca_file.to_owned()], parse)?;
         let token_source = Token::file(token)?;
         let Some(cluster) = token::cluster_of(&token_source.text()) else {
             let message = format!(

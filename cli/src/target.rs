@@ -61,7 +61,7 @@ impl Target {
         if !context.address.is_empty() {
             let route = match &context.credentials {
                 Some(Credentials::Certificate(files)) => Route::Secured(Keys::open(files.clone())?),
-                Some(Credentials::Token { authority, token }) => Route::with_token(authority, token)?,
+                Some(Credentials::Token { ca_file, token }) => Route::with_token(ca_file, token)?,
                 Some(Credentials::Missing) => {
                     let message =
                         "--certificate-authority requires client credentials; add --client-certificate or --token-file";

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use engram_cluster::replica::{self, History};
 use engram_cluster::{Change, Entry as MapEntry, PartitionMap, rebuild};
-use engram_coordinator::wire;
+use engram_wire as wire;
 use engram_fuzz::{tokens, world};
 use engram_mapstore::{FileStore, Goal, MapStore as _, Scale};
 use engram_memory::codec::{encode_ledger, encode_record, encode_reply};

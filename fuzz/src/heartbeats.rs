@@ -1,7 +1,7 @@
 //! Messages between workers and a coordinator.
 
 use engram_cluster::{Entry, PartitionMap, rebuild};
-use engram_coordinator::wire;
+use engram_wire as wire;
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId, StoreId};
 use engram_proto::v1;
 use prost::Message;

@@ -160,10 +160,10 @@ mod tests {
         Name::shared_by_workers("research", "words", ClusterId(7))
     }
 
-    /// A Secret with a certificate signed by `authority`.
-    fn secret(authority: &CertificateAuthority, name: &Name) -> BTreeMap<String, ByteString> {
-        let pair = authority.issue(name, SystemTime::now(), HOUR).unwrap().pem;
-        let texts = [authority.certificate(), &pair, &pair];
+    /// A Secret with a certificate signed by `ca`.
+    fn secret(ca: &CertificateAuthority, name: &Name) -> BTreeMap<String, ByteString> {
+        let pair = ca.issue(name, SystemTime::now(), HOUR).unwrap().pem;
+        let texts = [ca.certificate(), &pair, &pair];
         TLS_SECRET_KEYS
             .iter()
             .zip(texts)
@@ -174,10 +174,10 @@ mod tests {
     #[test]
     fn a_secret_is_usable_only_with_the_required_name() {
         let now = SystemTime::now();
-        let authority = CertificateAuthority::create(Realm::Operator, now).unwrap();
-        let good = secret(&authority, &needed());
+        let ca = CertificateAuthority::create(Realm::Operator, now).unwrap();
+        let good = secret(&ca, &needed());
         let usable = read("words-tls", &good, &needed(), now).unwrap();
-        assert_eq!(usable.roots, bundle("", authority.certificate()));
+        assert_eq!(usable.roots, bundle("", ca.certificate()));
         assert!(usable.message.starts_with("Secret words-tls, valid until 20"), "{}", usable.message);
         let why = |data: &BTreeMap<String, ByteString>, now| {
             let problem = read("words-tls", data, &needed(), now).unwrap_err();
@@ -207,7 +207,7 @@ mod tests {
             Name::on_kubernetes("research", "words", ClusterId(7), Role::Coordinator, 0),
             Name::on_kubernetes("research", "words", ClusterId(7), Role::Client, 0),
         ] {
-            assert!(why(&secret(&authority, &stranger), now).contains(&format!("is of {stranger};")));
+            assert!(why(&secret(&ca, &stranger), now).contains(&format!("is of {stranger};")));
         }
     }
 
@@ -216,7 +216,7 @@ mod tests {
         let now = SystemTime::now();
         let [own, first, second] = [0; 3].map(|_| CertificateAuthority::create(Realm::Operator, now).unwrap());
         let of =
-            |authority: &CertificateAuthority| Ok(read("s", &secret(authority, &needed()), &needed(), now).unwrap());
+            |ca: &CertificateAuthority| Ok(read("s", &secret(ca, &needed()), &needed(), now).unwrap());
         let lost = || Err(CertificateProblem::missing("s", &needed()));
         let own = own.certificate();
         assert_eq!(trust_bundle(own, &lost(), None), None);

@@ -32,7 +32,7 @@ pub struct Run {
     /// Name of its cluster.
     pub cluster: String,
     /// Whether it was submitted: submitted runs come first.
-    pub is_handed_over: bool,
+    pub is_submitted: bool,
 }
 
 impl Run {
@@ -54,13 +54,13 @@ impl Run {
         Some(Self {
             order: QueueOrder::of(object),
             cluster: text("/spec/clusterRef/name").to_owned(),
-            is_handed_over: is_submitted,
+            is_submitted,
         })
     }
 
     /// Returns whether this run is ahead of `other`.
     fn is_before(&self, other: &QueueOrder) -> bool {
-        self.order.name != other.name && (self.is_handed_over || self.order < *other)
+        self.order.name != other.name && (self.is_submitted || self.order < *other)
     }
 }
 
@@ -81,7 +81,7 @@ pub struct Wait {
 /// Returns the position of the run at `order` in the queue of `cluster`; `None` if no run is ahead. `all` are the runs of its namespace.
 pub fn wait(all: &[Run], cluster: &str, place: &QueueOrder) -> Option<Wait> {
     let mut before: Vec<&Run> = all.iter().filter(|run| run.cluster == cluster && run.is_before(place)).collect();
-    before.sort_by_key(|run| (!run.is_handed_over, &run.order));
+    before.sort_by_key(|run| (!run.is_submitted, &run.order));
     let first = before.first()?.order.name.clone();
     Some(Wait { position: u32::try_from(before.len()).unwrap_or(u32::MAX), first })
 }

@@ -1,7 +1,7 @@
 """An S3-compatible storage in this process, which refuses what is not signed by its one user.
 
 Prints one line of JSON when it listens: endpoint, accessKeyId, secretAccessKey. Has one bucket, `backups`. Ends with its standard
-input. The server is moto; it computes each signature (version 4) anew from the user's secret, by botocore.
+input. The server is moto; it recomputes each signature (version 4) from the user's secret, by botocore.
 
     python server.py
 """

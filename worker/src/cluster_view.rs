@@ -2,7 +2,7 @@
 
 use engram_client::{Map, Placement, Worker};
 use engram_cluster::PartitionMap;
-use engram_coordinator::wire;
+use engram_wire as wire;
 use engram_memory::{ClusterId, Incarnation, Ordinal, PartitionId};
 use engram_proto::v1;
 use prost::Message as _;

@@ -1,6 +1,8 @@
 //! Middleware of every call: authentication, authorization, cluster check, concurrency limit, metrics and panic handling.
 
+use crate::accept::ConnectionInfo;
 use crate::authorization::{self, AccountAuthorizer};
+use crate::call_body::{CallPermits, RETRY_MS, RequestBody, RequestBounds, ResponseBody, too_many};
 use crate::shared::Shared;
 use engram_client::trace::{self, Context};
 use engram_identity::{Caller, Reason, Role};
@@ -18,11 +20,15 @@ use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-/// Maximum number of calls in flight per listener; each holds at most one message. How many of them execute at once is decided by
-/// [`crate::admission`].
+/// Maximum number of calls in flight per listener, until their answers were read; each holds at most one message. How many of them
+/// execute at once is decided by [`crate::admission`].
 const CALLS: usize = 1_024;
-/// Retry hint after too many calls, in milliseconds.
-const RETRY_MS: u64 = 50;
+/// Maximum number of calls per listener whose request is not read completely, streams of messages included.
+const UNREAD_CALLS: usize = 2_048;
+/// Maximum number of calls per listener that wait for a change: some KiB each. A client library has one per worker.
+const WAITING_CALLS: usize = 8_192;
+/// Maximum bytes of incomplete messages per listener: 64 of the maximum size.
+const REQUEST_BYTES: usize = 256 << 20;
 
 /// Administration calls, and the certificate roles that may make them.
 const ADMINISTRATION: &str = "/engram.v1.AdminService/";
@@ -36,6 +42,72 @@ const WORKER_CALLS: [&str; 5] = [
     "/engram.v1.RunService/ReleaseTurn",
     "/engram.v1.RunService/SetUpdateCounting",
 ];
+
+/// What a call occupies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CallKind {
+    /// Nothing: it is answered in every state.
+    Health,
+    /// It waits for a change or for messages, and executes nothing meanwhile.
+    Waiting,
+    /// It sends messages, each of which is admitted on its own.
+    Upload,
+    /// It is executed once its message was read.
+    Work,
+}
+
+impl CallKind {
+    fn of(method: &str) -> Self {
+        match method {
+            "/grpc.health.v1.Health/Check" => Self::Health,
+            "/grpc.health.v1.Health/Watch"
+            | "/engram.v1.MemoryService/GetPartitionMap"
+            | "/engram.v1.RunService/WatchRun" => Self::Waiting,
+            "/engram.v1.MemoryService/Upsert" | "/engram.v1.MemoryService/LearnEpoch" => Self::Upload,
+            _ if method.starts_with("/engram.v1.PeerService/") || method.starts_with("/grpc.reflection.") => Self::Waiting,
+            _ => Self::Work,
+        }
+    }
+}
+
+/// Permits of the calls of a listener.
+#[derive(Debug, Clone)]
+struct CallBounds {
+    requests: RequestBounds,
+    unread: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
+}
+
+impl CallBounds {
+    fn new() -> Self {
+        let semaphore = |permits| Arc::new(Semaphore::new(permits));
+        let requests = RequestBounds { bytes: semaphore(REQUEST_BYTES), work: semaphore(CALLS) };
+        Self { requests, unread: semaphore(UNREAD_CALLS), waiting: semaphore(WAITING_CALLS) }
+    }
+
+    /// Takes the permits of a call: wraps its request body, and returns what its response body must hold.
+    fn begin(&self, listener: ListenerKind, request: &mut Request<Body>) -> Result<CallPermits, Problem> {
+        let permits = CallPermits::default();
+        let take = |from: &Arc<Semaphore>, what| Arc::clone(from).try_acquire_owned().map_err(|_| too_many(what));
+        let kind = CallKind::of(request.uri().path());
+        match kind {
+            CallKind::Health => return Ok(permits),
+            CallKind::Waiting => permits.lock().push(take(&self.waiting, "calls wait for a change")?),
+            // Workers send what they have, or wait on purpose.
+            CallKind::Work if listener == ListenerKind::Peer => {
+                permits.lock().push(take(&self.requests.work, "calls are in flight")?);
+            }
+            CallKind::Upload | CallKind::Work => {}
+        }
+        if listener != ListenerKind::Peer {
+            let unread = take(&self.unread, "calls are sending their requests")?;
+            let work = (kind == CallKind::Work).then(|| Arc::clone(&permits));
+            let body = std::mem::take(request.body_mut());
+            *request.body_mut() = Body::new(RequestBody::new(body, self.requests.clone(), unread, work));
+        }
+        Ok(permits)
+    }
+}
 
 /// Kind of a gRPC listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,13 +185,13 @@ pub(crate) struct Edge {
     listener: ListenerKind,
     /// Verifies the tokens of callers without a certificate.
     accounts: Option<Arc<AccountAuthorizer>>,
-    calls: Arc<Semaphore>,
+    calls: CallBounds,
 }
 
 impl Edge {
     /// Creates the middleware of a listener.
     pub(crate) fn new(shared: Arc<Shared>, authorizer: Arc<dyn Authorizer>, listener: ListenerKind) -> Self {
-        Self { shared, authorizer, listener, accounts: None, calls: Arc::new(Semaphore::new(CALLS)) }
+        Self { shared, authorizer, listener, accounts: None, calls: CallBounds::new() }
     }
 
     /// Accepts tokens as well.
@@ -228,21 +300,25 @@ where
             let response = status.into_http();
             async move { Ok(response) }.boxed()
         };
-        let check_capacity = || self.edge.shared.admission.check_capacity(metrics.name(method));
-        if let Err(problem) = self.edge.admit(&mut request).and_then(|()| check_capacity()) {
-            return reject(problem.into_status());
+        let info = request.extensions().get::<ConnectionInfo>().cloned();
+        if let Some(info) = &info {
+            request.extensions_mut().insert(info.caller.clone());
         }
-        let Ok(permit) = Arc::clone(&self.edge.calls).try_acquire_owned() else {
-            let text = format!("more than {CALLS} calls are in flight");
-            return reject(Problem::of(ProblemKind::Overloaded, text).retry_after(RETRY_MS).into_status());
+        let listener = self.edge.listener;
+        let check_capacity = || self.edge.shared.admission.check_capacity(metrics.name(method));
+        let admitted = self.edge.admit(&mut request).and_then(|()| check_capacity());
+        let permits = match admitted.and_then(|()| self.edge.calls.begin(listener, &mut request)) {
+            Ok(permits) => permits,
+            Err(problem) => return reject(problem.into_status()),
         };
+        // A connection between workers transports heartbeats as well: its end is evidence of a death.
+        let answer = info.filter(|_| listener != ListenerKind::Peer).map(|info| info.stalls.begin());
         let parent = request.headers().get(TRACE_KEY).and_then(|value| value.to_str().ok()?.parse::<Context>().ok());
         let context = parent.map_or_else(Context::new, Context::child);
         // Calls the instance whose readiness was polled, not its clone.
         let ready = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, ready);
         async move {
-            let _permit = permit;
             let call =
                 AssertUnwindSafe(trace::within(context, async move { inner.call(request).await })).catch_unwind();
             let response = match call.await {
@@ -254,7 +330,7 @@ where
                 }
             };
             metrics.count(method, code(&response), started.elapsed());
-            Ok(response)
+            Ok(response.map(|body| Body::new(ResponseBody::new(body, answer, permits))))
         }
         .boxed()
     }

@@ -28,8 +28,12 @@ pub const RESTART: i32 = 90;
 
 /// Returns the exit status for `error`; 1 if only the log has the cause.
 pub fn status(error: &anyhow::Error) -> i32 {
-    let code = of(error);
-    STATUSES.into_iter().find(|(_, candidate)| Some(*candidate) == code).map_or(1, |(status, _)| status)
+    of(error).map_or(1, of_code)
+}
+
+/// Returns the exit status for a cause; 1 if it has none.
+pub fn of_code(code: Code) -> i32 {
+    STATUSES.into_iter().find(|(_, candidate)| *candidate == code).map_or(1, |(status, _)| status)
 }
 
 /// Returns the cause that an exit status stands for.
@@ -61,9 +65,6 @@ pub fn of(error: &anyhow::Error) -> Option<Code> {
         if let Some(error) = cause.downcast_ref::<crate::Error>() {
             return worker(error);
         }
-        if let Some(error) = cause.downcast_ref::<engram_coordinator::Error>() {
-            return coordinator(error);
-        }
         if let Some(error) = cause.downcast_ref::<engram_mapstore::Error>() {
             return map_store(error);
         }
@@ -93,14 +94,6 @@ fn store(error: &engram_store::Error) -> Option<Code> {
         Error::Io { source, .. } => Some(file(source).unwrap_or(Code::StorageFailed)),
         Error::SyncFailed { .. } => Some(Code::StorageFailed),
         Error::Corrupt { .. } | Error::IdentityMissing { .. } => Some(Code::Corrupt),
-        _ => None,
-    }
-}
-
-fn coordinator(error: &engram_coordinator::Error) -> Option<Code> {
-    match error {
-        engram_coordinator::Error::MapStore(error) => map_store(error),
-        engram_coordinator::Error::FixedSettingChanged { .. } => Some(Code::Immutable),
         _ => None,
     }
 }

@@ -17,12 +17,14 @@
 //! [`Worker::run`].
 #![forbid(unsafe_code)]
 
+mod accept;
 mod activation;
 mod admin;
 mod admission;
 mod authorization;
 mod batch;
 mod bootstrap;
+mod call_body;
 mod cluster_view;
 mod coordinator_addresses;
 mod cpu_pressure;
@@ -50,6 +52,7 @@ mod recall;
 mod runs;
 mod service;
 mod shared;
+mod stalls;
 pub mod supervise;
 mod worker;
 mod write;

@@ -1,5 +1,6 @@
 //! Listeners: clients, peers, administration (with its socket), HTTP.
 
+use crate::accept::{Acceptor, Bounded, ConnectionCounters, GRPC_SILENCE, OpenTracker};
 use crate::admin::Admin;
 use crate::edge::{Authorizer, Edge, ListenerKind};
 use crate::http;
@@ -13,7 +14,7 @@ use engram_identity::{Callers, Keys, accept};
 use engram_proto::v1::admin_service_server::AdminServiceServer;
 use engram_proto::v1::memory_service_server::MemoryServiceServer;
 use engram_proto::{DESCRIPTORS, MAX_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES};
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -21,15 +22,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
 /// Maximum duration of a call, whatever its client allows.
 const CALL_DEADLINE: Duration = Duration::from_secs(60);
-/// Maximum number of streams per connection; further ones wait.
-const MAX_STREAMS: u32 = 256;
+/// Maximum number of calls per connection, an eighth of those of the listener; further ones wait at their client.
+const MAX_STREAMS: u32 = 128;
+/// The same between workers, whose connections carry the calls of many clients.
+const MAX_PEER_STREAMS: u32 = 1_024;
 /// Maximum size of request headers; the library's default is 16 MiB.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// HTTP/2 flow-control windows: one full message per stream, several per connection.
@@ -37,12 +38,30 @@ const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
+/// A listener whose connections are counted.
+struct BoundListener {
+    listener: Listener,
+    open: OpenTracker,
+    /// Time after which a silent connection is closed.
+    silence: Option<Duration>,
+}
+
+impl BoundListener {
+    /// Returns the accepted connections.
+    fn incoming(self) -> impl Stream<Item = std::io::Result<Bounded<Connection>>> {
+        let Self { listener, open, silence } = self;
+        listener.incoming.map(move |accepted| accepted.map(|it| Bounded::new(it, silence, open.opened())))
+    }
+}
+
 /// Bound listeners.
 pub(crate) struct Listeners {
-    client: Listener,
-    peer: Listener,
+    client: BoundListener,
+    peer: BoundListener,
     /// Administration and HTTP; absent on a simulated machine.
-    admin_and_http: Option<(Listener, TcpListener)>,
+    admin_and_http: Option<(BoundListener, Acceptor<TcpListener>)>,
+    /// Connections of all listeners.
+    connections: ConnectionCounters,
     /// Age after which clients and administrators must reconnect, under TLS.
     connection_age: Option<Duration>,
 }
@@ -58,20 +77,21 @@ pub(crate) struct BoundAddresses {
 
 /// Accepts connections: over TLS if there are certificates, and then with a maximum lifetime.
 fn listener(
-    listener: TcpListener,
+    listener: Acceptor<TcpListener>,
     address: SocketAddr,
     keys: Option<&Arc<Keys>>,
     callers: Callers,
     lifetime: Option<Duration>,
-) -> Listener {
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+) -> BoundListener {
+    let open = listener.tracker();
+    let incoming = listener.into_stream();
     let incoming = match keys {
         None => incoming.map(|accepted| accepted.map(Connection::Tcp)).boxed(),
         Some(keys) => accept(incoming, Arc::clone(keys), callers, lifetime)
             .map(|accepted| accepted.map(|secured| Connection::Tls(Box::new(secured))))
             .boxed(),
     };
-    Listener { address, incoming }
+    BoundListener { listener: Listener { address, incoming }, open, silence: Some(GRPC_SILENCE) }
 }
 
 impl Listeners {
@@ -79,7 +99,10 @@ impl Listeners {
     pub(crate) fn simulated(client: Listener, peer: Listener) -> (Self, BoundAddresses) {
         let unbound = SocketAddr::new(client.address.ip(), 0);
         let bound = BoundAddresses { client: client.address, peer: peer.address, admin: unbound, http: unbound };
-        (Self { client, peer, admin_and_http: None, connection_age: None }, bound)
+        let [client, peer] =
+            [client, peer].map(|listener| BoundListener { listener, open: OpenTracker::default(), silence: None });
+        let connections = ConnectionCounters::default();
+        (Self { client, peer, admin_and_http: None, connections, connection_age: None }, bound)
     }
 
     /// Binds all listeners, or none.
@@ -87,10 +110,15 @@ impl Listeners {
         listen: &Listen,
         secured: Option<(&Tls, &Arc<Keys>)>,
     ) -> Result<(Self, BoundAddresses), Error> {
-        let bind = |role: &'static str, address: SocketAddr| async move {
-            let listener = TcpListener::bind(address).await.map_err(|source| Error::Bind { role, address, source })?;
-            let bound = listener.local_addr().map_err(|source| Error::Bind { role, address, source })?;
-            Ok::<_, Error>((listener, bound))
+        let connections = ConnectionCounters::default();
+        let bind = |role: &'static str, address: SocketAddr| {
+            let connections = connections.clone();
+            async move {
+                let failed = |source| Error::Bind { role, address, source };
+                let listener = TcpListener::bind(address).await.map_err(failed)?;
+                let bound = listener.local_addr().map_err(failed)?;
+                Ok::<_, Error>((Acceptor::new(listener, role, connections), bound))
+            }
         };
         let (client, client_at) = bind("client", listen.client).await?;
         let (peer, peer_at) = bind("peer", listen.peer).await?;
@@ -106,7 +134,12 @@ impl Listeners {
         let peer = listener(peer, peer_at, keys, Callers::Certified, None);
         let admin = listener(admin, admin_at, keys, Callers::Certified, lifetime);
         let connection_age = tls.map(Tls::connection_age);
-        Ok((Self { client, peer, admin_and_http: Some((admin, http)), connection_age }, bound))
+        Ok((Self { client, peer, admin_and_http: Some((admin, http)), connections, connection_age }, bound))
+    }
+
+    /// Returns the connections of all listeners, for the metrics.
+    pub(crate) const fn connections(&self) -> &ConnectionCounters {
+        &self.connections
     }
 
     /// Serves on all listeners until the worker stops and calls in flight are complete. The peer servers are returned separately,
@@ -140,7 +173,7 @@ impl Listeners {
             .add_service(service)
             // Clients with a token can reach no other listener.
             .add_optional_service(accounts.map(|_| admin()));
-        servers.spawn(serve_as("client", server.serve_with_incoming_shutdown(self.client.incoming, stop())));
+        servers.spawn(serve_as("client", server.serve_with_incoming_shutdown(self.client.incoming(), stop())));
 
         let memories = Memories { shared: Arc::clone(&shared), plane: Plane::Peer };
         let service = MemoryServiceServer::new(memories)
@@ -148,20 +181,26 @@ impl Listeners {
             .max_encoding_message_size(MAX_PEER_MESSAGE_BYTES);
         let peer = crate::worker::peer_services(&shared);
         let server = builder(None)
+            .max_concurrent_streams(MAX_PEER_STREAMS)
             .initial_stream_window_size(peers::STREAM_WINDOW)
             .initial_connection_window_size(peers::CONNECTION_WINDOW)
             .layer(edge(ListenerKind::Peer))
             .add_routes(peer)
             .add_service(service);
-        peer_servers.spawn(serve_as("peer", server.serve_with_incoming_shutdown(self.peer.incoming, stop())));
+        peer_servers.spawn(serve_as("peer", server.serve_with_incoming_shutdown(self.peer.incoming(), stop())));
 
         let Some((admin_listener, http_listener)) = self.admin_and_http else { return (servers, peer_servers) };
         let server = builder(age).layer(edge(ListenerKind::Admin)).add_service(admin());
-        servers.spawn(serve_as("admin", server.serve_with_incoming_shutdown(admin_listener.incoming, stop())));
+        servers.spawn(serve_as("admin", server.serve_with_incoming_shutdown(admin_listener.incoming(), stop())));
         match admin_socket(&shared) {
             Ok((listener, path)) => {
                 let server = builder(None).layer(edge(ListenerKind::Admin)).add_service(admin());
-                let served = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop());
+                let listener = Acceptor::new(listener, "admin socket", self.connections.clone());
+                let open = listener.tracker();
+                let incoming = listener
+                    .into_unix_stream()
+                    .map(move |accepted| accepted.map(|it| Bounded::new(it, Some(GRPC_SILENCE), open.opened())));
+                let served = server.serve_with_incoming_shutdown(incoming, stop());
                 servers.spawn(async move {
                     let result = serve_as("admin socket", served).await;
                     // The next start replaces a leftover.

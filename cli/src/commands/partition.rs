@@ -11,7 +11,7 @@ use crate::target::Target;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode, Problem};
 use engram_cluster::PartitionMap;
-use engram_coordinator::wire;
+use engram_wire as wire;
 use engram_mapstore::{EntryOverride, OverrideKind, unless_superseded};
 use engram_memory::PartitionId;
 use engram_proto::answers::identity;
@@ -103,7 +103,7 @@ async fn force_promote(arguments: &ForcePromote, context: &Context) -> anyhow::R
     acceptance.check(reply.refusal(), &reply.message)?;
     let step = reply.step.unwrap_or_default();
     if let Some((cluster, reason)) = acceptance.by_caller {
-        let step = wire::step_from_proto(&step)?;
+        let step = engram_coordinator::wire::step_from_proto(&step)?;
         cluster
             .override_map(OverrideKind::ForcePromote, reason, vec![step.clone()], move |current| step.apply_to(current))
             .boxed()

@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::error::failure;
 use crate::local::admin;
 use crate::output::{Table, count};
+use crate::output_file::OutputFile;
 use crate::target::Target;
 use anyhow::{Context as _, ensure};
 use engram_api::ExitCode;
@@ -115,7 +116,7 @@ pub(crate) async fn run(arguments: &Profile, context: &Context) -> anyhow::Resul
     let tracks = tracks(reply)?;
 
     let path = trace.clone().unwrap_or_else(|| PathBuf::from(format!("profile-{worker}.json")));
-    std::fs::write(&path, chrome_trace(&tracks)).with_context(|| format!("failed to write {}", path.display()))?;
+    OutputFile::write(&path, chrome_trace(&tracks).as_bytes()).with_context(|| format!("failed to write {}", path.display()))?;
     let report = report(*worker, *seconds, path.display().to_string(), &tracks);
     if context.output.is_structured() {
         context.output.value(&serde_json::to_value(&report)?)?;

@@ -32,7 +32,7 @@ pub(crate) struct Certificates {
     folder: PathBuf,
     cluster_name: String,
     cluster: ClusterId,
-    authority: CertificateAuthority,
+    ca: CertificateAuthority,
     lifetime: Duration,
     /// Renewal time of each certificate.
     due: RefCell<BTreeMap<(Role, u32), SystemTime>>,
@@ -59,7 +59,7 @@ impl Certificates {
         let result = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         result.map_err(|error| unusable("create", &folder, &error))?;
         let (key_path, path) = (folder.join(CA_KEY), folder.join(CA_CERTIFICATE));
-        let authority = match fs::read_to_string(&key_path) {
+        let ca = match fs::read_to_string(&key_path) {
             Ok(key) => {
                 let text = fs::read_to_string(&path).map_err(|error| unusable("read", &path, &error))?;
                 let opened = CertificateAuthority::open(cluster, &key, &text);
@@ -68,11 +68,11 @@ impl Certificates {
                 })?
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let authority = CertificateAuthority::create(cluster, SystemTime::now())?;
+                let ca = CertificateAuthority::create(cluster, SystemTime::now())?;
                 // The key is written last and marks a complete CA.
-                replace(&path, authority.certificate())?;
-                replace(&key_path, &authority.key())?;
-                authority
+                replace(&path, ca.certificate())?;
+                replace(&key_path, &ca.key())?;
+                ca
             }
             Err(error) => return Err(unusable("read", &key_path, &error)),
         };
@@ -80,7 +80,7 @@ impl Certificates {
             folder,
             cluster_name: cluster_name.to_owned(),
             cluster,
-            authority,
+            ca,
             lifetime: lifetime.unwrap_or(LIFETIME),
             due: RefCell::default(),
         };
@@ -95,7 +95,7 @@ impl Certificates {
     /// The file cannot be written.
     pub(crate) fn issue(&self, role: Role, ordinal: u32) -> anyhow::Result<()> {
         let name = Name::local(&self.cluster_name, self.cluster, role, ordinal);
-        let issued = self.authority.issue(&name, SystemTime::now(), self.lifetime)?;
+        let issued = self.ca.issue(&name, SystemTime::now(), self.lifetime)?;
         replace(&self.path(role, ordinal), &issued.pem)?;
         self.due.borrow_mut().insert((role, ordinal), issued.renew_at);
         Ok(())
@@ -172,12 +172,12 @@ mod tests {
         let first = open(None);
         first.issue(Role::Worker, 3).unwrap();
         let read = |name: &str| fs::read_to_string(state.path().join(FOLDER).join(name)).unwrap();
-        let (authority, worker) = (read(CA_CERTIFICATE), read("worker-3.pem"));
+        let (ca, worker) = (read(CA_CERTIFICATE), read("worker-3.pem"));
         first.renew().unwrap();
         assert_eq!(read("worker-3.pem"), worker, "not due");
         // Due at once.
         let again = open(Some(Duration::ZERO));
-        assert_eq!(read(CA_CERTIFICATE), authority, "the next `up` keeps the CA");
+        assert_eq!(read(CA_CERTIFICATE), ca, "the next `up` keeps the CA");
         again.issue(Role::Worker, 3).unwrap();
         let worker = read("worker-3.pem");
         again.renew().unwrap();

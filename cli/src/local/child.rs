@@ -4,7 +4,7 @@
 //! closes. `up` also closes the pipe for a graceful stop.
 
 use anyhow::Context as _;
-use engram_api::ExitCode;
+use engram_api::{Code, ExitCode};
 use engram_coordinator::Coordinator;
 use engram_identity::{ExpectedPeer, Files, Keys, Role};
 use engram_mapstore::FileStore;
@@ -132,8 +132,16 @@ fn process<F: Future<Output = anyhow::Result<i32>>>(
             // stderr is the log of this process.
             tracing::error!(error = format!("{error:#}"), "process failed");
             let _ = std::io::stderr().flush();
-            std::process::exit(exit::status(&error))
+            std::process::exit(exit_status(&error))
         }
+    }
+}
+
+/// Returns the exit status of a failed process.
+fn exit_status(error: &anyhow::Error) -> i32 {
+    match error.downcast_ref() {
+        Some(engram_coordinator::Error::FixedSettingChanged { .. }) => exit::of_code(Code::Immutable),
+        _ => exit::status(error),
     }
 }
 

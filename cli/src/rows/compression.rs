@@ -33,7 +33,7 @@ impl Compression {
     }
 
     pub(crate) fn writer(self, to: File) -> io::Result<CompressedFile> {
-        let to = BufWriter::new(to);
+        let to = BufWriter::new(CountedFile { file: to, bytes: 0 });
         Ok(match self {
             Self::None => CompressedFile::Plain(to),
             Self::Gzip => CompressedFile::Gzip(flate2::write::GzEncoder::new(to, flate2::Compression::default())),
@@ -44,20 +44,20 @@ impl Compression {
 
 /// A file with compression on write.
 pub(crate) enum CompressedFile {
-    Plain(BufWriter<File>),
-    Gzip(flate2::write::GzEncoder<BufWriter<File>>),
-    Zstd(zstd::Encoder<'static, BufWriter<File>>),
+    Plain(BufWriter<CountedFile>),
+    Gzip(flate2::write::GzEncoder<BufWriter<CountedFile>>),
+    Zstd(zstd::Encoder<'static, BufWriter<CountedFile>>),
 }
 
 impl CompressedFile {
-    /// Finishes the stream and syncs the file.
-    pub(crate) fn finish(self) -> io::Result<()> {
+    /// Finishes the stream and returns the number of bytes in the file.
+    pub(crate) fn finish(self) -> io::Result<u64> {
         let buffered = match self {
             Self::Plain(file) => file,
             Self::Gzip(file) => file.finish()?,
             Self::Zstd(file) => file.finish()?,
         };
-        buffered.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+        Ok(buffered.into_inner().map_err(io::IntoInnerError::into_error)?.bytes)
     }
 }
 
@@ -76,5 +76,23 @@ impl Write for CompressedFile {
             Self::Gzip(file) => file.flush(),
             Self::Zstd(file) => file.flush(),
         }
+    }
+}
+
+/// A file that counts the bytes written: devices and pipes have no length.
+pub(crate) struct CountedFile {
+    file: File,
+    bytes: u64,
+}
+
+impl Write for CountedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }

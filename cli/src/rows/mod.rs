@@ -11,7 +11,6 @@ pub(crate) use compression::Compression;
 pub(crate) use reader::Reader;
 pub(crate) use writer::Writer;
 
-use anyhow::Context as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::ValueEnum;
@@ -19,9 +18,7 @@ use engram_api::{Code, Problem};
 use engram_client::Memory;
 use engram_memory::MemoryId;
 use serde::Serialize;
-use std::io::{self, Write as _};
 use std::path::Path;
-use tempfile::NamedTempFile;
 
 /// Format of a file of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -127,30 +124,6 @@ impl<'a> Object<'a> {
 /// Returns the exact weight.
 pub(crate) fn weight(memory: &Memory) -> f64 {
     f64::from(memory.weight.units()) / f64::from(engram_memory::ONE)
-}
-
-/// Writes a file atomically.
-///
-/// # Errors
-/// The file cannot be written.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let write = || {
-        let mut file = temporary_for(path)?;
-        file.write_all(bytes)?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        io::Result::Ok(())
-    };
-    write().with_context(|| format!("failed to write {}", path.display()))
-}
-
-/// Creates a temporary file in the folder of `path`, to be renamed to `path`.
-pub(crate) fn temporary_for(path: &Path) -> io::Result<NamedTempFile> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Same permissions as a regularly created file, subject to the umask.
-    let permissions = std::fs::Permissions::from_mode(0o666);
-    tempfile::Builder::new().prefix(".engram-").permissions(permissions).tempfile_in(folder)
 }
 
 #[cfg(test)]

@@ -327,12 +327,12 @@ impl Detector {
                 }
             }
         }
-        let (heard_ms, beat_ms) = (now_ms, now_ms);
+        let (heard_ms, heartbeat_ms) = (now_ms, now_ms);
         let place = TrackedWorker {
             member,
             domain,
             heard_ms,
-            heartbeat_ms: beat_ms,
+            heartbeat_ms,
             closed_ms: None,
             turns: 0,
             stalled_since_ms: None,
@@ -420,7 +420,7 @@ mod tests {
     struct Watch {
         detector: Detector,
         now_ms: u64,
-        beating: BTreeMap<Ordinal, (Member, bool)>,
+        alive: BTreeMap<Ordinal, (Member, bool)>,
         turns: u64,
     }
 
@@ -429,7 +429,7 @@ mod tests {
             let mut watch = Self {
                 detector: Detector::new(Timing::default(), START),
                 now_ms: START,
-                beating: BTreeMap::new(),
+                alive: BTreeMap::new(),
                 turns: 0,
             };
             (0..workers).for_each(|worker| assert_eq!(watch.meet(member(worker, 1)), []));
@@ -437,7 +437,7 @@ mod tests {
         }
 
         fn meet(&mut self, member: Member) -> Vec<Action> {
-            self.beating.insert(member.ordinal, (member, true));
+            self.alive.insert(member.ordinal, (member, true));
             self.step(Event::Connected { member, domain: format!("machine-{}", member.ordinal) })
         }
 
@@ -451,7 +451,7 @@ mod tests {
             for _ in 0..ms / 100 {
                 self.now_ms += 100;
                 self.turns += 1;
-                for (member, moves) in self.beating.clone().into_values() {
+                for (member, moves) in self.alive.clone().into_values() {
                     let turns = if moves { self.turns } else { 0 };
                     actions.extend(self.step(Event::Heartbeat { member, progress: turns, queued: true }));
                 }
@@ -461,7 +461,7 @@ mod tests {
         }
 
         fn fall_silent(&mut self, ordinal: u32) {
-            self.beating.remove(&Ordinal(ordinal));
+            self.alive.remove(&Ordinal(ordinal));
         }
 
         fn standing(&self, ordinal: u32) -> Liveness {
@@ -487,11 +487,11 @@ mod tests {
     fn worker_without_progress_is_stuck_only_while_work_waits() {
         let mut watch = Watch::new(2);
         watch.pass(4_000);
-        watch.beating.insert(Ordinal(0), (member(0, 1), false));
+        watch.alive.insert(Ordinal(0), (member(0, 1), false));
         assert_eq!(watch.pass(1_000), []);
         assert_eq!(watch.pass(200), [Action::Suspect(member(0, 1), Cause::Stuck)]);
         assert!(watch.standing(0).is_confirmed(false, true, watch.now_ms, watch.detector.timing()), "its own report");
-        watch.beating.insert(Ordinal(0), (member(0, 1), true));
+        watch.alive.insert(Ordinal(0), (member(0, 1), true));
         assert_eq!(watch.pass(100), [Action::Trust(member(0, 1))]);
         for _ in 0..30 {
             watch.now_ms += 100;
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn new_detector_suspects_nobody_and_never_a_worker_it_has_not_seen() {
+    fn new_detector_suspects_no_worker_before_its_first_heartbeat() {
         let mut watch = Watch::new(2);
         watch.fall_silent(0);
         assert_eq!(watch.pass(2_900), [], "silent for longer than the timeout, but still warming up");

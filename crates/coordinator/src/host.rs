@@ -5,7 +5,7 @@ use crate::environment::Environment;
 use crate::guard::{AuthorizedService, TokenAuthorizer};
 use crate::service::{Service, Views, first_heartbeat};
 use crate::state::{BootstrapProgress, GpuFault, WorkerCertificate};
-use crate::{Coordinator, Error, Shared, run_failure_detector, wire, writer};
+use crate::{Coordinator, Error, Shared, run_failure_detector, writer};
 use engram_cluster::PartitionMap;
 use engram_identity::{Keys, Refusals, accept_for_clusters};
 use engram_mapstore::Goal;
@@ -250,7 +250,7 @@ impl Host {
     }
 
     fn service(&self, cluster: &[u8]) -> Result<AuthorizedService, Status> {
-        let cluster = wire::cluster_from_proto(cluster).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let cluster = engram_wire::cluster_from_proto(cluster).map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.service_of(cluster)
     }
 

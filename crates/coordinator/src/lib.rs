@@ -98,7 +98,7 @@ impl Options {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The map store failed.
-    #[error(transparent)]
+    #[error("failed to use the map store")]
     MapStore(#[from] engram_mapstore::Error),
     /// A setting that is fixed at creation differs between the manifest and the map.
     #[error("the cluster has {found} {what}, the manifest says {expected}: it is fixed at creation")]

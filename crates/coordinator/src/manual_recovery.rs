@@ -66,9 +66,9 @@ impl State {
 impl Shared {
     /// Receives the report of a worker.
     pub(crate) fn receive_map_state(&self, report: &v1::ReportMapStateRequest) -> Result<(), Status> {
-        let malformed = |error: wire::Malformed| Status::invalid_argument(error.to_string());
+        let malformed = |error: engram_wire::Malformed| Status::invalid_argument(error.to_string());
         let number = report.request_number;
-        let report = wire::map_state_from_proto(report).map_err(malformed)?;
+        let report = engram_wire::map_state_from_proto(report).map_err(malformed)?;
         self.state().map_state_reports.insert(number, report);
         self.map_state_received.notify_one();
         Ok(())
@@ -132,10 +132,10 @@ impl Shared {
         let unproven = |(partition, why): (&PartitionId, &String)| v1::UnprovenPartition {
             partition: partition.0,
             reason: why.clone(),
-            last_observed: rebuilt.last_entries[partition.0 as usize].as_ref().map(wire::entry_to_proto),
+            last_observed: rebuilt.last_entries[partition.0 as usize].as_ref().map(engram_wire::entry_to_proto),
         };
         let mut reply = v1::RebuildMapResponse {
-            map: Some(wire::map_to_proto(&rebuilt.map)),
+            map: Some(engram_wire::map_to_proto(&rebuilt.map)),
             unproven: rebuilt.unproven.iter().map(unproven).collect(),
             ..Default::default()
         };
@@ -163,7 +163,7 @@ impl Shared {
                 MapOverride::now(OverrideKind::RebuildMap, &request.requested_by, &request.accept_data_loss, steps);
             let rebuilt = rebuilt.map;
             let written = self.override_map(order, move |current| unless_superseded(&rebuilt, current)).await?;
-            reply.map = Some(wire::map_to_proto(&written));
+            reply.map = Some(engram_wire::map_to_proto(&written));
             reply.written = true;
         }
         Ok(reply)

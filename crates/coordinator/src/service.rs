@@ -46,7 +46,7 @@ impl CoordinatorService for Service {
         self.check_cluster(&report.cluster)?;
         let store = match report.store.as_ref() {
             [] => None,
-            store => Some(wire::store_from_proto(store).map_err(|error| malformed(&error))?),
+            store => Some(engram_wire::store_from_proto(store).map_err(|error| malformed(&error))?),
         };
         tracing::warn!(worker = report.ordinal, process = report.process_id, exit = report.exit, "worker died");
         let (ordinal, now_ms) = (Ordinal(report.ordinal), self.shared.now_ms());
@@ -66,7 +66,7 @@ impl CoordinatorService for Service {
         self.check_cluster(&request.cluster)?;
         let proposer =
             request.member.as_ref().ok_or_else(|| Status::invalid_argument("the request names no member"))?;
-        let proposer = wire::member_id_from_proto(proposer).map_err(|error| malformed(&error))?;
+        let proposer = engram_wire::member_id_from_proto(proposer).map_err(|error| malformed(&error))?;
         let proposals = request.proposals.iter().map(|proposal| self.proposal(proposal)).collect::<Result<_, _>>()?;
         let mut state = self.shared.state();
         if state.is_closing() {
@@ -129,7 +129,7 @@ impl CoordinatorService for Service {
         let status = v1::ClusterStatus {
             cluster: options.cluster.0.to_be_bytes().to_vec().into(),
             cluster_name: options.cluster_name.clone(),
-            map: state.map().map(wire::map_to_proto),
+            map: state.map().map(engram_wire::map_to_proto),
             members: state.members().map(wire::member_to_proto).collect(),
             expected_workers: state.goal().workers(options.workers),
             conditions: state.conditions().iter().cloned().chain(leaderless).chain(silent).chain(starting).collect(),
@@ -207,7 +207,7 @@ impl Service {
             )));
         }
         let member = hello.member.as_ref().ok_or_else(|| Status::invalid_argument("the hello names no member"))?;
-        let member = wire::member_id_from_proto(member).map_err(|error| malformed(&error))?;
+        let member = engram_wire::member_id_from_proto(member).map_err(|error| malformed(&error))?;
         let mut state = self.shared.state();
         let max_workers = state.max_workers(&self.shared.options);
         if member.ordinal.0 >= max_workers {
@@ -243,7 +243,7 @@ impl Service {
                 "partition {partition} does not exist: there are {partitions}, numbered from 0"
             )));
         }
-        let change = wire::change_from_proto(message.change.as_ref()).map_err(|error| malformed(&error))?;
+        let change = engram_wire::change_from_proto(message.change.as_ref()).map_err(|error| malformed(&error))?;
         let (activated, solo_safe) = (message.activated, message.solo_safe);
         Ok(Proposal { partition, expected: ExpectedEntry { term: Term(message.term), activated, solo_safe }, change })
     }
@@ -280,7 +280,7 @@ impl Service {
 
     fn check_cluster(&self, bytes: &[u8]) -> Result<(), Status> {
         let expected = self.shared.options.cluster;
-        match wire::cluster_from_proto(bytes) {
+        match engram_wire::cluster_from_proto(bytes) {
             Ok(named) if named == expected => Ok(()),
             Ok(named) => Err(Status::failed_precondition(format!("this is cluster {expected}, not {named}"))),
             Err(error) => Err(Status::invalid_argument(error.to_string())),
@@ -288,7 +288,7 @@ impl Service {
     }
 }
 
-fn malformed(error: &wire::Malformed) -> Status {
+fn malformed(error: &engram_wire::Malformed) -> Status {
     Status::invalid_argument(error.to_string())
 }
 

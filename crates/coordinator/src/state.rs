@@ -438,7 +438,7 @@ impl State {
         let order =
             |order: &LeadershipTransfer| v1::LeadershipTransfer { partition: order.partition.0, to: order.to.0 };
         v1::HeartbeatResponse {
-            map: self.map.as_ref().map(wire::map_to_proto),
+            map: self.map.as_ref().map(engram_wire::map_to_proto),
             members: self.members.values().map(wire::member_to_proto).collect(),
             leadership_transfers: self.transfers.iter().map(order).collect(),
             map_state_request: self.map_state_reports.request_number(),

@@ -3,7 +3,8 @@
 
 use engram_cluster::rebuild::force_entry;
 use engram_cluster::{Change, Entry, PartitionMap};
-use engram_coordinator::{Coordinator, Options, wire};
+use engram_coordinator::{Coordinator, Options};
+use engram_wire as wire;
 use engram_mapstore::{EntryOverride, FileStore, MapOverride, MapStore, MemoryStore, OverrideKind};
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId, StoreId, Term};
 use engram_proto::v1;
@@ -417,7 +418,7 @@ async fn map_written_by_another_principal_is_adopted_and_its_order_reported() {
         (orders.len(), orders[0].requested_by.as_str(), orders[0].reason.as_str()),
         (1, "ann", "both disks burnt")
     );
-    let reported = wire::step_from_proto(&orders[0].steps[0]).unwrap();
+    let reported = engram_coordinator::wire::step_from_proto(&orders[0].steps[0]).unwrap();
     assert_eq!(reported, step, "as recorded");
     running.stop().await;
 }

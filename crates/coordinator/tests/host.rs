@@ -1,5 +1,5 @@
 //! Several clusters behind one listener.
-#![allow(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
+#![allow(clippy::unwrap_used, reason = "a test without its setup has failed")]
 
 use engram_coordinator::{Coordinator, Environment, GpuFault, Host, Options, WorkerCertificate};
 use engram_identity::{
@@ -37,9 +37,9 @@ fn heartbeat(cluster: u128) -> v1::HeartbeatRequest {
     v1::HeartbeatRequest { hello: Some(hello), ..v1::HeartbeatRequest::default() }
 }
 
-type Beats = (mpsc::Sender<v1::HeartbeatRequest>, Streaming<v1::HeartbeatResponse>);
+type HeartbeatStreams = (mpsc::Sender<v1::HeartbeatRequest>, Streaming<v1::HeartbeatResponse>);
 
-async fn join(client: &CoordinatorServiceClient<Channel>, cluster: u128) -> Result<Beats, Status> {
+async fn join(client: &CoordinatorServiceClient<Channel>, cluster: u128) -> Result<HeartbeatStreams, Status> {
     let (heartbeats, outgoing) = mpsc::channel(4);
     heartbeats.send(heartbeat(cluster)).await.unwrap();
     let replies = client.clone().heartbeat(ReceiverStream::new(outgoing)).await?;
@@ -129,22 +129,22 @@ async fn each_message_reaches_the_coordinator_of_its_cluster_and_one_that_is_rem
     while let Some(reply) = timeout(DEADLINE, replies.message()).await.unwrap().unwrap() {
         drop(reply);
     }
-    assert_eq!(status(&client, None).await.unwrap().cluster_name, "words", "one is left: nobody else can be meant");
+    assert_eq!(status(&client, None).await.unwrap().cluster_name, "words", "the only cluster that is left");
     stop.send(()).unwrap();
     timeout(DEADLINE, serving).await.unwrap().unwrap().unwrap();
 }
 
-/// Somebody who is there to ask.
-enum Asker {
+/// A client of the coordinator.
+enum TestClient {
     Certified(Arc<Keys>),
     Anonymous(Roots, ClusterId),
 }
 
-async fn over_tls(asker: Asker, address: String) -> Result<CoordinatorServiceClient<Channel>, std::io::Error> {
+async fn over_tls(asker: TestClient, address: String) -> Result<CoordinatorServiceClient<Channel>, std::io::Error> {
     let expected = ExpectedPeer::any(Role::Coordinator);
     let stream = match asker {
-        Asker::Certified(keys) => connect(&keys, expected, &address).await?,
-        Asker::Anonymous(roots, cluster) => connect_anonymously(&roots, cluster, expected, &address).await?,
+        TestClient::Certified(keys) => connect(&keys, expected, &address).await?,
+        TestClient::Anonymous(roots, cluster) => connect_anonymously(&roots, cluster, expected, &address).await?,
     };
     let mut stream = Some(TokioIo::new(stream));
     let connect = tower::service_fn(move |_| {
@@ -156,13 +156,13 @@ async fn over_tls(asker: Asker, address: String) -> Result<CoordinatorServiceCli
 }
 
 #[tokio::test]
-async fn a_cluster_with_certificates_takes_its_own_processes_alone_beside_one_that_has_none() {
+async fn tls_cluster_accepts_only_its_own_processes_next_to_a_plaintext_one() {
     let (host, now) = (Host::default(), SystemTime::now());
-    let authority = CertificateAuthority::create(Realm::Operator, now).unwrap();
+    let ca = CertificateAuthority::create(Realm::Operator, now).unwrap();
     let keys = |cluster, role, ordinal| {
         let name = Name::on_kubernetes("research", "words", ClusterId(cluster), role, ordinal);
-        let issued = authority.issue(&name, now, Duration::from_secs(3_600)).unwrap();
-        Keys::from_pem(authority.certificate(), &issued.pem, Arc::clone(host.refusals())).unwrap()
+        let issued = ca.issue(&name, now, Duration::from_secs(3_600)).unwrap();
+        Keys::from_pem(ca.certificate(), &issued.pem, Arc::clone(host.refusals())).unwrap()
     };
     host.add(coordinator(1, "words"), Some(keys(1, Role::Coordinator, 0)));
     host.add(coordinator(2, "books"), None);
@@ -175,12 +175,12 @@ async fn a_cluster_with_certificates_takes_its_own_processes_alone_beside_one_th
     };
     let counted = |reason| host.refusals().of(reason);
 
-    let worker = over_tls(Asker::Certified(keys(1, Role::Worker, 0)), address.clone()).await.unwrap();
-    let (_beats, mut replies) = join(&worker, 1).await.unwrap();
+    let worker = over_tls(TestClient::Certified(keys(1, Role::Worker, 0)), address.clone()).await.unwrap();
+    let (_heartbeats, mut replies) = join(&worker, 1).await.unwrap();
     assert!(timeout(DEADLINE, replies.message()).await.unwrap().unwrap().is_some());
     let reported = refused(&worker, 2).await;
     assert!(reported.0 == Code::PermissionDenied && reported.1.contains("without TLS"), "{reported:?}");
-    let other = over_tls(Asker::Certified(keys(1, Role::Worker, 1)), address.clone()).await.unwrap();
+    let other = over_tls(TestClient::Certified(keys(1, Role::Worker, 1)), address.clone()).await.unwrap();
     assert_eq!((refused(&other, 1).await.0, counted(Reason::Sender)), (Code::PermissionDenied, 1));
 
     let clear = CoordinatorServiceClient::connect(format!("http://{address}")).await.unwrap();
@@ -189,13 +189,13 @@ async fn a_cluster_with_certificates_takes_its_own_processes_alone_beside_one_th
     assert!(reported.1.contains("over TLS"), "{reported:?}");
     assert_eq!((reported.0, counted(Reason::PlainText)), (Code::PermissionDenied, 1));
 
-    let roots = Roots::parse(authority.certificate().as_bytes()).unwrap();
-    let nobody = over_tls(Asker::Anonymous(roots, ClusterId(1)), address.clone()).await.unwrap();
-    assert_eq!((refused(&nobody, 1).await.0, counted(Reason::NoCertificate)), (Code::PermissionDenied, 1));
+    let roots = Roots::parse(ca.certificate().as_bytes()).unwrap();
+    let anonymous = over_tls(TestClient::Anonymous(roots, ClusterId(1)), address.clone()).await.unwrap();
+    assert_eq!((refused(&anonymous, 1).await.0, counted(Reason::NoCertificate)), (Code::PermissionDenied, 1));
 
-    // Of the same authority: whoever means a cluster that is not there, or has no certificates, is not even greeted.
+    // Same CA: a handshake for a missing or plaintext cluster is refused.
     for cluster in [2, 3] {
-        assert!(over_tls(Asker::Certified(keys(cluster, Role::Worker, 0)), address.clone()).await.is_err());
+        assert!(over_tls(TestClient::Certified(keys(cluster, Role::Worker, 0)), address.clone()).await.is_err());
     }
     assert_eq!(counted(Reason::OtherCluster), 2);
 }

@@ -28,7 +28,7 @@ pub enum Response {
     Acked,
     /// It was not applied, and never will be.
     Never,
-    /// Nobody could say.
+    /// The outcome is unknown.
     Unknown,
 }
 

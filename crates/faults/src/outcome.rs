@@ -53,7 +53,6 @@ pub struct Outcome {
     /// Ids written to.
     pub memories: u64,
     /// Requests with unknown outcome, which was queried.
-    #[serde(rename = "askedForFate")]
     pub outcome_queries: u64,
     /// `None` = the weights could not be read.
     pub ledger: Option<Tally>,

@@ -37,7 +37,7 @@ pub enum Direction {
     Back,
 }
 
-/// Fate of bytes.
+/// What the proxy does with bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Flow {
     /// They pass.
@@ -45,7 +45,7 @@ pub enum Flow {
     Pass,
     /// They wait: the sender meets back-pressure.
     Hold,
-    /// They are read and discarded: the sender believes that they passed.
+    /// They are read and discarded: the sender sees them as sent.
     BlackHole,
 }
 

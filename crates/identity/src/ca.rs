@@ -1,4 +1,4 @@
-//! Certificate authority of a cluster: signs certificates for its processes.
+//! CA of a cluster: signs certificates for its processes.
 
 use crate::{Error, Name, RootId, Roots, SigningRequest, validity};
 use engram_memory::ClusterId;
@@ -77,7 +77,7 @@ pub struct CertificateAuthority {
 
 impl fmt::Debug for CertificateAuthority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Authority")
+        f.write_str("CertificateAuthority")
     }
 }
 
@@ -183,7 +183,7 @@ pub(crate) fn certificate_params(name: &Name) -> Result<CertificateParams, Error
 /// Parameters of a CA certificate; constant for a realm, except for its validity.
 fn parameters(realm: Realm, now: SystemTime) -> CertificateParams {
     let mut parameters = CertificateParams::default();
-    parameters.distinguished_name = common_name(format!("Engram authority of {realm}"));
+    parameters.distinguished_name = common_name(format!("Engram CA of {realm}"));
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     parameters.serial_number = Some(SerialNumber::from(1_u64));

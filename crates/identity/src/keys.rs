@@ -21,7 +21,7 @@ pub const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Files {
     /// Trust bundle.
-    pub authority: PathBuf,
+    pub trust_bundle: PathBuf,
     /// This process's certificate.
     pub certificate: PathBuf,
     /// Its key; may be the same file.
@@ -30,15 +30,15 @@ pub struct Files {
 
 impl Files {
     /// Returns the paths of a bundle, and of one file with certificate and key.
-    pub fn pair(authority: impl Into<PathBuf>, pair: impl Into<PathBuf>) -> Self {
+    pub fn pair(trust_bundle: impl Into<PathBuf>, pair: impl Into<PathBuf>) -> Self {
         let certificate = pair.into();
-        Self { authority: authority.into(), key: certificate.clone(), certificate }
+        Self { trust_bundle: trust_bundle.into(), key: certificate.clone(), certificate }
     }
 
     /// Returns the files to read, each once: one file is one version of both certificate and key.
     fn into_list(self) -> Vec<PathBuf> {
-        let Self { authority, certificate, key } = self;
-        if key == certificate { vec![authority, certificate] } else { vec![authority, certificate, key] }
+        let Self { trust_bundle, certificate, key } = self;
+        if key == certificate { vec![trust_bundle, certificate] } else { vec![trust_bundle, certificate, key] }
     }
 }
 
@@ -85,8 +85,8 @@ impl Keys {
     /// counted in `refusals`.
     ///
     /// They do not fit together.
-    pub fn from_pem(authority: &str, pair: &str, refusals: Arc<Refusals>) -> Result<Arc<Self>, Error> {
-        Self::new(Vec::new(), vec![authority.into(), pair.into()], refusals)
+    pub fn from_pem(trust_bundle: &str, pair: &str, refusals: Arc<Refusals>) -> Result<Arc<Self>, Error> {
+        Self::new(Vec::new(), vec![trust_bundle.into(), pair.into()], refusals)
     }
 
     fn new(files: Vec<PathBuf>, contents: Vec<Vec<u8>>, refusals: Arc<Refusals>) -> Result<Arc<Self>, Error> {
@@ -117,8 +117,8 @@ impl Keys {
     }
 
     /// Replaces keys that were created [from PEM](Self::from_pem), if the new ones are valid and of the same process.
-    pub fn replace(&self, authority: &str, pair: &str) {
-        self.files.replace(vec![authority.into(), pair.into()]);
+    pub fn replace(&self, trust_bundle: &str, pair: &str) {
+        self.files.replace(vec![trust_bundle.into(), pair.into()]);
     }
 
     /// Reloads the files if the last reload is old: for a process that does not [watch](Self::watch) them.

@@ -145,8 +145,8 @@ impl Material {
     ///
     /// # Errors
     /// One of them is damaged, the key does not match, or the certificate is not valid under the roots at `now`.
-    pub(crate) fn parse(authority: &[u8], certificate: &[u8], key: &[u8], now: SystemTime) -> Result<Self, Error> {
-        let roots = Roots::parse(authority)?;
+    pub(crate) fn parse(trust_bundle: &[u8], certificate: &[u8], key: &[u8], now: SystemTime) -> Result<Self, Error> {
+        let roots = Roots::parse(trust_bundle)?;
         let chain = certificates(certificate, "certificate")?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| Error::unusable("the key is damaged or missing"))?;
         let signing = PROVIDER.key_provider.load_private_key(key);

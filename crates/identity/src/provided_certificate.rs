@@ -20,8 +20,8 @@ impl ProvidedCertificate {
     /// # Errors
     /// One of them is damaged, they do not match, or the certificate is not valid at `now` for a process that accepts
     /// and opens connections.
-    pub fn read(authority: &[u8], certificate: &[u8], key: &[u8], now: SystemTime) -> Result<Self, Error> {
-        let Material { name, until, .. } = Material::parse(authority, certificate, key, now)?;
+    pub fn read(trust_bundle: &[u8], certificate: &[u8], key: &[u8], now: SystemTime) -> Result<Self, Error> {
+        let Material { name, until, .. } = Material::parse(trust_bundle, certificate, key, now)?;
         Ok(Self { name, until })
     }
 }
@@ -65,9 +65,9 @@ mod tests {
     #[test]
     fn provided_certificates_are_validated_and_errors_name_the_cause() {
         let now = SystemTime::now();
-        let [authority, other] = [0; 2].map(|_| CertificateAuthority::create(Realm::Operator, now).unwrap());
-        let issued = authority.issue(&shared(), now, HOUR).unwrap();
-        let (roots, pem) = (authority.certificate().as_bytes(), issued.pem.as_bytes());
+        let [trust_bundle, other] = [0; 2].map(|_| CertificateAuthority::create(Realm::Operator, now).unwrap());
+        let issued = trust_bundle.issue(&shared(), now, HOUR).unwrap();
+        let (roots, pem) = (trust_bundle.certificate().as_bytes(), issued.pem.as_bytes());
         let provided = ProvidedCertificate::read(roots, pem, pem, now).unwrap();
         assert_eq!(provided, ProvidedCertificate { name: shared(), until: issued.until });
         let why = |roots: &[u8], certificate: &[u8], key: &[u8], now| {

@@ -16,7 +16,7 @@ pub enum Reason {
     /// The certificate is not valid yet.
     NotYetValid,
     /// The certificate is signed by another CA.
-    UnknownAuthority,
+    UnknownCa,
     /// The certificate belongs to another cluster, or to no process of a cluster.
     OtherCluster,
     /// The caller's role may not use this listener, or not for this call.
@@ -58,7 +58,7 @@ impl Reason {
         Self::NoCertificate,
         Self::Expired,
         Self::NotYetValid,
-        Self::UnknownAuthority,
+        Self::UnknownCa,
         Self::OtherCluster,
         Self::Role,
         Self::Sender,
@@ -84,7 +84,7 @@ impl Reason {
             Self::NoCertificate => "no_certificate",
             Self::Expired => "expired",
             Self::NotYetValid => "not_yet_valid",
-            Self::UnknownAuthority => "unknown_ca",
+            Self::UnknownCa => "unknown_ca",
             Self::OtherCluster => "other_cluster",
             Self::Role => "role",
             Self::Sender => "sender",
@@ -116,7 +116,7 @@ impl Reason {
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => Self::Expired,
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => Self::NotYetValid,
                 CertificateError::ApplicationVerificationFailure => Self::OtherCluster,
-                _ => Self::UnknownAuthority,
+                _ => Self::UnknownCa,
             },
             _ => Self::Handshake,
         }

@@ -69,15 +69,15 @@ mod tests {
     #[test]
     fn signed_certificate_has_the_requested_key_and_the_decided_name() {
         let (now, hour) = (SystemTime::now(), Duration::from_secs(3_600));
-        let authority = CertificateAuthority::create(Realm::Operator, now).unwrap();
+        let ca = CertificateAuthority::create(Realm::Operator, now).unwrap();
         let name = Name::on_kubernetes("research", "words", ClusterId(7), Role::Worker, 3);
         let CertificateRequest { key, request } = create_request(&name).unwrap();
         let request = SigningRequest::parse(&request).unwrap();
         assert_eq!(request.name().unwrap(), name);
         let other = Name { ordinal: Some(4), ..name };
-        let certificate = authority.sign(&request, &other, now, hour).unwrap();
+        let certificate = ca.sign(&request, &other, now, hour).unwrap();
         let keys =
-            Keys::from_pem(authority.certificate(), &(key + &certificate), Arc::new(Refusals::default())).unwrap();
+            Keys::from_pem(ca.certificate(), &(key + &certificate), Arc::new(Refusals::default())).unwrap();
         assert_eq!(keys.name(), other, "the signer decides about the name");
         assert_eq!(keys.lifetime().as_secs(), hour.as_secs());
     }

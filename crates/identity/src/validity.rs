@@ -94,10 +94,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
         fn the_end_is_the_one_that_was_signed(start in 1_000..4_000_000_000_u64, lifetime in 60..1_000_000_u64) {
-            let authority = CertificateAuthority::create(ClusterId(1), SystemTime::now()).unwrap();
+            let ca = CertificateAuthority::create(ClusterId(1), SystemTime::now()).unwrap();
             let now = SystemTime::UNIX_EPOCH + Duration::from_secs(start);
             let name = Name::local("demo", ClusterId(1), Role::Client, 0);
-            let issued = authority.issue(&name, now, Duration::from_secs(lifetime)).unwrap();
+            let issued = ca.issue(&name, now, Duration::from_secs(lifetime)).unwrap();
             let der = CertificateDer::from_pem_slice(issued.pem.as_bytes()).unwrap();
             prop_assert_eq!(period(&der), Some((now - SKEW, issued.until)));
             // A truncated certificate does not panic.

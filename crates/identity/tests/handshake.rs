@@ -23,15 +23,15 @@ const HOUR: Duration = Duration::from_secs(3_600);
 /// A folder of certificates of one CA.
 struct Home {
     folder: TempDir,
-    authority: CertificateAuthority,
+    ca: CertificateAuthority,
 }
 
 impl Home {
     fn new() -> Self {
-        let (folder, authority) =
+        let (folder, ca) =
             (TempDir::new().unwrap(), CertificateAuthority::create(HERE, SystemTime::now()).unwrap());
-        fs::write(folder.path().join("ca.pem"), authority.certificate()).unwrap();
-        Self { folder, authority }
+        fs::write(folder.path().join("ca.pem"), ca.certificate()).unwrap();
+        Self { folder, ca: ca }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -39,7 +39,7 @@ impl Home {
     }
 
     fn issue(&self, cluster: ClusterId, role: Role, ordinal: u32) -> IssuedCertificate {
-        self.authority.issue(&Name::local("demo", cluster, role, ordinal), SystemTime::now(), HOUR).unwrap()
+        self.ca.issue(&Name::local("demo", cluster, role, ordinal), SystemTime::now(), HOUR).unwrap()
     }
 
     fn files(&self, name: &str, issued: &IssuedCertificate) -> Files {
@@ -67,7 +67,7 @@ async fn listen(keys: &Arc<Keys>) -> String {
 
 /// Issues a certificate that may be stale when it is presented.
 fn stale(home: &Home, at: SystemTime, lifetime: Duration) -> IssuedCertificate {
-    home.authority.issue(&Name::local("demo", HERE, Role::Worker, 1), at, lifetime).unwrap()
+    home.ca.issue(&Name::local("demo", HERE, Role::Worker, 1), at, lifetime).unwrap()
 }
 
 /// Connects without verifying the server: the server's reaction is under test.
@@ -75,7 +75,7 @@ async fn knock(address: &str, roots: &Home, issued: Option<&IssuedCertificate>) 
     use rustls::pki_types::pem::PemObject as _;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
     let mut store = rustls::RootCertStore::empty();
-    store.add(CertificateDer::from_pem_slice(roots.authority.certificate().as_bytes()).unwrap()).unwrap();
+    store.add(CertificateDer::from_pem_slice(roots.ca.certificate().as_bytes()).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Arc::new(unverified::AcceptAny(Arc::clone(&provider)));
     let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -159,7 +159,7 @@ async fn only_a_valid_certificate_of_this_cluster_is_accepted() {
         ("no certificate", None, Reason::NoCertificate, "CertificateRequired"),
         ("expired", Some(stale(&home, now - HOUR, HOUR / 2)), Reason::Expired, "CertificateExpired"),
         ("not yet valid", Some(stale(&home, now + HOUR, HOUR)), Reason::NotYetValid, "CertificateExpired"),
-        ("another CA", Some(other.issue(HERE, Role::Worker, 1)), Reason::UnknownAuthority, "DecryptError"),
+        ("another CA", Some(other.issue(HERE, Role::Worker, 1)), Reason::UnknownCa, "DecryptError"),
         ("another cluster", Some(home.issue(ELSEWHERE, Role::Worker, 1)), Reason::OtherCluster, "AccessDenied"),
     ];
     for (what, issued, reason, alert) in table {
@@ -195,7 +195,7 @@ async fn caller_trusts_only_the_expected_peer_and_learns_why_it_is_rejected() {
     // A CA that does not know this one trusts no process here; a caller that trusts both is rejected with the reason.
     let foreign = other.keys("client.pem", &other.issue(HERE, Role::Client, 0));
     assert!(rejection(&foreign, ExpectedPeer::default()).await.contains("is not trusted"));
-    fs::write(other.path("both.pem"), [home.authority.certificate(), other.authority.certificate()].concat()).unwrap();
+    fs::write(other.path("both.pem"), [home.ca.certificate(), other.ca.certificate()].concat()).unwrap();
     let foreign = Keys::open(Files::pair(other.path("both.pem"), other.path("client.pem"))).unwrap();
     let error = rejection(&foreign, ExpectedPeer::default()).await;
     assert!(error.contains("it is signed by another CA"), "{error}");
@@ -216,7 +216,7 @@ async fn valid_files_replace_the_pair_and_invalid_ones_do_not() {
     let address = listen(&keys).await;
     let works = async || connect(&client, ExpectedPeer::one(Role::Worker, 0), &address).await.is_ok();
     let path = home.path("worker-0.pem");
-    let next = home.authority.issue(&keys.name(), SystemTime::now(), HOUR * 2).unwrap();
+    let next = home.ca.issue(&keys.name(), SystemTime::now(), HOUR * 2).unwrap();
     let other = home.issue(HERE, Role::Worker, 0);
     let key_of =
         |issued: &IssuedCertificate| issued.pem.split_inclusive("-----END PRIVATE KEY-----").next().unwrap().to_owned();
@@ -246,7 +246,7 @@ async fn valid_files_replace_the_pair_and_invalid_ones_do_not() {
 
     // CA rotation: a new CA is trusted first, then signs.
     let next_ca = CertificateAuthority::create(HERE, SystemTime::now()).unwrap();
-    fs::write(home.path("ca.pem"), [home.authority.certificate(), next_ca.certificate()].concat()).unwrap();
+    fs::write(home.path("ca.pem"), [home.ca.certificate(), next_ca.certificate()].concat()).unwrap();
     [&keys, &client].iter().for_each(|keys| keys.reload());
     let from_next = next_ca.issue(&keys.name(), SystemTime::now(), HOUR).unwrap();
     fs::write(&path, &from_next.pem).unwrap();

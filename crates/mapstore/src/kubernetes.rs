@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_is_told_knows_when_somebody_else_has_written() {
+    async fn store_with_a_watch_detects_writes_of_others() {
         let answer = Arc::new(Mutex::new(Answer::Version(5)));
         let say = |next| *answer.lock() = next;
         assert_eq!(store(Arc::clone(&answer)).change_state(), ChangeState::Unknown);

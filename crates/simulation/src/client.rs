@@ -27,6 +27,8 @@ const SHARED: usize = 2;
 const MAX_IN_FLIGHT: usize = 5;
 /// How long an operation is tried while there are faults, and how long its closing is tried.
 const PATIENCE_US: u64 = 4_000_000;
+/// Distance from the true time above which a clock that was wrong opened a session: more than a run lasts and clocks differ.
+const FAR_SESSION_MS: u64 = 60 * 60 * 1_000;
 /// Operations that every client completes in the calm phase.
 const IN_CALM: u32 = 6;
 
@@ -353,6 +355,23 @@ impl World {
         (call.what, call.answered) = (CallKind::Read(weight), Some(answered));
     }
 
+    /// Whether the session of an operation was opened by a clock that was wrong by days.
+    fn has_far_session(&self, number: u64) -> bool {
+        let opened_ms = self.clients.operations[number as usize].request.session.opened_ms;
+        opened_ms.abs_diff(START_MS + self.now_us / 1_000) > FAR_SESSION_MS
+    }
+
+    /// Continues under a new session, unless that happened since the operation began.
+    fn replace_session(&mut self, number: u64) {
+        let Operation { client, request, .. } = self.clients.operations[number as usize];
+        if self.clients.clients[client].session == request.session {
+            let session = self.open_session();
+            let owner = &mut self.clients.clients[client];
+            owner.session = session;
+            owner.seqs.fill(0);
+        }
+    }
+
     /// Opens a session at the first primary that runs.
     fn open_session(&mut self) -> SessionId {
         let primaries = self.map_store.entries.iter().map(|entry| entry.primary.0 as usize);
@@ -377,12 +396,7 @@ impl World {
         let partition = self.clients.accounts[operation.account].partition;
         if self.now_us > operation.deadline_us {
             // After an operation with unknown outcome a client continues under a new session.
-            if self.clients.clients[client].session == request.session {
-                let session = self.open_session();
-                let owner = &mut self.clients.clients[client];
-                owner.session = session;
-                owner.seqs.fill(0);
-            }
+            self.replace_session(number);
             let closed = operation_mut(&mut self.clients, number).closes;
             if closed || self.draw.chance(500) {
                 self.trace.note(self.now_us, &[15, number], || format!("client {client} gives {number} up"));
@@ -473,6 +487,11 @@ impl World {
                 }
                 Reply::Refused(Refusal::AlreadyClosed) if closes => Response::Never,
                 Reply::Refused(Refusal::OutOfWindow { .. }) if closes => Response::Unknown,
+                // It was opened by a worker whose clock was wrong, before that knew enough other clocks.
+                Reply::Refused(Refusal::SessionExpired) if self.has_far_session(number) => {
+                    self.replace_session(number);
+                    Response::Unknown
+                }
                 Reply::Refused(refusal) => {
                     if previous.is_none() {
                         self.fail(format!("operation {number} was rejected: {refusal:?}"));
@@ -481,12 +500,17 @@ impl World {
                 }
             },
             Err(WriteError::Invalid { refusal, .. }) => {
-                // The clock of the node is far behind that of the node that opened the session.
                 let is_clock = matches!(&refusal, Refusal::Malformed { what } if what.starts_with("session"));
                 if !is_clock {
                     self.fail(format!("operation {number} was rejected: {refusal}"));
+                    return;
                 }
-                return;
+                // Otherwise the clock of this node is wrong: another one, or this one later, accepts the session.
+                if !self.has_far_session(number) {
+                    return;
+                }
+                self.replace_session(number);
+                Response::Unknown
             }
             // In mode async a replica is discarded if its primary lost its last records.
             Err(WriteError::Corrupt { what, .. })

@@ -1,6 +1,7 @@
 //! One machine: its disk, its clocks, and its process, which runs the real store.
 
 use crate::draw::Draw;
+use crate::faults::Fault;
 use crate::inject::NEAR_STEP_MS;
 use crate::liveness::LivenessTracker;
 use crate::plan::FaultPlan;
@@ -20,7 +21,7 @@ use std::sync::{Arc, Mutex};
 
 /// Cluster id of every simulation.
 pub(crate) const CLUSTER: ClusterId = ClusterId(7);
-/// Interval of session expiry: several times per run.
+/// Interval of session expiry in runs with clock steps: several times per run.
 const EXPIRY_MS: u64 = 400;
 /// Wall time at the start of a run.
 pub(crate) const START_MS: u64 = 1_700_000_000_000;
@@ -132,7 +133,9 @@ impl Node {
         options.snapshot_ms = plan.snapshot_ms;
         options.digest_ms = plan.digest_ms;
         options.scrub_ms = plan.scrub_ms;
-        options.expiry_ms = EXPIRY_MS;
+        if plan.faults.contains(&Fault::ClockStep) {
+            options.expiry_ms = EXPIRY_MS;
+        }
         Self {
             ordinal: Ordinal(ordinal),
             options,

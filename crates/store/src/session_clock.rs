@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn single_clock_is_believed_after_a_day() {
+    fn single_clock_is_accepted_after_a_day() {
         let (clock, session_clock) = session_clock(false);
         clock.set_wall(START_MS + 40 * DAY_MS);
         clock.advance(DAY_MS / 2);

@@ -207,7 +207,7 @@ async fn reconcile_cluster(object: &DynamicObject, key: &Key, context: &Context)
     let goal = coordinator_goal(&cluster, &observed, &plan);
     let nodes = &context.nodes;
     let coordinated = context.coordinators.coordinate(key, &cluster, &observed, goal.as_ref(), nodes, trusted);
-    let coordinated = coordinated.instrument(debug_span!("steer")).await;
+    let coordinated = coordinated.instrument(debug_span!("update coordinator")).await;
     if context.leadership.is_leader() {
         let done = match coordinated {
             Ok(()) => apply::apply(context, &cluster, &plan).instrument(debug_span!("apply")).await,

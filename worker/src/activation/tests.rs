@@ -9,7 +9,7 @@ use crate::worker::Worker;
 use crate::write::WritePart;
 use engram_api::LearnerClusterSpec;
 use engram_cluster::{Entry, PartitionMap};
-use engram_coordinator::wire;
+use engram_wire as wire;
 use engram_memory::{ClusterId, Incarnation, Member, MemoryId, Ordinal, PartitionId, StoreId, partition_of};
 use engram_proto::v1::memory_service_server::MemoryService as _;
 use engram_proto::v1::partition_result::Result as Answer;

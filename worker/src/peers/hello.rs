@@ -1,7 +1,7 @@
 //! The hello: first message of every stream between workers, and which of them are accepted.
 
 use crate::options::Options;
-use engram_coordinator::wire;
+use engram_wire as wire;
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal};
 use engram_proto::answers::identity;
 use engram_proto::{protocol, v1};

@@ -6,7 +6,7 @@
 use super::map_store_client::MapStoreClient;
 use crate::shared::Shared;
 use engram_client::Network;
-use engram_coordinator::wire;
+use engram_wire as wire;
 use engram_mapstore::with_causes;
 use engram_memory::PartitionId;
 use engram_proto::answers::identity;

@@ -63,7 +63,7 @@ impl IdentityPaths {
     /// Returns the roots, and certificate and key in the layout of a Secret of type `kubernetes.io/tls`.
     fn mounted_files(&self) -> Files {
         let ca = self.ca.join("ca.pem");
-        Files { authority: ca, certificate: self.folder.join("tls.crt"), key: self.folder.join("tls.key") }
+        Files { trust_bundle: ca, certificate: self.folder.join("tls.crt"), key: self.folder.join("tls.key") }
     }
 }
 
@@ -175,8 +175,8 @@ impl Identity {
     /// Creates a key, requests a certificate and installs both.
     async fn renew(&self) -> Result<()> {
         let files = self.paths.files();
-        let roots = tokio::fs::read_to_string(&files.authority).await;
-        let roots = roots.with_context(|| format!("failed to read {}", files.authority.display()))?;
+        let roots = tokio::fs::read_to_string(&files.trust_bundle).await;
+        let roots = roots.with_context(|| format!("failed to read {}", files.trust_bundle.display()))?;
         let token = tokio::fs::read_to_string(&self.paths.token).await;
         let token = token.with_context(|| format!("failed to read {}", self.paths.token.display()))?;
         let CertificateRequest { key, request } = create_request(&self.name)?;

@@ -3,7 +3,8 @@
 use engram_api::LearnerClusterSpec;
 use engram_client::{Client, Options as ClientOptions};
 use engram_cluster::{Entry, PartitionMap};
-use engram_coordinator::{Coordinator, Options as CoordinatorOptions, wire};
+use engram_coordinator::{Coordinator, Options as CoordinatorOptions};
+use engram_wire as wire;
 use engram_faults::proxy;
 use engram_mapstore::{FileStore, MapStore as _};
 use engram_memory::{ClusterId, Member};

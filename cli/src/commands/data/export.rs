@@ -3,8 +3,9 @@
 use crate::context::Context;
 use crate::error::problem;
 use crate::output::{bytes, count};
+use crate::output_file::OutputFile;
 use crate::progress::Progress;
-use crate::rows::{Compression, Format, Writer, temporary_for};
+use crate::rows::{Compression, Format, Writer};
 use crate::target;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
@@ -46,18 +47,17 @@ pub(crate) async fn run(arguments: &Export, context: &Context) -> anyhow::Result
         Some(format) => format,
         None => Format::of_path(path)?,
     };
-    if path.exists() && !arguments.force {
+    let failed = || format!("failed to write {}", path.display());
+    if !arguments.force && OutputFile::is_overwritten(path).with_context(failed)? {
         let message = format!("{} already exists; overwrite it with --force", path.display());
         return Err(problem(Code::Conflicting, message));
     }
     let client = target::connect(context).await?;
-    let failed = || format!("failed to write {}", path.display());
-    let file = temporary_for(path).with_context(failed)?;
-    let compressed = Compression::of_path(path).writer(file.reopen().with_context(failed)?).with_context(failed)?;
+    let file = OutputFile::create(path).with_context(failed)?;
+    let compressed = Compression::of_path(path).writer(file.handle().with_context(failed)?).with_context(failed)?;
     let (compressed, written) = write(&client, compressed, format, context).await.with_context(failed)?;
-    compressed.finish().with_context(failed)?;
-    let length = file.as_file().metadata().map_or(0, |meta| meta.len());
-    file.persist(path).with_context(failed)?;
+    let length = compressed.finish().with_context(failed)?;
+    file.finish().with_context(failed)?;
     context.output.note(format!("wrote {} memories to {} ({})", count(written), path.display(), bytes(length)));
     Ok(ExitCode::Ok)
 }

@@ -4,7 +4,9 @@ use super::run::{self, follow};
 use crate::context::Context;
 use crate::error::problem;
 use crate::output::count;
+use crate::output_file::OutputFile;
 use crate::progress::Progress;
+use crate::rows::Compression;
 use crate::target;
 use anyhow::Context as _;
 use engram_api::{API_VERSION, Code, ExitCode, MAX_NAME_LENGTH, Problem, Requirement};
@@ -174,12 +176,20 @@ async fn write_events(options: GitOptions, file: PathBuf, context: &Context) -> 
     let mut progress = Progress::new(&context.output, "commits", None);
     let to = file.clone();
     let written = tokio::task::spawn_blocking(move || {
-        export_git(&options, &to, |done, total| {
+        let failed = || format!("failed to write {}", to.display());
+        let output = OutputFile::create(&to).with_context(failed)?;
+        let compressed = Compression::of_path(&to).writer(output.handle().with_context(failed)?).with_context(failed)?;
+        let show = |done, total| {
             progress.set_total(total);
             progress.set(done, "");
-        })
+        };
+        let (compressed, epochs, events) =
+            export_git(&options, compressed, &to, show).map_err(|error| source_problem(&error))?;
+        compressed.finish().with_context(failed)?;
+        output.finish().with_context(failed)?;
+        anyhow::Ok((epochs, events))
     });
-    let (epochs, events) = written.await.context("the export task failed")?.map_err(|error| source_problem(&error))?;
+    let (epochs, events) = written.await.context("the export task failed")??;
     let text = format!("wrote {} events of {} commits to {}", count(events), count(epochs), file.display());
     context.output.note(text);
     context.output.note(format!("to submit a run: engram import events {} --key path --epoch epoch", file.display()));

@@ -4,6 +4,7 @@ use crate::commands::manifest;
 use crate::context::Context;
 use crate::error::{Exit, problem};
 use crate::output::{Format, Output, Table, bytes, count};
+use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::target::{Local, Target};
 use anyhow::Context as _;
@@ -430,7 +431,7 @@ fn print_line(value: &Value) -> anyhow::Result<()> {
 /// The page cannot be rendered or written.
 pub(crate) fn write_page(report: &RunReport, path: &Path) -> anyhow::Result<()> {
     let page = report::page(report)?;
-    crate::rows::write_atomically(path, page.as_bytes())
+    OutputFile::write(path, page.as_bytes()).with_context(|| format!("failed to write {}", path.display()))
 }
 
 #[cfg(test)]

@@ -255,7 +255,7 @@ async fn new_map_ends_the_wait_for_a_lost_worker_but_not_for_a_busy_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_again_too_often_is_told_that_no_retry_is_left() {
+async fn retry_without_budget_fails_with_that_reason() {
     let options = Options { retry_ratio: 0.0, retry_floor: 0.0, ..Options::new(Vec::<String>::new()) };
     let client = Client::with_external_map(options);
     client.set_map(map(5, 1));

@@ -179,91 +179,34 @@ fn changed_path(change: Change) -> Option<String> {
     (!mode.is_tree()).then(|| path.to_string())
 }
 
-/// Writes the history as a file of events: CSV with the columns `epoch`, `commit`, `path`, packed with Zstandard or gzip
-/// when the name ends in `.zst` or `.gz`. Commits that touch nothing have no row. Returns the numbers of epochs and
-/// events written.
-///
-/// The file appears whole or not at all.
+/// Writes the history as events: CSV with the columns `epoch`, `commit`, `path`. Commits that touch nothing have no row. Returns the
+/// output and the numbers of epochs and events written.
 ///
 /// # Errors
-/// The repository cannot be read, or the file cannot be written.
-pub fn export(
+/// The repository cannot be read, or writing fails; `name` is the output's name in errors.
+pub fn export<W: Write>(
     options: &GitOptions,
-    output: &Path,
+    output: W,
+    name: &Path,
     mut progress: impl FnMut(u64, u64),
-) -> Result<(u64, u64), SourceError> {
+) -> Result<(W, u64, u64), SourceError> {
     let mut history = History::open(options, Limits::default(), 0)?;
-    let failed = |e: &dyn std::fmt::Display| SourceError::unreadable(output, format!("failed to write: {e}"));
-    let folder = match output.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::Builder::new().prefix(".events-").tempfile_in(folder).map_err(|e| failed(&e))?;
+    let failed = |e: &dyn std::fmt::Display| SourceError::unreadable(name, format!("failed to write: {e}"));
     let total = history.commits.len() as u64;
-    let events = {
-        let packed = CompressedWriter::new(file.as_file_mut(), output).map_err(|e| failed(&e))?;
-        let mut rows = csv::Writer::from_writer(packed);
-        rows.write_record(["epoch", "commit", "path"]).map_err(|e| failed(&e))?;
-        let (mut epoch, mut events) = (0_u64, 0);
-        while let Some(step) = history.next_step()? {
-            let (number, commit) = (epoch.to_string(), step.commit.to_string());
-            for path in &step.paths {
-                rows.write_record([number.as_str(), &commit, path]).map_err(|e| failed(&e))?;
-            }
-            events += step.paths.len() as u64;
-            epoch += 1;
-            progress(epoch, total);
+    let mut rows = csv::Writer::from_writer(output);
+    rows.write_record(["epoch", "commit", "path"]).map_err(|e| failed(&e))?;
+    let (mut epoch, mut events) = (0_u64, 0);
+    while let Some(step) = history.next_step()? {
+        let (number, commit) = (epoch.to_string(), step.commit.to_string());
+        for path in &step.paths {
+            rows.write_record([number.as_str(), &commit, path]).map_err(|e| failed(&e))?;
         }
-        rows.into_inner().map_err(|e| failed(&e))?.finish().map_err(|e| failed(&e))?;
-        events
-    };
-    file.as_file().sync_all().map_err(|e| failed(&e))?;
-    file.persist(output).map_err(|e| failed(&e))?;
-    Ok((total, events))
-}
-
-/// A writer that compresses as the file name indicates.
-enum CompressedWriter<'a> {
-    Plain(&'a mut std::fs::File),
-    Gzip(flate2::write::GzEncoder<&'a mut std::fs::File>),
-    Zstd(zstd::Encoder<'static, &'a mut std::fs::File>),
-}
-
-impl<'a> CompressedWriter<'a> {
-    fn new(file: &'a mut std::fs::File, name: &Path) -> std::io::Result<Self> {
-        const ZSTD_LEVEL: i32 = 9;
-        Ok(match name.extension().and_then(|extension| extension.to_str()) {
-            Some("zst") => Self::Zstd(zstd::Encoder::new(file, ZSTD_LEVEL)?),
-            Some("gz") => Self::Gzip(flate2::write::GzEncoder::new(file, flate2::Compression::default())),
-            _ => Self::Plain(file),
-        })
+        events += step.paths.len() as u64;
+        epoch += 1;
+        progress(epoch, total);
     }
-
-    fn finish(self) -> std::io::Result<()> {
-        match self {
-            Self::Plain(file) => file.flush(),
-            Self::Gzip(packer) => packer.finish().map(drop),
-            Self::Zstd(packer) => packer.finish().map(drop),
-        }
-    }
-}
-
-impl Write for CompressedWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match self {
-            Self::Plain(file) => file.write(bytes),
-            Self::Gzip(packer) => packer.write(bytes),
-            Self::Zstd(packer) => packer.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        match self {
-            Self::Plain(file) => file.flush(),
-            Self::Gzip(packer) => packer.flush(),
-            Self::Zstd(packer) => packer.flush(),
-        }
-    }
+    let output = rows.into_inner().map_err(|e| failed(&e))?;
+    Ok((output, total, events))
 }
 
 #[cfg(test)]

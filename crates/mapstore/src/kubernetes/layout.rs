@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_is_no_map_is_named_and_can_be_ordered_anew() {
+    fn object_without_a_map_is_named_and_can_be_rebuilt() {
         let place = MapLocation { namespace: "ns".into(), name: "words".into(), ..MapLocation::default() };
         let whole = first(&place, Law::Linear, &map(), &Value::Null);
         let broken = |path: &str, value: Value| {

@@ -85,8 +85,11 @@ fn every_first_parent_commit_is_an_epoch_of_its_changed_paths() {
 
     let written = repository.folder.path().join("events.csv.zst");
     let mut progress = Vec::new();
-    let counts = export(&repository.options(&head, 0), &written, |done, of| progress.push((done, of))).unwrap();
-    assert_eq!((counts, progress.last()), ((4, 8), Some(&(4, 4))));
+    let file = zstd::Encoder::new(std::fs::File::create(&written).unwrap(), 1).unwrap();
+    let (file, commits, events) =
+        export(&repository.options(&head, 0), file, &written, |done, of| progress.push((done, of))).unwrap();
+    file.finish().unwrap();
+    assert_eq!((commits, events, progress.last()), (4, 8, Some(&(4, 4))));
     let columns = source::Columns {
         memory: source::MemoryColumn::Key("path".to_owned()),
         time: source::TimeColumn::Epoch("epoch".to_owned()),
