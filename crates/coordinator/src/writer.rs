@@ -58,7 +58,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             bucket.take(Instant::now());
             let (cluster, name) = (shared.options.cluster, &shared.options.cluster_name);
             let span = tracing::debug_span!(
-                "change map",
+                "write partition map",
                 engram.cluster.id = %cluster,
                 engram.cluster.name = name,
                 engram.map.version = tracing::field::Empty,

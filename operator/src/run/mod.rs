@@ -1,7 +1,7 @@
 //! The running operator: all I/O with the API server and with workers. Decisions are made by [`crate::plan`] and other pure modules.
 //!
 //! ```text
-//! watches ─> reconcile: observe -> validate -> plan -> steer the coordinator ─┬─> leader: apply -> status
+//! watches ─> reconcile: observe -> validate -> plan -> update the coordinator ─┬─> leader: apply -> status
 //!                                                                             └─> others: nothing
 //! heartbeats ──> coordinators (one per cluster, on every replica) ─> PartitionMap by compare-and-swap
 //! ```

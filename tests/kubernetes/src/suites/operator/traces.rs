@@ -87,7 +87,7 @@ pub(super) fn arrive(_: &Cluster) -> Result<String> {
         let names = || taken.iter().map(|(_, span)| span.name.as_str()).collect::<BTreeSet<_>>();
         let (from, _) = whole.with_context(|| format!("no complete reconcile; there is {:?}", names()))?;
         ensure!(from == "engram-operator", "it came from {from:?}");
-        let maps = of_words("change map", "engram.cluster.name").count();
+        let maps = of_words("write partition map", "engram.cluster.name").count();
         ensure!(maps > 0, "no change of the map; there is {:?}", names());
         Ok(Some(format!("{} reconciles, {maps} map changes", reconciles().count())))
     })
