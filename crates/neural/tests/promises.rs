@@ -271,7 +271,14 @@ fn frozen_layers_keep_their_parameters_and_do_not_change_other_gradients() {
     let data =
         LabeledBatch { batch: Batch::rows(&rows, 8, 4).unwrap(), targets: Targets::Values(&targets), weights: None };
     let loss = Loss::new(&MSE, 1).unwrap();
-    let gradient = |m: &Model| GradientEngine::new().gradient(m, &data, &loss, 2, RANDOM, 1.0).unwrap().0;
+    let gradient = |m: &Model| {
+        let mut engine = GradientEngine::new();
+        // Buffers of an earlier step, from before a layer was frozen.
+        for _ in 0..2 {
+            engine.recycle(GradientSum { values: vec![7.0; m.parameter_count()], ..GradientSum::default() });
+        }
+        engine.gradient(m, &data, &loss, 2, RANDOM, 1.0).unwrap().0
+    };
     let full = gradient(&free);
     for path in ["layers.0", "layers.1", "layers.1.layers.0", "layers.2"] {
         let mut frozen = free.clone();

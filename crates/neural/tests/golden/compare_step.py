@@ -1,7 +1,7 @@
 """Times a native training step of the reference model and PyTorch's in turn, after comparing their gradients.
 
     cargo build --release -p engram-neural --example train_step
-    python compare_step.py PATH/TO/train_step [ROUNDS]          # needs torch and numpy; prints one JSON object
+    python compare_step.py PATH/TO/train_step [ROUNDS [THREADS]]          # needs torch and numpy; prints one JSON object
 """
 import json
 import statistics
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-BATCH, THREADS = 512, 2
+BATCH = 512
+THREADS = int(sys.argv[3]) if len(sys.argv) > 3 else 2
 
 
 class Residual(nn.Module):
