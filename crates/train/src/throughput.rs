@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn equal_batches_for_long_do_not_make_the_estimate_diverge() {
         let mut observer = TimeObserver::new();
-        (0..20_000).for_each(|i| observer.observe(64, 0.02 * (1.0 + 0.05 * noise(i))));
+        (0..100_000).for_each(|i| observer.observe(64, 0.02 * (1.0 + 0.05 * noise(i))));
         let model = observer.model().unwrap();
         assert!((model.seconds(64) / 0.02 - 1.0).abs() < 0.03, "{model:?}");
         assert!(model.seconds(128) < 0.042 && model.seconds(128) > 0.03, "{model:?}");

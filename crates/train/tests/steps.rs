@@ -125,6 +125,55 @@ fn members_with_uneven_batches_keep_equal_digests_and_match_one_member() {
 }
 
 #[test]
+fn update_divides_the_sum_by_the_samples_of_all_members() {
+    // y = b at b = 0 has the gradient -2 y: the mean over samples has a closed form, and scaling cancels.
+    let yaml = "
+        model: { inputs: 1, layers: [{ dense: 1 }] }
+        loss: { kind: Mse }
+        optimizer: { kind: Sgd }
+        schedule: { rate: 1.0 }
+        scaler: { initial: 1024 }";
+    let spec: TrainerSpec = serde_saphyr::from_str(yaml).unwrap();
+    let counts = [(200usize, -0.25f32), (90, 0.5), (10, 1.5)];
+    let mean = (200.0 * -0.25 + 90.0 * 0.5 + 10.0 * 1.5) / 300.0;
+    let members = InProcess::group(3, DEADLINE);
+    std::thread::scope(|scope| {
+        for ((count, target), mut member) in counts.into_iter().zip(members) {
+            let spec = &spec;
+            scope.spawn(move || {
+                let mut trainer = Trainer::new(spec).unwrap();
+                trainer.model_mut().parameters_mut().fill(0.0);
+                let (rows, targets) = (vec![0.0; count], vec![target; count]);
+                let batch = Batch::rows(&rows, count, 1).unwrap();
+                let data = LabeledBatch { batch, targets: Targets::Values(&targets), weights: None };
+                let order = SummationOrder::Rank { leaves: 2 };
+                let (report, _) = trainer.step(&[data], &order, &mut member).unwrap();
+                assert!((f64::from(trainer.model().parameters()[1]) - 2.0 * mean).abs() < 1e-6);
+                assert!((report.gradient_norm - 2.0 * mean.abs()).abs() < 1e-6, "{report:?}");
+                assert!((report.loss - (200.0 * 0.0625 + 90.0 * 0.25 + 10.0 * 2.25) / 300.0).abs() < 1e-6);
+            });
+        }
+    });
+}
+
+#[test]
+fn each_step_has_its_own_dropout_masks() {
+    let mut trainer = Trainer::new(&spec()).unwrap();
+    assert_eq!(trainer.model_mut().set_frozen("layers", true), trainer.model().views().len());
+    let data = Data::of(0);
+    let order = SummationOrder::Rank { leaves: 1 };
+    let mut loss = || data.rows(0..300, |b| trainer.step(&[*b], &order, &mut Alone)).unwrap().0.loss;
+    assert_ne!(loss(), loss(), "equal parameters and data, other masks");
+}
+
+#[test]
+fn part_of_a_reduction_that_timed_out_is_withdrawn() {
+    let mut members = InProcess::group(2, Duration::from_millis(20));
+    assert!(members[0].moments(&[]).is_err());
+    assert!(members[1].moments(&[]).is_err(), "the first member no longer takes part");
+}
+
+#[test]
 fn accumulation_over_k_batches_equals_one_step_with_the_k_fold_batch() {
     let order = SummationOrder::Rank { leaves: 2 };
     let data = Data::of(0);
