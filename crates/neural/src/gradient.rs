@@ -13,6 +13,7 @@ use crate::error::BatchError;
 use crate::loss::{Loss, Moments, SampleErrors};
 use crate::model::Model;
 use crate::pass::{RandomStep, Workspace, backward, forward};
+use crate::precision::Precision;
 use crate::tree::{Node, subtrees};
 
 /// Values that one task adds: a multiple of the cache line, small enough to share the work among cores.
@@ -97,13 +98,24 @@ struct Leaf {
 pub struct GradientEngine {
     leaves: Vec<Leaf>,
     split: Option<LeafSplit>,
+    precision: Precision,
     pool: Mutex<Vec<Vec<f32>>>,
 }
 
 impl GradientEngine {
-    /// An engine without buffers; the first step allocates them.
+    /// An engine in f32 without buffers; the first step allocates them.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An engine that stores activations, and rounds the gradients between layers, in the given type.
+    pub fn with_precision(precision: Precision) -> Self {
+        Self { precision, ..Self::default() }
+    }
+
+    /// Bytes of the activations that are stored between the forward and the backward pass.
+    pub fn activation_bytes(&self) -> usize {
+        self.leaves.iter().map(|leaf| leaf.work.activation_bytes()).sum()
     }
 
     /// First half of a step: the forward pass with dropout. Returns the moments of each leaf, in leaf order; their sum
@@ -126,6 +138,7 @@ impl GradientEngine {
         self.leaves.resize_with(split.leaves(), Leaf::default);
         for (leaf, bounds) in self.leaves.iter_mut().zip(split.bounds.windows(2)) {
             leaf.rows = bounds[0]..bounds[1];
+            leaf.work.precision = self.precision;
         }
         self.leaves.par_iter_mut().for_each(|leaf| {
             let rows = data.slice(leaf.rows.clone(), plan.outputs);

@@ -3,7 +3,8 @@
 use crate::batch::{Batch, Input};
 use crate::layers::{activation, attention, bag, dense, dropout, norm};
 use crate::matrix::add;
-use crate::plan::{Op, OpKind, Plan};
+use crate::plan::{Op, OpKind, Plan, Slot};
+use crate::precision::Precision;
 use crate::spec::Activation;
 
 pub use crate::layers::dropout::RandomStep;
@@ -12,8 +13,13 @@ pub use crate::layers::dropout::RandomStep;
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     rows: usize,
-    /// Activation buffers; entry 0 stays empty since the input is borrowed.
+    pub(crate) precision: Precision,
+    /// Activation buffers; entry 0 stays empty since the input is borrowed. With 16 bits, only those in use are filled.
     slots: Vec<Vec<f32>>,
+    /// With 16 bits: buffers that no later forward operation reads.
+    parked: Vec<Vec<u16>>,
+    /// Buffers to be reused for the next unparked slot.
+    spare: Vec<Vec<f32>>,
     /// Dropout masks and normalization statistics, per operation.
     kept: Vec<Vec<f32>>,
     attention: attention::State,
@@ -27,9 +33,7 @@ impl Workspace {
     fn prepare(&mut self, plan: &Plan, rows: usize) {
         self.rows = rows;
         self.slots.resize_with(plan.widths.len(), Vec::new);
-        for (slot, width) in self.slots.iter_mut().zip(&plan.widths).skip(1) {
-            slot.resize(rows * width, 0.0);
-        }
+        self.parked.resize_with(plan.widths.len(), Vec::new);
         self.kept.resize_with(plan.ops.len(), Vec::new);
     }
 
@@ -39,10 +43,43 @@ impl Workspace {
         &self.slots[last.output]
     }
 
-    fn values<'a>(&'a self, slot: usize, batch: &Batch<'a>) -> &'a [f32] {
+    /// Bytes of stored activations.
+    pub(crate) fn activation_bytes(&self) -> usize {
+        let full: usize = self.slots.iter().map(Vec::len).sum();
+        let half: usize = self.parked.iter().map(Vec::len).sum();
+        4 * full + 2 * half
+    }
+
+    fn values<'a>(&'a self, slot: Slot, batch: &Batch<'a>) -> &'a [f32] {
         match batch.input {
             Input::Rows { values, .. } if slot == 0 => values,
             _ => &self.slots[slot],
+        }
+    }
+
+    /// Stores a buffer in 16 bits and frees it.
+    fn park(&mut self, slot: Slot) {
+        let values = std::mem::take(&mut self.slots[slot]);
+        self.parked[slot].resize(values.len(), 0);
+        self.precision.encode(&values, &mut self.parked[slot]);
+        self.spare.push(values);
+    }
+
+    /// Fills a buffer from its 16 bits, if that is where it is.
+    fn unpark(&mut self, slot: Slot) {
+        if self.precision == Precision::F32 || slot == 0 || !self.slots[slot].is_empty() {
+            return;
+        }
+        let mut values = self.spare.pop().unwrap_or_default();
+        values.resize(self.parked[slot].len(), 0.0);
+        self.precision.decode(&self.parked[slot], &mut values);
+        self.slots[slot] = values;
+    }
+
+    /// Frees a buffer that [`Workspace::unpark`] filled.
+    fn release(&mut self, slot: Slot, plan: &Plan) {
+        if self.precision != Precision::F32 && slot != 0 && plan.last_uses[slot] < plan.ops.len() {
+            self.spare.push(std::mem::take(&mut self.slots[slot]));
         }
     }
 }
@@ -56,15 +93,24 @@ pub(crate) fn forward(
     work: &mut Workspace,
 ) {
     work.prepare(plan, batch.rows);
+    let precision = work.precision;
     for (i, op) in plan.ops.iter().enumerate() {
         if matches!(op.kind, OpKind::Fork) {
             continue;
         }
         let mut output = std::mem::take(&mut work.slots[op.output]);
+        if output.capacity() == 0 {
+            output = work.spare.pop().unwrap_or_default();
+        }
+        output.resize(batch.rows * op.width, 0.0);
         let mut kept = std::mem::take(&mut work.kept[i]);
         forward_op(op, parameters, batch, random, work, &mut output, &mut kept);
+        precision.round(&mut output);
         work.slots[op.output] = output;
         work.kept[i] = kept;
+        if precision != Precision::F32 {
+            (1..plan.widths.len()).filter(|&slot| plan.last_uses[slot] == i).for_each(|slot| work.park(slot));
+        }
     }
 }
 
@@ -131,8 +177,14 @@ pub(crate) fn backward(plan: &Plan, parameters: &[f32], batch: &Batch<'_>, work:
     }
     // No layer below the first one that trains needs a gradient.
     let Some(first) = plan.ops.iter().position(Op::trains) else { return };
+    let precision = work.precision;
+    precision.round(&mut work.delta);
     for (i, op) in plan.ops.iter().enumerate().skip(first).rev() {
+        let slot = op.backward_slot();
+        slot.into_iter().for_each(|slot| work.unpark(slot));
         backward_op(op, i, i > first, parameters, batch, work, gradient);
+        precision.round(&mut work.delta);
+        slot.into_iter().for_each(|slot| work.release(slot, plan));
     }
     work.skips.clear();
 }

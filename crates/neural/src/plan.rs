@@ -108,6 +108,15 @@ impl Op {
     pub(crate) fn trains(&self) -> bool {
         !self.frozen && !self.parameters.is_empty()
     }
+
+    /// The buffer that the backward step reads.
+    pub(crate) fn backward_slot(&self) -> Option<Slot> {
+        match &self.kind {
+            OpKind::Dense(_) | OpKind::LayerNorm(_) | OpKind::Activation(Activation::Gelu) => Some(self.input),
+            OpKind::Activation(_) => Some(self.output),
+            _ => None,
+        }
+    }
 }
 
 /// What a model executes.
@@ -120,6 +129,8 @@ pub(crate) struct Plan {
     pub(crate) ops: Vec<Op>,
     /// Values per row of each buffer; entry 0 is the input.
     pub(crate) widths: Vec<usize>,
+    /// Last operation of the forward pass that reads or writes each buffer. The number of operations for the outputs.
+    pub(crate) last_uses: Vec<usize>,
     pub(crate) views: Vec<View>,
     pub(crate) fills: Vec<Fill>,
     pub(crate) parameter_count: usize,
@@ -148,14 +159,26 @@ pub(crate) fn compile(spec: &ModelSpec) -> Result<Plan, SpecError> {
         jagged: false,
         ops: Vec::new(),
         widths: vec![spec.inputs],
+        last_uses: Vec::new(),
         views: Vec::new(),
         fills: Vec::new(),
         parameter_count: 0,
     };
     let mut compiler = Compiler { plan, current: 0, width: spec.inputs, writable: false, dropouts: 0 };
     compiler.list(&spec.layers, "")?;
-    compiler.plan.outputs = compiler.width;
-    Ok(compiler.plan)
+    let mut plan = compiler.plan;
+    plan.outputs = compiler.width;
+    plan.last_uses = vec![0; plan.widths.len()];
+    for (i, op) in plan.ops.iter().enumerate() {
+        for slot in [op.input, op.output] {
+            plan.last_uses[slot] = i;
+        }
+        if let OpKind::Add { skip } = op.kind {
+            plan.last_uses[skip] = i;
+        }
+    }
+    plan.last_uses[compiler.current] = plan.ops.len();
+    Ok(plan)
 }
 
 impl Compiler {

@@ -5,7 +5,8 @@
 use engram_neural::tree::combine;
 use engram_neural::{
     Activation, Batch, BatchError, CorrelationSpec, GradientEngine, GradientSum, LabeledBatch, LayerSpec, LeafSplit,
-    Loss, LossKind, LossSpec, Model, ModelSpec, Moments, Optimizer, OptimizerSpec, RandomStep, Targets, philox,
+    Loss, LossKind, LossSpec, Model, ModelSpec, Moments, Optimizer, OptimizerSpec, Precision, RandomStep, Targets,
+    philox,
 };
 
 const RANDOM: RandomStep = RandomStep { seed: 42, step: 3 };
@@ -235,6 +236,63 @@ fn gradient_in_64_leaves_has_the_same_bits_on_any_number_of_workers_and_threads(
     let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     let four = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
     assert!(one.install(|| run(&[0, 17, 64])) == four.install(|| run(&[0, 64])), "other bits on other threads");
+}
+
+/// Gradient with a precision and a loss scale, and the bytes of activations stored for it.
+fn scaled_gradient(model: &Model, data: &LabeledBatch<'_>, precision: Precision, scale: f32) -> (Vec<f32>, usize) {
+    let loss = Loss::new(&MSE, model.outputs()).unwrap();
+    let mut engine = GradientEngine::with_precision(precision);
+    let (sum, ..) = engine.gradient(model, data, &loss, 2, RANDOM, scale).unwrap();
+    // The second pass works on reused buffers.
+    let (again, ..) = engine.gradient(model, data, &loss, 2, RANDOM, scale).unwrap();
+    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&sum.values), bits(&again.values));
+    (sum.values.iter().map(|v| v / scale).collect(), engine.activation_bytes())
+}
+
+fn relative_error(values: &[f32], expected: &[f32]) -> f32 {
+    let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| x * x).sum::<f32>().sqrt();
+    norm(&mut values.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
+}
+
+#[test]
+fn sixteen_bit_activations_take_half_the_memory_and_give_close_gradients() {
+    let body = "{ dense: 32, activation: Gelu }, { layerNorm: {} }, { dropout: 0.2 }, \
+                { residual: [{ dense: 32, activation: Tanh }, { residual: [{ dense: 32 }] }] }, { activation: Relu }";
+    let model = model(&format!("{{ inputs: 8, layers: [{body}, {{ dense: 2 }}] }}"));
+    let (rows, targets) = (noise(64 * 8, 1), noise(64 * 2, 2));
+    let batch = Batch::rows(&rows, 64, 8).unwrap();
+    let data = LabeledBatch { batch, targets: Targets::Values(&targets), weights: None };
+    let (exact, full) = scaled_gradient(&model, &data, Precision::F32, 1.0);
+    for (precision, most) in [(Precision::Bf16, 0.02), (Precision::F16, 0.003)] {
+        let (values, bytes) = scaled_gradient(&model, &data, precision, 1.0);
+        let error = relative_error(&values, &exact);
+        assert!(error < most && error > most / 50.0, "{precision:?}: {error}");
+        assert!(bytes * 100 < full * 56, "{precision:?}: {bytes} of {full} bytes");
+    }
+}
+
+#[test]
+fn loss_scale_rescues_gradients_that_vanish_in_f16_and_too_large_a_scale_overflows() {
+    let model = model("{ inputs: 4, layers: [{ dense: 6, activation: Tanh }, { dense: 1 }] }");
+    let rows = noise(16 * 4, 1);
+    let targets = model.predict(&Batch::rows(&rows, 16, 4).unwrap()).unwrap();
+    let targets: Vec<f32> = targets.iter().map(|t| t + 1e-3).collect();
+    // Errors of 1e-3 with weights of 1e-6: gradients near 1e-9, below the smallest f16 of 6e-8.
+    let weights = [1e-6; 16];
+    let batch = Batch::rows(&rows, 16, 4).unwrap();
+    let data = LabeledBatch { batch, targets: Targets::Values(&targets), weights: Some(&weights) };
+    let (exact, _) = scaled_gradient(&model, &data, Precision::F32, 1.0);
+    let (lost, _) = scaled_gradient(&model, &data, Precision::F16, 1.0);
+    assert!(lost.iter().all(|v| *v == 0.0), "{lost:?}");
+    let (kept, _) = scaled_gradient(&model, &data, Precision::F16, 16_777_216.0);
+    // The predictions themselves are rounded to 11 bits, so an error of 1e-3 keeps only a few.
+    assert!(relative_error(&kept, &exact) < 0.5 && kept.iter().any(|v| *v != 0.0), "{kept:?} {exact:?}");
+    let plain = LabeledBatch { weights: None, ..data };
+    let (overflow, _) = scaled_gradient(&model, &plain, Precision::F16, 1e9);
+    assert!(overflow.iter().any(|v| !v.is_finite()), "{overflow:?}");
+    let (range, _) = scaled_gradient(&model, &plain, Precision::Bf16, 1e9);
+    assert!(range.iter().all(|v| v.is_finite()), "bf16 has the range of f32");
 }
 
 #[test]

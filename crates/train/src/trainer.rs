@@ -5,8 +5,8 @@ use std::ops::Range;
 use engram_neural::tree::Node;
 use engram_neural::{
     BatchError, GradientEngine, GradientSum, LabeledBatch, LeafSplit, Loss, LossScaler, LossSpec, Model, ModelSpec,
-    Moments, Optimizer, OptimizerSpec, RandomStep, SampleErrors, ScalerDecision, ScalerSpec, Schedule, ScheduleSpec,
-    SettingError, SpecError, clip_factor, global_norm,
+    Moments, Optimizer, OptimizerSpec, Precision, RandomStep, SampleErrors, ScalerDecision, ScalerSpec, Schedule,
+    ScheduleSpec, SettingError, SpecError, clip_factor, global_norm,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -30,7 +30,12 @@ pub struct TrainerSpec {
     /// Largest norm of the mean gradient; positive. Absent: no clipping.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
-    /// Dynamic loss scaling. Absent: scale 1, and a step that is not finite is an error.
+    /// Type of stored activations and of the gradients between layers. Default `F32`.
+    #[serde(default)]
+    pub precision: Precision,
+    /// Dynamic loss scaling. Absent: with `F16` the defaults of the scaler; otherwise scale 1, and a step that is not
+    /// finite is an error. The scale applies to per-sample gradients, which are not divided by the batch: with the
+    /// default scale the first few steps may be skipped until it has adapted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaler: Option<ScalerSpec>,
     /// By what the reduced sum is divided. Default `Samples`.
@@ -172,6 +177,8 @@ pub struct Trainer {
     pub(crate) optimizer: Optimizer,
     pub(crate) scaler: LossScaler,
     pub(crate) counters: Counters,
+    /// Whether a step that is not finite is skipped rather than an error.
+    scaled: bool,
     loss: Loss,
     schedule: Schedule,
     engine: GradientEngine,
@@ -194,12 +201,14 @@ impl Trainer {
             let error = SettingError { field: "clipNorm", value: clip.to_string(), allowed: "a positive number" };
             return Err(error.into());
         }
+        let scaler = spec.scaler.or_else(|| (spec.precision == Precision::F16).then(ScalerSpec::default));
         Ok(Self {
             optimizer: Optimizer::new(spec.optimizer, model.parameter_count())?,
-            scaler: spec.scaler.map_or_else(|| Ok(LossScaler::off()), LossScaler::dynamic)?,
+            scaler: scaler.map_or_else(|| Ok(LossScaler::off()), LossScaler::dynamic)?,
+            scaled: scaler.is_some(),
             counters: Counters::default(),
             schedule: Schedule::new(spec.schedule)?,
-            engine: GradientEngine::new(),
+            engine: GradientEngine::with_precision(spec.precision),
             spec: spec.clone(),
             model,
             loss,
@@ -341,7 +350,7 @@ impl Trainer {
         let gradient_norm = global_norm(&reduced.values) * unscale;
         let loss = reduced.loss / divisor + self.loss.penalty(&local.moments);
         let finite = gradient_norm.is_finite() && loss.is_finite();
-        if !finite && self.spec.scaler.is_none() {
+        if !finite && !self.scaled {
             return Err(TrainError::NotFinite { step, loss, norm: gradient_norm });
         }
         let outcome = if reduced.samples == 0 {

@@ -167,6 +167,28 @@ fn each_step_has_its_own_dropout_masks() {
 }
 
 #[test]
+fn training_in_f16_skips_the_overflow_of_one_member_and_follows_f32() {
+    let run = |precision: &str| {
+        let spec: TrainerSpec = serde_saphyr::from_str(&SPEC.replace("seed: 7", precision)).unwrap();
+        let trainers = (0..2).map(|_| Trainer::new(&spec).unwrap()).collect();
+        group(trainers, &[180, 120], 30)
+    };
+    let (full, half) = (run("precision: F32"), run("precision: F16\nscaler: { initial: 1024 }"));
+    assert_eq!(half[0].digest(), half[1].digest());
+    assert_eq!(half[0].scaler().state().skipped, 0, "this scale suits the model");
+    let difference = largest_difference(&full[0], &half[0]);
+    assert!(difference > 0.0 && difference < 0.05, "{difference}");
+    let mut half = half;
+    for report in overflow(&mut half) {
+        assert_eq!(report.unwrap().outcome, StepOutcome::SkippedOverflow);
+    }
+    assert_eq!(half[0].scaler().scale(), 512.0);
+    let unscaled = run("precision: F16");
+    assert!(unscaled[0].scaler().state().skipped > 0, "F16 without settings starts with the default scale of 65536");
+    assert!(unscaled[0].counters().updates > 20, "the scale adapts: {:?}", unscaled[0].counters());
+}
+
+#[test]
 fn part_of_a_reduction_that_timed_out_is_withdrawn() {
     let mut members = InProcess::group(2, Duration::from_millis(20));
     assert!(members[0].moments(&[]).is_err());
@@ -416,6 +438,8 @@ fn every_setting_changes_what_is_trained() {
         ("clipNorm: 1.0", "clipNorm: 0.01"),
         ("clipNorm: 1.0", "scaler: {}"),
         ("seed: 7", "seed: 8"),
+        ("seed: 7", "precision: Bf16"),
+        ("seed: 7", "precision: F16"),
         ("dropout: 0.2", "dropout: 0.3"),
     ];
     for (from, to) in changes {
