@@ -273,6 +273,25 @@ fn sixteen_bit_activations_take_half_the_memory_and_give_close_gradients() {
 }
 
 #[test]
+fn values_and_gradients_between_layers_are_those_that_16_bits_can_hold() {
+    let model =
+        model("{ inputs: 5, layers: [{ dense: 6, activation: Tanh }, { dense: 7, activation: Gelu }, { dense: 1 }] }");
+    let rows = noise(5, 1);
+    let data =
+        LabeledBatch { batch: Batch::rows(&rows, 1, 5).unwrap(), targets: Targets::Values(&[0.0]), weights: None };
+    let loss = Loss::new(&MSE, 1).unwrap();
+    let mut engine = GradientEngine::with_precision(Precision::F16);
+    let (sum, _, samples) = engine.gradient(&model, &data, &loss, 1, RANDOM, 1.0).unwrap();
+    // With one row the gradient of a bias is the gradient between two layers, and with target 0 the error is the output.
+    let biases = model.views().iter().filter(|v| v.name.ends_with("bias"));
+    let values = biases.flat_map(|v| &sum.values[v.range.clone()]).chain(&samples.errors);
+    assert_eq!(values.clone().count(), 6 + 7 + 1 + 1);
+    for value in values {
+        assert_eq!(half::f16::from_f32(*value).to_f32(), *value);
+    }
+}
+
+#[test]
 fn loss_scale_rescues_gradients_that_vanish_in_f16_and_too_large_a_scale_overflows() {
     let model = model("{ inputs: 4, layers: [{ dense: 6, activation: Tanh }, { dense: 1 }] }");
     let rows = noise(16 * 4, 1);
