@@ -13,6 +13,14 @@ pub enum SpecError {
         /// `inputs` or `layers`.
         field: &'static str,
     },
+    /// The model has too many parameters.
+    #[error("model: has {actual} parameters, allowed: at most {limit}")]
+    TooLarge {
+        /// Number of parameters.
+        actual: usize,
+        /// Largest number.
+        limit: usize,
+    },
     /// An item names no layer, or more than one.
     #[error("layer {layer}: names {found}, exactly one of {allowed} is required")]
     Kind {

@@ -11,7 +11,6 @@
 //!   reads sums over the global batch ([`Moments`]).
 //! - Results have the same bits for the same batch and the same split into leaves on processors with the same
 //!   instruction set, whatever the number of threads. Across processor kinds they agree to rounding.
-#![deny(unsafe_op_in_unsafe_fn)]
 
 mod batch;
 mod error;

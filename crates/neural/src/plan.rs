@@ -136,6 +136,10 @@ pub(crate) struct Plan {
     pub(crate) parameter_count: usize,
 }
 
+/// Largest number of parameters: 8 GiB in f32. A specification comes from a user, so it is checked before memory is
+/// allocated for it.
+const MAX_PARAMETERS: usize = 1 << 31;
+
 struct Compiler {
     plan: Plan,
     current: Slot,
@@ -166,6 +170,9 @@ pub(crate) fn compile(spec: &ModelSpec) -> Result<Plan, SpecError> {
     };
     let mut compiler = Compiler { plan, current: 0, width: spec.inputs, writable: false, dropouts: 0 };
     compiler.list(&spec.layers, "")?;
+    if compiler.plan.parameter_count > MAX_PARAMETERS {
+        return Err(SpecError::TooLarge { actual: compiler.plan.parameter_count, limit: MAX_PARAMETERS });
+    }
     let mut plan = compiler.plan;
     plan.outputs = compiler.width;
     plan.last_uses = vec![0; plan.widths.len()];
@@ -250,7 +257,8 @@ impl Compiler {
 
     fn tensor(&mut self, name: String, shape: Vec<usize>, fill: Fill) -> Range<usize> {
         let start = self.plan.parameter_count;
-        let range = start..start + shape.iter().product::<usize>();
+        let size = shape.iter().fold(1usize, |a, b| a.saturating_mul(*b));
+        let range = start..start.saturating_add(size);
         self.plan.parameter_count = range.end;
         self.plan.views.push(View { name, shape, range: range.clone(), frozen: false });
         self.plan.fills.push(fill);

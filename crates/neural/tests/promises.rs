@@ -380,6 +380,11 @@ fn frozen_layers_keep_their_parameters_and_do_not_change_other_gradients() {
 fn invalid_models_are_refused_with_the_layer_and_both_dimensions() {
     let cases = [
         ("inputs: 0\nlayers: [{ dense: 1 }]", "model: inputs is empty, at least one is required"),
+        (
+            "inputs: 1048576\nlayers: [{ dense: 1048576, bias: false }]",
+            "model: has 1099511627776 parameters, allowed: at most 2147483648",
+        ),
+        ("inputs: 18446744073709551615\nlayers: [{ dense: 2 }, { dense: 2 }]", "model: has 18446744073709551615"),
         ("inputs: 3\nlayers: []", "model: layers is empty, at least one is required"),
         (
             "inputs: 3\nlayers: [{ dense: 4 }, { inputs: 5, dense: 1 }]",

@@ -1,10 +1,10 @@
-//! How long a member needs for a batch: `t(b) = overhead + b / throughput`, learned from its steps.
+//! How long a member needs for a batch: `t(b) = overhead + b / throughput`, estimated from its steps.
 
 use std::collections::VecDeque;
 
 /// Weight of the past per observation: an observation 34 steps ago counts half.
 const FORGETTING: f64 = 0.98;
-/// Residuals that tell how large an ordinary deviation is.
+/// Number of residuals from which the size of an ordinary deviation is estimated.
 const WINDOW: usize = 32;
 /// Residuals before outliers are clipped.
 const WARM: usize = 8;
@@ -29,7 +29,7 @@ impl TimeModel {
     }
 }
 
-/// Learns a [`TimeModel`] by recursive least squares with forgetting; single slow steps count little.
+/// Estimates a [`TimeModel`] by recursive least squares with forgetting; single slow steps count little.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimeObserver {
     /// Batch size that counts as 1, so that both coefficients have the size of a step's time. 0 before the first.
@@ -99,7 +99,7 @@ impl TimeObserver {
         clipped
     }
 
-    /// The learned model. `None` before the first observation.
+    /// The current estimate. `None` before the first observation.
     pub fn model(&self) -> Option<TimeModel> {
         if self.unit == 0.0 {
             return None;
