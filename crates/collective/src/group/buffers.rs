@@ -1,0 +1,58 @@
+//! The buffers of a member that make a step repeatable.
+
+/// Gradient sums, the reduced gradient, and the last committed one. Reduction is out of place, so that the sums stay untouched until commit.
+///
+/// The three buffers are allocated once.
+#[derive(Debug, Clone)]
+pub struct StepBuffers {
+    sums: Vec<f32>,
+    reduced: Vec<f32>,
+    committed: Vec<f32>,
+    committed_step: Option<u64>,
+}
+
+impl StepBuffers {
+    /// Creates buffers for gradients of `elements` elements.
+    pub fn new(elements: usize) -> Self {
+        let zeros = || vec![0.0; elements];
+        Self { sums: zeros(), reduced: zeros(), committed: zeros(), committed_step: None }
+    }
+
+    /// Returns the local gradient sums, to be filled by the backward pass.
+    pub fn sums_mut(&mut self) -> &mut [f32] {
+        &mut self.sums
+    }
+
+    /// Returns source and target of a reduction. It can be repeated with other members as often as needed.
+    pub fn reduction(&mut self) -> (&[f32], &mut [f32]) {
+        (&self.sums, &mut self.reduced)
+    }
+
+    /// Returns the reduced gradient.
+    pub fn reduced(&self) -> &[f32] {
+        &self.reduced
+    }
+
+    /// Keeps the reduced gradient as the committed one of `step`. A skipped step commits zeros.
+    pub fn commit(&mut self, step: u64, apply: bool) {
+        std::mem::swap(&mut self.reduced, &mut self.committed);
+        if !apply {
+            self.committed.fill(0.0);
+        }
+        self.committed_step = Some(step);
+    }
+
+    /// Returns the committed gradient of `step`, for a member that missed the commit; `None` if it is not the last one.
+    pub fn committed(&self, step: u64) -> Option<&[f32]> {
+        (self.committed_step == Some(step)).then_some(&self.committed)
+    }
+
+    /// Installs a committed gradient received from a peer.
+    ///
+    /// # Panics
+    /// The gradient has another number of elements than the buffers.
+    pub fn install(&mut self, step: u64, gradient: &[f32]) {
+        self.committed.copy_from_slice(gradient);
+        self.committed_step = Some(step);
+    }
+}

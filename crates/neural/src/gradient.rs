@@ -1,0 +1,247 @@
+//! Gradients of a labeled batch as sums over samples, computed leaf by leaf on the threads of the current rayon pool.
+//!
+//! Invariant: results depend on the batch and its split into leaves, not on the number of threads. A leaf is computed
+//! on one thread in a fixed order, and leaf sums are added along the tree of [`crate::tree`].
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use rayon::prelude::*;
+
+use crate::batch::LabeledBatch;
+use crate::error::BatchError;
+use crate::loss::{Loss, Moments, SampleErrors};
+use crate::model::Model;
+use crate::pass::{RandomStep, Workspace, backward, forward};
+use crate::precision::Precision;
+use crate::tree::{Node, subtrees};
+
+/// Values that one task adds: a multiple of the cache line, small enough to share the work among cores.
+const ADD_CHUNK: usize = 1 << 15;
+
+/// A gradient as a sum over samples.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GradientSum {
+    /// One value per parameter; 0 for frozen ones.
+    pub values: Vec<f32>,
+    /// Number of samples in the sum.
+    pub samples: u64,
+    /// Weighted sum of the per-sample losses, without the correlation penalty.
+    pub loss: f64,
+}
+
+impl GradientSum {
+    /// Adds the sum over other samples.
+    ///
+    /// # Panics
+    /// The gradients have different lengths.
+    pub fn add(&mut self, other: &Self) {
+        assert_eq!(self.values.len(), other.values.len(), "gradients of different models");
+        let chunks = self.values.par_chunks_mut(ADD_CHUNK).zip(other.values.par_chunks(ADD_CHUNK));
+        chunks.for_each(|(a, b)| a.iter_mut().zip(b).for_each(|(a, b)| *a += b));
+        self.samples += other.samples;
+        self.loss += other.loss;
+    }
+}
+
+/// How the rows of a worker's batch belong to the leaves of the global batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeafSplit {
+    /// Number of the first leaf.
+    first: u32,
+    /// Row boundaries: leaf `first + i` has rows `bounds[i]..bounds[i + 1]`.
+    bounds: Vec<usize>,
+}
+
+impl LeafSplit {
+    /// Splits `rows` rows evenly into `leaves` leaves of their own tree. The number of leaves is rounded up to a power
+    /// of two. Two per core are enough; fewer leaves mean larger, more efficient products.
+    pub fn local(rows: usize, leaves: u32) -> Self {
+        let leaves = leaves.clamp(1, 1 << 16).next_power_of_two();
+        Self::partition(rows, leaves, 0..leaves)
+    }
+
+    /// The leaves `owned` of a global batch of `global_rows` rows that is split evenly into `leaves` leaves.
+    pub fn partition(global_rows: usize, leaves: u32, owned: Range<u32>) -> Self {
+        let bound = |leaf: u32| (global_rows as u64 * u64::from(leaf) / u64::from(leaves)) as usize;
+        let start = bound(owned.start);
+        let bounds = (owned.start..=owned.end).map(|leaf| bound(leaf) - start).collect();
+        Self { first: owned.start, bounds }
+    }
+
+    /// Rows of the global batch that belong to the leaves `owned`.
+    pub fn global_rows(global_rows: usize, leaves: u32, owned: Range<u32>) -> Range<usize> {
+        let bound = |leaf: u32| (global_rows as u64 * u64::from(leaf) / u64::from(leaves)) as usize;
+        bound(owned.start)..bound(owned.end)
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.bounds.last().map_or(0, |last| *last)
+    }
+
+    fn leaves(&self) -> usize {
+        self.bounds.len() - 1
+    }
+}
+
+#[derive(Debug, Default)]
+struct Leaf {
+    rows: Range<usize>,
+    work: Workspace,
+    moments: Moments,
+    samples: SampleErrors,
+}
+
+/// Computes gradients and keeps the buffers between steps.
+#[derive(Debug, Default)]
+pub struct GradientEngine {
+    leaves: Vec<Leaf>,
+    split: Option<LeafSplit>,
+    precision: Precision,
+    pool: Mutex<Vec<Vec<f32>>>,
+}
+
+impl GradientEngine {
+    /// An engine in f32 without buffers; the first step allocates them.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An engine that stores activations, and rounds the gradients between layers, in the given type.
+    pub fn with_precision(precision: Precision) -> Self {
+        Self { precision, ..Self::default() }
+    }
+
+    /// Bytes of the activations that are stored between the forward and the backward pass.
+    pub fn activation_bytes(&self) -> usize {
+        self.leaves.iter().map(|leaf| leaf.work.activation_bytes()).sum()
+    }
+
+    /// First half of a step: the forward pass with dropout. Returns the moments of each leaf, in leaf order; their sum
+    /// over all members of the group is what [`GradientEngine::backward`] needs.
+    ///
+    /// # Errors
+    /// The batch does not fit the model, the loss or the split.
+    pub fn forward(
+        &mut self,
+        model: &Model,
+        data: &LabeledBatch<'_>,
+        loss: &Loss,
+        split: &LeafSplit,
+        random: RandomStep,
+    ) -> Result<Vec<Moments>, BatchError> {
+        let plan = &model.plan;
+        data.batch.check(plan.inputs, plan.jagged)?;
+        loss.check(data, plan.outputs)?;
+        crate::batch::length("rows of the split", split.rows(), data.batch.len())?;
+        self.leaves.resize_with(split.leaves(), Leaf::default);
+        for (leaf, bounds) in self.leaves.iter_mut().zip(split.bounds.windows(2)) {
+            leaf.rows = bounds[0]..bounds[1];
+            leaf.work.precision = self.precision;
+        }
+        self.leaves.par_iter_mut().for_each(|leaf| {
+            let rows = data.slice(leaf.rows.clone(), plan.outputs);
+            forward(plan, &model.parameters, &rows.batch, Some(random), &mut leaf.work);
+            leaf.moments = loss.moments(leaf.work.outputs(plan), rows.targets, leaf.rows.len());
+        });
+        self.split = Some(split.clone());
+        Ok(self.leaves.iter().map(|l| l.moments).collect())
+    }
+
+    /// Second half of a step: the gradient of `scale` times the summed objective, as sums of the maximal subtrees of
+    /// the split's leaves. A local split gives one sum. `moments` are those of the whole group.
+    ///
+    /// Pass the same `model`, `data` and `loss` as to [`GradientEngine::forward`].
+    ///
+    /// # Panics
+    /// There was no forward pass for a batch of this length.
+    pub fn backward(
+        &mut self,
+        model: &Model,
+        data: &LabeledBatch<'_>,
+        loss: &Loss,
+        moments: &Moments,
+        scale: f32,
+    ) -> (Vec<(Node, GradientSum)>, SampleErrors) {
+        let split = self.split.take().expect("backward follows a forward pass");
+        assert_eq!(split.rows(), data.batch.len(), "backward needs the batch of the forward pass");
+        let task = BackwardTask { model, data, loss, moments, scale, pool: &self.pool };
+        let mut sums = Vec::new();
+        let mut rest = &mut self.leaves[..];
+        for node in subtrees(split.first..split.first + split.leaves() as u32) {
+            let (own, others) = rest.split_at_mut(node.leaves().len());
+            sums.push((node, task.sum(own)));
+            rest = others;
+        }
+        let mut samples = SampleErrors::default();
+        for leaf in &self.leaves {
+            samples.losses.extend_from_slice(&leaf.samples.losses);
+            samples.errors.extend_from_slice(&leaf.samples.errors);
+        }
+        (sums, samples)
+    }
+
+    /// Both halves for a batch that is the whole group's: forward, moments, backward.
+    ///
+    /// # Errors
+    /// The batch does not fit the model or the loss.
+    pub fn gradient(
+        &mut self,
+        model: &Model,
+        data: &LabeledBatch<'_>,
+        loss: &Loss,
+        leaves: u32,
+        random: RandomStep,
+        scale: f32,
+    ) -> Result<(GradientSum, Moments, SampleErrors), BatchError> {
+        let split = LeafSplit::local(data.batch.len(), leaves);
+        let mut moments = Moments::default();
+        self.forward(model, data, loss, &split, random)?.iter().for_each(|m| moments.add(m));
+        let (mut sums, samples) = self.backward(model, data, loss, &moments, scale);
+        let (_, sum) = sums.pop().expect("a local split is one tree");
+        Ok((sum, moments, samples))
+    }
+
+    /// Takes back a buffer, so that the next step needs no new one.
+    pub fn recycle(&mut self, sum: GradientSum) {
+        self.pool.get_mut().expect("no thread panics while it holds the lock").push(sum.values);
+    }
+}
+
+struct BackwardTask<'a> {
+    model: &'a Model,
+    data: &'a LabeledBatch<'a>,
+    loss: &'a Loss,
+    moments: &'a Moments,
+    scale: f32,
+    pool: &'a Mutex<Vec<Vec<f32>>>,
+}
+
+impl BackwardTask<'_> {
+    /// Sum over a subtree: its left half plus its right half.
+    fn sum(&self, leaves: &mut [Leaf]) -> GradientSum {
+        if let [leaf] = leaves {
+            return self.leaf(leaf);
+        }
+        let (left, right) = leaves.split_at_mut(leaves.len() / 2);
+        let (mut sum, right) = rayon::join(|| self.sum(left), || self.sum(right));
+        sum.add(&right);
+        self.pool.lock().expect("no thread panics while it holds the lock").push(right.values);
+        sum
+    }
+
+    fn leaf(&self, leaf: &mut Leaf) -> GradientSum {
+        let plan = &self.model.plan;
+        let rows = self.data.slice(leaf.rows.clone(), plan.outputs);
+        let samples = leaf.rows.len() as u64;
+        let mut delta = std::mem::take(&mut leaf.work.delta);
+        let outputs = leaf.work.outputs(plan);
+        let loss = self.loss.evaluate(outputs, &rows, self.moments, self.scale, &mut delta, &mut leaf.samples);
+        leaf.work.delta = delta;
+        let mut values = self.pool.lock().expect("no thread panics while it holds the lock").pop().unwrap_or_default();
+        values.resize(plan.parameter_count, 0.0);
+        backward(plan, &self.model.parameters, &rows.batch, &mut leaf.work, &mut values);
+        GradientSum { values, samples, loss }
+    }
+}

@@ -1,0 +1,245 @@
+//! Forward and backward over a plan for the rows of one leaf.
+
+use crate::batch::{Batch, Input};
+use crate::layers::{activation, attention, bag, dense, dropout, norm};
+use crate::matrix::add;
+use crate::plan::{Op, OpKind, Plan, Slot};
+use crate::precision::Precision;
+use crate::spec::Activation;
+
+pub use crate::layers::dropout::RandomStep;
+
+/// Buffers of a pass. They grow to the largest leaf and are reused.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace {
+    rows: usize,
+    pub(crate) precision: Precision,
+    /// Activation buffers; entry 0 stays empty since the input is borrowed. With 16 bits, only those in use are filled.
+    slots: Vec<Vec<f32>>,
+    /// With 16 bits: buffers that no later forward operation reads.
+    parked: Vec<Vec<u16>>,
+    /// Buffers to be reused for the next unparked slot.
+    spare: Vec<Vec<f32>>,
+    /// Dropout masks and normalization statistics, per operation.
+    kept: Vec<Vec<f32>>,
+    attention: attention::State,
+    /// Gradient with respect to the current buffer.
+    pub(crate) delta: Vec<f32>,
+    other: Vec<f32>,
+    skips: Vec<Vec<f32>>,
+}
+
+impl Workspace {
+    fn prepare(&mut self, plan: &Plan, rows: usize) {
+        self.rows = rows;
+        self.slots.resize_with(plan.widths.len(), Vec::new);
+        self.parked.resize_with(plan.widths.len(), Vec::new);
+        self.kept.resize_with(plan.ops.len(), Vec::new);
+    }
+
+    /// Outputs of the last forward pass, `rows x outputs`.
+    pub(crate) fn outputs(&self, plan: &Plan) -> &[f32] {
+        let last = plan.ops.last().expect("a plan has at least one operation");
+        &self.slots[last.output]
+    }
+
+    /// Bytes of stored activations.
+    pub(crate) fn activation_bytes(&self) -> usize {
+        let full: usize = self.slots.iter().map(Vec::len).sum();
+        let half: usize = self.parked.iter().map(Vec::len).sum();
+        4 * full + 2 * half
+    }
+
+    fn values<'a>(&'a self, slot: Slot, batch: &Batch<'a>) -> &'a [f32] {
+        match batch.input {
+            Input::Rows { values, .. } if slot == 0 => values,
+            _ => &self.slots[slot],
+        }
+    }
+
+    /// Stores a buffer in 16 bits and frees it.
+    fn park(&mut self, slot: Slot) {
+        let values = std::mem::take(&mut self.slots[slot]);
+        self.parked[slot].resize(values.len(), 0);
+        self.precision.encode(&values, &mut self.parked[slot]);
+        self.spare.push(values);
+    }
+
+    /// Fills a buffer from its 16 bits, if that is where it is.
+    fn unpark(&mut self, slot: Slot) {
+        if self.precision == Precision::F32 || slot == 0 || !self.slots[slot].is_empty() {
+            return;
+        }
+        let mut values = self.spare.pop().unwrap_or_default();
+        values.resize(self.parked[slot].len(), 0.0);
+        self.precision.decode(&self.parked[slot], &mut values);
+        self.slots[slot] = values;
+    }
+
+    /// Frees a buffer that [`Workspace::unpark`] filled.
+    fn release(&mut self, slot: Slot, plan: &Plan) {
+        if self.precision != Precision::F32 && slot != 0 && plan.last_uses[slot] < plan.ops.len() {
+            self.spare.push(std::mem::take(&mut self.slots[slot]));
+        }
+    }
+}
+
+/// Computes the outputs for `batch`. With `random`, dropout is active.
+pub(crate) fn forward(
+    plan: &Plan,
+    parameters: &[f32],
+    batch: &Batch<'_>,
+    random: Option<RandomStep>,
+    work: &mut Workspace,
+) {
+    work.prepare(plan, batch.rows);
+    let precision = work.precision;
+    for (i, op) in plan.ops.iter().enumerate() {
+        if matches!(op.kind, OpKind::Fork) {
+            continue;
+        }
+        let mut output = std::mem::take(&mut work.slots[op.output]);
+        if output.capacity() == 0 {
+            output = work.spare.pop().unwrap_or_default();
+        }
+        output.resize(batch.rows * op.width, 0.0);
+        let mut kept = std::mem::take(&mut work.kept[i]);
+        forward_op(op, parameters, batch, random, work, &mut output, &mut kept);
+        precision.round(&mut output);
+        work.slots[op.output] = output;
+        work.kept[i] = kept;
+        if precision != Precision::F32 {
+            (1..plan.widths.len()).filter(|&slot| plan.last_uses[slot] == i).for_each(|slot| work.park(slot));
+        }
+    }
+}
+
+fn forward_op(
+    op: &Op,
+    parameters: &[f32],
+    batch: &Batch<'_>,
+    random: Option<RandomStep>,
+    work: &mut Workspace,
+    output: &mut [f32],
+    kept: &mut Vec<f32>,
+) {
+    let in_place = op.input == op.output;
+    match &op.kind {
+        OpKind::Dense(shape) => {
+            dense::forward(shape, batch.rows, parameters, work.values(op.input, batch), output);
+        }
+        OpKind::Activation(kind) => {
+            if !in_place {
+                output.copy_from_slice(work.values(op.input, batch));
+            }
+            activation::forward_in_place(*kind, output);
+        }
+        OpKind::Dropout { probability, layer } => {
+            let input = work.values(op.input, batch);
+            match random {
+                Some(random) => {
+                    kept.resize(output.len(), 0.0);
+                    dropout::fill_mask(*probability, *layer, random, batch, op.width, kept);
+                    dropout::apply(input, kept, output);
+                }
+                None => output.copy_from_slice(input),
+            }
+        }
+        OpKind::LayerNorm(shape) => {
+            kept.resize(2 * batch.rows, 0.0);
+            norm::forward(shape, parameters, work.values(op.input, batch), output, kept);
+        }
+        OpKind::Fork => {}
+        OpKind::Add { skip } => {
+            if !in_place {
+                output.copy_from_slice(work.values(op.input, batch));
+            }
+            add(output, work.values(*skip, batch));
+        }
+        OpKind::FeatureBag(shape) => {
+            if let Input::Features { offsets, indices } = batch.input {
+                bag::forward(shape, parameters, offsets, indices, output);
+            }
+        }
+        OpKind::FeatureAttention(shape) => {
+            if let Input::Features { offsets, indices } = batch.input {
+                attention::forward(shape, parameters, offsets, indices, output, &mut work.attention);
+            }
+        }
+    }
+}
+
+/// Computes the gradient of all parameters as a sum over the rows of the last forward pass, which ran with dropout.
+/// `work.delta` holds the gradient of the outputs. Overwrites `gradient`; frozen parameters get 0.
+pub(crate) fn backward(plan: &Plan, parameters: &[f32], batch: &Batch<'_>, work: &mut Workspace, gradient: &mut [f32]) {
+    for op in plan.ops.iter().filter(|op| op.frozen) {
+        gradient[op.parameters.clone()].fill(0.0);
+    }
+    // No layer below the first one that trains needs a gradient.
+    let Some(first) = plan.ops.iter().position(Op::trains) else { return };
+    let precision = work.precision;
+    precision.round(&mut work.delta);
+    for (i, op) in plan.ops.iter().enumerate().skip(first).rev() {
+        let slot = op.backward_slot();
+        slot.into_iter().for_each(|slot| work.unpark(slot));
+        backward_op(op, i, i > first, parameters, batch, work, gradient);
+        precision.round(&mut work.delta);
+        slot.into_iter().for_each(|slot| work.release(slot, plan));
+    }
+    work.skips.clear();
+}
+
+fn backward_op(
+    op: &Op,
+    index: usize,
+    want_input: bool,
+    parameters: &[f32],
+    batch: &Batch<'_>,
+    work: &mut Workspace,
+    gradient: &mut [f32],
+) {
+    let mut delta = std::mem::take(&mut work.delta);
+    match &op.kind {
+        OpKind::Dense(shape) => {
+            if op.trains() {
+                dense::backward_parameters(shape, work.rows, work.values(op.input, batch), &delta, gradient);
+            }
+            if want_input {
+                let mut other = std::mem::take(&mut work.other);
+                other.resize(work.rows * shape.inputs, 0.0);
+                dense::backward_input(shape, work.rows, parameters, &delta, &mut other);
+                work.other = std::mem::replace(&mut delta, other);
+            }
+        }
+        OpKind::Activation(kind) => {
+            let slot = if *kind == Activation::Gelu { op.input } else { op.output };
+            activation::backward(*kind, work.values(slot, batch), &mut delta);
+        }
+        OpKind::Dropout { .. } => dropout::backward(&work.kept[index], &mut delta),
+        OpKind::LayerNorm(shape) => {
+            let (input, statistics) = (work.values(op.input, batch), &work.kept[index]);
+            if op.trains() {
+                norm::backward_parameters(shape, input, statistics, &delta, gradient);
+            }
+            if want_input {
+                norm::backward_input(shape, parameters, input, statistics, &mut delta);
+            }
+        }
+        OpKind::Add { .. } => work.skips.push(delta.clone()),
+        OpKind::Fork => {
+            let skip = work.skips.pop().expect("every fork has an add after it");
+            add(&mut delta, &skip);
+        }
+        OpKind::FeatureBag(shape) => {
+            if let (Input::Features { offsets, indices }, true) = (batch.input, op.trains()) {
+                bag::backward(shape, offsets, indices, &delta, gradient);
+            }
+        }
+        OpKind::FeatureAttention(shape) => {
+            if let (Input::Features { offsets, .. }, true) = (batch.input, op.trains()) {
+                attention::backward(shape, parameters, offsets, &delta, gradient, &mut work.attention);
+            }
+        }
+    }
+    work.delta = delta;
+}

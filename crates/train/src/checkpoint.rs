@@ -1,0 +1,329 @@
+//! Checkpoints as bytes: tensors in safetensors files, everything else in a manifest with hashes.
+//!
+//! Writing them so that none is visible half-written is the caller's part: files into `step-N.incomplete/`, flush,
+//! rename, then `LATEST`. The state is the same on every member, so a checkpoint restores at any number of members.
+
+use std::collections::BTreeMap;
+
+use engram_neural::{Coverage, ScalerState, SettingError, WeightsError};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::trainer::{Counters, Trainer, TrainerError, TrainerSpec};
+
+/// Version of the manifest.
+const FORMAT: u32 = 1;
+/// Bytes that one hash covers: a damaged or missing piece is fetched again alone.
+const CHUNK_BYTES: usize = 4 << 20;
+const MODEL_FILE: &str = "model.safetensors";
+const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+
+/// A checkpoint: the manifest and the files it describes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Content of `manifest.json`.
+    pub manifest: Vec<u8>,
+    /// Names and contents of the other files.
+    pub files: BTreeMap<String, Vec<u8>>,
+}
+
+/// What `manifest.json` says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of this format.
+    pub format: u32,
+    /// Steps, updates and samples.
+    pub counters: Counters,
+    /// Generation of the group that wrote the checkpoint.
+    pub generation: u64,
+    /// Members of the group that wrote the checkpoint.
+    pub world: u32,
+    /// What is trained and how.
+    pub spec: TrainerSpec,
+    /// Steps of the optimizer, for its bias corrections.
+    pub optimizer_steps: u64,
+    /// State of the loss scaler.
+    pub scaler: ScalerState,
+    /// Paths of frozen tensors.
+    pub frozen: Vec<String>,
+    /// Positions of the data: sampler step, log positions, whatever the caller needs to continue at the exact sample.
+    pub cursors: BTreeMap<String, u64>,
+    /// Where each tensor is.
+    pub tensors: Vec<TensorEntry>,
+    /// Sizes and hashes of the files.
+    pub files: Vec<FileEntry>,
+}
+
+/// Place of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TensorEntry {
+    /// Name within its file.
+    pub name: String,
+    /// The file.
+    pub file: String,
+    /// First byte within the file.
+    pub offset: usize,
+    /// Element type, as safetensors names it.
+    pub dtype: String,
+    /// Shape, row-major.
+    pub shape: Vec<usize>,
+}
+
+/// Size and hashes of a file. The hashes find damage, not forgery.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FileEntry {
+    /// The file.
+    pub name: String,
+    /// Its size.
+    pub bytes: usize,
+    /// XXH3-128 of the file, in hexadecimal.
+    pub hash: String,
+    /// XXH3-128 of each 4 MiB.
+    pub chunks: Vec<String>,
+}
+
+/// Why a checkpoint cannot be written or restored.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    /// The manifest cannot be read.
+    #[error("manifest.json: failed to parse")]
+    Manifest(#[from] serde_json::Error),
+    /// Another version of the format.
+    #[error("manifest.json: format is {actual}, expected {FORMAT}")]
+    Format {
+        /// Version in the manifest.
+        actual: u32,
+    },
+    /// A file is absent.
+    #[error("{file}: missing from the checkpoint")]
+    Missing {
+        /// The file.
+        file: String,
+    },
+    /// A file has another size.
+    #[error("{file}: size is {actual} bytes, expected {expected}")]
+    Size {
+        /// The file.
+        file: String,
+        /// Size of the file.
+        actual: usize,
+        /// Size in the manifest.
+        expected: usize,
+    },
+    /// A part of a file is damaged.
+    #[error("{file}: chunk {chunk} (4 MiB each) is damaged, its hash differs from the manifest's")]
+    Damaged {
+        /// The file.
+        file: String,
+        /// Number of the chunk.
+        chunk: usize,
+    },
+    /// The checkpoint is of another model.
+    #[error("checkpoint is of another model: it has {actual}, expected {expected}")]
+    Model {
+        /// First difference in the checkpoint.
+        actual: String,
+        /// The same in the run's specification.
+        expected: String,
+    },
+    /// The checkpoint's optimizer keeps another state.
+    #[error("checkpoint is of optimizer {actual}, expected {expected}")]
+    OptimizerKind {
+        /// Settings in the checkpoint.
+        actual: String,
+        /// Settings of the run.
+        expected: String,
+    },
+    /// The specification is not valid.
+    #[error("failed to build the trainer")]
+    Trainer(#[from] TrainerError),
+    /// The weights do not fit.
+    #[error("failed to load weights")]
+    Weights(#[from] WeightsError),
+    /// The optimizer's state does not fit.
+    #[error("failed to load optimizer state")]
+    Optimizer(#[from] SettingError),
+    /// The optimizer's file is not a safetensors file.
+    #[error("failed to read {OPTIMIZER_FILE}")]
+    OptimizerFile(#[from] SafeTensorError),
+}
+
+impl Trainer {
+    /// Copies the state of the trainer. `cursors` are the positions of the data.
+    ///
+    /// # Errors
+    /// A tensor cannot be serialized.
+    pub fn checkpoint(
+        &self,
+        generation: u64,
+        world: u32,
+        cursors: BTreeMap<String, u64>,
+    ) -> Result<Checkpoint, CheckpointError> {
+        let files = BTreeMap::from([
+            (MODEL_FILE.to_owned(), self.model.to_safetensors()?),
+            (OPTIMIZER_FILE.to_owned(), self.optimizer_file()?),
+        ]);
+        let mut tensors = Vec::new();
+        for (file, bytes) in &files {
+            let (header, metadata) = SafeTensors::read_metadata(bytes)?;
+            for (name, info) in metadata.tensors() {
+                tensors.push(TensorEntry {
+                    name,
+                    file: file.clone(),
+                    offset: 8 + header + info.data_offsets.0,
+                    dtype: info.dtype.to_string(),
+                    shape: info.shape.clone(),
+                });
+            }
+        }
+        tensors.sort_by(|a, b| (&a.file, a.offset, &a.name).cmp(&(&b.file, b.offset, &b.name)));
+        let manifest = Manifest {
+            format: FORMAT,
+            counters: self.counters,
+            generation,
+            world,
+            spec: self.spec.clone(),
+            optimizer_steps: self.optimizer.steps(),
+            scaler: self.scaler.state(),
+            frozen: self.model.views().iter().filter(|v| v.frozen).map(|v| v.name.clone()).collect(),
+            cursors,
+            tensors,
+            files: files.iter().map(|(name, bytes)| FileEntry::of(name, bytes)).collect(),
+        };
+        Ok(Checkpoint { manifest: serde_json::to_vec_pretty(&manifest)?, files })
+    }
+
+    fn optimizer_file(&self) -> Result<Vec<u8>, CheckpointError> {
+        let state: Vec<(&str, Vec<u8>)> = self
+            .optimizer
+            .state()
+            .into_iter()
+            .map(|(name, values)| (name, values.iter().flat_map(|v| v.to_le_bytes()).collect()))
+            .collect();
+        let mut tensors = Vec::new();
+        for (name, bytes) in &state {
+            tensors.push((*name, TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes)?));
+        }
+        Ok(safetensors::serialize(tensors, None)?)
+    }
+
+    /// A trainer that continues where the checkpoint was taken, and the positions of the data.
+    ///
+    /// `spec` is the run's specification: its model must be the checkpoint's, other settings may differ.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, or the checkpoint is of another model.
+    pub fn restore(
+        spec: &TrainerSpec,
+        checkpoint: &Checkpoint,
+    ) -> Result<(Self, BTreeMap<String, u64>), CheckpointError> {
+        let manifest = checkpoint.verify()?;
+        check_model(spec, &manifest)?;
+        let mut trainer = Self::new(spec)?;
+        trainer.model.load_safetensors(&checkpoint.files[MODEL_FILE], Coverage::Exact)?;
+        for view in trainer.model.views().to_vec() {
+            let layer = view.name.rsplit_once('.').map_or("", |(layer, _)| layer);
+            trainer.model.set_frozen(layer, manifest.frozen.contains(&view.name));
+        }
+        let file = SafeTensors::deserialize(&checkpoint.files[OPTIMIZER_FILE])?;
+        let mut state = Vec::new();
+        let expected: Vec<&str> = trainer.optimizer.state().iter().map(|(name, _)| *name).collect();
+        if file.len() != expected.len() || expected.iter().any(|name| file.tensor(name).is_err()) {
+            let (actual, expected) = (format!("{:?}", manifest.spec.optimizer), format!("{:?}", spec.optimizer));
+            return Err(CheckpointError::OptimizerKind { actual, expected });
+        }
+        for name in expected {
+            let values: Vec<f32> =
+                file.tensor(name)?.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+            state.push(values);
+        }
+        let state: Vec<&[f32]> = state.iter().map(Vec::as_slice).collect();
+        trainer.optimizer.restore(manifest.optimizer_steps, &state)?;
+        trainer.scaler.restore(manifest.scaler);
+        trainer.counters = manifest.counters;
+        Ok((trainer, manifest.cursors))
+    }
+}
+
+/// Refuses a checkpoint of another model, with the first difference.
+fn check_model(spec: &TrainerSpec, manifest: &Manifest) -> Result<(), CheckpointError> {
+    let (own, saved) = (&spec.model, &manifest.spec.model);
+    let error = |actual: String, expected: String| Err(CheckpointError::Model { actual, expected });
+    if own.inputs != saved.inputs {
+        return error(format!("{} inputs", saved.inputs), format!("{} inputs", own.inputs));
+    }
+    let text = |layer: Option<&engram_neural::LayerSpec>| {
+        layer.map_or("no layer".to_owned(), |l| serde_json::to_string(l).expect("a layer has only string keys"))
+    };
+    for i in 0..own.layers.len().max(saved.layers.len()) {
+        let (own, saved) = (own.layers.get(i), saved.layers.get(i));
+        if own != saved {
+            return error(format!("{} at layer {i}", text(saved)), text(own));
+        }
+    }
+    Ok(())
+}
+
+impl Checkpoint {
+    /// Parses the manifest and compares every file with its hashes.
+    ///
+    /// # Errors
+    /// The manifest cannot be read, or a file is missing or damaged.
+    pub fn verify(&self) -> Result<Manifest, CheckpointError> {
+        let manifest: Manifest = serde_json::from_slice(&self.manifest)?;
+        if manifest.format != FORMAT {
+            return Err(CheckpointError::Format { actual: manifest.format });
+        }
+        for name in [MODEL_FILE, OPTIMIZER_FILE] {
+            if !manifest.files.iter().any(|f| f.name == name) {
+                return Err(CheckpointError::Missing { file: name.to_owned() });
+            }
+        }
+        for entry in &manifest.files {
+            let file = entry.name.clone();
+            let Some(bytes) = self.files.get(&file) else { return Err(CheckpointError::Missing { file }) };
+            entry.verify(bytes)?;
+        }
+        Ok(manifest)
+    }
+}
+
+impl FileEntry {
+    fn of(name: &str, bytes: &[u8]) -> Self {
+        Self {
+            name: name.to_owned(),
+            bytes: bytes.len(),
+            hash: hash(bytes),
+            chunks: bytes.chunks(CHUNK_BYTES).map(hash).collect(),
+        }
+    }
+
+    /// Compares a file with its size and hashes.
+    ///
+    /// # Errors
+    /// The size differs, or a chunk is damaged; the error names the chunk.
+    pub fn verify(&self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let file = self.name.clone();
+        if bytes.len() != self.bytes {
+            return Err(CheckpointError::Size { file, actual: bytes.len(), expected: self.bytes });
+        }
+        let mut chunks = bytes.chunks(CHUNK_BYTES).map(hash).zip(&self.chunks);
+        if let Some(chunk) = chunks.position(|(actual, expected)| actual != *expected) {
+            return Err(CheckpointError::Damaged { file, chunk });
+        }
+        if hash(bytes) != self.hash {
+            return Err(CheckpointError::Damaged { file, chunk: 0 });
+        }
+        Ok(())
+    }
+}
+
+fn hash(bytes: &[u8]) -> String {
+    format!("{:032x}", xxh3_128(bytes))
+}

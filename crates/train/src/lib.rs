@@ -1,0 +1,31 @@
+//! Data-parallel training as pure logic.
+//!
+//! Decides what a training step computes and when its result is applied ([`Trainer`]), what a checkpoint holds
+//! ([`Checkpoint`]), how large each member's batch is ([`balance`]), and how efficiency is measured ([`efficiency`]).
+//! It does no I/O and reads no clock: sums travel through the trait [`Reduce`], times are arguments, checkpoints are
+//! bytes.
+//!
+//! Invariants:
+//! - Members reduce sums of per-sample gradients and counts. The division happens once, after the reduction.
+//! - Nothing that a step changes is changed before [`Trainer::commit`]; until then the local sums can be reduced again
+//!   with other members.
+//! - Whether a step is applied or skipped follows from the reduced gradient alone, so all members decide alike, and
+//!   parameters and optimizer state keep the same bits on every member ([`Trainer::digest`]).
+#![forbid(unsafe_code)]
+
+pub mod balance;
+mod checkpoint;
+pub mod efficiency;
+mod in_process;
+mod reduce;
+mod throughput;
+mod trainer;
+
+pub use checkpoint::{Checkpoint, CheckpointError, FileEntry, Manifest, TensorEntry};
+pub use in_process::{InProcess, InProcessError};
+pub use reduce::{Alone, LocalGradient, Reduce};
+pub use throughput::{TimeModel, TimeObserver};
+pub use trainer::{
+    Counters, LocalStep, Normalization, StepOutcome, StepReport, SummationOrder, TrainError, Trainer, TrainerError,
+    TrainerSpec,
+};

@@ -1,0 +1,405 @@
+//! One data-parallel training step: local sums, reduction, decision, update.
+
+use std::ops::Range;
+
+use engram_neural::tree::Node;
+use engram_neural::{
+    BatchError, GradientEngine, GradientSum, LabeledBatch, LeafSplit, Loss, LossScaler, LossSpec, Model, ModelSpec,
+    Moments, Optimizer, OptimizerSpec, Precision, RandomStep, SampleErrors, ScalerDecision, ScalerSpec, Schedule,
+    ScheduleSpec, SettingError, SpecError, clip_factor, global_norm,
+};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::reduce::{LocalGradient, Reduce};
+
+/// What is trained and how.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TrainerSpec {
+    /// The model.
+    pub model: ModelSpec,
+    /// The loss.
+    pub loss: LossSpec,
+    /// The optimizer. Default: AdamW with PyTorch's defaults.
+    #[serde(default)]
+    pub optimizer: OptimizerSpec,
+    /// The learning rate.
+    pub schedule: ScheduleSpec,
+    /// Largest norm of the mean gradient; positive. Absent: no clipping.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f32>,
+    /// Type of stored activations and of the gradients between layers. Default `F32`.
+    #[serde(default)]
+    pub precision: Precision,
+    /// Dynamic loss scaling. Absent: with `F16` the defaults of the scaler; otherwise scale 1, and a step that is not
+    /// finite is an error. The scale applies to per-sample gradients, which are not divided by the batch: with the
+    /// default scale the first few steps may be skipped until it has adapted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaler: Option<ScalerSpec>,
+    /// By what the reduced sum is divided. Default `Samples`.
+    #[serde(default)]
+    pub normalization: Normalization,
+    /// Seed of initial parameters and dropout. Default 42.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+}
+
+fn default_seed() -> u64 {
+    42
+}
+
+/// By what the reduced gradient sum is divided.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Normalization {
+    /// The number of samples of the group: uniform sampling, and prioritized sampling over the whole buffer.
+    #[default]
+    Samples,
+    /// Nothing: the weights already hold the factor `T_k / (T b_k)` of prioritized sampling per member.
+    Weights,
+}
+
+/// A specification that cannot be trained.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum TrainerError {
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] SpecError),
+    /// A setting.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// The correlation penalty is defined on means over samples.
+    #[error("normalization is Weights, allowed with loss.correlation: Samples")]
+    Normalization,
+}
+
+/// A step that failed. The trainer is unchanged.
+#[derive(Debug, Error)]
+pub enum TrainError<E: std::error::Error + 'static> {
+    /// A batch does not fit the model.
+    #[error("batch does not fit the model")]
+    Batch(#[from] BatchError),
+    /// The reduction failed; the local step can be reduced again.
+    #[error("failed to reduce")]
+    Reduce(#[source] E),
+    /// The reduced loss or gradient is not finite, and there is no loss scaling.
+    #[error("step {step}: loss {loss} or gradient norm {norm} is not finite")]
+    NotFinite {
+        /// Number of the step.
+        step: u64,
+        /// Mean loss over the group's samples.
+        loss: f64,
+        /// Norm of the mean gradient.
+        norm: f64,
+    },
+}
+
+/// In which order the samples' gradients are added.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SummationOrder {
+    /// By rank: the same bits for the same members and batches.
+    Rank {
+        /// Parts into which a member splits its batch; about one per core.
+        leaves: u32,
+    },
+    /// Along a fixed tree: the same bits for every number of members.
+    PartitionInvariant {
+        /// Leaves of the global batch; a power of two, by convention 64.
+        leaves: u32,
+        /// Leaves of this member.
+        owned: Range<u32>,
+        /// Rows of the global batch.
+        global_rows: usize,
+    },
+}
+
+/// Numbers that only grow, part of a checkpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Counters {
+    /// Steps committed, skipped ones included.
+    pub step: u64,
+    /// Steps that changed the parameters.
+    pub updates: u64,
+    /// Samples of all committed steps.
+    pub samples: u64,
+}
+
+/// A member's part of a step, kept until the step is committed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LocalStep {
+    /// Number of the step.
+    pub step: u64,
+    /// What the group reduces.
+    pub gradient: LocalGradient,
+    /// Moments of the whole group, where the loss needs them. They bind the local step to the members that took part.
+    pub moments: Moments,
+    /// Losses and errors of the member's samples, in order.
+    pub samples: SampleErrors,
+}
+
+/// Whether a committed step changed the parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepOutcome {
+    /// The gradient was applied.
+    Applied,
+    /// The gradient was not finite; the loss scale was lowered.
+    SkippedOverflow,
+    /// No member had a sample.
+    SkippedEmpty,
+}
+
+/// What a committed step did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepReport {
+    /// Number of the step, from 0.
+    pub step: u64,
+    /// Whether the parameters changed.
+    pub outcome: StepOutcome,
+    /// Samples of the whole group.
+    pub samples: u64,
+    /// Objective: weighted mean loss plus the correlation penalty.
+    pub loss: f64,
+    /// Norm of the mean gradient before clipping.
+    pub gradient_norm: f64,
+    /// Learning rate.
+    pub rate: f32,
+    /// Loss scale of the step.
+    pub scale: f32,
+}
+
+/// A model in training.
+#[derive(Debug)]
+pub struct Trainer {
+    pub(crate) spec: TrainerSpec,
+    pub(crate) model: Model,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) scaler: LossScaler,
+    pub(crate) counters: Counters,
+    /// Whether a step that is not finite is skipped rather than an error.
+    scaled: bool,
+    loss: Loss,
+    schedule: Schedule,
+    engine: GradientEngine,
+}
+
+impl Trainer {
+    /// A trainer at step 0.
+    ///
+    /// # Errors
+    /// The specification is not valid.
+    pub fn new(spec: &TrainerSpec) -> Result<Self, TrainerError> {
+        let model = Model::new(&spec.model, spec.seed)?;
+        let loss = Loss::new(&spec.loss, model.outputs())?;
+        if loss.needs_moments() && spec.normalization == Normalization::Weights {
+            return Err(TrainerError::Normalization);
+        }
+        if let Some(clip) = spec.clip_norm
+            && !(clip.is_finite() && clip > 0.0)
+        {
+            let error = SettingError { field: "clipNorm", value: clip.to_string(), allowed: "a positive number" };
+            return Err(error.into());
+        }
+        let scaler = spec.scaler.or_else(|| (spec.precision == Precision::F16).then(ScalerSpec::default));
+        Ok(Self {
+            optimizer: Optimizer::new(spec.optimizer, model.parameter_count())?,
+            scaler: scaler.map_or_else(|| Ok(LossScaler::off()), LossScaler::dynamic)?,
+            scaled: scaler.is_some(),
+            counters: Counters::default(),
+            schedule: Schedule::new(spec.schedule)?,
+            engine: GradientEngine::with_precision(spec.precision),
+            spec: spec.clone(),
+            model,
+            loss,
+        })
+    }
+
+    /// The specification.
+    pub fn spec(&self) -> &TrainerSpec {
+        &self.spec
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The model, to freeze layers or to load weights before training.
+    pub fn model_mut(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
+    /// Steps, updates and samples so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Loss scaler, for its scale and number of skipped steps.
+    pub fn scaler(&self) -> &LossScaler {
+        &self.scaler
+    }
+
+    /// Fingerprint of parameters, optimizer state, scaler and counters: equal on all members after each step.
+    pub fn digest(&self) -> u128 {
+        let mut hash = Xxh3::new();
+        let mut floats = |values: &[f32]| {
+            for chunk in values.chunks(4096) {
+                hash.update(&chunk.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
+            }
+        };
+        floats(self.model.parameters());
+        self.optimizer.state().iter().for_each(|(_, values)| floats(values));
+        let scaler = self.scaler.state();
+        floats(&[scaler.scale]);
+        let counters = self.counters;
+        for number in [
+            self.optimizer.steps(),
+            counters.step,
+            counters.updates,
+            counters.samples,
+            scaler.skipped,
+            u64::from(scaler.finite_steps),
+            u64::from(scaler.overflow_steps),
+        ] {
+            hash.update(&number.to_le_bytes());
+        }
+        hash.digest128()
+    }
+
+    /// Computes this member's sums of the next step from its micro-batches, all of which count as one batch. Where the
+    /// loss needs the moments of the group, they are reduced on the way. Changes no parameter.
+    ///
+    /// # Errors
+    /// A batch does not fit, or the reduction of moments failed.
+    pub fn prepare<R: Reduce>(
+        &mut self,
+        batches: &[LabeledBatch<'_>],
+        order: &SummationOrder,
+        reduce: &mut R,
+    ) -> Result<LocalStep, TrainError<R::Error>>
+    where
+        R::Error: std::error::Error + 'static,
+    {
+        let random = RandomStep { seed: self.spec.seed, step: self.counters.step };
+        let mut moments = Moments::default();
+        if self.loss.needs_moments() {
+            let mut local = Vec::new();
+            for data in batches {
+                let split = split(order, data.batch.len());
+                local.extend(self.engine.forward(&self.model, data, &self.loss, &split, random)?);
+            }
+            moments = reduce.moments(&local).map_err(TrainError::Reduce)?;
+        }
+        let mut samples = SampleErrors::default();
+        let mut sums: Vec<(Node, GradientSum)> = Vec::new();
+        for data in batches {
+            // The pass for the moments of a single batch is still in the engine's buffers.
+            if !(self.loss.needs_moments() && batches.len() == 1) {
+                let split = split(order, data.batch.len());
+                self.engine.forward(&self.model, data, &self.loss, &split, random)?;
+            }
+            let (parts, errors) = self.engine.backward(&self.model, data, &self.loss, &moments, self.scaler.scale());
+            samples.losses.extend(errors.losses);
+            samples.errors.extend(errors.errors);
+            self.accumulate(&mut sums, parts);
+        }
+        let gradient = match order {
+            SummationOrder::Rank { .. } => {
+                let zero = || GradientSum { values: vec![0.0; self.model.parameter_count()], ..GradientSum::default() };
+                LocalGradient::Sum(sums.pop().map_or_else(zero, |(_, sum)| sum))
+            }
+            SummationOrder::PartitionInvariant { leaves, .. } => LocalGradient::Subtrees { leaves: *leaves, sums },
+        };
+        Ok(LocalStep { step: self.counters.step, gradient, moments, samples })
+    }
+
+    fn accumulate(&mut self, sums: &mut Vec<(Node, GradientSum)>, parts: Vec<(Node, GradientSum)>) {
+        if sums.is_empty() {
+            *sums = parts;
+            return;
+        }
+        for ((_, sum), (_, part)) in sums.iter_mut().zip(parts) {
+            sum.add(&part);
+            self.engine.recycle(part);
+        }
+    }
+
+    /// Applies or skips the reduced gradient of a step. `reduced` and `local.moments` are the same on every member, so
+    /// every member takes the same decision.
+    ///
+    /// # Errors
+    /// The gradient is not finite and there is no loss scaling. The trainer is unchanged.
+    ///
+    /// # Panics
+    /// `local` belongs to another step.
+    pub fn commit<E: std::error::Error + 'static>(
+        &mut self,
+        local: LocalStep,
+        reduced: &GradientSum,
+    ) -> Result<StepReport, TrainError<E>> {
+        assert_eq!(local.step, self.counters.step, "local sums of another step");
+        let step = local.step;
+        let scale = self.scaler.scale();
+        let rate = self.schedule.rate(self.counters.updates);
+        let divisor = match self.spec.normalization {
+            Normalization::Samples => reduced.samples.max(1) as f64,
+            Normalization::Weights => 1.0,
+        };
+        let unscale = 1.0 / (divisor * f64::from(scale));
+        let gradient_norm = global_norm(&reduced.values) * unscale;
+        let loss = reduced.loss / divisor + self.loss.penalty(&local.moments);
+        let finite = gradient_norm.is_finite() && loss.is_finite();
+        if !finite && !self.scaled {
+            return Err(TrainError::NotFinite { step, loss, norm: gradient_norm });
+        }
+        let outcome = if reduced.samples == 0 {
+            StepOutcome::SkippedEmpty
+        } else if self.scaler.step(finite) == ScalerDecision::Skip {
+            StepOutcome::SkippedOverflow
+        } else {
+            let clip = self.spec.clip_norm.map_or(1.0, |max| clip_factor(gradient_norm, f64::from(max)));
+            let views = self.model.views().to_vec();
+            let factor = (unscale * clip) as f32;
+            self.optimizer.step(self.model.parameters_mut(), &reduced.values, &views, factor, rate);
+            self.counters.updates += 1;
+            StepOutcome::Applied
+        };
+        self.counters.step += 1;
+        self.counters.samples += reduced.samples;
+        match local.gradient {
+            LocalGradient::Sum(sum) => self.engine.recycle(sum),
+            LocalGradient::Subtrees { sums, .. } => sums.into_iter().for_each(|(_, sum)| self.engine.recycle(sum)),
+        }
+        Ok(StepReport { step, outcome, samples: reduced.samples, loss, gradient_norm, rate, scale })
+    }
+
+    /// A whole step: [`Trainer::prepare`], the reduction, [`Trainer::commit`]. Returns the report and the losses and
+    /// errors of this member's samples.
+    ///
+    /// # Errors
+    /// As the three parts. The trainer is unchanged.
+    pub fn step<R: Reduce>(
+        &mut self,
+        batches: &[LabeledBatch<'_>],
+        order: &SummationOrder,
+        reduce: &mut R,
+    ) -> Result<(StepReport, SampleErrors), TrainError<R::Error>>
+    where
+        R::Error: std::error::Error + 'static,
+    {
+        let mut local = self.prepare(batches, order, reduce)?;
+        let reduced = reduce.gradient(&local.gradient).map_err(TrainError::Reduce)?;
+        let samples = std::mem::take(&mut local.samples);
+        Ok((self.commit(local, &reduced)?, samples))
+    }
+}
+
+fn split(order: &SummationOrder, rows: usize) -> LeafSplit {
+    match order {
+        SummationOrder::Rank { leaves } => LeafSplit::local(rows, *leaves),
+        SummationOrder::PartitionInvariant { leaves, owned, global_rows } => {
+            LeafSplit::partition(*global_rows, *leaves, owned.clone())
+        }
+    }
+}
