@@ -1,5 +1,5 @@
 //! Reductions over a group of workers, decided apart from sockets: which algorithm, what each rank sends and adds, in which buckets, how it is
-//! compressed, and how messages are told apart.
+//! compressed, and how messages are identified.
 //!
 //! This crate does no I/O and has no clock. Invariants:
 //! - **Sums and counts, never means.** Gradients of any number of samples add up.

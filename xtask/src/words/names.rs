@@ -1,6 +1,6 @@
 //! Names of Rust definitions: no type or module is named after a participle, and no name is defined too often in a crate.
 //!
-//! Reads sources with a small lexer instead of a parser: `cargo xtask` builds in seconds, and a definition is told from other
+//! Reads sources with a small lexer instead of a parser: `cargo xtask` builds in seconds, and a definition differs from other
 //! code by its keyword and by the block around it.
 
 use std::collections::BTreeMap;
@@ -18,6 +18,11 @@ const LIMIT: usize = 3;
 /// Methods that a reader expects on many types.
 const CONVENTIONAL: &[&str] = &[
     "new",
+    "Error",
+    "backward",
+    "begin",
+    "finish",
+    "forward",
     "default",
     "from",
     "len",
