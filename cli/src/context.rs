@@ -72,11 +72,14 @@ impl KubernetesOptions {
     }
 }
 
+/// Id of [`ClusterArgument`] in the grammar.
+pub(crate) const CLUSTER_ARGUMENT: &str = "cluster-argument";
+
 /// Cluster as a positional argument, for commands without another positional argument.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClusterArgument {
     /// Name of the cluster; same as --cluster
-    #[arg(value_name = "CLUSTER", conflicts_with = "cluster")]
+    #[arg(value_name = "CLUSTER", id = CLUSTER_ARGUMENT)]
     pub(crate) name: Option<String>,
 }
 
@@ -111,6 +114,24 @@ pub(crate) struct Context {
 }
 
 impl GlobalOptions {
+    /// Drops the selections of the environment if an option of the command line selects a cluster: the option replaces them all.
+    /// `ENGRAM_CLUSTER` still names the cluster within a namespace.
+    pub(crate) fn override_environment(&mut self, is_option: impl Fn(&str) -> bool) {
+        let selects_one = ["address", "state_dir", "cluster", CLUSTER_ARGUMENT].into_iter().any(&is_option);
+        if !selects_one && !self.kubernetes.is_set() {
+            return;
+        }
+        if !is_option("address") {
+            self.address.clear();
+        }
+        if !is_option("state_dir") {
+            self.state_dir = None;
+        }
+        if selects_one && !is_option("cluster") {
+            self.cluster = None;
+        }
+    }
+
     /// Reads the terminal and the environment once. As a kubectl plug-in the cluster is in Kubernetes unless `--address` or
     /// `--state-dir` is given.
     pub(crate) fn context(self, is_plugin: bool) -> Context {

@@ -1,7 +1,7 @@
 //! Maps errors to messages and exit codes.
 
 use crate::context::Context;
-use engram_api::{Code, ExitCode, Problem, Problems};
+use engram_api::{Code, ExitCode, Problem, Problems, printable};
 use engram_proto::v1::ProblemKind;
 use std::fmt;
 use std::io::{self, Write as _};
@@ -90,7 +90,8 @@ fn render(error: &anyhow::Error, color: bool) -> (String, ExitCode) {
 }
 
 fn plain(error: &anyhow::Error, color: bool) -> String {
-    format!("{} {error:#}\n", crate::output::Style::Bad.paint("error:", color))
+    let message = format!("{error:#}");
+    format!("{} {}\n", crate::output::Style::Bad.paint("error:", color), printable(&message))
 }
 
 /// Returns the error code of an error of the client library.
@@ -144,6 +145,15 @@ mod tests {
         let (text, code) = render(&error, false);
         assert!(text.starts_with("error[ENG-0402]: port 7443 is in use"), "{text}");
         assert_eq!(code, ExitCode::Conflict);
+    }
+
+    #[test]
+    fn control_characters_of_data_do_not_reach_the_terminal() {
+        let data = "\u{1b}]0;title\u{7}";
+        for error in [problem(Code::InvalidValue, data), failure(ExitCode::Usage, data), anyhow::anyhow!("{data}")] {
+            let (text, _) = render(&error, false);
+            assert!(text.contains("title") && !text.contains(['\u{1b}', '\u{7}']), "{text:?}");
+        }
     }
 
     #[test]

@@ -44,6 +44,9 @@ pub fn main() -> ExitCode {
     }
     let arguments = Arguments::read();
     let context = arguments.global.context(role == plugin::Role::Plugin);
+    if matches!(arguments.command, commands::Command::Up(_)) && local::detach::is_child() {
+        local::detach::close_inherited();
+    }
     // Single-threaded: child processes of `up` are tied to the thread that starts them, and the main thread lives as long as the
     // process.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -1,6 +1,7 @@
 //! Output of results: tables on a terminal, tab-separated values in a pipe, JSON or YAML for programs.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table as TextTable, presets};
+use engram_api::{printable, printable_line};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal as _, Write as _};
@@ -86,7 +87,7 @@ impl Output {
     pub(crate) fn note(&self, text: impl AsRef<str>) {
         if !self.quiet {
             // A closed stderr is no reason to fail.
-            let _ = writeln!(io::stderr(), "{}", text.as_ref());
+            let _ = writeln!(io::stderr(), "{}", printable(text.as_ref()));
         }
     }
 
@@ -207,18 +208,18 @@ impl Table {
     /// Renders the table in the output format.
     pub(crate) fn render(&self, output: &Output) -> String {
         match output.format {
-            Format::Name => self.rows.iter().filter_map(|row| row.first()).map(|name| format!("{name}\n")).collect(),
+            Format::Name => {
+                self.rows.iter().filter_map(|row| row.first()).map(|name| printable_line(name) + "\n").collect()
+            }
             Format::Tsv => self.to_tsv(),
             _ => self.to_text(output),
         }
     }
 
     fn to_tsv(&self) -> String {
-        // Cells must not contain separators.
-        let cell = |cell: &str| cell.replace('\\', "\\\\").replace('\t', "\\t").replace('\n', "\\n");
         let header: Vec<String> = self.columns.iter().map(|column| column.name.to_owned()).collect();
         let lines = std::iter::once(&header).chain(&self.rows);
-        lines.map(|row| row.iter().map(|text| cell(text)).collect::<Vec<_>>().join("\t") + "\n").collect()
+        lines.map(|row| row.iter().map(|text| tsv_cell(text)).collect::<Vec<_>>().join("\t") + "\n").collect()
     }
 
     fn to_text(&self, output: &Output) -> String {
@@ -229,7 +230,7 @@ impl Table {
         text_table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         text_table.set_header(shown.iter().map(|&index| self.columns[index].name.to_uppercase()));
         for row in &self.rows {
-            text_table.add_row(shown.iter().map(|&index| printable(&row[index])));
+            text_table.add_row(shown.iter().map(|&index| printable_line(&row[index])));
         }
         let last = shown.len().saturating_sub(1);
         for (position, &index) in shown.iter().enumerate() {
@@ -244,11 +245,9 @@ impl Table {
     }
 }
 
-/// Escapes control characters in a cell: keys are untrusted input.
-fn printable(cell: &str) -> String {
-    let safe =
-        |letter: char| if letter.is_control() { letter.escape_default().to_string() } else { letter.to_string() };
-    cell.chars().map(safe).collect()
+/// Escapes separators, other control characters, and the escape character itself in a cell of tab-separated values.
+pub(crate) fn tsv_cell(cell: &str) -> String {
+    printable_line(&cell.replace('\\', "\\\\")).into_owned()
 }
 
 /// Formats `1234567` as `1,234,567`.
@@ -326,7 +325,7 @@ mod tests {
         let text = table.render(&output(Format::Table));
         assert_eq!(text, "KEY   WEIGHT\nwar      0.9\na\\tb    0.25\n", "control characters are escaped");
         assert_eq!(table.render(&output(Format::Tsv)), "key\tweight\tid\nwar\t0.9\t17\na\\tb\t0.25\t4\n");
-        assert_eq!(table.render(&output(Format::Name)), "war\na\tb\n");
+        assert_eq!(table.render(&output(Format::Name)), "war\na\\tb\n");
         assert!(table.render(&output(Format::Wide)).starts_with("KEY"));
         assert!(table.render(&output(Format::Wide)).contains("ID"));
     }

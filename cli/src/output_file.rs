@@ -161,7 +161,10 @@ mod tests {
                 fs::write(folder.path().join(target), "old").unwrap();
             }
             OutputFile::write(&second, b"new").unwrap();
-            assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && fs::symlink_metadata(&second).unwrap().is_symlink());
+            assert!(
+                fs::symlink_metadata(&link).unwrap().is_symlink()
+                    && fs::symlink_metadata(&second).unwrap().is_symlink()
+            );
             assert_eq!(fs::read_to_string(folder.path().join(target)).unwrap(), "new");
         }
         let cycle = folder.path().join("cycle");

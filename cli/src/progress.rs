@@ -2,6 +2,7 @@
 //! at once print nothing.
 
 use crate::output::{Output, count};
+use engram_api::printable_line;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,7 @@ impl Progress {
     /// Sets the amount of finished work; `message` may be empty.
     pub(crate) fn set(&mut self, done: u64, message: &str) {
         self.done = done;
+        let message = &*printable_line(message);
         match &mut self.display {
             Display::Bar(bar) => {
                 bar.set_position(done);

@@ -7,7 +7,7 @@ use crate::local::{Endpoints, certificates, state};
 use crate::route::{Endpoint, Route};
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
-use engram_client::{Client, Options};
+use engram_client::{Client, Options, OwnerKey};
 use engram_identity::Keys;
 use engram_memory::ClusterId;
 use futures::FutureExt as _;
@@ -30,7 +30,16 @@ pub(crate) enum Target {
     Kubernetes(Box<kubernetes::Cluster>),
 }
 
-/// A running local cluster.
+/// Processes of a running local cluster: enough to stop it, whatever its certificates are.
+#[derive(Debug, Clone)]
+pub(crate) struct Running {
+    /// State directory.
+    pub(crate) folder: PathBuf,
+    /// Contents of `endpoints.json`.
+    pub(crate) endpoints: Endpoints,
+}
+
+/// A running local cluster, and the route to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Local {
     /// State directory.
@@ -54,6 +63,17 @@ impl Target {
             let cluster = kubernetes::Cluster::find(options, name, token).await?;
             return Ok(Self::Kubernetes(Box::new(cluster)));
         }
+        // Options of the command line are consistent.
+        let selections = [
+            ("ENGRAM_ADDRESS", !context.address.is_empty()),
+            ("ENGRAM_STATE_DIR", context.state_dir.is_some()),
+            ("ENGRAM_CLUSTER", context.cluster.is_some()),
+        ];
+        let set: Vec<&str> = selections.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| *name).collect();
+        if set.len() > 1 {
+            let message = format!("{} all select a cluster; unset all but one of them", set.join(" and "));
+            return Err(failure(ExitCode::Usage, message));
+        }
         if context.credentials.is_some() && context.address.is_empty() {
             let message = "--certificate-authority, --client-certificate and --token-file require --address; for a local cluster certificates are found automatically";
             return Err(failure(ExitCode::Usage, message));
@@ -69,6 +89,9 @@ impl Target {
                 }
                 None => Route::Direct,
             };
+            for address in &context.address {
+                check_address(address)?;
+            }
             return Ok(Self::Remote(context.address.clone(), route));
         }
         Local::find(context).map(Self::Local)
@@ -146,7 +169,7 @@ pub(crate) async fn connect(context: &Context) -> anyhow::Result<Client> {
     Target::find(context).await?.connect().await
 }
 
-impl Local {
+impl Running {
     /// Finds a running local cluster.
     ///
     /// # Errors
@@ -189,7 +212,27 @@ impl Local {
     /// `endpoints.json` cannot be read.
     pub(crate) fn at(folder: &Path) -> anyhow::Result<Option<Self>> {
         let endpoints = Endpoints::read(folder)?.filter(Endpoints::is_running);
-        endpoints.map(|endpoints| Self::of(folder.to_owned(), endpoints)).transpose()
+        Ok(endpoints.map(|endpoints| Self { folder: folder.to_owned(), endpoints }))
+    }
+}
+
+impl Local {
+    /// Finds a running local cluster.
+    ///
+    /// # Errors
+    /// As [`Running::find`] and [`Local::of`].
+    pub(crate) fn find(context: &Context) -> anyhow::Result<Self> {
+        let Running { folder, endpoints } = Running::find(context)?;
+        Self::of(folder, endpoints)
+    }
+
+    /// Returns the cluster of a state directory if it is running.
+    ///
+    /// # Errors
+    /// As [`Running::at`] and [`Local::of`].
+    pub(crate) fn at(folder: &Path) -> anyhow::Result<Option<Self>> {
+        let running = Running::at(folder)?;
+        running.map(|Running { folder, endpoints }| Self::of(folder, endpoints)).transpose()
     }
 
     /// Creates the target for a running cluster with these endpoints.
@@ -220,7 +263,8 @@ impl Local {
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
         let workers = self.endpoints.workers.iter().map(|worker| worker.client.to_string());
         let options = Options::new(workers).with_cluster(self.cluster()?);
-        Ok(Options { network: self.route.network(), ..options })
+        let owner_key = OwnerKey(state::read_owner_key(&self.folder));
+        Ok(Options { network: self.route.network(), owner_key, ..options })
     }
 
     /// Returns the cluster id.
@@ -234,4 +278,36 @@ impl Local {
 
 fn not_found(message: String) -> anyhow::Error {
     problem(Code::NoLocalCluster, message)
+}
+
+/// Rejects an address that is not `HOST:PORT`, which would otherwise be tried until the deadline.
+fn check_address(address: &str) -> anyhow::Result<()> {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+    let is_bracketed = host.starts_with('[') && host.ends_with(']');
+    let is_host = !host.is_empty() && (is_bracketed || !host.contains([':', '/', '@', ' ']));
+    if is_host && port.parse().is_ok_and(|port: u16| port != 0) {
+        return Ok(());
+    }
+    let message = format!(
+        "--address is {address:?}; allowed: HOST:PORT with a port from 1 to 65535, as in worker-0.example:7443 or [::1]:7443"
+    );
+    Err(failure(ExitCode::Usage, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_checked_before_they_are_tried() {
+        for good in ["127.0.0.1:7443", "worker-0.example:1", "[::1]:65535", "localhost:7443"] {
+            check_address(good).unwrap();
+        }
+        for bad in
+            ["", "localhost", "localhost:", ":7443", "localhost:0", "a:65536", "http://a:1", "::1:7443", "nonsense"]
+        {
+            let error = check_address(bad).unwrap_err().to_string();
+            assert!(error.contains(&format!("{bad:?}")) && error.contains("HOST:PORT"), "{error}");
+        }
+    }
 }

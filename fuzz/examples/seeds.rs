@@ -6,7 +6,6 @@
 use bytes::Bytes;
 use engram_cluster::replica::{self, History};
 use engram_cluster::{Change, Entry as MapEntry, PartitionMap, rebuild};
-use engram_wire as wire;
 use engram_fuzz::{tokens, world};
 use engram_mapstore::{FileStore, Goal, MapStore as _, Scale};
 use engram_memory::codec::{encode_ledger, encode_record, encode_reply};
@@ -17,6 +16,7 @@ use engram_proto::v1;
 use engram_store::peer::{Envelope, Message, StateChunk};
 use engram_store::{Content, SimDisk, SnapshotHead, SnapshotWriter, snapshot_file};
 use engram_testing::commands::World;
+use engram_wire as wire;
 use proptest::strategy::{Strategy, ValueTree as _};
 use proptest::test_runner::TestRunner;
 use prost::Message as _;

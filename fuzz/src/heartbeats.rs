@@ -1,9 +1,9 @@
 //! Messages between workers and a coordinator.
 
 use engram_cluster::{Entry, PartitionMap, rebuild};
-use engram_wire as wire;
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId, StoreId};
 use engram_proto::v1;
+use engram_wire as wire;
 use prost::Message;
 use std::collections::BTreeSet;
 

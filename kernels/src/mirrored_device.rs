@@ -234,7 +234,7 @@ impl<M: Mirror> MirroredDevice<M> {
             let (output, elapsed) = outcome.expect("every job ran");
             match (executor, output) {
                 (Executor::Device(device, _), Ok(output)) => {
-                    parts.push(PartResult { device: Some(device), output, elapsed })
+                    parts.push(PartResult { device: Some(device), output, elapsed });
                 }
                 (Executor::Device(device, _), Err(error)) => {
                     redo.push(device);

@@ -6,7 +6,9 @@ use engram_api::status::{
 };
 use engram_api::{Code, GpuMode};
 
-use crate::build::Inputs;
+use crate::build::{GPU_RESOURCE, Inputs};
+use crate::cluster_progress::{in_progress, stuck_pods, unavailable, under_replicated};
+use crate::names::UPGRADE;
 use crate::observation::Observation;
 use crate::plan::partitions_with;
 use crate::safety::{self, StallReason};
@@ -85,8 +87,8 @@ pub fn invalid_spec_status(
     let mut writer = StatusWriter::new(old, generation, now);
     writer.set(condition::ACCEPTED, Truth::False, "Invalid", &problem.message);
     writer.set(condition::STALLED, Truth::True, "Invalid", "the spec is invalid; correct it");
-    writer.set(condition::RECONCILING, Truth::False, "Invalid", "");
-    writer.set(condition::READY, Truth::False, "Invalid", "the spec is invalid");
+    writer.set(condition::RECONCILING, Truth::False, "Invalid", "reconciliation continues once the spec is valid");
+    writer.set(condition::READY, Truth::False, "Invalid", "the spec is invalid; condition Accepted names the fields");
     writer.status.phase = Some(ClusterPhase::Invalid);
     writer.status
 }
@@ -101,7 +103,7 @@ pub(crate) fn stalled_status(
     let mut writer = StatusWriter::new(&observed.status, cluster.generation, now);
     writer.set(condition::ACCEPTED, Truth::True, "Valid", "");
     writer.set(condition::STALLED, Truth::True, stalled.reason, &stalled.message);
-    writer.set(condition::RECONCILING, Truth::False, stalled.reason, "");
+    writer.set(condition::RECONCILING, Truth::False, stalled.reason, &stalled.message);
     writer.set(condition::READY, Truth::False, stalled.reason, &stalled.message);
     writer.status.phase = Some(ClusterPhase::Stalled);
     writer.status.selector = Some(cluster.names.selector());
@@ -132,51 +134,77 @@ pub(crate) fn status(
     let loading = bootstrapping.map(ToString::to_string);
     let problem =
         bootstrapping.and_then(|progress| progress.problem.as_ref()).map(|(_, code, _)| bootstrap_problem(code));
+    let stuck = stuck_pods(cluster, observed, now);
+    let progress_text = in_progress(cluster, observed, inputs, changing);
+    let unavailable = unavailable(cluster, observed);
     let (ready, reason, message) = if suspended {
-        (Truth::False, "Suspended", "no pods run; the disks are kept")
+        (Truth::False, "Suspended", "no pods run; the disks are kept; set spec.suspend to false to resume".to_owned())
     } else if safety::is_mass_failure(observed) {
         (
             Truth::Unknown,
             "MassFailure",
-            "many workers are unreachable at once; none is replaced until some send heartbeats again",
+            "many workers are unreachable at once; none is replaced until some send heartbeats again; check nodes and network".into(),
         )
     } else if let Some(progress) = &loading {
-        (Truth::False, problem.unwrap_or("Bootstrapping"), progress.as_str())
+        (Truth::False, problem.unwrap_or("Bootstrapping"), progress.clone())
     } else if observed.map.is_none() {
-        (Truth::False, "WaitingForPartitionMap", "the PartitionMap does not exist yet")
-    } else if !served {
-        (Truth::False, "PartitionsUnavailable", "some partitions are not served")
+        let (reason, message) = match &stuck {
+            Some(stuck) => (stuck.reason, &stuck.message),
+            None => ("WaitingForPartitionMap", &progress_text),
+        };
+        (Truth::False, reason, message.clone())
+    } else if let Some(unavailable) = &unavailable {
+        let cause = stuck.as_ref().map_or(&progress_text, |stuck| &stuck.message);
+        (Truth::False, "PartitionsUnavailable", format!("{unavailable}; {cause}"))
+    } else if let Some(stuck) = &stuck {
+        (Truth::False, stuck.reason, format!("all partitions are served; {}", stuck.message))
     } else if !settled {
-        (Truth::False, "Reconciling", "all partitions are served; changes or re-replication are in progress")
+        (Truth::False, "Reconciling", format!("all partitions are served; {progress_text}"))
     } else {
-        (Truth::True, "AllPartitionsServed", "")
+        (Truth::True, "AllPartitionsServed", String::new())
     };
-    writer.set(condition::READY, ready, reason, message);
-    let is_reconciling = !(settled || suspended || cluster.is_paused());
-    let (why, paused) = if cluster.is_paused() { ("Paused", "spec.paused is true") } else { (reason, "") };
-    writer.set(condition::RECONCILING, truth(is_reconciling), why, paused);
-    match problem.zip(loading.as_ref()) {
+    writer.set(condition::READY, ready, reason, &message);
+    let stalled = stuck.as_ref().filter(|stuck| stuck.is_stalled && !suspended);
+    let is_reconciling = !(settled || suspended || cluster.is_paused() || stalled.is_some());
+    if cluster.is_paused() {
+        let message = "spec.paused is true; set it to false to continue";
+        writer.set(condition::RECONCILING, Truth::False, "Paused", message);
+    } else {
+        let message = if settled { "" } else { message.as_str() };
+        writer.set(condition::RECONCILING, truth(is_reconciling), reason, message);
+    }
+    match (problem.zip(loading.as_ref()), stalled) {
         // Bootstrap is retried and succeeds once the problem is fixed.
-        Some((problem, progress)) => writer.set(condition::STALLED, Truth::True, problem, progress),
-        None => writer.set(condition::STALLED, Truth::False, "Progressing", ""),
+        (Some((problem, progress)), _) => writer.set(condition::STALLED, Truth::True, problem, progress),
+        (None, Some(stuck)) => writer.set(condition::STALLED, Truth::True, stuck.reason, &stuck.message),
+        (None, None) => writer.set(condition::STALLED, Truth::False, "Progressing", ""),
     }
     writer.set(condition::ACCEPTED, Truth::True, "Valid", "");
     let replicated = if full { "AllReplicasInSync" } else { "UnderReplicated" };
-    writer.set(condition::REPLICATED, truth(full), replicated, "");
+    let why = if full { String::new() } else { replication_text(cluster, observed, unavailable, &progress_text) };
+    writer.set(condition::REPLICATED, truth(full), replicated, &why);
     match gpu_problem(cluster, observed, gpu) {
         Some((reason, message)) => writer.set(condition::GPU_AVAILABLE, Truth::False, reason, &message),
-        None => writer.set(condition::GPU_AVAILABLE, gpu.truth, gpu.reason, ""),
+        None => writer.set(condition::GPU_AVAILABLE, gpu.truth, gpu.reason, &gpu_text(cluster, gpu)),
     }
     let message = update.map_or_else(String::new, |update| {
         format!(
-            "running {} (template {}); available {} (template {})",
-            inputs.worker.image, inputs.worker.template_revision, update.image, update.template_revision
+            "running {} (template {}); available {} (template {}); to accept it set spec.upgrade: Auto or annotation {UPGRADE}={}",
+            inputs.worker.image,
+            inputs.worker.template_revision,
+            update.image,
+            update.template_revision,
+            update.template_revision
         )
     });
     let reason = if update.is_some() { "NewerVersionAvailable" } else { "UpToDate" };
     writer.set(condition::UPDATE_AVAILABLE, truth(update.is_some()), reason, &message);
-    let reason = if cluster.is_suspended() { "SuspendRequested" } else { "NotRequested" };
-    writer.set(condition::SUSPENDED, truth(suspended), reason, "");
+    let (reason, message) = match cluster.is_suspended() {
+        true if suspended => ("SuspendRequested", ""),
+        true => ("SuspendRequested", "pods are deleted once all replicas are in sync"),
+        false => ("NotRequested", ""),
+    };
+    writer.set(condition::SUSPENDED, truth(suspended), reason, message);
 
     let status = &mut writer.status;
     status.cluster_id = Some(inputs.cluster_id.clone());
@@ -191,17 +219,25 @@ pub(crate) fn status(
             unavailable: partitions_with(map, |_, active| !active),
         });
     }
+    let is_first_start = !matches!(
+        observed.status.phase,
+        Some(ClusterPhase::Ready | ClusterPhase::Degraded | ClusterPhase::Unavailable)
+    );
     status.phase = Some(if suspended {
         ClusterPhase::Suspended
     } else if cluster.is_suspended() {
         ClusterPhase::Suspending
     } else if ready == Truth::True {
         ClusterPhase::Ready
-    } else if observed.map.is_none() || !served {
+    } else if stalled.is_some() {
+        ClusterPhase::Stalled
+    } else if observed.map.is_none() || (!served && is_first_start) {
         ClusterPhase::Starting
-    } else if inputs.replicas != cluster.spec.workers || workers.total != wanted {
+    } else if !served {
+        ClusterPhase::Unavailable
+    } else if is_scaling(cluster, observed, inputs) {
         ClusterPhase::Scaling
-    } else if workers.up_to_date != workers.total {
+    } else if workers.up_to_date != workers.total || (all_up && full) {
         ClusterPhase::Updating
     } else {
         ClusterPhase::Degraded
@@ -209,6 +245,45 @@ pub(crate) fn status(
     status.members = members(cluster, observed);
     status.workers = Some(workers);
     writer.status
+}
+
+/// Returns whether the number of workers changes, as opposed to a worker that is missing.
+fn is_scaling(cluster: &ValidatedCluster, observed: &Observation, inputs: &Inputs) -> bool {
+    let is_known = |ordinal: u32| {
+        observed.pods.iter().any(|pod| pod.ordinal == ordinal)
+            || observed.map.as_ref().is_some_and(|map| map.stores.contains_key(&ordinal))
+    };
+    inputs.replicas != cluster.spec.workers
+        || observed.set.as_ref().is_some_and(|set| set.replicas != inputs.replicas)
+        || observed.pods.iter().any(|pod| pod.ordinal >= inputs.replicas)
+        || !(0..inputs.replicas).all(is_known)
+}
+
+/// Returns why the partitions are not fully replicated.
+fn replication_text(
+    cluster: &ValidatedCluster,
+    observed: &Observation,
+    unavailable: Option<String>,
+    progress: &str,
+) -> String {
+    let few = under_replicated(cluster, observed).or(unavailable).unwrap_or_default();
+    let rest = progress.strip_suffix(few.as_str()).map_or(progress, |rest| rest.trim_end_matches("; "));
+    if rest.is_empty() { format!("{few}; re-replication is in progress") } else { format!("{few}; {rest}") }
+}
+
+/// Returns why pods request no GPUs.
+fn gpu_text(cluster: &ValidatedCluster, gpu: &Gpu) -> String {
+    let resource = cluster.spec.gpu.resource_name.as_deref().unwrap_or(GPU_RESOURCE);
+    match (gpu.truth, cluster.spec.gpu.mode) {
+        (Truth::True, _) => String::new(),
+        (_, GpuMode::Disabled) => "spec.gpu.mode is Disabled".into(),
+        (Truth::False, _) => {
+            format!("no node offered {resource} when this generation of the spec was first reconciled; workers use CPUs")
+        }
+        (Truth::Unknown, _) => {
+            "the operator cannot list nodes, so workers use CPUs: grant it the ClusterRole of the chart, or set spec.gpu.mode".into()
+        }
+    }
 }
 
 /// Returns the condition reason for a failed bootstrap.

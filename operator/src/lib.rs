@@ -11,7 +11,7 @@
 //! no decisions.
 //!
 //! Invariants:
-//! - A plan deletes a pod only while every partition that it holds is in sync on all its other replicas.
+//! - A plan deletes a running pod only while every partition that it holds is in sync on all its other replicas.
 //! - A destructive change (of a pod, a claim, an object) is an [`Action`] with the UID of its target.
 //! - Planning after an applied plan returns an empty plan: an idle cluster causes no writes.
 //! - A volume with data of unknown origin is neither used nor deleted.
@@ -22,6 +22,7 @@ pub mod build;
 mod ca_rotation;
 mod cert_manager;
 pub mod certificate_approval;
+mod cluster_progress;
 mod cluster_status;
 mod coordinator_goal;
 mod last_valid_spec;
@@ -43,7 +44,9 @@ pub use cluster_status::invalid_spec_status;
 pub use coordinator_goal::{CoordinatorGoal, coordinator_goal, coordinator_goal_of_invalid_spec};
 pub use last_valid_spec::last_valid_spec;
 pub use object_views::InvalidObject;
-pub use observation::{ClaimView, MapView, Observation, PartitionView, PodView, SetView};
+pub use observation::{
+    ClaimView, MapView, Observation, PartitionView, PodView, SetView, StartFailure, StartFailureCause,
+};
 pub use plan::{Action, Plan, plan};
 pub use revision::Offer;
 pub use validate::{InvalidSpec, ValidatedCluster, validate};

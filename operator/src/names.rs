@@ -25,6 +25,8 @@ pub const ROOTS: &str = "ca.pem";
 pub const TLS_SECRET_KEYS: [&str; 3] = ["ca.crt", "tls.crt", "tls.key"];
 /// Annotation of a `LearnerCluster`: UID of a pod to replace.
 pub const REPLACE: &str = "engram.dev/replace";
+/// Annotation of a generated object: hash of its content without this annotation, which also changes with a removed field.
+pub const CONTENT_HASH: &str = "engram.dev/content-hash";
 /// Annotation of the CA Secret that requests a rotation.
 pub const RENEW: &str = "engram.dev/renew";
 /// Annotation of the CA Secret: progress of a rotation.

@@ -7,7 +7,9 @@ use engram_api::Size;
 use serde_json::Value;
 
 use crate::names::{CLUSTER_ID_LABEL, WORKER};
-use crate::observation::{ClaimView, MapView, PartitionView, PodView, SetView, WorkerExit};
+use crate::observation::{
+    ClaimView, MapView, PartitionView, PodView, SetView, StartFailure, StartFailureCause, WorkerExit,
+};
 
 /// Why an object cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +65,7 @@ impl PodView {
             terminating: object.pointer("/metadata/deletionTimestamp").is_some(),
             has_devices: has_devices(object),
             worker_exits: ended(object),
+            start_failure: start_failure(object),
             node_lost_for_ms: node.as_ref().and_then(|node| lost_nodes.get(node).copied()),
             node,
         })
@@ -96,6 +99,73 @@ fn ended(pod: &Value) -> Vec<WorkerExit> {
         Some(WorkerExit { member, exit })
     };
     states.filter_map(of).collect()
+}
+
+/// Maximum length of a report of the kubelet or the scheduler in a message, in characters: several fit into one event.
+const MAX_REPORT_CHARS: usize = 300;
+
+/// Returns why a pod cannot start. A container that waits for a regular start is not a failure.
+fn start_failure(pod: &Value) -> Option<StartFailure> {
+    if pod.pointer("/status/phase").is_some_and(|phase| phase == "Failed") {
+        let reason = text(pod, "/status/reason").unwrap_or_else(|| "Failed".into());
+        let detail = report(&reason, &text(pod, "/status/message").unwrap_or_default());
+        return Some(StartFailure { cause: StartFailureCause::Rejected, detail, since: None });
+    }
+    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
+    let is_unschedulable = |condition: &&Value| condition["type"] == "PodScheduled" && condition["status"] == "False";
+    if let Some(condition) = conditions.clone().find(is_unschedulable) {
+        let field = |field: &str| condition[field].as_str().map(str::to_owned);
+        let detail =
+            report(&field("reason").unwrap_or_default(), &field("message").unwrap_or_else(|| "no node fits".into()));
+        let since = field("lastTransitionTime");
+        return Some(StartFailure { cause: StartFailureCause::Unschedulable, detail, since });
+    }
+    let of = |list: &str| pod.pointer(list).and_then(Value::as_array).into_iter().flatten();
+    let mut containers = of("/status/initContainerStatuses").chain(of("/status/containerStatuses"));
+    containers.find_map(container_failure)
+}
+
+/// Returns why a container cannot start.
+fn container_failure(container: &Value) -> Option<StartFailure> {
+    let waiting = &container["state"]["waiting"];
+    let reason = waiting["reason"].as_str()?;
+    let cause = match reason {
+        "ErrImagePull"
+        | "ImagePullBackOff"
+        | "InvalidImageName"
+        | "ErrImageNeverPull"
+        | "ImageInspectError"
+        | "RegistryUnavailable"
+        | "SignatureValidationFailed" => StartFailureCause::ImagePull,
+        "CreateContainerConfigError"
+        | "CreateContainerError"
+        | "PreCreateHookError"
+        | "PreStartHookError"
+        | "RunContainerError" => StartFailureCause::Configuration,
+        "CrashLoopBackOff" => StartFailureCause::CrashLoop,
+        _ => return None,
+    };
+    // The kubelet reports only its back-off; the termination says more.
+    let terminated = &container["lastState"]["terminated"];
+    let message = match cause {
+        StartFailureCause::CrashLoop if terminated.is_object() => {
+            let last = terminated["message"].as_str().and_then(|message| message.trim().lines().last());
+            let text = last.or(terminated["reason"].as_str()).unwrap_or_default();
+            format!("exit code {}: {text}", terminated["exitCode"])
+        }
+        _ => waiting["message"].as_str().unwrap_or_default().to_owned(),
+    };
+    let field = |field: &str| container[field].as_str().unwrap_or("?");
+    let detail = format!("container {}, image {}: {}", field("name"), field("image"), report(reason, &message));
+    Some(StartFailure { cause, detail, since: None })
+}
+
+/// Joins a reason and a message, shortened, without control characters.
+fn report(reason: &str, message: &str) -> String {
+    let message: String = message.trim().chars().filter(|char| !char.is_control()).collect();
+    let shortened: String = message.chars().take(MAX_REPORT_CHARS).collect();
+    let end = if shortened.len() < message.len() { "..." } else { "" };
+    if shortened.is_empty() { reason.to_owned() } else { format!("{reason}: {shortened}{end}") }
 }
 
 impl ClaimView {
@@ -143,7 +213,11 @@ impl MapView {
             ordinals.into_iter().map(|(number, of)| (number, Some(of).filter(|of| newest[of] == number))).collect();
         let count = natural(object, "/spec/partitionCount")?;
         let partitions = (0..count).map(|id| partition(object, id, &stores)).collect::<Result<_, _>>()?;
+        let owners = object.pointer("/metadata/ownerReferences").and_then(Value::as_array).into_iter().flatten();
+        let mut owners = owners.filter(|owner| owner["kind"] == "LearnerCluster");
         Ok(Self {
+            uid: text(object, "/metadata/uid").unwrap_or_default(),
+            owner: owners.next().and_then(|owner| owner["uid"].as_str()).map(str::to_owned),
             resource_version: text(object, "/metadata/resourceVersion").unwrap_or_default(),
             cluster_id: text(object, "/spec/clusterId")
                 .ok_or_else(|| invalid_object(object, "/spec/clusterId", None, "32 hexadecimal digits"))?,
@@ -203,7 +277,7 @@ mod tests {
 
     use serde_json::json;
 
-    use crate::observation::{ClaimView, MapView, PodView, SetView};
+    use crate::observation::{ClaimView, MapView, PodView, SetView, StartFailureCause};
 
     #[test]
     fn map_view_resolves_stores_to_workers() {
@@ -268,6 +342,25 @@ mod tests {
         for nothing in ["", "the worker ended: signal 9", "worker 3/5b1c/x", "The container could not be located"] {
             assert_eq!(dead(nothing), [], "{nothing:?} names no worker");
         }
+        let stuck = |status: serde_json::Value| {
+            let pod = json!({ "kind": "Pod", "metadata": { "name": "words-worker-3" }, "status": status });
+            PodView::read(&pod, &BTreeMap::new()).expect("a pod").start_failure
+        };
+        let of = |waiting: serde_json::Value| {
+            let worker = json!({ "name": "worker", "image": "a/b:9", "state": { "waiting": waiting },
+                "lastState": { "terminated": { "exitCode": 101, "message": "worker 3\nno disk" } } });
+            stuck(json!({ "containerStatuses": [worker] })).map(|it| (it.cause, it.detail))
+        };
+        let pulled = of(json!({ "reason": "ErrImagePull", "message": "not found" })).expect("a failure");
+        assert_eq!(pulled.0, StartFailureCause::ImagePull);
+        assert_eq!(pulled.1, "container worker, image a/b:9: ErrImagePull: not found");
+        let looping = of(json!({ "reason": "CrashLoopBackOff", "message": "back-off 10s" })).expect("a failure");
+        assert_eq!(looping.1, "container worker, image a/b:9: CrashLoopBackOff: exit code 101: no disk");
+        assert_eq!(of(json!({ "reason": "ContainerCreating" })), None);
+        let late =
+            json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node" });
+        let late = stuck(json!({ "conditions": [late] })).expect("a failure");
+        assert_eq!((late.cause, late.detail.as_str()), (StartFailureCause::Unschedulable, "Unschedulable: no node"));
         let mut set = json!({
             "kind": "StatefulSet", "metadata": { "name": "words-worker", "generation": 2 }, "spec": { "replicas": 3 },
             "status": { "observedGeneration": 1, "updateRevision": "old" },

@@ -60,6 +60,34 @@ pub struct PodView {
     pub has_devices: bool,
     /// Workers of containers that have terminated, as reported by the kubelet: proof of death.
     pub worker_exits: Vec<WorkerExit>,
+    /// Why it cannot start, as reported by the scheduler or the kubelet.
+    pub start_failure: Option<StartFailure>,
+}
+
+/// Why a pod cannot start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartFailure {
+    /// What fails.
+    pub cause: StartFailureCause,
+    /// Report of the scheduler or the kubelet, with container and image.
+    pub detail: String,
+    /// Start of the failure, RFC 3339, where reported.
+    pub since: Option<String>,
+}
+
+/// What fails when a pod cannot start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartFailureCause {
+    /// The scheduler finds no node.
+    Unschedulable,
+    /// The kubelet refused the pod.
+    Rejected,
+    /// An image cannot be pulled.
+    ImagePull,
+    /// A container cannot be created from its configuration.
+    Configuration,
+    /// A container terminates repeatedly.
+    CrashLoop,
 }
 
 /// A worker whose container has terminated.
@@ -87,6 +115,10 @@ pub struct ClaimView {
 /// The partition map.
 #[derive(Clone, Debug, Default)]
 pub struct MapView {
+    /// UID of the object.
+    pub uid: String,
+    /// UID of the `LearnerCluster` that the object is deleted with, if any.
+    pub owner: Option<String>,
     /// Resource version, for compare-and-swap.
     pub resource_version: String,
     /// Cluster id.
@@ -123,6 +155,11 @@ impl MapView {
         let holds =
             |partition: &&PartitionView| partition.in_sync.contains(&ordinal) || partition.learners.contains(&ordinal);
         self.partitions.iter().filter(holds).count()
+    }
+
+    /// Returns whether every partition is served without the worker, which is in no in-sync set: its disk holds nothing that is needed.
+    pub fn is_served_without(&self, ordinal: u32) -> bool {
+        self.partitions.iter().all(|partition| partition.activated && !partition.in_sync.contains(&ordinal))
     }
 
     /// Returns the highest ordinal that has a replica.

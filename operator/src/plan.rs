@@ -1,7 +1,8 @@
 //! The reconcile plan: computes the next steps from a cluster's spec and its observed state.
 //!
 //! One disruptive operation takes place at a time, in this order: replacing the worker of a lost node, replacing a worker on request,
-//! scaling down, rolling update. Each waits until every partition has all its replicas in sync.
+//! scaling down, rolling update. Each waits until every partition has all its replicas in sync. Replacing pods that cannot start with an
+//! outdated template disrupts nothing and waits for nothing.
 
 use std::time::Duration;
 
@@ -99,6 +100,13 @@ pub enum Action {
         /// Resource version of the observed map.
         resource_version: String,
     },
+    /// Sets or clears the map's owner, so that the map is deleted with the cluster exactly if its data is.
+    SetMapOwner {
+        /// UID of the map.
+        uid: String,
+        /// Whether the cluster owns the map.
+        is_owned: bool,
+    },
     /// Removes the annotation that requested the replacement of a pod.
     ClearReplaceAnnotation,
 }
@@ -128,11 +136,12 @@ pub fn plan(cluster: &ValidatedCluster, observed: &Observation, offer: &Offer, n
     let mut step = Step { cluster, observed, inputs: &inputs, objects: Vec::new(), actions: Vec::new() };
     if !cluster.is_paused() {
         step.objects();
+        step.map_owner();
     }
     step.suspension();
     let replacing = step.replace_lost();
     if !cluster.is_paused() && !replacing {
-        let _ = step.replace_requested() || step.shrink() || step.roll_out();
+        let _ = step.replace_unstartable() || step.replace_requested() || step.shrink() || step.roll_out();
     }
     let Step { objects, actions, .. } = step;
     let changing = !objects.is_empty() || !actions.is_empty();
@@ -189,9 +198,9 @@ impl Step<'_> {
         for object in &desired {
             let found = self.observed.objects.iter().find(|found| same(found, object));
             match found {
-                Some(found) if covers(found, object) => {}
+                Some(found) if covers(found, object) && has_same_claim_templates(found, object) => {}
                 // Claim templates are immutable. Claims grow first, so that a crash in between does not lose the expansion.
-                Some(found) if !covers_field(found, object, "/spec/volumeClaimTemplates") => {
+                Some(found) if !has_same_claim_templates(found, object) => {
                     if growing.is_empty() {
                         self.actions.push(Action::OrphanSet { uid: text(found, "/metadata/uid") });
                     }
@@ -205,6 +214,15 @@ impl Step<'_> {
             name: text(found, "/metadata/name"),
             uid: text(found, "/metadata/uid"),
         }));
+    }
+
+    /// Sets the map's owner according to the retain policy, which may have changed since the map was created.
+    fn map_owner(&mut self) {
+        let Some(map) = &self.observed.map else { return };
+        let is_owned = self.cluster.is_data_deleted_with_it();
+        if map.owner.is_some() != is_owned {
+            self.actions.push(Action::SetMapOwner { uid: map.uid.clone(), is_owned });
+        }
     }
 
     /// Sets the map's suspended flag once all replicas are in sync, before pods are deleted; clears it after they are back.
@@ -226,6 +244,30 @@ impl Step<'_> {
         !lost.is_empty()
     }
 
+    /// Replaces the pods of an outdated template that cannot start, map or not: they serve nothing and would keep the update from starting.
+    fn replace_unstartable(&mut self) -> bool {
+        let Some(set) = self.observed.set.as_ref().filter(|_| self.may_update()) else { return false };
+        let is_stuck = |pod: &&PodView| {
+            pod.start_failure.is_some() && !pod.ready && !pod.terminating && pod.revision != set.update_revision
+        };
+        let actions = self.observed.pods.iter().filter(is_stuck).map(|pod| Action::DeletePod {
+            ordinal: pod.ordinal,
+            uid: pod.uid.clone(),
+            force: false,
+        });
+        let before = self.actions.len();
+        self.actions.extend(actions);
+        self.actions.len() > before
+    }
+
+    /// Returns whether the operator may replace pods of an outdated template: the newest revision is known and final.
+    fn may_update(&self) -> bool {
+        let strategy = self.cluster.spec.update_strategy.as_ref().and_then(|strategy| strategy.strategy);
+        let is_known = self.observed.set.as_ref().is_some_and(|set| !set.update_revision.is_empty());
+        let template_changes = self.objects.iter().any(|object| object["kind"] == "StatefulSet");
+        strategy != Some(UpdateType::OnDelete) && is_known && !template_changes
+    }
+
     /// Replaces the pod that an annotation names; returns whether that is in progress.
     fn replace_requested(&mut self) -> bool {
         let Some(uid) = self.cluster.annotations.get(REPLACE) else { return false };
@@ -238,7 +280,10 @@ impl Step<'_> {
         // If every worker has a replica of every partition, none can take over this worker's replicas: they are re-replicated afterwards.
         let evacuate = copies == 1 || self.cluster.spec.workers > copies;
         let holds = if evacuate { map.copies(pod.ordinal) } else { map.primaries(pod.ordinal) };
-        if holds > 0 || (!evacuate && !map.is_full(copies)) {
+        // A pod that is not running, as one whose volume is on a drained node, gives up nothing.
+        if !pod.ready && !pod.terminating && map.is_served_without(pod.ordinal) {
+            self.discard(pod, false);
+        } else if holds > 0 || (!evacuate && !map.is_full(copies)) {
             self.drain(pod, evacuate);
         } else if !pod.terminating && map.is_full(copies) {
             self.discard(pod, false);
@@ -275,9 +320,7 @@ impl Step<'_> {
     /// Restarts one worker with an outdated template: the one with the fewest primaries, after transferring them.
     fn roll_out(&mut self) -> bool {
         let (Some(map), Some(set)) = (&self.observed.map, &self.observed.set) else { return false };
-        let strategy = self.cluster.spec.update_strategy.as_ref().and_then(|strategy| strategy.strategy);
-        let template_changes = self.objects.iter().any(|object| object["kind"] == "StatefulSet");
-        if strategy == Some(UpdateType::OnDelete) || set.update_revision.is_empty() || template_changes {
+        if !self.may_update() {
             return false;
         }
         let copies = self.cluster.spec.replication_factor;
@@ -327,11 +370,18 @@ fn same(found: &Value, desired: &Value) -> bool {
     ["/kind", "/metadata/name"].iter().all(|path| found.pointer(path) == desired.pointer(path))
 }
 
-fn covers_field(found: &Value, desired: &Value, path: &str) -> bool {
-    match (found.pointer(path), desired.pointer(path)) {
-        (_, None) => true,
-        (None, Some(_)) => false,
-        (Some(found), Some(desired)) => covers(found, desired),
+/// Returns whether the claim templates of a StatefulSet are the desired ones. The API server fills in no storage class, so one that is not
+/// desired was removed from the spec.
+fn has_same_claim_templates(found: &Value, desired: &Value) -> bool {
+    let of = |object: &Value| object.pointer("/spec/volumeClaimTemplates").cloned().unwrap_or(Value::Null);
+    let (found, desired) = (of(found), of(desired));
+    let classes = |templates: &Value| {
+        let all = templates.as_array().into_iter().flatten();
+        all.map(|template| template.pointer("/spec/storageClassName").cloned()).collect::<Vec<_>>()
+    };
+    match (found.as_array().is_some_and(|all| !all.is_empty()), desired.is_null()) {
+        (is_found, true) => !is_found,
+        (_, false) => covers(&found, &desired) && classes(&found) == classes(&desired),
     }
 }
 

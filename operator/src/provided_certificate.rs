@@ -215,8 +215,7 @@ mod tests {
     fn published_roots_are_kept_until_another_certificate_is_provided() {
         let now = SystemTime::now();
         let [own, first, second] = [0; 3].map(|_| CertificateAuthority::create(Realm::Operator, now).unwrap());
-        let of =
-            |ca: &CertificateAuthority| Ok(read("s", &secret(ca, &needed()), &needed(), now).unwrap());
+        let of = |ca: &CertificateAuthority| Ok(read("s", &secret(ca, &needed()), &needed(), now).unwrap());
         let lost = || Err(CertificateProblem::missing("s", &needed()));
         let own = own.certificate();
         assert_eq!(trust_bundle(own, &lost(), None), None);

@@ -51,11 +51,7 @@ impl Run {
         if is_foreign || is_gone || is_over || is_invalid || is_suspended || !needs_turn(object) {
             return None;
         }
-        Some(Self {
-            order: QueueOrder::of(object),
-            cluster: text("/spec/clusterRef/name").to_owned(),
-            is_submitted,
-        })
+        Some(Self { order: QueueOrder::of(object), cluster: text("/spec/clusterRef/name").to_owned(), is_submitted })
     }
 
     /// Returns whether this run is ahead of `other`.

@@ -2,7 +2,7 @@
 
 use engram_api::kubernetes_only::NodeLossAction;
 
-use crate::observation::{Observation, PodView};
+use crate::observation::{MapView, Observation, PodView};
 use crate::validate::ValidatedCluster;
 
 /// Why a cluster requires manual intervention.
@@ -42,6 +42,9 @@ pub(crate) fn stalled(cluster: &ValidatedCluster, observed: &Observation) -> Opt
         );
         return Some(StallReason { reason: "PartitionMapMissing", message });
     }
+    if let Some(reason) = observed.map.as_ref().and_then(|map| outlived_map(cluster, observed, map)) {
+        return Some(reason);
+    }
     let foreign = observed.claims.iter().find(|claim| claim.cluster_id.as_ref().is_some_and(|of| *of != id))?;
     let message = format!(
         "claim {} holds data of cluster {}, not of {id}: delete the claim, or give the cluster another name",
@@ -49,6 +52,28 @@ pub(crate) fn stalled(cluster: &ValidatedCluster, observed: &Observation) -> Opt
         foreign.cluster_id.as_deref().unwrap_or_default()
     );
     Some(StallReason { reason: "ForeignVolume", message })
+}
+
+/// Finds a map that an earlier cluster of the same name left without its data.
+fn outlived_map(cluster: &ValidatedCluster, observed: &Observation, map: &MapView) -> Option<StallReason> {
+    let (namespace, name) = (&cluster.namespace, &cluster.names.cluster);
+    let way_out = format!("delete the map to start empty: kubectl -n {namespace} delete partitionmap {name}");
+    if map.owner.as_ref().is_some_and(|owner| *owner != cluster.uid) {
+        let message = format!(
+            "PartitionMap {name} belongs to a deleted LearnerCluster of the same name; if it is not garbage-collected within a \
+             minute, {way_out}"
+        );
+        return Some(StallReason { reason: "PartitionMapOfDeletedCluster", message });
+    }
+    let is_new = observed.status.cluster_id.is_none() && observed.set.is_none();
+    let is_earlier = map.cluster_id != cluster.new_cluster_id();
+    if is_new && is_earlier && observed.claims.is_empty() && !map.partitions.is_empty() {
+        let message = format!(
+            "PartitionMap {name} describes data of an earlier cluster, but none of its claims exists: restore the claims, or {way_out}"
+        );
+        return Some(StallReason { reason: "VolumesMissing", message });
+    }
+    None
 }
 
 /// Returns whether the map of this cluster is missing and can be rebuilt from its workers: all volumes are its own.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use engram_api::kubernetes_only::{IssuerRef, TlsMode};
+use engram_api::kubernetes_only::{IssuerRef, RetainPolicy, TlsMode};
 use engram_api::{LearnerClusterSpec, crd, parse_object};
 use engram_identity::LIFETIME;
 use serde_json::Value;
@@ -45,6 +45,12 @@ impl ValidatedCluster {
     /// Returns whether the data is in the pods.
     pub fn is_ephemeral(&self) -> bool {
         self.spec.storage.as_ref().and_then(|storage| storage.ephemeral) == Some(true)
+    }
+
+    /// Returns whether its data, and therefore its map, is deleted with it.
+    pub fn is_data_deleted_with_it(&self) -> bool {
+        let policy = self.spec.storage.as_ref().and_then(|storage| storage.retain_policy);
+        policy == Some(RetainPolicy::Delete) || self.is_ephemeral()
     }
 
     /// Returns whether its pods claim GPUs by a ResourceClaimTemplate.

@@ -9,7 +9,7 @@ use engram_coordinator::{BootstrapProgress, GpuFault};
 use engram_memory::Ordinal;
 use engram_operator::{
     Action, ClaimView, CoordinatorGoal, MapView, Observation, Offer, PartitionView, Plan, PodView, SetView,
-    ValidatedCluster, coordinator_goal, plan, validate,
+    StartFailure, StartFailureCause, ValidatedCluster, coordinator_goal, plan, validate,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -141,6 +141,10 @@ impl World {
                 });
             }
             Action::MarkSuspended { suspended, .. } => self.map().suspended = suspended,
+            Action::SetMapOwner { is_owned, .. } => {
+                let uid = self.object["metadata"]["uid"].as_str().expect("a UID").to_owned();
+                self.map().owner = is_owned.then_some(uid);
+            }
             Action::ClearReplaceAnnotation => self.object["metadata"]["annotations"] = json!({}),
         }
     }
@@ -198,14 +202,13 @@ impl World {
         let map = self.observed.map.get_or_insert_with(|| MapView {
             resource_version: "1".into(),
             cluster_id,
-            suspended: false,
-            stores: BTreeMap::new(),
             partitions: (0..PARTITIONS)
                 .map(|id| {
                     let primary = live[id as usize % live.len()];
                     PartitionView { primary, in_sync: vec![primary], learners: Vec::new(), activated: true }
                 })
                 .collect(),
+            ..MapView::default()
         });
         // Every worker has its first store; numbers are in the order of ordinals.
         map.stores.extend(live.iter().map(|ordinal| (*ordinal, ordinal + 10)));
@@ -278,6 +281,7 @@ proptest! {
             match event {
                 Event::Plan => {
                     let plan = world.plan();
+                    assert_explained(&plan);
                     let taken = plan.actions.iter().filter(|action| matches!(action, Action::DeletePod { .. })).count();
                     prop_assert!(taken <= 1, "one worker at a time");
                     world.apply(plan);
@@ -541,4 +545,170 @@ fn the_coordinator_goal_follows_the_plan_and_is_none_while_suspended() {
     assert!(goal(&world).is_none_or(|goal| goal.had_map), "no initial map is created if data exists");
     world.observed.claims[0].cluster_id = Some("00".into());
     assert_eq!(goal(&world), None, "foreign data is not coordinated");
+}
+
+/// Asserts that every condition that is not in its good state says why.
+fn assert_explained(plan: &Plan) {
+    for entry in &plan.status.conditions {
+        let is_good = match entry.kind.as_str() {
+            condition::RECONCILING | condition::STALLED | condition::UPDATE_AVAILABLE => entry.status == Truth::False,
+            // Neither state is a fault.
+            condition::SUSPENDED => true,
+            _ => entry.status == Truth::True,
+        };
+        assert!(is_good || !entry.message.is_empty(), "{entry:?}");
+    }
+}
+
+fn entry(plan: &Plan, kind: &str) -> (Truth, String, String) {
+    assert_explained(plan);
+    let entry = plan.status.conditions.iter().find(|entry| entry.kind == kind).expect("the condition");
+    (entry.status, entry.reason.clone(), entry.message.clone())
+}
+
+fn deletions(plan: &Plan) -> Vec<u32> {
+    let of_pods = plan.actions.iter().filter_map(|action| match action {
+        Action::DeletePod { ordinal, .. } => Some(*ordinal),
+        _ => None,
+    });
+    of_pods.collect()
+}
+
+impl World {
+    /// Lets a pod of the newest template fail to start.
+    fn break_pod(&mut self, ordinal: usize, cause: StartFailureCause, since: Option<&str>) {
+        let failure =
+            StartFailure { cause, detail: "ImagePullBackOff: not found".into(), since: since.map(str::to_owned) };
+        let revision = self.observed.set.as_ref().expect("a set").update_revision.clone();
+        let pod = &mut self.observed.pods[ordinal];
+        (pod.ready, pod.revision, pod.start_failure) = (false, revision, Some(failure));
+        for partition in &mut self.map().partitions {
+            partition.in_sync.retain(|member| *member != ordinal as u32);
+            partition.primary = partition.in_sync[0];
+        }
+    }
+}
+
+#[test]
+fn a_pod_that_cannot_start_halts_the_update_and_is_replaced_once_the_spec_is_corrected() {
+    let mut world = World::idle(3, 2);
+    world.spec("image", "a/b:missing".into());
+    world.apply(world.plan());
+    world.break_pod(1, StartFailureCause::ImagePull, None);
+    let halted = world.plan();
+    assert!(deletions(&halted).is_empty(), "the other pods serve");
+    let (stalled, reason, message) = entry(&halted, condition::STALLED);
+    assert_eq!((stalled, reason.as_str()), (Truth::True, "ImagePullFailed"));
+    for part in ["the update is halted", "words-worker-1", "on node n1", "ImagePullBackOff: not found", "spec.image"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert_eq!(halted.status.phase, Some(ClusterPhase::Stalled));
+    world.apply(halted);
+
+    world.spec("image", "a/b:1".into());
+    world.apply(world.plan());
+    let corrected = world.plan();
+    assert_eq!(deletions(&corrected), [1], "at once, although not all replicas are in sync");
+    assert_eq!(entry(&corrected, condition::STALLED).0, Truth::False);
+    world.apply(corrected);
+    world.run_until_idle();
+    assert_eq!(world.truth(condition::READY), Truth::True);
+
+    // The same before the cluster has a map, and not where the user deletes pods.
+    let mut world = World::new(3, 2);
+    world.apply(world.plan());
+    world.pods();
+    world.observed.pods.iter_mut().for_each(|pod| {
+        let (cause, detail) = (StartFailureCause::CrashLoop, "exit code 1".to_owned());
+        (pod.ready, pod.start_failure) = (false, Some(StartFailure { cause, detail, since: None }));
+    });
+    assert_eq!((deletions(&world.plan()), entry(&world.plan(), condition::STALLED).0), (vec![], Truth::True));
+    world.spec("image", "a/b:1".into());
+    world.apply(world.plan());
+    assert_eq!(deletions(&world.plan()), [0, 1, 2]);
+    world.spec("updateStrategy", json!({ "type": "OnDelete" }));
+    world.apply(world.plan());
+    assert_eq!((deletions(&world.plan()), entry(&world.plan(), condition::STALLED).0), (vec![], Truth::True));
+}
+
+#[test]
+fn a_pod_whose_volume_is_on_a_drained_node_is_named_and_can_be_replaced() {
+    for (workers, copies) in [(4, 2), (3, 3)] {
+        let mut world = World::idle(workers, copies);
+        world.break_pod(2, StartFailureCause::Unschedulable, Some("2026-11-21T08:59:30Z"));
+        let early = world.plan();
+        assert_eq!(
+            (entry(&early, condition::STALLED).0, entry(&early, condition::RECONCILING).0),
+            (Truth::False, Truth::True)
+        );
+        assert_eq!(early.requeue.as_secs(), 2, "the grace ends without an event");
+        world.break_pod(2, StartFailureCause::Unschedulable, Some("2026-11-21T08:58:00Z"));
+        let (stalled, reason, message) = entry(&world.plan(), condition::STALLED);
+        assert_eq!((stalled, reason.as_str()), (Truth::True, "PodUnschedulable"));
+        let uid = world.observed.pods[2].uid.clone();
+        for part in ["words-worker-2", "claim data-words-worker-2", &format!("engram.dev/replace={uid}")] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+        assert!(!entry(&world.plan(), condition::REPLICATED).2.is_empty());
+        world.object["metadata"]["annotations"] = json!({ "engram.dev/replace": uid });
+        let actions = world.plan().actions;
+        assert!(
+            matches!(actions[..], [Action::DeleteClaim { ordinal: 2, .. }, Action::DeletePod { ordinal: 2, .. }]),
+            "{actions:?}"
+        );
+        world.run_until_idle();
+        assert_eq!(world.truth(condition::READY), Truth::True);
+    }
+    // The only replica is never given up.
+    let mut world = World::idle(3, 1);
+    let uid = world.observed.pods[2].uid.clone();
+    world.observed.pods[2].ready = false;
+    world.object["metadata"]["annotations"] = json!({ "engram.dev/replace": uid });
+    assert!(deletions(&world.plan()).is_empty());
+}
+
+#[test]
+fn the_map_follows_the_retain_policy() {
+    let mut world = World::idle(3, 2);
+    assert_eq!(world.map().owner, None);
+    world.spec("storage", json!({ "size": "50Gi", "retainPolicy": "Delete" }));
+    world.run_until_idle();
+    assert!(world.map().owner.is_some());
+    world.spec("storage", json!({ "size": "50Gi", "retainPolicy": "Retain" }));
+    world.run_until_idle();
+    assert_eq!(world.map().owner, None);
+
+    // A map that outlived its data stalls a new cluster of the same name.
+    let map = world.observed.map.clone().expect("a map");
+    let mut world = World::new(3, 2);
+    world.object["metadata"]["uid"] = "ffffffff-8a53-4a0a-9d1e-2f8f5f0f7a11".into();
+    world.observed.map = Some(map.clone());
+    let (stalled, reason, message) = entry(&world.plan(), condition::STALLED);
+    assert_eq!((stalled, reason.as_str()), (Truth::True, "VolumesMissing"));
+    assert!(message.contains("delete partitionmap words"), "{message}");
+    assert_eq!(coordinator_goal(&world.cluster(), &world.observed, &world.plan()), None);
+    world.observed.map = Some(MapView { owner: Some("0f6c1d52-8a53-4a0a-9d1e-2f8f5f0f7a11".into()), ..map });
+    assert_eq!(entry(&world.plan(), condition::STALLED).1, "PartitionMapOfDeletedCluster");
+}
+
+#[test]
+fn a_setting_that_is_removed_from_the_spec_is_removed_from_the_objects() {
+    let mut world = World::idle(3, 2);
+    world.spec("storage", json!({ "size": "50Gi", "storageClassName": "fast" }));
+    world.run_until_idle();
+    world.spec("storage", json!({ "size": "50Gi" }));
+    assert!(
+        world.plan().actions.iter().any(|action| matches!(action, Action::OrphanSet { .. })),
+        "templates are immutable"
+    );
+    world.run_until_idle();
+    assert!(world.plan().actions.is_empty());
+
+    world.spec("scheduling", json!({ "priorityClassName": "high" }));
+    world.spec("service", json!({ "annotations": { "team": "ml" } }));
+    world.run_until_idle();
+    world.spec("scheduling", json!({}));
+    world.spec("service", json!({}));
+    let objects: Vec<Value> = world.plan().objects.iter().map(|object| object["kind"].clone()).collect();
+    assert_eq!(objects, ["Service", "StatefulSet"]);
 }

@@ -68,6 +68,7 @@ impl Storage {
             endpoint: Some(self.text("endpoint")),
             region: None,
             credentials: Some(Credentials::Folder(credentials.into())),
+            ..Options::default()
         };
         Bucket::open(Location::parse(place).expect("the location is valid"), &options)
             .expect("failed to open the bucket")

@@ -38,7 +38,7 @@ fn imports_and_manifests_apply_events_once() {
     let learned = cluster.digest();
     assert!(learned.1 > 0);
     // The name is derived from the file, so that a second import is not applied.
-    let again = cluster.engram(&import).fails_with(0, &["import-own-events already exists"]);
+    let again = cluster.engram(&import).fails_with(0, &["run import-own-events-", " already exists"]);
     assert!(again.stdout.contains(&learned.0), "{}", again.stdout);
     assert_eq!(cluster.digest(), learned);
     cluster.stop();

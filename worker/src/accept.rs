@@ -196,7 +196,9 @@ pub(crate) struct OpenTracker([Arc<AtomicUsize>; 2]);
 impl OpenTracker {
     /// Counts a connection while the returned value lives.
     pub(crate) fn opened(&self) -> OpenConnection {
-        self.0.iter().for_each(|open| drop(open.fetch_add(1, Ordering::Relaxed)));
+        for open in &self.0 {
+            open.fetch_add(1, Ordering::Relaxed);
+        }
         OpenConnection(self.clone())
     }
 }
@@ -207,7 +209,9 @@ pub(crate) struct OpenConnection(OpenTracker);
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.0.0.iter().for_each(|open| drop(open.fetch_sub(1, Ordering::Relaxed)));
+        for open in &self.0.0 {
+            open.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! `AdminService` of one worker: status, snapshots, device recordings, drain, stop.
 
 use crate::drain;
+use crate::local_files;
 use crate::metrics::resident_bytes;
 use crate::profile;
 use crate::shared::Shared;
@@ -12,7 +13,6 @@ use engram_proto::v1::admin_service_server::AdminService;
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::{FileHead, ReplicaStatus};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -124,11 +124,11 @@ impl AdminService for Admin {
         &self,
         request: Request<v1::CreateSnapshotRequest>,
     ) -> Result<Response<v1::CreateSnapshotResponse>, Status> {
-        let folder = PathBuf::from(request.into_inner().folder);
-        if !folder.is_absolute() {
-            let text = format!("folder: '{}' is not allowed; allowed: an absolute path", folder.display());
-            return Err(Problem::of(ProblemKind::Invalid, text).into_status());
-        }
+        let v1::CreateSnapshotRequest { folder, owner_key } = request.into_inner();
+        let options = &self.shared.options;
+        let checked =
+            local_files::check_snapshot_folder(options.local_files.as_ref(), &options.state_dir, &folder, &owner_key);
+        let folder = checked.map_err(Problem::into_status)?;
         let written = self.shared.engine.snapshot(folder).await.map_err(|error| {
             let kind = match &error {
                 engram_store::Error::DiskFull { .. } => ProblemKind::DiskFull,

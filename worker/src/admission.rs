@@ -279,7 +279,7 @@ impl RequestKind {
     /// Returns the kind of a method; `None` if it is not limited.
     pub(crate) fn of(method: &str) -> Option<Self> {
         match method {
-            "ApplyDecay" | "ApplyReinforcement" | "Remove" | "Upsert" => Some(Self::Write),
+            "ApplyDecay" | "ApplyReinforcement" | "GetOutcome" | "Remove" | "Upsert" => Some(Self::Write),
             "GetDigest" | "GetMemories" | "GetQuality" | "Rank" | "Recall" | "ScanMemories" => Some(Self::Read),
             _ => None,
         }

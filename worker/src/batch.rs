@@ -7,14 +7,29 @@ use half::f16;
 
 /// Maximum number of rows in a batch: the reader processes one batch while the next ones are read.
 const BATCH_ROWS: usize = 4_096;
-/// A batch is closed once it has this many bytes, so that one more row of the maximum size still fits into a message of 4 MiB.
-const BATCH_BYTES: usize = 3 << 20;
+/// A batch is closed once it has this many bytes. An answer that is not read holds a few batches, and one more row of the maximum
+/// size still fits into a message.
+const BATCH_BYTES: usize = 512 << 10;
+/// Rows that are read at once while a page is filled: a page may exceed its size by them.
+const MAX_CHUNK_ROWS: usize = 1_024;
+/// Size of a row without its optional columns and its key.
+const ROW_BYTES: usize = 21;
 
 /// Optional columns of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Columns {
     pub(crate) features: bool,
     pub(crate) payloads: bool,
+}
+
+impl Columns {
+    /// Returns how many rows to read at once: with columns of the maximum size, about as many as fit into a batch.
+    pub(crate) const fn chunk_rows(self, shape: FeatureShape) -> usize {
+        let features = if self.features { 4 * shape.dimension as usize } else { 0 };
+        let payload = if self.payloads { engram_memory::MAX_PAYLOAD_BYTES } else { 0 };
+        let rows = BATCH_BYTES / (ROW_BYTES + engram_memory::MAX_KEY_BYTES + features + payload);
+        if rows > MAX_CHUNK_ROWS { MAX_CHUNK_ROWS } else { rows }
+    }
 }
 
 /// Builds batches row by row.
@@ -48,7 +63,7 @@ impl Batches {
         self.open.weight_units.push(memory.weight.units());
         self.groups.push(memory.group.0);
         self.keys.push(memory.key);
-        self.bytes += 21 + memory.key.len();
+        self.bytes += ROW_BYTES + memory.key.len();
         if self.columns.features {
             push_floats(&mut self.open.features, memory.features, self.shape.dtype);
             self.bytes += 4 * self.shape.dimension as usize;
@@ -68,6 +83,11 @@ impl Batches {
         if self.bytes >= BATCH_BYTES {
             self.close();
         }
+    }
+
+    /// Returns whether a page is full: it has a whole batch.
+    pub(crate) const fn is_page(&self) -> bool {
+        !self.full.is_empty()
     }
 
     fn close(&mut self) {

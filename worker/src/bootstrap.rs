@@ -150,7 +150,9 @@ async fn load(shared: &Arc<Shared>, spec: &Spec) -> Result<()> {
     let location = &spec.snapshot;
     let overrides = shared.options.bootstrap.clone().unwrap_or_default();
     let credentials = overrides.credentials.filter(|_| location.secret_ref.is_some()).map(Credentials::Folder);
-    let options = Options { endpoint: location.endpoint.clone(), region: location.region.clone(), credentials };
+    // The author of the cluster chose the endpoint, and the environment of its workers.
+    let (endpoint, region) = (location.endpoint.clone(), location.region.clone());
+    let options = Options { endpoint, region, credentials, ..Options::default() };
     // The URL is that of one snapshot, so the name does not matter.
     let (address, volumes) = (location.address_of(""), shared.options.snapshots.as_deref());
     let from = Location::resolve(&address, &options, volumes).await?;

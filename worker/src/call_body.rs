@@ -2,9 +2,9 @@
 //! of its call until the client has read it.
 
 use crate::stalls::Answer;
-use bytes::{Bytes, Buf as _};
+use bytes::{Buf as _, Bytes};
 use engram_proto::v1::{Problem, ProblemKind};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -252,7 +252,9 @@ mod tests {
         RequestBody::new(Body::new(http_body_util::StreamBody::new(frames)), bounds.clone(), permit(), work)
     }
 
-    async fn next(body: &mut (impl http_body::Body<Data = Bytes, Error = Status> + Unpin)) -> Option<Result<Bytes, Status>> {
+    async fn next(
+        body: &mut (impl http_body::Body<Data = Bytes, Error = Status> + Unpin),
+    ) -> Option<Result<Bytes, Status>> {
         let frame = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await;
         frame.map(|frame| frame.map(|frame| frame.into_data().unwrap()))
     }

@@ -2,9 +2,9 @@
 
 use engram_client::{Map, Placement, Worker};
 use engram_cluster::PartitionMap;
-use engram_wire as wire;
 use engram_memory::{ClusterId, Incarnation, Ordinal, PartitionId};
 use engram_proto::v1;
+use engram_wire as wire;
 use prost::Message as _;
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hasher as _};

@@ -64,7 +64,9 @@ impl CallKind {
             | "/engram.v1.MemoryService/GetPartitionMap"
             | "/engram.v1.RunService/WatchRun" => Self::Waiting,
             "/engram.v1.MemoryService/Upsert" | "/engram.v1.MemoryService/LearnEpoch" => Self::Upload,
-            _ if method.starts_with("/engram.v1.PeerService/") || method.starts_with("/grpc.reflection.") => Self::Waiting,
+            _ if method.starts_with("/engram.v1.PeerService/") || method.starts_with("/grpc.reflection.") => {
+                Self::Waiting
+            }
             _ => Self::Work,
         }
     }
@@ -241,7 +243,9 @@ impl Edge {
             return Err(Problem::of(ProblemKind::Stopping, "this worker is stopping").retry_after(RETRY_MS));
         }
         if !self.listener.serves(method) {
-            let text = format!("{method} is only for workers of the cluster; runs are changed by SubmitRun, SuspendRun and CancelRun");
+            let text = format!(
+                "{method} is only for workers of the cluster; runs are changed by SubmitRun, SuspendRun and CancelRun"
+            );
             return Err(Problem::of(ProblemKind::Denied, text));
         }
         let principal = self.identify(request)?;
@@ -324,7 +328,6 @@ where
             let response = match call.await {
                 Ok(response) => response?,
                 Err(_) => {
-                    metrics.count_panic();
                     tracing::error!(method = metrics.name(method), trace = %context, "a call panicked");
                     Status::internal("the call panicked; the worker continues to serve").into_http()
                 }

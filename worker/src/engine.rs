@@ -5,7 +5,8 @@ use engram_memory::{Lsn, Member, Ordinal, PartitionId, Record, Reply, Settings, 
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::peer::Envelope;
 use engram_store::{
-    CommittedWrite, Error, Handle, MissingLease, Overload, Partitions, ReplicaStatus, SnapshotInfo, Stats, WriteError,
+    CommittedWrite, Error, Handle, MissingLease, Overload, Partitions, ReplicaStatus, SessionClock, SnapshotInfo,
+    Stats, WriteError,
 };
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -49,6 +50,11 @@ impl Engine {
 
     pub(crate) async fn write(&self, records: Vec<(PartitionId, Record)>) -> Result<WriteResults, Problem> {
         self.submit(records)?.await.map_err(|_| ended())
+    }
+
+    /// Returns the time of sessions.
+    pub(crate) fn session_clock(&self) -> &SessionClock {
+        self.0.session_clock()
     }
 
     /// Reads committed state on the engine's thread.

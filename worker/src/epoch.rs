@@ -2,7 +2,7 @@
 
 use crate::engine::WriteResults;
 use crate::partition_write::forward_problem;
-use crate::service::Memories;
+use crate::service::{Memories, Plane};
 use engram_memory::{Command, LearningEpoch, MAX_IDS, Ordinal, Outcome, PartitionId, Record, Reply, RunId, Updates};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_proto::{answers, columns};
@@ -50,6 +50,9 @@ impl Memories {
         let mut pending: VecDeque<PendingMessage> = VecDeque::new();
         while let Some(message) = messages.message().await? {
             let head = head(&message).map_err(Problem::into_status)?;
+            if self.plane == Plane::Client {
+                self.shared.runs.check_recorded(&self.shared, head.run).await.map_err(Problem::into_status)?;
+            }
             self.shared.wait_until_served(message.parts.iter().map(|part| PartitionId(part.partition))).await;
             let (records, remote) = self.sort(head, message, &mut totals).map_err(Problem::into_status)?;
             if !records.is_empty() {

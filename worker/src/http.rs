@@ -3,9 +3,10 @@
 use crate::shared::Shared;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use engram_api::metrics::negotiate;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,7 +16,6 @@ use tokio::time::timeout;
 const STORE_DEADLINE: Duration = Duration::from_secs(1);
 /// A heartbeat thread without progress for this long counts as stuck, in milliseconds: far longer than any delay on a busy machine.
 const STUCK_MS: u64 = 20_000;
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
@@ -35,11 +35,13 @@ async fn index(State(shared): State<Arc<Shared>>) -> String {
     )
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
+async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> impl IntoResponse {
     // Metrics are needed above all when the store is stuck.
     let partitions = timeout(STORE_DEADLINE, crate::admin::partitions(&shared)).await;
     let partitions = partitions.ok().and_then(Result::ok).unwrap_or_default();
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], shared.metrics.page(&shared, &partitions))
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let (content_type, text) = negotiate(accept, shared.metrics.page(&shared, &partitions));
+    ([(header::CONTENT_TYPE, content_type)], text)
 }
 
 /// The listener is bound after recovery, so a response means that the worker has started.

@@ -120,6 +120,7 @@ fn supervise(arguments: &Arguments) -> Result<i32> {
 
 /// Returns the exit status.
 fn serve(config: &Path) -> Result<i32> {
+    engram_worker::count_panics();
     let text = if config == Path::new("-") {
         // The parent writes the options; this process ends with it.
         #[cfg(target_os = "linux")]

@@ -5,10 +5,10 @@
 use crate::shared::Shared;
 use engram_cluster::PartitionMap;
 use engram_cluster::rebuild::{MapStateReport, ReplicaState};
-use engram_wire as wire;
 use engram_mapstore::LastSeenMap;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use engram_store::ReplicaStatus;
+use engram_wire as wire;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,9 @@
 //! Metrics of a worker in the Prometheus text format. Names begin with `engram_`; every series has the labels `learner_cluster` and `worker`.
 
+use crate::accept::ConnectionCounters;
 use crate::admission::{Admission, RequestKind};
 use crate::authorization::AccountAuthorizer;
+use crate::panics;
 use crate::peers::Traffic;
 use crate::shared::Shared;
 pub use engram_api::metrics::{MetricDescriptor, MetricType};
@@ -110,7 +112,7 @@ fn descriptor(name: &str, metric_type: MetricType, labels: &[&'static str], help
 
 /// Returns the descriptors of all metrics that a worker exports, by name.
 pub fn catalog() -> Vec<MetricDescriptor> {
-    let mut catalog = Metrics::new("", 0, &Traffic::default(), true).catalog;
+    let mut catalog = Metrics::new("", 0, &Traffic::default(), &ConnectionCounters::default(), true).catalog;
     catalog.extend(DISTRIBUTIONS.map(|(name, help)| descriptor(name, MetricType::Histogram, &[], help)));
     catalog.sort_by(|left, right| left.name.cmp(&right.name));
     catalog
@@ -121,7 +123,6 @@ pub fn catalog() -> Vec<MetricDescriptor> {
 pub(crate) struct Calls {
     total: Family<CallLabels, Counter>,
     seconds: Family<MethodLabels, Histogram>,
-    panics: Counter,
 }
 
 impl Calls {
@@ -140,10 +141,6 @@ impl Calls {
         self.total.get_or_create(&CallLabels { method, code: code_name(code) }).inc();
         self.seconds.get_or_create(&MethodLabels { method }).observe(elapsed.as_secs_f64());
     }
-
-    pub(crate) fn count_panic(&self) {
-        self.panics.inc();
-    }
 }
 
 /// The metrics of a worker.
@@ -161,6 +158,7 @@ pub(crate) struct Metrics {
     pub(crate) promotions: Counter,
     build: Family<BuildLabels, Gauge>,
     admission: AdmissionMetrics,
+    connections: ConnectionMetrics,
     tls: Option<TlsMetrics>,
     store: StoreMetrics,
 }
@@ -193,6 +191,23 @@ impl AdmissionMetrics {
             self.in_flight.get_or_create(&labels).set(in_flight);
             self.rejected.get_or_create(&labels).inner().store(rejected, Ordering::Relaxed);
         }
+    }
+}
+
+/// Connections of all listeners.
+struct ConnectionMetrics {
+    open: Gauge<u64, AtomicU64>,
+    counters: ConnectionCounters,
+}
+
+impl ConnectionMetrics {
+    fn new(registrar: &mut Registrar, counters: &ConnectionCounters) -> Self {
+        let open = gauge(registrar, "connections", "Open connections of all listeners");
+        let help = "Connections refused because too many were open or too few file descriptors were free";
+        registrar.register("refused_connections", &[], help, counters.refused.clone());
+        let help = "Connections that could not be accepted, for example without a free file descriptor";
+        registrar.register("failed_accepts", &[], help, counters.failed.clone());
+        Self { open, counters: counters.clone() }
     }
 }
 
@@ -257,6 +272,7 @@ struct StoreMetrics {
     transfer_sent_bytes: Counter,
     transfers_installed: Counter,
     memories: Gauge<u64, AtomicU64>,
+    panics: Counter,
     memory_bytes: Gauge<u64, AtomicU64>,
     wal_bytes: Gauge<u64, AtomicU64>,
     gpus: GpuMetrics,
@@ -330,6 +346,7 @@ impl StoreMetrics {
             partitions: gauge(registrar, "partitions", "Partitions served"),
             map_version: gauge(registrar, "partition_map_version", "Version of the partition map in use"),
             ready: gauge(registrar, "ready", "1 if the worker serves every partition assigned to it"),
+            panics: counter(registrar, "panics", "Panics of calls, tasks and threads of the process"),
             resident: gauge(registrar, "resident_memory_bytes", "Resident memory of the process"),
             uptime: gauge(registrar, "uptime_seconds", "Seconds since the worker started"),
             replication_lag: gauge(
@@ -438,7 +455,13 @@ impl GpuMetrics {
 }
 
 impl Metrics {
-    pub(crate) fn new(cluster: &str, ordinal: u32, traffic: &Traffic, has_tls: bool) -> Self {
+    pub(crate) fn new(
+        cluster: &str,
+        ordinal: u32,
+        traffic: &Traffic,
+        connections: &ConnectionCounters,
+        has_tls: bool,
+    ) -> Self {
         let labels = WORKER_LABELS.into_iter().zip([cluster.to_owned(), ordinal.to_string()]);
         let labels = labels.map(|(name, value)| (name.into(), value.into()));
         let registry = Registry::with_prefix_and_labels("engram", labels);
@@ -446,11 +469,8 @@ impl Metrics {
         // From 20 us, about the cost of a loopback call, to 10 s, the deadline of an attempt.
         let buckets =
             || Histogram::new([2e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0]);
-        let calls = Calls {
-            total: Family::default(),
-            seconds: Family::new_with_constructor(buckets as fn() -> Histogram),
-            panics: Counter::default(),
-        };
+        let calls =
+            Calls { total: Family::default(), seconds: Family::new_with_constructor(buckets as fn() -> Histogram) };
         registrar.register(
             "requests",
             &["method", "code"],
@@ -459,7 +479,6 @@ impl Metrics {
         );
         let help = "Time from the head of a request to the head of its response";
         registrar.register("request_duration_seconds", &["method"], help, calls.seconds.clone());
-        registrar.register("panics", &[], "Calls that ended in a panic", calls.panics.clone());
         let by_traffic = [
             ("peer_sent_bytes", "Bytes sent to other workers on peer streams", &traffic.sent_bytes),
             ("peer_received_bytes", "Bytes received from other workers on peer streams", &traffic.received_bytes),
@@ -484,6 +503,7 @@ impl Metrics {
         let build = Family::<BuildLabels, Gauge>::default();
         registrar.register("build_info", &["version", "device"], "Always 1; version and device in use", build.clone());
         let admission = AdmissionMetrics::new(&mut registrar);
+        let connections = ConnectionMetrics::new(&mut registrar, connections);
         let tls = has_tls.then(|| TlsMetrics::new(&mut registrar));
         let Registrar { registry, catalog } = registrar;
         Self {
@@ -496,6 +516,7 @@ impl Metrics {
             promotions,
             build,
             admission,
+            connections,
             tls,
             store,
         }
@@ -525,6 +546,7 @@ impl Metrics {
         set(&store.scrubbed_snapshots, stats.scrubbed_snapshots);
         set(&store.damaged_snapshots, stats.damaged_snapshots);
         set(&store.reads, stats.reads);
+        set(&store.panics, panics::count());
         set(&store.replicated_records, stats.shipped_records);
         set(&store.transfers_sent, stats.transfers_sent);
         set(&store.transfer_sent_bytes, stats.transfer_sent_bytes);
@@ -545,6 +567,7 @@ impl Metrics {
         store.uptime.set(shared.started.elapsed().as_secs());
         store.event_loop_lag.set(shared.event_loop_lag_ms.load(Ordering::Relaxed) as f64 / 1e3);
         self.admission.set(&shared.admission);
+        self.connections.open.set(self.connections.counters.open() as u64);
         if let Some((tls, keys)) = self.tls.as_ref().zip(shared.keys.as_ref()) {
             tls.set(keys, shared.accounts.as_deref());
         }
@@ -641,7 +664,7 @@ mod tests {
 
     #[test]
     fn a_client_cannot_create_series() {
-        let metrics = Metrics::new("demo", 0, &Traffic::default(), false);
+        let metrics = Metrics::new("demo", 0, &Traffic::default(), &ConnectionCounters::default(), false);
         let calls = &metrics.calls;
         assert_eq!(calls.name(calls.method("/engram.v1.MemoryService/Rank")), "Rank");
         assert_eq!(calls.name(calls.method("/x/anything")), "other");

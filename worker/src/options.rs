@@ -13,6 +13,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Disk space kept in reserve for a start on a full disk: its identity and a small log segment.
+const RESERVE_BYTES: u64 = 1 << 20;
+
 /// Options of a worker, as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -53,6 +56,9 @@ pub struct Options {
     /// Folder with the volumes that runs may read, one subfolder each; absent = runs read the disk of this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<PathBuf>,
+    /// Files of this machine that clients may name in runs and snapshots; absent = none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_files: Option<LocalFiles>,
     /// Folder with the volumes of snapshots, one subfolder each; absent = there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<PathBuf>,
@@ -224,6 +230,7 @@ impl Options {
     /// As [`Self::settings`].
     pub fn store(&self) -> Result<engram_store::Options, OutOfRange> {
         let mut store = engram_store::Options::new(self.cluster, self.shape(), self.settings()?);
+        store.reserve_bytes = RESERVE_BYTES;
         store.scrub_ms = self.spec.maintenance.scrub_interval.as_millis();
         store.wal.durability = self.durability();
         store.replication.ordinal = self.ordinal();
@@ -271,6 +278,17 @@ mod hex {
     }
 }
 
+/// Files of this machine that clients may name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LocalFiles {
+    /// File with the owner's key: a client that sends its content may name every file.
+    pub owner_key: PathBuf,
+    /// Folders that every client may name files in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folders: Vec<PathBuf>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,6 +306,7 @@ mod tests {
             map_location: Some(MapLocation::Object { namespace: "research".into(), name: "demo".into() }),
             threads: Some(2),
             machine_workers: None,
+            local_files: None,
             gpu_deadline_ms: None,
             tls: Some(Tls {
                 files: Files::pair("/tls/ca.pem", "/tls/worker.pem"),

@@ -3,10 +3,11 @@
 //! ranking.
 
 use crate::batch::{Batches, Columns, of_rows};
+use crate::call_body::too_many;
 use crate::engine::device_problem;
 use crate::read_consistency::ReadConsistency;
 use crate::service::{Memories, Plane};
-use engram_client::{Error, GetOptions, QualityOptions, RankOptions};
+use engram_client::{Error, GetOptions, GetStream, QualityOptions, RankOptions};
 use engram_memory::quality::MAX_HISTOGRAM_BITS;
 use engram_memory::{Group, MemoryId, PartitionId, partition_of};
 use engram_proto::v1::{self, MemoryBatch, Problem, ProblemKind};
@@ -15,17 +16,44 @@ use engram_store::RankedMemory;
 use futures::FutureExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 use std::panic::AssertUnwindSafe;
-use tokio::sync::mpsc;
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 type BatchStream = BoxStream<'static, Result<MemoryBatch, Status>>;
 type Sender = mpsc::Sender<Result<MemoryBatch, Status>>;
 
-/// Batches produced ahead of the client.
-const BATCHES_AHEAD: usize = 4;
-/// Rows per page: the engine processes writes between two pages.
-const PAGE_ROWS: u32 = 4_096;
+/// Batches produced ahead of the client: one is sent while the next is read.
+const BATCHES_AHEAD: usize = 1;
+/// Rows per page of a ranking: keys of the maximum size still fit into a message.
+const RANK_PAGE_ROWS: usize = 3_072;
+/// Bytes that an answer of several pages holds while its client does not read: the batches of a page, the queue and the transport.
+const ANSWER_BYTES: usize = 2 << 20;
+/// Maximum bytes of answers of several pages, per plane: 128 of them, or the ranking of 30 million memories.
+const MAX_ANSWER_BYTES: usize = 256 << 20;
+/// Unit of the budget, since a semaphore has fewer permits than there are bytes.
+const ANSWER_UNIT_BYTES: usize = 1 << 10;
+
+/// Budget of answers of several pages: those for clients and those for other workers, which pass them on.
+pub(crate) struct AnswerBytes([Arc<Semaphore>; 2]);
+
+impl Default for AnswerBytes {
+    fn default() -> Self {
+        Self([(); 2].map(|()| Arc::new(Semaphore::new(MAX_ANSWER_BYTES / ANSWER_UNIT_BYTES))))
+    }
+}
+
+impl AnswerBytes {
+    /// Takes the bytes of an answer, at most all.
+    fn take(&self, plane: Plane, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
+        let units = bytes.min(MAX_ANSWER_BYTES) / ANSWER_UNIT_BYTES;
+        let units = u32::try_from(units).expect("at most the maximum");
+        Arc::clone(&self.0[plane as usize])
+            .try_acquire_many_owned(units)
+            .map_err(|_| too_many("long answers are being read"))
+    }
+}
 
 impl Memories {
     pub(crate) async fn get(&self, request: v1::GetMemoriesRequest) -> Result<BatchStream, Problem> {
@@ -39,54 +67,39 @@ impl Memories {
         if let (Plane::Peer, Some(id)) = (self.plane, remote.first()) {
             return Err(self.shared.not_primary(partition_of(MemoryId(*id), partitions)));
         }
-        let mut batches = Vec::new();
-        if !local.is_empty() || remote.is_empty() {
-            batches = self.get_local(&consistency, local, columns).await?;
-        }
-        if !remote.is_empty() {
-            batches.extend(self.get_remote(&consistency, &remote, columns).await?);
-        }
-        Ok(futures::stream::iter(batches.into_iter().map(Ok)).boxed())
-    }
-
-    async fn get_local(
-        &self,
-        consistency: &ReadConsistency,
-        ids: Vec<u64>,
-        columns: Columns,
-    ) -> Result<Vec<MemoryBatch>, Problem> {
-        let (shape, count) = (self.shared.shape.features, self.shared.partitions());
-        let mut request: Vec<PartitionId> = ids.iter().map(|id| partition_of(MemoryId(*id), count)).collect();
-        request.sort_unstable();
-        request.dedup();
-        let read = self.read_some(consistency, request, move |partitions| {
-            let mut batches = Batches::new(columns, shape);
-            let each = |id: MemoryId, memory: Option<engram_store::Memory<'_>>| match memory {
-                Some(memory) => batches.push(&memory),
-                None => batches.missing(id.0),
-            };
-            partitions.get_many(&columns::ids(ids), each)?;
-            Ok(batches.finish())
-        });
-        read.await?.map_err(|error| device_problem(&error))
-    }
-
-    async fn get_remote(
-        &self,
-        consistency: &ReadConsistency,
-        ids: &[u64],
-        columns: Columns,
-    ) -> Result<Vec<MemoryBatch>, Problem> {
-        let ids: Vec<MemoryId> = ids.iter().copied().map(MemoryId).collect();
+        let mut requested: Vec<PartitionId> = local.iter().map(|id| partition_of(MemoryId(*id), partitions)).collect();
+        requested.sort_unstable();
+        requested.dedup();
+        let remote: Vec<MemoryId> = remote.into_iter().map(MemoryId).collect();
         let options = GetOptions { features: columns.features, payloads: columns.payloads };
-        let result = self.peers(consistency).get(&ids, options).await.map_err(|error| client_problem(&error))?;
-        // A row has at most 64 KiB of payload, 16 KiB of features and a key, so 32 rows fit into a message.
-        let mut batches: Vec<MemoryBatch> = result.memories.chunks(32).map(of_rows).collect();
-        if !result.missing.is_empty() {
-            let missing = result.missing.iter().map(|id| id.0).collect();
-            batches.push(MemoryBatch { missing, ..Default::default() });
+        let remote = match remote.is_empty() {
+            true => None,
+            false => {
+                Some(self.peers(&consistency).get_pages(&remote, options).map_err(|error| client_problem(&error))?)
+            }
+        };
+        let local = columns::ids(local).into();
+        let mut pages =
+            GetPages { memories: self.clone(), consistency, columns, requested, local, position: 0, remote };
+        let first = pages.next().await?.unwrap_or_else(|| vec![MemoryBatch::default()]);
+        if pages.is_done() {
+            return Ok(futures::stream::iter(first.into_iter().map(Ok)).boxed());
         }
-        Ok(batches)
+        self.stream(ANSWER_BYTES, move |sender| async move {
+            let mut page = first;
+            loop {
+                for batch in page {
+                    if sender.send(Ok(batch)).await.is_err() {
+                        return;
+                    }
+                }
+                page = match pages.next().await {
+                    Ok(Some(page)) => page,
+                    Ok(None) => return,
+                    Err(problem) => return fail(&sender, problem).await,
+                };
+            }
+        })
     }
 
     pub(crate) async fn quality(&self, request: v1::GetQualityRequest) -> Result<v1::GetQualityResponse, Problem> {
@@ -167,7 +180,7 @@ impl Memories {
         if !self.is_local(request.local) {
             let options = RankOptions { limit: request.limit, group, keys: request.with_keys };
             let mut ranked = self.peers(&consistency).rank(options).await.map_err(|error| client_problem(&error))?;
-            return Ok(stream(move |sender| async move {
+            return self.stream(ANSWER_BYTES, move |sender| async move {
                 loop {
                     match ranked.next().await {
                         Ok(Some(rows)) => {
@@ -179,7 +192,7 @@ impl Memories {
                         Err(error) => return fail(&sender, client_problem(&error)).await,
                     }
                 }
-            }));
+            });
         }
         self.rank_local(consistency, request, group).await
     }
@@ -194,7 +207,7 @@ impl Memories {
         let read = self.read_all(consistency, move |partitions, versions| {
             let ranked = partitions.rank(limit, group)?;
             // The first page has keys of the same state; later pages may miss memories removed meanwhile.
-            let first = &ranked[..ranked.len().min(PAGE_ROWS as usize)];
+            let first = &ranked[..ranked.len().min(RANK_PAGE_ROWS)];
             let mut batch = rank_batch(first);
             if request.with_keys {
                 add_keys(partitions, &mut batch)?;
@@ -203,15 +216,16 @@ impl Memories {
             Ok((batch, ranked))
         });
         let (first, ranked) = read.await?.map_err(|error| device_problem(&error))?;
-        if ranked.len() <= PAGE_ROWS as usize {
+        if ranked.len() <= RANK_PAGE_ROWS {
             return Ok(futures::stream::iter([Ok(first)]).boxed());
         }
         let engine = self.shared.engine.clone();
-        Ok(stream(move |sender| async move {
+        let bytes = ANSWER_BYTES + size_of_val(ranked.as_slice());
+        self.stream(bytes, move |sender| async move {
             if sender.send(Ok(first)).await.is_err() {
                 return;
             }
-            for page in ranked[PAGE_ROWS as usize..].chunks(PAGE_ROWS as usize) {
+            for page in ranked[RANK_PAGE_ROWS..].chunks(RANK_PAGE_ROWS) {
                 let mut batch = rank_batch(page);
                 if request.with_keys {
                     let keyed = engine.read(move |partitions| add_keys(partitions, &mut batch).map(|()| batch)).await;
@@ -225,7 +239,7 @@ impl Memories {
                     return;
                 }
             }
-        }))
+        })
     }
 
     pub(crate) async fn scan(&self, request: v1::ScanMemoriesRequest) -> Result<BatchStream, Problem> {
@@ -234,11 +248,11 @@ impl Memories {
         if !self.is_local(request.local) {
             let options = GetOptions { features: columns.features, payloads: columns.payloads };
             let mut scan = self.peers(&consistency).scan(options).await.map_err(|error| client_problem(&error))?;
-            return Ok(stream(move |sender| async move {
+            return self.stream(ANSWER_BYTES, move |sender| async move {
                 loop {
                     match scan.next().await {
                         Ok(Some(rows)) => {
-                            for rows in rows.chunks(32) {
+                            for rows in rows.chunks(FORWARDED_ROWS) {
                                 if sender.send(Ok(of_rows(rows))).await.is_err() {
                                     return;
                                 }
@@ -248,14 +262,14 @@ impl Memories {
                         Err(error) => return fail(&sender, client_problem(&error)).await,
                     }
                 }
-            }));
+            });
         }
         let engine = self.shared.engine.clone();
         let shape = self.shared.shape.features;
         let versions = engine.versions(self.shared.partitions());
         let first = MemoryBatch { versions: versions.clone(), ..Default::default() };
         let memories = self.clone();
-        Ok(stream(move |sender| async move {
+        self.stream(ANSWER_BYTES, move |sender| async move {
             if sender.send(Ok(first)).await.is_err() {
                 return;
             }
@@ -264,8 +278,14 @@ impl Memories {
                 loop {
                     let page = memories.read_some(&consistency, vec![partition], move |partitions| {
                         let mut batches = Batches::new(columns, shape);
-                        let next = partitions.scan(partition, before, PAGE_ROWS, |memory| batches.push(&memory))?;
-                        Ok((batches.finish(), next))
+                        let rows = columns.chunk_rows(shape) as u32;
+                        let mut next = before;
+                        loop {
+                            next = partitions.scan(partition, next, rows, |memory| batches.push(&memory))?;
+                            if next.is_none() || batches.is_page() {
+                                return Ok((batches.finish(), next));
+                            }
+                        }
                     });
                     let (batches, next) = match page.await {
                         Ok(Ok(page)) => page,
@@ -283,7 +303,28 @@ impl Memories {
                     }
                 }
             }
-        }))
+        })
+    }
+
+    /// Runs `fill` in its own task, within the budget of answers of several pages. A panic is sent as an error: a stream that just
+    /// ended would look complete.
+    fn stream<F, Fut>(&self, bytes: usize, fill: F) -> Result<BatchStream, Problem>
+    where
+        F: FnOnce(Sender) -> Fut,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let permit = self.shared.answer_bytes.take(self.plane, bytes)?;
+        let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
+        let guard = sender.clone();
+        let task = AssertUnwindSafe(fill(sender)).catch_unwind();
+        tokio::spawn(async move {
+            if task.await.is_err() {
+                tracing::error!("streaming memories panicked");
+                let _ = guard.send(Err(Status::internal("the read panicked"))).await;
+            }
+        });
+        // Held until the client has read the answer or has gone.
+        Ok(ReceiverStream::new(receiver).map(move |batch| (&permit, batch).1).boxed())
     }
 
     pub(crate) fn is_local(&self, local: bool) -> bool {
@@ -315,22 +356,67 @@ pub(crate) fn add_keys(
     Ok(())
 }
 
-/// Runs `fill` in its own task. A panic is sent as an error: a stream that just ended would look complete.
-fn stream<F, Fut>(fill: F) -> BatchStream
-where
-    F: FnOnce(Sender) -> Fut,
-    Fut: Future<Output = ()> + Send + 'static,
-{
-    let (sender, receiver) = mpsc::channel(BATCHES_AHEAD);
-    let guard = sender.clone();
-    let task = AssertUnwindSafe(fill(sender)).catch_unwind();
-    tokio::spawn(async move {
-        if task.await.is_err() {
-            tracing::error!("streaming memories panicked");
-            let _ = guard.send(Err(Status::internal("the read panicked"))).await;
+/// Rows of another worker per message: a row has at most 64 KiB of payload, 16 KiB of features and a key.
+const FORWARDED_ROWS: usize = 32;
+
+/// Pages of a read by id: of the memories here, then those of other workers.
+struct GetPages {
+    memories: Memories,
+    consistency: ReadConsistency,
+    columns: Columns,
+    /// Partitions of the memories here.
+    requested: Vec<PartitionId>,
+    local: Arc<[MemoryId]>,
+    /// Number of memories here that were read.
+    position: usize,
+    remote: Option<GetStream>,
+}
+
+impl GetPages {
+    fn is_done(&self) -> bool {
+        self.position == self.local.len() && self.remote.is_none()
+    }
+
+    /// Returns the next page; `None` after the last.
+    async fn next(&mut self) -> Result<Option<Vec<MemoryBatch>>, Problem> {
+        if self.position < self.local.len() {
+            return self.next_local().await.map(Some);
         }
-    });
-    ReceiverStream::new(receiver).boxed()
+        let Some(remote) = &mut self.remote else { return Ok(None) };
+        let Some(page) = remote.next().await.map_err(|error| client_problem(&error))? else {
+            self.remote = None;
+            return Ok(None);
+        };
+        let mut batches: Vec<MemoryBatch> = page.memories.chunks(FORWARDED_ROWS).map(of_rows).collect();
+        if !page.missing.is_empty() {
+            let missing = page.missing.iter().map(|id| id.0).collect();
+            batches.push(MemoryBatch { missing, ..Default::default() });
+        }
+        Ok(Some(batches))
+    }
+
+    async fn next_local(&mut self) -> Result<Vec<MemoryBatch>, Problem> {
+        let (columns, shape) = (self.columns, self.memories.shared.shape.features);
+        let (ids, start) = (Arc::clone(&self.local), self.position);
+        let read = self.memories.read_some(&self.consistency, self.requested.clone(), move |partitions| {
+            let (mut batches, mut end) = (Batches::new(columns, shape), start);
+            for ids in ids[start..].chunks(columns.chunk_rows(shape)) {
+                let each = |id: MemoryId, memory: Option<engram_store::Memory<'_>>| match memory {
+                    Some(memory) => batches.push(&memory),
+                    None => batches.missing(id.0),
+                };
+                partitions.get_many(ids, each)?;
+                end += ids.len();
+                if batches.is_page() {
+                    break;
+                }
+            }
+            Ok((batches.finish(), end))
+        });
+        let (batches, end) = read.await?.map_err(|error| device_problem(&error))?;
+        self.position = end;
+        Ok(batches)
+    }
 }
 
 async fn fail(sender: &Sender, problem: Problem) {

@@ -81,7 +81,10 @@ impl MemoryService for Memories {
         _request: Request<v1::OpenSessionRequest>,
     ) -> Result<Response<v1::OpenSessionResponse>, Status> {
         Ok(Response::new(v1::OpenSessionResponse {
-            session: Some(v1::Session { opened_ms: self.shared.clock.now_ms(), random: rand::random() }),
+            session: Some(v1::Session {
+                opened_ms: self.shared.engine.session_clock().opening_ms(),
+                random: rand::random(),
+            }),
             window: WINDOW as u32,
             renew_after_ms: RENEW_AFTER.as_millis() as u64,
         }))
@@ -91,7 +94,7 @@ impl MemoryService for Memories {
         &self,
         request: Request<v1::GetOutcomeRequest>,
     ) -> Result<Response<v1::GetOutcomeResponse>, Status> {
-        reply(self.outcome(request.into_inner()).await)
+        reply(self.shared.admission.run("GetOutcome", self.outcome(request.into_inner())).await)
     }
 
     async fn upsert(

@@ -1,5 +1,6 @@
 //! State shared by the services, the heartbeat and the HTTP pages of one worker.
 
+use crate::accept::ConnectionCounters;
 use crate::activation;
 use crate::admission::Admission;
 use crate::authorization::AccountAuthorizer;
@@ -12,6 +13,7 @@ use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::peers::{HelloContext, Links, MIN_AGE_MS, MapStoreClient, PeerDetector, Proposals};
+use crate::read::AnswerBytes;
 use crate::runs::Runs;
 use engram_client::{Client, Network};
 use engram_cluster::PartitionMap;
@@ -67,6 +69,8 @@ pub(crate) struct Shared {
     leadership_transfers: Mutex<LeadershipTransfers>,
     /// Leaving workers that the store was notified of.
     leavers: Mutex<BTreeSet<Ordinal>>,
+    /// Bytes of answers of several pages that clients have not read yet.
+    pub(crate) answer_bytes: AnswerBytes,
     /// Permits for requests that wait for a partition that is being activated.
     pub(crate) waiting: Semaphore,
     /// Set once: requests are rejected from then on.
@@ -115,6 +119,7 @@ pub(crate) struct SharedParts {
     pub(crate) peers: Client,
     pub(crate) recovery: String,
     pub(crate) device: Device,
+    pub(crate) connections: ConnectionCounters,
 }
 
 /// Tracks whether any coordinator is connected.
@@ -159,8 +164,20 @@ impl Shared {
     }
 
     pub(crate) fn new(parts: SharedParts) -> Self {
-        let SharedParts { options, clock, network, keys, greeter, links, proposals, engine, peers, recovery, device } =
-            parts;
+        let SharedParts {
+            options,
+            clock,
+            network,
+            keys,
+            greeter,
+            links,
+            proposals,
+            engine,
+            peers,
+            recovery,
+            device,
+            connections,
+        } = parts;
         let tokens = options.tls.as_ref().and_then(|tls| tls.tokens.as_ref());
         let accounts = tokens.map(|files| Arc::new(AccountAuthorizer::open(files, options.cluster)));
         if let Some(accounts) = &accounts {
@@ -168,7 +185,7 @@ impl Shared {
         }
         Self {
             shape: options.shape(),
-            metrics: Metrics::new(&options.cluster_name, options.ordinal, &links.traffic, keys.is_some()),
+            metrics: Metrics::new(&options.cluster_name, options.ordinal, &links.traffic, &connections, keys.is_some()),
             admission: Admission::new(if network.is_simulated() {
                 CpuPressure::unknown()
             } else {
@@ -194,6 +211,7 @@ impl Shared {
             map_state_request: watch::Sender::new(0),
             leadership_transfers: Mutex::default(),
             leavers: Mutex::default(),
+            answer_bytes: AnswerBytes::default(),
             waiting: Semaphore::new(activation::MAX_WAITING),
             started_ms: clock.elapsed_ms(),
             heartbeat_turn_ms: AtomicU64::new(clock.elapsed_ms()),

@@ -226,6 +226,9 @@ impl Worker {
         let OpenedStore { store: handle, recovery, lossless_since, .. } = opened;
         let (store, incarnation) = handle.identity();
         let member = Member { ordinal: options.ordinal(), store, incarnation };
+        if recovery.disk_full {
+            tracing::warn!("the disk is full: starting read-only; free space or use a larger volume");
+        }
         let recovery = recovery_summary(&recovery, incarnation);
         tracing::info!(%member, recovery, device = device.name(None), "store opened");
         let mut peers = engram_client::Options::new(Vec::<String>::new()).with_cluster(options.cluster);
@@ -234,8 +237,21 @@ impl Worker {
         let greeter = HelloContext::new(&options, member, lossless_since, advertised(&options, bound));
         let (engine, peers) = (Engine(handle), Client::with_external_map(peers));
         let PeerChannels { links, proposals } = channels;
-        let parts =
-            SharedParts { options, clock, network, keys, greeter, links, proposals, engine, peers, recovery, device };
+        let connections = listeners.connections().clone();
+        let parts = SharedParts {
+            options,
+            clock,
+            network,
+            keys,
+            greeter,
+            links,
+            proposals,
+            engine,
+            peers,
+            recovery,
+            device,
+            connections,
+        };
         let shared = Arc::new(Shared::new(parts));
         Self {
             shared,
@@ -520,6 +536,9 @@ fn recovery_summary(recovery: &Recovery, incarnation: Incarnation) -> String {
     );
     if !recovery.lossless {
         text.push_str("; the previous process may have written more than was recovered");
+    }
+    if recovery.disk_full {
+        text.push_str("; the disk is full: reads are served, writes fail until space is freed or the volume is larger");
     }
     for (partition, what) in &recovery.skipped_snapshots {
         text.push_str(&format!("; partition {partition}: skipped a damaged snapshot ({what})"));

@@ -5,13 +5,9 @@ use crate::partition_write::{FORWARD_DEADLINE, PartitionWrite, WriteBody, forwar
 use crate::service::{Memories, Plane};
 use engram_memory::{MAX_IDS, Ordinal, PartitionId, Record, Request, SessionId};
 use engram_proto::v1::{self, Problem, ProblemKind};
-use engram_store::WriteError;
+use engram_store::{SessionClock, WriteError};
 use futures::future::join_all;
 use std::collections::BTreeMap;
-use std::time::Duration;
-
-/// Maximum lead of a session's opening time over this worker's clock: clocks of a cluster agree within this.
-const CLOCK_SKEW: Duration = Duration::from_secs(60 * 60);
 
 /// A part of a request: with partition and sequence number under a session, without both otherwise.
 pub(crate) struct WritePart {
@@ -37,7 +33,7 @@ impl Memories {
         }
         let parts = match session {
             Some(session) => {
-                check_session(session, self.shared.clock.now_ms())?;
+                check_session(session, self.shared.engine.session_clock())?;
                 self.numbered(parts)?
             }
             None => self.unnumbered(parts)?,
@@ -171,7 +167,7 @@ impl Memories {
         let session = request.session.ok_or_else(|| {
             Problem::of(ProblemKind::Invalid, "session: absent is not allowed; allowed: the session of the request")
         })?;
-        check_session(session, self.shared.clock.now_ms())?;
+        check_session(session, self.shared.engine.session_clock())?;
         let partition = self.shared.check_partition(request.partition)?;
         self.shared.wait_until_served(std::iter::once(partition)).await;
         if let (None, Some(primary)) = (self.shared.engine.position(partition), self.route(partition)) {
@@ -200,16 +196,16 @@ impl Memories {
 }
 
 /// Checks a session: one from the future would outlive every watermark.
-pub(crate) fn check_session(session: v1::Session, now_ms: u64) -> Result<(), Problem> {
-    let latest = now_ms.saturating_add(CLOCK_SKEW.as_millis() as u64);
-    if session.opened_ms <= latest {
+pub(crate) fn check_session(session: v1::Session, clock: &SessionClock) -> Result<(), Problem> {
+    if clock.accepts(session.opened_ms) {
         return Ok(());
     }
     Err(Problem::of(
         ProblemKind::Invalid,
         format!(
-            "session.opened_ms: {} is not allowed; allowed: at most one hour ahead of this worker's clock",
-            session.opened_ms
+            "session.opened_ms: {} is not allowed; allowed: at most one hour ahead of the cluster's clocks ({})",
+            session.opened_ms,
+            clock.opening_ms()
         ),
     ))
 }

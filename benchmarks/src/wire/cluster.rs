@@ -121,6 +121,7 @@ impl Cluster {
                 map_location: None,
                 threads: Some(threads),
                 machine_workers: None,
+                local_files: None,
                 gpu_deadline_ms: None,
                 tls: None,
                 inputs: None,

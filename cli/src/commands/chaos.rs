@@ -204,6 +204,7 @@ async fn run_campaign(
         cluster,
         name: created.name.clone(),
         threads: (cores / spec.workers as usize).max(1),
+        allowed_folders: Vec::new(),
         spec,
         folder: state.folder().to_owned(),
         ports,
@@ -213,10 +214,11 @@ async fn run_campaign(
     })?;
     let processes = LocalProcesses { folder: state.folder().to_owned() };
     let endpoints_at_start = supervisor.endpoints();
+    let damaged = supervisor.damaged();
     let ready = supervisor
         .while_running(async |events| {
             tokio::select! {
-                ready = up::wait_until_ready(&endpoints_at_start, context, READY_TIMEOUT) => ready,
+                ready = up::wait_until_ready(&endpoints_at_start, &damaged, context, READY_TIMEOUT) => ready,
                 error = up::wait_for_failure(events, context) => Err(error),
             }
         })

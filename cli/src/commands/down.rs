@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::error::{failure, problem};
 use crate::local::state::{self, StateDir};
-use crate::target::Local;
+use crate::target::Running;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
 use nix::sys::signal::Signal;
@@ -34,8 +34,8 @@ pub(crate) struct Down {
 }
 
 pub(crate) async fn run(arguments: &Down, context: &Context) -> anyhow::Result<ExitCode> {
-    let (folder, running) = match Local::find(context) {
-        Ok(local) => (local.folder.clone(), Some(local)),
+    let (folder, running) = match Running::find(context) {
+        Ok(running) => (running.folder.clone(), Some(running)),
         // The data of a stopped cluster can be deleted if the cluster is named.
         Err(error) if arguments.delete_data => match named_folder(context)? {
             Some(folder) if folder.join("cluster.json").exists() => (folder, None),
@@ -46,9 +46,9 @@ pub(crate) async fn run(arguments: &Down, context: &Context) -> anyhow::Result<E
     if arguments.delete_data && !arguments.yes {
         confirm(&format!("delete everything in {}?", folder.display()))?;
     }
-    if let Some(local) = running {
-        stop(&local, Duration::from_secs(arguments.timeout), context).await?;
-        context.output.note(format!("stopped cluster {}", local.endpoints.name));
+    if let Some(running) = running {
+        stop(&running, Duration::from_secs(arguments.timeout), context).await?;
+        context.output.note(format!("stopped cluster {}", running.endpoints.name));
     }
     if arguments.delete_data {
         let state = StateDir::hold(&folder)?;
@@ -72,8 +72,8 @@ fn named_folder(context: &Context) -> anyhow::Result<Option<PathBuf>> {
 }
 
 /// Sends SIGTERM to the supervisor, and SIGKILL after the grace period; its child processes exit with it.
-async fn stop(local: &Local, limit: Duration, context: &Context) -> anyhow::Result<()> {
-    let supervisor = local.endpoints.supervisor;
+async fn stop(running: &Running, limit: Duration, context: &Context) -> anyhow::Result<()> {
+    let supervisor = running.endpoints.supervisor;
     let deadline = Instant::now() + limit;
     supervisor.signal(Signal::SIGTERM);
     while supervisor.is_alive() {

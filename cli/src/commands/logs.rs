@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::error::problem;
 use crate::local::state;
-use crate::target::Local;
+use crate::target::Running;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
 use std::collections::VecDeque;
@@ -88,7 +88,7 @@ fn folder(context: &Context) -> anyhow::Result<PathBuf> {
     if let Some(name) = &context.cluster {
         return Ok(base.join(name));
     }
-    Local::find(context).map(|local| local.folder)
+    Running::find(context).map(|running| running.folder)
 }
 
 fn select(folder: &Path, arguments: &Logs, context: &Context) -> anyhow::Result<Vec<Log>> {

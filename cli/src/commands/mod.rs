@@ -58,7 +58,7 @@ pub(crate) enum Command {
 
 impl Command {
     /// Returns the name of a command for local clusters only, and its alternative in Kubernetes.
-    const fn local_only(&self) -> Option<(&'static str, &'static str)> {
+    pub(crate) const fn local_only(&self) -> Option<(&'static str, &'static str)> {
         Some(match self {
             Self::Up(_) => ("up", "kubectl apply -f FILE"),
             Self::Down(_) => (

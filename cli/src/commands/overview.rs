@@ -28,6 +28,8 @@ pub(crate) struct Overview {
     pub(crate) ready: bool,
     /// Problems that need attention.
     pub(crate) conditions: Vec<String>,
+    /// Findings that do not affect service yet, such as panics.
+    pub(crate) warnings: Vec<String>,
     /// Manual overrides of the partition map, oldest first.
     pub(crate) overrides: Vec<String>,
     /// Absent if the coordinator does not respond.
@@ -56,6 +58,8 @@ pub(crate) struct Worker {
     pub(crate) log_bytes: u64,
     pub(crate) pending_records: u64,
     pub(crate) uptime_seconds: f64,
+    /// Panics since its start.
+    pub(crate) panics: u64,
 }
 
 /// State of a run.
@@ -95,7 +99,7 @@ pub(crate) struct Group {
 /// No partition map can be read.
 pub(crate) async fn read(client: &Client, target: &Target) -> anyhow::Result<Overview> {
     let map = client.refreshed_map().await?;
-    let mut conditions = Vec::new();
+    let (mut conditions, mut warnings) = (Vec::new(), Vec::new());
     let owners = map.owners();
     let mut workers = Vec::new();
     for (ordinal, placement) in &map.workers {
@@ -113,6 +117,7 @@ pub(crate) async fn read(client: &Client, target: &Target) -> anyhow::Result<Ove
                 worker
             }
         };
+        warnings.extend(panics(ordinal.0, worker.panics));
         if worker.alive && !worker.ready {
             conditions.push(format!("worker {ordinal} is starting"));
         }
@@ -138,6 +143,7 @@ pub(crate) async fn read(client: &Client, target: &Target) -> anyhow::Result<Ove
         memories: workers.iter().map(|worker| worker.memories).sum(),
         ready: conditions.is_empty(),
         conditions,
+        warnings,
         overrides: Vec::new(),
         replication: Replication::read(target).await,
         workers,
@@ -171,6 +177,15 @@ fn ok_or_condition<T>(
     }
 }
 
+/// Describes panics of a worker.
+fn panics(ordinal: u32, panics: u64) -> Option<String> {
+    let times = if panics == 1 { "once" } else { "repeatedly" };
+    let message = format!(
+        "worker {ordinal} panicked {times} ({panics} since its start); engram logs worker-{ordinal} shows where"
+    );
+    (panics > 0).then_some(message)
+}
+
 async fn page(endpoint: &Endpoint) -> anyhow::Result<String> {
     let (code, text) = admin::page(endpoint, "/metrics").await?;
     anyhow::ensure!(code == 200, "GET /metrics returned status {code}");
@@ -192,6 +207,7 @@ fn with_metrics(worker: Worker, metrics: &Metrics<'_>) -> Worker {
         log_bytes: integer("engram_wal_bytes"),
         pending_records: integer("engram_pending_records"),
         uptime_seconds: metrics.sum("engram_uptime_seconds"),
+        panics: integer("engram_panics_total"),
         ..worker
     }
 }
@@ -276,5 +292,9 @@ mod tests {
         let page = page.replace("# EOF", "engram_gpu_disabled{learner_cluster=\"demo\"} 1\n# EOF");
         let worker = with_metrics(Worker::default(), &Metrics::read(&page));
         assert_eq!(worker.device, "CPU (AVX2), 2 threads, GPU disabled after an error");
+        let page = page.replace("# EOF", "engram_panics_total{learner_cluster=\"demo\"} 7\n# EOF");
+        let worker = with_metrics(Worker::default(), &Metrics::read(&page));
+        assert!(panics(0, worker.panics).is_some_and(|text| text.contains("7 since its start")));
+        assert_eq!(panics(0, 0), None);
     }
 }

@@ -116,7 +116,8 @@ pub(crate) async fn run(arguments: &Profile, context: &Context) -> anyhow::Resul
     let tracks = tracks(reply)?;
 
     let path = trace.clone().unwrap_or_else(|| PathBuf::from(format!("profile-{worker}.json")));
-    OutputFile::write(&path, chrome_trace(&tracks).as_bytes()).with_context(|| format!("failed to write {}", path.display()))?;
+    OutputFile::write(&path, chrome_trace(&tracks).as_bytes())
+        .with_context(|| format!("failed to write {}", path.display()))?;
     let report = report(*worker, *seconds, path.display().to_string(), &tracks);
     if context.output.is_structured() {
         context.output.value(&serde_json::to_value(&report)?)?;

@@ -6,7 +6,7 @@ use crate::error::{self, Exit};
 use crate::local::admin;
 use crate::output::{Output, Style, Table, bytes, count, seconds};
 use crate::target::Target;
-use engram_api::ExitCode;
+use engram_api::{ExitCode, printable};
 use engram_proto::v1::ClusterStatus;
 use std::collections::BTreeMap;
 
@@ -58,12 +58,30 @@ pub(crate) async fn run(arguments: &Status, context: &Context) -> anyhow::Result
         }
         overview.ready = overview.conditions.is_empty();
     }
+    overview.warnings.extend(restarts.iter().filter_map(|(ordinal, restarts)| {
+        let worker = overview.workers.iter().find(|worker| worker.ordinal == *ordinal)?;
+        crash_loop(*ordinal, *restarts, worker.uptime_seconds)
+    }));
     if context.output.is_structured() {
         context.output.value(&serde_json::to_value(&overview)?)?;
     } else {
         context.output.text(&text(&overview, &restarts, &context.output))?;
     }
     if overview.ready { Ok(ExitCode::Ok) } else { Err(Exit(ExitCode::NotReady).into()) }
+}
+
+/// Describes a worker that exits again and again.
+fn crash_loop(ordinal: u32, restarts: u32, uptime_seconds: f64) -> Option<String> {
+    /// Fewer restarts are those of an upgrade or a single fault.
+    const RESTARTS: u32 = 3;
+    /// A worker that ran for longer recovered.
+    const UPTIME_SECONDS: f64 = 600.0;
+    (restarts >= RESTARTS && uptime_seconds < UPTIME_SECONDS).then(|| {
+        format!(
+            "worker {ordinal} restarted {restarts} times, last {} ago; engram logs worker-{ordinal} shows why",
+            seconds(uptime_seconds)
+        )
+    })
 }
 
 async fn coordinator(target: &Target) -> anyhow::Result<ClusterStatus> {
@@ -94,7 +112,10 @@ fn text(overview: &Overview, restarts: &BTreeMap<u32, u32>, output: &Output) -> 
         text.push_str(&format!("{}\n", output.paint(Style::Dim, &replication.describe())));
     }
     for condition in &overview.conditions {
-        text.push_str(&format!("  {} {condition}\n", output.paint(Style::Warning, "!")));
+        text.push_str(&format!("  {} {}\n", output.paint(Style::Warning, "!"), printable(condition)));
+    }
+    for warning in &overview.warnings {
+        text.push_str(&format!("  {} {warning}\n", output.paint(Style::Warning, "!")));
     }
     for map_override in &overview.overrides {
         text.push_str(&format!("  {}\n", output.paint(Style::Dim, map_override)));

@@ -7,7 +7,7 @@ use crate::error::{Exit, failure, problem, report};
 use crate::local::certificates::{self, Certificates};
 use crate::local::ports::{self, Ports};
 use crate::local::state::{self, Cluster, FORMAT, StateDir};
-use crate::local::supervisor::{Event, Plan, Supervisor};
+use crate::local::supervisor::{DamagedWorkers, Event, Plan, Supervisor};
 use crate::local::{Endpoints, admin, detach};
 use crate::output::count;
 use crate::progress::Progress;
@@ -31,7 +31,7 @@ use tokio::time::Instant;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Start a local cluster and execute the runs of the manifest
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(before_help = "Examples:
   engram up examples/cluster.yaml                     start, execute the runs, serve until Ctrl-C
   engram up examples/cluster.yaml --exit-when-done    exit with the result of the runs, for scripts
@@ -63,6 +63,10 @@ pub(crate) struct Up {
     /// Compute threads of each worker [default: cores / workers, at least 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     worker_threads: Option<u16>,
+    /// Allow every client to name files in this folder in runs and snapshots; repeatable [default: only clients that can read the
+    /// state directory]
+    #[arg(long, value_name = "DIR")]
+    allow_folder: Vec<PathBuf>,
     /// Stop when the runs are finished and exit with their result
     #[arg(long)]
     exit_when_done: bool,
@@ -97,14 +101,31 @@ enum Shutdown {
 }
 
 pub(crate) async fn run(arguments: &Up, context: &Context) -> anyhow::Result<ExitCode> {
-    if arguments.detach && arguments.file == Path::new("-") {
+    // The background process reads the manifest again.
+    let is_read_once =
+        std::fs::metadata(&arguments.file).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir());
+    if arguments.detach && (arguments.file == Path::new("-") || is_read_once) {
         return Err(failure(
             ExitCode::Usage,
-            "--detach reads the manifest twice and cannot read it from stdin; give a file",
+            "--detach reads the manifest twice and cannot read it from stdin or a pipe; give a file",
         ));
     }
-    let manifest = manifest::read(&arguments.file, Requirement::Cluster)?;
     let detached = arguments.detach && detach::is_child();
+    // The background process leaves the working directory.
+    let absolute = |path: &Path| if detached { std::path::absolute(path) } else { Ok(path.to_owned()) };
+    let failed = "failed to get the current directory";
+    let arguments = &Up {
+        file: absolute(&arguments.file).context(failed)?,
+        report: arguments.report.as_deref().map(absolute).transpose().context(failed)?,
+        allow_folder: arguments
+            .allow_folder
+            .iter()
+            .map(|path| absolute(path))
+            .collect::<Result<_, _>>()
+            .context(failed)?,
+        ..arguments.clone()
+    };
+    let manifest = manifest::read(&arguments.file, Requirement::Cluster)?;
     if !detached {
         manifest::print_notes(&manifest, context);
     }
@@ -120,9 +141,13 @@ pub(crate) async fn run(arguments: &Up, context: &Context) -> anyhow::Result<Exi
     spec.gpu.threshold = arguments.gpu_threshold.or(spec.gpu.threshold);
     check(arguments, &manifest, &spec)?;
     let folder = match &context.state_dir {
-        Some(folder) => folder.clone(),
+        Some(folder) => absolute(folder).context(failed)?,
         None => state::base()?.join(&cluster.metadata.name),
     };
+    if detached {
+        // A process keeps the file system of its working directory from being unmounted.
+        std::env::set_current_dir("/").context("failed to leave the working directory")?;
+    }
     if arguments.detach && !detached {
         return start_detached(arguments, context, &manifest, &folder).await;
     }
@@ -143,6 +168,12 @@ pub(crate) async fn run(arguments: &Up, context: &Context) -> anyhow::Result<Exi
         Some(tls) => Route::Secured(Keys::open(tls.tls(Role::Coordinator, 0).files)?),
         None => Route::Direct,
     };
+    let allowed = arguments.allow_folder.iter().map(|folder| {
+        let found = folder.canonicalize();
+        found.with_context(|| format!("--allow-folder is {}; allowed: an existing folder", folder.display()))
+    });
+    let allowed_folders = allowed.collect::<anyhow::Result<_>>()?;
+    state.create_owner_key()?;
     let plan = Plan {
         cluster,
         name: created.name.clone(),
@@ -150,6 +181,7 @@ pub(crate) async fn run(arguments: &Up, context: &Context) -> anyhow::Result<Exi
         folder: state.folder().to_owned(),
         ports,
         threads: arguments.worker_threads.map_or(threads, usize::from),
+        allowed_folders,
         proxies: None,
         tls,
         route: route.clone(),
@@ -229,11 +261,12 @@ async fn serve(
     let folder = supervisor.folder().to_owned();
     let stays_up = !detached && !arguments.exit_when_done;
     let local = Local::of(folder.clone(), endpoints)?;
+    let damaged = supervisor.damaged();
     let client = supervisor
         .while_running(async |events| {
             let ready = async {
                 wait_for_map(&local, context, limit, stays_up).await?;
-                wait_until_ready(&local.endpoints, context, limit).await
+                wait_until_ready(&local.endpoints, &damaged, context, limit).await
             };
             tokio::select! {
                 ready = ready => ready?,
@@ -309,15 +342,20 @@ async fn wait_for_map(local: &Local, context: &Context, limit: Duration, stays_u
     Ok(())
 }
 
-/// Waits until every worker is ready.
-pub(crate) async fn wait_until_ready(endpoints: &Endpoints, context: &Context, limit: Duration) -> anyhow::Result<()> {
+/// Waits until every worker with an intact disk is ready.
+pub(crate) async fn wait_until_ready(
+    endpoints: &Endpoints,
+    damaged: &DamagedWorkers,
+    context: &Context,
+    limit: Duration,
+) -> anyhow::Result<()> {
     let deadline = Instant::now() + limit;
     let workers = &endpoints.workers;
     let mut progress = Progress::new(&context.output, "starting workers", Some(workers.len() as u64));
     for (done, worker) in (0_u64..).zip(workers) {
         progress.set(done, &format!("waiting for {}", worker.name()));
         let mut last = String::new();
-        loop {
+        while !damaged.borrow().contains(&worker.ordinal) {
             match admin::page(&worker.http.into(), "/readyz").await {
                 Ok((200, _)) => break,
                 Ok((_, body)) => last = body.trim().to_owned(),
@@ -343,6 +381,13 @@ pub(crate) async fn wait_for_failure(events: &mut mpsc::Receiver<Event>, context
         match event {
             Event::Restarted { name, exit } => {
                 context.output.note(format!("{name} exited ({exit}) and is restarted; see: engram logs {name}"));
+            }
+            Event::Damaged { name, folder, lines } => {
+                context.output.note(format!(
+                    "the disk of {name} is damaged; the cluster runs without it and re-replicates its partitions to other workers; \
+                     last lines of its log:\n  {lines}\nto use {name} again, with an empty disk, move its folder away: {}",
+                    folder.display()
+                ));
             }
             Event::Resized { workers } => context.output.note(format!("the cluster has {workers} worker(s)")),
             Event::Retrying(error) => context.output.note(format!("retrying: {error:#}")),
@@ -449,21 +494,29 @@ async fn count_memories(endpoints: &Endpoints, route: &Route) -> Option<u64> {
     Some(sum)
 }
 
-/// The signals that request a shutdown.
-struct Signals([Signal; 3]);
+/// The signals that request a shutdown. A signal that was ignored when this process started stays ignored: `nohup` ignores SIGHUP, and
+/// a shell without job control ignores SIGINT for commands in the background.
+struct Signals([Option<Signal>; 3]);
 
 impl Signals {
     fn new() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("failed to listen for signals");
+        let ignored = detach::ignored_signals();
+        let listen = |kind: SignalKind| {
+            let is_ignored = ignored & (1 << (kind.as_raw_value() - 1)) != 0;
+            (!is_ignored).then(|| signal(kind)).transpose().context("failed to listen for signals")
+        };
         Ok(Self([listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?, listen(SignalKind::hangup())?]))
     }
 
     async fn next(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
+        let received = self.0.iter_mut().map(|signal| {
+            Box::pin(async {
+                match signal {
+                    Some(signal) => drop(signal.recv().await),
+                    None => std::future::pending().await,
+                }
+            })
+        });
+        futures::future::select_all(received).await;
     }
 }

@@ -27,8 +27,9 @@ use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +50,15 @@ async fn client_config(options: &KubernetesOptions) -> anyhow::Result<Config> {
             Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &kubeconfig_options).boxed().await,
             Err(error) => Err(error),
         },
+        _ if let Some(paths) = kubeconfig_paths(std::env::var_os("KUBECONFIG").as_deref()) => {
+            let merged = paths.iter().try_fold(Kubeconfig::default(), |merged, path| {
+                Kubeconfig::read_from(path).and_then(|next| merged.merge(next))
+            });
+            match merged {
+                Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &kubeconfig_options).boxed().await,
+                Err(error) => Err(error),
+            }
+        }
         (None, Some(_)) => Config::from_kubeconfig(&kubeconfig_options).boxed().await,
         (None, None) => {
             let inferred = Config::infer().boxed().await;
@@ -56,6 +66,12 @@ async fn client_config(options: &KubernetesOptions) -> anyhow::Result<Config> {
         }
     };
     config.map_err(|error| unconfigured(&with_causes(&error)))
+}
+
+/// Returns the existing files of `KUBECONFIG`, `None` if there are none. Like kubectl, ignores files that do not exist.
+fn kubeconfig_paths(variable: Option<&OsStr>) -> Option<Vec<PathBuf>> {
+    let paths: Vec<PathBuf> = std::env::split_paths(variable?).filter(|path| path.exists()).collect();
+    (!paths.is_empty()).then_some(paths)
 }
 
 fn unconfigured(reason: &str) -> anyhow::Error {
@@ -385,6 +401,18 @@ mod tests {
                 "conditions": [{ "type": "Ready", "status": ready, "message": "moving" }],
             },
         })
+    }
+
+    #[test]
+    fn missing_files_of_kubeconfig_are_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        let (present, absent) = (folder.path().join("present"), folder.path().join("absent"));
+        std::fs::write(&present, "").unwrap();
+        let paths = |all: &[&PathBuf]| kubeconfig_paths(Some(&std::env::join_paths(all).unwrap()));
+        assert_eq!(paths(&[&absent, &present]), Some(vec![present.clone()]));
+        assert_eq!(paths(&[&absent]), None);
+        assert_eq!(kubeconfig_paths(Some(OsStr::new(""))), None);
+        assert_eq!(kubeconfig_paths(None), None);
     }
 
     #[test]

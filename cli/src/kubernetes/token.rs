@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use engram_api::ExitCode;
 use engram_client::{Network, Token};
 use engram_identity::token::audience;
-use engram_identity::{ExpectedPeer, Role, Roots, WatchedFiles, renewal};
+use engram_identity::{ExpectedPeer, Renewal, Role, Roots, WatchedFiles};
 use engram_memory::ClusterId;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -24,6 +24,8 @@ use tokio::sync::Mutex;
 
 /// Lifetime of a token: the minimum of the API server, because commands are short-lived.
 const LIFETIME: Duration = Duration::from_secs(600);
+/// Interval between checks whether the token is due for renewal.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay after a failed renewal.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 
@@ -89,7 +91,7 @@ pub(super) struct ClientToken {
 
 struct IssuedToken {
     text: String,
-    renew_at: SystemTime,
+    renewal: Renewal,
 }
 
 impl ClientToken {
@@ -98,8 +100,8 @@ impl ClientToken {
         current.as_ref().map(|token| token.text.clone()).unwrap_or_default()
     }
 
-    fn renew_at(&self) -> Option<SystemTime> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|token| token.renew_at)
+    fn renewal(&self) -> Option<Renewal> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|token| token.renewal)
     }
 
     /// Requests a token if there is none or if it is due for renewal. The first request starts a background renewal.
@@ -108,10 +110,11 @@ impl ClientToken {
     /// The API server rejects the request.
     pub(super) async fn renew_if_due(self: &Arc<Self>) -> anyhow::Result<()> {
         let _guard = self.renewal.lock().await;
-        let is_first = match self.renew_at() {
-            Some(renew_at) if SystemTime::now() < renew_at => return Ok(()),
-            renew_at => renew_at.is_none(),
-        };
+        let renewal = self.renewal();
+        if renewal.is_some_and(|renewal| !renewal.is_due(SystemTime::now())) {
+            return Ok(());
+        }
+        let is_first = renewal.is_none();
         let spec = TokenRequestSpec {
             audiences: vec![self.audience.clone()],
             expiration_seconds: Some(LIFETIME.as_secs() as i64),
@@ -126,7 +129,7 @@ impl ClientToken {
         let text = response.status.map(|status| status.token).filter(|token| !token.is_empty());
         let text =
             text.ok_or_else(|| failure(ExitCode::Failed, format!("{action}: the API server returned an empty token")))?;
-        let token = IssuedToken { text, renew_at: renewal(SystemTime::now(), LIFETIME) };
+        let token = IssuedToken { text, renewal: Renewal::of(SystemTime::now(), LIFETIME) };
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(token);
         if is_first {
             tokio::spawn(renew(Arc::downgrade(self)));
@@ -139,8 +142,8 @@ impl ClientToken {
 fn renew(token: Weak<ClientToken>) -> BoxFuture<'static, ()> {
     async move {
         loop {
-            let Some(renew_at) = token.upgrade().and_then(|token| token.renew_at()) else { return };
-            tokio::time::sleep(renew_at.duration_since(SystemTime::now()).unwrap_or_default()).await;
+            // The wall clock may step and the machine may sleep, so the time is checked periodically.
+            tokio::time::sleep(CHECK_INTERVAL).await;
             let Some(token) = token.upgrade() else { return };
             if let Err(error) = token.renew_if_due().await {
                 tracing::warn!(error = format!("{error:#}"), "failed to renew the client token");

@@ -60,11 +60,15 @@ pub(crate) async fn profile(admin: &Endpoint, request: v1::ProfileRequest) -> an
 ///
 /// # Errors
 /// The request fails or times out, or the worker fails to write.
-pub(crate) async fn snapshot(admin: &Endpoint, folder: String) -> anyhow::Result<v1::CreateSnapshotResponse> {
+pub(crate) async fn snapshot(
+    admin: &Endpoint,
+    folder: String,
+    owner_key: String,
+) -> anyhow::Result<v1::CreateSnapshotResponse> {
     let call = async {
         let mut client = AdminServiceClient::new(channel(admin, Role::Worker).await?)
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        let response = client.create_snapshot(v1::CreateSnapshotRequest { folder }).await;
+        let response = client.create_snapshot(v1::CreateSnapshotRequest { folder, owner_key }).await;
         let reply = response.map_err(|status| match v1::Problem::from_status(&status) {
             Some(problem) => anyhow::Error::new(engram_client::Error::Rejected(Box::new(problem))),
             None => anyhow::anyhow!("{}", status.message()),

@@ -12,7 +12,7 @@
 use crate::error::problem;
 use anyhow::Context as _;
 use engram_api::Code;
-use engram_identity::{CertificateAuthority, Files, LIFETIME, Name, Role};
+use engram_identity::{CertificateAuthority, Files, LIFETIME, Name, Renewal, Role};
 use engram_memory::ClusterId;
 use engram_worker::Tls;
 use std::cell::RefCell;
@@ -35,7 +35,7 @@ pub(crate) struct Certificates {
     ca: CertificateAuthority,
     lifetime: Duration,
     /// Renewal time of each certificate.
-    due: RefCell<BTreeMap<(Role, u32), SystemTime>>,
+    renewals: RefCell<BTreeMap<(Role, u32), Renewal>>,
 }
 
 impl std::fmt::Debug for Certificates {
@@ -82,7 +82,7 @@ impl Certificates {
             cluster,
             ca,
             lifetime: lifetime.unwrap_or(LIFETIME),
-            due: RefCell::default(),
+            renewals: RefCell::default(),
         };
         certificates.issue(Role::Coordinator, 0)?;
         certificates.issue(Role::Client, 0)?;
@@ -94,10 +94,14 @@ impl Certificates {
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn issue(&self, role: Role, ordinal: u32) -> anyhow::Result<()> {
+        self.issue_at(role, ordinal, SystemTime::now())
+    }
+
+    fn issue_at(&self, role: Role, ordinal: u32, now: SystemTime) -> anyhow::Result<()> {
         let name = Name::local(&self.cluster_name, self.cluster, role, ordinal);
-        let issued = self.ca.issue(&name, SystemTime::now(), self.lifetime)?;
+        let issued = self.ca.issue(&name, now, self.lifetime)?;
         replace(&self.path(role, ordinal), &issued.pem)?;
-        self.due.borrow_mut().insert((role, ordinal), issued.renew_at);
+        self.renewals.borrow_mut().insert((role, ordinal), issued.renewal);
         Ok(())
     }
 
@@ -107,9 +111,10 @@ impl Certificates {
     /// As [`Self::issue`]; failed renewals stay due.
     pub(crate) fn renew(&self) -> anyhow::Result<()> {
         let now = SystemTime::now();
-        let due: Vec<_> = self.due.borrow().iter().filter(|(_, at)| **at <= now).map(|(holder, _)| *holder).collect();
+        let renewals = self.renewals.borrow().clone();
+        let due = renewals.into_iter().filter(|(_, renewal)| renewal.is_due(now)).map(|(holder, _)| holder);
         // A failed renewal does not prevent the others.
-        let mut errors = due.into_iter().filter_map(|(role, ordinal)| self.issue(role, ordinal).err());
+        let mut errors = due.filter_map(|(role, ordinal)| self.issue(role, ordinal).err());
         let first = errors.next();
         errors.for_each(drop);
         first.map_or(Ok(()), Err)
@@ -202,6 +207,16 @@ mod tests {
         assert_eq!(first.tls(Role::Worker, 3).connection_lifetime(), Duration::from_secs(665));
         let short = Certificates { lifetime: Duration::from_secs(12), ..first };
         assert_eq!(short.tls(Role::Worker, 3).connection_lifetime(), Duration::from_secs(4));
+    }
+
+    #[test]
+    fn certificates_issued_by_a_clock_that_was_ahead_are_issued_again() {
+        let state = tempfile::tempdir().unwrap();
+        let certificates = Certificates::open(state.path(), "demo", ClusterId(1), None).unwrap();
+        certificates.issue_at(Role::Client, 0, SystemTime::now() + 40 * LIFETIME).unwrap();
+        assert!(Keys::open(client(state.path())).is_err(), "not valid yet");
+        certificates.renew().unwrap();
+        Keys::open(client(state.path())).unwrap();
     }
 
     #[test]

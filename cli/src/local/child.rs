@@ -54,6 +54,7 @@ pub(crate) struct CoordinatorOptions {
 
 /// Runs a worker process.
 pub(crate) fn worker(config: &Path) -> anyhow::Result<ExitCode> {
+    engram_worker::count_panics();
     let options: engram_worker::Options = read(config)?;
     process(move |stop| async move {
         let worker = Worker::build(options).await?;

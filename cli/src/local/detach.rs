@@ -26,6 +26,31 @@ pub(crate) fn is_child() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
+/// Returns the signals that this process ignores, as a mask with bit 0 for signal 1; 0 where the system does not say.
+pub(crate) fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    parse_ignored(&status)
+}
+
+fn parse_ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Closes the descriptors that the background process inherited, except for the standard streams: a lock or a pipe of the caller must
+/// not be held until the cluster stops. Called before the process opens any.
+pub(crate) fn close_inherited() {
+    let descriptors: Vec<i32> = std::fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    for descriptor in descriptors.into_iter().filter(|descriptor| *descriptor > 2) {
+        // The descriptor of the listing itself is closed already.
+        let _ = nix::unistd::close(descriptor);
+    }
+}
+
 /// Starts the background process, forwards its stderr, and returns when it is ready or has exited.
 ///
 /// # Errors
@@ -75,4 +100,16 @@ pub(crate) fn leave_terminal(folder: &Path) -> anyhow::Result<()> {
     nix::unistd::dup2_stdout(&log).context("failed to redirect stdout")?;
     nix::unistd::dup2_stderr(&log).context("failed to redirect stderr")?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_from_the_process_status() {
+        let status = "Name:\tengram\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000001001\nSigCgt:\t0\n";
+        assert_eq!(parse_ignored(status), 0x1001);
+        assert_eq!(parse_ignored(""), 0);
+    }
 }

@@ -9,6 +9,7 @@
 //! map.json         partition map (coordinator)
 //! workers/<i>/     store of worker i
 //! logs/            one log per process
+//! owner.key        key of the owner, readable by its user only: clients that send it may name files of this machine
 //! endpoints.json   processes and addresses, while running
 //! ```
 
@@ -20,7 +21,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// Format version of the JSON files.
@@ -91,6 +92,10 @@ impl StateDir {
             )
         };
         let folder = std::path::absolute(folder).map_err(|error| unusable(&error))?;
+        // The configuration files of the processes hold paths as JSON strings.
+        if folder.to_str().is_none() {
+            return Err(unusable(&io::Error::other("its path is not UTF-8")));
+        }
         let created = folder.ancestors().take_while(|path| !path.exists()).last().map(Path::to_owned);
         fs::create_dir_all(&folder).map_err(|error| unusable(&error))?;
         let path = folder.join("up.lock");
@@ -178,6 +183,30 @@ impl StateDir {
         Ok(())
     }
 
+    /// Creates the owner's key unless it exists.
+    ///
+    /// # Errors
+    /// ENG-0405: the file cannot be written.
+    pub(crate) fn create_owner_key(&self) -> anyhow::Result<()> {
+        let path = owner_key(&self.folder);
+        if fs::metadata(&path).is_ok_and(|file| file.len() > 0) {
+            return Ok(());
+        }
+        let key = format!("{:032x}\n", rand::random::<u128>());
+        let temporary = path.with_extension("tmp");
+        let create = || {
+            // Other modes would apply to a file left there.
+            let _ = fs::remove_file(&temporary);
+            let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&temporary)?;
+            file.write_all(key.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)
+        };
+        create().map_err(|error: io::Error| {
+            problem(Code::StateDirectoryUnusable, format!("failed to write {}: {error}", path.display()))
+        })
+    }
+
     /// Deletes the directory.
     pub(crate) fn delete(self) -> anyhow::Result<()> {
         fs::remove_dir_all(&self.folder).map_err(|error| {
@@ -201,6 +230,16 @@ impl Drop for StateDir {
             }
         }
     }
+}
+
+/// Returns the path of the key that proves that a client can read the state directory.
+pub(crate) fn owner_key(folder: &Path) -> PathBuf {
+    folder.join("owner.key")
+}
+
+/// Returns the owner's key; empty if this user cannot read it.
+pub(crate) fn read_owner_key(folder: &Path) -> String {
+    fs::read_to_string(owner_key(folder)).unwrap_or_default().trim().to_owned()
 }
 
 /// Returns the path of the log of a process.

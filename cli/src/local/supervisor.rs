@@ -18,9 +18,9 @@ use engram_api::{Code, DurabilityMode, LearnerClusterSpec};
 use engram_identity as identity;
 use engram_memory::ClusterId;
 use engram_proto::v1;
-use engram_worker::{Listen, MapLocation, exit as worker_exit, supervise};
+use engram_worker::{Listen, LocalFiles, MapLocation, exit as worker_exit, supervise};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -66,6 +66,8 @@ pub(crate) struct Plan {
     pub(crate) ports: Ports,
     /// Compute threads of each worker.
     pub(crate) threads: usize,
+    /// Folders whose files every client may name.
+    pub(crate) allowed_folders: Vec<PathBuf>,
     /// Addresses of proxies between the processes.
     pub(crate) proxies: Option<ProxyAddresses>,
     /// Certificates of the processes; absent = plaintext.
@@ -98,6 +100,15 @@ pub(crate) enum Event {
         /// Number of workers.
         workers: usize,
     },
+    /// The disk of a worker is damaged: the cluster starts without it.
+    Damaged {
+        /// Name of the process.
+        name: String,
+        /// Folder of its store.
+        folder: PathBuf,
+        /// Last lines of its log.
+        lines: String,
+    },
     /// An operation failed and is retried.
     Retrying(anyhow::Error),
     /// The start failed.
@@ -126,8 +137,12 @@ struct Shared {
     plan: Plan,
     endpoints: RefCell<Endpoints>,
     workers: RefCell<BTreeMap<u32, ManagedProcess>>,
+    damaged: DamagedWorkers,
     events: mpsc::Sender<Event>,
 }
+
+/// Ordinals of workers whose disk was damaged at the start.
+pub(crate) type DamagedWorkers = Rc<RefCell<BTreeSet<u32>>>;
 
 /// A process that is restarted when it exits.
 struct ManagedProcess {
@@ -153,7 +168,7 @@ impl Supervisor {
         endpoints.write(&plan.folder)?;
         let (sender, events) = mpsc::channel(EVENTS);
         let (endpoints, workers) = (RefCell::new(endpoints), RefCell::default());
-        let shared = Rc::new(Shared { plan, endpoints, workers, events: sender });
+        let shared = Rc::new(Shared { plan, endpoints, workers, damaged: Rc::default(), events: sender });
         let tasks = LocalSet::new();
         let coordinator = ManagedProcess::start(&shared, Role::Coordinator, |task| tasks.spawn_local(task));
         for ordinal in 0..shared.plan.ports.workers.len() as u32 {
@@ -179,6 +194,11 @@ impl Supervisor {
     /// Returns the state directory.
     pub(crate) fn folder(&self) -> &Path {
         &self.shared.plan.folder
+    }
+
+    /// Returns the workers whose disk is damaged, updated while the cluster runs.
+    pub(crate) fn damaged(&self) -> DamagedWorkers {
+        Rc::clone(&self.shared.damaged)
     }
 
     /// Marks the cluster as ready: from then on processes are restarted without limit.
@@ -278,6 +298,22 @@ impl Shared {
         let _ = self.write();
     }
 
+    /// Whether every partition has a replica on another worker if the disks of this worker and of those known are damaged.
+    fn tolerates_damage(&self, ordinal: u32) -> bool {
+        let damaged = self.damaged.borrow();
+        let others = damaged.iter().filter(|other| **other != ordinal).count();
+        others + 1 < self.plan.spec.replication_factor as usize
+    }
+
+    /// Reports a damaged disk once.
+    fn note_damage(&self, ordinal: u32) {
+        if self.damaged.borrow_mut().insert(ordinal) {
+            let name = Role::Worker(ordinal).name();
+            let (_, lines) = last_lines(&self.plan, &name);
+            self.publish(Event::Damaged { folder: worker_folder(&self.plan, ordinal), name, lines });
+        }
+    }
+
     fn publish(&self, event: Event) {
         // Events are dropped if the reader has stopped or is behind.
         let _ = self.events.try_send(event);
@@ -347,10 +383,18 @@ async fn supervise_process(shared: Rc<Shared>, role: Role, mut desired: watch::R
         };
         exits += 1;
         let has_failed = exits >= MAX_EXITS_AT_START || cause.is_some_and(worker_exit::is_permanent);
-        if has_failed && !shared.endpoints.borrow().ready {
-            return shared.publish(Event::Failed(failed_start(&shared.plan, role, exits, &exit, cause)));
+        let is_ready = shared.endpoints.borrow().ready;
+        match (role, cause) {
+            (Role::Worker(ordinal), Some(Code::Corrupt)) if is_ready || shared.tolerates_damage(ordinal) => {
+                shared.note_damage(ordinal);
+                // Until its folder is moved away: then it starts with an empty disk and receives its replicas again.
+                back_off = BACK_OFF_MAX;
+            }
+            _ if has_failed && !is_ready => {
+                return shared.publish(Event::Failed(failed_start(&shared.plan, role, exits, &exit, cause)));
+            }
+            _ => shared.publish(Event::Restarted { name: role.name(), exit }),
         }
-        shared.publish(Event::Restarted { name: role.name(), exit });
         if started_at.elapsed() >= STABLE_UPTIME {
             back_off = BACK_OFF;
         }
@@ -482,7 +526,7 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
         cluster: plan.cluster,
         cluster_name: plan.name.clone(),
         ordinal,
-        state_dir: plan.folder.join("workers").join(ordinal.to_string()),
+        state_dir: worker_folder(plan, ordinal),
         listen,
         advertise_host: None,
         coordinators: vec![coordinator.unwrap_or(&plan.ports.coordinator).to_string()],
@@ -492,6 +536,10 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
         machine_workers: Some(plan.spec.workers),
         gpu_deadline_ms: None,
         inputs: None,
+        local_files: Some(LocalFiles {
+            owner_key: state::owner_key(&plan.folder),
+            folders: plan.allowed_folders.clone(),
+        }),
         snapshots: None,
         bootstrap: None,
         tls: plan.tls.as_ref().map(|certificates| certificates.tls(identity::Role::Worker, ordinal)),
@@ -502,6 +550,11 @@ fn configure_worker(plan: &Plan, ordinal: u32, listen: Listen) -> anyhow::Result
         problem(Code::StateDirectoryUnusable, message)
     })?;
     state::write_json(&config(&plan.folder, Role::Worker(ordinal)), &options)
+}
+
+/// Returns the folder of a worker's store.
+fn worker_folder(plan: &Plan, ordinal: u32) -> PathBuf {
+    plan.folder.join("workers").join(ordinal.to_string())
 }
 
 fn endpoints(plan: &Plan) -> Endpoints {
@@ -522,13 +575,19 @@ fn endpoints(plan: &Plan) -> Endpoints {
 
 fn failed_start(plan: &Plan, role: Role, exits: u32, exit: &str, cause: Option<Code>) -> anyhow::Error {
     let name = role.name();
-    let path = state::log(&plan.folder, &name);
-    let log = std::fs::read(&path).unwrap_or_default();
-    let log = String::from_utf8_lossy(&log);
-    let lines: Vec<&str> = log.lines().collect();
-    let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n  ");
+    let (path, last) = last_lines(plan, &name);
     let times = if exits == 1 { String::new() } else { format!(" {exits} times") };
     let message =
         format!("{name} exited{times} before it was ready ({exit}); last lines of {}:\n  {last}", path.display());
     problem(cause.unwrap_or(Code::WorkerFailedToStart), message)
+}
+
+/// Returns the path of the log of a process, and its last lines.
+fn last_lines(plan: &Plan, name: &str) -> (PathBuf, String) {
+    let path = state::log(&plan.folder, name);
+    let log = std::fs::read(&path).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let lines: Vec<&str> = log.lines().collect();
+    let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n  ");
+    (path, last)
 }

@@ -19,6 +19,9 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Size limit of a line: the longest features and payload as text. Bounds memory for a file without line ends.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
+/// U+FEFF in UTF-8, which some programs write at the beginning of a file. The CSV reader skips it.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Reader of one file.
 pub(crate) struct Reader {
     name: String,
@@ -138,6 +141,9 @@ impl Reader {
                 }
                 if bytes as u64 > MAX_LINE_BYTES {
                     return Err(self.invalid(format!("the line is longer than {MAX_LINE_BYTES} bytes")));
+                }
+                if self.line == 1 && line.starts_with(BYTE_ORDER_MARK) {
+                    line.drain(..BYTE_ORDER_MARK.len());
                 }
                 if line.trim_ascii().is_empty() {
                     continue;

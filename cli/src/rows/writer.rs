@@ -30,7 +30,7 @@ impl<W: Write> Writer<W> {
                 let mut names = vec!["id", "key", "weight", "group"];
                 names.extend(columns.features.then_some("features"));
                 names.extend(columns.payloads.then_some("payloadBase64"));
-                writer.write_record(names)?;
+                writer.write_record(names).map_err(io_error)?;
                 Rows::Csv(Box::new(writer))
             }
         };
@@ -58,7 +58,7 @@ impl<W: Write> Writer<W> {
                     record.push(memory.features.iter().map(f32::to_string).collect::<Vec<_>>().join(" "));
                 }
                 record.extend(self.columns.payloads.then(|| STANDARD.encode(&memory.payload)));
-                Ok(writer.write_record(record)?)
+                writer.write_record(record).map_err(io_error)
             }
         }
     }
@@ -70,7 +70,47 @@ impl<W: Write> Writer<W> {
     pub(crate) fn finish(self) -> io::Result<W> {
         match self.rows {
             Rows::Jsonl(to) => Ok(to),
-            Rows::Csv(writer) => writer.into_inner().map_err(|error| io::Error::other(error.to_string())),
+            Rows::Csv(writer) => {
+                writer.into_inner().map_err(|error| io::Error::new(error.error().kind(), error.to_string()))
+            }
         }
+    }
+}
+
+/// Returns the I/O error behind a CSV error: its kind tells a closed pipe and a full disk from other failures.
+fn io_error(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => io::Error::other(format!("{other:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct ClosedPipe;
+
+    impl Write for ClosedPipe {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_is_reported_as_such_in_every_format() {
+        let columns = GetOptions { features: false, payloads: true };
+        // Larger than the buffer of any writer.
+        let memory = Memory { payload: vec![b'x'; 1 << 16].into(), ..Memory::default() };
+        for format in [Format::Jsonl, Format::Csv] {
+            let mut writer = Writer::new(ClosedPipe, format, columns).unwrap();
+            assert_eq!(writer.write(&memory).unwrap_err().kind(), io::ErrorKind::BrokenPipe, "{format:?}");
+        }
+        let writer = Writer::new(ClosedPipe, Format::Csv, columns).unwrap();
+        assert_eq!(writer.finish().err().unwrap().kind(), io::ErrorKind::BrokenPipe);
     }
 }

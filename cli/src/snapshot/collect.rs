@@ -47,12 +47,18 @@ impl Versions {
 ///
 /// # Errors
 /// A partition has no primary that responds, a worker fails to write, or the folder cannot be read.
-pub(crate) async fn collect(workers: &[Endpoint], partitions: u32, folder: &Path) -> Result<Vec<String>> {
+pub(crate) async fn collect(
+    workers: &[Endpoint],
+    partitions: u32,
+    folder: &Path,
+    owner_key: &str,
+) -> Result<Vec<String>> {
     let text = folder.to_str().with_context(|| format!("the path {} is not UTF-8", folder.display()))?;
     let mut collected = Versions::default();
     for round in 1.. {
         let mut first_error = None;
-        for reply in join_all(workers.iter().map(|worker| admin::snapshot(worker, text.to_owned()))).await {
+        let requests = workers.iter().map(|worker| admin::snapshot(worker, text.to_owned(), owner_key.to_owned()));
+        for reply in join_all(requests).await {
             match reply {
                 Ok(reply) => collected.add(&reply.versions),
                 Err(error) => first_error = first_error.or(Some(error)),

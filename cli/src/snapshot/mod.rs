@@ -29,7 +29,8 @@ pub(crate) struct StorageOptions {
 impl StorageOptions {
     pub(crate) fn options(self) -> engram_objects::Options {
         let Self { s3_endpoint: endpoint, s3_region: region, s3_credentials: credentials } = self;
-        engram_objects::Options { endpoint, region, credentials: credentials.map(engram_objects::Credentials::Folder) }
+        let credentials = credentials.map(engram_objects::Credentials::Folder);
+        engram_objects::Options { endpoint, region, credentials, ..engram_objects::Options::default() }
     }
 }
 

@@ -15,6 +15,8 @@ pub enum RequiredRight {
     Any,
     /// This right, or [`Right::Admin`].
     One(Right),
+    /// A right to change memories: [`Right::Reinforce`], [`Right::Decay`], or [`Right::Admin`].
+    Write,
 }
 
 impl fmt::Display for RequiredRight {
@@ -22,6 +24,7 @@ impl fmt::Display for RequiredRight {
         match self {
             Self::Any => f.write_str("any right"),
             Self::One(right) => write!(f, "the right {right}"),
+            Self::Write => write!(f, "the right {} or {}", Right::Reinforce, Right::Decay),
         }
     }
 }
@@ -106,6 +109,7 @@ impl AccessList {
         let may = match needed {
             RequiredRight::Any => true,
             RequiredRight::One(right) => has.contains(&right) || has.contains(&Right::Admin),
+            RequiredRight::Write => has.iter().any(|right| *right != Right::Read),
         };
         if may { Ok(()) } else { Err(AccessDenied::Right { needed, has: has.clone() }) }
     }
@@ -129,6 +133,8 @@ mod tests {
                 assert_eq!(may, has == needed || *has == Right::Admin, "{has} for {needed}");
             }
             assert_eq!(list.check("research", "trainer", RequiredRight::Any), Ok(()));
+            let may_write = list.check("research", "trainer", RequiredRight::Write).is_ok();
+            assert_eq!(may_write, *has != Right::Read, "{has} to write");
         }
     }
 

@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::kubernetes::{
-    Access, FreeForm, GpuSelector, NetworkPolicy, Scheduling, Service, Storage, Telemetry, Tls, TlsMode,
+    Access, FreeForm, GpuSelector, NetworkPolicy, Resources, Scheduling, Service, Storage, Telemetry, Tls, TlsMode,
     UpdateStrategy, Upgrade, Volume,
 };
 use crate::manifest_enum::words;
@@ -33,6 +33,15 @@ pub(crate) fn setting(_: &mut SchemaGenerator) -> Schema {
         "minimum": 0,
         "maximum": 1,
         "not": { "exclusiveMinimum": 0, "maximum": SMALLEST_SETTING },
+    })
+}
+
+/// Schema of a list of endpoints of object storage.
+fn endpoints(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 16,
+        "items": { "type": "string", "minLength": 1, "maxLength": 1024, "format": "engram-endpoint" },
     })
 }
 
@@ -116,7 +125,7 @@ pub struct LearnerClusterSpec {
     /// memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
-    pub resources: Option<FreeForm>,
+    pub resources: Option<Resources>,
 
     /// Disks of the workers. In local mode `--state-dir` sets the location.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,6 +177,12 @@ pub struct LearnerClusterSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
     pub telemetry: Option<Telemetry>,
+
+    /// Endpoints of object storage that runs may name although they are loopback, link-local or metadata addresses, at most 16. Other
+    /// endpoints need no entry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "endpoints", example = serde_json::json!(["http://127.0.0.1:9000"]))]
+    pub storage_endpoints: Vec<String>,
 
     /// Initial content of a new cluster; absent means empty. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -228,6 +243,7 @@ impl LearnerClusterSpec {
             tls: None,
             scheduling: None,
             telemetry: None,
+            storage_endpoints: Vec::new(),
             bootstrap: None,
             paused: None,
             suspend: None,

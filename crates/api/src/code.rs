@@ -109,8 +109,9 @@ where available.";
     "The file or repository of a run's source cannot be opened, or an object in object storage does not exist. The message has its \
 full path or address and the cause. Relative paths are relative to the manifest, not to the current directory.";
 
-    ColumnNotFound = "ENG-0303", Usage, "column not in the file",
-    "`columns` names a column that the file does not have. The message lists its columns. Names are case-sensitive.";
+    ColumnNotFound = "ENG-0303", Usage, "column not usable",
+    "`columns` names a column that the file does not have, has several times, or has in a type or compression that cannot be read. \
+The message lists the columns, or what is allowed. Names are case-sensitive.";
 
     BadEvent = "ENG-0304", Failed, "bad event",
     "A row of the source is invalid: epochs must not decrease, qualities must be in 0 to 1 and weight changes in -1 to 1, keys \

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::manifest_enum::words;
-use crate::quantity::{Duration, Size};
+use crate::quantity::{Duration, ResourceQuantity, Size};
 
 /// A part of a Kubernetes object, passed through unchanged.
 pub type FreeForm = Map<String, Value>;
@@ -56,6 +56,18 @@ words! {
         Rolling,
         /// The user deletes pods; the operator only drains them.
         OnDelete,
+    }
+}
+
+optional! {
+    /// Resource requests and limits of the worker container.
+    pub struct Resources {
+        /// Requested amounts by resource: `cpu`, `memory`, `ephemeral-storage`, `hugepages-SIZE` or `DOMAIN/NAME`.
+        pub requests: BTreeMap<String, ResourceQuantity>,
+        /// Maximum amounts by resource.
+        pub limits: BTreeMap<String, ResourceQuantity>,
+        /// Claims of the pod (`podTemplate.spec.resourceClaims`) that the container uses.
+        pub claims: Vec<FreeForm>,
     }
 }
 

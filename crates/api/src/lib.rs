@@ -40,6 +40,7 @@ pub mod metrics;
 mod object;
 mod objects;
 pub mod operator;
+mod printable;
 mod problem;
 mod quantity;
 mod run;
@@ -59,6 +60,7 @@ pub use manifest::{Manifest, Requirement, check_immutable, parse, parse_object, 
 pub use manifest_enum::ManifestEnum;
 pub use object::{API_VERSION, Kind, MANAGED_BY, MAX_NAME_LENGTH, Metadata, Object, is_name};
 pub use objects::{ObjectLocation, SecretRef};
+pub use printable::{printable, printable_line};
 pub use problem::{Location, Problem, Problems};
 pub use quantity::{Duration, Rate, Size};
 pub use run::{

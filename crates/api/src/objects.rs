@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Pattern of an address; a run may have `{name}` as its last part.
 pub(crate) const PATTERN: &str =
@@ -26,7 +27,7 @@ pub struct ObjectLocation {
 
     /// Region; absent means the environment of the workers, else `us-east-1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(min = 1, max = 64), extend("format" = "engram-region"))]
     pub region: Option<String>,
 
     /// Credentials: a Secret in the same namespace with the keys `accessKeyId`, `secretAccessKey` and optionally `sessionToken`;
@@ -70,11 +71,49 @@ pub(crate) fn is_part(part: &str) -> bool {
     !part.is_empty() && !part.starts_with('.') && part.bytes().all(word)
 }
 
-/// Returns whether a text is an endpoint of object storage.
+/// Pattern of an endpoint; the range of the port is checked in addition.
+pub(crate) const ENDPOINT_PATTERN: &str =
+    r"^https?://([A-Za-z0-9_.-]+|[\[][0-9A-Fa-f:.]+[\]])(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?$";
+/// Pattern of a region.
+pub(crate) const REGION_PATTERN: &str = "^[A-Za-z0-9_-]+$";
+
+/// Returns whether a text is an endpoint of object storage, as the client of the storage requires.
 pub(crate) fn is_endpoint(text: &str) -> bool {
-    let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let Some(rest) = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")) else { return false };
+    let (host_port, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
     // Credentials in the URL would be logged.
-    host.is_some_and(|host| !host.is_empty() && !host.contains(['@', ' ', '?', '#']) && host.is_ascii())
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'/');
+    let (host, port) = match host_port.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, port)) => {
+            (address.parse::<Ipv6Addr>().is_ok(), port.strip_prefix(':').or((!port.is_empty()).then_some("")))
+        }
+        None => {
+            let (host, port) = host_port.split_once(':').map_or((host_port, None), |(host, port)| (host, Some(port)));
+            (is_host(host), port)
+        }
+    };
+    let is_port = |port: &str| {
+        port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|number| number > 0)
+    };
+    host && port.is_none_or(is_port) && path.bytes().all(is_plain)
+}
+
+/// Returns whether a text is a DNS name or an IPv4 address.
+fn is_host(text: &str) -> bool {
+    let label = |label: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        (1..=63).contains(&label.len()) && label.bytes().all(is_plain) && !label.starts_with('-')
+    };
+    let last = text.rsplit('.').next().unwrap_or_default();
+    if last.bytes().all(|byte| byte.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X") {
+        return text.parse::<Ipv4Addr>().is_ok();
+    }
+    text.len() <= 253 && !text.contains("xn--") && text.split('.').all(label)
+}
+
+/// Returns whether a text is a region: it becomes a part of host names.
+pub(crate) fn is_region(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
 }
 
 #[cfg(test)]
@@ -102,6 +141,23 @@ mod tests {
         assert!(is_object("s3://bbb/a/b.csv") && is_object("s3://bbb/b"));
         assert!(!["s3://bbb", "s3://bbb/", "s3://bbb/a/", "s3://bbb/{name}"].into_iter().any(is_object));
         assert!(is_endpoint("http://minio.storage:9000") && is_endpoint("https://s3.example.com"));
-        assert!(!is_endpoint("minio:9000") && !is_endpoint("http://key:secret@minio:9000"));
+        assert!(is_endpoint("http://[fd00::1]:9000/base/") && is_endpoint("http://10.0.0.1"));
+        for bad in [
+            "minio:9000",
+            "http://key:secret@minio:9000",
+            "http://127.0.0.1:99999",
+            "http://minio:0",
+            "http://minio:",
+            "http://",
+            "http://minio\n",
+            "http://[::1",
+            "http://[::1]9",
+            "http://999.1.1.1",
+            "http://a..b",
+            "http://minio?x",
+        ] {
+            assert!(!is_endpoint(bad), "{bad}");
+        }
+        assert!(is_region("eu-central-1") && !is_region("") && !is_region("eu\n") && !is_region("a.b"));
     }
 }

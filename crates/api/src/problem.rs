@@ -12,6 +12,7 @@ use miette::{
 
 use crate::code::Code;
 use crate::exit::ExitCode;
+use crate::printable::{printable, printable_in_place, printable_line};
 
 /// Width that wraps no message, so that a message stays on one line for `grep`.
 const UNBROKEN_WIDTH: usize = 4096;
@@ -117,7 +118,8 @@ impl Problems {
     /// Creates the problems of the file `origin` with the content `text`.
     pub(crate) fn new(origin: &str, text: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(Problem::location);
-        Self { source: NamedSource::new(origin, text.into()), problems }
+        let source = NamedSource::new(printable_line(origin), printable_in_place(text).into());
+        Self { source, problems }
     }
 
     /// Returns the exit code that all problems have in common, else `Usage`.
@@ -170,7 +172,7 @@ struct DiagnosticView<'a> {
 
 impl fmt::Display for DiagnosticView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.problem.message)
+        f.write_str(&printable(&self.problem.message))
     }
 }
 
@@ -202,7 +204,7 @@ fn render(problem: &Problem, source: Option<&NamedSource<Arc<str>>>, color: bool
     let mut text = text.trim().to_owned();
     for (index, line) in problem.help.iter().enumerate() {
         let title = if index == 0 { "help:" } else { "     " };
-        write!(text, "\n  {} {line}", help_style.style(title)).expect("writing to a string does not fail");
+        write!(text, "\n  {} {}", help_style.style(title), printable(line)).expect("writing to a string does not fail");
     }
     writeln!(text, "\n  {} engram explain {}", help_style.style("more:"), problem.code)
         .expect("writing to a string does not fail");

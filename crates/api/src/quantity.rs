@@ -168,6 +168,60 @@ text_form!(Duration, "engram-duration", "^[0-9]+(ms|s|m|h|d)$", "A whole number 
 text_form!(Size, "engram-size", "^[0-9]+(Ki|Mi|Gi|Ti)?$", "Bytes, or a whole number and a unit: 512Ki, 64Mi, 50Gi.");
 text_form!(Rate, "engram-rate", "^[0-9]+(Mi|Gi)/s$", "A whole number and a unit: 16Mi/s, 64Mi/s, 1Gi/s.");
 
+/// A quantity of a Kubernetes resource, as Kubernetes writes it: `2`, `500m`, `1.5`, `4Gi`, `1e3`. Passed through as written.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct ResourceQuantity(serde_json::Value);
+
+/// Pattern of a quantity in text form that is not negative: that of Kubernetes without a minus sign.
+pub(crate) const RESOURCE_QUANTITY_PATTERN: &str =
+    "^\\+?([0-9]+(\\.[0-9]*)?|\\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$";
+/// Allowed values of a quantity, for error messages.
+pub(crate) const RESOURCE_QUANTITY_ALLOWED: &str = "a whole number, or text with a number and a unit of Kubernetes, such as 2, \"1.5\", 500m, 512Mi or 4Gi, not negative";
+
+/// Returns whether `text` matches [`RESOURCE_QUANTITY_PATTERN`].
+pub(crate) fn is_resource_quantity(text: &str) -> bool {
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let number = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+    let (number, unit) = text.split_at(number);
+    let has_digit = number.bytes().any(|byte| byte.is_ascii_digit());
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_exponent = |unit: &str| {
+        let exponent = unit.strip_prefix(['e', 'E']);
+        exponent.is_some_and(|text| digits(text.strip_prefix(['+', '-']).unwrap_or(text)))
+    };
+    let is_unit = matches!(
+        unit,
+        "" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E"
+    );
+    has_digit && number.matches('.').count() <= 1 && (is_unit || is_exponent(unit))
+}
+
+impl<'de> Deserialize<'de> for ResourceQuantity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let is_scalar = value.is_string() || value.is_u64();
+        if is_scalar && is_resource_quantity(&text) {
+            return Ok(Self(value));
+        }
+        Err(de::Error::custom(format!("{text} is not a quantity; allowed: {RESOURCE_QUANTITY_ALLOWED}")))
+    }
+}
+
+impl JsonSchema for ResourceQuantity {
+    fn schema_name() -> Cow<'static, str> {
+        "ResourceQuantity".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": ["integer", "string"], "pattern": RESOURCE_QUANTITY_PATTERN, "x-quantity": true,
+            "description": "A quantity as Kubernetes writes it: 2, 500m, 1.5, 512Mi, 4Gi.",
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -192,6 +246,16 @@ mod tests {
         );
         for bad in ["", "64", "64Mi", "64Ki/s", "64 Mi/s", "1.5Gi/s", "-1Mi/s", "17179869184Gi/s"] {
             assert!(bad.parse::<Rate>().is_err(), "{bad:?} must be rejected");
+        }
+    }
+
+    #[test]
+    fn resource_quantities_are_those_of_kubernetes() {
+        for good in ["0", "2", "500m", "1.5", ".5", "4Gi", "1e3", "1E-3", "+2", "100k", "2E"] {
+            assert!(super::is_resource_quantity(good), "{good:?}");
+        }
+        for bad in ["", "lots", "-1", "4GB", "4gi", "1.2.3", ".", "1e", "2 Gi", "1K", "Gi", "4Gim"] {
+            assert!(!super::is_resource_quantity(bad), "{bad:?}");
         }
     }
 

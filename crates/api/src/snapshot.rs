@@ -30,7 +30,7 @@ pub struct SnapshotLocation {
 
     /// With `url`: region; absent means the environment of the workers, else `us-east-1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(min = 1, max = 64), extend("format" = "engram-region"))]
     pub region: Option<String>,
 
     /// With `url`: credentials, a Secret in the same namespace with the keys `accessKeyId`, `secretAccessKey` and optionally

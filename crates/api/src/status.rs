@@ -80,7 +80,9 @@ words! {
         Ready,
         /// All partitions are served, some are under-replicated.
         Degraded,
-        /// Workers are replaced one by one.
+        /// Some partitions are not served.
+        Unavailable,
+        /// Objects are changed or workers are replaced one by one.
         Updating,
         /// Workers are added or drained.
         Scaling,

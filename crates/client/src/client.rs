@@ -90,6 +90,10 @@ impl Client {
         Self::new(options, false)
     }
 
+    pub(crate) fn owner_key(&self) -> &str {
+        &self.0.options.owner_key.0
+    }
+
     fn new(options: Options, fetches_map: bool) -> Self {
         let pool = Pool::new(&options);
         let budget = RetryBudget::new(options.retry_ratio, options.retry_floor);

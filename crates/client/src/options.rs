@@ -58,6 +58,18 @@ pub struct Options {
     pub retry_floor: f64,
     /// How connections are made. TCP by default.
     pub network: Network,
+    /// Key of a local cluster's owner: without it, runs may name only files below folders that the owner allowed.
+    pub owner_key: OwnerKey,
+}
+
+/// Key of a local cluster's owner; empty = none.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct OwnerKey(pub String);
+
+impl std::fmt::Debug for OwnerKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OwnerKey(redacted)")
+    }
 }
 
 impl Options {
@@ -74,6 +86,7 @@ impl Options {
             retry_ratio: 0.1,
             retry_floor: 20.0,
             network: Network::default(),
+            owner_key: OwnerKey::default(),
         }
     }
 

@@ -151,6 +151,19 @@ impl Client {
         Ok(rows)
     }
 
+    /// Reads memories by id in pages, as they arrive, worker by worker. A repeated id is returned as often.
+    ///
+    /// # Errors
+    /// There is no map, or the read mode requires replicas.
+    pub fn get_pages(&self, ids: &[MemoryId], options: GetOptions) -> Result<GetStream, Error> {
+        self.check_primary()?;
+        let mut open: BTreeMap<PartitionId, Vec<u64>> = BTreeMap::new();
+        for (partition, ids) in split::ids(&raw(ids.to_vec()), self.map()?.partition_count()) {
+            open.entry(partition).or_default().extend(ids);
+        }
+        Ok(GetStream { client: self.clone(), options, open, current: None })
+    }
+
     /// Returns the quality of all memories.
     ///
     /// # Errors
@@ -270,6 +283,112 @@ impl Client {
             }
         });
         join_all(calls).await.into_iter().collect()
+    }
+}
+
+/// A read by id in pages, worker by worker.
+#[derive(Debug)]
+pub struct GetStream {
+    client: Client,
+    options: GetOptions,
+    /// Ids that were not requested yet, by partition.
+    open: BTreeMap<PartitionId, Vec<u64>>,
+    current: Option<OpenGet>,
+}
+
+/// The stream of one worker.
+#[derive(Debug)]
+struct OpenGet {
+    stream: Streaming<v1::MemoryBatch>,
+    /// How often each requested id is still missing in the answer.
+    remaining: HashMap<u64, usize>,
+}
+
+impl GetStream {
+    /// Returns the next page; `None` after the last.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn next(&mut self) -> Result<Option<GetResult>, Error> {
+        let mut retry = self.client.read();
+        loop {
+            match self.pull(&retry).await {
+                Ok(page) => return Ok(page),
+                Err(failure) => {
+                    self.reopen();
+                    retry.after(&self.client, failure).await?;
+                }
+            }
+        }
+    }
+
+    async fn pull(&mut self, retry: &Retry) -> Result<Option<GetResult>, Failure> {
+        loop {
+            let deadline = self.client.attempt(retry);
+            if let Some(current) = &mut self.current {
+                let Some(batch) = next(&mut current.stream, deadline).await? else {
+                    if !current.remaining.is_empty() {
+                        return Err(Failure::unavailable("a worker omitted memories of a read"));
+                    }
+                    self.current = None;
+                    continue;
+                };
+                let page = GetResult {
+                    memories: memories(&batch).map_err(|error| protocol_violation(&error))?,
+                    missing: batch.missing.iter().copied().map(MemoryId).collect(),
+                };
+                page.memories.iter().map(|memory| memory.id).chain(page.missing.iter().copied()).for_each(|id| {
+                    if let Some(count) = current.remaining.get_mut(&id.0) {
+                        *count -= 1;
+                        if *count == 0 {
+                            current.remaining.remove(&id.0);
+                        }
+                    }
+                });
+                return Ok(Some(page));
+            }
+            if self.open.is_empty() {
+                return Ok(None);
+            }
+            self.start(deadline).await?;
+        }
+    }
+
+    /// Requests the ids of one worker.
+    async fn start(&mut self, deadline: Duration) -> Result<(), Failure> {
+        let map = self.client.map().map_err(|error| Failure::unavailable(error.to_string()))?;
+        let first = self.open.keys().next().and_then(|partition| map.owner(*partition));
+        let owner = first.ok_or_else(|| Failure::unavailable("the partition has no primary yet"))?;
+        let is_of_owner = |partition: &PartitionId| map.owner(*partition) == Some(owner);
+        let ids: Vec<u64> =
+            self.open.iter().filter(|(it, _)| is_of_owner(it)).flat_map(|(_, ids)| ids.clone()).collect();
+        let mut service = self.client.service_of(&map, owner)?;
+        let message = v1::GetMemoriesRequest {
+            ids: ids.iter().copied().take(MAX_IDS).collect(),
+            with_features: self.options.features,
+            with_payloads: self.options.payloads,
+            read: self.client.read_options(&[]),
+        };
+        let requested = message.ids.clone();
+        let call = opened(deadline, service.get_memories(self.client.request(message, deadline)));
+        let stream = self.client.while_owner(&map, owner, call).await?;
+        self.open.retain(|partition, _| !is_of_owner(partition));
+        for id in ids.into_iter().skip(MAX_IDS) {
+            self.open.entry(map.partition_of(MemoryId(id))).or_default().push(id);
+        }
+        let mut remaining = HashMap::with_capacity(requested.len());
+        requested.into_iter().for_each(|id| *remaining.entry(id).or_insert(0) += 1);
+        self.current = Some(OpenGet { stream, remaining });
+        Ok(())
+    }
+
+    /// Requests again what the current worker has not returned.
+    fn reopen(&mut self) {
+        let (Some(current), Ok(map)) = (self.current.take(), self.client.map()) else { return };
+        for (id, count) in current.remaining {
+            let open = self.open.entry(map.partition_of(MemoryId(id))).or_default();
+            open.extend(std::iter::repeat_n(id, count));
+        }
     }
 }
 

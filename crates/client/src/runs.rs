@@ -44,6 +44,7 @@ impl Client {
             spec_json: spec_json.to_owned(),
             input: input.map(|content| content.to_vec().into()),
             credentials,
+            owner_key: self.owner_key().to_owned(),
         };
         let submit = |mut driver: RunServiceClient<Channel>, request| async move { driver.submit_run(request).await };
         self.call_driver(name, self.write(), message, submit).await

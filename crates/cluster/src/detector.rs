@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! - *dead* applies to one incarnation, and only with proof: its supervisor's report, or a newer process of its store
-//! on the same machine. Everything else is suspicion, which a heartbeat ends;
+//!   on the same machine. Everything else is suspicion, which a heartbeat ends;
 //! - a worker that was never seen by this detector is never suspected, and none is in its first seconds;
 //! - a detector that was stalled itself does not count its own pause as silence of others.
 

@@ -250,7 +250,8 @@ impl Host {
     }
 
     fn service(&self, cluster: &[u8]) -> Result<AuthorizedService, Status> {
-        let cluster = engram_wire::cluster_from_proto(cluster).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let cluster =
+            engram_wire::cluster_from_proto(cluster).map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.service_of(cluster)
     }
 

@@ -4,12 +4,12 @@
 use engram_cluster::rebuild::force_entry;
 use engram_cluster::{Change, Entry, PartitionMap};
 use engram_coordinator::{Coordinator, Options};
-use engram_wire as wire;
 use engram_mapstore::{EntryOverride, FileStore, MapOverride, MapStore, MemoryStore, OverrideKind};
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal, PartitionId, StoreId, Term};
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use engram_testing::map_store::{FaultRates, FaultyMapStore};
+use engram_wire as wire;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -18,10 +18,23 @@ const OWN_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// Certificates are valid from a little before they are issued: clocks of machines differ.
 pub(crate) const SKEW: Duration = Duration::from_secs(60);
 
-/// Returns when a certificate is due for renewal: after two thirds of its lifetime, so that the last third is left for
-/// retries.
-pub fn renewal(issued: SystemTime, lifetime: Duration) -> SystemTime {
-    issued + lifetime * 2 / 3
+/// When a certificate or token is due for renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Renewal {
+    issued: SystemTime,
+    at: SystemTime,
+}
+
+impl Renewal {
+    /// Creates it from the time of issue: after two thirds of the lifetime, so that the last third is left for retries.
+    pub fn of(issued: SystemTime, lifetime: Duration) -> Self {
+        Self { issued, at: issued + lifetime * 2 / 3 }
+    }
+
+    /// Whether it is due at `now`: it is old, or it was issued by a clock that was ahead, and is not valid yet.
+    pub fn is_due(&self, now: SystemTime) -> bool {
+        now >= self.at || now + SKEW < self.issued
+    }
 }
 
 /// A certificate with its key.
@@ -32,7 +45,7 @@ pub struct IssuedCertificate {
     /// End of validity, in whole seconds.
     pub until: SystemTime,
     /// When it is due for renewal.
-    pub renew_at: SystemTime,
+    pub renewal: Renewal,
 }
 
 impl fmt::Debug for IssuedCertificate {
@@ -141,7 +154,7 @@ impl CertificateAuthority {
         let until = SystemTime::from(parameters.not_after);
         let certificate = parameters.signed_by(&key, &self.issuer)?;
         let pem = format!("{}{}", key.serialize_pem(), certificate.pem());
-        Ok(IssuedCertificate { pem, until, renew_at: renewal(now, lifetime) })
+        Ok(IssuedCertificate { pem, until, renewal: Renewal::of(now, lifetime) })
     }
 
     /// Signs a certificate for the key of a request, valid like an [issued](Self::issue) one, and returns it as PEM.
@@ -187,7 +200,10 @@ fn parameters(realm: Realm, now: SystemTime) -> CertificateParams {
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     parameters.serial_number = Some(SerialNumber::from(1_u64));
-    (parameters.not_before, parameters.not_after) = (date(now - SKEW), date(now + OWN_LIFETIME));
+    // Valid from the past, so that a CA created by a clock that is ahead is valid when the clock is corrected.
+    let from = now.checked_sub(OWN_LIFETIME).filter(|from| *from > SystemTime::UNIX_EPOCH);
+    (parameters.not_before, parameters.not_after) =
+        (date(from.unwrap_or(SystemTime::UNIX_EPOCH)), date(now + OWN_LIFETIME));
     parameters
 }
 
@@ -212,9 +228,18 @@ mod tests {
 
     #[test]
     fn a_third_of_the_lifetime_is_left_for_retries() {
-        let start = SystemTime::UNIX_EPOCH;
-        assert_eq!(renewal(start, LIFETIME), start + Duration::from_secs(16 * 60 * 60));
-        assert_eq!(renewal(start, Duration::from_secs(600)), start + Duration::from_secs(400));
+        let issued = SystemTime::UNIX_EPOCH + LIFETIME;
+        let due = |lifetime, after| Renewal::of(issued, lifetime).is_due(issued + Duration::from_secs(after));
+        assert!(!due(LIFETIME, 16 * 60 * 60 - 1) && due(LIFETIME, 16 * 60 * 60));
+        assert!(!due(Duration::from_secs(600), 399) && due(Duration::from_secs(600), 400));
+    }
+
+    #[test]
+    fn certificate_of_a_clock_that_was_ahead_is_due_when_the_clock_is_corrected() {
+        let now = SystemTime::now();
+        let ahead = Renewal::of(now + 40 * LIFETIME, LIFETIME);
+        assert!(ahead.is_due(now) && !ahead.is_due(now + 40 * LIFETIME));
+        assert!(!Renewal::of(now + SKEW, LIFETIME).is_due(now), "clocks of machines differ");
     }
 
     #[test]

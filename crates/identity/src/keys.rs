@@ -1,6 +1,6 @@
 //! A process's certificate and trusted roots, reloaded from files while it runs.
 
-use crate::ca::{SKEW, renewal};
+use crate::ca::{Renewal, SKEW};
 use crate::material::{Callers, Material};
 use crate::watched_files::{WatchedFiles, read};
 use crate::{Error, ExpectedPeer, Name, Refusals, RootId};
@@ -142,9 +142,9 @@ impl Keys {
         current.until.duration_since(current.from + SKEW).unwrap_or_default()
     }
 
-    /// Returns when the current certificate is due for renewal.
-    pub fn renew_at(&self) -> SystemTime {
-        renewal(self.expires_at() - self.lifetime(), self.lifetime())
+    /// Whether the current certificate is due for renewal at `now`.
+    pub fn is_due(&self, now: SystemTime) -> bool {
+        Renewal::of(self.expires_at() - self.lifetime(), self.lifetime()).is_due(now)
     }
 
     /// Returns the trusted roots, in their order.

@@ -1,15 +1,15 @@
-//! Identity of a cluster's processes: certificates, their renewal, and TLS between the processes.
+//! Identity of a cluster's processes: certificates, their Renewal, and TLS between the processes.
 //!
 //! Decides which peers a process trusts: those with a certificate that is signed by the cluster's CA, is currently
 //! valid, and names the same cluster id. What a peer may do follows from the role in that certificate, never from a
 //! header or a field.
 //!
 //! - [`CertificateAuthority`] signs. Only it has its key. A process that creates its own key sends it a
-//! [`SigningRequest`].
+//!   [`SigningRequest`].
 //! - [`Keys`] are a process's own certificate and trusted roots, reloaded while it runs: new files are taken if all of
-//! them are valid, otherwise the old pair stays in use and the failure is counted.
+//!   them are valid, otherwise the old pair stays in use and the failure is counted.
 //! - [`accept`] and [`connect`] put TLS 1.3 on connections, each with the current keys, both sides with certificates.
-//! Sessions are not resumed: that would extend an old certificate past its end.
+//!   Sessions are not resumed: that would extend an old certificate past its end.
 //! - [`Tokens`] authenticates calls with a ServiceAccount token, where a listener accepts those.
 //!
 //! Invariant: on a listener that requires certificates no application byte is read from a connection without a verified
@@ -31,7 +31,7 @@ mod verify;
 mod watched_files;
 
 pub use accept::{Caller, Entering, TlsConnection, accept, accept_for_clusters};
-pub use ca::{CertificateAuthority, IssuedCertificate, LIFETIME, Realm, renewal};
+pub use ca::{CertificateAuthority, IssuedCertificate, LIFETIME, Realm, Renewal};
 pub use dial::{connect, connect_anonymously, connect_anonymously_over};
 pub use keys::{Files, Keys, RELOAD_INTERVAL};
 pub use material::{Callers, RootId, Roots};

@@ -76,8 +76,7 @@ mod tests {
         assert_eq!(request.name().unwrap(), name);
         let other = Name { ordinal: Some(4), ..name };
         let certificate = ca.sign(&request, &other, now, hour).unwrap();
-        let keys =
-            Keys::from_pem(ca.certificate(), &(key + &certificate), Arc::new(Refusals::default())).unwrap();
+        let keys = Keys::from_pem(ca.certificate(), &(key + &certificate), Arc::new(Refusals::default())).unwrap();
         assert_eq!(keys.name(), other, "the signer decides about the name");
         assert_eq!(keys.lifetime().as_secs(), hour.as_secs());
     }

@@ -28,8 +28,7 @@ struct Home {
 
 impl Home {
     fn new() -> Self {
-        let (folder, ca) =
-            (TempDir::new().unwrap(), CertificateAuthority::create(HERE, SystemTime::now()).unwrap());
+        let (folder, ca) = (TempDir::new().unwrap(), CertificateAuthority::create(HERE, SystemTime::now()).unwrap());
         fs::write(folder.path().join("ca.pem"), ca.certificate()).unwrap();
         Self { folder, ca: ca }
     }

@@ -20,12 +20,13 @@ mod synthetic;
 pub use error::{Location, SourceError};
 pub use events::{Columns, EventsOptions, FetchedFile, Format, MemoryColumn, Origin, SignalSource, TimeColumn};
 pub use example::ExampleName;
-pub use git::{GitOptions, export as export_git, resolve as resolve_git};
+pub use git::{GitOptions, export as export_git, is_shallow as is_shallow_git, resolve as resolve_git};
 pub use options::{Limits, SourceOptions};
 pub use synthetic::{NoisyEpoch, Population, SyntheticOptions};
 
 use engram_memory::{Group, MemoryId};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How a memory is reinforced. Both are checked when they are read: a store converts them, it never clamps them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -85,6 +86,22 @@ pub struct Epoch {
     pub content: Content,
 }
 
+/// Ends a read that nothing waits for any more. Clones share one state.
+#[derive(Debug, Clone, Default)]
+pub struct StopFlag(Arc<AtomicBool>);
+
+impl StopFlag {
+    /// Stops the read.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the read must end.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A stream of learning epochs.
 pub trait Source: Send {
     /// Reads the next epoch, `None` after the last one and after an error.
@@ -92,6 +109,9 @@ pub trait Source: Send {
     /// # Errors
     /// The input cannot be read or does not match the options; see [`SourceError`].
     fn next_epoch(&mut self) -> Result<Option<Epoch>, SourceError>;
+
+    /// Uses `stop` for further reads: once it is set, a long read ends early with an error.
+    fn stop_by(&mut self, _stop: StopFlag) {}
 
     /// How many epochs there are from number 0 on, where that is known without reading everything.
     fn epochs(&self) -> Option<u64>;

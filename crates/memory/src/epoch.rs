@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Results kept per run.
 pub const KEPT_RESULTS: usize = 16;
+/// Maximum number of runs with epochs in a partition. One run learns at a time, and an ended one needs its entry no more.
+pub const MAX_RUNS: usize = 1_024;
 
 /// A step of an epoch, as the log carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +102,9 @@ impl Table {
 
     /// Records an executed step. The outcome of a whole epoch or of an end is kept.
     pub fn complete(&mut self, run: RunId, n: LearningEpoch, step: Step, outcome: &Outcome) {
+        if self.runs.len() >= MAX_RUNS && !self.runs.contains_key(&run) {
+            self.evict();
+        }
         let progress = self.runs.entry(run).or_default();
         match step {
             Step::Begin => progress.open = Some(0),
@@ -112,6 +117,14 @@ impl Table {
                 }
                 progress.results.push_back((n, outcome.clone()));
             }
+        }
+    }
+
+    /// Removes the run that has done least: it has the least to lose, and the choice depends on the table only.
+    fn evict(&mut self) {
+        let least = self.runs.iter().map(|(run, progress)| (progress.done, *run)).min();
+        if let Some((_, run)) = least {
+            self.runs.remove(&run);
         }
     }
 

@@ -29,6 +29,22 @@ impl Reply {
     }
 }
 
+/// Approximate bytes of a kept reply without its columns, tables around it included.
+const KEPT_BASE_BYTES: u64 = 160;
+
+impl Reply {
+    /// Returns approximately how many bytes it takes to keep it. Depends on the reply only, so that bounds are the same everywhere.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        match self {
+            Self::Applied(outcome) => {
+                let groups = outcome.quality.as_ref().map_or(0, |quality| quality.groups().len());
+                KEPT_BASE_BYTES + 16 * outcome.rejections.len() as u64 + 40 * groups as u64
+            }
+            Self::Refused(_) => KEPT_BASE_BYTES,
+        }
+    }
+}
+
 /// Effects of an executed record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {

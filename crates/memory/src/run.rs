@@ -7,6 +7,12 @@ use std::collections::BTreeMap;
 /// Most bytes of state plus history that one run may keep.
 pub const MAX_RUN_BYTES: u64 = 64 << 20;
 
+/// Maximum number of runs in a partition, and of bytes that all of them keep. New ones are refused above it: each holds the identity
+/// of a name, so none may be removed on its own.
+pub const MAX_RUNS: usize = 4_096;
+/// See [`MAX_RUNS`].
+pub const MAX_PARTITION_BYTES: u64 = 256 << 20;
+
 /// Record of one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Entry {
@@ -62,6 +68,9 @@ impl Table {
         if version != expected {
             return Err(Refusal::RunConflict { expected, found: version });
         }
+        if version == 0 && (self.runs.len() >= MAX_RUNS || self.kept_bytes() >= MAX_PARTITION_BYTES) {
+            return Err(Refusal::RunFull { bytes: MAX_PARTITION_BYTES });
+        }
         let rows_bytes = self.runs.get(&run).map_or(0, |entry| entry.rows_bytes) + row.map_or(0, row_bytes);
         if rows_bytes + state.len() as u64 > MAX_RUN_BYTES {
             return Err(Refusal::RunFull { bytes: MAX_RUN_BYTES });
@@ -72,6 +81,11 @@ impl Table {
         entry.rows.extend(row.map(<[u8]>::to_vec));
         entry.rows_bytes = rows_bytes;
         Ok(())
+    }
+
+    /// Returns the bytes of all records; called for new runs only.
+    fn kept_bytes(&self) -> u64 {
+        self.runs.values().map(|entry| entry.rows_bytes + entry.state.len() as u64).sum()
     }
 
     /// Removes a run; returns whether it existed.

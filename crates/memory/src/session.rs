@@ -10,6 +10,11 @@ use std::collections::BTreeMap;
 
 /// Requests of one session that may be open at once.
 pub const WINDOW: u64 = 64;
+/// Maximum bytes of the sessions of a partition, approximately: tens of thousands of idle sessions, or 200 whose kept answers are
+/// all of the maximum size. Above it the sessions opened first expire.
+pub const MAX_SESSION_BYTES: u64 = 16 << 20;
+/// Approximate bytes of a session without its answers, and of an answer without a reply.
+const ENTRY_BYTES: u64 = 160;
 
 /// Id of a client session, issued by any worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,14 +62,31 @@ pub(crate) struct Entry {
     pub(crate) answers: BTreeMap<u64, Answer>,
 }
 
+impl Entry {
+    fn kept_bytes(&self) -> u64 {
+        let answer = |answer: &Answer| match answer {
+            Answer::Done(reply) => reply.kept_bytes(),
+            Answer::Never => ENTRY_BYTES,
+        };
+        ENTRY_BYTES + self.answers.values().map(answer).sum::<u64>()
+    }
+}
+
 /// The sessions of one partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     pub(crate) watermark_ms: u64,
     pub(crate) sessions: BTreeMap<SessionId, Entry>,
+    /// Approximate bytes of the sessions, cached.
+    kept_bytes: u64,
 }
 
 impl Table {
+    pub(crate) fn new(watermark_ms: u64, sessions: BTreeMap<SessionId, Entry>) -> Self {
+        let kept_bytes = sessions.values().map(Entry::kept_bytes).sum();
+        Self { watermark_ms, sessions, kept_bytes }
+    }
+
     /// Returns the watermark in milliseconds since the Unix epoch: sessions opened before it are expired.
     pub const fn watermark_ms(&self) -> u64 {
         self.watermark_ms
@@ -139,7 +161,9 @@ impl Table {
     pub fn expire(&mut self, before_ms: u64) {
         if before_ms > self.watermark_ms {
             self.watermark_ms = before_ms;
-            self.sessions = self.sessions.split_off(&SessionId { opened_ms: before_ms, random: 0 });
+            let kept = self.sessions.split_off(&SessionId { opened_ms: before_ms, random: 0 });
+            let expired = std::mem::replace(&mut self.sessions, kept);
+            self.kept_bytes -= expired.values().map(Entry::kept_bytes).sum::<u64>();
         }
     }
 
@@ -152,11 +176,24 @@ impl Table {
         if request.session.opened_ms < self.watermark_ms || is_behind_window(request.seq, high) {
             return;
         }
+        self.kept_bytes -= self.sessions.get(&request.session).map_or(0, Entry::kept_bytes);
         let entry = self.sessions.entry(request.session).or_default();
         entry.answers.entry(request.seq).or_insert(answer);
         if request.seq > entry.high {
             entry.high = request.seq;
             entry.answers = entry.answers.split_off(&(request.seq.saturating_sub(WINDOW) + 1));
+        }
+        self.kept_bytes += entry.kept_bytes();
+        self.bound();
+    }
+
+    /// Expires the sessions opened first while all take too much. The watermark rises with them, so that none of them is taken for a
+    /// new one.
+    fn bound(&mut self) {
+        while self.kept_bytes > MAX_SESSION_BYTES {
+            let next_ms = self.sessions.keys().next().and_then(|oldest| oldest.opened_ms.checked_add(1));
+            let Some(next_ms) = next_ms else { return };
+            self.expire(next_ms);
         }
     }
 }

@@ -2,18 +2,22 @@
 
 use crate::draw::Draw;
 use crate::ledger::kind;
+use crate::node::CLUSTER;
 use crate::world::Common;
-use engram_client::{Client, EpochUpdates, Rows, Signals, Updates};
+use engram_client::{Client, EpochUpdates, Rows, Signals, Updates, run_id};
 use engram_memory::reference::Partition;
 use engram_memory::{
-    Command, Digest, FeatureShape, Law, LearningEpoch, MemoryId, OnMissing, PartitionId, Record, RunId, Settings,
-    Shape, Upsert, edge, law, partition_of,
+    Command, Digest, FeatureShape, Law, LearningEpoch, MemoryId, OnMissing, PartitionId, Record, Settings, Shape,
+    Upsert, edge, law, partition_of,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-const RUN: RunId = RunId(77);
+/// Name of the run, and its specification: it is recorded and suspended, since the drivers are part of the simulation.
+const NAME: &str = "driven";
+const SPECIFICATION: &str = r#"{"clusterRef":{"name":"simulated"},"kind":"Memory","suspend":true,
+    "memory":{"source":{"example":{"name":"StateOfTheUnion"}}}}"#;
 /// Memories of the run.
 const MEMORIES: u64 = 60;
 
@@ -71,7 +75,7 @@ impl Plan {
                     .unzip();
                 let updates = engram_memory::Updates::ById { ids, deltas, on_missing: OnMissing::Report, keys: None };
                 let decay = edge::setting(self.decay).expect("a setting");
-                apply(Command::Epoch { run: RUN, n: LearningEpoch(n.into()), decay, updates });
+                apply(Command::Epoch { run: run_id(CLUSTER, NAME), n: LearningEpoch(n.into()), decay, updates });
             }
             let (ids, weights) = others.iter().filter(|(id, _)| here(id)).unzip();
             apply(Command::Upsert(Upsert { ids, weights, ..Upsert::default() }));
@@ -87,6 +91,9 @@ pub(crate) async fn run(common: Common, plan: Plan, mut draw: Draw) {
     let rows = || Rows { ids: plan.ids(), ..Rows::default() };
     while let Err(error) = client.session().upsert(rows()).await {
         common.trace.note(format!("driver: memories not created: {}", kind(&error)));
+    }
+    while let Err(error) = client.submit_run(NAME, SPECIFICATION, None, None).await {
+        common.trace.note(format!("driver: run not recorded: {}", kind(&error)));
     }
     let mut n = 1;
     while n <= plan.epochs {
@@ -114,5 +121,8 @@ pub(crate) async fn run(common: Common, plan: Plan, mut draw: Draw) {
 async fn learn(client: &Client, plan: &Plan, n: u32) -> Result<(), engram_client::Error> {
     let (ids, qualities) = plan.updates(n);
     let updates = Updates { ids, signals: Signals::Qualities(qualities), on_missing: OnMissing::Report, keys: None };
-    client.learn_epoch(RUN, LearningEpoch(n.into()), plan.decay, EpochUpdates::ById(updates)).await.map(|_| ())
+    client
+        .learn_epoch(run_id(CLUSTER, NAME), LearningEpoch(n.into()), plan.decay, EpochUpdates::ById(updates))
+        .await
+        .map(|_| ())
 }

@@ -178,6 +178,7 @@ impl State {
             map_location: None,
             threads: Some(1),
             machine_workers: None,
+            local_files: None,
             gpu_deadline_ms: None,
             tls: None,
             inputs: None,

@@ -1,8 +1,10 @@
 //! Operations on the objects below one location: put, get, list, remove.
 
 use crate::Error;
+use crate::endpoint::Endpoint;
+use crate::environment::Environment;
 use crate::http::Connector;
-use crate::options::{Keys, Location, Options};
+use crate::options::{EndpointOwner, Keys, Location, Options, check_region};
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use futures::stream::BoxStream;
@@ -26,11 +28,6 @@ const RETRIES: RetryConfig = RetryConfig {
     max_retries: 8,
     retry_timeout: Duration::from_secs(60),
 };
-/// Environment variables with credentials: both of the first, or one of the roles.
-const KEY_VARIABLES: [&str; 2] = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
-const ROLE_VARIABLES: [&str; 3] =
-    ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
-
 /// Client for one location in object storage.
 #[derive(Debug)]
 pub struct Bucket {
@@ -57,41 +54,45 @@ impl Bucket {
     }
 
     fn with_retries(location: Location, options: &Options, retries: RetryConfig) -> Result<Self, Error> {
-        // An empty variable counts as unset.
-        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let mut builder = AmazonS3Builder::from_env();
-        if let Some(credentials) = &options.credentials {
+        Self::in_environment(location, options, retries, &Environment::of_process())
+    }
+
+    fn in_environment(
+        location: Location,
+        options: &Options,
+        retries: RetryConfig,
+        environment: &Environment,
+    ) -> Result<Self, Error> {
+        let mut builder = if let Some(credentials) = &options.credentials {
             let Keys { id, secret, token } = credentials.keys()?;
-            builder = AmazonS3Builder::new().with_access_key_id(id).with_secret_access_key(secret);
-            if let Some(token) = token {
-                builder = builder.with_token(token);
-            }
-        } else if !KEY_VARIABLES.into_iter().all(is_set) && !ROLE_VARIABLES.into_iter().any(is_set) {
+            let builder = AmazonS3Builder::new().with_access_key_id(id).with_secret_access_key(secret);
+            if let Some(token) = token { builder.with_token(token) } else { builder }
+        } else if environment.has_credentials() {
+            environment.builder()?
+        } else {
             // Without this check the client would query the cloud's metadata endpoint until it times out.
             return Err(Error::NoCredentials { location: location.to_string() });
-        }
-        let from_environment = |names: [&str; 2]| {
-            names.into_iter().filter_map(|name| std::env::var(name).ok()).find(|value| !value.is_empty())
         };
-        let endpoint = options.endpoint.clone();
-        let endpoint = endpoint.or_else(|| from_environment(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]));
-        let mut plaintext = false;
+        let chosen = options.endpoint.as_deref().map(|text| Endpoint::parse("endpoint", text)).transpose()?;
+        let refuse_local = match &chosen {
+            Some(endpoint) => is_restricted(endpoint, options, environment)?,
+            None => false,
+        };
+        let endpoint = chosen.map_or_else(|| environment.endpoint(), |endpoint| Ok(Some(endpoint)))?;
+        let plaintext = endpoint.as_ref().is_some_and(|endpoint| endpoint.plaintext);
         if let Some(endpoint) = endpoint {
-            let http = endpoint.starts_with("http://");
-            if !http && !endpoint.starts_with("https://") {
-                let what = format!("endpoint {endpoint:?} must begin with http:// or https://");
-                return Err(Error::Settings { what });
-            }
-            plaintext = http;
-            builder = builder.with_endpoint(endpoint.trim_end_matches('/')).with_allow_http(http);
+            builder = builder.with_endpoint(endpoint.to_string()).with_allow_http(plaintext);
         }
-        let region = options.region.clone().or_else(|| from_environment(["AWS_REGION", "AWS_DEFAULT_REGION"]));
+        let region = match &options.region {
+            Some(region) => check_region("region", region).map(|()| Some(region.as_str()))?,
+            None => environment.region()?,
+        };
         if let Some(region) = region {
             builder = builder.with_region(region);
         }
         let store = builder
             .with_bucket_name(&location.bucket)
-            .with_http_connector(Connector { plaintext })
+            .with_http_connector(Connector { plaintext, refuse_local })
             .with_retry(retries)
             .build();
         let store = store.map_err(|error| Error::Settings { what: error.to_string() })?;
@@ -275,6 +276,31 @@ impl Bucket {
             error => Error::Storage { operation, object, source: Box::new(error) },
         }
     }
+}
+
+/// Checks an endpoint named in the options. Returns whether its host may not resolve to an address of this machine or of its cloud.
+fn is_restricted(endpoint: &Endpoint, options: &Options, environment: &Environment) -> Result<bool, Error> {
+    let EndpointOwner::Client { allowed } = &options.endpoint_owner else { return Ok(false) };
+    // A broken variable is reported only where it is used.
+    if environment.endpoint().ok().flatten().is_some_and(|own| own == *endpoint) {
+        return Ok(false);
+    }
+    let is_allowed = allowed.iter().any(|it| Endpoint::parse("", it).is_ok_and(|it| it == *endpoint));
+    if let Some(kind) = endpoint.local_address().filter(|_| !is_allowed) {
+        let what = format!(
+            "endpoint {endpoint} is {kind}; allowed: other addresses, the endpoint in the workers' environment, and those in \
+             spec.storageEndpoints of the cluster"
+        );
+        return Err(Error::Settings { what });
+    }
+    if options.credentials.is_none() {
+        let what = format!(
+            "endpoint {endpoint} is not the one in the workers' environment, and the credentials there are sent to no other; allowed: \
+             credentials of its own (secretRef), or the endpoint in AWS_ENDPOINT_URL of the workers"
+        );
+        return Err(Error::Settings { what });
+    }
+    Ok(!is_allowed)
 }
 
 /// An object being downloaded.

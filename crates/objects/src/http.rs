@@ -1,8 +1,11 @@
 //! HTTP transport for the object store client: hyper with timeouts.
 
+use crate::endpoint::local_kind;
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use http_body_util::BodyExt as _;
 use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use hyper_util::client::legacy::connect::{Connect, HttpConnector as Tcp};
 use hyper_util::rt::TokioExecutor;
 use object_store::ClientOptions;
@@ -10,6 +13,8 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody,
     HttpService,
 };
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// Timeout for connecting.
@@ -24,11 +29,13 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Connector {
     /// Plain `http://`: no TLS roots are loaded, which small images lack.
     pub(crate) plaintext: bool,
+    /// Whether host names that resolve to an address of this machine or of its cloud are refused.
+    pub(crate) refuse_local: bool,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let mut tcp = Tcp::new();
+        let mut tcp = Tcp::new_with_resolver(resolver(self.refuse_local));
         tcp.enforce_http(false);
         tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
         tcp.set_nodelay(true);
@@ -42,6 +49,50 @@ impl HttpConnector for Connector {
         let connector = builder.https_or_http().enable_http1().wrap_connector(tcp);
         Ok(HttpClient::new(Service(clients().build(connector))))
     }
+}
+
+pub(crate) fn resolver(refuse_local: bool) -> Resolver {
+    Resolver { system: GaiResolver::new(), refuse_local }
+}
+
+/// Resolves host names; checks every address that is about to be used, so a name that changes its address later is refused, too.
+#[derive(Clone)]
+pub(crate) struct Resolver {
+    system: GaiResolver,
+    refuse_local: bool,
+}
+
+impl tower::Service<Name> for Resolver {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = std::io::Error;
+    type Future = BoxFuture<'static, std::io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        tower::Service::poll_ready(&mut self.system, context)
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let (host, refuse_local) = (name.to_string(), self.refuse_local);
+        let addresses = tower::Service::call(&mut self.system, name);
+        Box::pin(async move {
+            let addresses: Vec<SocketAddr> = addresses.await?.collect();
+            let local = addresses.iter().find_map(|address| local_kind(address.ip()));
+            match local.filter(|_| refuse_local) {
+                Some(kind) => Err(std::io::Error::other(RefusedAddress { host, kind })),
+                None => Ok(addresses.into_iter()),
+            }
+        })
+    }
+}
+
+/// A host name resolved to an address that is not allowed.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{host} resolves to {kind}; allowed: other addresses, and the endpoints in spec.storageEndpoints of the cluster"
+)]
+struct RefusedAddress {
+    host: String,
+    kind: &'static str,
 }
 
 struct Service<C>(Client<C, HttpRequestBody>);
@@ -65,6 +116,10 @@ impl<C: Connect + Clone + Send + Sync + 'static> HttpService for Service<C> {
 
 /// Classifies an error for the retry policy.
 fn kind(error: &hyper_util::client::legacy::Error) -> HttpErrorKind {
+    if is_refused(error) {
+        // Not retried.
+        return HttpErrorKind::Unknown;
+    }
     if error.is_connect() {
         return HttpErrorKind::Connect;
     }
@@ -83,4 +138,17 @@ fn kind(error: &hyper_util::client::legacy::Error) -> HttpErrorKind {
         cause = error.source();
     }
     HttpErrorKind::Unknown
+}
+
+/// Whether the cause of an error is [`RefusedAddress`].
+fn is_refused(error: &hyper_util::client::legacy::Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let io = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        if error.is::<RefusedAddress>() || io.is_some_and(|inner| inner.is::<RefusedAddress>()) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }

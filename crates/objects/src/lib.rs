@@ -3,15 +3,18 @@
 //! Decides how requests are sent, signed, retried and abandoned; knows nothing about the objects' content. Requests are
 //! signed with signature version 4 over their content, so the storage rejects bytes that changed during an upload; the caller
 //! verifies downloads. Invariants: an object appears whole or not at all; a failed upload is aborted, so none of its parts
-//! is kept and billed; every wait has a timeout; no error contains a credential.
+//! is kept and billed; every wait has a timeout; no error contains a credential; no setting makes a request panic; credentials of the
+//! environment are sent to its own endpoint only, unless the environment's owner chose another.
 #![forbid(unsafe_code)]
 
 mod bucket;
+mod endpoint;
+mod environment;
 mod http;
 mod options;
 
 pub use bucket::{Bucket, Object};
-pub use options::{Credentials, Keys, Location, Options};
+pub use options::{Credentials, EndpointOwner, Keys, Location, Options};
 
 /// Failure of an object storage operation.
 #[derive(Debug, thiserror::Error)]

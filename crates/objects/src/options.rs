@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 /// Longest bucket name.
 const MAX_BUCKET: usize = 63;
+/// Longest region, as in manifests; those of clouds have less than 20 characters.
+const MAX_REGION: usize = 64;
 
 /// A bucket and a prefix in it: `s3://bucket/some/prefix`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +64,7 @@ impl std::fmt::Display for Location {
 
 /// How the storage is reached. Unset options are taken from the AWS environment variables `AWS_ENDPOINT_URL_S3` or
 /// `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, and those of web identity
-/// and container roles.
+/// and container roles. Empty variables count as unset.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     /// Endpoint URL such as `http://minio:9000`; `None` = AWS. `http://` sends content in plaintext.
@@ -71,6 +73,22 @@ pub struct Options {
     pub region: Option<String>,
     /// Credentials.
     pub credentials: Option<Credentials>,
+    /// Who chose the endpoint.
+    pub endpoint_owner: EndpointOwner,
+}
+
+/// Who chose an endpoint, and hence what is sent to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum EndpointOwner {
+    /// The owner of this process's environment, whose credentials may be sent to any endpoint.
+    #[default]
+    Process,
+    /// A client of this process. The environment's credentials are sent to the environment's endpoint only, and loopback,
+    /// link-local and metadata addresses are refused, except for `allowed` ones.
+    Client {
+        /// Endpoints that may have such an address.
+        allowed: Vec<String>,
+    },
 }
 
 /// Source of the credentials.
@@ -86,7 +104,7 @@ impl Credentials {
     pub(crate) fn keys(&self) -> Result<Keys, Error> {
         match self {
             Self::Folder(folder) => Keys::read(folder),
-            Self::Keys(keys) => Ok(keys.clone()),
+            Self::Keys(keys) => keys.check().map(|()| keys.clone()),
         }
     }
 }
@@ -116,14 +134,39 @@ impl Keys {
             let failed = |source| Error::File { operation: "read", path: path.display().to_string(), source };
             let text = std::fs::read_to_string(&path).map_err(failed)?;
             let text = text.trim();
-            if text.is_empty() || !text.chars().all(|it| it.is_ascii_graphic()) {
-                return Err(Error::Settings { what: format!("{} does not contain a credential", path.display()) });
-            }
+            check_credential(&path.display(), text)?;
             Ok(text.to_owned())
         };
         let token = folder.join("sessionToken").exists().then(|| read("sessionToken")).transpose()?;
         Ok(Self { id: read("accessKeyId")?, secret: read("secretAccessKey")?, token })
     }
+
+    /// Checks that requests can be signed with the keys.
+    fn check(&self) -> Result<(), Error> {
+        let token = self.token.as_deref().map(|token| ("sessionToken", token));
+        let keys = [("accessKeyId", self.id.as_str()), ("secretAccessKey", self.secret.as_str())];
+        keys.into_iter().chain(token).try_for_each(|(field, text)| check_credential(&field, text))
+    }
+}
+
+/// Checks a credential, without repeating it in the error.
+pub(crate) fn check_credential(field: &dyn std::fmt::Display, text: &str) -> Result<(), Error> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(());
+    }
+    let found = if text.is_empty() { "is empty" } else { "contains a space, a line feed or another character" };
+    let what = format!("{field} does not contain a credential: it {found}; allowed: visible ASCII characters");
+    Err(Error::Settings { what })
+}
+
+/// Checks a region, which becomes a part of host names and signatures.
+pub(crate) fn check_region(field: &str, text: &str) -> Result<(), Error> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if (1..=MAX_REGION).contains(&text.len()) && text.bytes().all(is_plain) {
+        return Ok(());
+    }
+    let what = format!("{field} is {text:?}; allowed: 1 to {MAX_REGION} of A-Z, a-z, 0-9, - and _");
+    Err(Error::Settings { what })
 }
 
 #[cfg(test)]

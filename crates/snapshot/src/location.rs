@@ -280,29 +280,57 @@ pub fn storage_error(error: Error) -> anyhow::Error {
             message.extend([separator, &text]);
         }
     }
-    Problem::new(Code::StorageUnusable, without_markup(&message)).into()
+    Problem::new(Code::StorageUnusable, without_response(&message)).into()
 }
 
-/// Reduces an XML error response to its code and message.
-fn without_markup(message: &str) -> String {
-    let Some((before, document)) = message.split_once("<?xml").or_else(|| message.split_once("<Error")) else {
-        return message.to_owned();
-    };
-    let of = |tag: &str| {
-        let (_, rest) = document.split_once(&format!("<{tag}>"))?;
-        rest.split_once(&format!("</{tag}>")).map(|(text, _)| text.trim())
-    };
-    let texts: Vec<&str> = ["Code", "Message"].into_iter().filter_map(of).collect();
-    format!("{}: {}", before.trim_end_matches([':', ' ']), texts.join(": "))
+/// Removes the response body from an error of the storage, except for the code of an S3 error: an endpoint is named by the client of a
+/// cluster, and what another service answers there must not reach the client.
+fn without_response(message: &str) -> String {
+    /// Longer messages are shortened.
+    const MAX_CHARS: usize = 500;
+    /// Longest code of S3 is 45 characters.
+    const MAX_CODE: usize = 64;
+    let body = BODY_MARKERS.into_iter().find_map(|marker| {
+        let start = message.find(marker)? + marker.len();
+        // The status, as in "403 Forbidden: ", is kept.
+        let status =
+            if marker == STATUS { message[start..].find(": ").map_or(message.len(), |end| start + end) } else { start };
+        Some(status)
+    });
+    let markup = ["<?xml", "<Error", "<!", "<html"].into_iter().filter_map(|tag| message.find(tag)).min();
+    let end = body.into_iter().chain(markup).min().unwrap_or(message.len());
+    let code =
+        message[end..].split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
+    let is_code = |code: &&str| code.len() <= MAX_CODE && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let mut text: String = message[..end].trim_end_matches([':', ' ']).chars().take(MAX_CHARS).collect();
+    if let Some(code) = code.filter(is_code) {
+        text.extend([": ", code]);
+    }
+    text
 }
+
+/// Precedes the status and the body of a response.
+const STATUS: &str = "status code: ";
+/// What the client of the storage writes before a response's body.
+const BODY_MARKERS: [&str; 2] = [STATUS, "error response: "];
 
 #[cfg(test)]
 mod tests {
+    use super::without_response;
+
     #[test]
-    fn an_xml_error_is_reduced_to_its_code_and_message() {
-        let response =
-            "failed: 403: <?xml version=\"1.0\"?>\n<Error><Code>AccessDenied</Code><Message>No\n</Message></Error>";
-        assert_eq!(super::without_markup(response), "failed: 403: AccessDenied: No");
-        assert_eq!(super::without_markup("connection refused"), "connection refused");
+    fn an_error_names_the_status_and_the_code_and_nothing_else_of_the_response() {
+        let response = "failed: Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\"?>\n\
+            <Error><Code>AccessDenied</Code><Message>No</Message></Error>";
+        assert_eq!(
+            without_response(response),
+            "failed: Server returned non-2xx status code: 403 Forbidden: AccessDenied"
+        );
+        let foreign = "failed: Server returned non-2xx status code: 401 Unauthorized: {\"token\": \"s3cret\"}";
+        assert_eq!(without_response(foreign), "failed: Server returned non-2xx status code: 401 Unauthorized");
+        assert_eq!(without_response("Server returned error response: s3cret"), "Server returned error response");
+        assert_eq!(without_response("failed: <Error><Code>s3 cret</Code></Error>"), "failed");
+        assert_eq!(without_response("connection refused"), "connection refused");
+        assert!(without_response(&"x".repeat(10_000)).len() <= 500);
     }
 }

@@ -65,7 +65,7 @@ pub(crate) fn encode(magic: &[u8; 8], head: &FileHead, out: &mut Vec<u8>) {
 /// version is the same in all versions.
 pub(crate) fn decode(bytes: &mut Bytes<'_>, magic: &[u8; 8], path: &str) -> Result<FileHead, Error> {
     let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
-    check_version(bytes.0, magic, path)?;
+    check_version(bytes.0, magic, path, |_| false)?;
     let mut read = || {
         bytes.array::<12>()?;
         let partitions = bytes.u32()?;
@@ -81,18 +81,34 @@ pub(crate) fn decode(bytes: &mut Bytes<'_>, magic: &[u8; 8], path: &str) -> Resu
     read().ok_or_else(|| corrupt("header has an unknown decay law or feature type"))
 }
 
-/// Checks magic and version only.
-pub(crate) fn check_version(bytes: &[u8], magic: &[u8; 8], path: &str) -> Result<(), Error> {
-    let mut bytes = Bytes(bytes);
-    if bytes.array() != Some(*magic) {
-        let what = "wrong magic number";
-        return Err(Error::Corrupt { path: path.into(), offset: 0, what });
+/// Checks magic and version only. `is_intact` verifies the checksum of a header of this version: if it covers the given bytes with
+/// [`VERSION`] in place of another version, that one is damage and not a newer format.
+pub(crate) fn check_version(
+    bytes: &[u8],
+    magic: &[u8; 8],
+    path: &str,
+    is_intact: impl FnOnce(&[u8]) -> bool,
+) -> Result<(), Error> {
+    let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
+    let mut header = Bytes(bytes);
+    if header.array() != Some(*magic) {
+        return Err(corrupt("wrong magic number"));
     }
-    match bytes.u32() {
-        Some(VERSION) => Ok(()),
-        Some(found) => Err(Error::UnknownFormat { path: path.into(), found, supported: VERSION }),
-        None => Err(Error::Corrupt { path: path.into(), offset: 0, what: "truncated header" }),
+    let found = header.u32().ok_or_else(|| corrupt("truncated header"))?;
+    if found == VERSION {
+        return Ok(());
     }
+    let mut current = bytes.to_vec();
+    current[magic.len()..magic.len() + 4].copy_from_slice(&VERSION.to_le_bytes());
+    if is_intact(&current) {
+        return Err(corrupt("damaged format version"));
+    }
+    Err(Error::UnknownFormat { path: path.into(), found, supported: VERSION })
+}
+
+/// Whether the last four bytes are the CRC-32C of the others.
+pub(crate) fn has_valid_crc(bytes: &[u8]) -> bool {
+    bytes.split_last_chunk().is_some_and(|(covered, crc)| crc32c::crc32c(covered) == u32::from_le_bytes(*crc))
 }
 
 /// Reads values from the front of a slice; `None` if it is too short.

@@ -12,7 +12,7 @@ use engram_memory::{ClusterId, Incarnation, Shape, StoreId};
 use crate::disk::{Lock, LockError, TEMPORARY_SUFFIX};
 use crate::format::{self, Bytes};
 use crate::wal::Position;
-use crate::{Disk, Error, FileHead, snapshot_file, wal};
+use crate::{Disk, Error, FileHead, reserve, snapshot_file, wal};
 
 /// Name of the identity file.
 const FILE_NAME: &str = "identity";
@@ -78,6 +78,8 @@ impl Identity {
             LockError::Held { pid } => Error::Locked { path: folder(), pid },
             LockError::Io(source) => Error::Unwritable { path: folder(), source },
         })?;
+        // Also on a full disk this start has to be recorded.
+        reserve::release(&**disk)?;
         let names = disk.list().map_err(|source| Error::Io { operation: "list", path: folder(), source })?;
         let previous = if names.iter().any(|name| name == FILE_NAME) {
             let previous = read(&**disk)?;
@@ -202,9 +204,10 @@ fn encode(content: &Content) -> Vec<u8> {
 
 fn decode(bytes: &[u8], path: &str) -> Result<Content, Error> {
     let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
-    format::check_version(bytes, &MAGIC, path)?;
-    let (covered, crc) = bytes.split_last_chunk().ok_or(corrupt("file is too short"))?;
-    if bytes.len() != FILE_BYTES || crc32c::crc32c(covered) != u32::from_le_bytes(*crc) {
+    let is_intact = |bytes: &[u8]| bytes.len() == FILE_BYTES && format::has_valid_crc(bytes);
+    format::check_version(bytes, &MAGIC, path, is_intact)?;
+    let (covered, _) = bytes.split_last_chunk::<4>().ok_or(corrupt("file is too short"))?;
+    if !is_intact(bytes) {
         return Err(corrupt("checksum mismatch"));
     }
     let mut rest = Bytes(covered);

@@ -53,6 +53,7 @@ mod pending_calls;
 mod recovery;
 mod repartition;
 pub mod replication;
+mod reserve;
 pub mod restore;
 mod results;
 mod scrub;

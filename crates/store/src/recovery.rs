@@ -5,6 +5,7 @@
 use crate::content::{Column, Import};
 use crate::partitions::Partitions;
 use crate::replication;
+use crate::reserve;
 use crate::shipping::Shipping;
 use crate::snapshot_file::{self, LEDGER, SnapshotReader};
 use crate::store::{Mark, Options, PartitionState, Pending, Store};
@@ -40,6 +41,8 @@ pub struct Recovery {
     pub corrupt: Vec<(PartitionId, String)>,
     /// Whether nothing written by the previous process can be missing.
     pub lossless: bool,
+    /// Whether the disk is full: reads are served, and writes fail until there is space.
+    pub disk_full: bool,
 }
 
 /// Parts of an opened store.
@@ -100,6 +103,7 @@ impl Store {
         for (partition, tail) in ahead_of_log {
             store.log_installed(Mark::Other(partition), tail.term, tail.lsn)?;
         }
+        recovery.disk_full = !reserve::refill(&*store.disk, store.options.reserve_bytes);
         // Other replicas can restore a corrupt partition: it restarts empty and is marked incomplete until then.
         let replicated = store.options.replication.replicas > 1;
         for (partition, what) in recovery.corrupt.iter().filter(|_| replicated) {

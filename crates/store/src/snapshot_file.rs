@@ -263,16 +263,11 @@ impl SnapshotReader {
         let file_bytes = file.len().map_err(failed)?;
         let mut head = vec![0; HEAD_BYTES.min(file_bytes as usize)];
         file.read_at(0, &mut head).map_err(failed)?;
-        format::check_version(&head, &MAGIC, &path)?;
-        let corrupt = |offset, what| Error::Corrupt { path: path.clone(), offset, what };
-        let trailer_at = file_bytes.checked_sub(TRAILER_BYTES as u64).filter(|&at| at >= HEAD_BYTES as u64);
-        let trailer_at = trailer_at.ok_or(corrupt(0, "file is too short"))?;
-        let mut trailer = [0; TRAILER_BYTES];
-        file.read_at(trailer_at, &mut trailer).map_err(failed)?;
-        let manifest_at = manifest_at(&trailer, trailer_at).map_err(|what| corrupt(trailer_at, what))?;
-        let mut manifest = vec![0; (trailer_at - manifest_at) as usize + TRAILER_BYTES];
-        file.read_at(manifest_at, &mut manifest).map_err(failed)?;
-        let (file_head, snapshot, chunks) = decode(&head, &manifest, &path)?;
+        // Read before the version is checked: the checksum that covers the version is there.
+        let manifest = read_manifest(&*file, file_bytes, &path);
+        let is_intact = |head: &[u8]| manifest.as_ref().is_ok_and(|manifest| has_valid_checksum(head, manifest));
+        format::check_version(&head, &MAGIC, &path, is_intact)?;
+        let (file_head, snapshot, chunks) = decode(&head, &manifest?, &path)?;
         Ok(Self { file, path, file_head, head: snapshot, chunks })
     }
 
@@ -381,6 +376,26 @@ fn encode_head(head: &FileHead, snapshot: &SnapshotHead) -> Vec<u8> {
     bytes
 }
 
+/// Reads manifest and trailer.
+fn read_manifest(file: &dyn File, file_bytes: u64, path: &str) -> Result<Vec<u8>, Error> {
+    let failed = |source: io::Error| Error::read(path.to_owned(), source);
+    let corrupt = |offset, what| Error::Corrupt { path: path.into(), offset, what };
+    let trailer_at = file_bytes.checked_sub(TRAILER_BYTES as u64).filter(|&at| at >= HEAD_BYTES as u64);
+    let trailer_at = trailer_at.ok_or(corrupt(0, "file is too short"))?;
+    let mut trailer = [0; TRAILER_BYTES];
+    file.read_at(trailer_at, &mut trailer).map_err(failed)?;
+    let manifest_at = manifest_at(&trailer, trailer_at).map_err(|what| corrupt(trailer_at, what))?;
+    let mut manifest = vec![0; (trailer_at - manifest_at) as usize + TRAILER_BYTES];
+    file.read_at(manifest_at, &mut manifest).map_err(failed)?;
+    Ok(manifest)
+}
+
+/// Whether the checksum in the trailer matches header and manifest.
+fn has_valid_checksum(head: &[u8], manifest: &[u8]) -> bool {
+    let split = manifest.split_at_checked(manifest.len().saturating_sub(24));
+    split.is_some_and(|(tail, checksum)| Bytes(checksum).u128() == Some(digest(head, tail)))
+}
+
 /// Returns the offset of the manifest, from the trailer alone.
 fn manifest_at(trailer: &[u8; TRAILER_BYTES], trailer_at: u64) -> Result<u64, &'static str> {
     const IMPOSSIBLE: &str = "trailer does not match the file length";
@@ -398,10 +413,10 @@ fn manifest_at(trailer: &[u8; TRAILER_BYTES], trailer_at: u64) -> Result<u64, &'
 fn decode(head: &[u8], manifest: &[u8], path: &str) -> Result<(FileHead, SnapshotHead, Vec<Chunk>), Error> {
     let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
     let short = || corrupt("file is too short");
-    let (tail, rest) = manifest.split_at_checked(manifest.len().saturating_sub(24)).ok_or_else(short)?;
-    if Bytes(rest).u128() != Some(digest(head, tail)) {
+    if !has_valid_checksum(head, manifest) {
         return Err(corrupt("checksum mismatch of header and manifest"));
     }
+    let (tail, _) = manifest.split_at_checked(manifest.len().saturating_sub(24)).ok_or_else(short)?;
     let mut rest = Bytes(head);
     let file_head = format::decode(&mut rest, &MAGIC, path)?;
     let mut read = || {

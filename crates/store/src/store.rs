@@ -57,6 +57,8 @@ pub struct Options {
     pub scrub_ms: u64,
     /// Interval between proposals of session expiry, in milliseconds. Lower removes expired sessions earlier and writes more records.
     pub expiry_ms: u64,
+    /// Disk space kept in reserve, so that a store on a full disk still starts; 0 = none.
+    pub reserve_bytes: u64,
     /// Most bytes of unanswered records in the engine; calls above are rejected.
     pub queue_bytes: usize,
     /// Most unanswered calls in the engine; calls above are rejected.
@@ -78,6 +80,7 @@ impl Options {
             digest_ms: 60 * 60 * 1_000,
             scrub_ms: 24 * 60 * 60 * 1_000,
             expiry_ms: 60 * 60 * 1_000,
+            reserve_bytes: 0,
             queue_bytes: 64 << 20,
             queue_calls: 16_384,
         }
@@ -225,7 +228,8 @@ impl Store {
             // Until it is served here, another worker may be its primary.
             partitions.set_hidden(partition, replicated);
         }
-        let background = Background::new(clock.elapsed_ms(), options.replication.transfer_bytes_per_s, options.expiry_ms);
+        let background =
+            Background::new(clock.elapsed_ms(), options.replication.transfer_bytes_per_s, options.expiry_ms);
         // Before the first process on a disk no lease can have been granted.
         let granted = replicated && identity.incarnation() > Incarnation(1);
         let everywhere = (0..options.shape.partitions).map(PartitionId).filter(|_| granted);

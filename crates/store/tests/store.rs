@@ -528,3 +528,37 @@ fn clock_step_of_days_expires_no_session_and_a_new_one_is_valid() {
         assert!(activate(&mut store, term + 1).iter().all(Result::is_ok));
     }
 }
+
+#[test]
+fn store_on_a_full_disk_starts_again_and_again_and_serves_reads() {
+    let (disk, clock, mut options) = (SimDisk::new(1), Arc::new(ManualClock::new(0)), options(1));
+    options.wal.segment_bytes = 4 << 20;
+    options.reserve_bytes = 1 << 20;
+    let mut store = serving(&disk, &clock, &options);
+    write_one(&mut store, upsert(0..100)).unwrap();
+    for term in 2..8 {
+        drop(store);
+        disk.kill();
+        // The first stop freed the preallocated rest of the log. Other programs have taken all but the reserve.
+        let mut used = 0;
+        for name in disk.list().unwrap() {
+            let mut bytes = disk.bytes(&name);
+            if name.starts_with("wal-") && term == 2 {
+                let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+                bytes.truncate(end.next_multiple_of(4_096));
+                disk.put(&name, &bytes);
+            }
+            used += bytes.len() as u64;
+        }
+        disk.set_capacity(Some(used));
+        let (opened, recovery) = open(&disk, &clock, &options).unwrap();
+        store = opened;
+        assert!(recovery.disk_full, "term {term}: {recovery:?}");
+        assert!(activate(&mut store, term).iter().all(Result::is_ok), "term {term}");
+        assert_eq!((weight(&mut store, 5), store.partitions().memories()), (1 << 29, 100));
+        let written = write_one(&mut store, upsert(100..60_000));
+        assert!(matches!(written, Err(WriteError::DiskFull { .. })), "term {term}: {written:?}");
+    }
+    disk.set_capacity(None);
+    write_one(&mut store, upsert(100..3_000)).unwrap();
+}

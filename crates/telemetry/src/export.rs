@@ -126,7 +126,7 @@ impl SpanExporter for QuietExporter {
                 }
             }
             Ok(()) if availability.succeeded() => {
-                tracing::info!(endpoint = self.endpoint, "trace export has recovered")
+                tracing::info!(endpoint = self.endpoint, "trace export has recovered");
             }
             Ok(()) => {}
         }

@@ -16,7 +16,7 @@ pub(super) fn split<B: Block>(pool: &mut Pool, blocks: &[B], to: &mut [Entry], s
     let digits = 1_usize << bits;
     let mut counts = vec![0_u32; blocks.len() * digits];
     pool.for_each(blocks.iter().zip(counts.chunks_mut(digits)).collect(), |_, (block, counts)| {
-        count(block, counts, shift)
+        count(block, counts, shift);
     });
     // Counts become positions: by digit, then by block in order, which keeps the sort stable.
     let mut bounds = Vec::with_capacity(digits + 1);

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use engram_api::status::WorkerRevision;
 use serde_json::{Map, Value, json};
 
-use crate::names::{CLUSTER_LABEL, COMPONENT_LABEL, WORKER};
+use crate::names::{CLUSTER_LABEL, COMPONENT_LABEL, CONTENT_HASH, WORKER};
 use crate::validate::ValidatedCluster;
 
 /// Inputs of the builders, apart from the spec.
@@ -58,7 +58,14 @@ pub fn objects(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
     objects.extend([network::headless_service(cluster), network::client_service(cluster)]);
     objects.push(network::disruption_budget(cluster, inputs));
     objects.push(stateful_set::stateful_set(cluster, inputs));
+    objects.iter_mut().for_each(annotate_with_hash);
     objects
+}
+
+/// Adds the hash of an object's content. Without it, a field that was removed from the spec would look like a default of the API server.
+fn annotate_with_hash(object: &mut Value) {
+    let hash = xxhash_rust::xxh3::xxh3_64(object.to_string().as_bytes());
+    merge(&mut object["metadata"], &json!({ "annotations": { CONTENT_HASH: format!("{hash:016x}") } }));
 }
 
 /// Returns the labels that select a cluster's workers. They never change, since a StatefulSet's selector is immutable.

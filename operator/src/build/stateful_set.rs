@@ -185,7 +185,7 @@ fn bootstrap_secret(cluster: &ValidatedCluster) -> Option<&str> {
 const REQUESTS: [(&str, &str); 2] = [("cpu", "250m"), ("memory", "256Mi")];
 
 fn resources(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
-    let mut resources = free(cluster.spec.resources.as_ref()).unwrap_or_else(|| json!({}));
+    let mut resources = cluster.spec.resources.as_ref().map_or_else(|| json!({}), |resources| json!(resources));
     for (name, amount) in REQUESTS {
         // Kubernetes treats a limit without a request as a request.
         if ["requests", "limits"].iter().all(|kind| resources[kind].get(name).is_none()) {

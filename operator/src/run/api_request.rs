@@ -12,7 +12,7 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     /// The API server returned an error.
-    #[error("failed to {action}: {source}")]
+    #[error("failed to {action}: {}", describe(source))]
     Api { action: String, source: kube::Error },
     /// The API server did not respond in time.
     #[error("failed to {action}: no response within 5 s")]
@@ -59,6 +59,14 @@ impl Error {
     }
 }
 
+/// Describes an error for conditions and events. The client's own text of a response contains a dump of the response.
+fn describe(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => format!("{} ({}, HTTP {})", status.message, status.reason, status.code),
+        error => error.to_string(),
+    }
+}
+
 /// Sends a request with a deadline.
 pub(super) async fn request<T>(
     action: impl FnOnce() -> String,
@@ -75,6 +83,14 @@ pub(super) async fn request<T>(
 mod tests {
     use super::*;
     use kube::core::Status;
+
+    #[test]
+    fn a_rejected_request_is_described_without_debug_output() {
+        let status = Status::failure("StatefulSet.apps \"w\" is invalid: cpu", "Invalid").with_code(422);
+        let error = Error::Api { action: "apply StatefulSet w".into(), source: kube::Error::Api(Box::new(status)) };
+        let expected = "failed to apply StatefulSet w: StatefulSet.apps \"w\" is invalid: cpu (Invalid, HTTP 422)";
+        assert_eq!(error.to_string(), expected);
+    }
 
     #[test]
     fn an_unknown_owner_kind_is_distinguished_from_a_missing_permission() {

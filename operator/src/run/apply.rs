@@ -1,6 +1,7 @@
 //! Applies a plan: objects by server-side apply in order, then actions, each on exactly the observed object.
 
 use engram_api::Size;
+use engram_mapstore::MapLocation;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -103,6 +104,12 @@ async fn execute(context: &Context, cluster: &ValidatedCluster, action: &Action)
             let metadata = json!({ "resourceVersion": resource_version, "managedFields": [{}] });
             merge(MAP, names.cluster.clone(), json!({ "metadata": metadata, "spec": { "suspended": suspended } }))
                 .await?;
+        }
+        Action::SetMapOwner { uid, is_owned } => {
+            let owner = is_owned.then_some(cluster.uid.as_str());
+            let owners = MapLocation::of_cluster(&cluster.namespace, &names.cluster, owner).owners;
+            let metadata = json!({ "uid": uid, "ownerReferences": owners, "managedFields": [{}] });
+            merge(MAP, names.cluster.clone(), json!({ "metadata": metadata })).await?;
         }
         Action::ClearReplaceAnnotation => {
             let metadata = json!({ "uid": cluster.uid, "annotations": { REPLACE: null } });

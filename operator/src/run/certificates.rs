@@ -109,7 +109,7 @@ impl Certificates {
     pub(super) fn renew(&self, keys: &Keys, lifetime: Duration, provided_roots: Option<&str>) {
         let Some(current) = self.current() else { return };
         let is_of_others = provided_roots.is_none() && keys.trusted_roots() != current.trusted;
-        if keys.renew_at() <= SystemTime::now() || keys.root() != current.signing.root() || is_of_others {
+        if keys.is_due(SystemTime::now()) || keys.root() != current.signing.root() || is_of_others {
             self.replace(keys, lifetime, provided_roots);
         }
     }

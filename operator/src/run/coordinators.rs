@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
+use engram_api::kubernetes_only::TopologySpread;
 use engram_api::{DurabilityMode, Law};
 use engram_coordinator::{Coordinator, Environment, Handle, Host, Options, Report, WorkerCertificate};
 use engram_identity::{Keys, RELOAD_INTERVAL};
@@ -278,11 +278,8 @@ fn options(cluster: &ValidatedCluster, observed: &Observation) -> Result<Options
 
 /// Returns the location of the map, and whether it is deleted with the cluster.
 fn map_location(key: &Key, cluster: &ValidatedCluster) -> MapLocation {
-    let retained =
-        cluster.spec.storage.as_ref().and_then(|storage| storage.retain_policy) != Some(RetainPolicy::Delete);
-    // The map of ephemeral data is deleted with it.
-    let is_owned = !retained || cluster.is_ephemeral();
-    MapLocation::of_cluster(&key.namespace, &key.name, is_owned.then_some(&cluster.uid))
+    let owner = cluster.is_data_deleted_with_it().then_some(cluster.uid.as_str());
+    MapLocation::of_cluster(&key.namespace, &key.name, owner)
 }
 
 fn surroundings(domains: BTreeMap<Ordinal, String>, goal: &CoordinatorGoal) -> Environment {

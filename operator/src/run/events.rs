@@ -31,6 +31,13 @@ impl Events {
         let names = &cluster.names;
         let (reason, note) = match action {
             Action::Drain { .. } | Action::ClearReplaceAnnotation => return,
+            Action::SetMapOwner { is_owned: true, .. } => (
+                "PartitionMapOwned",
+                format!("PartitionMap {} is deleted with the cluster, like its data", names.cluster),
+            ),
+            Action::SetMapOwner { is_owned: false, .. } => {
+                ("PartitionMapKept", format!("PartitionMap {} outlives the cluster, like its data", names.cluster))
+            }
             Action::DeleteObject { kind, name, .. } => ("ObjectDeleted", format!("deleted obsolete {kind} {name}")),
             Action::OrphanSet { .. } => {
                 let note = "keeping its pods, because its claim template is immutable";

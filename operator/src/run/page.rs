@@ -6,15 +6,14 @@ use std::sync::Arc;
 use anyhow::Result;
 use axum::Router;
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use engram_api::metrics::negotiate;
 use tokio::net::TcpListener;
 
 use super::leader::Leadership;
 use super::metrics::Metrics;
-
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// State of the endpoints.
 #[derive(Clone)]
@@ -41,6 +40,8 @@ pub(super) async fn serve(
     Ok(())
 }
 
-async fn metrics(State(page): State<Page>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], page.metrics.page(page.leadership.is_leader()))
+async fn metrics(State(page): State<Page>, headers: HeaderMap) -> impl IntoResponse {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let (content_type, text) = negotiate(accept, page.metrics.page(page.leadership.is_leader()));
+    ([(header::CONTENT_TYPE, content_type)], text)
 }

@@ -9,11 +9,11 @@ use crate::worker::Worker;
 use crate::write::WritePart;
 use engram_api::LearnerClusterSpec;
 use engram_cluster::{Entry, PartitionMap};
-use engram_wire as wire;
 use engram_memory::{ClusterId, Incarnation, Member, MemoryId, Ordinal, PartitionId, StoreId, partition_of};
 use engram_proto::v1::memory_service_server::MemoryService as _;
 use engram_proto::v1::partition_result::Result as Answer;
 use engram_proto::v1::{self, GetPartitionMapRequest, HeartbeatResponse, ProblemKind};
+use engram_wire as wire;
 use futures::FutureExt as _;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -51,6 +51,7 @@ impl SingleWorker {
             map_location: None,
             threads: Some(1),
             machine_workers: None,
+            local_files: None,
             gpu_deadline_ms: None,
             tls: None,
             inputs: None,

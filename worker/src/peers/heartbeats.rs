@@ -216,6 +216,10 @@ impl HeartbeatExchange {
     }
 
     fn handle(&mut self, heartbeat: &PeerHeartbeat) {
+        if heartbeat.wall_ms > 0 {
+            let session_clock = self.shared.engine.session_clock();
+            session_clock.observe(self.member.ordinal, heartbeat.wall_ms, heartbeat.session_watermark_ms);
+        }
         if self.acks.receive(heartbeat) {
             if let Some(host) = self.unconfirmed_host.take() {
                 self.report_connected(&host);
@@ -241,8 +245,14 @@ impl HeartbeatExchange {
         if self.sent.len() > MAX_UNACKNOWLEDGED {
             self.sent.pop_front();
         }
-        let mut heartbeat =
-            PeerHeartbeat { number: self.number, newest_received: self.acks.newest, ..PeerHeartbeat::default() };
+        let session_clock = self.shared.engine.session_clock();
+        let mut heartbeat = PeerHeartbeat {
+            number: self.number,
+            newest_received: self.acks.newest,
+            wall_ms: session_clock.wall_ms(),
+            session_watermark_ms: session_clock.watermark_ms(),
+            ..PeerHeartbeat::default()
+        };
         if let Some((requested_lease, mut granted)) = self.requested_lease.take() {
             match granted.try_recv() {
                 Ok(except) => {

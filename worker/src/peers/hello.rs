@@ -1,10 +1,10 @@
 //! The hello: first message of every stream between workers, and which of them are accepted.
 
 use crate::options::Options;
-use engram_wire as wire;
 use engram_memory::{ClusterId, Incarnation, Member, Ordinal};
 use engram_proto::answers::identity;
 use engram_proto::{protocol, v1};
+use engram_wire as wire;
 
 /// Addresses at which others reach a worker.
 #[derive(Debug, Clone, Default)]

@@ -6,13 +6,13 @@
 use super::map_store_client::MapStoreClient;
 use crate::shared::Shared;
 use engram_client::Network;
-use engram_wire as wire;
 use engram_mapstore::with_causes;
 use engram_memory::PartitionId;
 use engram_proto::answers::identity;
 use engram_proto::v1;
 use engram_proto::v1::coordinator_service_client::CoordinatorServiceClient;
 use engram_store::peer::Proposal;
+use engram_wire as wire;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;

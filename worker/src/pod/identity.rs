@@ -233,7 +233,7 @@ async fn sign(roots: &Roots, cluster: ClusterId, address: &str, token: &str, req
 
 /// Returns whether the certificate must be renewed.
 fn is_due(keys: &Keys) -> bool {
-    keys.renew_at() <= SystemTime::now() || !is_of_current_ca(keys)
+    keys.is_due(SystemTime::now()) || !is_of_current_ca(keys)
 }
 
 /// Returns whether the certificate was issued by the current CA, the first of the published ones. An operator that rotates its CA

@@ -145,6 +145,7 @@ impl Settings {
             map_location: info.namespace.map(|namespace| MapLocation::Object { namespace, name: info.cluster.clone() }),
             threads: self.threads,
             machine_workers: None,
+            local_files: None,
             gpu_deadline_ms: None,
             tls: None,
             inputs: Some(INPUTS.into()),

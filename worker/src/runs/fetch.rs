@@ -42,7 +42,12 @@ impl ObjectFetcher {
         let ObjectLocation { url, endpoint, region, secret_ref } = &self.location;
         let keys = credentials::wait(&self.shared, self.run, secret_ref.as_ref(), status).await;
         let credentials = keys.map(Credentials::Keys);
-        let options = Options { endpoint: endpoint.clone(), region: region.clone(), credentials };
+        let options = Options {
+            endpoint: endpoint.clone(),
+            region: region.clone(),
+            credentials,
+            endpoint_owner: super::endpoint_owner(&self.shared),
+        };
         // A validated manifest names a file.
         let (location, name) = url.rsplit_once('/').unwrap_or((url, ""));
         let bucket = engram_snapshot::bucket(location, &options).map_err(|error| unusable(&error))?;

@@ -15,16 +15,20 @@ mod turn_queue;
 pub(crate) use service::RunEndpoint;
 pub(crate) use snapshot::outgoing;
 
+use crate::panics;
 use crate::shared::Shared;
-use engram_api::RunKind;
+use engram_api::{Code, RunKind};
 use engram_learn::run::{ClientCluster, ClusterFacts, Conditions, Driver, Job, Order, Phase, RunState, Status};
 use engram_learn::source::SourceOptions;
-use engram_memory::{OnMissing, PartitionId, RunId, run::Entry};
+use engram_memory::{Command, OnMissing, PartitionId, RunId, run::Entry};
+use engram_objects::EndpointOwner;
 use engram_objects::Keys;
 use engram_proto::v1::{Problem, ProblemKind};
+use futures::FutureExt as _;
 use parking_lot::{Mutex, MutexGuard};
 use record::Recorder;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -32,8 +36,15 @@ use tokio::task::AbortHandle;
 
 /// Retry hint for runs of a partition that was just activated, in milliseconds.
 const ACTIVATION_RETRY_MS: u64 = 50;
+/// Interval between attempts to record a failed run.
+const FAILURE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Longer messages of panics are shortened.
+const MAX_PANIC_CHARS: usize = 200;
 /// Interval between checks whether a stopped driver has ended.
 const DRIVER_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Maximum number of runs remembered as recorded.
+const MAX_KNOWN_RUNS: usize = 65_536;
 
 /// Runs driven by this worker.
 #[derive(Default)]
@@ -41,6 +52,8 @@ pub(crate) struct Runs {
     active: Mutex<BTreeMap<RunId, ActiveRun>>,
     /// Serializes changes of the turn, and holds its queue.
     pub(crate) turn: tokio::sync::Mutex<turn_queue::TurnQueue>,
+    /// Runs known to be recorded. Locked during a query, so that unknown runs cause one at a time.
+    recorded: tokio::sync::Mutex<BTreeSet<RunId>>,
     /// Credentials of the storages of runs, if supplied.
     credentials: watch::Sender<BTreeMap<RunId, Keys>>,
 }
@@ -68,6 +81,23 @@ pub(crate) struct RunOverview {
 impl Runs {
     fn active(&self) -> MutexGuard<'_, BTreeMap<RunId, ActiveRun>> {
         self.active.lock()
+    }
+
+    /// Checks that a run is recorded in the cluster: every partition keeps state of each run that has epochs, so a client must not
+    /// make up runs.
+    pub(crate) async fn check_recorded(&self, shared: &Shared, run: RunId) -> Result<(), Problem> {
+        let mut recorded = self.recorded.lock().await;
+        if recorded.contains(&run) {
+            return Ok(());
+        }
+        let runs = shared.peers.list_runs().await.map_err(|error| crate::read::client_problem(&error))?;
+        let ids = runs.iter().filter_map(|status| engram_proto::answers::run_id(&status.run).ok());
+        *recorded = ids.take(MAX_KNOWN_RUNS).collect();
+        if recorded.contains(&run) {
+            return Ok(());
+        }
+        let text = format!("run: {run} is not recorded in this cluster; allowed: runs that were submitted");
+        Err(Problem::of(ProblemKind::RunUnknown, text))
     }
 
     /// Starts drivers for the runs of the partitions served here, and stops those of runs that moved. Returns whether all records
@@ -134,7 +164,7 @@ impl Runs {
         if let (RunKind::Snapshot, Some(location)) = (spec.kind, &spec.snapshot) {
             let location = location.clone();
             let driver = snapshot::Driver { shared, run, state, version, location, status, orders: received_orders };
-            let driver = tokio::spawn(driver.run()).abort_handle();
+            let driver = tokio::spawn(guarded(Arc::clone(&driver.shared), run, driver.run())).abort_handle();
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }
@@ -146,7 +176,8 @@ impl Runs {
                 return;
             }
         };
-        let driver = tokio::spawn(async move {
+        let guard = Arc::clone(&shared);
+        let driver = tokio::spawn(guarded(guard, run, async move {
             // The driver would fail the run without its input, so it ends and is started again.
             if let Err(problem) = input::fill(&shared, run, is_supplied, &mut job.source).await {
                 tracing::warn!(%run, problem = problem.message, "failed to read run input; retrying");
@@ -169,7 +200,7 @@ impl Runs {
                     let _ = input::forget(&shared, run).await;
                 }
             }
-        });
+        }));
         let driver = driver.abort_handle();
         active.insert(run, ActiveRun { name, status: updates, orders, driver });
     }
@@ -242,6 +273,40 @@ impl Runs {
         let (managed_by, kind) = (text_field("managedBy"), text_field("kind"));
         Some(RunOverview { run, name: state.name, status, managed_by, kind })
     }
+}
+
+/// Runs a driver. One that panics would panic again, so its run fails.
+async fn guarded(shared: Arc<Shared>, run: RunId, driver: impl Future<Output = ()>) {
+    let Err(payload) = AssertUnwindSafe(driver).catch_unwind().await else { return };
+    let panic = panics::message(&*payload);
+    tracing::error!(%run, panic, "the driver of a run panicked");
+    while let Err(problem) = fail(&shared, run, panic).await {
+        tracing::warn!(%run, problem = problem.message, "failed to record a failed run; retrying");
+        tokio::time::sleep(FAILURE_RETRY_INTERVAL).await;
+    }
+    credentials::forget(&shared, run);
+    let _ = shared.peers.release_turn(run).await;
+    let _ = input::forget(&shared, run).await;
+    shared.runs.active().remove(&run);
+}
+
+/// Records that a run failed by a panic, unless it has ended or moved.
+async fn fail(shared: &Shared, run: RunId, panic: &str) -> Result<(), Problem> {
+    let partition = partition(shared, run);
+    if shared.engine.position(partition).is_none() {
+        return Ok(());
+    }
+    let Some(entry) = record::load(shared, partition, run).await? else { return Ok(()) };
+    let Ok(mut state) = RunState::of(&entry) else { return Ok(()) };
+    if state.phase.is_final() {
+        return Ok(());
+    }
+    let panic: String = panic.chars().take(MAX_PANIC_CHARS).collect();
+    (state.phase, state.code) = (Phase::Failed, Code::RunFailed.id().to_owned());
+    state.message = format!("the driver of the run panicked, which is a bug of Engram: {panic}");
+    let command = Command::RunRecord { run, expected: entry.version, state: state.encode(), row: None };
+    // Of two writers the other wins.
+    record::write(shared, partition, command).await.map(drop)
 }
 
 /// Derives the status from a record.
@@ -320,6 +385,11 @@ fn job(shared: &Shared, spec: engram_api::LearnerRunSpec) -> Result<(Job, bool),
         source,
     };
     Ok((job, is_supplied))
+}
+
+/// Returns who chose the endpoint in a run's specification: a client.
+fn endpoint_owner(shared: &Shared) -> EndpointOwner {
+    EndpointOwner::Client { allowed: shared.options.spec.storage_endpoints.clone() }
 }
 
 /// Returns the partition of a run.

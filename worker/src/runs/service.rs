@@ -2,6 +2,7 @@
 
 use super::{RunOverview, Runs, credentials, input, phase_to_wire, record, snapshot, turn};
 use crate::authorization;
+use crate::local_files;
 use crate::service::Plane;
 use crate::shared::Shared;
 use engram_api::Requirement;
@@ -46,9 +47,13 @@ impl RunService for RunEndpoint {
     ) -> Result<Response<v1::SubmitRunResponse>, Status> {
         self.admit_stored(&request).map_err(Problem::into_status)?;
         let message = request.into_inner();
+        // A worker that forwards a request has checked it.
+        if self.plane == Plane::Client {
+            self.check_files(&message).map_err(Problem::into_status)?;
+        }
         let run = self.run_id(&message.name)?;
         if !self.is_here(run)? {
-            let v1::SubmitRunRequest { name, spec_json, input, credentials } = message;
+            let v1::SubmitRunRequest { name, spec_json, input, credentials, .. } = message;
             let reply = self.shared.peers.submit_run(&name, &spec_json, input.as_deref(), credentials).await;
             return reply.map(Response::new).map_err(client_status);
         }
@@ -222,6 +227,26 @@ impl RunEndpoint {
         })
     }
 
+    /// Checks the paths in a specification, which workers open with the rights of the cluster's owner.
+    fn check_files(&self, message: &v1::SubmitRunRequest) -> Result<(), Problem> {
+        // Pods have volumes only, which the manifest names.
+        if self.shared.options.inputs.is_some() {
+            return Ok(());
+        }
+        // An invalid specification is rejected by the worker that has the run.
+        let spec: serde_json::Value = serde_json::from_str(&message.spec_json).unwrap_or_default();
+        let source = &spec["memory"]["source"];
+        let files = self.shared.options.local_files.as_ref();
+        for kind in ["events", "git"] {
+            let named = source[kind]["path"].as_str();
+            // The default is the current folder, which is that of the client.
+            let Some(path) = named.or((kind == "git" && !source[kind].is_null()).then_some(".")) else { continue };
+            let field = format!("spec.memory.source.{kind}.path");
+            local_files::check(files, &field, path, &message.owner_key)?;
+        }
+        Ok(())
+    }
+
     /// Returns whether this worker has the record of a run; an error on the peer listener if it has not.
     fn is_here(&self, run: RunId) -> Result<bool, Status> {
         let partition = super::partition(&self.shared, run);
@@ -243,7 +268,14 @@ impl RunEndpoint {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         state.submitted_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let partition = super::partition(&self.shared, run);
-        let is_new = record::load(&self.shared, partition, run).await?.is_none();
+        let recorded = record::load(&self.shared, partition, run).await?;
+        if let Some(entry) = &recorded {
+            // An unreadable record is reported below.
+            if let Ok(recorded) = RunState::of(entry) {
+                check_same(&message.name, &recorded.spec, &state.spec)?;
+            }
+        }
+        let is_new = recorded.is_none();
         if is_new && is_supplied {
             let input = message.input.as_deref().ok_or_else(|| {
                 let text = "input: missing; the content of the ConfigMap in the specification must be supplied";
@@ -391,6 +423,43 @@ impl RunEndpoint {
     }
 }
 
+/// Fields that may differ between submissions of one run.
+const CHANGEABLE: [&str; 3] = ["suspend", "ttlSecondsAfterFinished", "managedBy"];
+
+/// Checks that a run of this name is the run that is submitted again.
+fn check_same(name: &str, recorded: &serde_json::Value, spec: &serde_json::Value) -> Result<(), Problem> {
+    let normalized = |spec: &serde_json::Value| {
+        let parsed = serde_json::from_value::<engram_api::LearnerRunSpec>(spec.clone());
+        let mut spec = parsed.and_then(serde_json::to_value).unwrap_or_else(|_| spec.clone());
+        if let Some(fields) = spec.as_object_mut() {
+            fields.retain(|field, _| !CHANGEABLE.contains(&field.as_str()));
+        }
+        spec
+    };
+    match difference("spec", &normalized(recorded), &normalized(spec)) {
+        None => Ok(()),
+        Some(field) => {
+            let text = format!(
+                "name: {name:?} is taken by a run with another specification (they differ in {field}); allowed: the same \
+                 specification, or another name"
+            );
+            Err(Problem::of(ProblemKind::Invalid, text))
+        }
+    }
+}
+
+/// Returns the first field in which two values differ.
+fn difference(path: &str, left: &serde_json::Value, right: &serde_json::Value) -> Option<String> {
+    match (left, right) {
+        _ if left == right => None,
+        (serde_json::Value::Object(one), serde_json::Value::Object(other)) => {
+            let fields: std::collections::BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+            fields.into_iter().find_map(|field| difference(&format!("{path}.{field}"), &left[field], &right[field]))
+        }
+        _ => Some(path.to_owned()),
+    }
+}
+
 /// Sends the status now and after every change, until the run ends or the client has gone.
 async fn stream_statuses(
     service: RunEndpoint,
@@ -474,5 +543,24 @@ fn client_status(error: engram_client::Error) -> Status {
     match error.problem() {
         Some(problem) => problem.clone().into_status(),
         None => Problem::of(ProblemKind::Unavailable, error.to_string()).into_status(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_not_shared_by_runs_of_different_specifications() {
+        let spec = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        let first = spec(r#"{"clusterRef":{"name":"a"},"kind":"Snapshot","snapshot":{"url":"s3://bbb/x"}}"#);
+        assert!(check_same("nightly", &first, &first).is_ok());
+        let resumed = spec(
+            r#"{"clusterRef":{"name":"a"},"kind":"Snapshot","suspend":true,"managedBy":"kueue","snapshot":{"url":"s3://bbb/x"}}"#,
+        );
+        assert!(check_same("nightly", &first, &resumed).is_ok());
+        let other = spec(r#"{"clusterRef":{"name":"a"},"kind":"Snapshot","snapshot":{"url":"s3://bbb/y"}}"#);
+        let refused = check_same("nightly", &first, &other).unwrap_err().message;
+        assert!(refused.contains("spec.snapshot.url") && !refused.contains("bbb"), "{refused}");
     }
 }

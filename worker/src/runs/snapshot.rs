@@ -96,8 +96,12 @@ impl Driver {
         let url = self.location.address_of(&self.state.name);
         let keys = self.keys().await?;
         let credentials = keys.clone().map(Credentials::Keys);
-        let options =
-            Options { endpoint: self.location.endpoint.clone(), region: self.location.region.clone(), credentials };
+        let options = Options {
+            endpoint: self.location.endpoint.clone(),
+            region: self.location.region.clone(),
+            credentials,
+            endpoint_owner: super::endpoint_owner(&self.shared),
+        };
         let location = Location::resolve(&url, &options, self.shared.options.snapshots.as_deref()).await?;
         let manifest_text = match self.state.snapshot.as_mut().and_then(|snapshot| snapshot.manifest.clone()) {
             Some(manifest_text) => manifest_text,
@@ -269,7 +273,12 @@ pub(super) async fn put(shared: &Shared, message: v1::PutPartitionRequest) -> an
     let location = message.location.unwrap_or_default();
     let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
     let credentials = location.credentials.map(|it| Credentials::Keys(credentials::keys(it)));
-    let options = Options { endpoint: non_empty(location.endpoint), region: non_empty(location.region), credentials };
+    let options = Options {
+        endpoint: non_empty(location.endpoint),
+        region: non_empty(location.region),
+        credentials,
+        endpoint_owner: super::endpoint_owner(shared),
+    };
     let location = Location::resolve(&location.url, &options, shared.options.snapshots.as_deref()).await?;
     let outgoing = outgoing(&shared.options.state_dir);
     std::fs::create_dir_all(&outgoing).with_context(|| format!("failed to create {}", outgoing.display()))?;

@@ -1,10 +1,10 @@
 //! Workers with an emulated GPU: the same answers as on the CPU, also when it fails, and the status without one.
 
 use crate::emulated_driver::run_with_emulated_driver;
-use crate::harness::{Cluster, spec, until};
+use crate::harness::{Cluster, recorded_run, spec, until};
 use engram_api::{GpuMode, GpuPartitioner, LearnerClusterSpec};
 use engram_client::{Client, EpochUpdates, RankOptions, RecallOptions, Rows, Signals, Updates};
-use engram_memory::{Digest, Group, LearningEpoch, MemoryId, RunId};
+use engram_memory::{Digest, Group, LearningEpoch, MemoryId};
 use engram_proto::v1::admin_service_client::AdminServiceClient;
 use engram_proto::v1::{self, ProfileKind};
 use engram_worker::{Error, Worker};
@@ -50,7 +50,8 @@ async fn learn(client: &Client, n: u64) -> Observation {
     let ids: Vec<MemoryId> = (0..MEMORIES).map(|id| MemoryId(id * n % MEMORIES)).collect();
     let signals = Signals::Quality(if n.is_multiple_of(2) { 0.9 } else { 0.2 });
     let updates = EpochUpdates::ById(Updates { ids, signals, ..Updates::default() });
-    let report = client.learn_epoch(RunId(7), LearningEpoch(n), 0.125, updates).await.unwrap();
+    let run = recorded_run(client, "driven").await;
+    let report = client.learn_epoch(run, LearningEpoch(n), 0.125, updates).await.unwrap();
     assert_eq!(report.quality.total().count, MEMORIES);
     observe(client).await
 }

@@ -4,14 +4,14 @@ use engram_api::LearnerClusterSpec;
 use engram_client::{Client, Options as ClientOptions};
 use engram_cluster::{Entry, PartitionMap};
 use engram_coordinator::{Coordinator, Options as CoordinatorOptions};
-use engram_wire as wire;
 use engram_faults::proxy;
 use engram_mapstore::{FileStore, MapStore as _};
 use engram_memory::{ClusterId, Member};
 use engram_proto::v1;
 use engram_proto::v1::admin_service_client::AdminServiceClient;
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
-use engram_worker::{Addresses, Error, Handle, Listen, MapLocation, Options, Worker};
+use engram_wire as wire;
+use engram_worker::{Addresses, Error, Handle, Listen, LocalFiles, MapLocation, Options, Worker};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -180,6 +180,10 @@ impl Cluster {
             threads: Some(1),
             // The emulated GPU runs on a busy CPU.
             machine_workers: None,
+            local_files: Some(LocalFiles {
+                owner_key: self.folder.path().join("owner.key"),
+                folders: vec![self.folder.path().join("files")],
+            }),
             gpu_deadline_ms: Some(600_000),
             inputs: self.volumes.clone(),
             snapshots: self.volumes.clone(),
@@ -253,6 +257,14 @@ impl Cluster {
         let endpoint = format!("http://{}", self.endpoint(ordinal));
         Channel::from_shared(endpoint).unwrap().connect().await.unwrap()
     }
+}
+
+/// Records a run that no worker drives, so that a test can send its learning epochs.
+pub(crate) async fn recorded_run(client: &Client, name: &str) -> engram_memory::RunId {
+    let spec = r#"{"clusterRef":{"name":"test"},"kind":"Memory","suspend":true,
+        "memory":{"source":{"example":{"name":"StateOfTheUnion"}}}}"#;
+    client.submit_run(name, spec, None, None).await.unwrap();
+    engram_client::run_id(CLUSTER, name)
 }
 
 /// Waits for a condition; panics after a time that only a hang exceeds.

@@ -117,12 +117,17 @@ async fn health_metrics_status_and_stop_work_for_operators() {
     let status = admin.get_worker_status(v1::GetWorkerStatusRequest {}).await.unwrap().into_inner();
     assert_eq!((status.memories, status.partitions, status.cluster_name.as_str()), (500, 4, "test"));
     assert!(status.partition_status.iter().all(|partition| partition.primary && partition.term == 1));
-    let folder = cluster.options(0).state_dir.join("exported");
-    let request = v1::CreateSnapshotRequest { folder: folder.display().to_string() };
+    let folder = cluster.options(0).local_files.unwrap().folders[0].join("exported");
+    let owner_key = String::new();
+    let request = v1::CreateSnapshotRequest { folder: folder.display().to_string(), owner_key: owner_key.clone() };
     let snapshot = admin.create_snapshot(request).await.unwrap().into_inner();
     assert_eq!((snapshot.partitions, snapshot.memories), (4, 500));
     assert_eq!(snapshot.digest.as_ref(), client.digest().await.unwrap().digest.0.to_be_bytes());
-    let relative = v1::CreateSnapshotRequest { folder: "here".into() };
+    for folder in [cluster.options(0).state_dir.join("exported"), "/tmp/exported".into()] {
+        let request = v1::CreateSnapshotRequest { folder: folder.display().to_string(), owner_key: owner_key.clone() };
+        assert_eq!(admin.create_snapshot(request).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+    let relative = v1::CreateSnapshotRequest { folder: "here".into(), owner_key };
     assert!(admin.create_snapshot(relative).await.unwrap_err().message().contains("an absolute path"));
 
     // The store is idle in this millisecond, so only the device is certain.

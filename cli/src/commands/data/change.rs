@@ -7,7 +7,7 @@ use crate::error::{Exit, problem};
 use crate::output::{Table, count};
 use crate::rows::{Format, Purpose, Row};
 use crate::target;
-use engram_api::{API_VERSION, Code, ExitCode};
+use engram_api::{API_VERSION, Code, ExitCode, printable_line};
 use engram_client::{Error, GroupSignal, Session, Signals, Updates};
 use engram_memory::{Group, OnMissing, Outcome, RejectionReason};
 use serde_json::{Value, json};
@@ -168,7 +168,7 @@ impl Summary {
             return Ok(ExitCode::Ok);
         }
         for rejection in rejections {
-            eprintln!("{}: {}", selection.name(rejection.id), message(rejection.reason));
+            eprintln!("{}: {}", printable_line(&selection.name(rejection.id)), message(rejection.reason));
         }
         if *rejected > rejections.len() as u64 {
             eprintln!("and {} more", count(rejected - rejections.len() as u64));

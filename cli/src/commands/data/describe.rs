@@ -7,7 +7,7 @@ use crate::error::problem;
 use crate::local::admin;
 use crate::output::{Table, bytes, count, seconds};
 use crate::target::Target;
-use engram_api::{Code, ExitCode};
+use engram_api::{Code, ExitCode, printable};
 use engram_client::Client;
 use engram_learn::report;
 use serde_json::{Value, json};
@@ -64,7 +64,7 @@ async fn describe_run(client: &Client, name: &str, page: Option<PathBuf>, contex
     }
     let mut text = format!("{}: {}, epoch {}\n", status.name, phase(status), epochs(status));
     if !status.message.is_empty() {
-        text.push_str(&format!("  {} {}\n", status.code, status.message));
+        text.push_str(&format!("  {} {}\n", status.code, printable(&status.message)));
     }
     text.push_str(&report::summary(&report));
     Ok(context.output.text(&text)?)

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
   engram export --format csv > all.csv
   engram insert --file memories.jsonl.zst
 
-Exports keys, weights, groups, features and payloads in no particular order. The file is created atomically. `engram insert` reads
+Exports keys, weights, groups, features and payloads in no particular order. A file appears only when complete. `engram insert` reads
 weights in single precision; for an exact copy use `engram snapshot create`.")]
 pub(crate) struct Export {
     /// Output file [default: stdout]

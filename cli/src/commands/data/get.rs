@@ -7,7 +7,7 @@ use crate::error::Exit;
 use crate::output::Table;
 use crate::rows::{Object, weight};
 use crate::target;
-use engram_api::{Code, ExitCode};
+use engram_api::{Code, ExitCode, printable_line};
 use engram_client::{GetOptions, Memory};
 
 /// Get memories by key or id
@@ -50,7 +50,7 @@ pub(crate) async fn run(arguments: &Get, context: &Context) -> anyhow::Result<Ex
         return Ok(ExitCode::Ok);
     }
     for id in &result.missing {
-        eprintln!("{}: memory not found ({})", arguments.selection.name(*id), Code::MemoryNotFound);
+        eprintln!("{}: memory not found ({})", printable_line(&arguments.selection.name(*id)), Code::MemoryNotFound);
     }
     Err(Exit(ExitCode::NotFound).into())
 }

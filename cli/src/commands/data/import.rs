@@ -10,7 +10,7 @@ use crate::rows::Compression;
 use crate::target;
 use anyhow::Context as _;
 use engram_api::{API_VERSION, Code, ExitCode, MAX_NAME_LENGTH, Problem, Requirement};
-use engram_learn::source::{GitOptions, SourceError, export_git};
+use engram_learn::source::{GitOptions, SourceError, export_git, is_shallow_git};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -124,10 +124,12 @@ impl Import {
                 submit_run(source, &events.file, &events.run, context).await
             }
             Self::Git(Git { path, revision, max_commits, quality, to: Some(file), .. }) => {
+                note_shallow(&path, context);
                 let options = GitOptions { path, revision, max_commits, quality: quality as f32 };
                 write_events(options, file, context).await
             }
             Self::Git(git) => {
+                note_shallow(&git.path, context);
                 let source = json!({ "git": {
                     "path": text(&git.path)?, "revision": git.revision, "maxCommits": git.max_commits,
                     "quality": git.quality,
@@ -172,19 +174,33 @@ async fn submit_run(source: Value, from: &Path, options: &RunOptions, context: &
     Ok(ExitCode::Ok)
 }
 
+/// Notes that a history is incomplete. A repository that cannot be read is reported by what reads it next.
+fn note_shallow(path: &Path, context: &Context) {
+    if is_shallow_git(path).unwrap_or(false) {
+        context.output.note(format!(
+            "note: {} is a shallow clone, so older commits are missing; `git fetch --unshallow` fetches them",
+            path.display()
+        ));
+    }
+}
+
 async fn write_events(options: GitOptions, file: PathBuf, context: &Context) -> anyhow::Result<ExitCode> {
     let mut progress = Progress::new(&context.output, "commits", None);
     let to = file.clone();
     let written = tokio::task::spawn_blocking(move || {
         let failed = || format!("failed to write {}", to.display());
         let output = OutputFile::create(&to).with_context(failed)?;
-        let compressed = Compression::of_path(&to).writer(output.handle().with_context(failed)?).with_context(failed)?;
+        let compressed =
+            Compression::of_path(&to).writer(output.handle().with_context(failed)?).with_context(failed)?;
         let show = |done, total| {
             progress.set_total(total);
             progress.set(done, "");
         };
         let (compressed, epochs, events) =
-            export_git(&options, compressed, &to, show).map_err(|error| source_problem(&error))?;
+            export_git(&options, compressed, &to, show).map_err(|error| match error {
+                SourceError::Unwritable { .. } => anyhow::Error::new(error),
+                unreadable => source_problem(&unreadable).into(),
+            })?;
         compressed.finish().with_context(failed)?;
         output.finish().with_context(failed)?;
         anyhow::Ok((epochs, events))
@@ -206,15 +222,18 @@ fn text(path: &Path) -> anyhow::Result<&str> {
     path.to_str().ok_or_else(not_text)
 }
 
-/// Derives the name of a run: `data/Own Events.csv.zst` gives `import-own-events`. A stable name prevents importing a file twice.
+/// Derives the name of a run: `data/Own Events.csv.zst` gives `import-own-events-` and a hash of its absolute path. A stable name
+/// prevents importing a file twice, and the hash keeps files of the same name in different folders apart.
 fn default_name(from: &Path) -> String {
     let from = std::path::absolute(from).unwrap_or_else(|_| from.to_owned());
+    let hash = format!("-{:08x}", engram_memory::key_id(from.as_os_str().as_encoded_bytes()).0 >> 32);
     let from = from.components().next_back().map(|part| part.as_os_str().to_string_lossy().to_lowercase());
     let from = from.unwrap_or_default();
     let stem = from.split('.').find(|part| !part.is_empty()).unwrap_or_default();
     let plain = stem.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' });
-    let mut name: String = "import-".chars().chain(plain).take(MAX_NAME_LENGTH).collect();
+    let mut name: String = "import-".chars().chain(plain).take(MAX_NAME_LENGTH - hash.len()).collect();
     name.truncate(name.trim_end_matches('-').len());
+    name.push_str(&hash);
     name
 }
 
@@ -241,9 +260,11 @@ mod tests {
             ("Ärger.csv", "import--rger"),
             ("/", "import"),
         ] {
-            assert_eq!(default_name(Path::new(path)), name);
-            assert!(engram_api::is_name(name), "{name}");
+            let derived = default_name(Path::new(path));
+            assert_eq!(derived.rsplit_once('-').map(|(base, hash)| (base, hash.len())), Some((name, 8)));
+            assert!(engram_api::is_name(&derived), "{derived}");
         }
+        assert_ne!(default_name(Path::new("monday/e.csv")), default_name(Path::new("tuesday/e.csv")));
         let long = default_name(Path::new(&"x".repeat(200)));
         assert!(engram_api::is_name(&long), "{long}");
     }

@@ -118,8 +118,8 @@ fn upsert(rows: &[Row]) -> Rows {
     }
 }
 
-/// Sends the rows of a file in batches, in order. A file is validated completely before the first batch; stdin is validated as it is
-/// read.
+/// Sends the rows of a file in batches, in order. A file is validated completely before the first batch. Stdin and pipes can be read
+/// only once: they are validated as they are read.
 ///
 /// # Errors
 /// A row is invalid, or the cluster rejects it; prints how many rows were applied before.
@@ -130,8 +130,9 @@ pub(super) async fn stream(
     context: &Context,
     send: impl AsyncFn(Vec<Row>, &mut Outcome) -> Result<(), Error>,
 ) -> anyhow::Result<Summary> {
+    let bytes =
+        std::fs::metadata(path).ok().filter(|meta| path != Path::new("-") && meta.is_file()).map(|meta| meta.len());
     let reader = Reader::open(path, format, purpose)?;
-    let bytes = (path != Path::new("-")).then(|| std::fs::metadata(path).map(|meta| meta.len())).transpose()?;
     if bytes.is_some() {
         let path = path.to_owned();
         let validation = tokio::task::spawn_blocking(move || Reader::open(&path, format, purpose)?.check());

@@ -3,10 +3,10 @@
 use super::get::name;
 use super::reads::Reads;
 use crate::context::Context;
-use crate::output::{Format, Output, Table};
+use crate::output::{Format, Output, Table, tsv_cell};
 use crate::rows::{Object, weight};
 use crate::target;
-use engram_api::{API_VERSION, ExitCode};
+use engram_api::{API_VERSION, ExitCode, printable_line};
 use engram_client::{Client, Memory, RankOptions};
 use engram_memory::Group;
 use serde::Serialize;
@@ -83,8 +83,8 @@ async fn stream(client: &Client, options: RankOptions, output: &Output) -> anyho
                     to.write_all(if rank == 1 { b"\n" } else { b",\n" })?;
                     serde_json::to_writer(&mut to, &Ranked { rank, memory: Object::of(memory) })?;
                 }
-                Format::Name => writeln!(to, "{}", name(memory))?,
-                _ => writeln!(to, "{}", cells(rank, memory).map(|cell| escaped(&cell)).join("\t"))?,
+                Format::Name => writeln!(to, "{}", printable_line(&name(memory)))?,
+                _ => writeln!(to, "{}", cells(rank, memory).map(|cell| tsv_cell(&cell)).join("\t"))?,
             }
         }
     }
@@ -92,9 +92,4 @@ async fn stream(client: &Client, options: RankOptions, output: &Output) -> anyho
         writeln!(to, "\n]}}")?;
     }
     Ok(to.flush()?)
-}
-
-/// Escapes separators in a cell.
-fn escaped(cell: &str) -> String {
-    cell.replace('\\', "\\\\").replace('\t', "\\t").replace('\n', "\\n")
 }

@@ -3,7 +3,7 @@
 use super::created;
 use crate::context::Context;
 use crate::error::problem;
-use crate::local::state::{Cluster, StateDir, base};
+use crate::local::state::{Cluster, StateDir, base, read_owner_key};
 use crate::output::{Table, bytes, count};
 use crate::progress::Progress;
 use crate::snapshot::{self, StorageOptions, rfc3339};
@@ -178,7 +178,7 @@ async fn write(
 ) -> anyhow::Result<Manifest> {
     let admin_endpoints = Target::Local(local.clone()).admin_endpoints();
     let workers: Vec<_> = admin_endpoints.into_iter().map(|(_, endpoint)| endpoint).collect();
-    let files = snapshot::collect(&workers, cluster.spec.partitions, folder).await?;
+    let files = snapshot::collect(&workers, cluster.spec.partitions, folder, &read_owner_key(&local.folder)).await?;
     let mut manifest =
         Manifest::new(name, SourceCluster { cluster: cluster.id()?, name: &cluster.name, spec: &cluster.spec })?;
     (manifest.workers, manifest.created_ms) = (workers.len() as u32, now_ms());

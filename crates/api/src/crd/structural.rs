@@ -30,6 +30,11 @@ impl Structural<'_> {
             out.insert("description".into(), text.replace('\n', " ").into());
         }
         match (schema["oneOf"].as_array(), schema["type"].as_str()) {
+            (None, None) if schema["x-quantity"] == true => {
+                out.insert("anyOf".into(), json!([{ "type": "integer" }, { "type": "string" }]));
+                out.insert("x-kubernetes-int-or-string".into(), true.into());
+                copy(schema, "pattern", &mut out);
+            }
             (Some(alternatives), _) if alternatives[0]["const"].is_string() => {
                 words(schema, alternatives, path, &mut out, &mut rules);
             }
@@ -180,8 +185,11 @@ fn text(schema: &Value, path: &str, out: &mut Map<String, Value>, rules: &mut Ve
         Some("engram-folder") => {
             out.insert("pattern".into(), snapshot::PATTERN.into());
         }
+        Some("engram-region") => {
+            out.insert("pattern".into(), objects::REGION_PATTERN.into());
+        }
         Some("engram-endpoint") => {
-            out.insert("pattern".into(), "^https?://[^@ ?#]+$".into());
+            out.insert("pattern".into(), objects::ENDPOINT_PATTERN.into());
         }
         _ => {}
     }

@@ -12,10 +12,10 @@ use super::tree::{Entry, Node, Yaml, place};
 use crate::cluster::SMALLEST_SETTING;
 use crate::code::Code;
 use crate::object::{MAX_NAME_LENGTH, is_name};
-use crate::objects::{self, is_address, is_endpoint};
+use crate::objects::{self, is_address, is_endpoint, is_region};
 use crate::operator;
 use crate::problem::{Location, Problem};
-use crate::quantity::{Duration, Rate, Size};
+use crate::quantity::{Duration, RESOURCE_QUANTITY_ALLOWED, Rate, Size, is_resource_quantity};
 use crate::snapshot::{self, is_folder};
 
 /// Validation of one document.
@@ -46,6 +46,9 @@ impl<'a> Check<'a> {
                 self.exactly_one(node, place, alternatives, path);
             }
             return;
+        }
+        if schema["x-quantity"] == true {
+            return self.resource_quantity(node, place, path);
         }
         match (schema["type"].as_str(), &node.value) {
             (Some("object"), Yaml::Map(entries)) => self.object(entries, place, schema, path),
@@ -232,8 +235,9 @@ impl<'a> Check<'a> {
             Some("engram-s3") if !is_address(text) => objects::ALLOWED.to_owned(),
             Some("engram-folder") if !is_folder(text) => snapshot::ALLOWED.to_owned(),
             Some("engram-endpoint") if !is_endpoint(text) => {
-                "http://HOST:PORT or https://HOST, without credentials".to_owned()
+                "http://HOST:PORT or https://HOST, with a port of 1 to 65535 and without credentials".to_owned()
             }
+            Some("engram-region") if !is_region(text) => "A-Z, a-z, 0-9, - and _".to_owned(),
             Some(format)
                 if let Some((_, is_of_it, allowed)) = operator::FORMATS.iter().find(|(name, ..)| *name == format) =>
             {
@@ -247,6 +251,19 @@ impl<'a> Check<'a> {
         };
         let shown = Yaml::Text(text.into());
         self.report(Code::OutOfRange, path, place, format!("{path} is {shown}; allowed: {allowed}"), []);
+    }
+
+    /// Checks a quantity of a Kubernetes resource, which is a number or text.
+    fn resource_quantity(&mut self, node: &Node, place: Location, path: &str) {
+        let is_valid = match &node.value {
+            Yaml::Text(text) => is_resource_quantity(text),
+            Yaml::Integer(value) => *value >= 0 && !self.is_binary(node),
+            _ => false,
+        };
+        if !is_valid {
+            let message = format!("{path} is {}; allowed: {RESOURCE_QUANTITY_ALLOWED}", node.value);
+            self.report(Code::OutOfRange, path, place, message, []);
+        }
     }
 
     fn number(&mut self, node: &Node, value: f64, place: Location, schema: &Value, path: &str) {

@@ -2,6 +2,7 @@
 
 use super::check::entry_place;
 use super::rules::{Rules, find};
+use super::suggestion::nearest;
 use super::tree::{Entry, Yaml};
 use crate::code::Code;
 use crate::operator::is_object_name;
@@ -29,6 +30,19 @@ const CERT_MANAGER_LEAST_MS: u64 = 3_600_000;
 /// Prefixes of labels and annotations that the operator writes.
 const RESERVED: [&str; 2] = ["engram.dev/", "app.kubernetes.io/"];
 
+/// Resources of a container that Kubernetes itself provides.
+const RESOURCES: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
+
+/// Returns whether Kubernetes accepts the name of a container's resource.
+fn is_resource_name(name: &str) -> bool {
+    let is_part = |part: &str| {
+        !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    };
+    RESOURCES.contains(&name)
+        || name.strip_prefix("hugepages-").is_some_and(is_part)
+        || name.split_once('/').is_some_and(|(domain, name)| is_part(domain) && is_part(name))
+}
+
 impl Rules<'_> {
     /// Checks the settings of a `LearnerCluster`.
     pub(super) fn kubernetes(&mut self) {
@@ -42,6 +56,7 @@ impl Rules<'_> {
         self.secret_name();
         self.issuer();
         self.access();
+        self.resources();
         self.pod_template();
     }
 
@@ -141,6 +156,22 @@ impl Rules<'_> {
                 message,
                 "remove tls, or set mode: Auto; a token sent in plaintext can be stolen",
             );
+        }
+    }
+
+    /// Resources have names of Kubernetes, or of an extended resource with a domain.
+    fn resources(&mut self) {
+        for path in ["spec.resources.requests", "spec.resources.limits"] {
+            let Some(Yaml::Map(entries)) = find(self.document, path).map(|entry| &entry.value.value) else { continue };
+            for entry in entries.iter().filter(|entry| !is_resource_name(&entry.key)) {
+                let field = format!("{path}.{}", entry.key);
+                let allowed =
+                    format!("{}, hugepages-SIZE, or DOMAIN/NAME of an extended resource", RESOURCES.join(", "));
+                let message = format!("{field} is not a resource; allowed: {allowed}");
+                let near = nearest(&entry.key, RESOURCES).map(|near| format!("did you mean {near}?"));
+                let problem = Problem::new(Code::UnknownField, message).of(field).at(entry_place(entry, self.source));
+                self.problems.push(problem.help(near.unwrap_or_else(|| "correct the name, or remove the line".into())));
+            }
         }
     }
 

@@ -308,3 +308,24 @@ fn kubernetes_settings_are_checked_and_listed_as_ignored() {
     let replicated = check(&cluster("{ workers: 5, durability: { mode: Replicated } }")).unwrap();
     assert!(replicated.local_notes().is_empty());
 }
+
+#[test]
+fn resources_of_the_container_are_checked() {
+    let of = |resources: &str| check(&cluster(&format!("{{ workers: 5, resources: {{ {resources} }} }}")));
+    for good in [
+        "requests: { cpu: 2, memory: 4Gi }, limits: { cpu: '1.5', example.com/fpga: 1 }",
+        "limits: { hugepages-2Mi: 64Mi, ephemeral-storage: '1e9' }, claims: [{ name: gpu }]",
+    ] {
+        assert!(of(good).is_ok(), "{good}: {}", of(good).unwrap_err().render(false));
+    }
+    for (bad, expected) in [
+        ("requests: { cpu: lots }", "spec.resources.requests.cpu is lots; allowed: a whole number"),
+        ("limits: { memory: -1 }", "spec.resources.limits.memory is -1; allowed: a whole number"),
+        ("limits: { memory: 4GB }", "spec.resources.limits.memory is 4GB; allowed: a whole number"),
+        ("limts: { cpu: 2 }", "spec.resources.limts is not a known field; allowed here: claims, limits, requests"),
+        ("requests: { memry: 1Gi }", "spec.resources.requests.memry is not a resource; allowed: cpu, memory"),
+    ] {
+        let problems = of(bad).expect_err(bad);
+        assert!(problems[0].message().starts_with(expected), "{bad}: {}", problems[0].message());
+    }
+}

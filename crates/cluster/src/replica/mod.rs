@@ -13,11 +13,11 @@
 //!
 //! Invariants, checked by the model in this crate's tests:
 //! - a record is committed when every member of the maximal in-sync set holds it *under this term*, from the disk that
-//! the map names: the in-sync set of the map, and a newcomer from the moment its entry is proposed;
+//!   the map names: the in-sync set of the map, and a newcomer from the moment its entry is proposed;
 //! - a replica answers nothing of a term below its promise, and drops what the primary of a term does not have before
-//! it acknowledges anything of that term;
+//!   it acknowledges anything of that term;
 //! - a term is served by one process, once, and only after it has read in the map that it is settled: activated, or
-//! every candidate for promotion is in sync;
+//!   every candidate for promotion is in sync;
 //! - a single replica acknowledges from its disk, and has everything there before it proposes to be the only one;
 //! - a read lease that a replica granted expires before the replica serves.
 

@@ -2,13 +2,14 @@
 
 use super::verdict::{Ranking, best, sentences};
 use super::{RunReport, format};
+use engram_api::printable;
 use std::fmt::Write;
 
 /// A run in a few lines for a terminal, without colours, ending with a line end.
 pub fn summary(report: &RunReport) -> String {
     let mut text = String::new();
     write_to(&mut text, report).expect("a string takes whatever is written to it");
-    text
+    printable(&text).into_owned()
 }
 
 fn write_to(text: &mut String, report: &RunReport) -> std::fmt::Result {

@@ -9,7 +9,7 @@ use super::state::{FirstSeparation, Input, Row, RunState};
 use super::status::{Order, Phase, Status};
 use crate::prediction::{HitRate, Hits, Prediction};
 use crate::report::{EpochName, EpochRow, RankHistory, RankNote};
-use crate::source::{self, Content, Epoch, Limits, Population, Source, SourceError, SourceOptions};
+use crate::source::{self, Content, Epoch, Limits, Population, Source, SourceError, SourceOptions, StopFlag};
 use crate::statistics::Separation;
 use engram_memory::{GroupQuality, LearningEpoch, MemoryId, QualityVector, RunId};
 use hashbrown::HashSet;
@@ -73,7 +73,7 @@ enum Interruption {
 
 impl From<SourceError> for Interruption {
     fn from(error: SourceError) -> Self {
-        Self::Failed { code: error.code(), message: error.to_string() }
+        Self::Failed { code: error.code(), message: error.without_content() }
     }
 }
 
@@ -149,7 +149,13 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         self.publish_status(None);
         let mut row = None;
         while !self.is_complete() {
-            let (rest, epoch) = next(source).await?;
+            let (rest, epoch) = match next(&self.orders, source).await {
+                Err(stop @ (Interruption::Suspended | Interruption::Cancelled)) => {
+                    self.record(row.take()).await?;
+                    return Err(stop);
+                }
+                read => read?,
+            };
             source = rest;
             let Some(epoch) = epoch else { break };
             let stop = match *self.orders.borrow() {
@@ -224,7 +230,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         {
             git.revision.clone_from(commit);
         }
-        let (pinned, content) = blocking(move || pin(&options)).await?;
+        let (pinned, content) = blocking(&self.orders, move |stop| pin(&options, stop)).await?;
         match &self.state.input {
             Some(input) if input.content != content => {
                 return Err(Interruption::Failed {
@@ -248,7 +254,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             self.populate(experiment.population()).await?;
         }
         // Always from the beginning: the baselines of the prediction depend on all epochs so far.
-        let source = blocking(move || source::open(&pinned, Limits::default(), 0)).await?;
+        let source = blocking(&self.orders, move |_| source::open(&pinned, Limits::default(), 0)).await?;
         self.state.epochs = match (source.epochs(), self.job.epochs) {
             (Some(available), Some(requested)) => Some(available.min(requested)),
             (available, requested) => available.or(requested),
@@ -311,7 +317,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         self.history = Row::history(&rows);
         self.rates = rows.into_iter().map(|row| row.row.hits).collect();
         for _ in 0..self.state.done {
-            let (rest, epoch) = next(source).await?;
+            let (rest, epoch) = next(&self.orders, source).await?;
             source = rest;
             let Some(epoch) = epoch else { break };
             prediction.score(&epoch, None);
@@ -508,19 +514,43 @@ impl FirstSeparation {
     }
 }
 
+/// Stops a read when the driver no longer waits for it, also if the driver is dropped.
+struct StopOnDrop(StopFlag);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.set();
+    }
+}
+
 /// Reads the next epoch on a thread where blocking is allowed.
-async fn next(mut source: Box<dyn Source>) -> Result<(Box<dyn Source>, Option<Epoch>), Interruption> {
-    blocking(move || {
+async fn next(
+    orders: &watch::Receiver<Order>,
+    mut source: Box<dyn Source>,
+) -> Result<(Box<dyn Source>, Option<Epoch>), Interruption> {
+    blocking(orders, move |stop| {
+        source.stop_by(stop.clone());
         let epoch = source.next_epoch()?;
         Ok((source, epoch))
     })
     .await
 }
 
+/// Reads on a thread where blocking is allowed. An order ends the wait at once, however long the read takes, and stops the read.
 async fn blocking<T: Send + 'static>(
-    task: impl FnOnce() -> Result<T, SourceError> + Send + 'static,
+    orders: &watch::Receiver<Order>,
+    task: impl FnOnce(&StopFlag) -> Result<T, SourceError> + Send + 'static,
 ) -> Result<T, Interruption> {
-    let joined = tokio::task::spawn_blocking(task).await;
+    let stop = StopOnDrop(StopFlag::default());
+    let flag = stop.0.clone();
+    let mut orders = orders.clone();
+    let joined = tokio::select! {
+        biased;
+        joined = tokio::task::spawn_blocking(move || task(&flag)) => joined,
+        Ok(order) = orders.wait_for(|order| *order != Order::Continue) => {
+            return Err(if *order == Order::Cancel { Interruption::Cancelled } else { Interruption::Suspended });
+        }
+    };
     match joined {
         Ok(result) => result.map_err(Interruption::from),
         Err(panicked) => {

@@ -516,3 +516,31 @@ async fn a_run_fetches_its_input_with_the_turn_and_can_be_stopped_meanwhile() {
         assert_eq!(fake.0.lock().unwrap().turn, None, "the turn is free for others");
     }
 }
+
+#[tokio::test]
+async fn a_cancelled_run_does_not_wait_for_a_slow_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("events.csv");
+    // Takes minutes to read, and no space.
+    std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+    let (cluster, mut job) = sotu(&[], 1);
+    job.source = SourceOptions::Events(crate::source::EventsOptions {
+        path,
+        origin: Origin::Disk,
+        format: crate::source::Format::Auto,
+        columns: crate::source::Columns {
+            memory: crate::source::MemoryColumn::Key("key".into()),
+            time: crate::source::TimeColumn::Epoch("epoch".into()),
+        },
+        signal: crate::source::SignalSource::Quality(1.0),
+    });
+    let state = RunState::new("test", serde_json::Value::Null);
+    cluster.0.lock().unwrap().records.record(run_id(), 0, &state.encode(), None).unwrap();
+    let (status, watched) = watch::channel(Status::default());
+    let (orders, ordered) = watch::channel(Order::Continue);
+    let driver = Driver::new(run_id(), job, (state, 1), cluster.clone(), cluster, status, ordered);
+    let task = tokio::spawn(driver.run());
+    orders.send(Order::Cancel).unwrap();
+    task.await.unwrap();
+    assert_eq!(watched.borrow().phase, Phase::Cancelled);
+}

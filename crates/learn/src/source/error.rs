@@ -46,6 +46,15 @@ pub enum SourceError {
         /// What went wrong.
         cause: String,
     },
+    /// An output cannot be written.
+    #[error("failed to write {}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        #[source]
+        cause: std::io::Error,
+    },
     /// A column that the options name is not in the file.
     #[error("{field} is {column:?}, which is not a column of {}; its columns: {}", path.display(), listed(columns))]
     NoColumn {
@@ -57,6 +66,32 @@ pub enum SourceError {
         column: String,
         /// Existing columns.
         columns: Vec<String>,
+    },
+    /// A column that the options name occurs several times.
+    #[error("{field} is {column:?}, which occurs {occurrences} times in {}; allowed: a column that occurs once", path.display())]
+    AmbiguousColumn {
+        /// The file.
+        path: PathBuf,
+        /// The option, as in `columns.key`.
+        field: &'static str,
+        /// What it names.
+        column: String,
+        /// How many columns have the name.
+        occurrences: usize,
+    },
+    /// A column that the options name cannot be decoded.
+    #[error("{field} is {column:?}, which is {found} in {}; allowed: {allowed}", path.display())]
+    UnsupportedColumn {
+        /// The file.
+        path: PathBuf,
+        /// The option, as in `columns.key`.
+        field: &'static str,
+        /// What it names.
+        column: String,
+        /// Type or compression of the column.
+        found: String,
+        /// Allowed types or compressions.
+        allowed: &'static str,
     },
     /// A row is wrong.
     #[error("{}, {location}, {column}: found {value}; allowed: {allowed}", path.display())]
@@ -101,10 +136,31 @@ impl SourceError {
     pub const fn code(&self) -> &'static str {
         match self {
             Self::UnknownFormat { .. } => "ENG-0106",
-            Self::Unreadable { .. } => "ENG-0302",
-            Self::NoColumn { .. } => "ENG-0303",
+            Self::Unreadable { .. } | Self::Unwritable { .. } => "ENG-0302",
+            Self::NoColumn { .. } | Self::AmbiguousColumn { .. } | Self::UnsupportedColumn { .. } => "ENG-0303",
             Self::Row { .. } | Self::Commit { .. } => "ENG-0304",
             Self::NoCommit { .. } => "ENG-0305",
+        }
+    }
+
+    /// Returns the message without content of the source, for clients that may start a run but not read the file: position, column
+    /// and what is allowed there.
+    pub fn without_content(&self) -> String {
+        let text = match self {
+            Self::NoColumn { path, field, column, .. } => {
+                format!("{field} is {column:?}, which is not a column of {}", path.display())
+            }
+            Self::Row { path, location, column, allowed, .. } => {
+                format!("{}, {location}, {column}: the value is invalid; allowed: {allowed}", path.display())
+            }
+            Self::Commit { path, commit, allowed, .. } => {
+                format!("{}, commit {commit}: not usable; allowed: {allowed}", path.display())
+            }
+            error => error.to_string(),
+        };
+        match text.char_indices().nth(MAX_MESSAGE_CHARS) {
+            None => text,
+            Some((end, _)) => format!("{}...", &text[..end]),
         }
     }
 
@@ -112,6 +168,15 @@ impl SourceError {
         Self::Unreadable { path: path.into(), cause: cause.to_string() }
     }
 }
+
+/// Formats an error with its causes.
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string);
+    causes.fold(error.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
+}
+
+/// Maximum number of characters of a message in a run's status: it is replicated and listed. Twice that of a long path.
+const MAX_MESSAGE_CHARS: usize = 500;
 
 /// Maximum number of names in an error message.
 const LISTED: usize = 20;
@@ -124,12 +189,44 @@ fn listed(names: &[String]) -> String {
     if text.is_empty() { "none".to_owned() } else { text }
 }
 
+/// Maximum number of characters of a value in an error.
+const SHOWN: usize = 60;
+
 /// Formats a value for an error: quoted, and truncated if long.
 pub(super) fn shown(value: &str) -> String {
-    const SHOWN: usize = 60;
-    if value.chars().count() <= SHOWN {
-        return format!("{value:?}");
+    match value.char_indices().nth(SHOWN) {
+        None => format!("{value:?}"),
+        Some((end, _)) => format!("{:?}... ({} bytes)", &value[..end], value.len()),
     }
-    let start: String = value.chars().take(SHOWN).collect();
-    format!("{start:?}... ({} bytes)", value.len())
+}
+
+/// Formats a value for an error as the file has it, and truncated if long.
+pub(super) fn shortened(value: &str) -> String {
+    match value.char_indices().nth(SHOWN) {
+        None => value.to_owned(),
+        Some((end, _)) => format!("{}... ({} bytes)", &value[..end], value.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_without_content_names_the_place_only() {
+        let path = PathBuf::from("/data/events.csv");
+        let row = SourceError::Row {
+            path: path.clone(),
+            location: Location::Line(2),
+            column: "quality".into(),
+            value: shown("s3cret"),
+            allowed: "0 to 1".into(),
+        };
+        assert_eq!(row.without_content(), "/data/events.csv, line 2, quality: the value is invalid; allowed: 0 to 1");
+        let columns = vec!["root:s3cret:1".to_owned()];
+        let column = SourceError::NoColumn { path, field: "columns.key", column: "k".into(), columns };
+        assert!(column.to_string().contains("s3cret") && !column.without_content().contains("s3cret"));
+        let long = SourceError::unreadable("x".repeat(4_000), "no");
+        assert!(long.without_content().chars().count() <= MAX_MESSAGE_CHARS + 3);
+    }
 }

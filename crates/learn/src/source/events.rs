@@ -12,8 +12,8 @@ mod jsonl;
 mod parquet;
 mod time;
 
-use super::{Content, Epoch, Event, Limits, Location, Source, SourceError, in_order};
-use std::fs::File;
+use super::{Content, Epoch, Event, Limits, Location, Source, SourceError, StopFlag, in_order};
+use std::fs::{File, Metadata};
 use std::io::{self, BufReader, Read, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -70,13 +70,13 @@ impl EventsOptions {
     /// Opens the file, at its beginning.
     pub(crate) fn open(&self) -> io::Result<File> {
         match &self.origin {
-            Origin::Disk => File::open(&self.path),
+            Origin::Disk => open_regular(&self.path),
             Origin::Folder(folder) => {
                 let (folder, path) = (folder.canonicalize()?, self.path.canonicalize()?);
                 if !path.starts_with(&folder) {
                     return Err(io::Error::other(format!("it leads out of {}", folder.display())));
                 }
-                File::open(path)
+                open_regular(&path)
             }
             // A file as well, because Parquet is read from its end.
             Origin::Content(content) => {
@@ -92,6 +92,20 @@ impl EventsOptions {
             }
         }
     }
+}
+
+/// Opens a regular file. A device or a pipe may have no end, and opening a pipe would wait for its writer.
+fn open_regular(path: &Path) -> io::Result<File> {
+    // Checked by name first, because opening a device may have effects, then by handle.
+    let check = |about: &Metadata| match about.file_type() {
+        kind if kind.is_file() => Ok(()),
+        kind if kind.is_dir() => Err(io::Error::other("it is a folder")),
+        _ => Err(io::Error::other("it is not a regular file; allowed: regular files, which have an end")),
+    };
+    check(&std::fs::metadata(path)?)?;
+    let file = File::open(path)?;
+    check(&file.metadata()?)?;
+    Ok(file)
 }
 
 /// Format of an event file.
@@ -187,9 +201,28 @@ impl Layout {
         columns
     }
 
+    /// Returns the index of a wanted column among the columns of the file, where its name occurs exactly once.
+    fn find_column(&self, position: usize, names: &[String]) -> Result<usize, SourceError> {
+        let (field, column) = self.columns()[position];
+        let mut indices = names.iter().enumerate().filter(|(_, name)| *name == column).map(|(index, _)| index);
+        match (indices.next(), indices.count()) {
+            (None, _) => Err(self.no_column(position, names.to_vec())),
+            (Some(index), 0) => Ok(index),
+            (Some(_), others) => {
+                let (path, column) = (self.path.clone(), column.to_owned());
+                Err(SourceError::AmbiguousColumn { path, field, column, occurrences: others + 1 })
+            }
+        }
+    }
+
     fn no_column(&self, position: usize, columns: Vec<String>) -> SourceError {
         let (field, column) = self.columns()[position];
         SourceError::NoColumn { path: self.path.clone(), field, column: column.to_owned(), columns }
+    }
+
+    fn unsupported_column(&self, position: usize, found: String, allowed: &'static str) -> SourceError {
+        let (field, column) = self.columns()[position];
+        SourceError::UnsupportedColumn { path: self.path.clone(), field, column: column.to_owned(), found, allowed }
     }
 
     fn bad_row(&self, place: Location, column: &str, value: String, allowed: impl Into<String>) -> SourceError {
@@ -225,13 +258,15 @@ pub(super) struct EventFile {
     last: Option<i64>,
     next: u64,
     ended: bool,
+    stop: StopFlag,
 }
 
 impl EventFile {
     pub(super) fn open(options: &EventsOptions, limits: Limits, from: u64) -> Result<Self, SourceError> {
         let layout = Layout { path: options.path.clone(), options: options.clone(), limits };
         let rows = open_rows(&layout)?;
-        let mut file = Self { layout, rows, pending: None, last: None, next: 0, ended: false };
+        let mut file =
+            Self { layout, rows, pending: None, last: None, next: 0, ended: false, stop: StopFlag::default() };
         while file.next < from && file.next_epoch()?.is_some() {}
         Ok(file)
     }
@@ -257,6 +292,9 @@ impl EventFile {
             }
             if events.len() == self.layout.limits.epoch_events {
                 return Err(self.too_many(current.place));
+            }
+            if self.stop.is_set() {
+                return Err(self.layout.unreadable("the read was stopped"));
             }
             events.push(current.event?);
             row = self.rows.next_row()?;
@@ -317,6 +355,10 @@ impl Source for EventFile {
         epoch
     }
 
+    fn stop_by(&mut self, stop: StopFlag) {
+        self.stop = stop;
+    }
+
     fn epochs(&self) -> Option<u64> {
         None
     }
@@ -359,9 +401,6 @@ fn format_of(path: &Path, format: Format) -> Result<(Format, Compression), Sourc
 fn open_rows(layout: &Layout) -> Result<Box<dyn Rows>, SourceError> {
     let (format, compression) = format_of(&layout.path, layout.options.format)?;
     let file = layout.options.open().map_err(|e| layout.unreadable(e))?;
-    if file.metadata().is_ok_and(|about| about.is_dir()) {
-        return Err(layout.unreadable("it is a folder"));
-    }
     if format == Format::Parquet {
         return Ok(Box::new(parquet::Reader::open(layout.clone(), file)?));
     }

@@ -7,6 +7,7 @@
 //!
 //! Read with a git library; no git program is started and the repository is not changed.
 
+use super::error::with_causes;
 use super::{Content, Epoch, Event, Limits, Signal, Source, SourceError, in_order};
 use engram_memory::{MAX_KEY_BYTES, key_id};
 use gix::ObjectId;
@@ -55,11 +56,11 @@ struct Step {
 /// Opens the repository and resolves its revision.
 fn head(options: &GitOptions) -> Result<(gix::Repository, ObjectId), SourceError> {
     let path = &options.path;
-    let repository = gix::discover(path).map_err(|e| SourceError::unreadable(path, e))?;
-    let no_commit = |cause: &dyn std::fmt::Display| SourceError::NoCommit {
+    let repository = gix::discover(path).map_err(|e| SourceError::unreadable(path, with_causes(&e)))?;
+    let no_commit = |cause: &dyn std::error::Error| SourceError::NoCommit {
         path: path.clone(),
         revision: options.revision.clone(),
-        cause: cause.to_string(),
+        cause: with_causes(cause),
     };
     let head = repository
         .rev_parse_single(options.revision.as_str())
@@ -86,7 +87,7 @@ impl History {
         let (mut repository, head) = head(options)?;
         repository.object_cache_size_if_unset(OBJECT_CACHE_BYTES);
         let (mut commits, base) = first_parents(&repository, head, options.max_commits)
-            .map_err(|e| SourceError::unreadable(path, format!("failed to walk the history: {e}")))?;
+            .map_err(|e| SourceError::unreadable(path, format!("failed to walk the history: {}", with_causes(&*e))))?;
         commits.reverse();
         let next = usize::try_from(from).unwrap_or(usize::MAX);
         Ok(Self { options: options.clone(), limits, repository, commits, base, next, state: State::default() })
@@ -102,8 +103,14 @@ impl History {
     }
 
     fn step(&mut self, before: Option<ObjectId>, commit: ObjectId) -> Result<Step, SourceError> {
-        let failed = |e: &dyn std::fmt::Display| {
-            SourceError::unreadable(&self.options.path, format!("failed to read commit {commit}: {e}"))
+        let failed = |e: &dyn std::error::Error| {
+            let hint = if is_partial(&self.repository) {
+                "; it is a partial clone, which lacks objects: `git fetch --refetch --no-filter` fetches them"
+            } else {
+                ""
+            };
+            let cause = with_causes(e);
+            SourceError::unreadable(&self.options.path, format!("failed to read commit {commit}: {cause}{hint}"))
         };
         let tree = |id: ObjectId| self.repository.find_commit(id).and_then(|commit| commit.tree());
         let new = tree(commit).map_err(|e| failed(&e))?;
@@ -126,9 +133,6 @@ impl History {
             let (path, commit) = (self.options.path.clone(), commit.to_string());
             Err(SourceError::Commit { path, commit, value, allowed })
         };
-        if let Some(long) = paths.iter().find(|path| path.len() > MAX_KEY_BYTES) {
-            return refuse(super::error::shown(long), format!("paths of at most {MAX_KEY_BYTES} bytes"));
-        }
         let limit = self.limits.epoch_events;
         if paths.len() > limit {
             return refuse(format!("{} touched paths", paths.len()), format!("at most {limit} paths in one commit"));
@@ -176,7 +180,36 @@ fn changed_path(change: Change) -> Option<String> {
         Change::Addition { entry_mode, path, .. } | Change::Deletion { entry_mode, path, .. } => (entry_mode, path),
         Change::Modification { entry_mode, path, .. } => (entry_mode, path),
     };
-    (!mode.is_tree()).then(|| path.to_string())
+    (!mode.is_tree()).then(|| key_of_path(path.to_string()))
+}
+
+/// Returns the key of a path. A path longer than a key is cut and ends in its hash, so that different paths stay different memories.
+fn key_of_path(mut path: String) -> String {
+    if path.len() > MAX_KEY_BYTES {
+        let hash = format!("...{:016x}", key_id(path.as_bytes()).0);
+        let end = (0..=MAX_KEY_BYTES - hash.len()).rev().find(|&end| path.is_char_boundary(end)).unwrap_or(0);
+        path.truncate(end);
+        path.push_str(&hash);
+    }
+    path
+}
+
+/// Whether the repository was cloned with a filter and fetches missing objects on demand, which this library does not.
+fn is_partial(repository: &gix::Repository) -> bool {
+    let configuration = repository.config_snapshot();
+    let promises = |name: &str| configuration.boolean(format!("remote.{name}.promisor").as_str()).unwrap_or(false);
+    configuration.string("extensions.partialClone").is_some()
+        || repository.remote_names().iter().any(|name| promises(&name.to_string()))
+}
+
+/// Returns whether a repository is a shallow clone: commits before its oldest one are missing.
+///
+/// # Errors
+/// The repository cannot be read.
+pub fn is_shallow(path: &Path) -> Result<bool, SourceError> {
+    let unreadable = |error: &dyn std::error::Error| SourceError::unreadable(path, with_causes(error));
+    let repository = gix::discover(path).map_err(|error| unreadable(&error))?;
+    repository.is_shallow().map_err(|error| unreadable(&error))
 }
 
 /// Writes the history as events: CSV with the columns `epoch`, `commit`, `path`. Commits that touch nothing have no row. Returns the
@@ -191,21 +224,28 @@ pub fn export<W: Write>(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<(W, u64, u64), SourceError> {
     let mut history = History::open(options, Limits::default(), 0)?;
-    let failed = |e: &dyn std::fmt::Display| SourceError::unreadable(name, format!("failed to write: {e}"));
+    let unwritable = |cause| SourceError::Unwritable { path: name.to_owned(), cause };
+    let failed = |error: csv::Error| {
+        unwritable(match error.into_kind() {
+            csv::ErrorKind::Io(cause) => cause,
+            other => std::io::Error::other(format!("{other:?}")),
+        })
+    };
     let total = history.commits.len() as u64;
     let mut rows = csv::Writer::from_writer(output);
-    rows.write_record(["epoch", "commit", "path"]).map_err(|e| failed(&e))?;
+    rows.write_record(["epoch", "commit", "path"]).map_err(failed)?;
     let (mut epoch, mut events) = (0_u64, 0);
     while let Some(step) = history.next_step()? {
         let (number, commit) = (epoch.to_string(), step.commit.to_string());
         for path in &step.paths {
-            rows.write_record([number.as_str(), &commit, path]).map_err(|e| failed(&e))?;
+            rows.write_record([number.as_str(), &commit, path]).map_err(failed)?;
         }
         events += step.paths.len() as u64;
         epoch += 1;
         progress(epoch, total);
     }
-    let output = rows.into_inner().map_err(|e| failed(&e))?;
+    let output =
+        rows.into_inner().map_err(|error| unwritable(std::io::Error::new(error.error().kind(), error.to_string())))?;
     Ok((output, total, events))
 }
 

@@ -80,16 +80,16 @@ impl Writer<'_> {
 
 impl Reader<'_> {
     fn sessions(&mut self) -> Decoded<session::Table> {
-        let mut table = session::Table { watermark_ms: self.u64("watermark")?, ..session::Table::default() };
+        let (watermark_ms, mut sessions) = (self.u64("watermark")?, BTreeMap::new());
         for _ in 0..self.count(28, "sessions")? {
             let id = SessionId { opened_ms: self.u64("session")?, random: self.u64("session")? };
-            if id.opened_ms < table.watermark_ms || !above(&table.sessions, &id) {
+            if id.opened_ms < watermark_ms || !above(&sessions, &id) {
                 return Err(DecodeError::Invalid("order of the sessions"));
             }
             let entry = self.session()?;
-            table.sessions.insert(id, entry);
+            sessions.insert(id, entry);
         }
-        Ok(table)
+        Ok(session::Table::new(watermark_ms, sessions))
     }
 
     fn session(&mut self) -> Decoded<session::Entry> {

@@ -202,3 +202,18 @@ fn a_primary_can_look_up_the_reply_before_logging() {
     assert_eq!(ledger.lookup_reply(&record), Some(Reply::Applied(outcome(4))));
     assert_eq!(ledger.admit(&record), Gate::Answer(Reply::Applied(outcome(4))));
 }
+
+#[test]
+fn runs_with_epochs_are_bounded_and_the_ones_that_did_least_go_first() {
+    use engram_memory::epoch::MAX_RUNS;
+    let mut table = Table::default();
+    for n in 1..=3 {
+        execute(&mut table, n, Step::Whole);
+    }
+    for unknown in 1_000..1_000 + 2 * MAX_RUNS as u128 {
+        table.complete(RunId(unknown), LearningEpoch(1), Step::Whole, &outcome(1));
+        assert!(table.progress(RunId(unknown)).is_some(), "the newest is kept");
+    }
+    assert_eq!(table.iter().count(), MAX_RUNS);
+    assert_eq!(table.progress(RUN).unwrap().done, 3);
+}

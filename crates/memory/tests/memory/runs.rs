@@ -51,3 +51,17 @@ fn removing_a_run_removes_its_epochs_too() {
     assert_eq!(partition.apply(&Record::bare(Command::RunRemove { run })).into_result(), Err(Refusal::RunUnknown));
     assert_eq!(partition.ledger().epochs.progress(run), None);
 }
+
+#[test]
+fn the_number_of_runs_is_bounded_and_recorded_ones_go_on() {
+    use engram_memory::run::{MAX_PARTITION_BYTES, MAX_RUNS};
+    let mut table = Table::default();
+    for run in 0..MAX_RUNS as u128 {
+        assert_eq!(table.record(RunId(run), 0, b"state", None), Ok(()));
+    }
+    let full = Err(Refusal::RunFull { bytes: MAX_PARTITION_BYTES });
+    assert_eq!(table.record(RunId(u128::MAX), 0, b"state", None), full);
+    assert_eq!(table.record(RunId(1), 1, b"later", None), Ok(()));
+    assert!(table.remove(RunId(0)));
+    assert_eq!(table.record(RunId(u128::MAX), 0, b"state", None), Ok(()));
+}

@@ -262,3 +262,35 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn sessions_are_bounded_in_bytes_and_none_is_forgotten_above_the_watermark() {
+    use engram_memory::outcome::{Rejection, RejectionReason};
+    use engram_memory::session::MAX_SESSION_BYTES;
+    let rejection = Rejection { id: engram_memory::MemoryId(1), reason: RejectionReason::Unknown };
+    let large = Reply::Applied(Outcome { rejected: 64, rejections: vec![rejection; 64], ..Outcome::default() });
+    let mut table = Table::default();
+    // Several times the bound.
+    let sessions = 3 * MAX_SESSION_BYTES / (WINDOW * 1_000);
+    let session = |opened_ms| SessionId { opened_ms, random: 7 };
+    for opened_ms in 0..sessions {
+        for seq in 1..=WINDOW {
+            table.complete(Request { session: session(opened_ms), seq }, large.clone());
+        }
+    }
+    let kept = table.len() as u64;
+    assert!((1..sessions / 2).contains(&kept), "{kept} of {sessions} sessions are kept");
+    assert_eq!(table.watermark_ms(), sessions - kept, "the oldest are expired, not forgotten");
+    let expired = Request { session: session(0), seq: 1 };
+    assert_eq!(table.admit(expired), Admission::Refuse(Refusal::SessionExpired));
+    assert_eq!(table.admit(Request { session: session(sessions - 1), seq: 1 }), Admission::Stored(large));
+}
+
+#[test]
+fn a_session_that_no_watermark_can_expire_ends_the_eviction() {
+    let mut table = Table::default();
+    for random in 0..200_000 {
+        table.close(Request { session: SessionId { opened_ms: u64::MAX, random }, seq: 1 }).unwrap();
+    }
+    assert_eq!(table.len(), 200_000);
+}

@@ -137,6 +137,7 @@ fn bucket(endpoint: String, folder: &Path) -> Bucket {
         endpoint: Some(endpoint),
         region: None,
         credentials: Some(crate::Credentials::Folder(folder.to_owned())),
+        endpoint_owner: EndpointOwner::Process,
     };
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(1), max_backoff: Duration::from_millis(2), base: 2.0 };
@@ -199,4 +200,86 @@ async fn a_truncated_response_is_resumed_or_reported_and_never_taken_as_complete
         Ok(whole) => assert!(whole.unwrap() == content(10_000)),
         Err(error) => assert!(matches!(error, Error::Storage { operation: "read", .. }), "{error}"),
     }
+}
+
+/// Opens a bucket in an environment of some variables.
+fn open(options: &Options, variables: &[(&str, &str)]) -> Result<Bucket, Error> {
+    let keys = [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")];
+    let all = keys.iter().filter(|(name, _)| !variables.iter().any(|it| it.0 == *name)).chain(variables);
+    let environment = Environment::new(all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    let retries = RetryConfig { max_retries: 0, ..RETRIES };
+    Bucket::in_environment(Location::parse("s3://backups/words").unwrap(), options, retries, &environment)
+}
+
+#[tokio::test]
+async fn no_setting_panics_when_a_request_is_signed() {
+    let texts =
+        ["", " ", "x", "x\n", "\u{e9}", "http://127.0.0.1:99999", "http://", "http://[::1", "http://127.0.0.1:1", "%"];
+    let variables = [
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+    ];
+    let closed = Options { endpoint: Some("http://127.0.0.1:1".into()), ..Options::default() };
+    for text in texts {
+        for variable in variables {
+            let bucket = open(&closed, &[(variable, text)]);
+            let Ok(bucket) = bucket else { continue };
+            assert!(bucket.get("file", 1).await.is_err(), "{variable}={text:?}");
+        }
+        let keys = |id: &str, secret: &str, token: &str| {
+            let token = Some(token.to_owned());
+            Some(crate::Credentials::Keys(Keys { id: id.into(), secret: secret.into(), token }))
+        };
+        let in_options = [
+            Options { endpoint: Some(text.into()), ..Options::default() },
+            Options { region: Some(text.into()), ..closed.clone() },
+            Options { credentials: keys(text, "x", "x"), ..closed.clone() },
+            Options { credentials: keys("x", text, "x"), ..closed.clone() },
+            Options { credentials: keys("x", "x", text), ..closed.clone() },
+        ];
+        for options in in_options {
+            if let Ok(bucket) = open(&options, &[]) {
+                assert!(bucket.get("file", 1).await.is_err(), "{text:?}");
+            }
+        }
+    }
+    let refused = open(&closed, &[("AWS_ACCESS_KEY_ID", "s3cret\n")]).unwrap_err().to_string();
+    assert!(refused.starts_with("AWS_ACCESS_KEY_ID ") && !refused.contains("s3cret"), "{refused}");
+    assert!(open(&closed, &[("AWS_ENDPOINT_URL", "")]).is_ok(), "an empty variable counts as unset");
+}
+
+#[tokio::test]
+async fn a_client_cannot_send_the_credentials_of_the_environment_elsewhere_or_reach_local_addresses() {
+    let (storage, endpoint) = Storage::start().await;
+    let allowed = |allowed: &[&str]| EndpointOwner::Client { allowed: allowed.iter().map(|it| (*it).into()).collect() };
+    let keys = Keys { id: "own".into(), secret: "own".into(), token: None };
+    let options = |endpoint: &str, endpoint_owner| Options {
+        endpoint: Some(endpoint.to_owned()),
+        endpoint_owner,
+        ..Options::default()
+    };
+    let with_keys = |options: Options| Options { credentials: Some(crate::Credentials::Keys(keys.clone())), ..options };
+    let refusal = |options: &Options| open(options, &[]).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(refusal(&options("http://storage.example", allowed(&[]))).contains("secretRef"));
+    for local in ["http://127.0.0.1:9", "http://169.254.169.254", "http://localhost:9"] {
+        let refused = refusal(&with_keys(options(local, allowed(&[]))));
+        assert!(refused.contains("spec.storageEndpoints"), "{refused}");
+    }
+    // The environment's own endpoint, and an allowed one with credentials of its own.
+    let own = options(&endpoint, allowed(&[]));
+    let bucket = open(&own, &[("AWS_ENDPOINT_URL", &endpoint)]).unwrap();
+    assert_eq!(bucket.get("file", 1).await.unwrap(), None);
+    let listed = options(&endpoint, allowed(&[&endpoint]));
+    assert!(refusal(&listed).contains("secretRef"));
+    assert_eq!(open(&with_keys(listed), &[]).unwrap().get("file", 1).await.unwrap(), None);
+    // A name that resolves to a local address is refused at the connection.
+    let mut connector = crate::http::resolver(true);
+    let refused = tower::Service::call(&mut connector, "localhost".parse().unwrap()).await.err().unwrap();
+    assert!(refused.to_string().contains("loopback"), "{refused}");
+    assert_eq!(storage.0.lock().requests.len(), 2);
 }

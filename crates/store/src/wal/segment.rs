@@ -64,10 +64,10 @@ impl Head {
     /// Decodes and verifies a header page; also returns its checksum.
     fn decode(page: &[u8], path: &str) -> Result<(FileHead, Self, u32), Error> {
         let corrupt = |what| Error::Corrupt { path: path.into(), offset: 0, what };
-        format::check_version(page, &MAGIC, path)?;
+        format::check_version(page, &MAGIC, path, |page| page.len() == PAGE && format::has_valid_crc(page))?;
         let (covered, crc) = page.split_last_chunk().ok_or(corrupt("truncated header"))?;
         let crc = u32::from_le_bytes(*crc);
-        if page.len() != PAGE || crc32c::crc32c(covered) != crc {
+        if page.len() != PAGE || !format::has_valid_crc(page) {
             return Err(corrupt("header checksum mismatch"));
         }
         let mut bytes = Bytes(covered);

@@ -21,6 +21,10 @@ pub const BACKGROUND_SYNC_MS: u64 = 50;
 /// write.
 pub const IDLE_SEAL_MS: u64 = 1_000;
 
+/// Size of the first segment on a full disk: enough for what partitions log when they are served. Writes then fail until there is
+/// space for the next segment.
+const MIN_SEGMENT_BYTES: u64 = 256 << 10;
+
 /// Writer of the log. Times are of [`crate::Clock::elapsed_ms`].
 pub struct Writer {
     disk: Arc<dyn Disk>,
@@ -56,7 +60,11 @@ impl Writer {
         if let Some(before) = &next.before {
             trim(before, next.starts_at + next.dropped_bytes);
         }
-        let (segment, chain) = create(&*disk, &file_head, head, options.segment_bytes, &next.carried)?;
+        let create = |bytes| create_with_space(&*disk, &file_head, head, bytes, 0, &next.carried);
+        let (segment, chain) = match create(options.segment_bytes) {
+            Err(Error::DiskFull { .. }) => create(MIN_SEGMENT_BYTES.min(options.segment_bytes))?,
+            created => created?,
+        };
         if let Some(before) = next.before {
             trim(&before, next.starts_at);
         }
@@ -242,16 +250,6 @@ impl Writer {
         }
         Ok(())
     }
-}
-
-fn create(
-    disk: &dyn Disk,
-    file_head: &FileHead,
-    head: Head,
-    segment_bytes: u64,
-    carried: &CarryOver,
-) -> Result<(Segment, u32), Error> {
-    create_with_space(disk, file_head, head, segment_bytes, 0, carried)
 }
 
 /// Creates a segment with the carried entries and space for `space` more bytes.

@@ -158,7 +158,10 @@ fn programs(cluster: &Cluster) -> Result<String> {
     let ranked = read(&engram(cluster, &["--token-file", &reader, "rank", "-o", "json"])?)?;
     ensure!(ranked["items"].as_array().is_some_and(|items| items.len() == 2), "{ranked}");
     let output = said(&reader, &["insert", "red"])?;
-    ensure!(output.contains("guarded/reader") && output.contains("lacks the right Reinforce; it has: Read"), "{output}");
+    ensure!(
+        output.contains("guarded/reader") && output.contains("lacks the right Reinforce; it has: Read"),
+        "{output}"
+    );
     let output = said(&pass(cluster, "stranger")?, &["rank"])?;
     ensure!(output.contains("guarded/stranger") && output.contains("has no rights here"), "{output}");
     // As of a cluster that was deleted and made again, and a token that opens the API server.
@@ -203,8 +206,7 @@ fn alone(cluster: &Cluster) -> Result<String> {
     let (reader, stranger) = (pass(cluster, "reader")?, pass(cluster, "stranger")?);
     let program = std::env::current_exe()?.with_file_name("engram");
     let asked = |token: &str| {
-        let arguments =
-            ["--address", &address, "--certificate-ca", &ca, "--token-file", token, "rank", "-o", "json"];
+        let arguments = ["--address", &address, "--certificate-ca", &ca, "--token-file", token, "rank", "-o", "json"];
         cluster.in_network(1, &program, arguments)
     };
     cluster.stop_api()?;

@@ -217,7 +217,10 @@ fn made(cluster: &Cluster) -> Result<String> {
     ensure!(output["memories"].as_u64() >= Some(400), "{output}");
     ensure!(status["progress"]["epoch"] == 16, "{status:#}");
     // Nothing of who asks is anywhere in the object.
-    ensure!(!cluster.api().get(&format!("{RUNS}/online"))?.to_string().contains("engram-secret"), "a secret is published");
+    ensure!(
+        !cluster.api().get(&format!("{RUNS}/online"))?.to_string().contains("engram-secret"),
+        "a secret is published"
+    );
     Ok(format!("{} memories, {written} written meanwhile", output["memories"]))
 }
 
@@ -230,7 +233,10 @@ fn restored(cluster: &Cluster) -> Result<String> {
     let again = snapshot(cluster, "again", "second")?;
     ensure!(again["phase"] == "Complete", "{again:#}");
     let output = &again["snapshot"];
-    ensure!((&output["digest"], &output["memories"]) == (&online["digest"], &online["memories"]), "{output}, and {online}");
+    ensure!(
+        (&output["digest"], &output["memories"]) == (&online["digest"], &online["memories"]),
+        "{output}, and {online}"
+    );
     let runs = engram(cluster, &["list", "runs", "--cluster", "second", "-o", "json"]);
     let runs: Value = serde_json::from_str(&runs?)?;
     ensure!(runs["items"].as_array().map(Vec::len) == Some(1), "runs of the first cluster go on in the second: {runs}");
@@ -317,7 +323,10 @@ fn learned(cluster: &Cluster) -> Result<String> {
     }
     let status = learn("stored", "days.csv", "s3")?;
     ensure!(status["phase"] == "Complete" && status["progress"]["epoch"] == 20, "{status:#}");
-    ensure!(!cluster.api().get(&format!("{RUNS}/stored"))?.to_string().contains("engram-secret"), "a secret is published");
+    ensure!(
+        !cluster.api().get(&format!("{RUNS}/stored"))?.to_string().contains("engram-secret"),
+        "a secret is published"
+    );
     let found = engram(cluster, &["get", "red", "green", "--cluster", "second", "-o", "json"])?;
     let found: Value = serde_json::from_str(&found)?;
     ensure!(found["items"].as_array().map(Vec::len) == Some(2), "{found}");

@@ -494,7 +494,8 @@ fn completed(cluster: &Cluster) -> Result<String> {
     let mut command = Command::new(cluster.kubernetes_program("kubectl")?);
     command.env_clear().env("PATH", format!("{}:/usr/bin:/bin", folder.display())).env("HOME", cluster.folder());
     command.env("KUBECONFIG", admin(cluster)?);
-    let output = process::read(command.args(["engram", "-n", NAMESPACE, "list", "workers", "-o", "json"]), b"", COMMAND)?;
+    let output =
+        process::read(command.args(["engram", "-n", NAMESPACE, "list", "workers", "-o", "json"]), b"", COMMAND)?;
     let Some(items) = read(&output)?["items"].as_array().map(Vec::len) else { bail!("{output}") };
     ensure!(items == WORKERS, "kubectl engram lists {items} workers");
     Ok(String::new())
@@ -502,7 +503,7 @@ fn completed(cluster: &Cluster) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{named, missing};
+    use super::{missing, named};
 
     #[test]
     fn metric_that_is_not_exported_is_found() {

@@ -64,10 +64,7 @@ pub(super) fn lives() -> Vec<Check> {
         Check { name: "a worker that is killed is taken over for", run: killed },
         Check { name: "only that pod gets its certificate", run: strangers },
         Check { name: "a certificate of another cluster is refused, and counted", run: other_cluster },
-        Check {
-            name: "the CA is rotated under load, and no write fails",
-            run: ca_rotation::follows,
-        },
+        Check { name: "the CA is rotated under load, and no write fails", run: ca_rotation::follows },
         Check { name: "with the cluster goes what was published of it", run: ends },
     ]
 }

@@ -187,7 +187,9 @@ fn rests(cluster: &Cluster, size: &Size) -> Result<String> {
         if versions(cluster)? == maps {
             let requests = requests.since()? as f64 / size.clusters as f64;
             let resident = memory.last().unwrap_or(&0) >> 20;
-            println!("      {rate:.2} reconciles of each and {requests:.1} requests for it in a minute, {resident} MiB");
+            println!(
+                "      {rate:.2} reconciles of each and {requests:.1} requests for it in a minute, {resident} MiB"
+            );
             rates.push(rate);
             asked.push(requests);
         } else {

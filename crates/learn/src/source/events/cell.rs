@@ -1,7 +1,7 @@
 //! Cells of a row and their meaning in each column: the same rules for all three formats.
 
 use super::{Layout, MEMORY, MemoryColumn, Row, SIGNAL, SignalSource, TIME, TimeColumn, time};
-use crate::source::error::shown;
+use crate::source::error::{shortened, shown};
 use crate::source::{Event, Location, Signal, SourceError};
 use engram_memory::{MAX_KEY_BYTES, MemoryId, key_id};
 use std::borrow::Cow;
@@ -68,7 +68,7 @@ impl Cell<'_> {
             Self::Missing => "nothing".to_owned(),
             Self::Plain(text) => shown(text),
             Self::Text(text) => shown(text),
-            Self::Literal(text) | Self::Other(text) => shown(text).trim_matches('"').to_owned(),
+            Self::Literal(text) | Self::Other(text) => shortened(text),
             Self::Integer(value) => value.to_string(),
             Self::Single(value) => value.to_string(),
             Self::Double(value) => value.to_string(),
@@ -89,9 +89,8 @@ impl Layout {
                 .and_then(|value| i64::try_from(value).ok())
                 .ok_or_else(|| refuse(TIME, "an integer from -2^63 to 2^63 - 1"))?,
             TimeColumn::Time { span_ms, .. } => {
-                cells[TIME].millis().map(|at| time::span_of(at, *span_ms)).ok_or_else(|| {
-                    refuse(TIME, "a time as in RFC 3339, or milliseconds since the Unix epoch, of the years 0 to 9999")
-                })?
+                let at = cells[TIME].millis().map_err(|allowed| refuse(TIME, allowed))?;
+                time::span_of(at, *span_ms)
             }
         };
         let event = self.event(cells, refuse);
@@ -130,14 +129,30 @@ impl Layout {
 }
 
 impl Cell<'_> {
-    fn millis(&self) -> Option<i64> {
-        let millis = match self {
-            Self::Millis(value) => Some(*value),
-            Self::Text(text) => time::parse(text),
-            Self::Plain(text) => time::parse(text).or_else(|| text.trim().parse().ok()),
-            _ => i64::try_from(self.integer()?).ok(),
-        }?;
-        time::RANGE_MS.contains(&millis).then_some(millis)
+    /// Returns the time in milliseconds, or what is allowed instead.
+    fn millis(&self) -> Result<i64, &'static str> {
+        const ALLOWED: &str = "a time as in RFC 3339, or milliseconds since the Unix epoch, of the years 0 to 9999";
+        let text = match self {
+            Self::Text(text) => Some(&**text),
+            Self::Plain(text) => Some(*text),
+            _ => None,
+        };
+        let (millis, is_bare) = match (self, text.and_then(time::parse)) {
+            (Self::Millis(value), _) => (Some(*value), false),
+            (_, Some(value)) => (Some(value), false),
+            (Self::Text(_), None) => (None, false),
+            _ => (self.integer().and_then(|value| i64::try_from(value).ok()), true),
+        };
+        match millis.filter(|millis| time::RANGE_MS.contains(millis)) {
+            Some(millis) if is_bare && time::LIKELY_SECONDS.contains(&millis) => Err(
+                "milliseconds since the Unix epoch (this looks like seconds: multiply it by 1,000), or a time as in RFC 3339",
+            ),
+            Some(millis) => Ok(millis),
+            None if text.is_some_and(|text| time::parse(&format!("{}Z", text.trim())).is_some()) => {
+                Err("a time as in RFC 3339 (this one has no zone: append Z for UTC, or an offset such as +01:00)")
+            }
+            None => Err(ALLOWED),
+        }
     }
 }
 

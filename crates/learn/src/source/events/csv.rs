@@ -21,13 +21,8 @@ impl Reader {
         let mut reader = csv::ReaderBuilder::new().buffer_capacity(BUFFER).from_reader(bounded);
         let header = reader.byte_headers().map_err(|e| failed(&layout, &e, 1))?;
         let names: Vec<String> = header.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
-        let fields = layout
-            .columns()
-            .iter()
-            .enumerate()
-            .map(|(position, (_, column))| {
-                names.iter().position(|name| name == column).ok_or_else(|| layout.no_column(position, names.clone()))
-            })
+        let fields = (0..layout.columns().len())
+            .map(|position| layout.find_column(position, &names))
             .collect::<Result<_, _>>()?;
         Ok(Self { layout, reader, record: csv::ByteRecord::new(), fields })
     }

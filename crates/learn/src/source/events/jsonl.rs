@@ -9,6 +9,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io::{BufRead, BufReader, Read};
 
+/// U+FEFF in UTF-8, which some programs write at the beginning of a file.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 pub(super) struct Reader {
     layout: Layout,
     text: BufReader<Box<dyn Read + Send>>,
@@ -40,6 +43,9 @@ impl Reader {
                 "a longer line".to_owned(),
                 format!("at most {limit} bytes"),
             ));
+        }
+        if self.number == 1 && self.line.starts_with(BYTE_ORDER_MARK) {
+            self.line.drain(..BYTE_ORDER_MARK.len());
         }
         Ok(bytes > 0)
     }
@@ -94,7 +100,7 @@ fn cell(raw: &RawValue) -> Cell<'_> {
 #[derive(serde::Deserialize)]
 struct JsonString<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Selects fields of an object and skips the others without building them. Of a repeated field the last one counts.
+/// Selects fields of an object, which must not be repeated, and skips the others without building them.
 struct SelectedFields<'a>(&'a [(&'static str, &'a str)]);
 
 impl<'de> DeserializeSeed<'de> for SelectedFields<'_> {
@@ -119,11 +125,11 @@ impl<'de> Visitor<'de> for SelectedFields<'_> {
             let is_selected = |column: &(&str, &str)| column.1 == name;
             if self.0.iter().any(is_selected) {
                 let value = map.next_value()?;
-                self.0
-                    .iter()
-                    .zip(&mut fields)
-                    .filter(|(column, _)| is_selected(column))
-                    .for_each(|(_, f)| *f = Some(value));
+                for (_, field) in self.0.iter().zip(&mut fields).filter(|(column, _)| is_selected(column)) {
+                    if field.replace(value).is_some() {
+                        return Err(serde::de::Error::custom(format!("the field {name:?} more than once")));
+                    }
+                }
             } else {
                 map.next_value::<IgnoredAny>()?;
             }

@@ -3,15 +3,17 @@
 use super::cell::Cell;
 use super::{Layout, Row, Rows};
 use crate::source::{Location, SourceError};
-use parquet::basic::{ConvertedType, LogicalType, TimeUnit};
+use parquet::basic::{Compression, ConvertedType, LogicalType, TimeUnit, Type as PhysicalType};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
-use parquet::data_type::{ByteArray, DataType};
+use parquet::data_type::{ByteArray, DataType, Int96};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::ColumnDescriptor;
 use std::borrow::Cow;
 use std::fs::File;
 
+/// Compressions that the reader is built with.
+const COMPRESSIONS: &str = "no compression, Snappy, gzip, Zstandard, LZ4 or Brotli";
 /// Rows that are decoded at once.
 const BATCH: usize = 8_192;
 
@@ -47,6 +49,8 @@ enum Meaning {
 enum Column {
     Int32(Vec<Option<i32>>),
     Int64(Vec<Option<i64>>),
+    /// Times as Spark and Hive wrote them: a Julian day and nanoseconds.
+    Int96(Vec<Option<Int96>>),
     Float(Vec<Option<f32>>),
     Double(Vec<Option<f64>>),
     Bytes(Vec<Option<ByteArray>>),
@@ -57,12 +61,23 @@ impl Reader {
         let file = SerializedFileReader::new(file).map_err(|e| layout.unreadable(e))?;
         let schema = file.metadata().file_metadata().schema_descr_ptr();
         let flat = |column: &ColumnDescriptor| column.max_rep_level() == 0;
-        let names = || schema.columns().iter().filter(|c| flat(c)).map(|c| c.path().string()).collect();
+        let indices: Vec<usize> = (0..schema.num_columns()).filter(|&index| flat(&schema.column(index))).collect();
+        let names: Vec<String> = indices.iter().map(|&index| schema.column(index).path().string()).collect();
         let mut selected = Vec::new();
-        for (position, (_, name)) in layout.columns().into_iter().enumerate() {
-            let index = schema.columns().iter().position(|column| flat(column) && column.path().string() == name);
-            let at = index.ok_or_else(|| layout.no_column(position, names()))?;
-            selected.push((at, meaning(&schema.column(at))));
+        for position in 0..layout.columns().len() {
+            let at = indices[layout.find_column(position, &names)?];
+            let column = schema.column(at);
+            let unsupported = |found: String, allowed| layout.unsupported_column(position, found, allowed);
+            if matches!(column.physical_type(), PhysicalType::BOOLEAN | PhysicalType::FIXED_LEN_BYTE_ARRAY) {
+                return Err(unsupported(type_name(&column), "integers, numbers, strings or times"));
+            }
+            for group in file.metadata().row_groups() {
+                let codec = group.column(at).compression();
+                if codec == Compression::LZO {
+                    return Err(unsupported("compressed with LZO".to_owned(), COMPRESSIONS));
+                }
+            }
+            selected.push((at, meaning(&column)));
         }
         let columns = Vec::new();
         Ok(Self { layout, file, selected, group: 0, columns, batch: Vec::new(), first: 0, rows: 0, next: 0 })
@@ -128,6 +143,7 @@ impl Column {
         match self {
             Self::Int32(values) => values.len(),
             Self::Int64(values) => values.len(),
+            Self::Int96(values) => values.len(),
             Self::Float(values) => values.len(),
             Self::Double(values) => values.len(),
             Self::Bytes(values) => values.len(),
@@ -145,6 +161,7 @@ impl Column {
         match self {
             Self::Int32(values) => values[at].map(|value| integer(i64::from(value), i128::from(value.cast_unsigned()))),
             Self::Int64(values) => values[at].map(|value| integer(value, i128::from(value.cast_unsigned()))),
+            Self::Int96(values) => values[at].map(|value| Cell::Millis(value.to_millis())),
             Self::Float(values) => values[at].map(Cell::Single),
             Self::Double(values) => values[at].map(Cell::Double),
             Self::Bytes(values) => values[at].as_ref().map(|bytes| match std::str::from_utf8(bytes.data()) {
@@ -180,6 +197,15 @@ fn meaning(column: &ColumnDescriptor) -> Meaning {
     }
 }
 
+/// Names the type of a column for an error: `FIXED_LEN_BYTE_ARRAY (Decimal)`.
+fn type_name(column: &ColumnDescriptor) -> String {
+    let physical = column.physical_type();
+    match column.converted_type() {
+        ConvertedType::NONE => format!("of type {physical}"),
+        logical => format!("of type {physical} ({logical})"),
+    }
+}
+
 fn read(column: &mut ColumnReader, nullable: i16) -> Result<Column, ParquetError> {
     Ok(match column {
         ColumnReader::Int32ColumnReader(reader) => Column::Int32(values(reader, nullable)?),
@@ -187,10 +213,9 @@ fn read(column: &mut ColumnReader, nullable: i16) -> Result<Column, ParquetError
         ColumnReader::FloatColumnReader(reader) => Column::Float(values(reader, nullable)?),
         ColumnReader::DoubleColumnReader(reader) => Column::Double(values(reader, nullable)?),
         ColumnReader::ByteArrayColumnReader(reader) => Column::Bytes(values(reader, nullable)?),
-        _ => {
-            return Err(ParquetError::General(
-                "a column of booleans, 96-bit integers or fixed-length bytes".to_owned(),
-            ));
+        ColumnReader::Int96ColumnReader(reader) => Column::Int96(values(reader, nullable)?),
+        ColumnReader::BoolColumnReader(_) | ColumnReader::FixedLenByteArrayColumnReader(_) => {
+            return Err(ParquetError::General("a type that is refused when the file is opened".to_owned()));
         }
     })
 }

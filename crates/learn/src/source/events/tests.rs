@@ -1,6 +1,8 @@
 use super::*;
 use crate::source::{Signal, SourceOptions};
+use ::parquet::basic::Compression as ParquetCompression;
 use ::parquet::data_type::{ByteArrayType, DoubleType, Int64Type};
+use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
 use engram_memory::{MemoryId, key_id};
@@ -83,9 +85,18 @@ fn expected() -> Vec<Epoch> {
 }
 
 fn parquet_file(schema: &str, write: impl Fn(&mut SerializedFileWriter<&mut Vec<u8>>)) -> Vec<u8> {
+    compressed_parquet_file(schema, ParquetCompression::UNCOMPRESSED, write)
+}
+
+fn compressed_parquet_file(
+    schema: &str,
+    compression: ParquetCompression,
+    write: impl Fn(&mut SerializedFileWriter<&mut Vec<u8>>),
+) -> Vec<u8> {
     let mut bytes = Vec::new();
+    let properties = Arc::new(WriterProperties::builder().set_compression(compression).build());
     let mut writer =
-        SerializedFileWriter::new(&mut bytes, Arc::new(parse_message_type(schema).unwrap()), Arc::default()).unwrap();
+        SerializedFileWriter::new(&mut bytes, Arc::new(parse_message_type(schema).unwrap()), properties).unwrap();
     write(&mut writer);
     writer.close().unwrap();
     bytes
@@ -93,8 +104,12 @@ fn parquet_file(schema: &str, write: impl Fn(&mut SerializedFileWriter<&mut Vec<
 
 /// Row groups of (address, word, q); the words are nullable and every batch boundary is crossed by `repeat`.
 fn address_file(groups: &[&[(i64, Option<&str>, f64)]]) -> Vec<u8> {
+    compressed_address_file(groups, ParquetCompression::UNCOMPRESSED)
+}
+
+fn compressed_address_file(groups: &[&[(i64, Option<&str>, f64)]], compression: ParquetCompression) -> Vec<u8> {
     let schema = "message m { required int64 address; optional binary word (UTF8); required double q; }";
-    parquet_file(schema, |writer| {
+    compressed_parquet_file(schema, compression, |writer| {
         for rows in groups {
             let mut group = writer.next_row_group().unwrap();
             let addresses: Vec<i64> = rows.iter().map(|row| row.0).collect();
@@ -124,6 +139,7 @@ fn events_read_the_same_in_every_format_and_compression() {
         packer.write_all(text.as_bytes()).unwrap();
         packer.finish().unwrap()
     };
+    let marked = |text: &str| format!("\u{feff}{text}");
     // Two concatenated members, like those of `cat a.gz b.gz`.
     let (head, tail) = CSV.split_at(40);
     let rows: &[&[_]] = &[
@@ -137,6 +153,10 @@ fn events_read_the_same_in_every_format_and_compression() {
         folder.write("d.jsonl", JSONL),
         folder.write("e.ndjson.gz", gzip(JSONL)),
         folder.write("f.parquet", address_file(rows)),
+        folder.write("g.csv", marked(CSV)),
+        folder.write("h.jsonl", marked(JSONL)),
+        folder.write("i.parquet", compressed_address_file(rows, ParquetCompression::LZ4_RAW)),
+        folder.write("j.parquet", compressed_address_file(rows, ParquetCompression::BROTLI(Default::default()))),
     ] {
         let options = options(path.clone(), KEY_EPOCH_QUALITY.0, KEY_EPOCH_QUALITY.1);
         let (epochs, error) = read(&options, Limits::default());
@@ -170,6 +190,16 @@ fn time_without_events_is_an_epoch_and_a_gap_in_numbers_is_not() {
     assert!(error.is_none(), "{}", error.unwrap());
     let shape: Vec<_> = epochs.iter().map(|e| (e.number, e.label.as_deref().unwrap(), e.content.len())).collect();
     assert_eq!(shape, [(0, "2026-01-30", 2), (1, "2026-01-31", 0), (2, "2026-02-01", 0), (3, "2026-02-02", 2)]);
+    // Seconds would all fall into one day of 1970, and a time without a zone has no meaning.
+    for (time, allowed) in [
+        ("1767225600", "looks like seconds"),
+        ("2026-01-30T23:59:59", "has no zone: append Z for UTC"),
+        ("2026-01-30 23:59", "a time as in RFC 3339"),
+    ] {
+        let path = folder.write("b.csv", format!("t,k\n{time},a\n"));
+        let error = read(&options(path, "key=k,time=t", "quality:0.9"), Limits::default()).1.unwrap().to_string();
+        assert!(error.contains(time) && error.contains(allowed), "{error}");
+    }
     // A unit that is wrong by a factor of a thousand would cause years of empty epochs.
     let limits = Limits { empty_epochs: 1, ..Limits::default() };
     let (epochs, error) = read(&options(path, "key=k,time=t", "quality:0.9"), limits);
@@ -222,6 +252,13 @@ fn a_bad_row_is_reported_and_nothing_of_its_epoch_yielded() {
         ),
         ("n.jsonl", r#"{"address":1,"word":"a","q":"1"}"#.to_owned(), 0, "line 1, q: found \"1\""),
         ("o.jsonl", "[1]".to_owned(), 0, "line 1, row"),
+        (
+            "r.jsonl",
+            r#"{"address":1,"word":"a","word":"b","q":1}"#.to_owned(),
+            0,
+            "line 1, row: found the field \"word\" more than once",
+        ),
+        ("s.jsonl", r#"{"address":1,"word":"\ud83d","q":1}"#.to_owned(), 0, r#"line 1, word: found "\ud83d"; allowed"#),
         ("p.jsonl", r#"{"address":1,"word":"a","q":true}"#.to_owned(), 0, "line 1, q: found true"),
     ];
     for (name, text, good, message) in cases {
@@ -254,6 +291,11 @@ fn a_file_that_contradicts_its_options_fails_to_open() {
     refused(folder.write("a.jsonl", JSONL), "key=word,epoch=year", "ENG-0303", "its columns: address, more, q, word");
     let parquet = folder.write("a.parquet", address_file(&[&[(1, Some("a"), 1.0)]]));
     refused(parquet, "key=word,epoch=year", "ENG-0303", "its columns: address, word, q");
+    let twice = "columns.key is \"word\", which occurs 2 times";
+    refused(folder.write("d.csv", "word,word,address\na,b,1\n"), "key=word,epoch=address", "ENG-0303", twice);
+    let schema = "message m { required int64 address; required boolean word; }";
+    let boolean = folder.write("c.parquet", parquet_file(schema, |_| {}));
+    refused(boolean, "key=word,epoch=address", "ENG-0303", "columns.key is \"word\", which is of type BOOLEAN");
     refused(folder.write("a.txt", CSV), "key=word,epoch=address", "ENG-0106", "names no known format");
     refused(folder.write("a.parquet.gz", CSV), "key=word,epoch=address", "ENG-0106", "names no known format");
     refused(folder.write("b.parquet", CSV), "key=word,epoch=address", "ENG-0302", "failed to read");
@@ -343,4 +385,12 @@ fn long_parquet_columns_cross_batches_and_keep_their_nulls() {
     let Content::Events(last) = &epochs[19].content else { panic!("events") };
     assert_eq!((last.len(), last[0].id), (1_000, MemoryId(u64::from(u32::MAX) - 19_999)));
     assert_eq!(epochs[19].label.as_deref(), Some("1970-01-01T05:16:40Z"));
+}
+
+#[test]
+fn devices_and_pipes_are_refused_before_they_are_read() {
+    let (columns, signal) = KEY_EPOCH_QUALITY;
+    let options = EventsOptions { format: Format::Csv, ..options("/dev/zero".into(), columns, signal) };
+    let error = crate::source::open(&SourceOptions::Events(options), Limits::default(), 0).err().unwrap();
+    assert!(error.to_string().contains("not a regular file"), "{error}");
 }

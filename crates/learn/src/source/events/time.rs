@@ -7,6 +7,10 @@ use std::ops::RangeInclusive;
 /// The years 0 to 9999: what RFC 3339 can write, and nowhere near the ends of an i64.
 pub(super) const RANGE_MS: RangeInclusive<i64> = -62_167_219_200_000..=253_402_300_799_999;
 
+/// Bare numbers that are taken for seconds: of 1980 to 2100, which as milliseconds are of the first weeks of 1970. A file in seconds
+/// would otherwise become one or two epochs without an error.
+pub(super) const LIKELY_SECONDS: RangeInclusive<i64> = 315_532_800..=4_102_444_800;
+
 const DAY_MS: i64 = 86_400_000;
 
 /// Parses an RFC 3339 time; a date without a time is midnight in UTC. Digits beyond milliseconds are truncated.

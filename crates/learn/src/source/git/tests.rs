@@ -133,3 +133,28 @@ fn missing_repositories_and_commits_are_rejected() {
     assert_eq!(error.code(), "ENG-0304", "{error}");
     assert!(source.next_epoch().unwrap().is_none());
 }
+
+#[test]
+fn paths_longer_than_a_key_stay_distinct_keys() {
+    let repository = Repository::new();
+    let long = "\u{e4}".repeat(600);
+    let (first, second) = (format!("{long}1"), format!("{long}2"));
+    let root = repository.commit(&[], &[(&first, "1"), (&second, "1"), ("short", "1")]);
+    let epochs = paths(&repository.options(&root, 0), 0);
+    let [(0, keys)] = &epochs[..] else { panic!("one commit") };
+    assert_eq!((keys.len(), keys[0].as_str()), (3, "short"));
+    assert!(keys[1] != keys[2] && keys[1..].iter().all(|key| key.len() <= MAX_KEY_BYTES && key.contains("...")));
+}
+
+#[test]
+fn errors_of_the_git_library_have_their_causes() {
+    let repository = Repository::new();
+    let root = repository.commit(&[], &[("a", "1")]);
+    std::fs::write(
+        repository.folder.path().join("config"),
+        "[core]\nbare = true\nrepositoryformatversion = 1\n[extensions]\nobjectFormat = sha256\n",
+    )
+    .unwrap();
+    let error = resolve(&repository.options(&root, 0)).unwrap_err().to_string();
+    assert!(error.contains("sha256"), "{error}");
+}

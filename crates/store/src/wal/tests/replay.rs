@@ -156,5 +156,9 @@ fn a_missing_segment_and_a_log_of_another_owner_or_version_are_rejected() {
     let newer = log.disk.fork(0);
     newer.flip_bit(&names[0], 8 * 8 + 1);
     let error = recover(&newer, &head(), None, &mut |_, _| Ok(())).err();
+    assert!(matches!(error, Some(Error::Corrupt { what: "damaged format version", .. })), "{error:?}");
+    // A newer format differs in more than the version.
+    newer.flip_bit(&names[0], 8 * 12);
+    let error = recover(&newer, &head(), None, &mut |_, _| Ok(())).err();
     assert!(matches!(error, Some(Error::UnknownFormat { found: 3, supported: 1, .. })), "{error:?}");
 }

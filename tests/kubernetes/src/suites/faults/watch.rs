@@ -73,7 +73,8 @@ pub(super) fn operators(cluster: &Cluster) -> Result<Vec<Value>> {
 /// The pod of the operator that holds the Lease.
 pub(super) fn leader(cluster: &Cluster) -> Result<Value> {
     let lease = cluster.api().get(LEASE)?;
-    let holder = lease["spec"]["holderIdentity"].as_str().and_then(|it| it.split_once('_')).context("there is no leader")?.0;
+    let holder =
+        lease["spec"]["holderIdentity"].as_str().and_then(|it| it.split_once('_')).context("there is no leader")?.0;
     let found = operators(cluster)?.into_iter().find(|pod| pod["metadata"]["name"] == holder);
     found.with_context(|| format!("the leader {holder} is no pod"))
 }

@@ -29,7 +29,10 @@ const MERGE: &str = "application/merge-patch+json";
 pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "a cluster reports why it cannot request a Certificate, then requests it", run: asks },
-        Check { name: "a cluster with a filled Secret becomes Ready and reports cert-manager's state", run: becomes_ready },
+        Check {
+            name: "a cluster with a filled Secret becomes Ready and reports cert-manager's state",
+            run: becomes_ready,
+        },
         Check { name: "the Certificate is deleted with the cluster", run: ends },
     ]
 }

@@ -98,7 +98,11 @@ pub(super) fn start_replica(cluster: &Cluster, replica: (&str, u16, u16)) -> Res
     start_replica_with(cluster, replica, &[])
 }
 
-fn start_replica_with(cluster: &Cluster, (name, heartbeats, pages): (&str, u16, u16), variables: &[String]) -> Result<()> {
+fn start_replica_with(
+    cluster: &Cluster,
+    (name, heartbeats, pages): (&str, u16, u16),
+    variables: &[String],
+) -> Result<()> {
     let program = program(cluster, "engram-operator")?;
     let arguments = [
         program.display().to_string(),

@@ -1,6 +1,6 @@
 //! Learning runs: submission, progress, cancellation.
 
-use super::{CLUSTERS, TAKEOVER, REPLICAS, condition, start_replica, wait_for_status};
+use super::{CLUSTERS, REPLICAS, TAKEOVER, condition, start_replica, wait_for_status};
 use crate::MERGE;
 use crate::cluster::Cluster;
 use crate::process::until;
