@@ -1,0 +1,37 @@
+//! The geodesic spectral model: predicts an absorbance spectrum at one concentration from spectra at others by
+//! following geodesics of a learned one-dimensional metric.
+//!
+//! Decides what a geodesic and its features are, how a (metric, decoder) pair is trained and validated, and what a
+//! report says. It does no I/O, reads no clock and starts no threads: random numbers are functions of (seed, stream,
+//! index), and data come and go as text or bytes.
+//!
+//! Invariants:
+//! - A metric is at least 0.1, so every boundary value problem of one dimension has exactly one solution.
+//! - Gradients are exact: reverse mode on sums, implicit differentiation for positions. Nothing is detached.
+//! - A leave-one-out task is a pure function of the training spectra and its settings. The held-out spectrum enters
+//!   only the scores.
+//! - A solution of an iterative engine carries its residual; a cached value carries the version of its metric.
+
+mod baseline;
+mod closed;
+mod error;
+mod generate;
+mod measure;
+mod metric;
+mod network;
+mod quadrature;
+mod random;
+mod spectra;
+mod trajectory;
+mod vector;
+
+pub use baseline::{Baseline, GP_LENGTHS, gp_length, gp_prediction};
+pub use closed::{FeatureAdjoint, FeaturePass, Features, Lattice};
+pub use error::Error;
+pub use generate::{Generator, Noise};
+pub use measure::{Scores, noise_level, peak, r2, rmse};
+pub use metric::{FLOOR, LinearRootMetric, Metric, MetricJet, MetricNetwork};
+pub use network::{HIDDEN_1, HIDDEN_2, Network};
+pub use quadrature::gauss_legendre;
+pub use spectra::{REFERENCE_PPB, Spectra, reference_nm};
+pub use trajectory::{Problem, Trajectory, trajectory, trajectory_gradient};
