@@ -157,9 +157,8 @@ mod tests {
         let mut model = Model { metric: MetricNetwork::stress(3), decoder: Network::xavier(DECODER_INPUTS, 4) };
         let (loss, to_metric, to_decoder) = model.gradient(&lattice, &pairs, &targets, &settings, 9).unwrap();
         assert!(loss.smoothness > 0.0 && to_metric.iter().map(|g| g * g).sum::<f64>() > 1e-6);
-        let total = |model: &Model| {
-            model.gradient(&lattice, &pairs, &targets, &settings, 9).unwrap().0.total(&settings)
-        };
+        let total =
+            |model: &Model| model.gradient(&lattice, &pairs, &targets, &settings, 9).unwrap().0.total(&settings);
         for i in (0..to_metric.len()).step_by(401) {
             let mut shifted = |h: f64| {
                 model.metric.parameters_mut()[i] += h;

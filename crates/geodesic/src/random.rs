@@ -32,6 +32,11 @@ impl Stream {
         let words = self.words(index);
         (-2.0 * unit(words, 0).ln()).sqrt() * (std::f64::consts::TAU * unit(words, 2)).cos()
     }
+
+    /// Uniform integer in `0..bound`.
+    pub(crate) fn below(self, index: u64, bound: usize) -> usize {
+        ((self.uniform(index) * bound as f64) as usize).min(bound - 1)
+    }
 }
 
 /// 52 bits of two words, shifted by half a step so that neither 0 nor 1 occurs.

@@ -130,7 +130,7 @@ impl Trainer {
         let training: Vec<usize> = (0..self.data.nm().len()).filter(|j| j % every != 0).collect();
         let draws = Stream::new(self.settings.seed ^ 0x5354_4550, self.start);
         // A different subset in each step; over `stride` steps every wavelength has about the same share.
-        let offset = ((draws.uniform(self.step) * self.settings.stride as f64) as usize).min(self.settings.stride - 1);
+        let offset = draws.below(self.step, self.settings.stride);
         let subset: Vec<usize> = training.into_iter().skip(offset).step_by(self.settings.stride).collect();
         let lattice = self.lattice(self.data.ppb(), &subset)?;
         let pairs = lattice.all_pairs();
