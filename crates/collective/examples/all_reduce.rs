@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use engram_collective::cost::{Algorithm, Link};
+use engram_collective::cost::Link;
 use engram_collective::executor::{Executor, Plan, Reduction};
 use engram_collective::transport::{Tcp, TcpOptions, Wait};
 

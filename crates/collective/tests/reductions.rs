@@ -299,7 +299,8 @@ fn flipped_bit_is_found_before_it_is_added() {
     payload[20] ^= 4;
     socket.write_all(&header).unwrap();
     socket.write_all(&payload).unwrap();
-    let mut transport = connect(0, &addresses, &listeners[0], 1);
+    let options = TcpOptions { checksum_local: true, connect: PATIENT, ..TcpOptions::default() };
+    let mut transport = Tcp::connect(0, 1, &addresses, &listeners[0], options).unwrap();
     let mut found = vec![0; 40];
     let result = wait(PATIENT, |wait| transport.receive(tag, &mut found, wait));
     assert!(matches!(result, Err(Error::Message { rank: 1, source: message::Error::Checksum(_) })), "{result:?}");
