@@ -72,6 +72,29 @@ fn chunks(range: &Range<usize>) -> usize {
     range.len().div_ceil(chunk_elements(range.len()))
 }
 
+fn most_chunks(phase: &Phase) -> usize {
+    let sends = phase.sends.iter().map(|it| chunks(&it.range));
+    let receives = phase.receives.iter().map(|it| chunks(&it.range));
+    sends.chain(receives).max().unwrap_or(0)
+}
+
+/// Sends one chunk of each range of a phase.
+fn send_chunk(
+    transport: &mut dyn Transport,
+    tag: Tag,
+    phase: &Phase,
+    source: &[f32],
+    wait: &mut Wait<'_>,
+) -> Result<(), Error> {
+    let tag = Tag { from: transport.rank() as u16, ..tag };
+    for send in &phase.sends {
+        if let Some(range) = chunk(&send.range, usize::from(tag.chunk)) {
+            transport.send(send.to, tag, bytemuck::cast_slice(&source[range]), wait)?;
+        }
+    }
+    Ok(())
+}
+
 /// Adds element by element.
 fn add(target: &mut [f32], values: &[f32]) {
     target.iter_mut().zip(values).for_each(|(target, value)| *target += value);
@@ -117,57 +140,63 @@ impl Executor {
             output.copy_from_slice(input);
         }
         self.staging.resize(MAX_PAYLOAD_BYTES / size_of::<f32>(), 0.0);
+        if let (Algorithm::Direct, [scatter, gather]) = (plan.algorithm, &plan.phases[..]) {
+            // The own part is sent on chunk by chunk while the rest is still added: both phases cut it into the same chunks.
+            for index in 0..most_chunks(scatter).max(most_chunks(gather)) + 2 * AHEAD {
+                send_chunk(transport, reduction.tag(0, index, 0), scatter, input, wait)?;
+                if let Some(index) = index.checked_sub(AHEAD) {
+                    self.receive_chunk(transport, reduction.tag(0, index, 0), scatter, Some(input), output, wait)?;
+                    send_chunk(transport, reduction.tag(1, index, 0), gather, output, wait)?;
+                }
+                if let Some(index) = index.checked_sub(2 * AHEAD) {
+                    self.receive_chunk(transport, reduction.tag(1, index, 0), gather, None, output, wait)?;
+                }
+            }
+            return Ok(());
+        }
         for (number, phase) in plan.phases.iter().enumerate() {
-            let own = if explicit && number == 0 { Some(input) } else { None };
-            self.run_phase(transport, reduction, number, phase, own, output, wait)?;
+            let own = (explicit && number == 0).then_some(input);
+            for index in 0..most_chunks(phase) + AHEAD {
+                send_chunk(transport, reduction.tag(number, index, 0), phase, own.unwrap_or(output), wait)?;
+                if let Some(index) = index.checked_sub(AHEAD) {
+                    self.receive_chunk(transport, reduction.tag(number, index, 0), phase, own, output, wait)?;
+                }
+            }
         }
         Ok(())
     }
 
-    #[allow(clippy::too_many_arguments)] // The parts of one reduction; a struct of them would be taken apart at once.
-    fn run_phase(
+    /// Receives one chunk of each range of a phase, and applies it in the listed order. `own` has the own contributions of the phase.
+    fn receive_chunk(
         &mut self,
         transport: &mut dyn Transport,
-        reduction: Reduction,
-        number: usize,
+        tag: Tag,
         phase: &Phase,
         own: Option<&[f32]>,
         output: &mut [f32],
         wait: &mut Wait<'_>,
     ) -> Result<(), Error> {
         let rank = transport.rank();
-        let sent = phase.sends.iter().map(|it| chunks(&it.range)).max().unwrap_or(0);
-        let received = phase.receives.iter().map(|it| chunks(&it.range)).max().unwrap_or(0);
-        for index in 0..sent.max(received) + AHEAD {
-            for send in &phase.sends {
-                if let Some(range) = chunk(&send.range, index) {
-                    let source = own.unwrap_or(output);
-                    let tag = reduction.tag(number, index, rank);
-                    transport.send(send.to, tag, bytemuck::cast_slice(&source[range]), wait)?;
+        // The own contribution, if it is the first of a sum: it is added together with the second, in one pass.
+        let mut first: Option<&[f32]> = None;
+        for (position, receive) in phase.receives.iter().enumerate() {
+            let Some(range) = chunk(&receive.range, usize::from(tag.chunk)) else { continue };
+            let tag = Tag { from: receive.from as u16, ..tag };
+            let next = phase.receives.get(position + 1);
+            let added = next.is_some_and(|it| it.operation == Operation::Add && it.range == receive.range);
+            match (receive.operation, own.filter(|_| receive.from == rank)) {
+                (Operation::Copy, Some(own)) if added => first = Some(&own[range]),
+                (Operation::Copy, Some(own)) => output[range.clone()].copy_from_slice(&own[range]),
+                (Operation::Add, Some(own)) => add(&mut output[range.clone()], &own[range]),
+                (Operation::Copy, None) => {
+                    transport.receive(tag, bytemuck::cast_slice_mut(&mut output[range]), wait)?;
                 }
-            }
-            let Some(index) = index.checked_sub(AHEAD) else { continue };
-            // The own contribution, if it is the first of a sum: it is added together with the second, in one pass.
-            let mut first: Option<&[f32]> = None;
-            for (position, receive) in phase.receives.iter().enumerate() {
-                let Some(range) = chunk(&receive.range, index) else { continue };
-                let tag = reduction.tag(number, index, receive.from);
-                let next = phase.receives.get(position + 1);
-                let added = next.is_some_and(|it| it.operation == Operation::Add && it.range == receive.range);
-                match (receive.operation, own.filter(|_| receive.from == rank)) {
-                    (Operation::Copy, Some(own)) if added => first = Some(&own[range]),
-                    (Operation::Copy, Some(own)) => output[range.clone()].copy_from_slice(&own[range]),
-                    (Operation::Add, Some(own)) => add(&mut output[range.clone()], &own[range]),
-                    (Operation::Copy, None) => {
-                        transport.receive(tag, bytemuck::cast_slice_mut(&mut output[range]), wait)?;
-                    }
-                    (Operation::Add, None) => {
-                        let staging = &mut self.staging[..range.len()];
-                        transport.receive(tag, bytemuck::cast_slice_mut(staging), wait)?;
-                        match first.take() {
-                            Some(own) => sum(&mut output[range], own, staging),
-                            None => add(&mut output[range], staging),
-                        }
+                (Operation::Add, None) => {
+                    let staging = &mut self.staging[..range.len()];
+                    transport.receive(tag, bytemuck::cast_slice_mut(staging), wait)?;
+                    match first.take() {
+                        Some(own) => sum(&mut output[range], own, staging),
+                        None => add(&mut output[range], staging),
                     }
                 }
             }

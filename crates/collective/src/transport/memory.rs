@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Error, Parked, Transport, Wait};
 use crate::message::Tag;
 
-/// Messages that wait for a receiver. More than the executor sends ahead (three chunks of at most ten subtrees), so that no cycle of full queues exists.
+/// Messages that wait for a receiver. More than the executor sends ahead (five chunks of at most ten subtrees), so that no cycle of full queues exists.
 const QUEUED_MESSAGES: usize = 64;
 /// How long a thread sleeps before it looks for cancellation.
 const SLICE: Duration = Duration::from_millis(5);
