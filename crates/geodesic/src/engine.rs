@@ -112,8 +112,7 @@ impl GeodesicBvp for GridEngine<'_> {
 
     fn solve(&self, problem: Problem, times: &[f64]) -> Result<Solution, Error> {
         let problem = problem.check()?;
-        let line =
-            GridLine { grid: self.grid, wavelength: problem.wavelength, interpolation: self.interpolation };
+        let line = GridLine { grid: self.grid, wavelength: problem.wavelength, interpolation: self.interpolation };
         shoot(&self.shooting, &line, problem, times)
     }
 }

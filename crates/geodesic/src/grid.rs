@@ -229,10 +229,8 @@ impl ChristoffelGrid {
         if raw.len() != 8 * count {
             return Err(refuse("number of values differs from the shape"));
         }
-        let values: Vec<f64> = raw
-            .chunks_exact(8)
-            .map(|b| f64::from_bits(u64::from_le_bytes(b.try_into().expect("8 bytes"))))
-            .collect();
+        let values: Vec<f64> =
+            raw.chunks_exact(8).map(|b| f64::from_bits(u64::from_le_bytes(b.try_into().expect("8 bytes")))).collect();
         increasing("knots", &values[..rows], 2)?;
         let (gamma, slope) = values[rows..].split_at(rows * columns);
         let version = u128::from_le_bytes(body[8..24].try_into().expect("16 bytes"));
@@ -275,7 +273,7 @@ mod tests {
         let gamma: Vec<f64> = knots.iter().flat_map(|&c| uniform(4).into_iter().map(move |l| value(c, l))).collect();
         let grid = ChristoffelGrid { version: 0, knots, columns: 4, slope: vec![2.0; gamma.len()], gamma };
         for interpolation in [Interpolation::Bilinear, Interpolation::Hermite] {
-            for i in 0..100 {
+            for i in 0..100u64 {
                 let draw = |k| 2.0 * Stream::new(1, 1).uniform(2 * i + k) - 1.0;
                 let (c, l) = (draw(0), draw(1));
                 let (g, slope) = grid.value(c, l, interpolation);

@@ -13,10 +13,13 @@
 //! - A solution of an iterative engine carries its residual; a cached value carries the version of its metric.
 
 mod baseline;
+mod cache;
 mod closed;
+mod engine;
 mod error;
 mod fold;
 mod generate;
+mod grid;
 mod integrate;
 mod manifold;
 mod measure;
@@ -34,10 +37,13 @@ mod trajectory;
 mod vector;
 
 pub use baseline::{Baseline, GP_LENGTHS, gp_length, gp_prediction};
+pub use cache::{CachedSolution, SolutionCache};
 pub use closed::{FeatureAdjoint, FeaturePass, Features, Lattice};
+pub use engine::{Agreement, Closed1D, GeodesicBvp, GridEngine, ShootingEngine, Solution, agreement};
 pub use error::Error;
 pub use fold::{Task, TaskResult, tasks};
 pub use generate::{Generator, Noise};
+pub use grid::{ChristoffelGrid, GridAccuracy, Interpolation};
 pub use manifold::{Line, Manifold, Surface, TensorJet};
 pub use measure::{Scores, noise_level, peak, r2, rmse};
 pub use metric::{FLOOR, LinearRootMetric, Metric, MetricJet, MetricNetwork};

@@ -11,6 +11,8 @@ use crate::settings::Settings;
 pub const DECODER_INPUTS: usize = 5;
 /// Points (c, l) per step at which the metric's regularisers are evaluated.
 const REGULARISER_POINTS: usize = 64;
+/// Factor of l in the decoder's input: bands are narrow in [-1, 1], and initial weights of 0.2 are too small for them.
+const WAVELENGTH_SCALE: f64 = 6.0;
 /// Where the penalty on g begins.
 const G_RANGE: (f64, f64) = (0.01, 100.0);
 
@@ -62,7 +64,13 @@ impl Model {
             for (w, &l) in lattice.wavelengths().iter().enumerate() {
                 let at = p * lattice.wavelengths().len() + w;
                 let length = features.displacement[at].abs();
-                rows.extend([lattice.breaks()[target], features.mean[at], length, features.velocity[at], l]);
+                rows.extend([
+                    lattice.breaks()[target],
+                    features.mean[at],
+                    length,
+                    features.velocity[at],
+                    WAVELENGTH_SCALE * l,
+                ]);
             }
         }
         rows
