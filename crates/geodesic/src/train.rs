@@ -312,6 +312,7 @@ mod tests {
             }
         }
         let mut resumed = trainer(settings).resume(&state).unwrap();
+        assert_eq!(resumed.save(), state);
         while !resumed.finished() {
             resumed.advance().unwrap();
         }
