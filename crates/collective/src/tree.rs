@@ -1,7 +1,7 @@
 //! Sums by a fixed binary tree over the leaves of a global batch: the same bits for any number of workers.
 //!
 //! A global batch has [`LEAVES`] logical leaves. A worker computes the gradient of its leaves, adds them up to the largest aligned subtrees, and
-//! sends those sums. Every addition is one of the fixed tree, whoever makes it.
+//! sends those sums. Every addition is one of the fixed tree, on whichever rank.
 
 use std::ops::Range;
 

@@ -9,7 +9,7 @@ use crate::message::Tag;
 
 /// Messages that wait for a receiver. More than the executor sends ahead (five chunks of at most ten subtrees), so that no cycle of full queues exists.
 const QUEUED_MESSAGES: usize = 64;
-/// How long a thread sleeps before it looks for cancellation.
+/// How long a thread sleeps before it checks for cancellation.
 const SLICE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Default)]

@@ -19,7 +19,7 @@ const HELLO_BYTES: usize = 8 + 8 + 2 + 2;
 const ACCEPTED: u8 = 1;
 /// A peer may learn of the generation a little later: pause between attempts to connect to it.
 const RETRY: Duration = Duration::from_millis(5);
-/// How long a thread sleeps before it looks for cancellation, in milliseconds.
+/// How long a thread sleeps before it checks for cancellation, in milliseconds.
 const SLICE_MS: u16 = 5;
 
 /// Settings of the connections.
@@ -27,7 +27,7 @@ const SLICE_MS: u16 = 5;
 pub struct TcpOptions {
     /// Connections per peer. Links above 10 Gbit/s need 2 to 4.
     pub streams: usize,
-    /// How long to look for bytes before the thread sleeps: shortens small reductions, uses a processor meanwhile.
+    /// How long to poll for bytes before the thread sleeps: shortens small reductions, uses a processor meanwhile.
     pub spin: Duration,
     /// Limit for establishing all connections.
     pub connect: Duration,
