@@ -64,7 +64,7 @@ impl RequestBody {
     }
 
     /// Counts received bytes.
-    fn count(&mut self, chunk: &Bytes) -> Result<(), Problem> {
+    fn count_bytes(&mut self, chunk: &Bytes) -> Result<(), Problem> {
         let bytes = self.message.advance(chunk);
         if self.message.is_new {
             self.held = None;
@@ -120,7 +120,7 @@ impl http_body::Body for RequestBody {
         }
         let counted = match &frame {
             None => this.complete(),
-            Some(Ok(frame)) => frame.data_ref().map_or(Ok(()), |chunk| this.count(chunk)),
+            Some(Ok(frame)) => frame.data_ref().map_or(Ok(()), |chunk| this.count_bytes(chunk)),
             Some(Err(_)) => Ok(()),
         };
         Poll::Ready(match counted {

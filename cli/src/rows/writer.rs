@@ -77,7 +77,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Returns the I/O error behind a CSV error: its kind tells a closed pipe and a full disk from other failures.
+/// Returns the I/O error behind a CSV error: its kind distinguishes a closed pipe and a full disk from other failures.
 fn io_error(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,

@@ -40,6 +40,13 @@ pub enum Error {
 
 /// Encodes the header of a message with this payload.
 pub fn header(tag: Tag, payload: &[u8]) -> [u8; HEADER_BYTES] {
+    let mut bytes = fields(tag, payload.len());
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..HEADER_BYTES - 4]), payload);
+    bytes[HEADER_BYTES - 4..].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+fn fields(tag: Tag, payload_bytes: usize) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     let mut at = 0;
     let mut put = |part: &[u8]| {
@@ -53,8 +60,14 @@ pub fn header(tag: Tag, payload: &[u8]) -> [u8; HEADER_BYTES] {
     put(&tag.chunk.to_le_bytes());
     put(&tag.from.to_le_bytes());
     put(&VERSION.to_le_bytes());
-    put(&(payload.len() as u32).to_le_bytes());
-    let checksum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..HEADER_BYTES - 4]), payload);
+    put(&(payload_bytes as u32).to_le_bytes());
+    bytes
+}
+
+/// Encodes the header of a message whose payload stays in the memory of one host: the checksum covers the tag and the length only.
+pub fn local_header(tag: Tag, payload_bytes: usize) -> [u8; HEADER_BYTES] {
+    let mut bytes = fields(tag, payload_bytes);
+    let checksum = crc32c::crc32c(&bytes[..HEADER_BYTES - 4]);
     bytes[HEADER_BYTES - 4..].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
@@ -90,10 +103,23 @@ pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<(Tag, usize), Error> {
 /// # Errors
 /// [`Error::Checksum`], and those of [`decode`].
 pub fn verify(header: &[u8; HEADER_BYTES], payload: &[u8]) -> Result<Tag, Error> {
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(&header[..HEADER_BYTES - 4]), payload);
+    compare(header, payload.len(), checksum)
+}
+
+/// Checks a header of [`local_header`].
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_local(header: &[u8; HEADER_BYTES], payload_bytes: usize) -> Result<Tag, Error> {
+    compare(header, payload_bytes, crc32c::crc32c(&header[..HEADER_BYTES - 4]))
+}
+
+fn compare(header: &[u8; HEADER_BYTES], payload_bytes: usize, checksum: u32) -> Result<Tag, Error> {
     let (tag, length) = decode(header)?;
     let expected: [u8; 4] = std::array::from_fn(|index| header[HEADER_BYTES - 4 + index]);
-    let found = crc32c::crc32c_append(crc32c::crc32c(&header[..HEADER_BYTES - 4]), payload);
-    if length == payload.len() && found == u32::from_le_bytes(expected) { Ok(tag) } else { Err(Error::Checksum(tag)) }
+    let valid = length == payload_bytes && checksum == u32::from_le_bytes(expected);
+    if valid { Ok(tag) } else { Err(Error::Checksum(tag)) }
 }
 
 #[cfg(test)]

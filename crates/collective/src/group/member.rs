@@ -20,11 +20,11 @@ pub enum MemberEvent {
         generation: u64,
         /// Its step.
         step: u64,
-        /// Whether this member agrees to apply it. Must depend on the reduced values alone (all finite), so that all members agree: a member whose
+        /// Whether this member agrees to apply it. Must depend only on the reduced values (all finite), so that all members agree: a member whose
         /// own sums are unusable contributes NaN. If members disagree, the step is skipped.
         valid: bool,
     },
-    /// A connection ended or made no progress. A stalled reduction goes on until it is cancelled.
+    /// A connection ended or made no progress. A stalled reduction continues until it is cancelled.
     PeerFailed {
         /// Generation of the connection.
         generation: u64,
@@ -393,7 +393,7 @@ impl Member {
         self.flags.clear();
         self.applying = None;
         self.suspicion = None;
-        // Sums of another history are of no use: they were computed from another state.
+        // Sums of another history are invalid: they were computed from another state.
         self.sums = None;
         self.enter(Stage::Outside, now_ms);
     }

@@ -21,6 +21,10 @@ pub(crate) struct Checker {
     finished: BTreeMap<(u64, u64), BTreeSet<MemberId>>,
     /// Digest of each committed step.
     committed: BTreeMap<u64, u64>,
+    /// Digest of each step that any process applied, members that were removed later included.
+    applied: BTreeMap<u64, u64>,
+    /// Without a failover of the service, not even a removed member has another history. With one, the digest finds it when it returns.
+    pub(crate) strict: bool,
     pub(crate) violation: Option<String>,
 }
 
@@ -69,6 +73,10 @@ impl Checker {
                     return self.fail(text);
                 }
             }
+        }
+        let applied = *self.applied.entry(step).or_insert(entry.digest);
+        if self.strict && applied != entry.digest {
+            self.fail(format!("second history: {member:?} applied step {step} of generation {generation} differently"));
         }
         let members = self.finished.entry((generation, step)).or_default();
         members.insert(member);

@@ -123,6 +123,8 @@ pub(crate) struct World {
     overlapped: Option<Service>,
     term: u64,
     durable: Record,
+    /// Records that are being stored.
+    storing: usize,
     cuts: BTreeSet<(usize, usize)>,
     checker: Checker,
     summary: Summary,
@@ -146,12 +148,15 @@ impl World {
             overlapped: None,
             term: 1,
             durable: Record::default(),
+            storing: 0,
             cuts: BTreeSet::new(),
             checker: Checker::default(),
             summary: Summary::default(),
             last_commit: 0,
             trace: std::env::var_os("ENGRAM_GROUP_TRACE").is_some(),
         };
+        let failover = |(_, fault): &(u64, Fault)| matches!(fault, Fault::Failover { .. });
+        world.checker.strict = !world.plan.faults.iter().any(failover);
         for _ in 0..world.plan.members {
             world.start(Vec::new());
         }
@@ -401,6 +406,7 @@ impl World {
                 ServiceAction::Probe(member) => self.send(SERVICE, member.0 as usize, Payload::Probe),
                 ServiceAction::Record { term, record } => {
                     let delay = 1 + self.random.below(20);
+                    self.storing += 1;
                     if self.bug == Some(Bug::PublishesBeforeRecord) {
                         let generation = record.generation;
                         self.after(delay + 400, Item::Stored { term, record });
@@ -419,6 +425,7 @@ impl World {
 
     fn stored(&mut self, term: u64, record: Record) {
         // The term of the store rises when another worker takes over.
+        self.storing -= 1;
         let old = term < self.term;
         let generation = record.generation;
         if old {
@@ -484,7 +491,9 @@ impl World {
             let inside = report.generation == self.durable.generation && !report.leaving;
             index != member && node.alive && inside && self.durable.members.contains(&report.member)
         };
-        member < self.nodes.len() && self.nodes[member].alive && self.nodes.iter().enumerate().any(keeps)
+        // A generation without the other process may be about to become durable.
+        let settled = self.storing == 0;
+        settled && member < self.nodes.len() && self.nodes[member].alive && self.nodes.iter().enumerate().any(keeps)
     }
 
     fn deliver(&mut self, from: usize, to: usize, payload: Payload) {

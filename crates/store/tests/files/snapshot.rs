@@ -84,7 +84,7 @@ fn a_bit_flip_in_the_newest_snapshot_falls_back_to_the_older_one() {
     write(&disk, 3, 20).unwrap();
     let name = snapshot_file::name(PartitionId(3), Lsn(20));
     let bits = disk.bytes(&name).len() as u64 * 8;
-    // Also in the version: the checksum tells damage from a newer format.
+    // Also in the version: the checksum distinguishes damage from a newer format.
     for bit in (0..FLIPS).map(|flip| mix64(flip + 1) % bits).chain(64..96) {
         disk.flip_bit(&name, bit);
         let (reader, rejected) = newest_valid(&disk, &head(), PartitionId(3)).unwrap();

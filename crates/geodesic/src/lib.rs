@@ -1,0 +1,58 @@
+//! The geodesic spectral model: predicts an absorbance spectrum at one concentration from spectra at others by
+//! following geodesics of a learned one-dimensional metric.
+//!
+//! Decides what a geodesic and its features are, how a (metric, decoder) pair is trained and validated, and what a
+//! report says. It does no I/O, reads no clock and starts no threads: random numbers are functions of (seed, stream,
+//! index), and data come and go as text or bytes.
+//!
+//! Invariants:
+//! - A metric is at least 0.1, so every boundary value problem of one dimension has exactly one solution.
+//! - Gradients are exact: reverse mode on sums, implicit differentiation for positions. Nothing is detached.
+//! - A leave-one-out task is a pure function of the training spectra and its settings. The held-out spectrum enters
+//!   only the scores.
+//! - A solution of an iterative engine carries its residual; a cached value carries the version of its metric.
+
+mod baseline;
+mod cache;
+mod closed;
+mod engine;
+mod error;
+mod fold;
+mod generate;
+mod grid;
+mod integrate;
+mod manifold;
+mod measure;
+mod metric;
+mod model;
+mod network;
+mod quadrature;
+mod random;
+mod report;
+mod settings;
+mod shooting;
+mod spectra;
+mod train;
+mod trajectory;
+mod vector;
+
+pub use baseline::{Baseline, GP_LENGTHS, gp_length, gp_prediction};
+pub use cache::{CachedSolution, SolutionCache};
+pub use closed::{FeatureAdjoint, FeaturePass, Features, Lattice};
+pub use engine::{Agreement, Closed1D, GeodesicBvp, GridEngine, ShootingEngine, Solution, agreement};
+pub use error::Error;
+pub use fold::{Task, TaskResult, tasks};
+pub use generate::{Generator, Noise};
+pub use grid::{ChristoffelGrid, GridAccuracy, Interpolation};
+pub use manifold::{Line, Manifold, Surface, TensorJet};
+pub use measure::{Scores, noise_level, peak, r2, rmse};
+pub use metric::{FLOOR, LinearRootMetric, Metric, MetricJet, MetricNetwork};
+pub use model::{DECODER_INPUTS, Loss, Model};
+pub use network::{HIDDEN_1, HIDDEN_2, Network};
+pub use quadrature::gauss_legendre;
+pub use report::{BaselineScores, FoldReport, Report};
+pub use settings::Settings;
+pub use shooting::{BatchedShooting, Shot};
+pub use spectra::{REFERENCE_PPB, Spectra, reference_nm};
+pub use train::{Axes, Trainer};
+pub use trajectory::{Problem, Trajectory, trajectory, trajectory_gradient};

@@ -1,0 +1,205 @@
+//! One (metric, decoder) pair: predictions, losses and their gradients.
+
+use crate::closed::{FeatureAdjoint, Features, Lattice};
+use crate::error::Error;
+use crate::metric::MetricNetwork;
+use crate::network::Network;
+use crate::random::Stream;
+use crate::settings::Settings;
+
+/// Inputs of the decoder: c_final, c_mean, path length, largest velocity, l.
+pub const DECODER_INPUTS: usize = 5;
+/// Points (c, l) per step at which the metric's regularisers are evaluated.
+const REGULARISER_POINTS: usize = 64;
+/// Factor of l in the decoder's input: bands are narrow in [-1, 1], and initial weights of 0.2 are too small for them.
+const WAVELENGTH_SCALE: f64 = 6.0;
+/// Where the penalty on g begins.
+const G_RANGE: (f64, f64) = (0.01, 100.0);
+
+/// A metric and its decoder.
+///
+/// The decoder predicts the mean slope of the absorbance along the path: the difference between target and source is
+/// `displacement * decoder(...)`. It vanishes with the path, and a constant decoder is linear extrapolation in s.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// The metric.
+    pub metric: MetricNetwork,
+    /// The decoder, 5 inputs.
+    pub decoder: Network,
+}
+
+/// The terms of the loss of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Loss {
+    /// Mean squared error of the standardised differences.
+    pub reconstruction: f64,
+    /// Mean of (d2g/dc2)^2, before its weight.
+    pub smoothness: f64,
+    /// Mean squared distance of g from its range, before its weight.
+    pub range: f64,
+    /// Mean path length, before its weight.
+    pub length: f64,
+}
+
+impl Loss {
+    /// The weighted sum.
+    pub fn total(&self, settings: &Settings) -> f64 {
+        self.reconstruction
+            + settings.smoothness * self.smoothness
+            + settings.range * self.range
+            + settings.length * self.length
+    }
+}
+
+impl Model {
+    /// Xavier initial parameters, as a function of `seed` alone.
+    pub fn xavier(seed: u64) -> Self {
+        Self { metric: MetricNetwork::xavier(seed), decoder: Network::xavier(DECODER_INPUTS, !seed) }
+    }
+
+    /// Rows of the decoder's input, [pair, wavelength].
+    fn decoder_inputs(lattice: &Lattice, pairs: &[(usize, usize)], features: &Features) -> Vec<f64> {
+        let mut rows = Vec::with_capacity(features.mean.len() * DECODER_INPUTS);
+        for (p, &(_, target)) in pairs.iter().enumerate() {
+            for (w, &l) in lattice.wavelengths().iter().enumerate() {
+                let at = p * lattice.wavelengths().len() + w;
+                let length = features.displacement[at].abs();
+                rows.extend([
+                    lattice.breaks()[target],
+                    features.mean[at],
+                    length,
+                    features.velocity[at],
+                    WAVELENGTH_SCALE * l,
+                ]);
+            }
+        }
+        rows
+    }
+
+    /// Predicted standardised differences target - source, [pair, wavelength].
+    pub fn differences(&self, lattice: &Lattice, pairs: &[(usize, usize)]) -> Vec<f64> {
+        let features = lattice.features(&self.metric, pairs);
+        let mut out = self.decoder.values(&Self::decoder_inputs(lattice, pairs, &features));
+        out.iter_mut().zip(&features.displacement).for_each(|(o, k)| *o *= k);
+        out
+    }
+
+    /// Loss against standardised differences `targets` [pair, wavelength], and its gradient with respect to the
+    /// metric's and the decoder's parameters.
+    ///
+    /// The regularisers are evaluated at random points, a function of `draws`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `targets` does not fit the lattice and the pairs.
+    pub fn gradient(
+        &self,
+        lattice: &Lattice,
+        pairs: &[(usize, usize)],
+        targets: &[f64],
+        settings: &Settings,
+        draws: u64,
+    ) -> Result<(Loss, Vec<f64>, Vec<f64>), Error> {
+        let expected = pairs.len() * lattice.wavelengths().len();
+        if targets.len() != expected {
+            return Err(Error::Length { field: "targets", actual: targets.len(), expected });
+        }
+        let mut to_metric = vec![0.0; self.metric.network().parameters().len()];
+        let mut to_decoder = vec![0.0; self.decoder.parameters().len()];
+        let mut loss = self.regularisers(settings, draws, &mut to_metric);
+
+        let pass = lattice.forward(&self.metric, pairs);
+        let displacement = &pass.features.displacement;
+        let (slope, tape) = self.decoder.forward(1, Self::decoder_inputs(lattice, pairs, &pass.features));
+        let n = expected as f64;
+        let mut to_slope = vec![0.0; expected];
+        let mut to_displacement = vec![0.0; expected];
+        for i in 0..expected {
+            let error = displacement[i] * slope[i] - targets[i];
+            loss.reconstruction += error * error / n;
+            loss.length += displacement[i].abs() / n;
+            to_slope[i] = 2.0 * error / n * displacement[i];
+            to_displacement[i] = 2.0 * error / n * slope[i];
+        }
+        let mut to_inputs = vec![0.0; expected * DECODER_INPUTS];
+        self.decoder.backward(&tape, &to_slope, &mut to_decoder, Some(&mut to_inputs));
+        let column = |c: usize| to_inputs.iter().skip(c).step_by(DECODER_INPUTS).copied();
+        let length = column(2)
+            .zip(displacement.iter().zip(&to_displacement))
+            .map(|(a, (k, d))| a + d * k.signum() + settings.length / n)
+            .collect();
+        let adjoint = FeatureAdjoint { length, mean: column(1).collect(), velocity: column(3).collect() };
+        lattice.backward(&self.metric, &pass, &adjoint, &mut to_metric);
+        Ok((loss, to_metric, to_decoder))
+    }
+
+    /// Smoothness and range of the metric at random points of [-1, 1]^2; adds their weighted gradient.
+    fn regularisers(&self, settings: &Settings, draws: u64, gradient: &mut [f64]) -> Loss {
+        let stream = Stream::new(draws, 1);
+        let inputs = (0..2 * REGULARISER_POINTS as u64).map(|i| 2.0 * stream.uniform(i) - 1.0).collect();
+        let pass = self.metric.forward(3, inputs);
+        let n = REGULARISER_POINTS as f64;
+        let mut loss = Loss::default();
+        let mut adjoint = vec![0.0; pass.g.len()];
+        for (g, a) in pass.g.chunks_exact(3).zip(adjoint.chunks_exact_mut(3)) {
+            let outside = (g[0] - G_RANGE.1).max(0.0) + (g[0] - G_RANGE.0).min(0.0);
+            loss.smoothness += g[2] * g[2] / n;
+            loss.range += outside * outside / n;
+            a[0] = 2.0 * settings.range * outside / n;
+            a[2] = 2.0 * settings.smoothness * g[2] / n;
+        }
+        self.metric.backward(&pass, &adjoint, gradient);
+        loss
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradient_of_the_whole_loss_equals_central_differences() {
+        let lattice = Lattice::new(&[-1.0, -0.2, 1.0], &[-0.5, 0.0, 0.5], 8).unwrap().soft_minimum(1e-3).unwrap();
+        let pairs = lattice.all_pairs();
+        let targets: Vec<f64> = (0..18).map(|i| Stream::new(5, 5).normal(i)).collect();
+        let settings = Settings { length: 0.3, smoothness: 2.0, ..Settings::default() };
+        let mut model = Model { metric: MetricNetwork::stress(3), decoder: Network::xavier(DECODER_INPUTS, 4) };
+        let (loss, to_metric, to_decoder) = model.gradient(&lattice, &pairs, &targets, &settings, 9).unwrap();
+        assert!(loss.smoothness > 0.0 && to_metric.iter().map(|g| g * g).sum::<f64>() > 1e-6);
+        let total =
+            |model: &Model| model.gradient(&lattice, &pairs, &targets, &settings, 9).unwrap().0.total(&settings);
+        for i in (0..to_metric.len()).step_by(401) {
+            let mut shifted = |h: f64| {
+                model.metric.parameters_mut()[i] += h;
+                let value = total(&model);
+                model.metric.parameters_mut()[i] -= h;
+                value
+            };
+            let difference = (shifted(1e-6) - shifted(-1e-6)) / 2e-6;
+            assert!((difference - to_metric[i]).abs() < 1e-6, "metric {i}: {difference} {}", to_metric[i]);
+        }
+        for i in (0..to_decoder.len()).step_by(401) {
+            let mut shifted = |h: f64| {
+                model.decoder.parameters_mut()[i] += h;
+                let value = total(&model);
+                model.decoder.parameters_mut()[i] -= h;
+                value
+            };
+            let difference = (shifted(1e-6) - shifted(-1e-6)) / 2e-6;
+            assert!((difference - to_decoder[i]).abs() < 1e-6, "decoder {i}: {difference} {}", to_decoder[i]);
+        }
+    }
+
+    #[test]
+    fn smoothness_is_positive_and_changes_with_the_weights() {
+        let smoothness = |model: &Model| {
+            let mut gradient = vec![0.0; Network::parameter_count(2)];
+            let loss = model.regularisers(&Settings::default(), 1, &mut gradient);
+            (loss.smoothness, gradient.iter().map(|g| g * g).sum::<f64>())
+        };
+        let mut model = Model { metric: MetricNetwork::stress(3), decoder: Network::xavier(DECODER_INPUTS, 4) };
+        let first = smoothness(&model);
+        model.metric.parameters_mut()[10] += 0.1;
+        let second = smoothness(&model);
+        assert!(first.0 > 0.0 && first.1 > 0.0 && first.0 != second.0);
+    }
+}
