@@ -182,7 +182,7 @@ impl MemoryService for Memories {
         &self,
         request: Request<v1::GetMemoriesRequest>,
     ) -> Result<Response<Self::GetMemoriesStream>, Status> {
-        reply(self.admit_read("GetMemories", self.get(request.into_inner())).await)
+        reply(self.admit_read("GetMemories", Box::pin(self.get(request.into_inner()))).await)
     }
 
     async fn scan_memories(

@@ -5,8 +5,8 @@
 //! [`Error::OutcomeUnknown`] if a write may or may not have been applied).
 //!
 //! - [`Client`] reads: [`Client::get`], [`Client::scan`], [`Client::rank`], [`Client::top`], [`Client::quality`],
-//! [`Client::digest`]; learns: [`Client::learn_epoch`], [`Client::broadcast_quality`]; and manages runs:
-//! [`Client::submit_run`] and others.
+//!   [`Client::digest`]; learns: [`Client::learn_epoch`], [`Client::broadcast_quality`]; and manages runs:
+//!   [`Client::submit_run`] and others.
 //! - [`Session`] writes, each request exactly once.
 //!
 //! Invariants: one call per worker, never one per partition; every call has a deadline; every queue has a bound;

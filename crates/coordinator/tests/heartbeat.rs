@@ -274,7 +274,7 @@ async fn one_of_racing_proposals_wins_and_stale_ones_are_dropped() {
     let (mut streams, map) = form(&running, 3).await;
     let primary = member(map.partitions[0].primary.0, 1);
     let leaver = backup(&map.partitions[0]).ordinal;
-    let remove = Change::Remove { primary: primary, leaver };
+    let remove = Change::Remove { primary, leaver };
     let successor = backup(&map.partitions[0]);
     let promote = Change::Promote { primary: successor, isr: vec![successor.ordinal] };
     // The primary shrinks the set, the backup proposes its promotion: the primary is alive, so it stays.
@@ -289,7 +289,7 @@ async fn one_of_racing_proposals_wins_and_stale_ones_are_dropped() {
     running.propose(&successor, &map, vec![(0, promote)]).await;
     let other = partitions_of(&map, primary.ordinal.0).into_iter().find(|&partition| partition != 0).unwrap();
     let leaver = backup(&map.partitions[other]).ordinal;
-    running.propose(&primary, &shrunk, vec![(other, Change::Remove { primary: primary, leaver })]).await;
+    running.propose(&primary, &shrunk, vec![(other, Change::Remove { primary, leaver })]).await;
     let view = streams[0].until(|reply| map_of(reply).partitions[other].isr.len() == 1).await;
     let entry = &map_of(&view).partitions[0];
     assert_eq!((entry.term, entry.primary), (shrunk.partitions[0].term, primary.ordinal));

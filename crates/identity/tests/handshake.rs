@@ -30,7 +30,7 @@ impl Home {
     fn new() -> Self {
         let (folder, ca) = (TempDir::new().unwrap(), CertificateAuthority::create(HERE, SystemTime::now()).unwrap());
         fs::write(folder.path().join("ca.pem"), ca.certificate()).unwrap();
-        Self { folder, ca: ca }
+        Self { folder, ca }
     }
 
     fn path(&self, name: &str) -> PathBuf {

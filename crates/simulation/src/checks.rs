@@ -207,7 +207,7 @@ impl World {
                 Linearization::Order => {}
                 Linearization::None => self.fail(format!("no linearization of id {id}: {calls:?}")),
                 Linearization::GaveUp => {
-                    self.fail(format!("too many overlapping calls of id {id} to search: {calls:?}"))
+                    self.fail(format!("too many overlapping calls of id {id} to search: {calls:?}"));
                 }
             }
         }
