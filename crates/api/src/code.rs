@@ -117,8 +117,8 @@ The message lists the columns, or what is allowed. Names are case-sensitive.";
     "A row of the source is invalid: epochs must not decrease, qualities must be in 0 to 1 and weight changes in -1 to 1, keys \
 have 1 to 1,024 bytes, ids are integers. The message has the line (or row group and row), the column and the value.
 
-Nothing of that epoch was applied; earlier epochs were. Correct the file and submit the run again: it resumes at that \
-epoch.";
+Nothing of that epoch was applied; earlier epochs were, and the run has ended. A run under a new name applies them again: remove the \
+rows of the applied epochs from the corrected file, or restore the cluster from a snapshot first.";
 
     RevisionNotFound = "ENG-0305", NotFound, "revision not found",
     "`git.revision` names no commit of the repository. A shallow clone has only the newest ones: `git fetch --unshallow` \
