@@ -5,49 +5,27 @@ use engram_client::Client;
 use engram_memory::{Command, Ordinal, PartitionId, Settings};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_proto::{columns, split};
+use engram_wire::{PartitionWrite, WriteBody, WriteRequest};
 use std::time::Duration;
 use tonic::Status;
 
 /// Deadline of a forwarded call.
 pub(crate) const FORWARD_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Content of a write to one partition.
-#[derive(Debug, Clone)]
-pub(crate) enum WriteBody {
-    Upsert(v1::UpsertPart),
-    Remove(Vec<u64>),
-    Reinforce(v1::Updates),
-    Decay(f64),
-}
-
-/// A write to one partition, with its sequence number; 0 = without a session.
-#[derive(Debug, Clone)]
-pub(crate) struct PartitionWrite {
-    pub(crate) partition: PartitionId,
-    pub(crate) seq: u64,
-    pub(crate) body: WriteBody,
-}
-
-impl WriteBody {
-    pub(crate) fn ids(&self) -> &[u64] {
-        match self {
-            Self::Upsert(part) => &part.ids,
-            Self::Remove(ids) => ids,
-            Self::Reinforce(updates) => &updates.ids,
-            Self::Decay(_) => &[],
-        }
-    }
-
-    /// Returns the number of rows that count against the message limit.
-    pub(crate) fn rows(&self) -> usize {
-        match self {
-            Self::Reinforce(updates) => updates.ids.len() + updates.groups.len(),
-            other => other.ids().len(),
-        }
-    }
-
+/// What a worker does with the content of a write.
+pub(crate) trait WriteBodyExt: Sized {
     /// Splits a write without a partition. Checks it first, so that an error names the index in the client's message.
-    pub(crate) fn split(self, shared: &Shared) -> Result<Vec<(PartitionId, Self)>, Problem> {
+    fn split(self, shared: &Shared) -> Result<Vec<(PartitionId, Self)>, Problem>;
+
+    /// Checks all values.
+    fn check(&self, shared: &Shared) -> Result<(), Problem>;
+
+    /// Converts to a log command. Without settings every value is checked all the same.
+    fn into_command(self, shared: &Shared, settings: Option<Settings>) -> Result<Command, Problem>;
+}
+
+impl WriteBodyExt for WriteBody {
+    fn split(self, shared: &Shared) -> Result<Vec<(PartitionId, Self)>, Problem> {
         let partitions = shared.partitions();
         Ok(match self {
             Self::Upsert(part) => {
@@ -74,13 +52,11 @@ impl WriteBody {
         })
     }
 
-    /// Checks all values.
-    pub(crate) fn check(&self, shared: &Shared) -> Result<(), Problem> {
+    fn check(&self, shared: &Shared) -> Result<(), Problem> {
         self.clone().into_command(shared, None).map(drop)
     }
 
-    /// Converts to a log command. Without settings every value is checked all the same.
-    pub(crate) fn into_command(self, shared: &Shared, settings: Option<Settings>) -> Result<Command, Problem> {
+    fn into_command(self, shared: &Shared, settings: Option<Settings>) -> Result<Command, Problem> {
         Ok(match self {
             Self::Upsert(part) => Command::Upsert(columns::upsert(part, shared.shape.features)?),
             Self::Remove(ids) => {
@@ -95,12 +71,10 @@ impl WriteBody {
     }
 }
 
-impl PartitionWrite {
-    /// Checks that its ids belong to its partition.
-    pub(crate) fn check_partition(&self, partitions: u32) -> Result<(), Problem> {
-        columns::check_partition(self.body.ids(), self.partition, partitions)
-            .map_err(|invalid| Problem::of(ProblemKind::WrongPartition, invalid.to_string()).at(self.partition))
-    }
+/// Checks that the ids of a write belong to its partition.
+pub(crate) fn check_partition(write: &PartitionWrite, partitions: u32) -> Result<(), Problem> {
+    columns::check_partition(write.body.ids(), write.partition, partitions)
+        .map_err(|invalid| Problem::of(ProblemKind::WrongPartition, invalid.to_string()).at(write.partition))
 }
 
 /// Forwards writes of one kind to their primary, once, under their session.
@@ -121,48 +95,8 @@ async fn call(
     parts: Vec<PartitionWrite>,
 ) -> Result<v1::WriteResponse, Problem> {
     let mut service = peers.worker(primary)?;
-    let partition_and_seq = |part: &PartitionWrite| (Some(part.partition.0), part.seq);
-    let response = match parts.first().map(|part| &part.body) {
-        None => return Ok(v1::WriteResponse::default()),
-        Some(WriteBody::Upsert(_)) => {
-            let parts = parts.into_iter().filter_map(|part| {
-                let (partition, seq) = partition_and_seq(&part);
-                match part.body {
-                    WriteBody::Upsert(rows) => Some(v1::UpsertPart { partition, seq, ..rows }),
-                    _ => None,
-                }
-            });
-            let message = v1::UpsertRequest { session, parts: parts.collect() };
-            service.upsert(peers.request(tokio_stream::iter([message]), FORWARD_DEADLINE)).await
-        }
-        Some(WriteBody::Remove(_)) => {
-            let parts = parts.into_iter().filter_map(|part| {
-                let (partition, seq) = partition_and_seq(&part);
-                match part.body {
-                    WriteBody::Remove(ids) => Some(v1::RemovePart { partition, seq, ids }),
-                    _ => None,
-                }
-            });
-            let message = v1::RemoveRequest { session, parts: parts.collect() };
-            service.remove(peers.request(message, FORWARD_DEADLINE)).await
-        }
-        Some(WriteBody::Reinforce(_)) => {
-            let parts = parts.into_iter().filter_map(|part| {
-                let (partition, seq) = partition_and_seq(&part);
-                match part.body {
-                    WriteBody::Reinforce(updates) => Some(v1::ReinforcePart { partition, seq, updates: Some(updates) }),
-                    _ => None,
-                }
-            });
-            let message = v1::ApplyReinforcementRequest { session, parts: parts.collect() };
-            service.apply_reinforcement(peers.request(message, FORWARD_DEADLINE)).await
-        }
-        Some(&WriteBody::Decay(amount)) => {
-            let parts = parts.iter().map(|part| v1::DecayPart { partition: part.partition.0, seq: part.seq });
-            let message = v1::ApplyDecayRequest { session, amount, parts: parts.collect() };
-            service.apply_decay(peers.request(message, FORWARD_DEADLINE)).await
-        }
-    };
+    let Some(request) = WriteRequest::new(session, parts) else { return Ok(v1::WriteResponse::default()) };
+    let response = peers.send_write(&mut service, request, FORWARD_DEADLINE).await;
     response.map(tonic::Response::into_inner).map_err(|status| forward_problem(&status))
 }
 

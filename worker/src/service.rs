@@ -1,12 +1,12 @@
 //! `MemoryService` on the client and peer listeners. The peer listener never forwards.
 
 use crate::cluster_view::ClusterView;
-use crate::partition_write::WriteBody;
 use crate::shared::Shared;
 use crate::write::WritePart;
 use engram_memory::session::WINDOW;
 use engram_proto::v1::memory_service_server::MemoryService;
 use engram_proto::v1::{self, MemoryBatch, Problem, ProblemKind};
+use engram_wire::WriteBody;
 use futures::stream::BoxStream;
 use std::pin::pin;
 use std::sync::Arc;

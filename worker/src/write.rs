@@ -1,11 +1,12 @@
 //! Writes: validated as a whole, then executed part by part, locally or by the primary.
 
 use crate::engine::{part_reply, write_problem};
-use crate::partition_write::{FORWARD_DEADLINE, PartitionWrite, WriteBody, forward, forward_problem};
+use crate::partition_write::{FORWARD_DEADLINE, WriteBodyExt as _, check_partition, forward, forward_problem};
 use crate::service::{Memories, Plane};
 use engram_memory::{MAX_IDS, Ordinal, PartitionId, Record, Request, SessionId};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::{SessionClock, WriteError};
+use engram_wire::{PartitionWrite, WriteBody};
 use futures::future::join_all;
 use std::collections::BTreeMap;
 
@@ -133,7 +134,7 @@ impl Memories {
                 return Err(invalid(format!("parts[{index}].seq: 0 is not allowed; allowed: from 1, under a session")));
             }
             let write = PartitionWrite { partition: self.shared.check_partition(partition)?, seq, body };
-            write.check_partition(self.shared.partitions())?;
+            check_partition(&write, self.shared.partitions())?;
             writes.push(write);
         }
         Ok(writes)
@@ -149,7 +150,7 @@ impl Memories {
             match partition {
                 Some(partition) => {
                     let write = PartitionWrite { partition: self.shared.check_partition(partition)?, seq, body };
-                    write.check_partition(self.shared.partitions())?;
+                    check_partition(&write, self.shared.partitions())?;
                     writes.push(write);
                 }
                 None => writes.extend(body.split(&self.shared)?.into_iter().map(|(partition, body)| PartitionWrite {

@@ -6,11 +6,12 @@ use crate::error::Error;
 use crate::retry::Retry;
 use crate::rows::{GroupSignal, Rows, Updates, groups_to_wire, raw};
 use crate::window::Generation;
-use crate::write::{self, Body, Part, WriteResult};
+use crate::write::{self, Part, WriteResult};
 use engram_memory::session::WINDOW;
 use engram_memory::{FeatureShape, FeatureType, Group, MemoryId, Outcome, PartitionId, SessionId};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_proto::{columns, split};
+use engram_wire::WriteBody;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
@@ -80,7 +81,7 @@ impl Session {
     pub async fn remove(&self, ids: Vec<MemoryId>) -> Result<WriteResult, Error> {
         let map = self.0.client.map()?;
         let parts = split::ids(&raw(ids), map.partition_count());
-        self.execute(parts.into_iter().map(|(partition, ids)| Part::new(partition, Body::Remove(ids)))).await
+        self.execute(parts.into_iter().map(|(partition, ids)| Part::new(partition, WriteBody::Remove(ids)))).await
     }
 
     /// Reinforces memories outside a learning epoch.
@@ -92,7 +93,8 @@ impl Session {
         let updates = updates.into_wire();
         columns::check_updates(&updates).map_err(Error::invalid)?;
         let parts = split::updates(&updates, map.partition_count());
-        self.execute(parts.into_iter().map(|(partition, updates)| Part::new(partition, Body::Reinforce(updates)))).await
+        self.execute(parts.into_iter().map(|(partition, updates)| Part::new(partition, WriteBody::Reinforce(updates))))
+            .await
     }
 
     /// Reinforces every memory of some groups.
@@ -103,7 +105,7 @@ impl Session {
         let updates = groups_to_wire(groups);
         columns::updates(updates.clone(), 1).map_err(Error::invalid)?;
         let partitions = self.0.client.map()?.partition_count();
-        let part = |partition| Part::new(PartitionId(partition), Body::Reinforce(updates.clone()));
+        let part = |partition| Part::new(PartitionId(partition), WriteBody::Reinforce(updates.clone()));
         self.execute((0..partitions).map(part)).await
     }
 
@@ -114,7 +116,7 @@ impl Session {
     pub async fn decay(&self, amount: f64) -> Result<WriteResult, Error> {
         columns::decay("amount", amount).map_err(Error::invalid)?;
         let partitions = self.0.client.map()?.partition_count();
-        self.execute((0..partitions).map(|partition| Part::new(PartitionId(partition), Body::Decay(amount)))).await
+        self.execute((0..partitions).map(|partition| Part::new(PartitionId(partition), WriteBody::Decay(amount)))).await
     }
 
     /// Returns the outcome of a request that ended as [`Error::OutcomeUnknown`]. It is final: a request that was not
@@ -201,7 +203,7 @@ fn checked_rows(
     for (_, part) in &parts {
         check(part).map_err(Error::invalid)?;
     }
-    Ok(parts.into_iter().map(|(partition, part)| Part::new(partition, Body::Upsert(part))).collect())
+    Ok(parts.into_iter().map(|(partition, part)| Part::new(partition, WriteBody::Upsert(part))).collect())
 }
 
 async fn open(client: &Client, retry: &Retry) -> Result<Generation, Failure> {

@@ -13,6 +13,7 @@ use crate::session::Session;
 use crate::window::Generation;
 use engram_memory::{Lsn, Ordinal, Outcome, PartitionId, Term};
 use engram_proto::v1::{self, ProblemKind};
+use engram_wire::WriteBody;
 use futures::future::join_all;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -42,20 +43,11 @@ pub struct Version {
     pub durable: bool,
 }
 
-/// Operation of a part.
-#[derive(Debug, Clone)]
-pub(crate) enum Body {
-    Upsert(v1::UpsertPart),
-    Remove(Vec<u64>),
-    Reinforce(v1::Updates),
-    Decay(f64),
-}
-
 /// Rows of one partition, applied together.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub(crate) partition: PartitionId,
-    pub(crate) body: Body,
+    pub(crate) body: WriteBody,
     /// Its number, from the first attempt on.
     pub(crate) number: Option<RequestNumber>,
     /// An attempt ended without a response.
@@ -70,7 +62,7 @@ pub(crate) struct RequestNumber {
 }
 
 impl Part {
-    pub(crate) const fn new(partition: PartitionId, body: Body) -> Self {
+    pub(crate) const fn new(partition: PartitionId, body: WriteBody) -> Self {
         Self { partition, body, number: None, maybe_executed: false }
     }
 
@@ -336,7 +328,7 @@ pub(crate) async fn error_after(
     let generation = Arc::new(Generation::new(opened, tokio::time::Instant::now(), partitions));
     let partition = PartitionId(0);
     let seq = generation.take(partition).expect("the first of a window");
-    let part = Part { number: Some(RequestNumber { generation, seq }), ..Part::new(partition, Body::Decay(0.5)) };
+    let part = Part { number: Some(RequestNumber { generation, seq }), ..Part::new(partition, WriteBody::Decay(0.5)) };
     let mut round = Round::default();
     assign_results(session, vec![part], response, &mut HashMap::new(), &mut round).await;
     let (part, failure) = round.open.pop().expect("the part is retryable");

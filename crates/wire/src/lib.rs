@@ -1,7 +1,11 @@
-//! Conversions between the types of `engram-cluster` and protocol messages, for coordinators and workers.
+//! Conversions between domain types and protocol messages: maps and members for coordinators and workers, writes for clients and workers.
 //!
 //! Holds no logic. Every field from the wire is checked here, once: what is returned satisfies the invariants of its type.
 #![forbid(unsafe_code)]
+
+mod write;
+
+pub use write::{PartitionWrite, WriteBody, WriteRequest};
 
 use engram_cluster::rebuild::{MapStateReport, ReplicaState};
 use engram_cluster::{Change, Entry, PartitionMap};

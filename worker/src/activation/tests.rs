@@ -2,7 +2,6 @@
 
 use super::{MAX_WAIT, MAX_WAITING};
 use crate::options::{Listen, Options};
-use crate::partition_write::WriteBody;
 use crate::service::{MAX_MAP_WAIT, Memories, Plane};
 use crate::shared::Shared;
 use crate::worker::Worker;
@@ -13,7 +12,7 @@ use engram_memory::{ClusterId, Incarnation, Member, MemoryId, Ordinal, Partition
 use engram_proto::v1::memory_service_server::MemoryService as _;
 use engram_proto::v1::partition_result::Result as Answer;
 use engram_proto::v1::{self, GetPartitionMapRequest, HeartbeatResponse, ProblemKind};
-use engram_wire as wire;
+use engram_wire::{self as wire, WriteBody};
 use futures::FutureExt as _;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
