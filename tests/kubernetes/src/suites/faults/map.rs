@@ -57,17 +57,17 @@ impl Map {
         self.entries.iter().map(|entry| entry.term).collect()
     }
 
-    /// Why not every partition is served with all its copies by processes other than those of `gone`; `None` where it is.
-    pub(super) fn wanting(&self, copies: usize, gone: &[Process]) -> Option<String> {
+    /// Returns why some partition lacks replicas in processes other than those of `gone`; `None` if all have them.
+    pub(super) fn wanting(&self, replicas: usize, gone: &[Process]) -> Option<String> {
         let is_gone = |process: &Process| {
             gone.iter().any(|gone| gone.store == process.store && process.incarnation <= gone.incarnation)
         };
-        self.entries.iter().enumerate().find_map(|(place, entry)| {
+        self.entries.iter().enumerate().find_map(|(partition, entry)| {
             let in_sync = entry.in_sync.iter().filter(|process| !is_gone(process)).count();
-            match in_sync >= copies {
-                _ if entry.in_sync.iter().any(is_gone) => Some(format!("entry {place} names a process that has gone")),
-                false => Some(format!("entry {place} has {in_sync} of {copies} replicas in sync")),
-                true if !entry.activated => Some(format!("entry {place} is not activated")),
+            match in_sync >= replicas {
+                _ if entry.in_sync.iter().any(is_gone) => Some(format!("entry {partition} names an ended process")),
+                false => Some(format!("entry {partition} has {in_sync} of {replicas} replicas in sync")),
+                true if !entry.activated => Some(format!("entry {partition} is not activated")),
                 true => None,
             }
         })
@@ -114,13 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_a_process_that_has_gone_is_none_and_its_successor_is_one() {
+    fn replica_of_an_ended_process_does_not_count_and_its_successor_does() {
         let map = |isr| Map::read(&object(&isr, true)).unwrap();
         let before = map(json!(["0/4", "1/7"]));
         assert_eq!((before.wanting(2, &[]), before.primaries(0), before.primaries(1)), (None, 1, 0));
         let gone = before.processes(1);
-        assert!(before.wanting(2, &gone).is_some_and(|it| it.contains("names a process that has gone")));
-        assert!(map(json!(["0/4"])).wanting(2, &gone).is_some_and(|it| it.contains("1 of 2 copies")));
+        assert!(before.wanting(2, &gone).is_some_and(|it| it.contains("names an ended process")));
+        assert!(map(json!(["0/4"])).wanting(2, &gone).is_some_and(|it| it.contains("1 of 2 replicas")));
         assert_eq!(map(json!(["0/4", "1/8"])).wanting(2, &gone), None);
         let idle = Map::read(&object(&json!(["0/4", "1/8"]), false)).unwrap();
         assert!(idle.wanting(2, &gone).is_some_and(|it| it.contains("not activated")));
