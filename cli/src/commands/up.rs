@@ -494,18 +494,16 @@ async fn count_memories(endpoints: &Endpoints, route: &Route) -> Option<u64> {
     Some(sum)
 }
 
-/// The signals that request a shutdown. A signal that was ignored when this process started stays ignored: `nohup` ignores SIGHUP, and
-/// a shell without job control ignores SIGINT for commands in the background.
+/// The signals that request a shutdown: SIGINT, SIGTERM, and SIGHUP unless it was ignored when this process started, as under `nohup`.
 struct Signals([Option<Signal>; 3]);
 
 impl Signals {
     fn new() -> anyhow::Result<Self> {
-        let ignored = detach::ignored_signals();
-        let listen = |kind: SignalKind| {
-            let is_ignored = ignored & (1 << (kind.as_raw_value() - 1)) != 0;
-            (!is_ignored).then(|| signal(kind)).transpose().context("failed to listen for signals")
-        };
-        Ok(Self([listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?, listen(SignalKind::hangup())?]))
+        let listen = |kind: SignalKind| signal(kind).context("failed to listen for signals");
+        let hangup = SignalKind::hangup();
+        let is_ignored = detach::ignored_signals() & (1 << (hangup.as_raw_value() - 1)) != 0;
+        let hangup = (!is_ignored).then(|| listen(hangup)).transpose()?;
+        Ok(Self([Some(listen(SignalKind::interrupt())?), Some(listen(SignalKind::terminate())?), hangup]))
     }
 
     async fn next(&mut self) {
