@@ -98,7 +98,7 @@ impl<'a> Certificates<'a> {
         let file = |name: &str| self.path(name).to_string_lossy().into_owned();
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": self.server, "certificate-ca_name": file("ca.crt")}}],
+            "clusters": [{"name": "c", "cluster": {"server": self.server, "certificate-authority": file("ca.crt")}}],
             "users": [{"name": "u", "user": {
                 "client-certificate": file(&format!("{name}.crt")), "client-key": file(&format!("{name}.key"))}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
