@@ -163,7 +163,7 @@ fn invalid_events_fail_the_run_and_keep_earlier_epochs() {
     let cluster = Cluster::up(&cluster_manifest("events", 2, "  partitions: 4\n  learning: { initialWeight: 0.0 }\n"));
     let file = cluster.file("events.csv", "word,day\nred,0\ngreen,0\nred,1\nblue,never\n");
     let run = ["import", "events", &file, "--key", "word", "--epoch", "day", "--name", "broken"];
-    cluster.engram(&run).fails_with(1, &["ENG-0304", "line 5", "never"]);
+    cluster.engram(&run).fails_with(1, &["ENG-0304", "line 5"]);
     assert_eq!(cluster.digest().1, 2, "only the first epoch is applied");
     let runs = cluster.engram(&["list", "runs", "-o", "json"]).exits_with(0).json();
     assert_eq!((&runs["items"][0]["phase"], &runs["items"][0]["code"]), (&"Failed".into(), &"ENG-0304".into()));
