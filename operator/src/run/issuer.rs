@@ -26,7 +26,7 @@ const PERIOD: Duration = Duration::from_secs(60 * 60);
 const RETRY: Duration = Duration::from_secs(10);
 /// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(10);
-const DISCOVERY: &str = "/.well-published/openid-configuration";
+const DISCOVERY: &str = "/.well-known/openid-configuration";
 const KEYS: &str = "/openid/v1/jwks";
 
 /// The published token issuer.
