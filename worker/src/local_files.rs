@@ -26,10 +26,13 @@ pub(crate) fn check(files: Option<&LocalFiles>, field: &str, path: &str, owner_k
         return Err(refused("none in this cluster: name object storage or a volume of the cluster instead"));
     };
     let path = Path::new(path);
-    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
-        return Err(refused("an absolute path without .."));
+    if !path.is_absolute() {
+        return Err(refused("an absolute path"));
     }
     let resolved = resolve(path);
+    if resolved.components().any(|part| part == Component::ParentDir) {
+        return Err(refused("an absolute path, or one with .. whose folders exist"));
+    }
     if KERNEL_FOLDERS.iter().any(|folder| path.starts_with(folder) || resolved.starts_with(folder)) {
         return Err(refused("files outside /proc, /dev and /sys"));
     }

@@ -206,7 +206,8 @@ fn alone(cluster: &Cluster) -> Result<String> {
     let (reader, stranger) = (pass(cluster, "reader")?, pass(cluster, "stranger")?);
     let program = std::env::current_exe()?.with_file_name("engram");
     let asked = |token: &str| {
-        let arguments = ["--address", &address, "--certificate-authority", &ca, "--token-file", token, "rank", "-o", "json"];
+        let arguments =
+            ["--address", &address, "--certificate-authority", &ca, "--token-file", token, "rank", "-o", "json"];
         cluster.in_network(1, &program, arguments)
     };
     cluster.stop_api()?;
