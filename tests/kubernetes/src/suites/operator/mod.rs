@@ -212,9 +212,11 @@ fn objects(cluster: &Cluster) -> Result<String> {
         Ok((ready as u64 == WORKERS).then_some(()))
     })?;
     wait_for_status(cluster, "words", "waiting for its map", |status| {
-        (condition(status, "Ready") == Some(("False", "WaitingForPartitionMap", "the PartitionMap does not exist yet"))
-            && status["workers"]["ready"] == WORKERS)
-            .then_some(())
+        let waits = condition(status, "Ready").is_some_and(|(truth, reason, message)| {
+            (truth, reason) == ("False", "WaitingForPartitionMap")
+                && message.contains("the PartitionMap does not exist yet")
+        });
+        (waits && status["workers"]["ready"] == WORKERS).then_some(())
     })?;
     let scale = cluster.api().get(&format!("{CLUSTERS}/words/scale"))?;
     ensure!(scale["status"]["replicas"] == WORKERS, "the scale subresource says {scale}");
