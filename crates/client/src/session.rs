@@ -184,7 +184,7 @@ impl Session {
         }
     }
 
-    /// Stops numbering new requests under this session.
+    /// Stops numbering new requests under the session.
     pub(crate) async fn retire(&self, old: &Arc<Generation>) {
         let mut current = self.0.current.lock().await;
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, old)) {

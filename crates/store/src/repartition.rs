@@ -2,7 +2,7 @@
 //!
 //! A memory keeps its id, weight, group, key, features, payload and update count; so the digest of all memories is that of the
 //! snapshot, and later decay and reinforcement give the same bits as without repartitioning. All other partition state is reset:
-//! the clock is 0, there are no learning epochs and no runs, and every earlier session is expired, since the requests it sent to
+//! the clock is 0, there are no learning epochs and no runs, and every session opened before is expired, since the requests it sent to
 //! one partition now belong to several. Slot order follows the input snapshots, so sampling is reproducible for the same
 //! snapshots and number of partitions, but differs from sampling before.
 
