@@ -234,7 +234,7 @@ fn start_worker(cluster: &Cluster, ordinal: u64) -> Result<()> {
         "cluster": object["status"]["clusterId"], "clusterName": "words", "ordinal": ordinal, "stateDir": state,
         "listen": { "client": any, "peer": any, "admin": any, "http": any },
         "coordinators": REPLICAS.map(|(_, heartbeats, _)| format!("127.0.0.1:{heartbeats}")),
-        "threads": 1, "mapPlace": { "object": { "namespace": "default", "name": "words" } },
+        "threads": 1, "mapLocation": { "object": { "namespace": "default", "name": "words" } },
         "inputs": runs::inputs(cluster),
         "spec": {
             "workers": spec["workers"], "replicationFactor": spec["replicationFactor"], "partitions": spec["partitions"],
