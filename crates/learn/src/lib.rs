@@ -10,3 +10,4 @@ pub mod report;
 pub mod run;
 pub mod source;
 pub mod statistics;
+pub mod task_run;
