@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_128;
 /// After this long without a change the watch is reopened, so that a hanging worker is not waited for permanently.
 const WATCH_SILENCE: Duration = Duration::from_secs(30);
 
-/// Returns the id of a run: a name permanently identifies one run of a cluster.
+/// Returns the id of the record of a run, by its name.
 pub fn run_id(cluster: ClusterId, name: &str) -> RunId {
     let mut bytes = cluster.0.to_be_bytes().to_vec();
     bytes.extend_from_slice(name.as_bytes());
@@ -39,12 +39,30 @@ impl Client {
         input: Option<&[u8]>,
         credentials: Option<v1::ObjectCredentials>,
     ) -> Result<v1::SubmitRunResponse, Error> {
+        self.submit_run_as(name, "", spec_json, input, credentials).await
+    }
+
+    /// Like [`Self::submit_run`], with the identity of the submission: `uid` is the UID of the `LearnerRun` object, or a value
+    /// that is never used again. A run that has ended and was submitted with another one is replaced by a new run; any other run
+    /// of this name continues, and the response has its status with its `uid`.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn submit_run_as(
+        &self,
+        name: &str,
+        uid: &str,
+        spec_json: &str,
+        input: Option<&[u8]>,
+        credentials: Option<v1::ObjectCredentials>,
+    ) -> Result<v1::SubmitRunResponse, Error> {
         let message = v1::SubmitRunRequest {
             name: name.to_owned(),
             spec_json: spec_json.to_owned(),
             input: input.map(|content| content.to_vec().into()),
             credentials,
             owner_key: self.owner_key().to_owned(),
+            uid: uid.to_owned(),
         };
         let submit = |mut driver: RunServiceClient<Channel>, request| async move { driver.submit_run(request).await };
         self.call_driver(name, self.write(), message, submit).await
@@ -60,7 +78,15 @@ impl Client {
     /// # Errors
     /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
     pub async fn cancel_run(&self, name: &str) -> Result<v1::RunStatus, Error> {
-        let message = v1::CancelRunRequest { name: name.to_owned() };
+        self.cancel_run_as(name, "").await
+    }
+
+    /// Like [`Self::cancel_run`], for a run that was submitted with `uid` only; of any other run the status is returned.
+    ///
+    /// # Errors
+    /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
+    pub async fn cancel_run_as(&self, name: &str, uid: &str) -> Result<v1::RunStatus, Error> {
+        let message = v1::CancelRunRequest { name: name.to_owned(), uid: uid.to_owned() };
         let cancel = |mut driver: RunServiceClient<Channel>, request| async move { driver.cancel_run(request).await };
         self.call_driver(name, self.write(), message, cancel).await
     }

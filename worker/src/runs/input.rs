@@ -6,7 +6,7 @@ use super::record;
 use crate::shared::Shared;
 use engram_api::{Events, LearnerRunSpec, ObjectLocation, Source};
 use engram_learn::source::{Origin, SourceOptions};
-use engram_memory::{Command, PartitionId, RunId};
+use engram_memory::{Command, PartitionId, Refusal, RunId};
 use engram_proto::v1::{Problem, ProblemKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,35 +60,30 @@ pub(super) fn object(spec: &LearnerRunSpec) -> Option<&ObjectLocation> {
     }
 }
 
-/// Stores the content of a run that is about to be recorded.
-pub(super) async fn keep(shared: &Shared, run: RunId, content: &[u8]) -> Result<(), Problem> {
+/// Stores the content of a run that is about to be recorded in the partition of `run`.
+pub(super) async fn keep(shared: &Shared, run: RunId, identity: RunId, content: &[u8]) -> Result<(), Problem> {
     let partition = super::partition(shared, run);
     // May be left from an interrupted attempt; it is not read before the run exists.
-    let version = record::load(shared, partition, record_id(run)).await?.map_or(0, |entry| entry.version);
-    put(shared, partition, run, version, [CONTENT_PREFIX, content].concat()).await
+    let expected = record::load(shared, partition, record_id(identity)).await?.map_or(0, |entry| entry.version);
+    let state = [CONTENT_PREFIX, content].concat();
+    write(shared, partition, Command::RunRecord { run: record_id(identity), expected, state, row: None }).await
 }
 
 /// Removes the content of a run that has ended.
-pub(super) async fn forget(shared: &Shared, run: RunId) -> Result<(), Problem> {
+pub(super) async fn forget(shared: &Shared, run: RunId, identity: RunId) -> Result<(), Problem> {
     let partition = super::partition(shared, run);
-    match record::load(shared, partition, record_id(run)).await? {
-        Some(entry) if entry.state.len() > CONTENT_PREFIX.len() => {
-            put(shared, partition, run, entry.version, CONTENT_PREFIX.to_vec()).await
-        }
-        _ => Ok(()),
+    match record::load(shared, partition, record_id(identity)).await? {
+        Some(_) => write(shared, partition, Command::RunRemove { run: record_id(identity) }).await,
+        None => Ok(()),
     }
 }
 
-async fn put(
-    shared: &Shared,
-    partition: PartitionId,
-    run: RunId,
-    expected: u64,
-    state: Vec<u8>,
-) -> Result<(), Problem> {
-    let command = Command::RunRecord { run: record_id(run), expected, state, row: None };
-    let written = record::write(shared, partition, command).await?;
-    written.map_err(|refusal| Problem::of(ProblemKind::Unavailable, refusal.to_string()))
+async fn write(shared: &Shared, partition: PartitionId, command: Command) -> Result<(), Problem> {
+    match record::write(shared, partition, command).await? {
+        // Another call has removed it meanwhile.
+        Ok(()) | Err(Refusal::RunUnknown) => Ok(()),
+        Err(refusal) => Err(Problem::of(ProblemKind::Unavailable, refusal.to_string())),
+    }
 }
 
 /// Returns the source of a run by its specification; without content that is supplied or downloaded.
@@ -112,13 +107,13 @@ pub(super) fn source(source: &Source, inputs: Option<&Path>) -> SourceOptions {
 /// Fills supplied content into the source of its run.
 pub(super) async fn fill(
     shared: &Shared,
-    run: RunId,
+    (run, identity): (RunId, RunId),
     is_supplied: bool,
     source: &mut SourceOptions,
 ) -> Result<(), Problem> {
     let SourceOptions::Events(events) = source else { return Ok(()) };
     if is_supplied {
-        let entry = record::load(shared, super::partition(shared, run), record_id(run)).await?;
+        let entry = record::load(shared, super::partition(shared, run), record_id(identity)).await?;
         let content = entry.as_ref().and_then(|entry| entry.state.strip_prefix(CONTENT_PREFIX)).unwrap_or_default();
         events.origin = Origin::Content(Arc::from(content));
     }
@@ -126,8 +121,8 @@ pub(super) async fn fill(
 }
 
 /// Returns the id of the record with the content of a run.
-const fn record_id(run: RunId) -> RunId {
-    RunId(run.0 ^ INPUT_ID_MASK)
+const fn record_id(identity: RunId) -> RunId {
+    RunId(identity.0 ^ INPUT_ID_MASK)
 }
 
 #[cfg(test)]

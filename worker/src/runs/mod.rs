@@ -5,6 +5,7 @@
 
 mod credentials;
 mod fetch;
+mod identity;
 mod input;
 mod record;
 mod service;
@@ -50,6 +51,8 @@ const MAX_KNOWN_RUNS: usize = 65_536;
 #[derive(Default)]
 pub(crate) struct Runs {
     active: Mutex<BTreeMap<RunId, ActiveRun>>,
+    /// Serializes replacements of ended runs.
+    replacing: tokio::sync::Mutex<()>,
     /// Serializes changes of the turn, and holds its queue.
     pub(crate) turn: tokio::sync::Mutex<turn_queue::TurnQueue>,
     /// Runs known to be recorded. Locked during a query, so that unknown runs cause one at a time.
@@ -69,7 +72,10 @@ struct ActiveRun {
 /// Status of a run as the worker reports it.
 #[derive(Debug, Clone)]
 pub(crate) struct RunOverview {
+    /// Identity of its epochs.
     pub(crate) run: RunId,
+    /// Identity of its submission.
+    pub(crate) uid: String,
     pub(crate) name: String,
     pub(crate) status: Status,
     /// `spec.managedBy` of its object; empty if there is none.
@@ -117,18 +123,18 @@ impl Runs {
             match RunState::of(&entry) {
                 Ok(state) if state.phase.is_final() => {
                     // Its driver may have died between the last record and the release of the turn.
-                    let shared = Arc::clone(shared);
+                    let (shared, identity) = (Arc::clone(shared), state.identity(run));
                     tokio::spawn(async move {
                         // Failures are repaired by the next holder.
-                        let _ = shared.peers.release_turn(run).await;
-                        let _ = input::forget(&shared, run).await;
+                        let _ = shared.peers.release_turn(identity).await;
+                        let _ = input::forget(&shared, run, identity).await;
                     });
                 }
                 Ok(state) if state.reported_phase() == Phase::Suspended => {
                     // The status of an ended driver is older than the record.
                     shared.runs.active().retain(|other, active| *other != run || !active.driver.is_finished());
-                    let peers = shared.peers.clone();
-                    tokio::spawn(async move { peers.release_turn(run).await });
+                    let (peers, identity) = (shared.peers.clone(), state.identity(run));
+                    tokio::spawn(async move { peers.release_turn(identity).await });
                 }
                 Ok(state) => Self::drive(shared, run, state, entry.version),
                 Err(error) => tracing::error!(%run, %error, "failed to resume run"),
@@ -160,11 +166,13 @@ impl Runs {
             }
         };
         tracing::info!(%run, name, "driving run");
+        let identity = state.identity(run);
         let shared = Arc::clone(shared);
         if let (RunKind::Snapshot, Some(location)) = (spec.kind, &spec.snapshot) {
             let location = location.clone();
             let driver = snapshot::Driver { shared, run, state, version, location, status, orders: received_orders };
-            let driver = tokio::spawn(guarded(Arc::clone(&driver.shared), run, driver.run())).abort_handle();
+            let driver =
+                tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }
@@ -177,9 +185,9 @@ impl Runs {
             }
         };
         let guard = Arc::clone(&shared);
-        let driver = tokio::spawn(guarded(guard, run, async move {
+        let driver = tokio::spawn(guarded(guard, (run, identity), async move {
             // The driver would fail the run without its input, so it ends and is started again.
-            if let Err(problem) = input::fill(&shared, run, is_supplied, &mut job.source).await {
+            if let Err(problem) = input::fill(&shared, (run, identity), is_supplied, &mut job.source).await {
                 tracing::warn!(%run, problem = problem.message, "failed to read run input; retrying");
                 tokio::time::sleep(Duration::from_millis(ACTIVATION_RETRY_MS)).await;
                 return;
@@ -197,7 +205,7 @@ impl Runs {
                 credentials::forget(&shared, run);
                 if is_supplied {
                     // Otherwise the next primary of the partition does it.
-                    let _ = input::forget(&shared, run).await;
+                    let _ = input::forget(&shared, run, identity).await;
                 }
             }
         }));
@@ -271,12 +279,13 @@ impl Runs {
         let status = live.map_or_else(|| first_status(&state), |(_, status)| status.borrow().clone());
         let text_field = |field: &str| state.spec[field].as_str().unwrap_or_default().to_owned();
         let (managed_by, kind) = (text_field("managedBy"), text_field("kind"));
-        Some(RunOverview { run, name: state.name, status, managed_by, kind })
+        let (run, uid) = (state.identity(run), state.uid);
+        Some(RunOverview { run, uid, name: state.name, status, managed_by, kind })
     }
 }
 
 /// Runs a driver. One that panics would panic again, so its run fails.
-async fn guarded(shared: Arc<Shared>, run: RunId, driver: impl Future<Output = ()>) {
+async fn guarded(shared: Arc<Shared>, (run, identity): (RunId, RunId), driver: impl Future<Output = ()>) {
     let Err(payload) = AssertUnwindSafe(driver).catch_unwind().await else { return };
     let panic = panics::message(&*payload);
     tracing::error!(%run, panic, "the driver of a run panicked");
@@ -285,8 +294,8 @@ async fn guarded(shared: Arc<Shared>, run: RunId, driver: impl Future<Output = (
         tokio::time::sleep(FAILURE_RETRY_INTERVAL).await;
     }
     credentials::forget(&shared, run);
-    let _ = shared.peers.release_turn(run).await;
-    let _ = input::forget(&shared, run).await;
+    let _ = shared.peers.release_turn(identity).await;
+    let _ = input::forget(&shared, run, identity).await;
     shared.runs.active().remove(&run);
 }
 

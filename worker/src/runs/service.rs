@@ -1,5 +1,6 @@
 //! `RunService`: the client listener forwards requests for other workers, the peer listener rejects them.
 
+use super::identity::{self, Relation};
 use super::{RunOverview, Runs, credentials, input, phase_to_wire, record, snapshot, turn};
 use crate::authorization;
 use crate::local_files;
@@ -53,8 +54,9 @@ impl RunService for RunEndpoint {
         }
         let run = self.run_id(&message.name)?;
         if !self.is_here(run)? {
-            let v1::SubmitRunRequest { name, spec_json, input, credentials, .. } = message;
-            let reply = self.shared.peers.submit_run(&name, &spec_json, input.as_deref(), credentials).await;
+            let v1::SubmitRunRequest { name, uid, spec_json, input, credentials, .. } = message;
+            let peers = &self.shared.peers;
+            let reply = peers.submit_run_as(&name, &uid, &spec_json, input.as_deref(), credentials).await;
             return reply.map(Response::new).map_err(client_status);
         }
         let reply = self.submit(run, message).await.map_err(Problem::into_status)?;
@@ -94,12 +96,16 @@ impl RunService for RunEndpoint {
     }
 
     async fn cancel_run(&self, request: Request<v1::CancelRunRequest>) -> Result<Response<v1::RunStatus>, Status> {
-        let name = request.into_inner().name;
+        let v1::CancelRunRequest { name, uid } = request.into_inner();
         let run = self.run_id(&name)?;
         if !self.is_here(run)? {
-            return self.shared.peers.cancel_run(&name).await.map(Response::new).map_err(client_status);
+            let forwarded = self.shared.peers.cancel_run_as(&name, &uid).await;
+            return forwarded.map(Response::new).map_err(client_status);
         }
         let overview = self.overview(run, &name).await.map_err(Problem::into_status)?;
+        if !uid.is_empty() && uid != overview.uid {
+            return Ok(Response::new(status_to_wire(&self.shared, &overview)));
+        }
         if !self.shared.runs.order(run, Order::Cancel) {
             self.end_suspended(run).await.map_err(Problem::into_status)?;
         }
@@ -260,20 +266,31 @@ impl RunEndpoint {
 
     async fn submit(&self, run: RunId, mut message: v1::SubmitRunRequest) -> Result<v1::SubmitRunResponse, Problem> {
         let (spec, is_supplied) = self.check_spec(&message)?;
-        if let Some(supplied) = message.credentials.take() {
-            credentials::keep(&self.shared, run, supplied);
-        }
+        identity::check(&message.uid)?;
         let mut state = RunState::new(message.name.clone(), spec);
+        state.uid = std::mem::take(&mut message.uid);
         state.suspended = state.spec["suspend"] == true;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         state.submitted_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let partition = super::partition(&self.shared, run);
-        let recorded = record::load(&self.shared, partition, run).await?;
-        if let Some(entry) = &recorded {
-            // An unreadable record is reported below.
-            if let Ok(recorded) = RunState::of(entry) {
-                check_same(&message.name, &recorded.spec, &state.spec)?;
+        let mut recorded = record::load(&self.shared, partition, run).await?;
+        // An unreadable record is reported below.
+        let previous = recorded.as_ref().and_then(|entry| RunState::of(entry).ok());
+        match previous.map(|previous| (identity::relation(&previous, &state), previous)) {
+            Some((Relation::Same, previous)) => check_same(&message.name, &previous.spec, &state.spec)?,
+            Some((Relation::Blocked, _)) => {
+                let overview = self.overview(run, &message.name).await?;
+                let status = Some(status_to_wire(&self.shared, &overview));
+                return Ok(v1::SubmitRunResponse { status, created: false });
             }
+            Some((Relation::Replaces, _)) => {
+                Runs::make_room(&self.shared, run, &state).await?;
+                recorded = record::load(&self.shared, partition, run).await?;
+            }
+            None => {}
+        }
+        if let Some(supplied) = message.credentials.take() {
+            credentials::keep(&self.shared, run, supplied);
         }
         let is_new = recorded.is_none();
         if is_new && is_supplied {
@@ -281,7 +298,7 @@ impl RunEndpoint {
                 let text = "input: missing; the content of the ConfigMap in the specification must be supplied";
                 Problem::of(ProblemKind::Invalid, text)
             })?;
-            input::keep(&self.shared, run, input).await?;
+            input::keep(&self.shared, run, state.identity(run), input).await?;
         }
         let command = Command::RunRecord { run, expected: 0, state: state.encode(), row: None };
         let created = is_new && record::write(&self.shared, partition, command).await?.is_ok();
@@ -358,7 +375,7 @@ impl RunEndpoint {
             let written = record::write(&self.shared, partition, command).await?;
             written.map_err(|refusal| Problem::of(ProblemKind::Unavailable, refusal.to_string()))?;
             credentials::forget(&self.shared, run);
-            input::forget(&self.shared, run).await?;
+            input::forget(&self.shared, run, state.identity(run)).await?;
         }
         Ok(())
     }
@@ -494,6 +511,7 @@ fn status_to_wire(shared: &Shared, overview: &RunOverview) -> v1::RunStatus {
     v1::RunStatus {
         name: overview.name.clone(),
         run: answers::identity(overview.run.0),
+        uid: overview.uid.clone(),
         phase: phase_to_wire(status.phase).into(),
         epoch: status.epoch,
         epochs: status.epochs.unwrap_or(0),

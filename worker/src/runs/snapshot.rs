@@ -226,7 +226,7 @@ impl Driver {
 
     /// Returns the folder of an attempt, relative to the manifest.
     fn folder(&self, attempt: u32) -> String {
-        format!("{:08x}-{attempt}", self.run.0 as u32)
+        format!("{:08x}-{attempt}", self.state.identity(self.run).0 as u32)
     }
 
     fn set_message(&self, message: &str) {

@@ -2,8 +2,8 @@
 
 use super::record;
 use crate::shared::Shared;
-use engram_learn::run::RunState;
 use engram_memory::{Command, PartitionId, RunId};
+use engram_proto::answers;
 use engram_proto::v1::{Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -18,8 +18,9 @@ struct Turn {
     holder: Option<Holder>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Holder {
+    /// Identity of the run.
     run: String,
     name: String,
 }
@@ -44,7 +45,7 @@ pub(super) async fn acquire(
         Some(holder) if holder.run == run.to_string() => Ok(Ok(())),
         Some(holder) => {
             if queue.is_holder_check_due(Instant::now()) {
-                tokio::spawn(release_unrecorded(Arc::clone(shared), holder.name.clone()));
+                tokio::spawn(release_unrecorded(Arc::clone(shared), holder.clone()));
             }
             let (ahead, _) = queue.enqueue(run, (submitted_ms, name.to_owned()), Instant::now());
             Ok(Err(TurnDenied { holder: holder.name, ahead }))
@@ -72,25 +73,30 @@ pub(super) async fn release(shared: &Shared, run: RunId) -> Result<(), Problem> 
     }
 }
 
-/// Releases the turn of a run that is not recorded: it has no driver that would release it, and would stop all learning.
-async fn release_unrecorded(shared: Arc<Shared>, name: String) {
-    let status = shared.peers.watch_run(&name).next().await;
-    if !status.is_err_and(|error| error.kind() == ProblemKind::RunUnknown) {
+/// Releases the turn of a run that is not recorded, or was replaced by another one of its name: it has no driver that would release
+/// it, and would stop all learning.
+async fn release_unrecorded(shared: Arc<Shared>, holder: Holder) {
+    let is_recorded = match shared.peers.watch_run(&holder.name).next().await {
+        Ok(Some(status)) => answers::run_id(&status.run).is_ok_and(|run| run.to_string() == holder.run),
+        Ok(None) => true,
+        Err(error) => error.kind() != ProblemKind::RunUnknown,
+    };
+    if is_recorded {
         return;
     }
-    let run = RunState::run_id(shared.options.cluster, &name);
+    let Holder { run, name } = &holder;
     let _queue = shared.runs.turn.lock().await;
     let released = async {
         let (turn, version) = read(&shared).await?;
         match turn.holder {
-            Some(holder) if holder.name == name => write(&shared, version, &Turn::default()).await,
+            Some(current) if current == holder => write(&shared, version, &Turn::default()).await,
             _ => Ok(()),
         }
     };
     match released.await {
-        Ok(()) => tracing::warn!(%run, name, "released the turn of a run that is not recorded"),
+        Ok(()) => tracing::warn!(run, name, "released the turn of a run that is not recorded"),
         // The next check repeats it.
-        Err(problem) => tracing::warn!(%run, name, problem = problem.message, "failed to release the turn of a run"),
+        Err(problem) => tracing::warn!(run, name, problem = problem.message, "failed to release the turn of a run"),
     }
 }
 

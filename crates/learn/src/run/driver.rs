@@ -24,7 +24,10 @@ const TURN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Drives one run.
 pub struct Driver<C, L> {
+    /// Id of the record.
     run: RunId,
+    /// Identity for the epochs and the turn.
+    identity: RunId,
     job: Job,
     /// Fetches the input, if it is remote.
     fetch: Option<Box<dyn Fetcher>>,
@@ -90,8 +93,10 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
     ) -> Self {
         let started = (Instant::now(), state.done, state.updates);
         let elapsed_before_ms = state.elapsed_ms;
+        let identity = state.identity(run);
         Self {
             run,
+            identity,
             job,
             fetch: None,
             cluster,
@@ -131,7 +136,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             return;
         }
         // The turn is released before the end is visible, so that the next run finds it free.
-        let _ = self.persist(|| self.cluster.release_turn(self.run)).await;
+        let _ = self.persist(|| self.cluster.release_turn(self.identity)).await;
         self.publish_status(None);
     }
 
@@ -181,7 +186,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
     async fn wait_for_turn(&mut self) -> Result<(), Interruption> {
         loop {
             match self
-                .persist(|| self.cluster.acquire_turn(self.run, &self.state.name, self.state.submitted_ms))
+                .persist(|| self.cluster.acquire_turn(self.identity, &self.state.name, self.state.submitted_ms))
                 .await?
             {
                 Turn::Granted => {
@@ -355,10 +360,10 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         let outcome = self
             .persist(|| async {
                 let job = &self.job;
-                self.cluster.learn(self.run, n, job.decay, &epoch.content, job.on_missing, sent_keys).await
+                self.cluster.learn(self.identity, n, job.decay, &epoch.content, job.on_missing, sent_keys).await
             })
             .await?;
-        self.persist(|| self.cluster.broadcast(self.run, n, &outcome.quality)).await?;
+        self.persist(|| self.cluster.broadcast(self.identity, n, &outcome.quality)).await?;
         Ok(outcome)
     }
 

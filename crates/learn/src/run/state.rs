@@ -5,6 +5,7 @@ use crate::prediction::Hits;
 use crate::report::{EpochName, EpochRow, Experiment, GroupBins, GroupSummary, RankHistory, RankNote, RankedMemory};
 use engram_memory::{ClusterId, MemoryId, PartitionId, RunId, partition_of, run::Entry};
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// The record of a run cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +20,9 @@ pub struct RunState {
     pub format: u32,
     /// Name of the run.
     pub name: String,
+    /// Identity of its submission: the UID of its object; empty if it was submitted by name only.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub uid: String,
     /// The `spec` of the manifest, as it was submitted.
     pub spec: serde_json::Value,
     /// Phase.
@@ -179,6 +183,7 @@ impl RunState {
         Self {
             format: Self::FORMAT,
             name: name.into(),
+            uid: String::new(),
             spec,
             phase: Phase::Queued,
             suspended: false,
@@ -224,7 +229,16 @@ impl RunState {
         serde_json::to_vec(self).expect("a state has string keys only")
     }
 
-    /// Returns the id of the run with this name on this cluster: a name identifies one run permanently.
+    /// Returns the identity of the run whose record is `record`, for its epochs and the turn. Two runs that were submitted under
+    /// one name with different uids have different ones, so that the epochs of the second are not taken for repeats.
+    pub fn identity(&self, record: RunId) -> RunId {
+        if self.uid.is_empty() {
+            return record;
+        }
+        RunId(xxh3_128(&[&record.0.to_be_bytes(), self.uid.as_bytes()].concat()))
+    }
+
+    /// Returns the id of the record of the run with this name on this cluster.
     pub fn run_id(cluster: ClusterId, name: &str) -> RunId {
         engram_client::run_id(cluster, name)
     }
