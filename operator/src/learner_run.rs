@@ -43,6 +43,15 @@ pub enum RunState {
     Submitted(RunReport),
 }
 
+impl RunState {
+    /// Returns the state of a run that waits until the run of a deleted object of its name has ended. `previous` is that run, if known.
+    pub fn replacing(name: &str, previous: Option<&RunReport>) -> Self {
+        let progress = previous.map_or_else(String::new, |report| format!(" ({})", progress_text(report)));
+        let message = format!("waits until the previous run {name}, whose object was deleted, has been cancelled{progress}");
+        Self::Pending { reason: "ReplacingRun", message }
+    }
+}
+
 /// State of a run as reported by the workers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunReport {
@@ -238,6 +247,16 @@ mod tests {
         let failed = next_status(&queued, &gone, "t4");
         assert!(is_over(&failed) && failed.start_time.is_none() && failed.queue_position.is_none());
         assert_eq!(truth(&failed, FAILED).0, Truth::True);
+    }
+
+    #[test]
+    fn a_run_that_replaces_another_names_it_and_its_progress() {
+        let report = RunReport { epoch: 3, epochs: 50, phase: v1::RunPhase::Running, ..RunReport::default() };
+        let status = next_status(&LearnerRunStatus::default(), &RunState::replacing("sales", Some(&report)), "t0");
+        let entry = status.conditions.iter().find(|entry| entry.kind == COMPLETE).expect("condition");
+        let expected = "waits until the previous run sales, whose object was deleted, has been cancelled (epoch 3 of 50)";
+        assert_eq!((entry.reason.as_str(), entry.message.as_str()), ("ReplacingRun", expected));
+        assert_eq!((status.phase, status.start_time), (Some(RunPhase::Pending), None));
     }
 
     #[test]

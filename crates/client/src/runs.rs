@@ -97,7 +97,15 @@ impl Client {
     /// # Errors
     /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
     pub async fn suspend_run(&self, name: &str, suspend: bool) -> Result<v1::RunStatus, Error> {
-        let message = v1::SuspendRunRequest { name: name.to_owned(), suspend };
+        self.suspend_run_as(name, "", suspend).await
+    }
+
+    /// Like [`Self::suspend_run`], for a run that was submitted with `uid` only; of any other run the status is returned.
+    ///
+    /// # Errors
+    /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
+    pub async fn suspend_run_as(&self, name: &str, uid: &str, suspend: bool) -> Result<v1::RunStatus, Error> {
+        let message = v1::SuspendRunRequest { name: name.to_owned(), suspend, uid: uid.to_owned() };
         let order = |mut driver: RunServiceClient<Channel>, request| async move { driver.suspend_run(request).await };
         self.call_driver(name, self.write(), message, order).await
     }

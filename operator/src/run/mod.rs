@@ -112,8 +112,17 @@ struct Context {
 struct SubmittedRun {
     /// Cluster of the run.
     cluster: Key,
+    /// UID of its object; empty if it was submitted by an earlier version.
+    uid: String,
     /// Whether it occupies the cluster; `false` while it is suspended.
     has_turn: bool,
+}
+
+impl SubmittedRun {
+    /// Returns whether it was submitted for the object with this UID.
+    fn is_of(&self, uid: &str) -> bool {
+        self.uid.is_empty() || self.uid == uid
+    }
 }
 
 impl Context {

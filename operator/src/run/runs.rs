@@ -1,7 +1,7 @@
 //! Reconciles LearnerRuns: submits them to the workers of their cluster and mirrors their progress.
 //!
-//! Submission is idempotent: a name permanently identifies one run of a cluster. Runs belong to the workers and continue without an
-//! operator.
+//! Submission is idempotent: a run is identified by its name and the UID of its object, so an object that was deleted and created again
+//! is another run, submitted once the previous one has ended. Runs belong to the workers and continue without an operator.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::learner_run::{RunState, is_over, run_status, validate_run};
 use crate::queue::{self, Wait};
 
 /// Requeue delay of a queued run.
-const QUEUED: Duration = Duration::from_secs(1);
+pub(super) const QUEUED: Duration = Duration::from_secs(1);
 /// Requeue delay of a run that waits for its cluster.
 pub(super) const WAITING: Duration = Duration::from_secs(5);
 /// Deadline for listing the runs of a cluster, and maximum back-off of a cluster that does not respond.
@@ -89,7 +89,8 @@ async fn reconcile_run(object: &DynamicObject, key: &Key, run_context: &RunConte
     }
     let old: LearnerRunStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
     if is_over(&old) {
-        context.submitted().remove(key);
+        let uid = uid_of(&object);
+        context.submitted().retain(|run, submitted| run != key || !submitted.is_of(uid));
         return delete_expired(context, key, &object, &old).await;
     }
     let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
@@ -121,9 +122,12 @@ async fn advance(
 ) -> Result<(RunState, Option<Duration>), Error> {
     let context = &run_context.context;
     let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
-    let has_started = old.start_time.is_some();
+    let (has_started, uid) = (old.start_time.is_some(), uid_of(object));
+    if context.submitted().get(key).is_some_and(|submitted| !submitted.is_of(uid)) {
+        return Ok((RunState::replacing(&key.name, None), Some(QUEUED)));
+    }
     if spec.suspend && !has_started && !context.submitted().get(key).is_some_and(|submitted| submitted.has_turn) {
-        return hold_suspended(context, key, &cluster).await;
+        return hold_suspended(context, key, uid, &cluster).await;
     }
     // A suspended run does not queue.
     if !spec.suspend
@@ -136,7 +140,7 @@ async fn advance(
     match &state {
         RunState::Submitted(report) => {
             let has_turn = report.phase != v1::RunPhase::Suspended;
-            context.submitted().insert(key.clone(), SubmittedRun { cluster, has_turn });
+            context.submitted().insert(key.clone(), SubmittedRun { cluster, uid: uid.to_owned(), has_turn });
         }
         // Submitted, but its workers are unreachable: it keeps its turn, and is cancelled if its object is deleted.
         RunState::Pending { .. } if has_started => {}
@@ -146,9 +150,14 @@ async fn advance(
 }
 
 /// Holds a run that is suspended before its start. Suspends it on the workers, too, in case a previous leader has submitted it.
-async fn hold_suspended(context: &Context, key: &Key, cluster: &Key) -> Result<(RunState, Option<Duration>), Error> {
+async fn hold_suspended(
+    context: &Context,
+    key: &Key,
+    uid: &str,
+    cluster: &Key,
+) -> Result<(RunState, Option<Duration>), Error> {
     if let Some(client) = client(context, cluster).await? {
-        match client.suspend_run(&key.name, true).await {
+        match client.suspend_run_as(&key.name, uid, true).await {
             Ok(_) => {}
             Err(engram_client::Error::Rejected(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
             Err(source) => return Err(Error::Workers { action: "suspend the run", source: Box::new(source) }),
@@ -157,24 +166,32 @@ async fn hold_suspended(context: &Context, key: &Key, cluster: &Key) -> Result<(
     Ok((RunState::Suspended, None))
 }
 
+/// Returns the UID of an object.
+pub(super) fn uid_of(object: &Value) -> &str {
+    object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default()
+}
+
 /// Returns why a run must wait; otherwise marks it as submitted, so that no other run is submitted at the same time.
 fn claim_turn(run_context: &RunContext, key: &Key, object: &Value, cluster: &Key) -> Option<Wait> {
     let mut submitted = run_context.context.submitted();
     if submitted.get(key).is_some_and(|of| of.has_turn && of.cluster == *cluster) {
         return None;
     }
-    let taken = SubmittedRun { cluster: cluster.clone(), has_turn: true };
+    let taken = SubmittedRun { cluster: cluster.clone(), uid: uid_of(object).to_owned(), has_turn: true };
     // A running run has the turn already, as a restarted operator finds it.
     if object.pointer("/status/phase").is_some_and(|phase| phase == "Running") {
         submitted.insert(key.clone(), taken);
         return None;
     }
-    let has_turn = |run: &Key| submitted.get(run).is_some_and(|submitted| submitted.has_turn);
+    let has_turn = |run: &DynamicObject| {
+        let uid = run.metadata.uid.as_deref().unwrap_or_default();
+        submitted.get(&key_of(run)).is_some_and(|submitted| submitted.has_turn && submitted.is_of(uid))
+    };
     let all = run_context.runs.state();
     let of_namespace = all.iter().filter(|run| run.metadata.namespace.as_ref() == Some(&key.namespace));
     let runs: Vec<queue::Run> = of_namespace
         .filter(|run| run.data.pointer("/spec/clusterRef/name").is_some_and(|name| *name == *cluster.name))
-        .filter_map(|run| queue::Run::of(&RUN.value(run), has_turn(&key_of(run))))
+        .filter_map(|run| queue::Run::of(&RUN.value(run), has_turn(run)))
         .collect();
     let wait = queue::wait(&runs, &cluster.name, &queue::QueueOrder::of(object));
     if wait.is_none() {
@@ -240,19 +257,22 @@ async fn cancel_deleted(context: Arc<Context>, scope: Option<String>, store: Sto
         if !context.leadership.is_leader() {
             continue;
         }
-        let is_gone = |key: &Key| {
+        let is_gone = |key: &Key, submitted: &SubmittedRun| {
             let reference = ObjectRef::new_with(&key.name, RUN.resource()).within(&key.namespace);
-            scope.as_ref().is_none_or(|scope| key.namespace == *scope) && store.get(&reference).is_none()
+            let is_watched = scope.as_ref().is_none_or(|scope| key.namespace == *scope);
+            let object = store.get(&reference);
+            is_watched
+                && object.is_none_or(|object| !submitted.is_of(object.metadata.uid.as_deref().unwrap_or_default()))
         };
-        let submitted: Vec<(Key, Key)> = context
+        let gone: Vec<(Key, SubmittedRun)> = context
             .submitted()
             .iter()
-            .filter(|(key, _)| is_gone(key))
-            .map(|(key, submitted)| (key.clone(), submitted.cluster.clone()))
+            .filter(|(key, submitted)| is_gone(key, submitted))
+            .map(|(key, submitted)| (key.clone(), submitted.clone()))
             .collect();
-        for (key, cluster) in submitted {
-            match cancel(&context, &key, &cluster).await {
-                Ok(()) => drop(context.submitted().remove(&key)),
+        for (key, submitted) in gone {
+            match cancel(&context, &key, &submitted).await {
+                Ok(()) => context.submitted().retain(|run, other| *run != key || other.uid != submitted.uid),
                 Err(error) => {
                     tracing::warn!(run = %key, %error, "failed to cancel a deleted run");
                     pause = SWEEP_PERIOD;
@@ -299,12 +319,13 @@ async fn adopt_runs_of(context: &Context, cluster: &Key) -> Option<()> {
             _ => continue,
         };
         let key = Key { namespace: cluster.namespace.clone(), name: run.name };
-        submitted.entry(key).or_insert_with(|| SubmittedRun { cluster: cluster.clone(), has_turn });
+        submitted.entry(key).or_insert_with(|| SubmittedRun { cluster: cluster.clone(), uid: run.uid, has_turn });
     }
     Some(())
 }
 
-async fn cancel(context: &Context, key: &Key, cluster: &Key) -> Result<(), Error> {
+async fn cancel(context: &Context, key: &Key, submitted: &SubmittedRun) -> Result<(), Error> {
+    let SubmittedRun { cluster, uid, .. } = submitted;
     // The runs of a deleted cluster are gone.
     if context.coordinators.report(cluster).is_none() {
         return Ok(());
@@ -312,7 +333,7 @@ async fn cancel(context: &Context, key: &Key, cluster: &Key) -> Result<(), Error
     let Some(client) = client(context, cluster).await? else {
         return Err(Error::Coordinator("no worker serves the cluster".into()));
     };
-    match client.cancel_run(&key.name).await {
+    match client.cancel_run_as(&key.name, uid).await {
         Ok(_) => tracing::info!(run = %key, cluster = %cluster, "cancelled deleted run"),
         Err(engram_client::Error::Rejected(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
         Err(source) => return Err(Error::Workers { action: "cancel the run", source: Box::new(source) }),

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::api_request::{Error, request};
 use super::resource_kinds::built;
-use super::runs::{WAITING, client};
+use super::runs::{QUEUED, WAITING, client, uid_of};
 use super::{Context, Key};
 use crate::learner_run::{RunReport, RunState};
 use crate::names::Names;
@@ -49,7 +49,8 @@ pub(super) async fn submit_and_report(
         let message = format!("LearnerCluster {name} does not exist or does not serve its partitions yet");
         return waiting("ClusterNotReady", message);
     };
-    let status = match submit(context, &client, key, spec, has_started).await? {
+    let uid = uid_of(object);
+    let status = match submit(context, &client, key, uid, (spec, has_started)).await? {
         Ok(status) => status,
         Err(SubmitRejection::Input(missing)) if !missing.is_final && is_young(object) => {
             return waiting(missing.reason, missing.message);
@@ -61,9 +62,52 @@ pub(super) async fn submit_and_report(
         }
         Err(SubmitRejection::Spec(message)) => return Ok((RunState::InvalidSpec(message), None)),
     };
-    let status = apply_suspend(&client, key, spec.suspend, status).await?;
+    match name_holder(uid, &status) {
+        NameHolder::ThisRun => {}
+        NameHolder::PreviousRun => {
+            let cancelled = client.cancel_run_as(&key.name, &status.uid).await;
+            cancelled.map_err(|source| Error::Workers {
+                action: "cancel the previous run of this name",
+                source: Box::new(source),
+            })?;
+            return Ok((RunState::replacing(&key.name, Some(&run_report(&cluster, status))), Some(QUEUED)));
+        }
+        NameHolder::Client => {
+            let (run, cluster) = (&key.name, &cluster.name);
+            let message = format!(
+                "cluster {cluster} has a run {run} that a client submitted and that has not ended: wait for it, or give this \
+                 LearnerRun another name"
+            );
+            return waiting("NameTaken", message);
+        }
+    }
+    let status = apply_suspend(&client, key, uid, spec.suspend, status).await?;
     let again = if status.phase() == v1::RunPhase::Suspended { SUSPENDED } else { PROGRESS };
     Ok((RunState::Submitted(run_report(&cluster, status)), Some(again)))
+}
+
+/// Whose run a cluster has under the name of an object.
+#[derive(Debug, PartialEq, Eq)]
+enum NameHolder {
+    /// That of the object.
+    ThisRun,
+    /// That of a previous object of this name.
+    PreviousRun,
+    /// That of a client.
+    Client,
+}
+
+/// Returns whose run `status` describes, the response to a submission for the object with `uid`.
+fn name_holder(uid: &str, status: &v1::RunStatus) -> NameHolder {
+    let is_of_object = status.managed_by == MANAGED_BY;
+    // Runs that an earlier version submitted have no uid.
+    if status.uid == uid || status.uid.is_empty() && is_of_object {
+        NameHolder::ThisRun
+    } else if is_of_object {
+        NameHolder::PreviousRun
+    } else {
+        NameHolder::Client
+    }
 }
 
 /// Why a run cannot be submitted.
@@ -76,8 +120,8 @@ async fn submit(
     context: &Context,
     client: &Client,
     key: &Key,
-    spec: &LearnerRunSpec,
-    has_started: bool,
+    uid: &str,
+    (spec, has_started): (&LearnerRunSpec, bool),
 ) -> Result<Result<v1::RunStatus, SubmitRejection>, Error> {
     // Marks the run as one that has an object, for adoption by another replica.
     let spec = LearnerRunSpec { managed_by: Some(MANAGED_BY.to_owned()), ..spec.clone() };
@@ -103,13 +147,13 @@ async fn submit(
         }
     }
     let had_credentials = credentials.is_some();
-    match client.submit_run(&key.name, &text, input.as_deref(), credentials).await {
+    match client.submit_run_as(&key.name, uid, &text, input.as_deref(), credentials).await {
         // A new driver of the run has no credentials, which are never stored.
         Ok(v1::SubmitRunResponse { status: Some(status), .. }) if status.needs_credentials && !had_credentials => {
             let Some(name) = secret else { return Ok(Ok(status)) };
             match read_credentials(context, &key.namespace, name).await? {
                 Ok(object) => {
-                    let again = client.submit_run(&key.name, &text, None, Some(object)).await;
+                    let again = client.submit_run_as(&key.name, uid, &text, None, Some(object)).await;
                     let again = again.map_err(|source| Error::Workers {
                         action: "submit the credentials",
                         source: Box::new(source),
@@ -136,6 +180,7 @@ async fn submit(
 pub(super) async fn apply_suspend(
     client: &Client,
     key: &Key,
+    uid: &str,
     suspend: bool,
     status: v1::RunStatus,
 ) -> Result<v1::RunStatus, Error> {
@@ -149,7 +194,7 @@ pub(super) async fn apply_suspend(
         return Ok(status);
     }
     let action = if suspend { "suspend the run" } else { "resume the run" };
-    let result = client.suspend_run(&key.name, suspend).await;
+    let result = client.suspend_run_as(&key.name, uid, suspend).await;
     result.map_err(|source| Error::Workers { action, source: Box::new(source) })
 }
 
@@ -164,7 +209,7 @@ async fn read_input(
     let object = request(|| format!("read ConfigMap {name}"), api.get_opt(name)).await?;
     let missing =
         |message: String, for_good| Ok(Err(MissingInput { message, is_final: for_good, reason: "InputNotFound" }));
-    let Some(object) = object else { return missing(format!("ConfigMap {name} not object"), false) };
+    let Some(object) = object else { return missing(format!("ConfigMap {name} does not exist"), false) };
     let map: ConfigMap = match object.try_parse() {
         Ok(map) => map,
         Err(error) => return missing(format!("ConfigMap {name} cannot be read: {error}"), true),
@@ -207,7 +252,7 @@ async fn read_credentials(
         }
         Err(error) => return Err(error),
     };
-    let Some(object) = object else { return missing(format!("Secret {name} not object"), false) };
+    let Some(object) = object else { return missing(format!("Secret {name} does not exist"), false) };
     let mut data = object.data.unwrap_or_default();
     let mut read = |key: &str| {
         let text = data.remove(key).and_then(|ByteString(bytes)| String::from_utf8(bytes).ok());
@@ -251,5 +296,24 @@ fn run_report(cluster: &Key, status: v1::RunStatus) -> RunReport {
             bytes: i64::try_from(written.bytes).unwrap_or(i64::MAX),
             partitions: i32::try_from(written.partitions).unwrap_or(i32::MAX),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_belongs_to_the_object_with_the_uid_of_the_run() {
+        let status = |uid: &str, managed_by: &str| v1::RunStatus {
+            uid: uid.to_owned(),
+            managed_by: managed_by.to_owned(),
+            ..v1::RunStatus::default()
+        };
+        assert_eq!(name_holder("b", &status("b", MANAGED_BY)), NameHolder::ThisRun);
+        assert_eq!(name_holder("b", &status("a", MANAGED_BY)), NameHolder::PreviousRun);
+        assert_eq!(name_holder("b", &status("", MANAGED_BY)), NameHolder::ThisRun, "submitted by an earlier version");
+        assert_eq!(name_holder("b", &status("", "")), NameHolder::Client);
+        assert_eq!(name_holder("b", &status("c", "")), NameHolder::Client, "a client ran it again");
     }
 }

@@ -113,11 +113,15 @@ impl RunService for RunEndpoint {
     }
 
     async fn suspend_run(&self, request: Request<v1::SuspendRunRequest>) -> Result<Response<v1::RunStatus>, Status> {
-        let v1::SuspendRunRequest { name, suspend } = request.into_inner();
+        let v1::SuspendRunRequest { name, suspend, uid } = request.into_inner();
         let run = self.run_id(&name)?;
         if !self.is_here(run)? {
-            let forwarded = self.shared.peers.suspend_run(&name, suspend).await;
+            let forwarded = self.shared.peers.suspend_run_as(&name, &uid, suspend).await;
             return forwarded.map(Response::new).map_err(client_status);
+        }
+        let overview = self.overview(run, &name).await.map_err(Problem::into_status)?;
+        if !uid.is_empty() && uid != overview.uid {
+            return Ok(Response::new(status_to_wire(&self.shared, &overview)));
         }
         self.suspend(run, suspend).await.map_err(Problem::into_status)?;
         let overview = self.overview(run, &name).await.map_err(Problem::into_status)?;
