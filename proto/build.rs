@@ -2,7 +2,8 @@
 
 use std::{env, fs, io, path::PathBuf};
 
-const FILES: [&str; 3] = ["engram/v1/memory.proto", "engram/v1/run.proto", "engram/v1/cluster.proto"];
+const FILES: [&str; 4] =
+    ["engram/v1/memory.proto", "engram/v1/run.proto", "engram/v1/cluster.proto", "engram/v1/training.proto"];
 
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed=engram");

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Cause, MemberId, Notice, Position, Quorum, Record, Report, Stage, Timing};
 
-/// Digests of this many recent steps are remembered, to recognise members that are a few steps behind.
-const REMEMBERED_STEPS: usize = 16;
+/// Digests of this many recent steps are remembered, to recognise members that are behind: with steps of a millisecond, those of the
+/// seconds that a transfer of the state takes.
+const REMEMBERED_STEPS: usize = 8_192;
 
 /// Settings of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
