@@ -33,6 +33,7 @@ mod cluster;
 mod code;
 pub mod crd;
 mod exit;
+mod fisher;
 mod kubernetes;
 mod manifest;
 mod manifest_enum;
@@ -44,9 +45,11 @@ mod printable;
 mod problem;
 mod quantity;
 mod run;
+mod samples;
 mod schema;
 mod snapshot;
 pub mod status;
+mod tropical;
 mod unsupported;
 
 pub use access::{AccessDenied, AccessList, RequiredRight};
@@ -56,6 +59,7 @@ pub use cluster::{
 };
 pub use code::{Code, explain};
 pub use exit::ExitCode;
+pub use fisher::{FisherForm, FisherRunSpec};
 pub use manifest::{Manifest, Requirement, check_immutable, parse, parse_object, parse_operator_configuration};
 pub use manifest_enum::ManifestEnum;
 pub use object::{API_VERSION, Kind, MANAGED_BY, MAX_NAME_LENGTH, Metadata, Object, is_name};
@@ -64,12 +68,17 @@ pub use printable::{printable, printable_line};
 pub use problem::{Location, Problem, Problems};
 pub use quantity::{Duration, Rate, Size};
 pub use run::{
-    Clock, ClusterRef, Columns, ConfigMapKey, EPOCH_SPAN, EVENT_QUALITY, EventFormat, Events, Example, ExampleName,
-    Git, Identity, Inversion, LearnerRun, LearnerRunSpec, MemoryRun, OnMissing, Report, RunKind, SKIP,
-    SYNTHETIC_EPOCHS, Signal, Source, Synthetic, TOP_K, Until,
+    Clock, ClusterRef, Columns, ConfigMapKey, DataFile, EPOCH_SPAN, EVENT_QUALITY, EventFormat, Events, Example,
+    ExampleName, FisherRun, GeodesicRun, Git, Identity, Inversion, LearnerRun, LearnerRunSpec, MAX_DATA_BYTES,
+    MemoryRun, OnMissing, Report, RunKind, SKIP, SYNTHETIC_EPOCHS, Signal, Source, SpectraName, SpectraSource,
+    SpectraTraining, Synthetic, SyntheticSpectra, TOP_K, TropicalRun, Until,
 };
+pub use samples::{SampleExample, SampleExampleName, SampleFile, Samples};
 pub use schema::{operator_schema, schema};
 pub use snapshot::SnapshotLocation;
+pub use tropical::{
+    Decode, DecodeSource, Graph, GraphSemiring, MarkovModel, MarkovSynthetic, TropicalClassify, TropicalRunSpec,
+};
 
 /// Settings that apply to Kubernetes only.
 pub mod kubernetes_only {

@@ -3,6 +3,17 @@
 //! As in `cluster`, the attributes are the single source of truth. A field whose default depends on other fields (the
 //! source, the cluster) is an `Option`; [`LearnerRunSpec::effective`] fills it in.
 
+mod data_file;
+mod fisher;
+mod geodesic;
+mod tropical;
+
+pub(crate) use data_file::DATA_FILES;
+pub use data_file::{DataFile, MAX_DATA_BYTES};
+pub use fisher::FisherRun;
+pub use geodesic::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
+pub use tropical::TropicalRun;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -30,13 +41,15 @@ pub const EPOCH_SPAN: Duration = Duration::from_millis(86_400_000);
 pub const TOP_K: u64 = 500;
 /// Event sources that pods can read, for messages.
 pub(crate) const KUBERNETES_EVENTS: &str = "configMap, s3, or input and path";
+/// Data files that pods can read, for messages.
+pub(crate) const KUBERNETES_FILES: &str = "configMap, or input and path";
 /// Default number of epochs before the first prediction; earlier ones are made from too little data.
 pub const SKIP: u64 = 21;
 
 /// Desired state of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(extend("x-blocks" = ["replay", "geodesic", "tropical", "fisher", "federated"]))]
+#[schemars(extend("x-blocks" = ["replay", "federated"]))]
 pub struct LearnerRunSpec {
     /// Cluster that the run belongs to: one in the same file, else in the context.
     #[schemars(example = serde_json::json!({ "name": "words" }))]
@@ -53,6 +66,18 @@ pub struct LearnerRunSpec {
     /// Settings of `kind: Snapshot`: destination, which must be empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotLocation>,
+
+    /// Settings of `kind: Geodesic`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub geodesic: Option<GeodesicRun>,
+
+    /// Settings of `kind: Tropical`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tropical: Option<TropicalRun>,
+
+    /// Settings of `kind: Fisher`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fisher: Option<FisherRun>,
 
     /// With a synthetic source: conditions that end the run, whichever holds first; absent means all epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,6 +112,9 @@ impl LearnerRunSpec {
                 report: Report::default(),
             }),
             snapshot: None,
+            geodesic: None,
+            tropical: None,
+            fisher: None,
             until: None,
             suspend: false,
             ttl_seconds_after_finished: None,
@@ -121,6 +149,13 @@ impl LearnerRunSpec {
     }
 }
 
+impl RunKind {
+    /// Returns whether runs of this kind are split into tasks, which are spread over the workers and change no memories.
+    pub const fn has_tasks(self) -> bool {
+        matches!(self, Self::Geodesic | Self::Tropical | Self::Fisher)
+    }
+}
+
 /// Reference to the cluster of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -134,9 +169,6 @@ words! {
     /// Kind of a run.
     #[schemars(extend("x-later" = {
         "Replay": "set kind: Memory",
-        "Geodesic": "set kind: Memory",
-        "Tropical": "set kind: Memory",
-        "Fisher": "set kind: Memory",
         "Federated": "set kind: Memory",
     }))]
     pub enum RunKind {
@@ -144,6 +176,12 @@ words! {
         Memory,
         /// A snapshot of the whole cluster, to object storage or a volume. It is read-only and does not queue behind other runs.
         Snapshot,
+        /// Leave-one-out validation of the geodesic spectral model. It changes no memories.
+        Geodesic,
+        /// Max-plus workloads. It changes no memories.
+        Tropical,
+        /// Fisher information of a classifier. It changes no memories.
+        Fisher,
     }
 }
 

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use crate::kubernetes::TlsMode;
-use crate::run::KUBERNETES_EVENTS;
+use crate::run::{DATA_FILES, KUBERNETES_EVENTS, KUBERNETES_FILES};
 use crate::unsupported::{self, UnsupportedField};
 
 /// A CEL rule at one object or value of a kind.
@@ -201,26 +201,70 @@ fn tls_mode() -> Rule {
     Rule { at: "spec", rule, message: message.into(), reason: "FieldValueForbidden", field: Some("tls.mode") }
 }
 
+/// Kinds of runs, and the block of each.
+const BLOCKS: [(&str, &str); 5] = [
+    ("Memory", "memory"),
+    ("Snapshot", "snapshot"),
+    ("Geodesic", "geodesic"),
+    ("Tropical", "tropical"),
+    ("Fisher", "fisher"),
+];
+
+/// A kind has its block, and no other kind has it.
+fn block_of_kind(kind: &str, block: &'static str) -> [Rule; 2] {
+    let needs = format!("self.kind != '{kind}' || has(self.{block})");
+    let only = format!("self.kind == '{kind}' || !has(self.{block})");
+    [
+        invalid("spec", block, &needs, &format!("kind {kind} needs the block {block}")),
+        invalid(
+            "spec",
+            block,
+            &only,
+            &format!("only the block named by kind may be set; {block} belongs to kind {kind}"),
+        ),
+    ]
+}
+
+/// Rules of a data file.
+fn data_file(at: &'static str) -> [Rule; 4] {
+    [
+        invalid(
+            at,
+            "",
+            "has(self.path) != has(self.configMap)",
+            &format!("{at} must have exactly one of path and configMap"),
+        ),
+        invalid(
+            at,
+            "input",
+            "!has(self.input) || has(self.path)",
+            &format!("{at}.input needs path, the file in that volume"),
+        ),
+        invalid(
+            at,
+            "path",
+            "!has(self.input) || !has(self.path) || (!self.path.startsWith('/') && !self.path.matches('(^|/)[.][.](/|$)'))",
+            &format!("{at}.path must stay inside the volume that input names"),
+        ),
+        Rule {
+            at,
+            rule: "!has(self.path) || has(self.input)".into(),
+            message: format!("{at}.path without input is not supported yet in Kubernetes: use {KUBERNETES_FILES}"),
+            reason: "FieldValueForbidden",
+            field: Some("path"),
+        },
+    ]
+}
+
 /// Rules of a `LearnerRun`.
 pub(crate) fn run() -> Vec<Rule> {
     const REPORT: &str = "spec.memory";
     const SYNTHETIC: &str = "has(self.source.synthetic)";
     const EVENTS: &str = "spec.memory.source.events";
     let mut rules = names();
+    rules.extend(BLOCKS.iter().flat_map(|(kind, block)| block_of_kind(kind, block)));
+    rules.extend(DATA_FILES.iter().flat_map(|at| data_file(at)));
     rules.extend([
-        invalid("spec", "memory", "self.kind != 'Memory' || has(self.memory)", "kind Memory needs the block memory"),
-        invalid(
-            "spec",
-            "snapshot",
-            "self.kind != 'Snapshot' || has(self.snapshot)",
-            "kind Snapshot needs the block snapshot",
-        ),
-        invalid(
-            "spec",
-            "",
-            "(self.kind != 'Snapshot' || !has(self.memory)) && (self.kind != 'Memory' || !has(self.snapshot))",
-            "only the block named by kind may be set",
-        ),
         invalid(
             REPORT,
             "report",

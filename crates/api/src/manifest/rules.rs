@@ -8,12 +8,21 @@ use crate::cluster::Capacity;
 use crate::code::Code;
 use crate::objects::{is_address, is_object};
 use crate::problem::{Location, Problem};
-use crate::run::{EventFormat, KUBERNETES_EVENTS, Synthetic};
+use crate::run::{DATA_FILES, EventFormat, KUBERNETES_EVENTS, KUBERNETES_FILES, Synthetic};
 use crate::snapshot::NAME;
 use crate::unsupported;
 
 const EVENTS: &str = "spec.memory.source.events";
 const SYNTHETIC: &str = "spec.memory.source.synthetic";
+
+/// Kinds of runs, the block of each, and how to add it.
+const BLOCKS: [(&str, &str, &str); 5] = [
+    ("Memory", "memory", "add memory: { source: { synthetic: {} } }"),
+    ("Snapshot", "snapshot", "add snapshot: { url: s3://backups/words/monday }"),
+    ("Geodesic", "geodesic", "add geodesic: { source: { synthetic: {} } }"),
+    ("Tropical", "tropical", "add tropical: {}"),
+    ("Fisher", "fisher", "add fisher: {}"),
+];
 
 /// Rules applied to one document.
 pub(super) struct Rules<'a> {
@@ -37,6 +46,7 @@ pub(super) fn run(source: &str, document: &Node, capacity: Option<i128>) -> Vec<
     rules.block_of_kind();
     rules.snapshot("spec.snapshot");
     rules.events();
+    DATA_FILES.iter().for_each(|at| rules.data_file(at));
     rules.report();
     rules.until();
     rules.population(capacity);
@@ -48,6 +58,7 @@ pub(super) fn run_in_kubernetes(source: &str, document: &Node) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
     unsupported::RUN.iter().for_each(|later| rules.later(later));
     rules.events_in_kubernetes();
+    DATA_FILES.iter().for_each(|at| rules.data_file_in_kubernetes(at));
     rules.problems
 }
 
@@ -127,17 +138,14 @@ impl Rules<'_> {
     }
 
     fn block_of_kind(&mut self) {
-        let (kind, own, help) = match self.text("spec.kind") {
-            Some("Memory") => ("Memory", "memory", "add memory: { source: { synthetic: {} } }"),
-            Some("Snapshot") => ("Snapshot", "snapshot", "add snapshot: { url: s3://backups/words/monday }"),
-            _ => return,
-        };
+        let kind = self.text("spec.kind");
+        let Some((kind, own, help)) = BLOCKS.into_iter().find(|(name, ..)| Some(*name) == kind) else { return };
         let rule = "allowed: the block of that name, and no other";
         if !self.has(&format!("spec.{own}")) {
             let message = format!("spec.kind is {kind}, but spec.{own} is absent; {rule}");
             self.problem(Code::Conflicting, "spec.kind", message, help);
         }
-        for block in ["memory", "replay", "geodesic", "tropical", "fisher", "federated", "snapshot"] {
+        for block in BLOCKS.into_iter().map(|(_, block, _)| block).chain(["replay", "federated"]) {
             let path = format!("spec.{block}");
             if block != own && self.has(&path) {
                 let message = format!("{path} is present, but spec.kind is {kind}; {rule}");
@@ -152,7 +160,7 @@ impl Rules<'_> {
         }
         let [path, key, url] = ["path", "configMap.key", "s3.url"].map(|name| format!("{EVENTS}.{name}"));
         self.one_of(EVENTS, &["path", "configMap", "s3"].map(|name| format!("{EVENTS}.{name}")), true);
-        self.input(&path);
+        self.input(EVENTS, &path);
         self.events_object(&url);
         let path = [path, key].into_iter().find(|path| self.has(path)).unwrap_or_else(|| url.clone());
         if let (None | Some("Auto"), Some(file)) = (self.text(&format!("{EVENTS}.format")), self.text(&path))
@@ -183,8 +191,8 @@ impl Rules<'_> {
     }
 
     /// With `input`, the path is relative to the volume and inside it.
-    fn input(&mut self, path: &str) {
-        let input = format!("{EVENTS}.input");
+    fn input(&mut self, at: &str, path: &str) {
+        let input = format!("{at}.input");
         if !self.has(&input) {
             return;
         }
@@ -197,6 +205,16 @@ impl Rules<'_> {
             let message = format!("{path} is {file}, but {input} is present; allowed: a path inside the volume");
             self.problem(Code::Conflicting, path, message, "write it relative to the root of the volume");
         }
+    }
+
+    /// A data file is a file or a key of a ConfigMap.
+    fn data_file(&mut self, at: &str) {
+        if !self.has(at) {
+            return;
+        }
+        let [path, config_map] = ["path", "configMap"].map(|name| format!("{at}.{name}"));
+        self.one_of(at, &[path.clone(), config_map], true);
+        self.input(at, &path);
     }
 
     /// Events are a single object of object storage.
@@ -213,6 +231,16 @@ impl Rules<'_> {
             let message =
                 format!("{path} without input is a local file, which pods cannot read; allowed: {KUBERNETES_EVENTS}");
             self.problem(Code::NotSupported, &path, message, "or use an example or a synthetic source");
+        }
+    }
+
+    /// A data file on Kubernetes must be readable by pods.
+    fn data_file_in_kubernetes(&mut self, at: &str) {
+        let path = format!("{at}.path");
+        if self.has(&path) && !self.has(&format!("{at}.input")) {
+            let message =
+                format!("{path} without input is a local file, which pods cannot read; allowed: {KUBERNETES_FILES}");
+            self.problem(Code::NotSupported, &path, message, "or use a synthetic source");
         }
     }
 
@@ -258,8 +286,8 @@ impl Rules<'_> {
         if matches!(&entry.value.value, Yaml::Map(conditions) if conditions.is_empty()) {
             let message = format!("{path} is empty; allowed: separation, convergence, or both");
             self.problem(Code::Conflicting, path, message, "remove it to run all epochs");
-        } else if self.text("spec.kind") == Some("Snapshot") {
-            let message = format!("{path} is present, but spec.kind is Snapshot; allowed: until with synthetic");
+        } else if let Some(kind) = self.text("spec.kind").filter(|kind| *kind != "Memory") {
+            let message = format!("{path} is present, but spec.kind is {kind}; allowed: until with synthetic");
             self.problem(Code::Conflicting, path, message, "remove it");
         } else if self.is_synthetic() == Some(false) {
             let source = self.source_name();

@@ -7,13 +7,7 @@ fn run_fields_are_taken_in_their_range_and_refused_outside() {
     const EVENTS: &str = "spec.memory.source.events";
     let columns = "columns: { key: word, epoch: day }";
     let rows: &[Row<String>] = &[
-        (
-            run("kind: _, memory: { source: { git: {} } }"),
-            "ENG-0107",
-            "spec.kind".into(),
-            &["Replay", "Fisher"],
-            &["Memory"],
-        ),
+        (run("kind: _, memory: { source: { git: {} } }"), "ENG-0107", "spec.kind".into(), &["Federated"], &["Memory"]),
         (
             run("kind: Snapshot, snapshot: { url: _ }"),
             "ENG-0103",
@@ -194,6 +188,28 @@ fn run_fields_are_taken_in_their_range_and_refused_outside() {
     }
     refused("ENG-0106", "spec.kind", [run("kind: Snapshot")]);
     refused("ENG-0106", "spec.snapshot", [source("git: {}", ", snapshot: { url: s3://backups/words }")]);
+    let blocks = [
+        ("Geodesic", "geodesic", "{ source: { synthetic: {} } }"),
+        ("Tropical", "tropical", "{}"),
+        ("Fisher", "fisher", "{}"),
+    ];
+    for (index, (kind, block, body)) in blocks.into_iter().enumerate() {
+        refused("ENG-0106", "spec.kind", [run(&format!("kind: {kind}"))]);
+        taken([run(&format!("kind: {kind}, {block}: {body}"))]);
+        let (_, other, other_body) = blocks[(index + 1) % blocks.len()];
+        let both = format!("kind: {kind}, {block}: {body}, {other}: {other_body}");
+        refused("ENG-0106", &format!("spec.{other}"), [run(&both)]);
+    }
+    let csv = |file: &str| run(&format!("kind: Geodesic, geodesic: {{ source: {{ csv: {file} }} }}"));
+    taken([csv("{ path: a.csv }"), csv("{ input: corpus, path: a.csv }"), csv("{ configMap: { name: a, key: b } }")]);
+    for (file, field) in [
+        ("{}", ""),
+        ("{ path: a.csv, configMap: { name: a, key: b } }", ".configMap"),
+        ("{ input: corpus, path: ../a.csv }", ".path"),
+        ("{ input: corpus, configMap: { name: a, key: b } }", ".input"),
+    ] {
+        refused("ENG-0106", &format!("spec.geodesic.source.csv{field}"), [csv(file)]);
+    }
     for (place, field) in [
         ("{}", ""),
         ("{ url: s3://backups/words, volume: backups, path: words }", ".volume"),
