@@ -68,10 +68,13 @@ pub use printable::{printable, printable_line};
 pub use problem::{Location, Problem, Problems};
 pub use quantity::{Duration, Rate, Size};
 pub use run::{
-    Clock, ClusterRef, Columns, ConfigMapKey, DataFile, EPOCH_SPAN, EVENT_QUALITY, EventFormat, Events, Example,
-    ExampleName, FisherRun, GeodesicRun, Git, Identity, Inversion, LearnerRun, LearnerRunSpec, MAX_DATA_BYTES,
-    MemoryRun, OnMissing, Report, RunKind, SKIP, SYNTHETIC_EPOCHS, Signal, Source, SpectraName, SpectraSource,
-    SpectraTraining, Synthetic, SyntheticSpectra, TOP_K, TropicalRun, Until,
+    CHECKPOINT_STEPS, Clock, ClusterRef, Columns, ConfigMapKey, CorrelationPenalty, DETECT_AFTER, DataFile, EPOCH_SPAN,
+    EVENT_QUALITY, EventFormat, Events, Example, ExampleName, FeatureSubsets, FisherRun, GeodesicRun, Git, Identity,
+    InitScheme, Inversion, LayerActivation, LearnerRun, LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MemoryRun,
+    OnMissing, OptimizerKind, RateSchedule, ReplayCheckpoint, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm,
+    ReplayLoss, ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource, Report, ResidualLayer, RunKind, SERVE_STEPS,
+    SKIP, SYNTHETIC_EPOCHS, Signal, Source, SpectraName, SpectraSource, SpectraTraining, SumOrder, Synthetic,
+    SyntheticSpectra, TOP_K, TrainingPrecision, TropicalRun, Until,
 };
 pub use samples::{SampleExample, SampleExampleName, SampleFile, Samples};
 pub use schema::{operator_schema, schema};

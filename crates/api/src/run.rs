@@ -6,12 +6,18 @@
 mod data_file;
 mod fisher;
 mod geodesic;
+mod replay;
 mod tropical;
 
 pub(crate) use data_file::DATA_FILES;
 pub use data_file::{DataFile, MAX_DATA_BYTES};
 pub use fisher::FisherRun;
 pub use geodesic::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
+pub use replay::{
+    CHECKPOINT_STEPS, CorrelationPenalty, DETECT_AFTER, FeatureSubsets, InitScheme, LayerActivation, LossFunction,
+    OptimizerKind, RateSchedule, ReplayCheckpoint, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss,
+    ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource, ResidualLayer, SERVE_STEPS, SumOrder, TrainingPrecision,
+};
 pub use tropical::TropicalRun;
 
 use schemars::JsonSchema;
@@ -49,7 +55,7 @@ pub const SKIP: u64 = 21;
 /// Desired state of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(extend("x-blocks" = ["replay", "federated"]))]
+#[schemars(extend("x-blocks" = ["federated"]))]
 pub struct LearnerRunSpec {
     /// Cluster that the run belongs to: one in the same file, else in the context.
     #[schemars(example = serde_json::json!({ "name": "words" }))]
@@ -78,6 +84,10 @@ pub struct LearnerRunSpec {
     /// Settings of `kind: Fisher`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fisher: Option<FisherRun>,
+
+    /// Settings of `kind: Replay`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay: Option<ReplayRun>,
 
     /// With a synthetic source: conditions that end the run, whichever holds first; absent means all epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,6 +125,7 @@ impl LearnerRunSpec {
             geodesic: None,
             tropical: None,
             fisher: None,
+            replay: None,
             until: None,
             suspend: false,
             ttl_seconds_after_finished: None,
@@ -168,7 +179,6 @@ pub struct ClusterRef {
 words! {
     /// Kind of a run.
     #[schemars(extend("x-later" = {
-        "Replay": "set kind: Memory",
         "Federated": "set kind: Memory",
     }))]
     pub enum RunKind {
@@ -182,6 +192,8 @@ words! {
         Tropical,
         /// Fisher information of a classifier. It changes no memories.
         Fisher,
+        /// Data-parallel training of a model on the workers. It changes no memories.
+        Replay,
     }
 }
 

@@ -202,12 +202,13 @@ fn tls_mode() -> Rule {
 }
 
 /// Kinds of runs, and the block of each.
-const BLOCKS: [(&str, &str); 5] = [
+const BLOCKS: [(&str, &str); 6] = [
     ("Memory", "memory"),
     ("Snapshot", "snapshot"),
     ("Geodesic", "geodesic"),
     ("Tropical", "tropical"),
     ("Fisher", "fisher"),
+    ("Replay", "replay"),
 ];
 
 /// A kind has its block, and no other kind has it.

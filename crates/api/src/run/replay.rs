@@ -1,0 +1,419 @@
+//! `kind: Replay`: data-parallel training on the workers of a cluster.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::manifest_enum::words;
+use crate::quantity::Duration;
+
+/// Default steps between two checkpoints.
+pub const CHECKPOINT_STEPS: u64 = 1_000;
+/// Default number of updates after which predictions use new weights.
+pub const SERVE_STEPS: u64 = 10;
+/// Default time after which a silent member of the group is removed.
+pub const DETECT_AFTER: Duration = Duration::from_millis(2_000);
+
+/// Data-parallel training on the workers: every worker computes its part of each batch, the gradient sums are reduced over all
+/// workers, and each step is committed on all of them or on none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayRun {
+    /// Training data.
+    pub source: ReplaySource,
+
+    /// The model.
+    pub model: ReplayModel,
+
+    /// How parameters change.
+    pub optimizer: ReplayOptimizer,
+
+    /// Samples of the group per reduction, 1 to 1,048,576, split evenly over the workers.
+    #[schemars(range(min = 1, max = 1_048_576), example = &256)]
+    pub batch: u64,
+
+    /// Steps until the run is complete, 1 to 1,000,000,000.
+    #[schemars(range(min = 1, max = 1_000_000_000), example = &1000)]
+    pub steps: u64,
+
+    /// Batches whose gradients are added before one reduction and one update, 1 to 1,024. One step is `syncEvery` batches.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 1_024))]
+    pub sync_every: u64,
+
+    /// Order in which gradients are added.
+    #[serde(default)]
+    pub order: SumOrder,
+
+    /// Type of stored activations and of gradients between layers. Parameters and sums are always 32 bits.
+    #[serde(default)]
+    pub precision: TrainingPrecision,
+
+    /// Seed of sampling and dropout.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+
+    /// Layers whose parameters keep their values, such as `layers.0` for the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 64)), extend("uniqueItems" = true))]
+    pub freeze: Option<Vec<String>>,
+
+    /// Checkpoints.
+    #[serde(default)]
+    pub checkpoint: ReplayCheckpoint,
+
+    /// Updates after which predictions use new weights, 1 to 1,000,000.
+    #[serde(default = "default_serve")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub serve_every: u64,
+
+    /// Number of workers below which the run pauses, 1 to 1,000.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 1_000))]
+    pub min_workers: u64,
+
+    /// Time after which a worker that sends nothing leaves the group, 100ms to 60s. A worker whose process died leaves at once.
+    #[serde(default = "default_detection")]
+    #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "60s"))]
+    pub detect_after: Duration,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn default_seed() -> u64 {
+    42
+}
+
+fn default_serve() -> u64 {
+    SERVE_STEPS
+}
+
+fn default_detection() -> Duration {
+    DETECT_AFTER
+}
+
+/// Training data: exactly one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum ReplaySource {
+    /// Generated scores of random feature subsets, as a search over feature sets would produce them. Fields: `mask` and `score`.
+    Synthetic(FeatureSubsets),
+}
+
+/// Generated scores of random feature subsets: a third of the features is informative, a third redundant, a third noise. The score is the share of
+/// the target's variance that a subset explains, between 0 and 1, less a penalty for features that are noise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct FeatureSubsets {
+    /// Number of features, 30 to 100,000.
+    #[schemars(range(min = 30, max = 100_000))]
+    pub features: u64,
+    /// Number of subsets, 10 to 10,000,000. A tenth of them is held out to measure the result.
+    #[schemars(range(min = 10, max = 10_000_000))]
+    pub samples: u64,
+    /// Fewest features of a subset, at least 1.
+    #[schemars(range(min = 1, max = 100_000))]
+    pub smallest: u64,
+    /// Most features of a subset, at most `features`.
+    #[schemars(range(min = 1, max = 100_000))]
+    pub largest: u64,
+    /// Standard deviation of noise added to each score, 0 to 1.
+    #[schemars(range(min = 0, max = 1))]
+    pub noise: f64,
+    /// Seed of the data.
+    pub seed: u64,
+}
+
+impl Default for FeatureSubsets {
+    fn default() -> Self {
+        Self { features: 500, samples: 10_000, smallest: 10, largest: 100, noise: 0.01, seed: 42 }
+    }
+}
+
+/// A model: inputs, layers, loss and initial parameters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayModel {
+    /// Inputs: one field of the source.
+    #[schemars(length(min = 1, max = 1), example = serde_json::json!([{ "field": "mask", "dim": 500 }]))]
+    pub inputs: Vec<ReplayInput>,
+
+    /// Layers from input to output, 1 to 256.
+    #[schemars(length(min = 1, max = 256), example = serde_json::json!([{ "dense": 64, "activation": "Relu" }, { "dense": 1 }]))]
+    pub layers: Vec<ReplayLayer>,
+
+    /// The loss.
+    #[schemars(example = serde_json::json!({ "kind": "Mse", "target": "score" }))]
+    pub loss: ReplayLoss,
+
+    /// Initial parameters.
+    #[serde(default)]
+    pub init: ReplayInit,
+}
+
+/// An input of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayInput {
+    /// Field of the source.
+    #[schemars(length(min = 1, max = 64), example = &"mask")]
+    pub field: String,
+    /// Values per sample, or number of features where the first layer is `featureBag` or `featureAttention`; 1 to 1,048,576.
+    #[schemars(range(min = 1, max = 1_048_576), example = &500)]
+    pub dim: u64,
+}
+
+/// A layer: one of dense, dropout, layerNorm, residual, featureBag and featureAttention, or an activation alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayLayer {
+    /// Fully connected layer with this many outputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub dense: Option<u64>,
+    /// Dropout with this probability, 0 to below 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub dropout: Option<f64>,
+    /// Layer normalization over the values of a sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_norm: Option<ReplayLayerNorm>,
+    /// Residual block: its input plus the output of these layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub residual: Option<Vec<ResidualLayer>>,
+    /// Sum of embeddings of this width over the features of a sample. First layer only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub feature_bag: Option<u64>,
+    /// Attention over embeddings of this width of the features of a sample. First layer only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65_536))]
+    pub feature_attention: Option<u64>,
+    /// Heads of `featureAttention`, a divisor of its width; absent means 8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_024))]
+    pub heads: Option<u64>,
+    /// Activation: alone, or of the outputs of `dense`, `featureBag` and `featureAttention`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<LayerActivation>,
+    /// Number of inputs, which must be that of the layer below; absent means it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub inputs: Option<u64>,
+}
+
+/// A layer of a residual block: one of dense, dropout and layerNorm, or an activation alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResidualLayer {
+    /// Fully connected layer with this many outputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub dense: Option<u64>,
+    /// Dropout with this probability, 0 to below 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub dropout: Option<f64>,
+    /// Layer normalization over the values of a sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_norm: Option<ReplayLayerNorm>,
+    /// Activation: alone, or of the outputs of `dense`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<LayerActivation>,
+    /// Number of inputs, which must be that of the layer below; absent means it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub inputs: Option<u64>,
+}
+
+/// Options of layer normalization.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayLayerNorm {
+    /// Added to the variance, above 0; absent means 1e-5.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    pub epsilon: Option<f64>,
+}
+
+words! {
+    /// An element-wise function.
+    pub enum LayerActivation {
+        /// The larger of 0 and x.
+        Relu,
+        /// x times the normal distribution function of x.
+        Gelu,
+        /// Hyperbolic tangent.
+        Tanh,
+        /// 1 / (1 + exp(-x)).
+        Sigmoid,
+    }
+}
+
+/// What is minimized.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayLoss {
+    /// The loss of a sample.
+    #[schemars(example = &"Mse")]
+    pub kind: LossFunction,
+    /// Field of the source that is predicted.
+    #[schemars(length(min = 1, max = 64), example = &"score")]
+    pub target: String,
+    /// With `Huber`: error from which the loss is linear, above 0; absent means 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub delta: Option<f64>,
+    /// With `Mse` and `Huber`: penalty for a low correlation of predictions and targets over the batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correlation: Option<CorrelationPenalty>,
+}
+
+words! {
+    /// Loss of a sample.
+    pub enum LossFunction {
+        /// Squared error.
+        Mse,
+        /// Squared error for small errors, absolute error for large ones.
+        Huber,
+        /// Binary cross-entropy of a logit.
+        Bce,
+    }
+}
+
+/// The penalty `weight * max(0, target - correlation)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CorrelationPenalty {
+    /// Factor of the penalty, at least 0.
+    #[schemars(range(min = 0), example = &0.1)]
+    pub weight: f64,
+    /// Correlation without a penalty, -1 to 1.
+    #[schemars(range(min = -1, max = 1), example = &0.9)]
+    pub target: f64,
+}
+
+/// Initial parameters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ReplayInit {
+    /// Distribution of weights; biases start at 0.
+    pub scheme: InitScheme,
+    /// A finished Replay run of the cluster whose parameters of the same names and shapes are taken over (warm start).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "engram-name"))]
+    pub run: Option<String>,
+}
+
+words! {
+    /// Distribution of initial weights.
+    #[derive(Default)]
+    pub enum InitScheme {
+        /// Uniform within sqrt(6 / (inputs + outputs)).
+        #[default]
+        GlorotUniform,
+        /// Uniform within sqrt(6 / inputs).
+        HeUniform,
+    }
+}
+
+/// How parameters change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayOptimizer {
+    /// The optimizer.
+    #[serde(default)]
+    pub kind: OptimizerKind,
+    /// Learning rate, above 0.
+    #[schemars(extend("exclusiveMinimum" = 0), example = &0.001)]
+    pub rate: f64,
+    /// Weight decay, at least 0; absent means 0.01 with AdamW and 0 with Sgd.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub weight_decay: Option<f64>,
+    /// With `Sgd`: momentum, 0 to below 1; absent means 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub momentum: Option<f64>,
+    /// Largest norm of the mean gradient, above 0; absent means no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub clip: Option<f64>,
+    /// Steps over which the learning rate rises to `rate`.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub warmup_steps: u64,
+    /// Course of the learning rate after that.
+    #[serde(default)]
+    pub schedule: RateSchedule,
+}
+
+words! {
+    /// An optimizer.
+    #[derive(Default)]
+    pub enum OptimizerKind {
+        /// Adam with decoupled weight decay.
+        #[default]
+        AdamW,
+        /// Stochastic gradient descent.
+        Sgd,
+    }
+}
+
+words! {
+    /// Course of the learning rate.
+    #[derive(Default)]
+    pub enum RateSchedule {
+        /// The same rate until the end.
+        #[default]
+        Constant,
+        /// Cosine decay to 0 at the last step.
+        Cosine,
+    }
+}
+
+words! {
+    /// Order in which gradients are added.
+    #[derive(Default)]
+    pub enum SumOrder {
+        /// By rank: the same bits for the same workers.
+        #[default]
+        Rank,
+        /// Along a fixed tree of 64 leaves: the same bits for any number of workers, and after any failure.
+        PartitionInvariant,
+    }
+}
+
+words! {
+    /// Type of stored activations.
+    #[derive(Default)]
+    pub enum TrainingPrecision {
+        /// 32 bits.
+        #[default]
+        F32,
+        /// 16 bits with the range of 32.
+        Bf16,
+        /// 16 bits with loss scaling.
+        F16,
+    }
+}
+
+/// Checkpoints: written to the disk of every worker of the group, without stopping the training.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ReplayCheckpoint {
+    /// Steps between two checkpoints, 1 to 1,000,000,000. One is always written at the end.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub every: u64,
+    /// Number of checkpoints kept on each worker, 1 to 100.
+    #[schemars(range(min = 1, max = 100))]
+    pub keep: u64,
+}
+
+impl Default for ReplayCheckpoint {
+    fn default() -> Self {
+        Self { every: CHECKPOINT_STEPS, keep: 2 }
+    }
+}
