@@ -3,6 +3,7 @@
 //! A record is replicated and replayed, so it contains only integers and opaque bytes; floats are converted at the edge. Columns
 //! of one command have equal lengths, which the decoder checks.
 
+use crate::buffer::BufferCommand;
 use crate::ids::{Group, LearningEpoch, MemoryId, RunId};
 use crate::law::ONE;
 use crate::outcome::Refusal;
@@ -113,6 +114,8 @@ pub enum Command {
         /// Chosen by the proposer.
         marker: u64,
     },
+    /// Changes a replay buffer or its items.
+    Buffer(BufferCommand),
 }
 
 /// What to do with an update of an unknown id.
@@ -255,6 +258,7 @@ impl Command {
     pub fn may_create(&self) -> usize {
         match self {
             Self::Upsert(upsert) => upsert.ids.len(),
+            Self::Buffer(command) => command.appended(),
             Self::Reinforce(updates) | Self::Epoch { updates, .. } | Self::EpochPart { updates, .. } => match updates {
                 Updates::ById { ids, on_missing: OnMissing::Create, .. } => ids.len(),
                 _ => 0,
@@ -291,6 +295,7 @@ impl Command {
             Self::EpochEnd { n, .. } => check_epoch(*n),
             Self::Configure(settings) => settings.check(),
             Self::CloseRequest(request) => request.check(),
+            Self::Buffer(command) => command.check(),
             Self::Evict { .. }
             | Self::ExpireSessions { .. }
             | Self::RunRecord { .. }
@@ -364,11 +369,11 @@ impl Request {
     }
 }
 
-fn require(holds: bool, what: &'static str) -> Result<(), Refusal> {
+pub(crate) fn require(holds: bool, what: &'static str) -> Result<(), Refusal> {
     if holds { Ok(()) } else { Err(Refusal::Malformed { what }) }
 }
 
-fn check_ids(ids: &[MemoryId]) -> Result<(), Refusal> {
+pub(crate) fn check_ids(ids: &[MemoryId]) -> Result<(), Refusal> {
     require(ids.len() <= MAX_IDS, "ids: at most 65,536")
 }
 

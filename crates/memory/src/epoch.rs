@@ -59,6 +59,16 @@ impl Table {
         self.runs.get(&run)
     }
 
+    /// Returns the number of runs.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Whether there is no run.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
     /// Returns all runs, by id.
     pub fn iter(&self) -> impl Iterator<Item = (RunId, &Progress)> {
         self.runs.iter().map(|(run, progress)| (*run, progress))

@@ -15,6 +15,14 @@ pub const fn mix64(id: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// Inverse of [`mix64`].
+pub const fn unmix64(hash: u64) -> u64 {
+    let mut z = hash;
+    z = (z ^ (z >> 31) ^ (z >> 62)).wrapping_mul(0x3196_42B2_D24D_8EC3);
+    z = (z ^ (z >> 27) ^ (z >> 54)).wrapping_mul(0x96DE_1B17_3F11_9089);
+    z ^ (z >> 30) ^ (z >> 60)
+}
+
 /// Returns the partition of a memory: `mix64(id) mod partitions`. Within a partition the low bits of `mix64` are therefore not
 /// uniform; an index must use others.
 ///

@@ -1,14 +1,15 @@
-//! Replicated state of a partition other than its memories: settings, sessions, epochs, runs.
+//! Replicated state of a partition other than its memories: settings, sessions, epochs, runs, buffers.
 //!
 //! [`Ledger::admit`] and [`Ledger::complete`] surround the execution of every record, in the store and in the reference, so that
 //! deduplication and refusals are decided in one place.
 
+use crate::buffer::BufferCommand;
 use crate::clock::DecayClock;
 use crate::codec;
 use crate::command::{Command, Record};
 use crate::outcome::{Outcome, Refusal, Reply};
 use crate::settings::Settings;
-use crate::{epoch, run, session};
+use crate::{buffer, epoch, run, session};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Replicated state of a partition without its memories and their clock.
@@ -22,6 +23,8 @@ pub struct Ledger {
     pub epochs: epoch::Table,
     /// Runs whose records are kept in this partition.
     pub runs: run::Table,
+    /// Replay buffers.
+    pub buffers: buffer::Table,
 }
 
 /// What to do with a record.
@@ -118,6 +121,13 @@ impl Ledger {
             Command::RunRemove { run } => {
                 self.epochs.remove(*run);
                 if self.runs.remove(*run) { done } else { Some(Reply::Refused(Refusal::RunUnknown)) }
+            }
+            Command::Buffer(BufferCommand::Define { group, name, definition, limits }) => {
+                let defined = self.buffers.define(*group, name, definition, *limits);
+                Some(defined.map_or_else(Reply::Refused, |()| Reply::Applied(Outcome::default())))
+            }
+            Command::Buffer(command) => {
+                command.buffer().and_then(|buffer| self.buffers.check(buffer).err()).map(Reply::Refused)
             }
             _ => None,
         }

@@ -2,12 +2,13 @@
 //!
 //! Decides how weights change ([`law`]), how decay is kept as a clock ([`clock`]), which partition a memory belongs to and how
 //! digests are computed ([`hash`]), the commands of a partition ([`command`]) and their replies ([`outcome`]), exactly-once
-//! requests ([`session`]), and how learning epochs and runs are numbered ([`epoch`], [`run`]). [`reference::Partition`] is the
+//! requests ([`session`]), the state of replay buffers ([`buffer`]), and how learning epochs and runs are numbered ([`epoch`], [`run`]). [`reference::Partition`] is the
 //! slow, simple implementation of all of it; every other implementation is compared with it bit for bit.
 //!
 //! Invariants: no I/O, no clock, no randomness, no float in any state. Floats enter and leave only through [`edge`].
 #![forbid(unsafe_code)]
 
+pub mod buffer;
 pub mod clock;
 pub mod codec;
 pub mod command;
@@ -24,6 +25,7 @@ pub mod run;
 pub mod session;
 mod settings;
 
+pub use buffer::BufferCommand;
 pub use clock::DecayClock;
 pub use command::{Blobs, Command, OnMissing, Record, Updates, Upsert};
 pub use hash::{Digest, key_id, mix64, partition_of};

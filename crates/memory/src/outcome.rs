@@ -62,6 +62,8 @@ pub struct Outcome {
     pub quality: Option<QualityVector>,
     /// Replica digest, if the record is a marker.
     pub digest: Option<Digest>,
+    /// Handle of the first item, if the record appended items: see [`crate::buffer::handles`].
+    pub first: Option<MemoryId>,
 }
 
 impl Outcome {
@@ -73,7 +75,7 @@ impl Outcome {
         }
     }
 
-    /// Merges the outcome of another partition; quality vectors are merged, digests added.
+    /// Merges the outcome of another partition; quality vectors are merged, digests added. Handles are per partition and not merged.
     pub fn merge(&mut self, other: &Self) {
         self.applied += other.applied;
         self.created += other.created;
@@ -180,6 +182,30 @@ pub enum Refusal {
     RunFull {
         /// The limit.
         bytes: u64,
+    },
+    /// The buffer does not exist, or has another definition than the one that the command was prepared for.
+    #[error("no such buffer")]
+    BufferUnknown,
+    /// The buffer exists with another definition.
+    #[error("the buffer exists with another definition")]
+    BufferConflict,
+    /// The buffer is full and removes nothing.
+    #[error("buffer is full: {items} items of {capacity} in this partition, and {needed} more do not fit")]
+    BufferFull {
+        /// Items in the partition.
+        items: u64,
+        /// Capacity of the partition.
+        capacity: u64,
+        /// Items to append.
+        needed: u64,
+    },
+    /// A number of buffers or consumers.
+    #[error("too many {what}: allowed are {most}")]
+    BufferLimit {
+        /// What is limited.
+        what: &'static str,
+        /// The limit.
+        most: u64,
     },
     /// A command with invalid content. Never logged, so the text is not part of any format.
     #[error("malformed command: {what}")]

@@ -2,6 +2,7 @@
 //!
 //! Every other implementation has the same weights, replies and digests after every record.
 
+use crate::buffer::BufferCommand;
 use crate::command::{Command, OnMissing, Record, Updates, Upsert};
 use crate::hash::{Digest, content_hash, key_id};
 use crate::ids::{Group, MemoryId};
@@ -12,6 +13,8 @@ use crate::quality::{Histogram, QualityVector};
 use crate::settings::{FeatureShape, Shape};
 use crate::{DecayClock, Settings};
 use std::collections::BTreeMap;
+
+mod buffers;
 
 /// One memory with all its fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +37,7 @@ pub struct Memory {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
     features: FeatureShape,
+    partitions: u32,
     memories: BTreeMap<MemoryId, Memory>,
     ledger: Ledger,
     /// Kept only for comparison: weights here decay eagerly.
@@ -44,7 +48,13 @@ impl Partition {
     /// Creates an empty partition.
     pub fn new(shape: Shape, settings: Settings) -> Self {
         let ledger = Ledger { settings, ..Ledger::default() };
-        Self { features: shape.features, memories: BTreeMap::new(), ledger, clock: DecayClock::default() }
+        Self {
+            features: shape.features,
+            partitions: shape.partitions,
+            memories: BTreeMap::new(),
+            ledger,
+            clock: DecayClock::default(),
+        }
     }
 
     /// Returns the memories by id.
@@ -70,7 +80,10 @@ impl Partition {
         match self.ledger.admit(record) {
             Gate::Answer(reply) => reply,
             Gate::Execute => {
-                let reply = Reply::Applied(self.execute(&record.command));
+                let reply = match &record.command {
+                    Command::Buffer(command) => self.buffer_reply(command),
+                    command => Reply::Applied(self.execute(command)),
+                };
                 self.ledger.complete(record, &reply);
                 reply
             }
@@ -116,6 +129,17 @@ impl Partition {
         let mut digest = self.digest();
         digest.merge(Digest(self.ledger.digest(self.clock)));
         digest
+    }
+
+    fn buffer_reply(&mut self, command: &BufferCommand) -> Reply {
+        match self.execute_buffer(command) {
+            Ok(mut outcome) => {
+                let excess = self.ledger.settings.excess(self.memories.len() as u64);
+                self.evict(excess, &mut outcome);
+                Reply::Applied(outcome)
+            }
+            Err(refusal) => Reply::Refused(refusal),
+        }
     }
 
     fn execute(&mut self, command: &Command) -> Outcome {

@@ -32,8 +32,18 @@ impl Entry {
         Self { version, state, rows, rows_bytes }
     }
 
+    /// Returns the record without its history, which a list of runs does not need.
+    #[must_use]
+    pub fn without_rows(&self) -> Self {
+        Self::new(self.version, self.state.clone(), Vec::new())
+    }
+
     pub(crate) const fn fits(&self) -> bool {
-        self.rows_bytes + self.state.len() as u64 <= MAX_RUN_BYTES
+        self.kept_bytes() <= MAX_RUN_BYTES
+    }
+
+    const fn kept_bytes(&self) -> u64 {
+        self.rows_bytes + self.state.len() as u64
     }
 }
 
@@ -45,10 +55,32 @@ const fn row_bytes(row: &[u8]) -> u64 {
 /// Run records of a partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
-    pub(crate) runs: BTreeMap<RunId, Entry>,
+    runs: BTreeMap<RunId, Entry>,
+    /// Bytes of all records, cached.
+    kept_bytes: u64,
 }
 
 impl Table {
+    pub(crate) fn new(runs: BTreeMap<RunId, Entry>) -> Self {
+        let kept_bytes = runs.values().map(Entry::kept_bytes).sum();
+        Self { runs, kept_bytes }
+    }
+
+    /// Returns the number of records.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Whether there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Returns the bytes of all records.
+    pub const fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
+    }
+
     /// Returns the record of one run.
     pub fn get(&self, run: RunId) -> Option<&Entry> {
         self.runs.get(&run)
@@ -68,7 +100,7 @@ impl Table {
         if version != expected {
             return Err(Refusal::RunConflict { expected, found: version });
         }
-        if version == 0 && (self.runs.len() >= MAX_RUNS || self.kept_bytes() >= MAX_PARTITION_BYTES) {
+        if version == 0 && (self.runs.len() >= MAX_RUNS || self.kept_bytes >= MAX_PARTITION_BYTES) {
             return Err(Refusal::RunFull { bytes: MAX_PARTITION_BYTES });
         }
         let rows_bytes = self.runs.get(&run).map_or(0, |entry| entry.rows_bytes) + row.map_or(0, row_bytes);
@@ -76,20 +108,19 @@ impl Table {
             return Err(Refusal::RunFull { bytes: MAX_RUN_BYTES });
         }
         let entry = self.runs.entry(run).or_default();
+        self.kept_bytes -= entry.kept_bytes();
         entry.version += 1;
         entry.state = state.to_vec();
         entry.rows.extend(row.map(<[u8]>::to_vec));
         entry.rows_bytes = rows_bytes;
+        self.kept_bytes += entry.kept_bytes();
         Ok(())
-    }
-
-    /// Returns the bytes of all records; called for new runs only.
-    fn kept_bytes(&self) -> u64 {
-        self.runs.values().map(|entry| entry.rows_bytes + entry.state.len() as u64).sum()
     }
 
     /// Removes a run; returns whether it existed.
     pub fn remove(&mut self, run: RunId) -> bool {
-        self.runs.remove(&run).is_some()
+        let removed = self.runs.remove(&run);
+        self.kept_bytes -= removed.as_ref().map_or(0, Entry::kept_bytes);
+        removed.is_some()
     }
 }

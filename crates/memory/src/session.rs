@@ -107,6 +107,11 @@ impl Table {
         self.sessions.is_empty()
     }
 
+    /// Returns approximately the bytes of all sessions.
+    pub const fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
+    }
+
     /// Returns the highest answered seq of `session`; `None` if none was answered here.
     pub fn high(&self, session: SessionId) -> Option<u64> {
         self.sessions.get(&session).map(|entry| entry.high)

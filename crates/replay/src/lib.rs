@@ -1,5 +1,5 @@
-//! Replay buffers, decided apart from storage and networks: what an item looks like, which items a step draws, when a call has to wait,
-//! which items a consumer has had, and which items make room.
+//! Replay buffers, decided apart from storage and networks: what an item looks like, which items a step draws, and when a call has to wait.
+//! What a consumer has had and which items make room is replicated state: [`engram_memory::buffer`].
 //!
 //! This crate does no I/O, has no clock and no randomness of its own: draws are functions of a seed, a step and integers.
 //!
@@ -11,11 +11,10 @@
 //! - **No deadlock by configuration.** A rate limiter that can block both sides is refused at construction ([`limiter`]).
 #![forbid(unsafe_code)]
 
-pub mod consumption;
 pub mod importance;
+pub mod item;
 pub mod limiter;
 pub mod plan;
-pub mod removal;
 pub mod schema;
 pub mod selection;
 pub mod tiles;

@@ -10,12 +10,19 @@ pub struct Priorities {
     /// Fenwick tree over the sums of tiles: entry i is the sum of the tiles `i - (i & -i) + 1 ..= i`, from 1.
     tree: Vec<u64>,
     total: u64,
+    /// Number of positive priorities.
+    positive: u64,
+    /// Binary tree over the smallest positive priority of each tile; [`NONE`] where there is none. Node 1 is the root, the tiles are the leaves.
+    minima: Vec<u32>,
 }
+
+/// No positive priority.
+const NONE: u32 = u32::MAX;
 
 impl Priorities {
     /// Creates priorities from slots.
     pub fn new(slots: Vec<u32>) -> Self {
-        let mut priorities = Self { slots, tree: Vec::new(), total: 0 };
+        let mut priorities = Self { slots, ..Self::default() };
         priorities.rebuild();
         priorities
     }
@@ -30,6 +37,41 @@ impl Priorities {
             }
         }
         self.total = sum(&self.slots);
+        self.positive = self.slots.iter().filter(|&&it| it > 0).count() as u64;
+        self.rebuild_minima();
+    }
+
+    fn rebuild_minima(&mut self) {
+        let leaves = self.slots.len().div_ceil(TILE).next_power_of_two();
+        self.minima = vec![NONE; 2 * leaves];
+        for (tile, slots) in self.slots.chunks(TILE).enumerate() {
+            self.minima[leaves + tile] = smallest(slots);
+        }
+        for node in (1..leaves).rev() {
+            self.minima[node] = self.minima[2 * node].min(self.minima[2 * node + 1]);
+        }
+    }
+
+    /// Updates the smallest priorities after a change of a slot.
+    fn update_minima(&mut self, slot: usize, before: u32, after: u32) {
+        let (tile, leaves) = (slot / TILE, self.minima.len() / 2);
+        if tile >= leaves {
+            return self.rebuild_minima();
+        }
+        let mut node = leaves + tile;
+        let first = tile * TILE;
+        let value = match after {
+            1.. if after <= self.minima[node] => after,
+            _ if before > 0 && before == self.minima[node] => {
+                smallest(&self.slots[first..self.slots.len().min(first + TILE)])
+            }
+            _ => return,
+        };
+        self.minima[node] = value;
+        while node > 1 {
+            node /= 2;
+            self.minima[node] = self.minima[2 * node].min(self.minima[2 * node + 1]);
+        }
     }
 
     /// Returns the number of slots.
@@ -77,8 +119,10 @@ impl Priorities {
     /// # Panics
     /// There is no such slot.
     pub fn set(&mut self, slot: usize, priority: u32) {
-        let before = u64::from(std::mem::replace(&mut self.slots[slot], priority));
-        let after = u64::from(priority);
+        let replaced = std::mem::replace(&mut self.slots[slot], priority);
+        self.update_minima(slot, replaced, priority);
+        self.positive = self.positive + u64::from(priority > 0) - u64::from(replaced > 0);
+        let (before, after) = (u64::from(replaced), u64::from(priority));
         let mut node = slot / TILE + 1;
         while node < self.tree.len() {
             self.tree[node] = self.tree[node] - before + after;
@@ -115,8 +159,8 @@ impl Priorities {
 
     /// Returns the number of slots with a positive priority and the smallest of these priorities.
     pub fn positive(&self) -> (u64, Option<u32>) {
-        let positive = self.slots.iter().copied().filter(|&it| it > 0);
-        (positive.clone().count() as u64, positive.min())
+        let smallest = self.minima.get(1).copied().filter(|&it| it != NONE);
+        (self.positive, smallest)
     }
 
     fn prefix(&self, tiles: usize) -> u64 {
@@ -131,6 +175,10 @@ impl Priorities {
 
 const fn lowest_bit(number: usize) -> usize {
     number & number.wrapping_neg()
+}
+
+fn smallest(priorities: &[u32]) -> u32 {
+    priorities.iter().copied().filter(|&it| it > 0).min().unwrap_or(NONE)
 }
 
 fn sum(priorities: &[u32]) -> u64 {
@@ -177,6 +225,8 @@ mod tests {
             for threshold in (0..total).step_by(1 + total as usize / 97).chain([total.saturating_sub(1), total]) {
                 prop_assert_eq!(priorities.find(threshold), by_scan(&slots, threshold), "threshold {}", threshold);
             }
+            let positive = slots.iter().copied().filter(|&it| it > 0);
+            prop_assert_eq!(priorities.positive(), (positive.clone().count() as u64, positive.min()));
             let rebuilt = Priorities::new(slots);
             prop_assert_eq!(rebuilt.tree, priorities.tree);
         }

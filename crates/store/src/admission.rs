@@ -11,8 +11,8 @@ use engram_cluster::replica::Event;
 use engram_memory::codec::encode_record;
 use engram_memory::session::Admission;
 use engram_memory::{
-    CapacityPolicy, Command, Lsn, MAX_RECORD_BYTES, MemoryId, PartitionId, Record, Refusal, Reply, Request, Term,
-    Updates, partition_of,
+    BufferCommand, CapacityPolicy, Command, Lsn, MAX_RECORD_BYTES, MemoryId, PartitionId, Record, Refusal, Reply,
+    Request, Term, Updates, partition_of,
 };
 use std::collections::HashSet;
 
@@ -176,6 +176,11 @@ impl Store {
         if ids(&record.command).iter().any(|id| partition_of(*id, partitions) != partition) {
             return Err(Refusal::Malformed { what: "ids: only those that hash to this partition" });
         }
+        if let Command::Buffer(BufferCommand::Append { from, .. }) = &record.command
+            && from % u64::from(partitions) != u64::from(partition.0)
+        {
+            return Err(Refusal::Malformed { what: "position: only those of this partition" });
+        }
         Ok(())
     }
 
@@ -192,12 +197,14 @@ impl Store {
         }
         // Near the limit new ids are counted exactly.
         let mut new: HashSet<MemoryId> = HashSet::new();
+        let mut appended = 0;
         for pending in &state.pending {
             self.add_new(&pending.record.command, &mut new);
+            appended += appended_items(&pending.record.command);
         }
-        let in_flight = new.len() as u64;
+        let in_flight = new.len() as u64 + appended;
         self.add_new(&record.command, &mut new);
-        let wanted = new.len() as u64 - in_flight;
+        let wanted = new.len() as u64 + appended + appended_items(&record.command) - in_flight;
         let memories = count + in_flight;
         (wanted > 0 && memories + wanted > settings.limit).then_some(WriteError::Capacity {
             partition,
@@ -249,11 +256,17 @@ impl Store {
     }
 }
 
+/// Items that a command appends to a buffer.
+fn appended_items(command: &Command) -> u64 {
+    if let Command::Buffer(command) = command { command.appended() as u64 } else { 0 }
+}
+
 /// Ids named by a command.
 fn ids(command: &Command) -> &[MemoryId] {
     match command {
         Command::Upsert(upsert) => &upsert.ids,
         Command::Remove { ids } => ids,
+        Command::Buffer(command) => command.ids(),
         Command::Reinforce(updates) | Command::Epoch { updates, .. } | Command::EpochPart { updates, .. } => {
             match updates {
                 Updates::ById { ids, .. } => ids,

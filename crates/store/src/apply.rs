@@ -12,8 +12,8 @@ use engram_memory::clock::Advance;
 use engram_memory::hash::key_id;
 use engram_memory::ledger::Gate;
 use engram_memory::{
-    Blobs, Command, Digest, Group, MemoryId, OnMissing, Outcome, PartitionId, QualityVector, Record, RejectionReason,
-    Reply, Updates, Upsert, Weight,
+    Blobs, BufferCommand, Command, Digest, Group, MemoryId, OnMissing, Outcome, PartitionId, QualityVector, Record,
+    RejectionReason, Reply, Updates, Upsert, Weight,
 };
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -87,6 +87,7 @@ impl Partitions {
         wave: &[usize],
         replies: &mut [Option<Reply>],
     ) -> Result<(), Error> {
+        let partitions = self.shape().partitions;
         let mut pass = std::mem::take(&mut self.pass);
         pass.clear();
         let mut jobs = Vec::with_capacity(wave.len());
@@ -96,6 +97,12 @@ impl Partitions {
             match partition.ledger.admit(record) {
                 Gate::Answer(reply) => replies[at] = Some(reply),
                 Gate::Execute => {
+                    if let Command::Buffer(command) = &record.command {
+                        let reply = pass.buffer(partition, arena, partitions, command)?;
+                        partition.ledger.complete(record, &reply);
+                        replies[at] = Some(reply);
+                        continue;
+                    }
                     let mut outcome = Outcome::default();
                     let first = pass.groups.len();
                     pass.prepare(partition, arena, &record.command, &mut outcome)?;
@@ -171,6 +178,7 @@ impl Pass {
         command: &Command,
         outcome: &mut Outcome,
     ) -> Result<(), Error> {
+        partition.items.follow(&partition.ledger.buffers, command);
         let decay = match command {
             Command::Decay { amount } => *amount,
             Command::EpochBegin { decay, .. } | Command::Epoch { decay, .. } => *decay,
@@ -338,12 +346,31 @@ impl Pass {
         Ok(())
     }
 
+    /// Executes a command on a buffer at once: it writes rows of its own partition only.
+    fn buffer(
+        &mut self,
+        partition: &mut Partition,
+        arena: &mut Arena,
+        partitions: u32,
+        command: &BufferCommand,
+    ) -> Result<Reply, Error> {
+        match partition.execute_buffer(arena, partitions, command)? {
+            Ok(mut outcome) => {
+                let excess = partition.ledger.settings.excess(u64::from(partition.count()));
+                outcome.evicted += self.evict(partition, arena, excess)?;
+                Ok(Reply::Applied(outcome))
+            }
+            Err(refusal) => Ok(Reply::Refused(refusal)),
+        }
+    }
+
     /// Evicts the `count` lightest memories, lightest first.
     fn evict(&mut self, partition: &mut Partition, arena: &mut Arena, count: u64) -> Result<u64, Error> {
         let count = count.min(u64::from(partition.count())) as usize;
         if count == 0 {
             return Ok(0);
         }
+        partition.items.forget();
         let Arena { device, segments, columns, .. } = arena;
         let scope = Scope::Segment(partition.segment);
         device.rank(segments, scope, Order::LightestFirst, Some(count), columns.ids(), &mut self.ranked)?;

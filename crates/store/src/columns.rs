@@ -185,13 +185,14 @@ impl Columns {
         self.updates.is_some()
     }
 
-    /// Bytes of the columns, excluding keys and payloads on the heap.
+    /// Bytes of the columns, with keys and payloads.
     pub(crate) fn bytes(&self) -> u64 {
         let content = self.content.as_ref().map_or(0, Tiles::len) * 16;
         let updates = self.updates.as_ref().map_or(0, Tiles::len) * 2;
         let features = self.features.len() * self.shape.bytes() + self.inverse_norms.len() * 4;
         let blobs = (self.keys.present() + self.payloads.present()) * size_of::<Box<[u8]>>();
-        ((self.ids.len() * 8 + content + updates + features + blobs) * TILE) as u64
+        let columns = (self.ids.len() * 8 + content + updates + features + blobs) * TILE;
+        columns as u64 + self.keys.bytes + self.payloads.bytes
     }
 
     /// The feature column for recall; `None` unless features are f16.
@@ -245,6 +246,8 @@ impl Columns {
 #[derive(Debug, Default)]
 struct Blobs {
     tiles: Vec<TileOfBlobs>,
+    /// Bytes of all strings.
+    bytes: u64,
 }
 
 impl Blobs {
@@ -264,6 +267,7 @@ impl Blobs {
             Some(Some(tile)) => std::mem::take(&mut tile[from as usize % TILE]),
             _ => Box::default(),
         };
+        self.bytes -= moved.len() as u64;
         let empty = moved.is_empty();
         self.put(to, || moved, empty);
     }
@@ -282,7 +286,10 @@ impl Blobs {
             self.tiles.resize_with(tile + 1, || None);
         }
         let values = self.tiles[tile].get_or_insert_with(|| vec![Box::default(); TILE].into_boxed_slice());
-        values[slot as usize % TILE] = bytes();
+        let value = &mut values[slot as usize % TILE];
+        self.bytes -= value.len() as u64;
+        *value = bytes();
+        self.bytes += value.len() as u64;
     }
 }
 

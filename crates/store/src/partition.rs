@@ -7,6 +7,7 @@
 use crate::arena::{Arena, tiles_of};
 use crate::columns::slot_at;
 use crate::index::Index;
+use crate::items::Items;
 use engram_kernels::{Error, SegmentId, Slot, TILE, Tile, TileId};
 use engram_memory::{DecayClock, Group, Ledger, MemoryId, Settings, Weight};
 use std::collections::HashMap;
@@ -17,6 +18,8 @@ pub(crate) struct Partition {
     pub(crate) segment: SegmentId,
     pub(crate) clock: DecayClock,
     pub(crate) ledger: Ledger,
+    /// Derived from the columns.
+    pub(crate) items: Items,
     index: Index,
     tiles: Vec<TileId>,
     count: u32,
@@ -37,6 +40,7 @@ impl Partition {
             segment,
             clock: DecayClock::default(),
             ledger,
+            items: Items::default(),
             index: Index::default(),
             tiles: Vec::new(),
             count: 0,

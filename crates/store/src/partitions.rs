@@ -21,6 +21,17 @@ pub struct Partitions {
     pub(crate) pass: Pass,
 }
 
+/// What replicas keep besides memories: counts, and approximate bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LedgerUsage {
+    pub(crate) run_records: u64,
+    pub(crate) run_record_bytes: u64,
+    pub(crate) sessions: u64,
+    pub(crate) session_bytes: u64,
+    /// Runs with remembered learning epochs.
+    pub(crate) epoch_entries: u64,
+}
+
 /// One memory, as returned by reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory<'a> {
@@ -169,9 +180,22 @@ impl Partitions {
         visible.filter_map(|(_, partition)| partition.as_ref()).map(|partition| u64::from(partition.count())).sum()
     }
 
-    /// Returns the bytes of device, columns and indices, excluding keys and payloads on the heap.
+    /// Returns the bytes of device, columns with keys and payloads, and indices.
     pub fn bytes(&self) -> u64 {
         self.arena.bytes() + self.partitions.iter().flatten().map(Partition::index_bytes).sum::<u64>()
+    }
+
+    /// Returns how much the replicas here keep besides memories.
+    pub(crate) fn ledger_usage(&self) -> LedgerUsage {
+        let mut usage = LedgerUsage::default();
+        for Partition { ledger, .. } in self.partitions.iter().flatten() {
+            usage.run_records += ledger.runs.len() as u64;
+            usage.run_record_bytes += ledger.runs.kept_bytes();
+            usage.sessions += ledger.sessions.len() as u64;
+            usage.session_bytes += ledger.sessions.kept_bytes();
+            usage.epoch_entries += ledger.epochs.len() as u64;
+        }
+        usage
     }
 
     /// Returns the partition of a memory.
@@ -380,6 +404,11 @@ impl Partitions {
     pub(crate) fn partition_mut(&mut self, id: PartitionId) -> (&mut Partition, &mut Arena) {
         let partition = self.partitions.get_mut(id.0 as usize).and_then(Option::as_mut);
         (partition.unwrap_or_else(|| panic!("partition {id} is not here")), &mut self.arena)
+    }
+
+    pub(crate) fn open_partition_mut(&mut self, id: PartitionId) -> Option<(&mut Partition, &mut Arena)> {
+        let partition = self.partitions.get_mut(id.0 as usize).and_then(Option::as_mut)?;
+        Some((partition, &mut self.arena))
     }
 
     pub(crate) fn get_partition(&self, id: PartitionId) -> Option<&Partition> {

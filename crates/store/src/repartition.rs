@@ -3,7 +3,7 @@
 //! A memory keeps its id, weight, group, key, features, payload and update count; so the digest of all memories is that of the
 //! snapshot, and later decay and reinforcement give the same bits as without repartitioning. All other partition state is reset:
 //! the clock is 0, there are no learning epochs and no runs, and every session opened before is expired, since the requests it sent to
-//! one partition now belong to several. Slot order follows the input snapshots, so sampling is reproducible for the same
+//! one partition now belong to several. Replay buffers keep their definitions and items; their counts and consumers start again. Slot order follows the input snapshots, so sampling is reproducible for the same
 //! snapshots and number of partitions, but differs from sampling before.
 
 use crate::content::{Chunks, Column};
@@ -12,6 +12,7 @@ use crate::recovery::{LoadError, load};
 use crate::snapshot_file::{self, SnapshotHead, SnapshotReader, SnapshotWriter};
 use crate::{Disk, Error, FileHead, ImportError, SnapshotInfo};
 use engram_kernels::Cpu;
+use engram_memory::buffer;
 use engram_memory::codec::encode_ledger;
 use engram_memory::hash::content_hash;
 use engram_memory::{DecayClock, Digest, Ledger, Lsn, PartitionId, Settings, Shape, Term, partition_of};
@@ -31,6 +32,8 @@ pub struct Repartition {
     term: Term,
     /// Sessions opened before this are expired.
     watermark_ms: u64,
+    /// Buffers of the input.
+    buffers: Vec<buffer::Table>,
 }
 
 /// A partition under construction.
@@ -55,6 +58,7 @@ impl Repartition {
             lsn: Lsn(1),
             term: Term(1),
             watermark_ms: now_ms,
+            buffers: Vec::new(),
         }
     }
 
@@ -87,6 +91,9 @@ impl Repartition {
         })?;
         if let Some(ledger) = partitions.ledger(head.partition) {
             self.settings.get_or_insert(ledger.settings);
+            if !ledger.buffers.is_empty() {
+                self.buffers.push(ledger.buffers.clone());
+            }
             self.counts_updates |= ledger.settings.count_updates;
             let opened = ledger.sessions.last_opened_ms().map_or(0, |opened_ms| opened_ms + 1);
             self.watermark_ms = self.watermark_ms.max(ledger.sessions.watermark_ms()).max(opened);
@@ -126,11 +133,12 @@ impl Repartition {
         };
         ledger.sessions.expire(self.watermark_ms);
         let (lsn, term, clock) = (self.lsn, self.term, DecayClock::default());
-        let mut encoded = Vec::new();
-        encode_ledger(&ledger, &mut encoded);
-        let ledger_digest = Digest(ledger.digest(clock));
         let mut written = Vec::new();
         for (partition, builder) in self.builders {
+            ledger.buffers = buffer::Table::repartitioned(&self.buffers, partition.0, self.shape.partitions);
+            let mut encoded = Vec::new();
+            encode_ledger(&ledger, &mut encoded);
+            let ledger_digest = Digest(ledger.digest(clock));
             let (memories, digest, mut whole) = (builder.memories, builder.digest, builder.digest);
             whole.merge(ledger_digest);
             let snapshot = SnapshotHead { partition, clock, lsn, term, memories, created_ms, digest: whole.0 };

@@ -76,6 +76,11 @@ impl Shipping {
         }
     }
 
+    /// Returns the bytes of the retained records.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
     /// Retains a record that follows the last one of its partition.
     pub(crate) fn retain(&mut self, partition: PartitionId, lsn: Lsn, term: Term, record: &[u8]) {
         if self.max_bytes == 0 {

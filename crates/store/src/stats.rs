@@ -164,8 +164,18 @@ counters! {
     damaged_snapshots,
     /// Memories of visible partitions (gauge).
     memories,
-    /// Bytes of device, columns and indices (gauge).
+    /// Bytes of device, columns with keys and payloads, indices, run records, sessions and retained log records (gauge).
     memory_bytes,
+    /// Run records of all replicas here (gauge).
+    run_records,
+    /// Bytes of those records (gauge).
+    run_record_bytes,
+    /// Client sessions of all replicas here (gauge).
+    sessions,
+    /// Approximate bytes of those sessions (gauge).
+    session_bytes,
+    /// Runs of which the replicas here remember learning epochs, counted once per replica (gauge).
+    epoch_entries,
     /// Records proposed and not yet answered (gauge).
     waiting_records,
     /// Reads that ran.

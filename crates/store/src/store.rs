@@ -592,7 +592,15 @@ impl Store {
     fn update_gauges(&mut self) {
         stats::set(&self.shared.waiting_records, self.marks.len() as u64);
         stats::set(&self.shared.memories, self.partitions.memories());
-        stats::set(&self.shared.memory_bytes, self.partitions.bytes());
+        let usage = self.partitions.ledger_usage();
+        let ledgers = usage.run_record_bytes + usage.session_bytes;
+        let bytes = self.partitions.bytes() + ledgers + self.replication.shipping.bytes();
+        stats::set(&self.shared.memory_bytes, bytes);
+        stats::set(&self.shared.run_records, usage.run_records);
+        stats::set(&self.shared.run_record_bytes, usage.run_record_bytes);
+        stats::set(&self.shared.sessions, usage.sessions);
+        stats::set(&self.shared.session_bytes, usage.session_bytes);
+        stats::set(&self.shared.epoch_entries, usage.epoch_entries);
         stats::set(&self.shared.log_bytes, self.wal.bytes());
         self.shared.set_gpu(self.partitions.gpu());
     }

@@ -4,7 +4,7 @@ use super::{DecodeError, Decoded, Reader, Writer};
 use crate::ids::LearningEpoch;
 use crate::ledger::Ledger;
 use crate::session::{Answer, SessionId, is_behind_window};
-use crate::{epoch, run, session};
+use crate::{buffer, epoch, run, session};
 use std::collections::BTreeMap;
 
 /// Encodes `ledger` to the end of `out`. Tables are in key order.
@@ -14,6 +14,10 @@ pub fn encode_ledger(ledger: &Ledger, out: &mut Vec<u8>) {
     writer.sessions(&ledger.sessions);
     writer.epochs(&ledger.epochs);
     writer.runs(&ledger.runs);
+    // Ledgers of clusters without buffers keep their encoding.
+    if !ledger.buffers.is_empty() {
+        writer.buffers(&ledger.buffers);
+    }
 }
 
 /// Decodes a ledger that fills `bytes`.
@@ -27,6 +31,7 @@ pub fn decode_ledger(bytes: &[u8]) -> Result<Ledger, DecodeError> {
         sessions: reader.sessions()?,
         epochs: reader.epochs()?,
         runs: reader.runs()?,
+        buffers: if reader.0.is_empty() { buffer::Table::default() } else { reader.buffers()? },
     };
     reader.finish()?;
     Ok(ledger)
@@ -67,8 +72,8 @@ impl Writer<'_> {
     }
 
     fn runs(&mut self, table: &run::Table) {
-        self.len(table.runs.len());
-        for (run, entry) in &table.runs {
+        self.len(table.len());
+        for (run, entry) in table.iter() {
             self.u128(run.0);
             self.u64(entry.version);
             self.bytes(&entry.state);
@@ -142,10 +147,10 @@ impl Reader<'_> {
     }
 
     fn runs(&mut self) -> Decoded<run::Table> {
-        let mut table = run::Table::default();
+        let mut runs = BTreeMap::new();
         for _ in 0..self.count(32, "runs")? {
             let run = self.run()?;
-            if !above(&table.runs, &run) {
+            if !above(&runs, &run) {
                 return Err(DecodeError::Invalid("order of the runs"));
             }
             let version = self.u64("version")?;
@@ -156,13 +161,13 @@ impl Reader<'_> {
             if version == 0 || entry.rows.len() as u64 > version || !entry.fits() {
                 return Err(DecodeError::Invalid("history of a run"));
             }
-            table.runs.insert(run, entry);
+            runs.insert(run, entry);
         }
-        Ok(table)
+        Ok(run::Table::new(runs))
     }
 }
 
 /// Whether `key` is above all keys so far, so that a table has one encoding.
-fn above<K: Ord, V>(table: &BTreeMap<K, V>, key: &K) -> bool {
+pub(super) fn above<K: Ord, V>(table: &BTreeMap<K, V>, key: &K) -> bool {
     table.last_key_value().is_none_or(|(last, _)| last < key)
 }

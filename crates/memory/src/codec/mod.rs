@@ -4,6 +4,7 @@
 //! and rejects unknown values and trailing bytes: a value has exactly one encoding. The format version is in the file header; a
 //! change here is a new version there.
 
+mod buffer;
 mod ledger;
 mod record;
 mod reply;

@@ -23,6 +23,7 @@ const EXPIRE_SESSIONS: u8 = 12;
 const RUN_RECORD: u8 = 13;
 const RUN_REMOVE: u8 = 14;
 const DIGEST_MARKER: u8 = 15;
+const BUFFER: u8 = 16;
 
 const BY_ID: u8 = 0;
 const BY_GROUP: u8 = 1;
@@ -68,13 +69,13 @@ impl Writer<'_> {
         self.u64(n.0);
     }
 
-    fn ids(&mut self, ids: &[MemoryId]) {
+    pub(super) fn ids(&mut self, ids: &[MemoryId]) {
         self.len(ids.len());
         self.0.reserve(ids.len() * 8);
         self.0.extend(ids.iter().flat_map(|id| id.0.to_le_bytes()));
     }
 
-    fn blobs(&mut self, blobs: &Blobs) {
+    pub(super) fn blobs(&mut self, blobs: &Blobs) {
         self.u32s(blobs.ends());
         self.bytes(blobs.bytes());
     }
@@ -186,6 +187,10 @@ impl Writer<'_> {
                 self.u8(DIGEST_MARKER);
                 self.u64(*marker);
             }
+            Command::Buffer(command) => {
+                self.u8(BUFFER);
+                self.buffer_command(command);
+            }
         }
     }
 }
@@ -204,11 +209,11 @@ impl Reader<'_> {
         self.u64("epoch").map(LearningEpoch)
     }
 
-    fn ids(&mut self) -> Decoded<Vec<MemoryId>> {
+    pub(super) fn ids(&mut self) -> Decoded<Vec<MemoryId>> {
         Ok(words(self.column(8, "ids")?).map(|id| MemoryId(u64::from_le_bytes(id))).collect())
     }
 
-    fn blobs(&mut self) -> Decoded<Blobs> {
+    pub(super) fn blobs(&mut self) -> Decoded<Blobs> {
         let ends = self.u32s("blobs")?;
         Blobs::from_parts(ends, self.bytes("blobs")?.to_vec()).ok_or(DecodeError::Invalid("blobs"))
     }
@@ -283,6 +288,7 @@ impl Reader<'_> {
             },
             RUN_REMOVE => Command::RunRemove { run: self.run()? },
             DIGEST_MARKER => Command::DigestMarker { marker: self.u64("marker")? },
+            BUFFER => Command::Buffer(self.buffer_command()?),
             found => return Err(DecodeError::Unknown { what: "kind of record", found: found.into() }),
         })
     }

@@ -16,6 +16,12 @@ const RUN_CONFLICT: u8 = 6;
 const RUN_UNKNOWN: u8 = 7;
 const RUN_FULL: u8 = 8;
 const MALFORMED: u8 = 9;
+const BUFFER_UNKNOWN: u8 = 10;
+const BUFFER_CONFLICT: u8 = 11;
+const BUFFER_FULL: u8 = 12;
+const BUFFER_LIMIT: u8 = 13;
+/// An applied record with the handle of its first item.
+const APPENDED: u8 = 14;
 
 /// Encodes `reply` to the end of `out`.
 pub fn encode_reply(reply: &Reply, out: &mut Vec<u8>) {
@@ -37,7 +43,13 @@ impl Writer<'_> {
     pub(super) fn reply(&mut self, reply: &Reply) {
         match reply {
             Reply::Applied(outcome) => {
-                self.u8(APPLIED);
+                match outcome.first {
+                    None => self.u8(APPLIED),
+                    Some(first) => {
+                        self.u8(APPENDED);
+                        self.u64(first.0);
+                    }
+                }
                 self.outcome(outcome);
             }
             Reply::Refused(refusal) => self.refusal(refusal),
@@ -96,6 +108,18 @@ impl Writer<'_> {
                 self.u8(RUN_FULL);
                 self.u64(*bytes);
             }
+            Refusal::BufferUnknown => self.u8(BUFFER_UNKNOWN),
+            Refusal::BufferConflict => self.u8(BUFFER_CONFLICT),
+            Refusal::BufferFull { items, capacity, needed } => {
+                self.u8(BUFFER_FULL);
+                self.u64(*items);
+                self.u64(*capacity);
+                self.u64(*needed);
+            }
+            Refusal::BufferLimit { most, .. } => {
+                self.u8(BUFFER_LIMIT);
+                self.u64(*most);
+            }
             Refusal::Malformed { .. } => self.u8(MALFORMED),
         }
     }
@@ -105,6 +129,10 @@ impl Reader<'_> {
     pub(super) fn reply(&mut self) -> Decoded<Reply> {
         let refusal = match self.u8("reply")? {
             APPLIED => return self.outcome().map(Reply::Applied),
+            APPENDED => {
+                let first = Some(MemoryId(self.u64("handle")?));
+                return Ok(Reply::Applied(Outcome { first, ..self.outcome()? }));
+            }
             SESSION_EXPIRED => Refusal::SessionExpired,
             ALREADY_CLOSED => Refusal::AlreadyClosed,
             OUT_OF_WINDOW => Refusal::OutOfWindow { window: self.u64("window")? },
@@ -118,6 +146,14 @@ impl Reader<'_> {
             RUN_CONFLICT => Refusal::RunConflict { expected: self.u64("version")?, found: self.u64("version")? },
             RUN_UNKNOWN => Refusal::RunUnknown,
             RUN_FULL => Refusal::RunFull { bytes: self.u64("bytes")? },
+            BUFFER_UNKNOWN => Refusal::BufferUnknown,
+            BUFFER_CONFLICT => Refusal::BufferConflict,
+            BUFFER_FULL => Refusal::BufferFull {
+                items: self.u64("items")?,
+                capacity: self.u64("capacity")?,
+                needed: self.u64("needed")?,
+            },
+            BUFFER_LIMIT => Refusal::BufferLimit { what: "buffers or consumers", most: self.u64("limit")? },
             MALFORMED => Refusal::Malformed { what: "the request" },
             found => return Err(DecodeError::Unknown { what: "kind of reply", found: found.into() }),
         };
