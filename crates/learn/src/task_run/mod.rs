@@ -8,6 +8,14 @@
 //! plan(stage 0) -> tasks on workers -> results -> plan(stage 1) -> ... -> no more stages -> finish -> findings, report page
 //! ```
 
+mod assignment;
+mod record;
+mod registry;
+
+pub use assignment::{Assignment, AssignmentAction, AssignmentEvent, MAX_LOSSES, WorkerNumber};
+pub use record::{CorruptRow, RecordedTasks, TaskReport, TaskSummary, page_row, result_row};
+pub use registry::task_run;
+
 use crate::source::StopFlag;
 use std::collections::BTreeMap;
 
