@@ -2,8 +2,13 @@
 
 use std::{env, fs, io, path::PathBuf};
 
-const FILES: [&str; 4] =
-    ["engram/v1/memory.proto", "engram/v1/run.proto", "engram/v1/cluster.proto", "engram/v1/training.proto"];
+const FILES: [&str; 5] = [
+    "engram/v1/memory.proto",
+    "engram/v1/buffer.proto",
+    "engram/v1/run.proto",
+    "engram/v1/cluster.proto",
+    "engram/v1/training.proto",
+];
 
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed=engram");

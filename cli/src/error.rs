@@ -103,7 +103,8 @@ pub(crate) fn code_of(error: &engram_client::Error) -> Option<Code> {
             Some(Code::SessionExpired)
         }
         ProblemKind::Invalid | ProblemKind::WrongPartition => Some(Code::InvalidValue),
-        ProblemKind::Capacity => Some(Code::CapacityExceeded),
+        ProblemKind::BufferUnknown => Some(Code::InvalidValue),
+        ProblemKind::Capacity | ProblemKind::BufferFull => Some(Code::CapacityExceeded),
         ProblemKind::RunUnknown => Some(Code::RunUnknown),
         ProblemKind::RunConflict | ProblemKind::RunFull | ProblemKind::EpochGap | ProblemKind::EpochForgotten => {
             Some(Code::RunFailed)
@@ -112,7 +113,7 @@ pub(crate) fn code_of(error: &engram_client::Error) -> Option<Code> {
         ProblemKind::DiskFull => Some(Code::DiskFull),
         ProblemKind::Denied | ProblemKind::Unauthenticated => Some(Code::Denied),
         ProblemKind::DataCorruption => Some(Code::Corrupt),
-        ProblemKind::OutcomeUnknown => Some(Code::DeadlineExceeded),
+        ProblemKind::OutcomeUnknown | ProblemKind::BufferWait => Some(Code::DeadlineExceeded),
         ProblemKind::Unspecified
         | ProblemKind::NotPrimary
         | ProblemKind::Unavailable

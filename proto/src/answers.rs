@@ -101,6 +101,7 @@ impl From<&Outcome> for v1::Outcome {
             rejected: outcome.rejected,
             rejected_ids: outcome.rejections.iter().map(|rejection| rejection.id.0).collect(),
             reasons: outcome.rejections.iter().map(|rejection| i32::from(rejection.reason.code())).collect(),
+            first_handle: outcome.first.map(|first| first.0),
         }
     }
 }
@@ -124,6 +125,7 @@ impl TryFrom<v1::Outcome> for Outcome {
             rejections: rejections.collect::<Result<_, _>>()?,
             quality: None,
             digest: None,
+            first: from.first_handle.map(MemoryId),
         })
     }
 }

@@ -36,16 +36,19 @@ impl Problem {
             | ProblemKind::EpochForgotten
             | ProblemKind::AlreadyClosed
             | ProblemKind::WrongCluster => Code::FailedPrecondition,
+            ProblemKind::BufferWait => Code::DeadlineExceeded,
             ProblemKind::Unavailable | ProblemKind::Stopping | ProblemKind::NotEnoughReplicas => Code::Unavailable,
             // Clients do not retry this code automatically.
             ProblemKind::OutcomeUnknown => Code::Aborted,
-            ProblemKind::Overloaded | ProblemKind::Capacity | ProblemKind::DiskFull | ProblemKind::RunFull => {
-                Code::ResourceExhausted
-            }
+            ProblemKind::Overloaded
+            | ProblemKind::Capacity
+            | ProblemKind::DiskFull
+            | ProblemKind::RunFull
+            | ProblemKind::BufferFull => Code::ResourceExhausted,
             ProblemKind::SessionExpired | ProblemKind::RunConflict => Code::Aborted,
             ProblemKind::OutOfWindow => Code::OutOfRange,
             ProblemKind::Invalid | ProblemKind::WrongPartition => Code::InvalidArgument,
-            ProblemKind::RunUnknown => Code::NotFound,
+            ProblemKind::RunUnknown | ProblemKind::BufferUnknown => Code::NotFound,
             ProblemKind::Denied => Code::PermissionDenied,
             ProblemKind::Unauthenticated => Code::Unauthenticated,
             ProblemKind::DataCorruption => Code::DataLoss,
@@ -85,7 +88,9 @@ impl From<&Refusal> for Problem {
             Refusal::RunConflict { .. } => ProblemKind::RunConflict,
             Refusal::RunUnknown => ProblemKind::RunUnknown,
             Refusal::RunFull { .. } => ProblemKind::RunFull,
-            Refusal::Malformed { .. } => ProblemKind::Invalid,
+            Refusal::BufferUnknown => ProblemKind::BufferUnknown,
+            Refusal::BufferFull { .. } => ProblemKind::BufferFull,
+            Refusal::BufferConflict | Refusal::BufferLimit { .. } | Refusal::Malformed { .. } => ProblemKind::Invalid,
         };
         let mut problem = Self::of(kind, refusal.to_string());
         match refusal {
@@ -106,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_problem_survives_its_status() {
-        for kind in (1..=22).map(|kind| ProblemKind::try_from(kind).expect("kinds are dense")) {
+        for kind in (1..=25).map(|kind| ProblemKind::try_from(kind).expect("kinds are dense")) {
             let mut problem = Problem::of(kind, "ids[7]: 12 is not of partition 3").at(PartitionId(0)).retry_after(20);
             problem.primary = Some(0);
             let status = problem.clone().into_status();
