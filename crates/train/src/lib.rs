@@ -15,8 +15,10 @@
 
 pub mod balance;
 mod checkpoint;
+pub mod dataset;
 pub mod efficiency;
 mod in_process;
+pub mod job;
 mod reduce;
 mod throughput;
 mod trainer;

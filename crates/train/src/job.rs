@@ -1,0 +1,482 @@
+//! A training run: its specification as trainer, data and batches.
+
+use std::ops::Range;
+
+use engram_api::{
+    FeatureSubsets, InitScheme, LayerActivation, LossFunction, OptimizerKind, RateSchedule, ReplayLayer, ReplayRun,
+    ReplaySource, ResidualLayer, SumOrder, TrainingPrecision,
+};
+use engram_neural::{
+    Activation, Batch, BatchError, CorrelationSpec, CosineSpec, Initializer, LabeledBatch, LayerNormSpec, LayerSpec,
+    LeafSplit, LossKind, LossSpec, Model, ModelSpec, Moments, OptimizerSpec, Precision, ScheduleSpec, Targets,
+};
+use thiserror::Error;
+
+use crate::dataset::{Dataset, Subsets, sample_at};
+use crate::trainer::{Normalization, SummationOrder, Trainer, TrainerError, TrainerSpec};
+
+/// Leaves of a global batch in partition-invariant order.
+pub const LEAVES: u32 = 64;
+/// Leaves per member in rank order: a fixed number, so that the result does not depend on the number of cores.
+const LOCAL_LEAVES: u32 = 4;
+/// Most parameters of a model: its state is sent between workers as a whole.
+const MAX_PARAMETERS: usize = 64 << 20;
+/// Most values of a data set in memory.
+const MAX_INDICES: u64 = 1 << 30;
+
+/// A specification that cannot be trained. The message names the field, the value and what is allowed.
+#[derive(Debug, Error)]
+pub enum JobError {
+    /// The model, loss or optimizer.
+    #[error("spec.replay.model: {0}")]
+    Trainer(#[from] TrainerError),
+    /// Another field.
+    #[error("{field} is {value}; allowed: {allowed}")]
+    Field {
+        /// Path of the field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+}
+
+/// A validated training run.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// What is trained and how.
+    pub spec: TrainerSpec,
+    /// Steps until it is complete.
+    pub steps: u64,
+    /// Samples per batch.
+    pub batch: usize,
+    /// Batches per step.
+    pub sync_every: usize,
+    /// Order of additions.
+    pub order: SumOrder,
+    /// Paths of frozen layers.
+    pub freeze: Vec<String>,
+    source: Subsets,
+}
+
+fn field(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> JobError {
+    JobError::Field { field, value: value.to_string(), allowed: allowed.into() }
+}
+
+impl Job {
+    /// Validates a specification.
+    ///
+    /// # Errors
+    /// A field of the source is absent, a dimension does not fit, or a setting is out of range.
+    pub fn new(run: &ReplayRun) -> Result<Self, JobError> {
+        let ReplaySource::Synthetic(source) = &run.source;
+        let source = subsets(source)?;
+        let input = run.model.inputs.first().ok_or_else(|| field("spec.replay.model.inputs", "[]", "one input"))?;
+        if input.field != "mask" {
+            return Err(field("spec.replay.model.inputs[0].field", &input.field, "mask, the input of this source"));
+        }
+        if input.dim != source.features as u64 {
+            let allowed = format!("{}, the features of the source", source.features);
+            return Err(field("spec.replay.model.inputs[0].dim", input.dim, allowed));
+        }
+        if run.model.loss.target != "score" {
+            return Err(field(
+                "spec.replay.model.loss.target",
+                &run.model.loss.target,
+                "score, the target of this source",
+            ));
+        }
+        let job = Self {
+            spec: trainer_spec(run),
+            steps: run.steps,
+            batch: run.batch as usize,
+            sync_every: run.sync_every as usize,
+            order: run.order,
+            freeze: run.freeze.clone().unwrap_or_default(),
+            source,
+        };
+        job.check()?;
+        Ok(job)
+    }
+
+    fn check(&self) -> Result<(), JobError> {
+        if self.order == SumOrder::PartitionInvariant && self.batch < LEAVES as usize {
+            let allowed = format!("{LEAVES} or more with order PartitionInvariant");
+            return Err(field("spec.replay.batch", self.batch, allowed));
+        }
+        let is_invariant = self.order == SumOrder::PartitionInvariant;
+        if is_invariant && self.sync_every > 1 && self.spec.loss.correlation.is_some() {
+            let allowed = "1 with loss.correlation and order PartitionInvariant";
+            return Err(field("spec.replay.syncEvery", self.sync_every, allowed));
+        }
+        let trainer = self.trainer()?;
+        let model = trainer.model();
+        if model.parameter_count() > MAX_PARAMETERS {
+            let allowed = format!("at most {MAX_PARAMETERS} parameters");
+            return Err(field("spec.replay.model.layers", format!("{} parameters", model.parameter_count()), allowed));
+        }
+        if model.outputs() != 1 {
+            let allowed = "a last layer with 1 output, the dimension of the target score";
+            return Err(field("spec.replay.model.layers", format!("{} outputs", model.outputs()), allowed));
+        }
+        Ok(())
+    }
+
+    /// A trainer at step 0.
+    ///
+    /// # Errors
+    /// The specification is not valid, or a frozen layer does not exist.
+    pub fn trainer(&self) -> Result<Trainer, JobError> {
+        let mut trainer = Trainer::new(&self.spec)?;
+        self.freeze(&mut trainer)?;
+        Ok(trainer)
+    }
+
+    /// Freezes the layers of the specification.
+    ///
+    /// # Errors
+    /// A layer does not exist or has no parameters.
+    pub fn freeze(&self, trainer: &mut Trainer) -> Result<(), JobError> {
+        for path in &self.freeze {
+            if trainer.model_mut().set_frozen(path, true) == 0 {
+                let names: Vec<&str> =
+                    trainer.model().views().iter().filter_map(|view| Some(view.name.rsplit_once('.')?.0)).collect();
+                return Err(field("spec.replay.freeze", path, format!("layers with parameters: {}", names.join(", "))));
+            }
+        }
+        Ok(())
+    }
+
+    /// The data.
+    pub fn dataset(&self) -> Dataset {
+        Dataset::subsets(&self.source)
+    }
+
+    /// Features of the source.
+    pub fn features(&self) -> usize {
+        self.source.features
+    }
+
+    /// Leaves of a member of rank `rank` among `members`, in partition-invariant order.
+    pub fn leaves(rank: usize, members: usize) -> Range<u32> {
+        let bound = |rank: usize| (LEAVES as usize * rank / members) as u32;
+        bound(rank)..bound(rank + 1)
+    }
+
+    /// Rows of each batch that a member computes, and the order in which the group adds.
+    pub fn part(&self, rank: usize, members: usize) -> (Range<usize>, SummationOrder) {
+        match self.order {
+            SumOrder::Rank => {
+                let bound = |rank: usize| self.batch * rank / members;
+                (bound(rank)..bound(rank + 1), SummationOrder::Rank { leaves: LOCAL_LEAVES })
+            }
+            SumOrder::PartitionInvariant => {
+                let owned = Self::leaves(rank, members);
+                let rows = LeafSplit::global_rows(self.batch, LEAVES, owned.clone());
+                let order = SummationOrder::PartitionInvariant { leaves: LEAVES, owned, global_rows: self.batch };
+                (rows, order)
+            }
+        }
+    }
+
+    /// Samples of the rows `rows` of each batch of a step.
+    pub fn samples(&self, data: &Dataset, step: u64, rows: &Range<usize>) -> Vec<Vec<usize>> {
+        let first = |micro: usize| (step * self.sync_every as u64 + micro as u64) * self.batch as u64;
+        let sample = |position: u64| sample_at(self.spec.seed, data.training_len(), position);
+        (0..self.sync_every).map(|micro| rows.clone().map(|row| sample(first(micro) + row as u64)).collect()).collect()
+    }
+}
+
+fn subsets(source: &FeatureSubsets) -> Result<Subsets, JobError> {
+    let FeatureSubsets { features, samples, smallest, largest, noise, seed } = *source;
+    if largest > features {
+        return Err(field("spec.replay.source.synthetic.largest", largest, format!("at most features, {features}")));
+    }
+    if smallest > largest {
+        return Err(field("spec.replay.source.synthetic.smallest", smallest, format!("at most largest, {largest}")));
+    }
+    if samples * largest > MAX_INDICES {
+        let allowed = format!("at most {MAX_INDICES} divided by largest, {}", MAX_INDICES / largest);
+        return Err(field("spec.replay.source.synthetic.samples", samples, allowed));
+    }
+    let sizes = (smallest as usize, largest as usize);
+    Ok(Subsets { features: features as usize, samples: samples as usize, sizes, noise, seed })
+}
+
+fn trainer_spec(run: &ReplayRun) -> TrainerSpec {
+    let initializer = match run.model.init.scheme {
+        InitScheme::GlorotUniform => Initializer::GlorotUniform,
+        InitScheme::HeUniform => Initializer::HeUniform,
+    };
+    let optimizer = &run.optimizer;
+    let decay = optimizer.weight_decay.map(|decay| decay as f32);
+    let loss = &run.model.loss;
+    TrainerSpec {
+        model: ModelSpec {
+            inputs: run.model.inputs.first().map_or(0, |input| input.dim as usize),
+            layers: run.model.layers.iter().map(|it| layer(it, initializer)).collect(),
+        },
+        loss: LossSpec {
+            kind: match loss.kind {
+                LossFunction::Mse => LossKind::Mse,
+                LossFunction::Huber => LossKind::Huber,
+                LossFunction::Bce => LossKind::Bce,
+            },
+            delta: loss.delta.map(|delta| delta as f32),
+            correlation: loss
+                .correlation
+                .as_ref()
+                .map(|term| CorrelationSpec { weight: term.weight as f32, target: term.target as f32 }),
+        },
+        optimizer: match optimizer.kind {
+            OptimizerKind::AdamW => {
+                OptimizerSpec::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: decay.unwrap_or(0.01) }
+            }
+            OptimizerKind::Sgd => OptimizerSpec::Sgd {
+                momentum: optimizer.momentum.unwrap_or_default() as f32,
+                nesterov: false,
+                weight_decay: decay.unwrap_or_default(),
+            },
+        },
+        schedule: ScheduleSpec {
+            rate: optimizer.rate as f32,
+            warmup_steps: optimizer.warmup_steps,
+            cosine: (optimizer.schedule == RateSchedule::Cosine)
+                .then_some(CosineSpec { total_steps: run.steps, floor: 0.0 }),
+        },
+        clip_norm: optimizer.clip.map(|clip| clip as f32),
+        precision: match run.precision {
+            TrainingPrecision::F32 => Precision::F32,
+            TrainingPrecision::Bf16 => Precision::Bf16,
+            TrainingPrecision::F16 => Precision::F16,
+        },
+        scaler: None,
+        normalization: Normalization::Samples,
+        seed: run.seed,
+    }
+}
+
+fn layer(layer: &ReplayLayer, initializer: Initializer) -> LayerSpec {
+    let has_weights = layer.dense.or(layer.feature_bag).or(layer.feature_attention).is_some();
+    LayerSpec {
+        dense: layer.dense.map(|width| width as usize),
+        dropout: layer.dropout.map(|probability| probability as f32),
+        layer_norm: layer.layer_norm.as_ref().map(norm),
+        residual: layer.residual.as_ref().map(|body| body.iter().map(|it| inner(it, initializer)).collect()),
+        feature_bag: layer.feature_bag.map(|width| width as usize),
+        feature_attention: layer.feature_attention.map(|width| width as usize),
+        activation: layer.activation.map(activation),
+        inputs: layer.inputs.map(|inputs| inputs as usize),
+        heads: layer.heads.map(|heads| heads as usize),
+        initializer: has_weights.then_some(initializer),
+        ..LayerSpec::default()
+    }
+}
+
+fn inner(layer: &ResidualLayer, initializer: Initializer) -> LayerSpec {
+    LayerSpec {
+        dense: layer.dense.map(|width| width as usize),
+        dropout: layer.dropout.map(|probability| probability as f32),
+        layer_norm: layer.layer_norm.as_ref().map(norm),
+        activation: layer.activation.map(activation),
+        inputs: layer.inputs.map(|inputs| inputs as usize),
+        initializer: layer.dense.map(|_| initializer),
+        ..LayerSpec::default()
+    }
+}
+
+fn norm(norm: &engram_api::ReplayLayerNorm) -> LayerNormSpec {
+    norm.epsilon.map_or_else(LayerNormSpec::default, |epsilon| LayerNormSpec { epsilon: epsilon as f32 })
+}
+
+const fn activation(activation: LayerActivation) -> Activation {
+    match activation {
+        LayerActivation::Relu => Activation::Relu,
+        LayerActivation::Gelu => Activation::Gelu,
+        LayerActivation::Tanh => Activation::Tanh,
+        LayerActivation::Sigmoid => Activation::Sigmoid,
+    }
+}
+
+/// Inputs and targets of some samples, in the form that a model reads.
+#[derive(Debug, Clone, Default)]
+pub struct Rows {
+    dense: Vec<f32>,
+    width: usize,
+    offsets: Vec<u32>,
+    indices: Vec<u32>,
+    targets: Vec<f32>,
+}
+
+impl Rows {
+    /// Collects samples for `model`.
+    pub fn of(model: &Model, data: &Dataset, samples: &[usize]) -> Self {
+        let mut rows = Self::of_features(model, samples.iter().map(|sample| data.subset(*sample)));
+        rows.targets = samples.iter().map(|sample| data.targets[*sample]).collect();
+        rows
+    }
+
+    /// Collects feature indices, below the inputs of `model`, without targets.
+    pub fn of_features<'a>(model: &Model, samples: impl Iterator<Item = &'a [u32]>) -> Self {
+        let mut rows = Self { width: model.inputs(), offsets: vec![0], ..Self::default() };
+        for subset in samples {
+            if model.reads_features() {
+                rows.indices.extend_from_slice(subset);
+                rows.offsets.push(rows.indices.len() as u32);
+            } else {
+                let start = rows.dense.len();
+                rows.dense.resize(start + rows.width, 0.0);
+                subset.iter().for_each(|feature| rows.dense[start + *feature as usize] = 1.0);
+            }
+        }
+        rows
+    }
+
+    /// The inputs as a batch.
+    ///
+    /// # Errors
+    /// A feature is out of range.
+    pub fn batch(&self) -> Result<Batch<'_>, BatchError> {
+        if self.offsets.len() > 1 {
+            Batch::features(&self.offsets, &self.indices)
+        } else {
+            Batch::rows(&self.dense, self.dense.len() / self.width.max(1), self.width)
+        }
+    }
+
+    /// The labeled batch, whose first row has the given position in the global batch.
+    ///
+    /// # Errors
+    /// A feature is out of range.
+    pub fn labeled(&self, first: usize) -> Result<LabeledBatch<'_>, BatchError> {
+        let batch = self.batch()?.starting_at(first as u32);
+        Ok(LabeledBatch { batch, targets: Targets::Values(&self.targets), weights: None })
+    }
+}
+
+/// Predictions of `model` for some samples: probabilities where the loss `loss` is one of logits.
+///
+/// # Errors
+/// A feature is out of range.
+pub fn predict(model: &Model, loss: LossKind, rows: &Rows) -> Result<Vec<f32>, BatchError> {
+    let mut predicted = model.predict(&rows.batch()?)?;
+    if loss == LossKind::Bce {
+        predicted.iter_mut().for_each(|logit| *logit = 1.0 / (1.0 + (-*logit).exp()));
+    }
+    Ok(predicted)
+}
+
+/// How well a model predicts the held-out samples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Evaluation {
+    /// Number of held-out samples.
+    pub samples: u64,
+    /// Mean squared error.
+    pub squared_error: f64,
+    /// Correlation of predictions and targets.
+    pub correlation: f64,
+    /// Standard deviation of the predictions divided by that of the targets; near 0 where outputs have collapsed.
+    pub spread_ratio: f64,
+}
+
+/// Measures a model on the held-out samples.
+///
+/// # Errors
+/// The data do not fit the model.
+pub fn evaluate(model: &Model, loss: LossKind, data: &Dataset) -> Result<Evaluation, BatchError> {
+    let samples: Vec<usize> = (data.training_len()..data.len()).collect();
+    let rows = Rows::of(model, data, &samples);
+    let predicted = predict(model, loss, &rows)?;
+    let (mut moments, mut squared) = (Moments::default(), 0.0);
+    for (p, a) in predicted.iter().zip(&rows.targets) {
+        let (p, a) = (f64::from(*p), f64::from(*a));
+        squared += (p - a) * (p - a);
+        let moment = Moments {
+            samples: 1,
+            predicted: p,
+            actual: a,
+            predicted_squared: p * p,
+            actual_squared: a * a,
+            product: p * a,
+        };
+        moments.add(&moment);
+    }
+    Ok(Evaluation {
+        samples: moments.samples,
+        squared_error: squared / moments.samples.max(1) as f64,
+        correlation: moments.correlation(),
+        spread_ratio: moments.spread_ratio().unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(changes: &[(&str, serde_json::Value)]) -> Result<Job, JobError> {
+        let mut spec = serde_json::json!({
+            "source": { "synthetic": { "features": 60, "samples": 200, "largest": 20 } },
+            "model": {
+                "inputs": [{ "field": "mask", "dim": 60 }],
+                "layers": [{ "dense": 8, "activation": "Relu" }, { "dense": 1, "activation": "Sigmoid" }],
+                "loss": { "kind": "Mse", "target": "score" },
+            },
+            "optimizer": { "rate": 0.01 },
+            "batch": 64,
+            "steps": 10,
+        });
+        for (at, value) in changes {
+            *spec.pointer_mut(at).unwrap() = value.clone();
+        }
+        Job::new(&serde_json::from_value(spec).unwrap())
+    }
+
+    #[test]
+    fn errors_name_the_field_or_the_layer_with_both_dimensions() {
+        let refused = |at: &str, value: serde_json::Value| job(&[(at, value)]).unwrap_err().to_string();
+        let text = refused("/model/inputs/0/dim", 50.into());
+        assert_eq!(text, "spec.replay.model.inputs[0].dim is 50; allowed: 60, the features of the source");
+        let text = refused("/model/loss/target", "label".into());
+        assert_eq!(text, "spec.replay.model.loss.target is label; allowed: score, the target of this source");
+        let text = refused("/model/layers/1", serde_json::json!({ "dense": 1, "inputs": 9 }));
+        assert!(text.contains("layer 1: inputs is 9, but the layer below gives 8"), "{text}");
+        let text = refused("/model/layers/1", serde_json::json!({ "dense": 3 }));
+        assert!(text.contains("3 outputs") && text.contains("1 output"), "{text}");
+        let text = refused("/model/layers/0", serde_json::json!({ "residual": [{ "dense": 8 }] }));
+        assert!(text.contains("layer 0") && text.contains("60") && text.contains('8'), "{text}");
+        let text = refused("/source/synthetic/largest", 61.into());
+        assert!(text.contains("largest is 61"), "{text}");
+    }
+
+    #[test]
+    fn members_compute_disjoint_rows_of_each_batch_and_steps_continue_the_sequence() {
+        let job = job(&[]).unwrap();
+        let data = job.dataset();
+        let whole = job.samples(&data, 3, &(0..64));
+        let parts: Vec<usize> = (0..3).flat_map(|rank| job.samples(&data, 3, &job.part(rank, 3).0).remove(0)).collect();
+        assert_eq!(whole[0], parts);
+        let mut pass: Vec<usize> = (0..3).flat_map(|step| job.samples(&data, step, &(0..64)).remove(0)).collect();
+        pass.extend_from_slice(&job.samples(&data, 3, &(0..64))[0]);
+        let mut first: Vec<usize> = pass[..180].to_vec();
+        first.sort_unstable();
+        assert_eq!(first, (0..180).collect::<Vec<_>>(), "the first pass visits every training sample once");
+    }
+
+    #[test]
+    fn training_raises_the_correlation_on_held_out_samples() {
+        let job = job(&[]).unwrap();
+        let data = job.dataset();
+        let mut trainer = job.trainer().unwrap();
+        let loss = job.spec.loss.kind;
+        let before = evaluate(trainer.model(), loss, &data).unwrap();
+        for step in 0..150 {
+            let (range, order) = job.part(0, 1);
+            let rows = Rows::of(trainer.model(), &data, &job.samples(&data, step, &range)[0]);
+            trainer.step(&[rows.labeled(0).unwrap()], &order, &mut crate::Alone).unwrap();
+        }
+        let after = evaluate(trainer.model(), loss, &data).unwrap();
+        assert!(after.squared_error < 0.5 * before.squared_error, "{before:?} {after:?}");
+        assert!(after.correlation > 0.5 && after.spread_ratio > 0.3, "{after:?}");
+    }
+}
