@@ -8,7 +8,7 @@ use crate::local::certificates::{self, Certificates};
 use crate::local::ports::{self, Ports};
 use crate::local::state::{self, Cluster, FORMAT, StateDir};
 use crate::local::supervisor::{DamagedWorkers, Event, Plan, Supervisor};
-use crate::local::{Endpoints, admin, detach};
+use crate::local::{Endpoints, admin, child, detach};
 use crate::output::count;
 use crate::progress::Progress;
 use crate::route::{Endpoint, Route};
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 /// Poll interval while workers start.
@@ -70,6 +70,9 @@ pub(crate) struct Up {
     /// Stop when the runs are finished and exit with their result
     #[arg(long)]
     exit_when_done: bool,
+    /// Stop when standard input closes, for programs that start a cluster: it then ends with them
+    #[arg(long, conflicts_with = "detach")]
+    stop_with_stdin: bool,
     /// Write an HTML report of the run; requires a manifest with one run
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
@@ -186,7 +189,7 @@ pub(crate) async fn run(arguments: &Up, context: &Context) -> anyhow::Result<Exi
         tls,
         route: route.clone(),
     };
-    let mut signals = Signals::new()?;
+    let mut signals = Signals::new(arguments.stop_with_stdin)?;
     let mut supervisor = Supervisor::start(plan)?;
     let shutdown = serve(&mut supervisor, &mut signals, arguments, context, &manifest, detached).await;
     let memories = match &shutdown {
@@ -494,20 +497,27 @@ async fn count_memories(endpoints: &Endpoints, route: &Route) -> Option<u64> {
     Some(sum)
 }
 
-/// The signals that request a shutdown: SIGINT, SIGTERM, and SIGHUP unless it was ignored when this process started, as under `nohup`.
-struct Signals([Option<Signal>; 3]);
+/// What requests a shutdown: SIGINT, SIGTERM, SIGHUP unless it was ignored when this process started, as under `nohup`, and, if
+/// requested, the end of standard input.
+struct Signals {
+    received: [Option<Signal>; 3],
+    stdin_closed: Option<oneshot::Receiver<()>>,
+}
 
 impl Signals {
-    fn new() -> anyhow::Result<Self> {
+    fn new(stops_with_stdin: bool) -> anyhow::Result<Self> {
         let listen = |kind: SignalKind| signal(kind).context("failed to listen for signals");
         let hangup = SignalKind::hangup();
         let is_ignored = detach::ignored_signals() & (1 << (hangup.as_raw_value() - 1)) != 0;
         let hangup = (!is_ignored).then(|| listen(hangup)).transpose()?;
-        Ok(Self([Some(listen(SignalKind::interrupt())?), Some(listen(SignalKind::terminate())?), hangup]))
+        let received = [Some(listen(SignalKind::interrupt())?), Some(listen(SignalKind::terminate())?), hangup];
+        let stdin_closed = stops_with_stdin.then(child::watch_stdin).transpose()?;
+        Ok(Self { received, stdin_closed })
     }
 
     async fn next(&mut self) {
-        let received = self.0.iter_mut().map(|signal| {
+        let Self { received, stdin_closed } = self;
+        let received = received.iter_mut().map(|signal| {
             Box::pin(async {
                 match signal {
                     Some(signal) => drop(signal.recv().await),
@@ -515,6 +525,16 @@ impl Signals {
                 }
             })
         });
-        futures::future::select_all(received).await;
+        let closed = async {
+            match stdin_closed.as_mut() {
+                Some(receiver) => drop(receiver.await),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = futures::future::select_all(received) => {}
+            // It closes once: a second request is a signal.
+            () = closed => *stdin_closed = None,
+        }
     }
 }

@@ -112,7 +112,7 @@ fn process<F: Future<Output = anyhow::Result<i32>>>(
         // Internal errors go to stderr, which is the log itself, and panic if it cannot be written (disk full).
         .log_internal_errors(false)
         .init();
-    let parent = watch_parent()?;
+    let parent = watch_stdin()?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start threads")?;
     let result = runtime.block_on(async {
@@ -147,7 +147,10 @@ fn exit_status(error: &anyhow::Error) -> i32 {
 }
 
 /// Completes when stdin closes: the parent has exited, or stops this process.
-fn watch_parent() -> anyhow::Result<oneshot::Receiver<()>> {
+///
+/// # Errors
+/// A thread cannot be started.
+pub(crate) fn watch_stdin() -> anyhow::Result<oneshot::Receiver<()>> {
     let (ended, parent) = oneshot::channel();
     let watch = move || {
         let mut byte = [0];
