@@ -4,6 +4,7 @@ use engram_api::status::{Condition, LearnerRunStatus, Progress, RunPhase, Snapsh
 use engram_api::{LearnerRunSpec, parse_object};
 use engram_proto::v1;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 use crate::cluster_status::set_condition;
 use crate::queue::Wait;
@@ -15,6 +16,8 @@ const QUEUED: &str = "Queued";
 const COMPLETE: &str = "Complete";
 /// The run has failed.
 const FAILED: &str = "Failed";
+/// Reason of a run that was cancelled.
+const CANCELLED: &str = "Cancelled";
 
 /// State of a run as known to the operator.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +50,8 @@ impl RunState {
     /// Returns the state of a run that waits until the run of a deleted object of its name has ended. `previous` is that run, if known.
     pub fn replacing(name: &str, previous: Option<&RunReport>) -> Self {
         let progress = previous.map_or_else(String::new, |report| format!(" ({})", progress_text(report)));
-        let message = format!("waits until the previous run {name}, whose object was deleted, has been cancelled{progress}");
+        let message =
+            format!("waits until the previous run {name}, whose object was deleted, has been cancelled{progress}");
         Self::Pending { reason: "ReplacingRun", message }
     }
 }
@@ -67,12 +71,115 @@ pub struct RunReport {
     pub driver: Option<String>,
     /// Metrics by name.
     pub metrics: Vec<(String, f64)>,
+    /// Results as small texts by name.
+    pub outputs: BTreeMap<String, String>,
     /// Error, or what the run is waiting for.
     pub message: String,
     /// Whether it is a snapshot.
     pub is_snapshot: bool,
     /// Result of a snapshot.
     pub written: Option<SnapshotResult>,
+}
+
+/// Result of a run that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunResult {
+    /// It is complete.
+    Succeeded,
+    /// It failed.
+    Failed,
+    /// It was cancelled.
+    Cancelled,
+}
+
+impl RunResult {
+    /// All results.
+    pub const ALL: [Self; 3] = [Self::Succeeded, Self::Failed, Self::Cancelled];
+
+    /// Returns the value of the label `result` of metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// A run that has ended, for metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndedRun {
+    /// Name of its cluster.
+    pub cluster: String,
+    /// `spec.kind`.
+    pub kind: String,
+    /// Result.
+    pub result: RunResult,
+    /// When it ended, RFC 3339.
+    pub ended: String,
+}
+
+impl EndedRun {
+    /// Returns the run of `object` with `status`; `None` if it has not ended.
+    pub fn of(object: &Value, status: &LearnerRunStatus) -> Option<Self> {
+        let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let result = match status.phase? {
+            RunPhase::Complete => RunResult::Succeeded,
+            RunPhase::Failed if condition_of(status, FAILED).is_some_and(|failed| failed.reason == CANCELLED) => {
+                RunResult::Cancelled
+            }
+            RunPhase::Failed => RunResult::Failed,
+            RunPhase::Pending | RunPhase::Running | RunPhase::Suspended => return None,
+        };
+        let ended = status.completion_time.clone()?;
+        Some(Self { cluster: text("/spec/clusterRef/name"), kind: text("/spec/kind"), result, ended })
+    }
+}
+
+/// A Kubernetes event about a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunEvent {
+    /// Whether it is a warning.
+    pub is_warning: bool,
+    /// Machine-readable reason.
+    pub reason: &'static str,
+    /// Human-readable explanation.
+    pub note: String,
+}
+
+/// Returns the event of a change of the phase; `None` if the phase has not changed, or nothing has happened that a user acts on.
+pub fn run_event(old: &LearnerRunStatus, new: &LearnerRunStatus) -> Option<RunEvent> {
+    if old.phase == new.phase {
+        return None;
+    }
+    let message = |kind: &str| condition_of(new, kind).map_or_else(String::new, |condition| condition.message.clone());
+    let event = |is_warning, reason, note: String| Some(RunEvent { is_warning, reason, note });
+    match new.phase? {
+        RunPhase::Pending => None,
+        RunPhase::Running => {
+            let pod = new.driver.as_ref().map_or_else(String::new, |pod| format!(", driven by pod {pod}"));
+            let is_resumed = old.phase == Some(RunPhase::Suspended) && old.start_time.is_some();
+            let (reason, verb) = if is_resumed { ("Resumed", "resumed") } else { ("Started", "started") };
+            event(false, reason, format!("{verb}{pod}"))
+        }
+        RunPhase::Suspended => event(false, "Suspended", message(COMPLETE)),
+        RunPhase::Complete => {
+            let digest = new.outputs.get("digest").map_or_else(String::new, |digest| format!("; digest {digest}"));
+            event(false, "Completed", format!("{}{digest}", message(COMPLETE)))
+        }
+        RunPhase::Failed => {
+            let reason = if condition_of(new, FAILED).is_some_and(|failed| failed.reason == CANCELLED) {
+                CANCELLED
+            } else {
+                FAILED
+            };
+            event(true, reason, message(FAILED))
+        }
+    }
+}
+
+fn condition_of<'a>(status: &'a LearnerRunStatus, kind: &str) -> Option<&'a Condition> {
+    status.conditions.iter().find(|condition| condition.kind == kind)
 }
 
 /// Validates `object`, a `LearnerRun` as JSON.
@@ -143,7 +250,7 @@ pub fn run_status(
             v1::RunPhase::Suspended => (RunPhase::Suspended, "Suspended", progress_text(report)),
             v1::RunPhase::Succeeded => (RunPhase::Complete, "Succeeded", progress_text(report)),
             v1::RunPhase::Failed => (RunPhase::Failed, "RunFailed", report.message.clone()),
-            v1::RunPhase::Cancelled => (RunPhase::Failed, "Cancelled", progress_text(report)),
+            v1::RunPhase::Cancelled => (RunPhase::Failed, CANCELLED, progress_text(report)),
         },
     };
     let is = |holds: bool| if holds { Truth::True } else { Truth::False };
@@ -176,14 +283,19 @@ pub fn run_status(
             status.completion_time = status.completion_time.or_else(since);
         }
         status.driver.clone_from(&report.driver);
+        status.outputs.clone_from(&report.outputs);
         status.snapshot.clone_from(&report.written);
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let is_ended = phase != RunPhase::Running;
+        // The workers may have no figures of a run that ended before its driver reported any.
+        let kept = status.progress.take().filter(|_| is_ended && report.metrics.is_empty());
+        let metrics = report.metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
         let left = phase == RunPhase::Running && report.eta_seconds >= 0.0;
         status.progress = Some(Progress {
             epoch: count(report.epoch),
             total: Some(count(report.epochs)).filter(|total| *total > 0),
             eta: left.then(|| engram_api::Duration::from_millis(report.eta_seconds.round() as u64 * 1_000).to_string()),
-            metrics: report.metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect(),
+            metrics: kept.map_or(metrics, |kept| kept.metrics),
         });
     }
     status
@@ -254,7 +366,8 @@ mod tests {
         let report = RunReport { epoch: 3, epochs: 50, phase: v1::RunPhase::Running, ..RunReport::default() };
         let status = next_status(&LearnerRunStatus::default(), &RunState::replacing("sales", Some(&report)), "t0");
         let entry = status.conditions.iter().find(|entry| entry.kind == COMPLETE).expect("condition");
-        let expected = "waits until the previous run sales, whose object was deleted, has been cancelled (epoch 3 of 50)";
+        let expected =
+            "waits until the previous run sales, whose object was deleted, has been cancelled (epoch 3 of 50)";
         assert_eq!((entry.reason.as_str(), entry.message.as_str()), ("ReplacingRun", expected));
         assert_eq!((status.phase, status.start_time), (Some(RunPhase::Pending), None));
     }
@@ -277,11 +390,17 @@ mod tests {
         assert_eq!((progress.epoch, progress.total, progress.eta.as_deref()), (3, Some(50), Some("41s")));
         assert!(!is_over(&running));
         let metrics = vec![("convergence".into(), 12.5)];
-        let done = RunReport { phase: v1::RunPhase::Succeeded, epoch: 50, eta_seconds: 0.0, metrics, ..report };
+        let outputs = BTreeMap::from([("digest".to_owned(), "9f86".to_owned())]);
+        let done =
+            RunReport { phase: v1::RunPhase::Succeeded, epoch: 50, eta_seconds: 0.0, metrics, outputs, ..report };
         let complete = next_status(&running, &RunState::Submitted(done.clone()), "t2");
         let times = (complete.start_time.as_deref(), complete.completion_time.as_deref());
         assert_eq!((complete.phase, times), (Some(RunPhase::Complete), (Some("t1"), Some("t2"))));
         assert_eq!(complete.progress.as_ref().expect("it ran").metrics["convergence"], "12.5");
+        assert_eq!(complete.outputs["digest"], "9f86");
+        let silent = RunReport { metrics: Vec::new(), ..done.clone() };
+        let silent = next_status(&complete, &RunState::Submitted(silent), "t2");
+        assert_eq!(silent.progress, complete.progress, "figures of an ended run are kept");
         assert!(is_over(&complete));
         assert_eq!(next_status(&complete, &RunState::Submitted(done), "t3"), complete, "nothing new is no change");
         assert_eq!(truth(&complete, COMPLETE), (Truth::True, "t2".into()));
@@ -299,6 +418,49 @@ mod tests {
         let failed = RunReport { phase: v1::RunPhase::Failed, message: "ENG-0601: no".into(), ..RunReport::default() };
         let failed = next_status(&running, &RunState::Submitted(failed), "t4");
         assert_eq!((truth(&failed, FAILED).0, is_over(&failed)), (Truth::True, true));
+    }
+
+    #[test]
+    fn events_and_results_follow_the_phases() {
+        let report = |phase, message: &str| {
+            let outputs = BTreeMap::from([("digest".to_owned(), "9f86".to_owned())]);
+            let driver = Some("words-worker-0".to_owned());
+            let (epoch, epochs, message) = (2, 2, message.to_owned());
+            RunState::Submitted(RunReport { phase, epoch, epochs, driver, message, outputs, ..RunReport::default() })
+        };
+        let object = json!({ "spec": { "clusterRef": { "name": "words" }, "kind": "Memory" } });
+        let queued = next_status(&LearnerRunStatus::default(), &report(v1::RunPhase::Queued, "waits"), "t0");
+        assert_eq!(run_event(&LearnerRunStatus::default(), &queued), None);
+        let running = next_status(&queued, &report(v1::RunPhase::Running, ""), "t1");
+        let suspended = next_status(&running, &report(v1::RunPhase::Suspended, ""), "t2");
+        for (old, phase, message, expected, result) in [
+            (&queued, v1::RunPhase::Running, "", (false, "Started", "started, driven by pod words-worker-0"), None),
+            (&running, v1::RunPhase::Suspended, "", (false, "Suspended", "epoch 2 of 2"), None),
+            (&suspended, v1::RunPhase::Running, "", (false, "Resumed", "resumed, driven by pod words-worker-0"), None),
+            (
+                &running,
+                v1::RunPhase::Succeeded,
+                "",
+                (false, "Completed", "epoch 2 of 2; digest 9f86"),
+                Some(RunResult::Succeeded),
+            ),
+            (
+                &running,
+                v1::RunPhase::Failed,
+                "ENG-0304: line 3",
+                (true, "Failed", "ENG-0304: line 3"),
+                Some(RunResult::Failed),
+            ),
+            (&running, v1::RunPhase::Cancelled, "", (true, "Cancelled", "epoch 2 of 2"), Some(RunResult::Cancelled)),
+        ] {
+            let new = next_status(old, &report(phase, message), "t3");
+            let (is_warning, reason, note) = expected;
+            assert_eq!(run_event(old, &new), Some(RunEvent { is_warning, reason, note: note.to_owned() }));
+            assert_eq!(run_event(&new, &new), None);
+            let ended = EndedRun::of(&object, &new);
+            assert_eq!(ended.as_ref().map(|ended| (ended.result, ended.ended.as_str())), result.map(|it| (it, "t3")));
+            assert!(ended.is_none_or(|ended| (&*ended.cluster, &*ended.kind) == ("words", "Memory")));
+        }
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod coordinator_goal;
 mod last_valid_spec;
 pub mod learner_run;
 pub mod lease;
+pub mod lifecycle;
 pub mod names;
 mod object_views;
 mod observation;

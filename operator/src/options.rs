@@ -28,7 +28,12 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9090")]
     pub(crate) http_listen: SocketAddr,
     /// Repository of the default worker image
-    #[arg(long, env = "ENGRAM_WORKER_REPOSITORY", value_name = "REPOSITORY", default_value = "engram/worker")]
+    #[arg(
+        long,
+        env = "ENGRAM_WORKER_REPOSITORY",
+        value_name = "REPOSITORY",
+        default_value = "localhost/engram/worker"
+    )]
     pub(crate) worker_repository: String,
     /// Repository of the default worker image for pods with GPUs [default: one image for all pods]
     #[arg(long, env = "ENGRAM_WORKER_CUDA_REPOSITORY", value_name = "REPOSITORY")]

@@ -235,6 +235,9 @@ pub struct LearnerRunStatus {
     /// Progress of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
+    /// Results of the run as small texts by name, once it has ended: `digest` of the memories, of a snapshot its `url`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub outputs: BTreeMap<String, String>,
     /// Result of a run of kind Snapshot, once it is complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotResult>,

@@ -6,6 +6,8 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use engram_proto::v1;
+
 use super::{Context, Key, runs};
 
 /// Minimum time between queries; the status of a run is more current.
@@ -46,6 +48,22 @@ impl Epochs {
 
 async fn query(context: &Context, cluster: &Key) -> Option<i64> {
     let client = runs::client(context, cluster).await.ok()??;
-    let runs = client.list_runs().await.ok()?;
-    Some(runs.iter().map(|run| i64::try_from(run.epoch).unwrap_or(i64::MAX)).fold(0, i64::saturating_add))
+    Some(completed(&client.list_runs().await.ok()?))
+}
+
+/// Returns the number of completed epochs of `runs`; the steps of a snapshot are partitions.
+fn completed(runs: &[v1::RunStatus]) -> i64 {
+    let learning = runs.iter().filter(|run| run.kind != "Snapshot");
+    learning.map(|run| i64::try_from(run.epoch).unwrap_or(i64::MAX)).fold(0, i64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_of_snapshots_are_not_epochs() {
+        let run = |kind: &str, epoch| v1::RunStatus { kind: kind.into(), epoch, ..v1::RunStatus::default() };
+        assert_eq!(completed(&[run("Memory", 233), run("Snapshot", 32), run("Memory", 2)]), 235);
+    }
 }

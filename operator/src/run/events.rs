@@ -4,11 +4,15 @@ use engram_api::status::LearnerClusterStatus;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 
 use super::Key;
 use super::api_request::{Error, request};
-use super::resource_kinds::CLUSTER;
+use super::resource_kinds::{CLUSTER, Kind, RUN};
 use crate::cluster_status::{GPU_FAILED, GPU_UNUSABLE};
+use crate::learner_run::RunEvent;
+use crate::lifecycle::Lifecycle;
 use crate::plan::Action;
 use crate::validate::ValidatedCluster;
 
@@ -18,12 +22,14 @@ const MAX_NOTE_BYTES: usize = 1_000;
 /// Publishes events of one operator; repetitions within six minutes are aggregated.
 pub(super) struct Events {
     recorder: Recorder,
+    /// Clusters with an update or a change of their number of workers in progress.
+    lifecycles: Mutex<BTreeMap<Key, Lifecycle>>,
 }
 
 impl Events {
     pub(super) fn new(client: Client, pod: &str) -> Self {
         let reporter = Reporter { controller: "engram-operator".into(), instance: Some(pod.to_owned()) };
-        Self { recorder: Recorder::new(client, reporter) }
+        Self { recorder: Recorder::new(client, reporter), lifecycles: Mutex::default() }
     }
 
     /// Publishes a completed action, if it deletes or changes an object.
@@ -61,13 +67,46 @@ impl Events {
             Action::MarkSuspended { suspended: false, .. } => ("Resumed", "all pods are ready".into()),
         };
         let key = Key { namespace: cluster.namespace.clone(), name: names.cluster.clone() };
-        self.publish(&key, &cluster.uid, EventType::Normal, reason, &note).await;
+        self.publish(CLUSTER, &key, &cluster.uid, EventType::Normal, reason, &note).await;
+    }
+
+    /// Publishes a change of the phase of a run.
+    pub(super) async fn publish_run(&self, key: &Key, uid: &str, event: &RunEvent) {
+        let type_ = if event.is_warning { EventType::Warning } else { EventType::Normal };
+        self.publish(RUN, key, uid, type_, event.reason, &event.note).await;
+    }
+
+    /// Publishes changes of the number of workers and of their revision.
+    pub(super) async fn publish_lifecycle(
+        &self,
+        key: &Key,
+        uid: &str,
+        old: &LearnerClusterStatus,
+        new: &LearnerClusterStatus,
+    ) {
+        let events = {
+            let mut lifecycles = self.lifecycles.lock();
+            let lifecycle = lifecycles.entry(key.clone()).or_default();
+            let events = lifecycle.follow(old, new);
+            if lifecycle.is_idle() {
+                lifecycles.remove(key);
+            }
+            events
+        };
+        for (reason, note) in events {
+            self.publish(CLUSTER, key, uid, EventType::Normal, reason, &note).await;
+        }
+    }
+
+    /// Removes clusters of a scope that are not in `present`.
+    pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
+        self.lifecycles.lock().retain(|key, _| key.stays(scope, &present));
     }
 
     /// Publishes a failed reconcile.
     pub(super) async fn publish_failure(&self, key: &Key, uid: &str, error: &Error) {
         if !matches!(error, Error::NotLeader) {
-            self.publish(key, uid, EventType::Warning, "ReconcileFailed", &error.to_string()).await;
+            self.publish(CLUSTER, key, uid, EventType::Warning, "ReconcileFailed", &error.to_string()).await;
         }
     }
 
@@ -95,19 +134,19 @@ impl Events {
             };
             let Some(is) = find(new) else { continue };
             if find(old).is_none_or(|was| was.message != is.message) {
-                self.publish(key, uid, EventType::Warning, &is.reason, &is.message).await;
+                self.publish(CLUSTER, key, uid, EventType::Warning, &is.reason, &is.message).await;
             }
         }
     }
 
-    async fn publish(&self, key: &Key, uid: &str, type_: EventType, reason: &str, note: &str) {
+    async fn publish(&self, kind: Kind, key: &Key, uid: &str, type_: EventType, reason: &str, note: &str) {
         let mut note = note.to_owned();
         if note.len() > MAX_NOTE_BYTES {
             note.truncate(note.floor_char_boundary(MAX_NOTE_BYTES));
         }
         let about = ObjectReference {
-            api_version: Some(CLUSTER.resource().api_version),
-            kind: Some(CLUSTER.name.into()),
+            api_version: Some(kind.resource().api_version),
+            kind: Some(kind.name.into()),
             namespace: Some(key.namespace.clone()),
             name: Some(key.name.clone()),
             uid: Some(uid.to_owned()),
@@ -116,7 +155,7 @@ impl Events {
         let event =
             Event { type_, reason: reason.to_owned(), note: Some(note), action: "Reconcile".into(), secondary: None };
         if let Err(error) = request(|| "publish an event".into(), self.recorder.publish(&event, &about)).await {
-            tracing::debug!(cluster = %key, reason, %error, "failed to publish event");
+            tracing::debug!(kind = kind.name, object = %key, reason, %error, "failed to publish event");
         }
     }
 }

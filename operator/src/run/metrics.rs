@@ -18,19 +18,20 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric, Registry};
 
 use super::Key;
+use super::run_metrics::RunMetrics;
 
 /// Labels of the series of a cluster.
 const CLUSTER_LABELS: [&str; 2] = ["namespace", "learner_cluster"];
 
 /// Registers metrics and records their descriptors.
 #[derive(Default)]
-struct Registrar {
+pub(super) struct Registrar {
     registry: Registry,
     catalog: Vec<MetricDescriptor>,
 }
 
 impl Registrar {
-    fn register(&mut self, name: &str, labels: &[&'static str], help: &str, metric: impl Metric) {
+    pub(super) fn register(&mut self, name: &str, labels: &[&'static str], help: &str, metric: impl Metric) {
         let (metric_type, suffix) = match metric.metric_type() {
             prometheus_client::metrics::MetricType::Counter => (MetricType::Counter, "_total"),
             prometheus_client::metrics::MetricType::Histogram => (MetricType::Histogram, ""),
@@ -45,7 +46,7 @@ impl Registrar {
 /// Returns the descriptors of all metrics that the operator exports, by name.
 pub fn catalog() -> Vec<MetricDescriptor> {
     let metrics = Metrics::new(Arc::default());
-    let mut catalog = metrics.cluster_registrar().catalog;
+    let mut catalog = metrics.changing_registrar(true).catalog;
     catalog.extend(metrics.catalog);
     catalog.sort_by(|left, right| left.name.cmp(&right.name));
     catalog
@@ -101,6 +102,7 @@ pub(super) struct Metrics {
     /// When this operator's own certificates expire, by cluster.
     expiries: Mutex<BTreeMap<Key, SystemTime>>,
     clusters: Mutex<BTreeMap<Key, LearnerClusterStatus>>,
+    runs: RunMetrics,
 }
 
 impl Metrics {
@@ -140,6 +142,7 @@ impl Metrics {
             catalog,
             expiries,
             clusters,
+            runs: RunMetrics::default(),
         }
     }
 
@@ -151,6 +154,11 @@ impl Metrics {
     /// Sets when this operator's own certificates expire, by cluster.
     pub(super) fn set_certificate_expiries(&self, expiries: BTreeMap<Key, SystemTime>) {
         *self.expiries.lock() = expiries;
+    }
+
+    /// Returns the metrics of runs.
+    pub(super) const fn runs(&self) -> &RunMetrics {
+        &self.runs
     }
 
     fn clusters(&self) -> MutexGuard<'_, BTreeMap<Key, LearnerClusterStatus>> {
@@ -175,6 +183,7 @@ impl Metrics {
     /// Removes the clusters of a scope that are not in `present`.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
         self.clusters().retain(|key, _| key.stays(scope, &present));
+        self.runs.keep_only(scope, present);
     }
 
     /// Renders the metrics in the Prometheus text format.
@@ -186,12 +195,19 @@ impl Metrics {
         }
         let mut page = String::new();
         if text::encode_registry(&mut page, &self.registry).is_err()
-            || text::encode_registry(&mut page, &self.cluster_registrar().registry).is_err()
+            || text::encode_registry(&mut page, &self.changing_registrar(leads).registry).is_err()
         {
             page.clear();
         }
         let _ = writeln!(page, "# EOF");
         page
+    }
+
+    /// Returns the series whose labels come and go with objects.
+    fn changing_registrar(&self, leads: bool) -> Registrar {
+        let mut registrar = self.cluster_registrar();
+        self.runs.register(&mut registrar, leads);
+        registrar
     }
 
     fn cluster_registrar(&self) -> Registrar {

@@ -29,6 +29,7 @@ mod provided_secret;
 mod reconcile;
 mod reconcile_span;
 mod resource_kinds;
+mod run_metrics;
 mod runs;
 mod signing;
 mod statuses;
@@ -105,6 +106,8 @@ struct Context {
     failures: Mutex<BTreeMap<Key, u32>>,
     /// Submitted runs; a run whose object is deleted is cancelled.
     handed: Mutex<BTreeMap<Key, SubmittedRun>>,
+    /// Runs that succeeded, and whose records the workers keep; that of a run whose object is deleted is removed.
+    succeeded: Mutex<BTreeMap<Key, SubmittedRun>>,
 }
 
 /// A run that was submitted to workers.
@@ -132,6 +135,10 @@ impl Context {
 
     fn submitted(&self) -> MutexGuard<'_, BTreeMap<Key, SubmittedRun>> {
         self.handed.lock()
+    }
+
+    fn succeeded(&self) -> MutexGuard<'_, BTreeMap<Key, SubmittedRun>> {
+        self.succeeded.lock()
     }
 }
 

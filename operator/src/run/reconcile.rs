@@ -118,6 +118,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
         let present = |key: &Key| store.get(&reference(&key.name, &key.namespace)).is_some();
         context.coordinators.retain(scope.as_deref(), present);
         context.metrics.keep_only(scope.as_deref(), present);
+        context.events.keep_only(scope.as_deref(), present);
         context.epochs.keep_only(scope.as_deref(), present);
         context.statuses.keep_only(scope.as_deref(), present);
         context.lists.keep_only(scope.as_deref(), present);
@@ -295,6 +296,7 @@ async fn publish_status(
     }
     let uid = object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
     context.events.publish_new_problems(key, uid, old, status).await;
+    context.events.publish_lifecycle(key, uid, old, status).await;
     Ok(())
 }
 

@@ -28,7 +28,7 @@ use super::reconcile::{SWEEP_PERIOD, is_ours, key_of, now};
 use super::resource_kinds::RUN;
 use super::submission::submit_and_report;
 use super::{Context, Key, SubmittedRun, apply, reconcile_span};
-use crate::learner_run::{RunState, is_over, run_status, validate_run};
+use crate::learner_run::{EndedRun, RunState, is_over, run_event, run_status, validate_run};
 use crate::queue::{self, Wait};
 
 /// Requeue delay of a queued run.
@@ -58,6 +58,7 @@ pub(super) async fn run(
     let sweeping = cancel_deleted(Arc::clone(&context), scope.clone(), controller.store());
     let asking = adopt_runs(Arc::clone(&context), scope);
     let again = |_: Arc<DynamicObject>, _: &Error, _: Arc<RunContext>| Action::requeue(WAITING);
+    context.metrics.runs().watch(controller.store());
     let run_context = RunContext { context, runs: controller.store() };
     let run_context = controller.run(reconcile, again, Arc::new(run_context)).for_each(async |_| {});
     tokio::select! {
@@ -91,6 +92,9 @@ async fn reconcile_run(object: &DynamicObject, key: &Key, run_context: &RunConte
     if is_over(&old) {
         let uid = uid_of(&object);
         context.submitted().retain(|run, submitted| run != key || !submitted.is_of(uid));
+        if let Some(ended) = EndedRun::of(&object, &old) {
+            context.metrics.runs().record_end(&key.namespace, &ended, false);
+        }
         return delete_expired(context, key, &object, &old).await;
     }
     let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
@@ -108,6 +112,12 @@ async fn reconcile_run(object: &DynamicObject, key: &Key, run_context: &RunConte
     }
     if status != old {
         apply::write_status(context, RUN, key, &status).instrument(debug_span!("status")).await?;
+        if let Some(ended) = EndedRun::of(&object, &status) {
+            context.metrics.runs().record_end(&key.namespace, &ended, true);
+        }
+        if let Some(event) = run_event(&old, &status) {
+            context.events.publish_run(key, uid_of(&object), &event).await;
+        }
     }
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }

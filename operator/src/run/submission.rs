@@ -147,7 +147,17 @@ async fn submit(
         }
     }
     let had_credentials = credentials.is_some();
-    match client.submit_run_as(&key.name, uid, &text, input.as_deref(), credentials).await {
+    // An object that is applied again after its run failed or was cancelled continues that run.
+    let message = v1::SubmitRunRequest {
+        name: key.name.clone(),
+        uid: uid.to_owned(),
+        spec_json: text.clone(),
+        input: input.map(Into::into),
+        credentials,
+        resume: v1::ResumeMode::Unfinished.into(),
+        ..v1::SubmitRunRequest::default()
+    };
+    match client.submit(message).await {
         // A new driver of the run has no credentials, which are never stored.
         Ok(v1::SubmitRunResponse { status: Some(status), .. }) if status.needs_credentials && !had_credentials => {
             let Some(name) = secret else { return Ok(Ok(status)) };
@@ -287,6 +297,7 @@ fn run_report(cluster: &Key, status: v1::RunStatus) -> RunReport {
         eta_seconds: status.eta_seconds,
         driver: status.driver.map(|ordinal| names.pod(ordinal)),
         metrics,
+        outputs: status.outputs.into_iter().collect(),
         message: format!("{code}{}", status.message),
         is_snapshot: status.kind == "Snapshot",
         written: status.snapshot.map(|written| SnapshotResult {
