@@ -2,7 +2,7 @@
 #
 # The images of Engram: --target operator, --target worker, --target worker-cuda. None has a shell, all run as an unprivileged user (65532).
 #
-#   docker build --target worker -t engram/worker:0.1.0 .     every stage, with pulled bases
+#   docker build --target worker -t localhost/engram/worker:0.1.0 .     every stage, with pulled bases
 #   cargo xtask images --from-source                          every stage, on bases built on this machine
 #   cargo xtask images                                        the last stages only, with binaries and a base built on this machine
 #

@@ -121,7 +121,7 @@ optional! {
 optional! {
     /// Default worker image.
     pub struct Worker {
-        /// Repository of the image; absent means `engram/worker`.
+        /// Repository of the image; absent means `localhost/engram/worker`.
         #[schemars(length(min = 1))]
         pub repository: String,
         /// Repository of the image for pods with GPUs, with the same tag. Absent or empty means one image for all pods.

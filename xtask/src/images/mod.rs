@@ -71,8 +71,9 @@ pub(crate) struct Options {
     /// Build each image twice and check that the digests match, that it has no shell, and that it starts as an unprivileged user
     #[arg(long)]
     verify: bool,
-    /// Prefix of the names: PREFIX/operator, PREFIX/worker, PREFIX/worker-cuda
-    #[arg(long, value_name = "PREFIX", default_value = "engram")]
+    /// Prefix of the names: PREFIX/operator, PREFIX/worker, PREFIX/worker-cuda. The default is that of the chart, which no public
+    /// registry serves
+    #[arg(long, value_name = "PREFIX", default_value = "localhost/engram")]
     prefix: String,
     /// Runtime base image to pull, instead of the C library of the build base
     #[arg(long, value_name = "IMAGE", requires = "from_source")]

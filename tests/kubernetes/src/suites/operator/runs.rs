@@ -102,6 +102,13 @@ pub(super) fn learns(cluster: &Cluster) -> Result<String> {
     let done = wait_for_run(cluster, "next", "Complete", |it| it["phase"] == "Complete")?;
     let took = began.elapsed();
     ensure!(done["progress"]["epoch"] == 5 && done["completionTime"].is_string(), "{done:#}");
+    // Deleted and created again under its name, it is another run, which may have another spec: it learns again.
+    delete(cluster, "next")?;
+    begin_run(cluster, "next", &json!({ "example": { "name": "StateOfTheUnion" } }), 3)?;
+    let again = wait_for_run(cluster, "next", "Complete again", |it| it["phase"] == "Complete")?;
+    ensure!(again["progress"]["epoch"] == 3, "{again:#}");
+    ensure!(again["outputs"]["digest"].as_str().is_some_and(|digest| digest.len() == 32), "{again:#}");
+    ensure!(again["outputs"]["digest"] != done["outputs"]["digest"], "{again:#}");
     // The status counts the epochs of all runs, including cancelled ones; the annotation triggers a reconcile.
     let touch = json!({ "metadata": { "annotations": { "touched": "after the runs" } } });
     cluster.api().patch(&format!("{CLUSTERS}/words"), MERGE, &touch)?;
