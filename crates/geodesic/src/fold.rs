@@ -96,6 +96,39 @@ impl Task {
     }
 }
 
+/// What a leaking task returns: one model, trained on all spectra, predicts each of them from the others. It shows what a validation
+/// without held-out spectra would report, and belongs next to the clean results under its own name only.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LeakingResult {
+    /// Number of the random start.
+    pub start: u64,
+    /// Predicted spectra, by concentration.
+    pub predictions: Vec<Vec<f64>>,
+}
+
+/// A trainer of the leaking model of a start.
+///
+/// # Errors
+/// If a setting is out of range or there are too few spectra or wavelengths.
+pub fn leaking_trainer(spectra: &Spectra, settings: Settings, start: u64) -> Result<Trainer, Error> {
+    Trainer::new(spectra.clone(), Axes::new(spectra.ppb(), spectra.nm())?, settings, u64::MAX - start)
+}
+
+impl LeakingResult {
+    /// The predictions of a finished [`leaking_trainer`].
+    ///
+    /// # Errors
+    /// [`Error::Incomplete`] if training has not finished.
+    pub fn new(spectra: &Spectra, start: u64, trainer: &Trainer) -> Result<Self, Error> {
+        if !trainer.finished() {
+            return Err(Error::Incomplete(format!("leaking start {start}: training is in progress")));
+        }
+        let predictions = (0..spectra.ppb().len()).map(|i| trainer.predict_seen(i)).collect::<Result<_, _>>()?;
+        Ok(Self { start, predictions })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,5 +178,22 @@ mod tests {
         });
         backward.reverse();
         assert_eq!(forward, backward);
+    }
+
+    #[test]
+    fn leaking_predictions_depend_on_the_held_out_spectrum() {
+        let spectra = spectra();
+        let random: Vec<f64> = (0..61).map(|i| Stream::new(77, 1).normal(i)).collect();
+        let predicted = |spectra: &Spectra| {
+            let mut trainer = leaking_trainer(spectra, settings(), 0).unwrap();
+            assert!(matches!(LeakingResult::new(spectra, 0, &trainer), Err(Error::Incomplete(_))));
+            while !trainer.finished() {
+                trainer.advance().unwrap();
+            }
+            LeakingResult::new(spectra, 0, &trainer).unwrap()
+        };
+        let (clean, replaced) = (predicted(&spectra), predicted(&spectra.with_row(3, &random).unwrap()));
+        assert_eq!((clean.predictions.len(), clean.predictions[3].len()), (6, 61));
+        assert_ne!(clean.predictions[3], replaced.predictions[3]);
     }
 }

@@ -41,7 +41,7 @@ pub use cache::{CachedSolution, SolutionCache};
 pub use closed::{FeatureAdjoint, FeaturePass, Features, Lattice};
 pub use engine::{Agreement, Closed1D, GeodesicBvp, GridEngine, ShootingEngine, Solution, agreement};
 pub use error::Error;
-pub use fold::{Task, TaskResult, tasks};
+pub use fold::{LeakingResult, Task, TaskResult, leaking_trainer, tasks};
 pub use generate::{Generator, Noise};
 pub use grid::{ChristoffelGrid, GridAccuracy, Interpolation};
 pub use manifold::{Line, Manifold, Surface, TensorJet};

@@ -212,14 +212,33 @@ impl Trainer {
         let mut all = self.data.ppb().to_vec();
         let target = all.partition_point(|c| *c < ppb);
         all.insert(target, ppb);
+        let sources: Vec<&[f64]> = (0..self.data.ppb().len()).map(|i| self.data.row(i)).collect();
+        self.predict_from(&all, target, &sources)
+    }
+
+    /// Predicts the training spectrum number `i` with the best model from the other training spectra. The model has seen that
+    /// spectrum, so its scores say nothing about new ones.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if there is no such spectrum.
+    pub fn predict_seen(&self, i: usize) -> Result<Vec<f64>, Error> {
+        let count = self.data.ppb().len();
+        if i >= count {
+            return Err(Error::Length { field: "training spectra", actual: count, expected: i + 1 });
+        }
+        let sources: Vec<&[f64]> = (0..count).filter(|s| *s != i).map(|s| self.data.row(s)).collect();
+        self.predict_from(self.data.ppb(), i, &sources)
+    }
+
+    /// Mean prediction at position `target` of the concentrations `all`, over `sources` at the other positions.
+    fn predict_from(&self, all: &[f64], target: usize, sources: &[&[f64]]) -> Result<Vec<f64>, Error> {
         let wavelengths: Vec<usize> = (0..self.data.nm().len()).collect();
-        let lattice = self.lattice(&all, &wavelengths)?;
+        let lattice = self.lattice(all, &wavelengths)?;
         let pairs: Vec<(usize, usize)> = (0..all.len()).filter(|i| *i != target).map(|i| (i, target)).collect();
         let differences = self.best.differences(&lattice, &pairs);
-        let sources = pairs.len() as f64;
         let value = |w: usize| {
-            let part = |s: usize| self.data.row(s)[w] + self.scale * differences[s * wavelengths.len() + w];
-            (0..pairs.len()).map(part).sum::<f64>() / sources
+            let part = |s: usize| sources[s][w] + self.scale * differences[s * wavelengths.len() + w];
+            (0..pairs.len()).map(part).sum::<f64>() / pairs.len() as f64
         };
         Ok(wavelengths.iter().map(|w| value(*w)).collect())
     }
