@@ -50,6 +50,7 @@ fn required_permission(method: &str) -> Option<RequiredRight> {
         | "MemoryService/LearnEpoch"
         | "RunService/SubmitRun"
         | "RunService/CancelRun"
+        | "RunService/RemoveRun"
         | "RunService/SuspendRun" => one(Decay),
         _ => one(Admin),
     })
@@ -168,6 +169,7 @@ mod tests {
                 "MemoryService/ApplyDecay",
                 "MemoryService/LearnEpoch",
                 "RunService/CancelRun",
+                "RunService/RemoveRun",
                 "RunService/SubmitRun",
                 "RunService/SuspendRun",
             ],

@@ -35,11 +35,13 @@ const ADMINISTRATION: &str = "/engram.v1.AdminService/";
 const ADMINISTRATORS: &[Role] = &[Role::Coordinator, Role::Client];
 
 /// Calls between workers, beyond the services of the peer listener: they change the state of runs that another worker drives.
-const WORKER_CALLS: [&str; 5] = [
+const WORKER_CALLS: [&str; 7] = [
     "/engram.v1.MemoryService/BroadcastQuality",
     "/engram.v1.RunService/AcquireTurn",
+    "/engram.v1.RunService/ForgetRun",
     "/engram.v1.RunService/PutPartition",
     "/engram.v1.RunService/ReleaseTurn",
+    "/engram.v1.RunService/RunTask",
     "/engram.v1.RunService/SetUpdateCounting",
 ];
 
@@ -62,6 +64,7 @@ impl CallKind {
             "/grpc.health.v1.Health/Check" => Self::Health,
             "/grpc.health.v1.Health/Watch"
             | "/engram.v1.MemoryService/GetPartitionMap"
+            | "/engram.v1.RunService/RunTask"
             | "/engram.v1.RunService/WatchRun" => Self::Waiting,
             "/engram.v1.MemoryService/Upsert" | "/engram.v1.MemoryService/LearnEpoch" => Self::Upload,
             _ if method.starts_with("/engram.v1.PeerService/") || method.starts_with("/grpc.reflection.") => {
@@ -244,7 +247,7 @@ impl Edge {
         }
         if !self.listener.serves(method) {
             let text = format!(
-                "{method} is only for workers of the cluster; runs are changed by SubmitRun, SuspendRun and CancelRun"
+                "{method} is only for workers of the cluster; runs are changed by SubmitRun, SuspendRun, CancelRun and RemoveRun"
             );
             return Err(Problem::of(ProblemKind::Denied, text));
         }

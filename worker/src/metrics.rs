@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime};
 use tonic::Code;
 
 /// Methods with their own series. All others share one, so that a client cannot create series.
-const METHODS: [&str; 25] = [
+const METHODS: [&str; 26] = [
     "OpenSession",
     "GetOutcome",
     "Upsert",
@@ -43,6 +43,7 @@ const METHODS: [&str; 25] = [
     "WatchRun",
     "CancelRun",
     "ListRuns",
+    "RemoveRun",
     "GetReport",
     "GetWorkerStatus",
     "CreateSnapshot",
@@ -274,6 +275,11 @@ struct StoreMetrics {
     memories: Gauge<u64, AtomicU64>,
     panics: Counter,
     memory_bytes: Gauge<u64, AtomicU64>,
+    run_records: Gauge<u64, AtomicU64>,
+    run_record_bytes: Gauge<u64, AtomicU64>,
+    sessions: Gauge<u64, AtomicU64>,
+    session_bytes: Gauge<u64, AtomicU64>,
+    epoch_entries: Gauge<u64, AtomicU64>,
     wal_bytes: Gauge<u64, AtomicU64>,
     gpus: GpuMetrics,
     gpu_threshold: Gauge<i64>,
@@ -340,7 +346,24 @@ impl StoreMetrics {
             gpu_threshold,
             gpus,
             memories: gauge(registrar, "memories", "Memories on this worker"),
-            memory_bytes: gauge(registrar, "store_memory_bytes", "Bytes of host memory in columns and indices"),
+            memory_bytes: gauge(
+                registrar,
+                "store_memory_bytes",
+                "Bytes of host memory in columns with keys and payloads, indices, run records, sessions and retained log records",
+            ),
+            run_records: gauge(registrar, "run_records", "Records of runs in the replicas here, ended runs included"),
+            run_record_bytes: gauge(registrar, "run_record_bytes", "Bytes of the records of runs in the replicas here"),
+            sessions: gauge(registrar, "sessions", "Client sessions in the replicas here, counted once per replica"),
+            session_bytes: gauge(
+                registrar,
+                "session_bytes",
+                "Approximate bytes of the client sessions in the replicas here",
+            ),
+            epoch_entries: gauge(
+                registrar,
+                "run_epoch_entries",
+                "Runs of which the replicas here remember learning epochs, counted once per replica",
+            ),
             wal_bytes: gauge(registrar, "wal_bytes", "Size of the write-ahead log on disk"),
             pending: gauge(registrar, "pending_records", "Records proposed and not yet acknowledged"),
             partitions: gauge(registrar, "partitions", "Partitions served"),
@@ -558,6 +581,11 @@ impl Metrics {
         store.streams.set(shared.links.members().len() as u64);
         store.memories.set(stats.memories);
         store.memory_bytes.set(stats.memory_bytes);
+        store.run_records.set(stats.run_records);
+        store.run_record_bytes.set(stats.run_record_bytes);
+        store.sessions.set(stats.sessions);
+        store.session_bytes.set(stats.session_bytes);
+        store.epoch_entries.set(stats.epoch_entries);
         store.wal_bytes.set(stats.log_bytes);
         store.pending.set(stats.waiting_records);
         store.partitions.set(shared.engine.versions(shared.partitions()).len() as u64);

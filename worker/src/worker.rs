@@ -308,6 +308,7 @@ impl Worker {
         let (mut servers, mut peer_servers) = listeners.serve(Arc::clone(&shared), authorizer, services).await;
         let mut background = JoinSet::new();
         background.spawn(follow_served(Arc::clone(&shared), health.clone()));
+        background.spawn(Runs::limit_history(Arc::clone(&shared)));
         background.spawn(peers::dial_partners(Arc::clone(&shared)));
         background.spawn(peers::submit_proposals(Arc::clone(&shared)));
         let heartbeat_thread = if has_heartbeat_thread {
@@ -422,8 +423,13 @@ pub(crate) fn peer_services(shared: &Arc<Shared>) -> Routes {
 
 fn run_service(shared: &Arc<Shared>, plane: service::Plane) -> RunServiceServer<runs::RunEndpoint> {
     // A report has a row per epoch, so both listeners use the size limit of peers.
+    // A task comes with its input and the data of its run.
+    let decoded = match plane {
+        service::Plane::Client => engram_proto::MAX_MESSAGE_BYTES,
+        service::Plane::Peer => engram_proto::MAX_PEER_MESSAGE_BYTES,
+    };
     RunServiceServer::new(runs::RunEndpoint { shared: Arc::clone(shared), plane })
-        .max_decoding_message_size(engram_proto::MAX_MESSAGE_BYTES)
+        .max_decoding_message_size(decoded)
         .max_encoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)
 }
 

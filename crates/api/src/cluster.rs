@@ -416,11 +416,16 @@ pub struct Maintenance {
     /// while re-replication slows writes. Higher restores replicas sooner and slows writes meanwhile; without effect with a
     /// `replicationFactor` of 1.
     pub copy_rate: Rate,
+    /// Number of ended runs whose records are kept, 0 to 100,000; those that ended first are removed. Higher keeps reports for
+    /// longer and takes more memory. A run that is submitted again after its record was removed starts from its first epoch.
+    #[schemars(range(min = 0, max = 100_000))]
+    pub run_history_limit: u32,
 }
 
 impl Default for Maintenance {
     fn default() -> Self {
-        Self { scrub_interval: Duration::from_millis(24 * 60 * 60 * 1_000), copy_rate: Rate::from_mebibytes(64) }
+        let scrub_interval = Duration::from_millis(24 * 60 * 60 * 1_000);
+        Self { scrub_interval, copy_rate: Rate::from_mebibytes(64), run_history_limit: 1_000 }
     }
 }
 

@@ -56,16 +56,21 @@ impl Client {
         input: Option<&[u8]>,
         credentials: Option<v1::ObjectCredentials>,
     ) -> Result<v1::SubmitRunResponse, Error> {
-        let message = v1::SubmitRunRequest {
-            name: name.to_owned(),
-            spec_json: spec_json.to_owned(),
-            input: input.map(|content| content.to_vec().into()),
-            credentials,
-            owner_key: self.owner_key().to_owned(),
-            uid: uid.to_owned(),
-        };
+        let input = input.map(|content| content.to_vec().into());
+        let (name, uid, spec_json) = (name.to_owned(), uid.to_owned(), spec_json.to_owned());
+        self.submit(v1::SubmitRunRequest { name, uid, spec_json, input, credentials, ..Default::default() }).await
+    }
+
+    /// Submits a run, resumes one that has ended, or returns the existing one, as the message says. The key of the cluster's owner
+    /// is added.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn submit(&self, message: v1::SubmitRunRequest) -> Result<v1::SubmitRunResponse, Error> {
+        let message = v1::SubmitRunRequest { owner_key: self.owner_key().to_owned(), ..message };
+        let name = message.name.clone();
         let submit = |mut driver: RunServiceClient<Channel>, request| async move { driver.submit_run(request).await };
-        self.call_driver(name, self.write(), message, submit).await
+        self.call_driver(&name, self.write(), message, submit).await
     }
 
     /// Watches a run: its status now and at every change until it ends. Waits for a driver that restarts.
@@ -89,6 +94,16 @@ impl Client {
         let message = v1::CancelRunRequest { name: name.to_owned(), uid: uid.to_owned() };
         let cancel = |mut driver: RunServiceClient<Channel>, request| async move { driver.cancel_run(request).await };
         self.call_driver(name, self.write(), message, cancel).await
+    }
+
+    /// Removes the record of a run that has ended. Empty `uid` = any run of this name. Returns whether there was such a run.
+    ///
+    /// # Errors
+    /// As [`Error`] says; a run that has not ended is [`ProblemKind::Invalid`].
+    pub async fn remove_run(&self, name: &str, uid: &str) -> Result<bool, Error> {
+        let message = v1::RemoveRunRequest { name: name.to_owned(), uid: uid.to_owned() };
+        let remove = |mut driver: RunServiceClient<Channel>, request| async move { driver.remove_run(request).await };
+        Ok(self.call_driver(name, self.write(), message, remove).await?.removed)
     }
 
     /// Suspends a run after the epoch in progress, keeping its progress, or resumes it. The response contains its

@@ -75,6 +75,36 @@ impl Client {
         }
     }
 
+    /// Makes the partitions forget the learning epochs of a removed run.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn forget_run(&self, run: RunId) -> Result<(), Error> {
+        let mut retry = self.write();
+        loop {
+            match self.forget_run_once(run, &retry).await {
+                Ok(()) => return Ok(()),
+                Err(failure) => retry.after(self, failure).await?,
+            }
+        }
+    }
+
+    async fn forget_run_once(&self, run: RunId, retry: &crate::retry::Retry) -> Result<(), Failure> {
+        let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
+        let deadline = self.attempt(retry);
+        let calls = map.owners().into_iter().map(|owner| {
+            let channel = self.channel_of(&map, owner);
+            async move {
+                let message = v1::ForgetRunRequest { run: engram_proto::answers::identity(run.0) };
+                let mut service = crate::runs::runs(channel?);
+                let call = service.forget_run(self.request(message, deadline));
+                timeout(deadline, call).await.map_err(|_| Failure::timed_out())??;
+                Ok(())
+            }
+        });
+        join_all(calls).await.into_iter().collect()
+    }
+
     async fn set_update_counting_once(&self, enabled: bool, retry: &crate::retry::Retry) -> Result<(), Failure> {
         let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
         let deadline = self.attempt(retry);

@@ -9,6 +9,7 @@
 //! and the store does not sort). Every quality and delta is in range. After an error a source yields nothing more, and nothing of
 //! the epoch with the error.
 
+mod data;
 mod error;
 mod events;
 mod example;
@@ -17,6 +18,7 @@ mod manifest;
 mod options;
 mod synthetic;
 
+pub use data::read_data;
 pub use error::{Location, SourceError};
 pub use events::{Columns, EventsOptions, FetchedFile, Format, MemoryColumn, Origin, SignalSource, TimeColumn};
 pub use example::ExampleName;
@@ -27,6 +29,7 @@ pub use synthetic::{NoisyEpoch, Population, SyntheticOptions};
 use engram_memory::{Group, MemoryId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use xxhash_rust::xxh3::Xxh3;
 
 /// How a memory is reinforced. Both are checked when they are read: a store converts them, it never clamps them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,6 +87,42 @@ pub struct Epoch {
     pub label: Option<String>,
     /// What it reinforces.
     pub content: Content,
+}
+
+impl Epoch {
+    /// Returns a fingerprint of number, label and content, 32 hexadecimal digits: the same for the same epoch on every platform.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = Xxh3::new();
+        hasher.update(&self.number.to_le_bytes());
+        let mut text = |text: Option<&str>| {
+            hasher.update(&text.map_or(u64::MAX, |text| text.len() as u64).to_le_bytes());
+            hasher.update(text.unwrap_or_default().as_bytes());
+        };
+        text(self.label.as_deref());
+        match &self.content {
+            Content::Events(events) => {
+                for event in events {
+                    text(event.key.as_deref());
+                    text(Some(&format!("{:x} {}", event.id.0, event.signal.bits())));
+                }
+            }
+            Content::Groups(groups) => {
+                groups.iter().for_each(|(group, signal)| text(Some(&format!("{} {}", group.0, signal.bits()))));
+            }
+            // Generated from the specification.
+            Content::Noise(_) => {}
+        }
+        format!("{:032x}", hasher.digest128())
+    }
+}
+
+impl Signal {
+    fn bits(self) -> String {
+        match self {
+            Self::Quality(quality) => format!("q{:08x}", quality.to_bits()),
+            Self::Delta(delta) => format!("d{:08x}", delta.to_bits()),
+        }
+    }
 }
 
 /// Ends a read that nothing waits for any more. Clones share one state.

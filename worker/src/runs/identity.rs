@@ -1,17 +1,14 @@
 //! Identity of submissions: a name identifies one run at a time, and a submission with another uid replaces a run that has ended.
 
-use super::{DRIVER_POLL_INTERVAL, Runs, credentials, input, record};
+use super::Runs;
 use crate::shared::Shared;
 use engram_api::MANAGED_BY;
 use engram_learn::run::RunState;
-use engram_memory::{Command, RunId};
+use engram_memory::RunId;
 use engram_proto::v1::{Problem, ProblemKind};
-use std::time::Duration;
 
 /// Maximum length of a uid in bytes: that of a Kubernetes object has 36.
 const MAX_UID_BYTES: usize = 64;
-/// How long the driver of an ended run may take to release the turn and the files of the run.
-const DRIVER_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How a submission relates to the recorded run of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,28 +48,10 @@ pub(super) fn check(uid: &str) -> Result<(), Problem> {
 impl Runs {
     /// Removes the record of an ended run that `submitted` replaces, unless another submission has done so.
     pub(super) async fn make_room(shared: &Shared, run: RunId, submitted: &RunState) -> Result<(), Problem> {
-        let _replacing = shared.runs.replacing.lock().await;
-        let partition = super::partition(shared, run);
-        let Some(entry) = record::load(shared, partition, run).await? else { return Ok(()) };
-        let Ok(recorded) = RunState::of(&entry) else { return Ok(()) };
-        if relation(&recorded, submitted) != Relation::Replaces {
-            return Ok(());
+        let is_replaced = |recorded: &RunState| Ok(relation(recorded, submitted) == Relation::Replaces);
+        if Self::remove_ended(shared, run, is_replaced).await? {
+            tracing::info!(%run, name = submitted.name, uid = submitted.uid, "replacing an ended run");
         }
-        let ended = async {
-            while shared.runs.is_driven(run) {
-                tokio::time::sleep(DRIVER_POLL_INTERVAL).await;
-            }
-        };
-        if tokio::time::timeout(DRIVER_DEADLINE, ended).await.is_err() {
-            let text = format!("the driver of the previous run {:?} has not stopped yet", recorded.name);
-            return Err(Problem::of(ProblemKind::Unavailable, text));
-        }
-        shared.runs.active().remove(&run);
-        credentials::forget(shared, run);
-        input::forget(shared, run, recorded.identity(run)).await?;
-        let removed = record::write(shared, partition, Command::RunRemove { run }).await?;
-        removed.map_err(|refusal| Problem::of(ProblemKind::Unavailable, refusal.to_string()))?;
-        tracing::info!(%run, name = recorded.name, uid = submitted.uid, "replacing an ended run");
         Ok(())
     }
 }

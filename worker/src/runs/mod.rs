@@ -8,8 +8,11 @@ mod fetch;
 mod identity;
 mod input;
 mod record;
+mod removal;
 mod service;
 mod snapshot;
+mod task;
+mod task_run;
 mod turn;
 mod turn_queue;
 
@@ -31,7 +34,7 @@ use record::Recorder;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -53,10 +56,16 @@ pub(crate) struct Runs {
     active: Mutex<BTreeMap<RunId, ActiveRun>>,
     /// Serializes replacements of ended runs.
     replacing: tokio::sync::Mutex<()>,
+    /// Notified when a run releases the turn at this worker.
+    released: tokio::sync::Notify,
     /// Serializes changes of the turn, and holds its queue.
     pub(crate) turn: tokio::sync::Mutex<turn_queue::TurnQueue>,
     /// Runs known to be recorded. Locked during a query, so that unknown runs cause one at a time.
     recorded: tokio::sync::Mutex<BTreeSet<RunId>>,
+    /// Permission to drive a run of tasks.
+    pub(crate) driver_slot: task_run::DriverSlot,
+    /// Permission to execute a task of a run.
+    pub(crate) task_slot: task::TaskSlot,
     /// Credentials of the storages of runs, if supplied.
     credentials: watch::Sender<BTreeMap<RunId, Keys>>,
 }
@@ -76,6 +85,8 @@ pub(crate) struct RunOverview {
     pub(crate) run: RunId,
     /// Identity of its submission.
     pub(crate) uid: String,
+    /// End time in milliseconds since 1970; 0 = not ended.
+    pub(crate) ended_ms: u64,
     pub(crate) name: String,
     pub(crate) status: Status,
     /// `spec.managedBy` of its object; empty if there is none.
@@ -173,6 +184,12 @@ impl Runs {
             let driver = snapshot::Driver { shared, run, state, version, location, status, orders: received_orders };
             let driver =
                 tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
+            active.insert(run, ActiveRun { name, status: updates, orders, driver });
+            return;
+        }
+        if spec.kind.has_tasks() {
+            let driver = task_run::Driver { shared, run, state, version, spec, status, orders: received_orders };
+            let driver = tokio::spawn(guarded(Arc::clone(&driver.shared), run, driver.run())).abort_handle();
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }
@@ -279,8 +296,8 @@ impl Runs {
         let status = live.map_or_else(|| first_status(&state), |(_, status)| status.borrow().clone());
         let text_field = |field: &str| state.spec[field].as_str().unwrap_or_default().to_owned();
         let (managed_by, kind) = (text_field("managedBy"), text_field("kind"));
-        let (run, uid) = (state.identity(run), state.uid);
-        Some(RunOverview { run, uid, name: state.name, status, managed_by, kind })
+        let (run, uid, ended_ms) = (state.identity(run), state.uid, state.ended_ms);
+        Some(RunOverview { run, uid, ended_ms, name: state.name, status, managed_by, kind })
     }
 }
 
@@ -311,8 +328,8 @@ async fn fail(shared: &Shared, run: RunId, panic: &str) -> Result<(), Problem> {
         return Ok(());
     }
     let panic: String = panic.chars().take(MAX_PANIC_CHARS).collect();
-    (state.phase, state.code) = (Phase::Failed, Code::RunFailed.id().to_owned());
-    state.message = format!("the driver of the run panicked, which is a bug of Engram: {panic}");
+    let message = format!("the driver of the run panicked, which is a bug of Engram: {panic}");
+    state.end(Phase::Failed, Code::RunFailed.id(), message, SystemTime::now());
     let command = Command::RunRecord { run, expected: entry.version, state: state.encode(), row: None };
     // Of two writers the other wins.
     record::write(shared, partition, command).await.map(drop)
@@ -333,6 +350,8 @@ fn first_status(state: &RunState) -> Status {
         message: state.message.clone(),
         code: state.code.clone(),
         snapshot: state.snapshot.as_ref().and_then(|snapshot| snapshot.written.clone()),
+        metrics: state.metrics.clone(),
+        outputs: state.outputs(),
         ..Status::default()
     };
     let experiment = state.result.as_ref().and_then(|result| result.experiment.as_ref());

@@ -15,7 +15,7 @@ pub(super) struct Recorder {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Returns every run recorded in the partitions that are served here and readable now, and whether all served partitions were
+/// Returns every run recorded in the partitions that are served here and readable now, without its rows, and whether all served partitions were
 /// readable: a partition that was just activated may not have applied its log yet.
 pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), Problem> {
     let mut readable = shared.served();
@@ -26,7 +26,7 @@ pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), 
             let ledgers = partitions_to_read.into_iter().filter_map(|partition| partitions.ledger(partition));
             let runs = ledgers.flat_map(|ledger| ledger.runs.iter());
             runs.filter(|(run, entry)| *run != TURN && !super::input::is_content(&entry.state))
-                .map(|(run, entry)| (run, entry.clone()))
+                .map(|(run, entry)| (run, entry.without_rows()))
                 .collect()
         };
         match shared.engine.read_leased_now(readable.clone(), read).await? {

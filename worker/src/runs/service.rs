@@ -1,15 +1,16 @@
 //! `RunService`: the client listener forwards requests for other workers, the peer listener rejects them.
 
 use super::identity::{self, Relation};
-use super::{RunOverview, Runs, credentials, input, phase_to_wire, record, snapshot, turn};
+use super::{RunOverview, Runs, credentials, input, phase_to_wire, record, snapshot, task, turn};
 use crate::authorization;
 use crate::local_files;
 use crate::service::Plane;
 use crate::shared::Shared;
-use engram_api::Requirement;
+use engram_api::{MANAGED_BY, Requirement};
 use engram_identity::Caller;
 use engram_learn::run::{Order, Phase, RunState, Status as RunProgress, report};
-use engram_memory::{Command, PartitionId, Record, RunId, Settings};
+use engram_memory::run::{MAX_PARTITION_BYTES, MAX_RUNS};
+use engram_memory::{Command, PartitionId, Record, Refusal, RunId, Settings};
 use engram_proto::answers;
 use engram_proto::v1::run_service_server::RunService;
 use engram_proto::v1::{self, Problem, ProblemKind};
@@ -37,10 +38,12 @@ pub(crate) struct RunEndpoint {
 }
 
 type Statuses = BoxStream<'static, Result<v1::RunStatus, Status>>;
+type TaskReports = BoxStream<'static, Result<v1::RunTaskResponse, Status>>;
 
 #[tonic::async_trait]
 impl RunService for RunEndpoint {
     type WatchRunStream = Statuses;
+    type RunTaskStream = TaskReports;
 
     async fn submit_run(
         &self,
@@ -54,10 +57,7 @@ impl RunService for RunEndpoint {
         }
         let run = self.run_id(&message.name)?;
         if !self.is_here(run)? {
-            let v1::SubmitRunRequest { name, uid, spec_json, input, credentials, .. } = message;
-            let peers = &self.shared.peers;
-            let reply = peers.submit_run_as(&name, &uid, &spec_json, input.as_deref(), credentials).await;
-            return reply.map(Response::new).map_err(client_status);
+            return self.shared.peers.submit(message).await.map(Response::new).map_err(client_status);
         }
         let reply = self.submit(run, message).await.map_err(Problem::into_status)?;
         Ok(Response::new(reply))
@@ -110,6 +110,29 @@ impl RunService for RunEndpoint {
             self.end_suspended(run).await.map_err(Problem::into_status)?;
         }
         Ok(Response::new(status_to_wire(&self.shared, &overview)))
+    }
+
+    async fn remove_run(
+        &self,
+        request: Request<v1::RemoveRunRequest>,
+    ) -> Result<Response<v1::RemoveRunResponse>, Status> {
+        let v1::RemoveRunRequest { name, uid } = request.into_inner();
+        let run = self.run_id(&name)?;
+        let removed = if self.is_here(run)? {
+            self.remove(run, &name, &uid).await.map_err(Problem::into_status)?
+        } else {
+            self.shared.peers.remove_run(&name, &uid).await.map_err(client_status)?
+        };
+        Ok(Response::new(v1::RemoveRunResponse { removed }))
+    }
+
+    async fn forget_run(
+        &self,
+        request: Request<v1::ForgetRunRequest>,
+    ) -> Result<Response<v1::ForgetRunResponse>, Status> {
+        let run = run_from_wire(&request.into_inner().run)?;
+        Runs::forget_epochs(&self.shared, run).await.map_err(Problem::into_status)?;
+        Ok(Response::new(v1::ForgetRunResponse {}))
     }
 
     async fn suspend_run(&self, request: Request<v1::SuspendRunRequest>) -> Result<Response<v1::RunStatus>, Status> {
@@ -202,6 +225,11 @@ impl RunService for RunEndpoint {
         };
         Ok(Response::new(reply))
     }
+
+    async fn run_task(&self, request: Request<v1::RunTaskRequest>) -> Result<Response<Self::RunTaskStream>, Status> {
+        let reports = task::start(&self.shared, request.into_inner()).map_err(Problem::into_status)?;
+        Ok(Response::new(ReceiverStream::new(reports).boxed()))
+    }
 }
 
 impl RunEndpoint {
@@ -272,7 +300,7 @@ impl RunEndpoint {
         let (spec, is_supplied) = self.check_spec(&message)?;
         identity::check(&message.uid)?;
         let mut state = RunState::new(message.name.clone(), spec);
-        state.uid = std::mem::take(&mut message.uid);
+        state.uid.clone_from(&message.uid);
         state.suspended = state.spec["suspend"] == true;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         state.submitted_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
@@ -281,11 +309,14 @@ impl RunEndpoint {
         // An unreadable record is reported below.
         let previous = recorded.as_ref().and_then(|entry| RunState::of(entry).ok());
         match previous.map(|previous| (identity::relation(&previous, &state), previous)) {
+            Some((Relation::Same | Relation::Replaces, previous)) if resumes(&message, &previous, &state) => {
+                return self.resume_ended(run, message, is_supplied).await;
+            }
             Some((Relation::Same, previous)) => check_same(&message.name, &previous.spec, &state.spec)?,
             Some((Relation::Blocked, _)) => {
                 let overview = self.overview(run, &message.name).await?;
                 let status = Some(status_to_wire(&self.shared, &overview));
-                return Ok(v1::SubmitRunResponse { status, created: false });
+                return Ok(v1::SubmitRunResponse { status, created: false, resumed: false });
             }
             Some((Relation::Replaces, _)) => {
                 Runs::make_room(&self.shared, run, &state).await?;
@@ -297,20 +328,93 @@ impl RunEndpoint {
             credentials::keep(&self.shared, run, supplied);
         }
         let is_new = recorded.is_none();
-        if is_new && is_supplied {
-            let input = message.input.as_deref().ok_or_else(|| {
-                let text = "input: missing; the content of the ConfigMap in the specification must be supplied";
-                Problem::of(ProblemKind::Invalid, text)
-            })?;
-            input::keep(&self.shared, run, state.identity(run), input).await?;
+        if is_new && state.uid.is_empty() && state.spec["managedBy"] != MANAGED_BY {
+            // A run that is submitted after its record was removed must not continue the epochs of its predecessor.
+            state.uid = format!("{:032x}", rand::random::<u128>());
         }
-        let command = Command::RunRecord { run, expected: 0, state: state.encode(), row: None };
-        let created = is_new && record::write(&self.shared, partition, command).await?.is_ok();
+        if is_new && is_supplied {
+            input::keep(&self.shared, run, state.identity(run), supplied_input(&message)?).await?;
+        }
+        let created = is_new && self.create(run, &state).await?;
         if created && !state.suspended {
             Runs::drive(&self.shared, run, state, 1);
         }
         let overview = self.overview(run, &message.name).await?;
-        Ok(v1::SubmitRunResponse { status: Some(status_to_wire(&self.shared, &overview)), created })
+        let status = Some(status_to_wire(&self.shared, &overview));
+        Ok(v1::SubmitRunResponse { status, created, resumed: false })
+    }
+
+    /// Records a new run. Returns whether no other call has recorded it meanwhile.
+    async fn create(&self, run: RunId, state: &RunState) -> Result<bool, Problem> {
+        let partition = super::partition(&self.shared, run);
+        let command = Command::RunRecord { run, expected: 0, state: state.encode(), row: None };
+        match record::write(&self.shared, partition, command).await? {
+            Ok(()) => Ok(true),
+            Err(Refusal::RunFull { .. }) => {
+                let text = format!(
+                    "partition {} has no room for the record of run {:?}: a partition keeps {MAX_RUNS} runs of {} MiB together; remove \
+                     runs that have ended (engram list runs, engram delete run NAME), or lower spec.maintenance.runHistoryLimit",
+                    partition.0,
+                    state.name,
+                    MAX_PARTITION_BYTES >> 20
+                );
+                Err(Problem::of(ProblemKind::RunFull, text))
+            }
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Continues a run that has ended with its next epoch.
+    async fn resume_ended(
+        &self,
+        run: RunId,
+        mut message: v1::SubmitRunRequest,
+        is_supplied: bool,
+    ) -> Result<v1::SubmitRunResponse, Problem> {
+        let partition = super::partition(&self.shared, run);
+        Runs::await_driver(&self.shared, run).await?;
+        let mut resumed = false;
+        if let Some(entry) = record::load(&self.shared, partition, run).await?
+            && let Ok(previous) = RunState::of(&entry)
+            && previous.phase.is_final()
+        {
+            let state = previous.resume(&message.uid, SystemTime::now());
+            if let Some(supplied) = message.credentials.take() {
+                credentials::keep(&self.shared, run, supplied);
+            }
+            if is_supplied {
+                input::keep(&self.shared, run, state.identity(run), supplied_input(&message)?).await?;
+            }
+            let command = Command::RunRecord { run, expected: entry.version, state: state.encode(), row: None };
+            // Of two submissions one resumes it.
+            resumed = record::write(&self.shared, partition, command).await?.is_ok();
+            if resumed {
+                tracing::info!(%run, name = state.name, epochs = state.done, "resuming a run that had ended");
+                Runs::drive(&self.shared, run, state, entry.version + 1);
+            }
+        }
+        let overview = self.overview(run, &message.name).await?;
+        let status = Some(status_to_wire(&self.shared, &overview));
+        Ok(v1::SubmitRunResponse { status, created: false, resumed })
+    }
+
+    /// Removes the record of a run that has ended.
+    async fn remove(&self, run: RunId, name: &str, uid: &str) -> Result<bool, Problem> {
+        let is_removed = |recorded: &RunState| {
+            if !uid.is_empty() && uid != recorded.uid {
+                return Ok(false);
+            }
+            if recorded.phase.is_final() {
+                return Ok(true);
+            }
+            let text = format!("name: run {name:?} has not ended; allowed: runs that have ended (cancel it first)");
+            Err(Problem::of(ProblemKind::Invalid, text))
+        };
+        let removed = Runs::remove_ended(&self.shared, run, is_removed).await?;
+        if removed {
+            tracing::info!(%run, name, "removed the record of an ended run");
+        }
+        Ok(removed)
     }
 
     /// Checks a specification like a manifest, because the client may have another version. Returns it, and whether content must be
@@ -374,7 +478,7 @@ impl RunEndpoint {
         let Some(entry) = record::load(&self.shared, partition, run).await? else { return Ok(()) };
         let Ok(mut state) = RunState::of(&entry) else { return Ok(()) };
         if state.reported_phase() == Phase::Suspended {
-            (state.phase, state.message) = (Phase::Cancelled, "cancelled".into());
+            state.end(Phase::Cancelled, "", "cancelled".into(), SystemTime::now());
             let command = Command::RunRecord { run, expected: entry.version, state: state.encode(), row: None };
             let written = record::write(&self.shared, partition, command).await?;
             written.map_err(|refusal| Problem::of(ProblemKind::Unavailable, refusal.to_string()))?;
@@ -442,6 +546,30 @@ impl RunEndpoint {
         }
         Ok(versions)
     }
+}
+
+/// Returns whether a submission continues the recorded run, which has ended. The runs that learn epochs can.
+fn resumes(message: &v1::SubmitRunRequest, recorded: &RunState, submitted: &RunState) -> bool {
+    let is_resumed = match message.resume() {
+        v1::ResumeMode::Unspecified => false,
+        v1::ResumeMode::Unfinished => matches!(recorded.phase, Phase::Failed | Phase::Cancelled),
+        v1::ResumeMode::Always => recorded.phase.is_final(),
+    };
+    // The operator repeats the submission of an object, and an object is resumed by another one.
+    let is_repeated = !message.uid.is_empty() && message.uid == recorded.uid;
+    is_resumed
+        && !is_repeated
+        && !submitted.suspended
+        && recorded.spec["kind"] == "Memory"
+        && check_same(&recorded.name, &recorded.spec, &submitted.spec).is_ok()
+}
+
+/// Returns the content that the specification requires with the submission.
+fn supplied_input(message: &v1::SubmitRunRequest) -> Result<&[u8], Problem> {
+    message.input.as_deref().ok_or_else(|| {
+        let text = "input: missing; the content of the ConfigMap in the specification must be supplied";
+        Problem::of(ProblemKind::Invalid, text)
+    })
 }
 
 /// Fields that may differ between submissions of one run.
@@ -516,6 +644,7 @@ fn status_to_wire(shared: &Shared, overview: &RunOverview) -> v1::RunStatus {
         name: overview.name.clone(),
         run: answers::identity(overview.run.0),
         uid: overview.uid.clone(),
+        ended_ms: overview.ended_ms,
         phase: phase_to_wire(status.phase).into(),
         epoch: status.epoch,
         epochs: status.epochs.unwrap_or(0),
@@ -528,6 +657,7 @@ fn status_to_wire(shared: &Shared, overview: &RunOverview) -> v1::RunStatus {
         code: status.code.clone(),
         driver: (!status.phase.is_final() && status.phase != Phase::Suspended).then_some(shared.ordinal().0),
         metrics: status.metrics.clone().into_iter().collect(),
+        outputs: status.outputs.clone().into_iter().collect(),
         label: status.label.clone(),
         managed_by: overview.managed_by.clone(),
         kind: overview.kind.clone(),

@@ -79,7 +79,10 @@ impl Driver {
             }
             Err(Interruption::Failed { code, message }) => (Phase::Failed, code, message),
         };
-        (self.state.phase, self.state.code, self.state.message) = (phase, code, message);
+        if phase.is_final() {
+            self.state.end(phase, &code, message, SystemTime::now());
+        }
+        self.state.metrics.extend(self.status.borrow().metrics.clone());
         if self.record().await.is_err() {
             return;
         }
@@ -89,6 +92,7 @@ impl Driver {
             status.phase = state.reported_phase();
             (status.code, status.message) = (state.code.clone(), state.message.clone());
             status.snapshot = state.snapshot.as_ref().and_then(|snapshot| snapshot.written.clone());
+            status.outputs = state.outputs();
         });
     }
 

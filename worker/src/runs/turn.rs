@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Partition with the record of the turn.
-const TURN_PARTITION: PartitionId = PartitionId(0);
+pub(super) const TURN_PARTITION: PartitionId = PartitionId(0);
 
 /// Record of the turn.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -66,6 +66,7 @@ pub(super) async fn acquire(
 pub(super) async fn release(shared: &Shared, run: RunId) -> Result<(), Problem> {
     let mut queue = shared.runs.turn.lock().await;
     queue.remove(run);
+    shared.runs.released.notify_one();
     let (turn, version) = read(shared).await?;
     match turn.holder {
         Some(holder) if holder.run == run.to_string() => write(shared, version, &Turn::default()).await,

@@ -14,7 +14,7 @@ use crate::statistics::Separation;
 use engram_memory::{GroupQuality, LearningEpoch, MemoryId, QualityVector, RunId};
 use hashbrown::HashSet;
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 
 /// Shortest and longest interval between attempts at a failed call.
@@ -39,6 +39,10 @@ pub struct Driver<C, L> {
     version: u64,
     rates: Vec<Vec<Hits>>,
     history: RankHistory,
+    /// Row of the last epoch, written with the next record.
+    pending_row: Option<Row>,
+    /// The input, if the run was resumed with another content, until it is known to have the epochs that the run has learned.
+    changed_input: Option<Input>,
     /// When this driver started, and with how many epochs and updates done.
     started: (Instant, u64, u64),
     elapsed_before_ms: u64,
@@ -107,6 +111,8 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             version,
             rates: Vec::new(),
             history: RankHistory::default(),
+            pending_row: None,
+            changed_input: None,
             started,
             elapsed_before_ms,
         }
@@ -131,8 +137,13 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             Err(Interruption::Cancelled) => (Phase::Cancelled, "", "cancelled".to_owned()),
             Err(Interruption::Failed { code, message }) => (Phase::Failed, code, message),
         };
-        (self.state.phase, self.state.code, self.state.message) = (phase, code.to_owned(), message);
-        if phase != Phase::Succeeded && self.record(None).await.is_err() {
+        if phase.is_final() {
+            self.keep_metrics();
+            if phase != Phase::Succeeded {
+                self.state.end(phase, code, message, SystemTime::now());
+            }
+        }
+        if phase != Phase::Succeeded && self.record().await.is_err() {
             return;
         }
         // The turn is released before the end is visible, so that the next run finds it free.
@@ -149,38 +160,47 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         let mut source = self.catch_up(source, &mut prediction).await?;
         if self.state.phase != Phase::Running {
             self.state.phase = Phase::Running;
-            self.record(None).await?;
+            self.record().await?;
         }
         self.publish_status(None);
-        let mut row = None;
         while !self.is_complete() {
             let (rest, epoch) = match next(&self.orders, source).await {
                 Err(stop @ (Interruption::Suspended | Interruption::Cancelled)) => {
-                    self.record(row.take()).await?;
+                    self.record().await?;
                     return Err(stop);
                 }
                 read => read?,
             };
             source = rest;
+            if self.state.predicted.is_some() {
+                // Parts of it may have been applied before the run ended.
+                self.check_learned(self.state.done, epoch.as_ref(), self.state.sent.as_deref())?;
+            }
             let Some(epoch) = epoch else { break };
+            self.accept_input();
+            let fingerprint = epoch.fingerprint();
             let stop = match *self.orders.borrow() {
                 Order::Continue => None,
                 Order::Suspend => Some(Interruption::Suspended),
                 Order::Cancel => Some(Interruption::Cancelled),
             };
             if let Some(stop) = stop {
-                self.record(row.take()).await?;
+                self.record().await?;
                 return Err(stop);
             }
             let hits = self.predict(&mut prediction, &epoch).await?;
-            self.record(row.take()).await?;
+            self.state.sent = Some(fingerprint.clone());
+            self.record().await?;
             let outcome = self.learn(&epoch, &sent_keys).await?;
             sent_keys.record(&epoch.content);
-            row = Some(self.close(&epoch, outcome, hits).await?);
+            let (row, note) = self.close(&epoch, outcome, hits).await?;
+            self.pending_row = Some(Row { row, note, fingerprint: Some(fingerprint) });
         }
+        self.accept_input();
         self.state.result = Some(self.findings().await?);
-        self.state.phase = Phase::Succeeded;
-        self.record(row).await
+        self.state.end(Phase::Succeeded, "", String::new(), SystemTime::now());
+        self.keep_metrics();
+        self.record().await
     }
 
     async fn wait_for_turn(&mut self) -> Result<(), Interruption> {
@@ -211,7 +231,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         let Some(fetch) = self.fetch.take() else { return Ok(()) };
         if self.state.phase != Phase::Running {
             self.state.phase = Phase::Running;
-            self.record(None).await?;
+            self.record().await?;
         }
         self.publish_status(None);
         let mut orders = self.orders.clone();
@@ -232,24 +252,28 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
     async fn open(&mut self) -> Result<Box<dyn Source>, Interruption> {
         let mut options = self.job.source.clone();
         if let (SourceOptions::Git(git), Some(Input { revision: Some(commit), .. })) = (&mut options, &self.state.input)
+            && !self.state.resumed
         {
             git.revision.clone_from(commit);
         }
         let (pinned, content) = blocking(&self.orders, move |stop| pin(&options, stop)).await?;
+        let revision = matches!(&pinned, SourceOptions::Git(_)).then(|| content.clone());
         match &self.state.input {
+            Some(input) if input.content != content && self.state.resumed => {
+                self.changed_input = Some(Input { content, revision });
+            }
             Some(input) if input.content != content => {
                 return Err(Interruption::Failed {
                     code: "ENG-0302",
                     message: format!(
-                        "the input changed since the run began: it was {}, now it is {content}; \
-                         start a new run under a new name",
+                        "the input changed while the run learned: it was {}, now it is {content}; submit the run again: it \
+                         continues if the epochs that it has learned are unchanged",
                         input.content
                     ),
                 });
             }
             Some(_) => {}
             None => {
-                let revision = matches!(&pinned, SourceOptions::Git(_)).then(|| content.clone());
                 self.state.input = Some(Input { content, revision });
             }
         }
@@ -272,7 +296,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         let existing: u64 =
             [Population::REWARDED, Population::PUNISHED].map(|group| current.group(group).count).iter().sum();
         // An interrupted first attempt has left part of the population, and nothing else.
-        if self.state.done == 0 && existing > 0 && self.state.phase == Phase::Queued {
+        if self.state.done == 0 && existing > 0 && self.state.phase == Phase::Queued && !self.state.resumed {
             return Err(Interruption::Failed {
                 code: "ENG-0306",
                 message: format!(
@@ -284,7 +308,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             });
         }
         self.state.phase = Phase::Running;
-        self.record(None).await?;
+        self.record().await?;
         self.status.send_modify(|status| {
             status.phase = Phase::Running;
             status.message = format!("inserts {} memories", population.memories);
@@ -303,7 +327,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             Ok(_) = orders.wait_for(|order| *order == Order::Cancel) => return Err(Interruption::Cancelled),
         }
         self.state.populated = true;
-        self.record(None).await
+        self.record().await
     }
 
     /// Skips completed epochs, recording their touches for the baselines.
@@ -320,14 +344,45 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         let rows = rows.map_err(|damaged| Interruption::Failed { code: "ENG-0302", message: damaged.to_string() })?;
         let rows = rows.unwrap_or_default();
         self.history = Row::history(&rows);
-        self.rates = rows.into_iter().map(|row| row.row.hits).collect();
-        for _ in 0..self.state.done {
+        for number in 0..self.state.done {
             let (rest, epoch) = next(&self.orders, source).await?;
             source = rest;
+            let learned = rows.get(number as usize).and_then(|row| row.fingerprint.as_deref());
+            self.check_learned(number, epoch.as_ref(), learned)?;
             let Some(epoch) = epoch else { break };
             prediction.score(&epoch, None);
         }
+        self.rates = rows.into_iter().map(|row| row.row.hits).collect();
         Ok(source)
+    }
+
+    /// Checks an epoch of a changed input against what the run has learned, or may have sent.
+    fn check_learned(&self, number: u64, epoch: Option<&Epoch>, learned: Option<&str>) -> Result<(), Interruption> {
+        let Some(changed) = &self.changed_input else { return Ok(()) };
+        let label = epoch.and_then(|epoch| epoch.label.as_deref());
+        let name =
+            label.map_or_else(|| format!("epoch {}", number + 1), |label| format!("epoch {} ({label})", number + 1));
+        let message = match (epoch.map(Epoch::fingerprint), learned) {
+            (Some(found), Some(learned)) if found == learned => return Ok(()),
+            (Some(_), Some(_)) => format!("{name} of the input differs from the one that this run has learned"),
+            (Some(_), None) => format!("{name} of the changed input cannot be compared: an earlier version learned it"),
+            (None, _) => format!("{name}, which this run has learned, is missing in the input"),
+        };
+        let previous = self.state.input.as_ref().map_or("", |input| input.content.as_str());
+        let message = format!(
+            "{message} (the input was {previous}, now it is {}); restore that epoch, or learn all of the input by a run under \
+             another name, which applies its epochs again",
+            changed.content
+        );
+        Err(Interruption::Failed { code: "ENG-0302", message })
+    }
+
+    /// Uses a changed input from here on: another driver compares it as a whole.
+    fn accept_input(&mut self) {
+        self.state.resumed = false;
+        if let Some(changed) = self.changed_input.take() {
+            self.state.input = Some(changed);
+        }
     }
 
     fn is_complete(&self) -> bool {
@@ -368,7 +423,12 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
     }
 
     /// Records a completed epoch; the row is written with the record of the next one.
-    async fn close(&mut self, epoch: &Epoch, outcome: EpochOutcome, hits: Vec<Hits>) -> Result<Row, Interruption> {
+    async fn close(
+        &mut self,
+        epoch: &Epoch,
+        outcome: EpochOutcome,
+        hits: Vec<Hits>,
+    ) -> Result<(EpochRow, Option<RankNote>), Interruption> {
         let name = EpochName { number: epoch.number, label: epoch.label.clone() };
         let mut note = None;
         if self.job.source.is_predictable() && self.history.needs_note(epoch.number) {
@@ -378,7 +438,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             note.iter().cloned().for_each(|note| self.history.note(note));
         }
         self.state.done = epoch.number + 1;
-        self.state.predicted = None;
+        (self.state.predicted, self.state.sent) = (None, None);
         self.state.updates += outcome.applied;
         self.state.elapsed_ms = self.elapsed_before_ms + self.started.0.elapsed().as_millis() as u64;
         let separation = self.separation(&outcome.quality);
@@ -396,7 +456,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
             hits,
         };
         self.publish_status(Some((&row, separation)));
-        Ok(Row { row, note })
+        Ok((row, note))
     }
 
     /// Returns the separation of an experiment; that of the first epoch is recorded.
@@ -411,13 +471,18 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         Some(separation)
     }
 
+    /// Keeps the latest figures with the record, because the status ends with its driver.
+    fn keep_metrics(&mut self) {
+        self.state.metrics.extend(self.status.borrow().metrics.clone());
+    }
+
     async fn findings(&self) -> Result<super::state::Findings, Interruption> {
         self.persist(|| finish::findings(&self.job, &self.state, &self.history, &self.cluster)).await
     }
 
     /// Writes the state, and the row of the last epoch.
-    async fn record(&mut self, row: Option<Row>) -> Result<(), Interruption> {
-        let row = row.map(|row| serde_json::to_vec(&row).expect("a row has string keys only"));
+    async fn record(&mut self) -> Result<(), Interruption> {
+        let row = self.pending_row.take().map(|row| serde_json::to_vec(&row).expect("a row has string keys only"));
         let state = self.state.encode();
         let expected = self.version;
         self.persist_log(|| async {
@@ -454,6 +519,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
                 status.message = "suspended".into();
             }
             status.code.clone_from(&self.state.code);
+            status.outputs.extend(self.state.outputs());
             if let Some((row, separation)) = last {
                 status.label = row.epoch.label.clone().unwrap_or_default();
                 status.metrics.insert("memories".into(), row.memories as f64);

@@ -3,8 +3,11 @@
 use super::status::Phase;
 use crate::prediction::Hits;
 use crate::report::{EpochName, EpochRow, Experiment, GroupBins, GroupSummary, RankHistory, RankNote, RankedMemory};
+use crate::task_run::TaskSummary;
 use engram_memory::{ClusterId, MemoryId, PartitionId, RunId, partition_of, run::Entry};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// The record of a run cannot be read.
@@ -23,6 +26,9 @@ pub struct RunState {
     /// Identity of its submission: the UID of its object; empty if it was submitted by name only.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
+    /// The `uid` under which its learning epochs are numbered, if it was resumed by a submission with another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_uid: Option<String>,
     /// The `spec` of the manifest, as it was submitted.
     pub spec: serde_json::Value,
     /// Phase.
@@ -33,7 +39,13 @@ pub struct RunState {
     /// Submission time in milliseconds since 1970, which orders waiting runs.
     #[serde(default)]
     pub submitted_ms: u64,
-    /// Identity of the input when the run started; see `pin`.
+    /// End time in milliseconds since 1970; 0 = not ended, or recorded by an earlier version.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub ended_ms: u64,
+    /// Whether it had ended and continues: its input may differ in epochs that it has not learned.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resumed: bool,
+    /// Identity of the input when the run started or was resumed; see `pin`.
     #[serde(default)]
     pub input: Option<Input>,
     /// Epochs of the source, if known.
@@ -48,6 +60,9 @@ pub struct RunState {
     /// Hits of the rankings in the next epoch, recorded before it was sent.
     #[serde(default)]
     pub predicted: Option<Vec<Hits>>,
+    /// Fingerprint of the next epoch, recorded before it was sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent: Option<String>,
     /// Milliseconds of learning, all drivers together.
     #[serde(default)]
     pub elapsed_ms: u64,
@@ -60,9 +75,15 @@ pub struct RunState {
     /// Final results.
     #[serde(default)]
     pub result: Option<Findings>,
+    /// Figures of the run when it ended, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, f64>,
     /// Progress of a snapshot run; `None` for other kinds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotState>,
+    /// Findings of a run that is split into tasks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<TaskSummary>,
     /// Reason of the end, unless it succeeded.
     #[serde(default)]
     pub message: String,
@@ -164,6 +185,9 @@ pub(super) struct Row {
     /// Ranking after the epoch, if it was noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) note: Option<RankNote>,
+    /// [`Epoch::fingerprint`](crate::source::Epoch::fingerprint); absent in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) fingerprint: Option<String>,
 }
 
 impl Row {
@@ -175,6 +199,17 @@ impl Row {
     }
 }
 
+/// Returns milliseconds since 1970.
+fn milliseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that serde wants")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 impl RunState {
     const FORMAT: u32 = 1;
 
@@ -184,20 +219,26 @@ impl RunState {
             format: Self::FORMAT,
             name: name.into(),
             uid: String::new(),
+            first_uid: None,
             spec,
             phase: Phase::Queued,
             suspended: false,
             submitted_ms: 0,
+            ended_ms: 0,
+            resumed: false,
             input: None,
             epochs: None,
             populated: false,
             done: 0,
             predicted: None,
+            sent: None,
             elapsed_ms: 0,
             updates: 0,
             first: None,
             result: None,
+            metrics: BTreeMap::new(),
             snapshot: None,
+            tasks: None,
             message: String::new(),
             code: String::new(),
         }
@@ -224,6 +265,20 @@ impl RunState {
         if self.suspended && !self.phase.is_final() { Phase::Suspended } else { self.phase }
     }
 
+    /// Returns the small strings that the run produced: the digest of the memories at its end; of a snapshot, its digest and address.
+    pub fn outputs(&self) -> BTreeMap<String, String> {
+        let mut outputs = BTreeMap::new();
+        if let Some(result) = &self.result {
+            outputs.insert("digest".to_owned(), result.digest.clone());
+        }
+        outputs.extend(self.tasks.iter().flat_map(|tasks| tasks.outputs.clone()));
+        if let Some(written) = self.snapshot.as_ref().and_then(|snapshot| snapshot.written.as_ref()) {
+            outputs.insert("digest".to_owned(), written.digest.clone());
+            outputs.insert("url".to_owned(), written.url.clone());
+        }
+        outputs
+    }
+
     /// Encodes the state for the record.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a state has string keys only")
@@ -232,10 +287,30 @@ impl RunState {
     /// Returns the identity of the run whose record is `record`, for its epochs and the turn. Two runs that were submitted under
     /// one name with different uids have different ones, so that the epochs of the second are not taken for repeats.
     pub fn identity(&self, record: RunId) -> RunId {
-        if self.uid.is_empty() {
+        let uid = self.first_uid.as_ref().unwrap_or(&self.uid);
+        if uid.is_empty() {
             return record;
         }
-        RunId(xxh3_128(&[&record.0.to_be_bytes(), self.uid.as_bytes()].concat()))
+        RunId(xxh3_128(&[&record.0.to_be_bytes(), uid.as_bytes()].concat()))
+    }
+
+    /// Records the end of the run at `now`.
+    pub fn end(&mut self, phase: Phase, code: &str, message: String, now: SystemTime) {
+        (self.phase, self.code, self.message) = (phase, code.to_owned(), message);
+        self.ended_ms = milliseconds(now);
+    }
+
+    /// Returns the state with which a run that has ended continues, submitted again under `uid` (empty = the same) at `now`.
+    #[must_use]
+    pub fn resume(mut self, uid: &str, now: SystemTime) -> Self {
+        if !uid.is_empty() && uid != self.uid {
+            let previous = std::mem::replace(&mut self.uid, uid.to_owned());
+            self.first_uid.get_or_insert(previous);
+        }
+        (self.phase, self.code, self.message) = (Phase::Queued, String::new(), String::new());
+        (self.ended_ms, self.submitted_ms) = (0, milliseconds(now));
+        (self.result, self.resumed, self.suspended) = (None, true, false);
+        self
     }
 
     /// Returns the id of the record of the run with this name on this cluster.

@@ -65,6 +65,8 @@ pub struct Status {
     pub code: String,
     /// Named metrics: separation, convergence, hit_rate_500, ...
     pub metrics: BTreeMap<String, f64>,
+    /// Small strings that the run produced, by name: digest, url, ...
+    pub outputs: BTreeMap<String, String>,
     /// Whether it waits for credentials to be supplied.
     pub needs_credentials: bool,
     /// The written snapshot, for snapshot runs.

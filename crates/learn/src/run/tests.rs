@@ -1,5 +1,7 @@
 //! Runs on a cluster of reference partitions, with drivers that die at every step.
 
+mod resume;
+
 use super::*;
 use crate::prediction::HitRate;
 use crate::report::RankEntry;
@@ -513,6 +515,10 @@ async fn a_run_fetches_its_input_with_the_turn_and_can_be_stopped_meanwhile() {
         let status = watched.borrow().clone();
         assert_eq!((status.phase, status.epoch), (phase, done), "{status:?}");
         assert!(!failed || (&*status.code, &*status.message) == (missing.code, &*missing.message), "{status:?}");
+        let entry = fake.0.lock().unwrap().records.get(run_id()).cloned().unwrap();
+        let recorded = RunState::of(&entry).unwrap();
+        assert_eq!((done > 0, &recorded.metrics), (!status.metrics.is_empty(), &status.metrics), "{recorded:?}");
+        assert_eq!(status.outputs.contains_key("digest"), phase == Phase::Succeeded, "{status:?}");
         assert_eq!(fake.0.lock().unwrap().turn, None, "the turn is free for others");
     }
 }
