@@ -20,6 +20,7 @@ mod job;
 mod pin;
 mod state;
 mod status;
+mod training;
 #[cfg(test)]
 mod tests;
 
@@ -31,3 +32,4 @@ pub use finish::report;
 pub use job::{Conditions, Job};
 pub use state::{CorruptRecord, RunState, SnapshotResult, SnapshotState};
 pub use status::{Order, Phase, Status};
+pub use training::{GroupMemberState, TrainingRow, TrainingState};

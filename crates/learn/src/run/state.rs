@@ -1,6 +1,7 @@
 //! Persistent state of a run: enough for another driver to resume at the exact epoch.
 
 use super::status::Phase;
+use super::training::TrainingState;
 use crate::prediction::Hits;
 use crate::report::{EpochName, EpochRow, Experiment, GroupBins, GroupSummary, RankHistory, RankNote, RankedMemory};
 use crate::task_run::TaskSummary;
@@ -84,6 +85,9 @@ pub struct RunState {
     /// Findings of a run that is split into tasks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tasks: Option<TaskSummary>,
+    /// Progress of a Replay run; `None` for other kinds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingState>,
     /// Reason of the end, unless it succeeded.
     #[serde(default)]
     pub message: String,
@@ -239,6 +243,7 @@ impl RunState {
             metrics: BTreeMap::new(),
             snapshot: None,
             tasks: None,
+            training: None,
             message: String::new(),
             code: String::new(),
         }
