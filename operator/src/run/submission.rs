@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use engram_api::status::SnapshotResult;
-use engram_api::{ConfigMapKey, LearnerRunSpec, MANAGED_BY, Source};
+use engram_api::{ConfigMapKey, LearnerRunSpec, MANAGED_BY, ManifestEnum as _, RunKind, Source};
 use engram_client::Client;
 use engram_proto::v1;
 use k8s_openapi::ByteString;
@@ -128,7 +128,7 @@ async fn submit(
     let text = serde_json::to_string(&spec).expect("a spec has string keys only");
     let file = match spec.memory.as_ref().map(|memory| &memory.source) {
         Some(Source::Events(events)) => events.config_map.as_ref(),
-        _ => None,
+        _ => spec.data_file().and_then(|file| file.config_map.as_ref()),
     };
     // A submitted run already has its input.
     let mut input = None;
@@ -219,7 +219,7 @@ async fn read_input(
     let object = request(|| format!("read ConfigMap {name}"), api.get_opt(name)).await?;
     let missing =
         |message: String, for_good| Ok(Err(MissingInput { message, is_final: for_good, reason: "InputNotFound" }));
-    let Some(object) = object else { return missing(format!("ConfigMap {name} does not exist"), false) };
+    let Some(object) = object else { return missing(format!("ConfigMap {name} not found"), false) };
     let map: ConfigMap = match object.try_parse() {
         Ok(map) => map,
         Err(error) => return missing(format!("ConfigMap {name} cannot be read: {error}"), true),
@@ -299,7 +299,7 @@ fn run_report(cluster: &Key, status: v1::RunStatus) -> RunReport {
         metrics,
         outputs: status.outputs.into_iter().collect(),
         message: format!("{code}{}", status.message),
-        is_snapshot: status.kind == "Snapshot",
+        kind: RunKind::ALL.iter().copied().find(|kind| kind.as_str() == status.kind),
         written: status.snapshot.map(|written| SnapshotResult {
             url: written.url,
             digest: written.digest,

@@ -78,7 +78,7 @@ const REFUSED: [(&str, &str); 20] = [
     ("config.http.listen=0.0.0.0:80", "config.http: set by the chart"),
     ("config.watchNamespaces={ml}", "config.watchNamespaces: set watchNamespaces instead"),
     ("config.logging.level=debug", "config.logging: set logging instead"),
-    ("leaderElection.enabled=false", "leaderElection.enabled: false; allowed with replicaCount: 1"),
+    ("leaderElection.enabled=false", "leaderElection.enabled: false; allowed only with replicaCount: 1"),
     ("serviceAccount.create=false", "serviceAccount.name: empty"),
     ("metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true", "count everything twice"),
 ];
@@ -368,18 +368,18 @@ fn rights(cluster: &Cluster) -> Result<String> {
 /// is refused.
 const CHANGES: [(&str, &str, &str); 16] = [
     (OPERATOR, r#"{"clusterId":"00000000000000000000000000000002"}"#, "never change"),
-    (OPERATOR, r#"{"stores":{"0":{"ordinal":5}}}"#, "a store keeps its number"),
-    (OPERATOR, r#"{"stores":{"2":null}}"#, "a store keeps its number"),
+    (OPERATOR, r#"{"stores":{"0":{"ordinal":5}}}"#, "store numbers are immutable"),
+    (OPERATOR, r#"{"stores":{"2":null}}"#, "store numbers are immutable"),
     (OPERATOR, r#"{"partitions":{"1":null}}"#, "neither added nor removed"),
     (OPERATOR, r#"{"partitions":{"0":{"term":3}}}"#, "a term never decreases"),
     (OPERATOR, r#"{"partitions":{"0":{"isr":["0/1"]}}}"#, "raises the term by exactly 1"),
-    (OPERATOR, r#"{"partitions":{"0":{"activated":false,"prev":["0/1","1/4"]}}}"#, "never fall under one term"),
+    (OPERATOR, r#"{"partitions":{"0":{"activated":false,"prev":["0/1","1/4"]}}}"#, "cannot be unset within a term"),
     (OPERATOR, r#"{"partitions":{"0":{"term":5,"primary":1,"isr":["1/4"],"activated":false}}}"#, "prev is the isr"),
     (OPERATOR, r#"{"partitions":{"0":{"term":5,"primary":1,"isr":["0/1"]}}}"#, "known store and in isr"),
     (
         OPERATOR,
         r#"{"partitions":{"0":{"term":5,"primary":2,"isr":["2/1"],"activated":false,"prev":["0/1","1/4"]}}}"#,
-        "no candidate of the old entry",
+        "must be candidates of the old",
     ),
     // A failover: promoted, taken up, a copy made again on a new disk.
     (
