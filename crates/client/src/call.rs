@@ -7,21 +7,54 @@ use crate::options::Plane;
 use crate::plain::SPEAKS_TLS;
 use crate::trace;
 use engram_memory::{ClusterId, Ordinal};
+use engram_proto::v1::buffer_service_client::BufferServiceClient;
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
 use engram_proto::v1::{Problem, ProblemKind};
 use engram_proto::{CLUSTER_KEY, MAX_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES, TRACE_KEY};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-pub(crate) type Service = MemoryServiceClient<Channel>;
+/// The services of one worker, with the limits of its plane: its memories, and its buffers.
+#[derive(Debug, Clone)]
+pub struct Service {
+    memories: MemoryServiceClient<Channel>,
+    buffers: BufferServiceClient<Channel>,
+}
 
-/// Returns a memory service client for one worker, with the limits of its plane.
+impl Service {
+    /// Returns the buffer service.
+    pub const fn buffers(&mut self) -> &mut BufferServiceClient<Channel> {
+        &mut self.buffers
+    }
+}
+
+impl Deref for Service {
+    type Target = MemoryServiceClient<Channel>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.memories
+    }
+}
+
+impl DerefMut for Service {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.memories
+    }
+}
+
+/// Returns the services of one worker.
 pub(crate) fn service(channel: Channel, plane: Plane) -> Service {
     let limit = message_limit(plane);
-    MemoryServiceClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit)
+    Service {
+        memories: MemoryServiceClient::new(channel.clone())
+            .max_decoding_message_size(limit)
+            .max_encoding_message_size(limit),
+        buffers: BufferServiceClient::new(channel).max_decoding_message_size(limit).max_encoding_message_size(limit),
+    }
 }
 
 pub(crate) fn message_limit(plane: Plane) -> usize {

@@ -162,7 +162,7 @@ impl Client {
         call::request(message, self.cluster(), &self.options().network, deadline)
     }
 
-    /// Returns the memory service of one worker: for calls that a worker forwards.
+    /// Returns the services of one worker: for calls that a worker forwards.
     ///
     /// # Errors
     /// The map does not contain its address.
@@ -202,7 +202,8 @@ impl Client {
     /// Returns the limit of the next attempt.
     pub(crate) fn attempt(&self, retry: &Retry) -> Duration {
         let least = Duration::from_millis(1);
-        retry.remaining().unwrap_or(least).min(self.options().attempt_deadline).max(least)
+        let wait = Duration::from_millis(retry.wait_ms.into());
+        retry.remaining().unwrap_or(least).min(self.options().attempt_deadline + wait).max(least)
     }
 
     /// Returns the configured cluster, or else the first that responded.

@@ -31,6 +31,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod buffer;
 mod call;
 mod client;
 mod epoch;
@@ -56,6 +57,11 @@ mod turn;
 mod window;
 mod write;
 
+pub use buffer::{
+    Appended, Batch, Buffer, BufferDescription, BufferSpec, BufferStats, Changed, Column, ConsumerStats, Fields, Items,
+    Sample, SampleBy,
+};
+pub use call::Service;
 pub use client::Client;
 pub use epoch::{EpochReport, EpochUpdates};
 pub use error::{Error, PartFailure};

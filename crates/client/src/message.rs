@@ -33,7 +33,7 @@ impl Message {
     }
 
     pub(crate) fn has_capacity(&self, part: &Part) -> bool {
-        let (ids, bytes) = (part.body.ids().len(), part.body.encoded_bytes());
+        let (ids, bytes) = (part.body.rows(), part.body.encoded_bytes());
         self.is_empty()
             || (self.ids + ids <= MAX_IDS
                 && self.bytes + bytes <= Client::message_bytes()
@@ -41,7 +41,7 @@ impl Message {
     }
 
     pub(crate) fn push(&mut self, part: Part) {
-        let (ids, bytes) = (part.body.ids().len(), part.body.encoded_bytes());
+        let (ids, bytes) = (part.body.rows(), part.body.encoded_bytes());
         self.ids += ids;
         self.bytes += bytes;
         *self.of_partition.entry(part.partition.0).or_default() += 1;
@@ -58,13 +58,17 @@ impl Message {
         client: &Client,
         service: &mut Service,
         deadline: Duration,
+        wait_ms: u32,
     ) -> Result<v1::WriteResponse, Failure> {
         let session = self.generation().map(|generation| v1::Session::from(generation.id));
         let numbered = self.parts.iter().filter_map(|part| {
             let seq = part.number.as_ref()?.seq;
             Some(PartitionWrite { partition: part.partition, seq, body: part.body.clone() })
         });
-        let Some(request) = WriteRequest::new(session, numbered) else { return Ok(v1::WriteResponse::default()) };
+        let Some(mut request) = WriteRequest::new(session, numbered) else { return Ok(v1::WriteResponse::default()) };
+        if let WriteRequest::Items(items) = &mut request {
+            items.wait_ms = wait_ms;
+        }
         let response = timeout(deadline, client.send_write(service, request, deadline)).await;
         Ok(response.map_err(|_| Failure::timed_out())??.into_inner())
     }
@@ -88,6 +92,9 @@ impl Client {
             WriteRequest::Remove(message) => service.remove(self.request(message, deadline)).await,
             WriteRequest::Reinforce(message) => service.apply_reinforcement(self.request(message, deadline)).await,
             WriteRequest::Decay(message) => service.apply_decay(self.request(message, deadline)).await,
+            WriteRequest::Items(message) => {
+                service.buffers().write_items(self.request(futures::stream::iter([message]), deadline)).await
+            }
         }
     }
 }

@@ -59,11 +59,21 @@ pub(crate) struct Retry {
     attempts: u32,
     /// The last attempt was delayed by an empty budget.
     is_starved: bool,
+    /// Longest wait of a call for the limiter of a buffer, within the deadline.
+    pub(crate) wait_ms: u32,
 }
 
 impl Retry {
     pub(crate) fn new(allowed: Duration) -> Self {
-        Self { allowed, deadline: Instant::now() + allowed, attempts: 0, is_starved: false }
+        Self { allowed, deadline: Instant::now() + allowed, attempts: 0, is_starved: false, wait_ms: 0 }
+    }
+
+    /// Lets calls wait for the limiter of a buffer, in addition to the deadline.
+    pub(crate) fn waiting(mut self, wait: Duration) -> Self {
+        self.wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        self.allowed += wait;
+        self.deadline += wait;
+        self
     }
 
     /// Returns the time until the deadline; `None` after it.

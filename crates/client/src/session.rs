@@ -154,8 +154,17 @@ impl Session {
         }
     }
 
-    async fn execute(&self, parts: impl IntoIterator<Item = Part>) -> Result<WriteResult, Error> {
-        let mut retry = self.0.client.write();
+    pub(crate) async fn execute(&self, parts: impl IntoIterator<Item = Part>) -> Result<WriteResult, Error> {
+        self.execute_waiting(parts, Duration::ZERO).await
+    }
+
+    /// Executes parts that may wait for a rate limiter.
+    pub(crate) async fn execute_waiting(
+        &self,
+        parts: impl IntoIterator<Item = Part>,
+        wait: Duration,
+    ) -> Result<WriteResult, Error> {
+        let mut retry = self.0.client.write().waiting(wait);
         let waited = timeout_at(retry.deadline, self.0.batches.acquire()).await;
         let Ok(Ok(_permit)) = waited else {
             let busy =

@@ -11,7 +11,7 @@ use crate::message::Message;
 use crate::retry::Retry;
 use crate::session::Session;
 use crate::window::Generation;
-use engram_memory::{Lsn, Ordinal, Outcome, PartitionId, Term};
+use engram_memory::{Lsn, MemoryId, Ordinal, Outcome, PartitionId, Term};
 use engram_proto::v1::{self, ProblemKind};
 use engram_wire::WriteBody;
 use futures::future::join_all;
@@ -26,6 +26,8 @@ pub struct WriteResult {
     pub outcome: Outcome,
     /// Position of each part in the log of its partition.
     pub versions: Vec<Version>,
+    /// Handles of the first item of each append to a buffer.
+    pub first_items: Vec<(PartitionId, MemoryId)>,
 }
 
 /// Position of a part in the log of its partition.
@@ -178,7 +180,7 @@ async fn drive(session: &Session, map: &Arc<Map>, owner: Ordinal, mut parts: Vec
         let reply = match (message.is_empty(), client.service_of(map, owner)) {
             (true, _) => continue,
             (_, Ok(mut service)) => {
-                let sent = message.send(client, &mut service, client.attempt(retry));
+                let sent = message.send(client, &mut service, client.attempt(retry), retry.wait_ms);
                 client.while_owner(map, owner, sent).await
             }
             (_, Err(failure)) => Err(failure),
@@ -286,7 +288,9 @@ const fn consumes_number(kind: ProblemKind) -> bool {
 
 fn note(written: &mut WriteResult, partition: PartitionId, reply: v1::PartitionResult) -> Result<(), Error> {
     if let Some(v1::partition_result::Result::Outcome(outcome)) = reply.result {
-        written.outcome.merge(&outcome.try_into()?);
+        let outcome = Outcome::try_from(outcome)?;
+        written.first_items.extend(outcome.first.map(|first| (partition, first)));
+        written.outcome.merge(&outcome);
         written.versions.push(Version {
             partition,
             term: Term(reply.term),

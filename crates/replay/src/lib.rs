@@ -11,6 +11,7 @@
 //! - **No deadlock by configuration.** A rate limiter that can block both sides is refused at construction ([`limiter`]).
 #![forbid(unsafe_code)]
 
+pub mod columns;
 pub mod importance;
 pub mod item;
 pub mod limiter;

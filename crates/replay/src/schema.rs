@@ -115,12 +115,12 @@ pub struct Field {
 
 impl Field {
     /// Returns the bytes of one row: the product of the fixed dimensions times the element size; `None` on overflow.
-    fn row_bytes(&self) -> Option<usize> {
+    pub fn row_bytes(&self) -> Option<usize> {
         self.shape.iter().try_fold(self.dtype.bytes(), |bytes, &dimension| bytes.checked_mul(dimension as usize))
     }
 
     /// Describes type and shape: `float32[*, 3, 4]`.
-    fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         describe(self.dtype, self.jagged.then_some("*".to_owned()).into_iter(), &self.shape)
     }
 }

@@ -2,6 +2,7 @@
 
 use engram_memory::PartitionId;
 use engram_proto::v1;
+use engram_proto::v1::items_part::Change;
 use prost::Message as _;
 
 /// Content of a write to one partition.
@@ -15,6 +16,8 @@ pub enum WriteBody {
     Reinforce(v1::Updates),
     /// Decays all memories by an amount in [0, 1].
     Decay(f64),
+    /// Changes items of a buffer.
+    Items(v1::ItemsPart),
 }
 
 /// A write to one partition with its sequence number; 0 = without a session.
@@ -39,6 +42,8 @@ pub enum WriteRequest {
     Reinforce(v1::ApplyReinforcementRequest),
     /// For `ApplyDecay`.
     Decay(v1::ApplyDecayRequest),
+    /// For `WriteItems`, a stream of one message.
+    Items(v1::WriteItemsRequest),
 }
 
 impl WriteBody {
@@ -49,6 +54,12 @@ impl WriteBody {
             Self::Remove(ids) => ids,
             Self::Reinforce(updates) => &updates.ids,
             Self::Decay(_) => &[],
+            Self::Items(part) => match &part.change {
+                Some(Change::Priorities(priorities)) => &priorities.handles,
+                Some(Change::Delete(delete)) => &delete.handles,
+                Some(Change::Acknowledge(acknowledge)) => &acknowledge.handles,
+                Some(Change::Append(_)) | None => &[],
+            },
         }
     }
 
@@ -56,6 +67,7 @@ impl WriteBody {
     pub fn rows(&self) -> usize {
         match self {
             Self::Reinforce(updates) => updates.ids.len() + updates.groups.len(),
+            Self::Items(v1::ItemsPart { change: Some(Change::Append(append)), .. }) => append.count as usize,
             other => other.ids().len(),
         }
     }
@@ -69,6 +81,7 @@ impl WriteBody {
             Self::Remove(ids) => 8 * ids.len(),
             Self::Reinforce(updates) => updates.encoded_len(),
             Self::Decay(_) => 0,
+            Self::Items(part) => part.encoded_len(),
         }
     }
 }
@@ -93,8 +106,17 @@ impl WriteRequest {
                 let parts = writes.filter_map(|write| decay(&write, amount)).collect();
                 Self::Decay(v1::ApplyDecayRequest { session, amount, parts })
             }
+            WriteBody::Items(_) => {
+                let parts = writes.filter_map(items).collect();
+                Self::Items(v1::WriteItemsRequest { session, parts, wait_ms: 0 })
+            }
         })
     }
+}
+
+fn items(write: PartitionWrite) -> Option<v1::ItemsPart> {
+    let WriteBody::Items(part) = write.body else { return None };
+    Some(v1::ItemsPart { partition: write.partition.0, seq: write.seq, ..part })
 }
 
 fn upsert(write: PartitionWrite) -> Option<v1::UpsertPart> {

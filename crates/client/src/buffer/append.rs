@@ -1,0 +1,346 @@
+//! Appends and changes of items, each exactly once.
+//!
+//! A batch is dealt to partitions in pieces, one after another from where the last append ended, so that partitions fill alike. Items of a
+//! trajectory go to one partition, in order. A piece is applied together or not at all.
+
+use super::batch::{Column, check_length};
+use super::spec::invalid;
+use super::{Batch, Buffer};
+use crate::error::Error;
+use crate::write::{Part, WriteResult};
+use bytes::Bytes;
+use engram_memory::buffer::{Remover, handles};
+use engram_memory::{MAX_IDS, MemoryId, PartitionId, mix64, partition_of};
+use engram_proto::v1::items_part::Change;
+use engram_proto::v1::{self, Problem, ProblemKind};
+use engram_replay::columns::Columns;
+use engram_replay::item::MAX_TAG_BYTES;
+use engram_wire::WriteBody;
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Items per piece: fewer cost a record of the log each.
+const PIECE_ITEMS: usize = 16;
+/// Bytes per piece.
+const PIECE_BYTES: usize = 1 << 20;
+/// Handles per message of one partition.
+const HANDLES: usize = 16 << 10;
+
+/// Items to append. Columns have one entry per item, or none where that is allowed.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Items {
+    /// Number of items.
+    pub count: usize,
+    /// Every field of the schema once, in any order.
+    pub columns: Vec<Column>,
+    /// Priorities, finite and not negative; none = the initial priority.
+    pub priorities: Vec<f64>,
+    /// Policy versions; none = 0.
+    pub versions: Vec<u64>,
+    /// Trajectories, for slices, or prompts, for groups; none = 0.
+    pub trajectories: Vec<u64>,
+    /// Tags of at most 255 bytes.
+    pub tags: Vec<Bytes>,
+    /// Longest wait for the rate limiter; by default none.
+    pub wait: Duration,
+}
+
+/// Result of an append.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Appended {
+    /// Handles, in the order of the items.
+    pub handles: Vec<MemoryId>,
+    /// Items that were removed to make room.
+    pub removed: u64,
+}
+
+/// Result of a change of items.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changed {
+    /// Items changed.
+    pub applied: u64,
+    /// Handles that name no item any more, or are not leased.
+    pub stale: u64,
+}
+
+/// A piece of a batch: a partition and its rows.
+type Piece = (PartitionId, Vec<usize>);
+
+impl Buffer {
+    /// Appends items.
+    ///
+    /// # Errors
+    /// A column does not match the schema; the buffer is full and refuses; the limiter did not allow it in time. Nothing was appended then, except
+    /// when other appends took the last room meanwhile: [`Error::Partial`].
+    pub async fn append(&self, items: Items) -> Result<Appended, Error> {
+        self.check(&items)?;
+        if items.count == 0 {
+            return Ok(Appended::default());
+        }
+        let views: Vec<_> = items.columns.iter().map(Column::view).collect();
+        let columns = self.schema().columns(&views, items.count).map_err(|error| invalid(error.to_string()))?;
+        if self.spec().remover == Remover::Refuse {
+            self.check_room(items.count).await?;
+        }
+        let partitions = self.client().map()?.partition_count();
+        let batch = Rows { buffer: self, items: &items, columns: &columns, at_ms: now_ms(), partitions };
+        let mut appended = Appended { handles: vec![MemoryId(0); items.count], removed: 0 };
+        for pieces in batch.deal() {
+            let full = batch.write(&pieces, &mut appended).await?;
+            for (partition, rows) in pieces.iter().filter(|(partition, _)| full.contains(partition)) {
+                for &row in rows {
+                    batch.place(*partition, row, &mut appended).await?;
+                }
+            }
+        }
+        Ok(appended)
+    }
+
+    /// Sets priorities; handles of removed items are counted as stale. Of a repeated handle the last priority counts.
+    ///
+    /// # Errors
+    /// A priority is negative, infinite or not a number.
+    pub async fn update_priorities(&self, handles: &[MemoryId], priorities: &[f64]) -> Result<Changed, Error> {
+        if handles.len() != priorities.len() {
+            let text = format!(
+                "priorities: {} entries are not allowed; allowed: one per handle ({})",
+                priorities.len(),
+                handles.len()
+            );
+            return Err(invalid(text));
+        }
+        self.check_priorities(priorities)?;
+        self.change(handles, |rows| {
+            let priorities = rows.iter().map(|row| priorities[*row]).collect();
+            Change::Priorities(v1::SetPriorities { handles: pick(handles, rows), priorities })
+        })
+        .await
+    }
+
+    /// Deletes items; handles of removed items are counted as stale.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn delete(&self, handles: &[MemoryId]) -> Result<Changed, Error> {
+        self.change(handles, |rows| Change::Delete(v1::DeleteItems { handles: pick(handles, rows) })).await
+    }
+
+    /// Records that a consumer is done with items that [`Buffer::consume`] returned. Those that are not leased are counted as stale: they were
+    /// acknowledged before.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn acknowledge(&self, consumer: &str, handles: &[MemoryId]) -> Result<Changed, Error> {
+        let change = |rows: &[usize]| {
+            Change::Acknowledge(v1::AcknowledgeItems { consumer: consumer.to_owned(), handles: pick(handles, rows) })
+        };
+        self.change(handles, change).await
+    }
+
+    /// As [`Buffer::acknowledge`], of a whole batch.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn acknowledge_batch(&self, consumer: &str, batch: &Batch) -> Result<Changed, Error> {
+        self.acknowledge(consumer, &batch.handles).await
+    }
+
+    async fn change(&self, handles: &[MemoryId], change: impl Fn(&[usize]) -> Change) -> Result<Changed, Error> {
+        let partitions = self.client().map()?.partition_count();
+        let mut rows: BTreeMap<PartitionId, Vec<usize>> = BTreeMap::new();
+        for (row, handle) in handles.iter().enumerate() {
+            rows.entry(partition_of(*handle, partitions)).or_default().push(row);
+        }
+        let parts = rows
+            .iter()
+            .flat_map(|(partition, rows)| rows.chunks(HANDLES).map(|rows| self.part(*partition, change(rows))));
+        let outcome = self.0.session.execute(parts).await?.outcome;
+        Ok(Changed { applied: outcome.applied + outcome.evicted, stale: outcome.rejected })
+    }
+
+    fn part(&self, partition: PartitionId, change: Change) -> Part {
+        let body =
+            v1::ItemsPart { partition: partition.0, seq: 0, buffer: self.name().to_owned(), change: Some(change) };
+        Part::new(partition, WriteBody::Items(body))
+    }
+
+    fn check(&self, items: &Items) -> Result<(), Error> {
+        if items.count > MAX_IDS {
+            return Err(invalid(format!("items: {} are not allowed; allowed: at most 65,536 per call", items.count)));
+        }
+        if items.count as u64 > self.spec().capacity {
+            let capacity = self.spec().capacity;
+            return Err(invalid(format!(
+                "items: {} are not allowed; allowed: at most the capacity ({capacity})",
+                items.count
+            )));
+        }
+        check_length("priorities", items.priorities.len(), items.count)?;
+        check_length("versions", items.versions.len(), items.count)?;
+        check_length("trajectories", items.trajectories.len(), items.count)?;
+        check_length("tags", items.tags.len(), items.count)?;
+        if let Some(row) = items.tags.iter().position(|tag| tag.len() > MAX_TAG_BYTES) {
+            let bytes = items.tags[row].len();
+            return Err(invalid(format!("tags[{row}]: {bytes} bytes are not allowed; allowed: at most 255")));
+        }
+        self.check_priorities(&items.priorities)
+    }
+
+    fn check_priorities(&self, priorities: &[f64]) -> Result<(), Error> {
+        let refused = priorities.iter().position(|priority| self.spec().weight_units(*priority).is_none());
+        let Some(row) = refused else { return Ok(()) };
+        let value = priorities[row];
+        Err(invalid(format!("priorities[{row}]: {value} is not allowed; allowed: a finite number of at least 0")))
+    }
+
+    async fn check_room(&self, count: usize) -> Result<(), Error> {
+        let items = self.stats().await?.items;
+        if items + count as u64 <= self.spec().capacity {
+            return Ok(());
+        }
+        let text = format!("buffer is full: {items} items of {}, and {count} more do not fit", self.spec().capacity);
+        Err(Error::rejected(Problem::of(ProblemKind::BufferFull, text)))
+    }
+}
+
+/// A checked batch that is being appended.
+struct Rows<'a> {
+    buffer: &'a Buffer,
+    items: &'a Items,
+    columns: &'a Columns<'a>,
+    at_ms: u64,
+    partitions: u32,
+}
+
+impl Rows<'_> {
+    /// Number of partitions that hold items: those whose share of the capacity is not 0.
+    fn used(&self) -> u32 {
+        u64::from(self.partitions).min(self.buffer.spec().capacity) as u32
+    }
+
+    /// Returns the pieces of the batch, in rounds with at most one piece per partition.
+    fn deal(&self) -> Vec<Vec<Piece>> {
+        let used = self.used();
+        let mut rows_of: Vec<(u32, Vec<usize>)> = Vec::new();
+        if self.items.trajectories.iter().any(|trajectory| *trajectory != 0) {
+            let mut by_partition: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+            for (row, trajectory) in self.items.trajectories.iter().enumerate() {
+                by_partition.entry((mix64(*trajectory) % u64::from(used)) as u32).or_default().push(row);
+            }
+            rows_of.extend(by_partition);
+        } else {
+            let pieces = self.items.count.div_ceil(PIECE_ITEMS).clamp(1, used as usize);
+            let first = self.buffer.take_turns(pieces as u32);
+            let bounds = |piece: usize| piece * self.items.count / pieces;
+            let piece = |piece| (first.wrapping_add(piece as u32) % used, (bounds(piece)..bounds(piece + 1)).collect());
+            rows_of.extend((0..pieces).map(piece));
+        }
+        let mut rounds: Vec<Vec<Piece>> = Vec::new();
+        for (partition, rows) in rows_of {
+            for (round, rows) in self.cut(&rows).into_iter().enumerate() {
+                if rounds.len() == round {
+                    rounds.push(Vec::new());
+                }
+                rounds[round].push((PartitionId(partition), rows));
+            }
+        }
+        rounds
+    }
+
+    /// Cuts rows so that a piece fits into a message and into the share of its partition.
+    fn cut(&self, rows: &[usize]) -> Vec<Vec<usize>> {
+        let share = (self.buffer.spec().capacity / u64::from(self.partitions)).max(1) as usize;
+        let mut pieces: Vec<Vec<usize>> = Vec::new();
+        let mut bytes = 0;
+        for &row in rows {
+            let size = self.columns.bytes(row) + 64;
+            match pieces.last_mut() {
+                Some(piece) if bytes + size <= PIECE_BYTES && piece.len() < share => piece.push(row),
+                _ => {
+                    pieces.push(vec![row]);
+                    bytes = 0;
+                }
+            }
+            bytes += size;
+        }
+        pieces
+    }
+
+    /// Appends a row to a partition with room, after the one that has none.
+    async fn place(&self, full: PartitionId, row: usize, appended: &mut Appended) -> Result<(), Error> {
+        let used = self.used();
+        for step in 1..used {
+            let pieces = [(PartitionId((full.0 + step) % used), vec![row])];
+            if self.write(&pieces, appended).await?.is_empty() {
+                return Ok(());
+            }
+        }
+        let count = appended.handles.iter().filter(|handle| handle.0 != 0).count();
+        let text =
+            format!("buffer is full: other appends took the room; {count} of {} items were appended", self.items.count);
+        Err(Error::rejected(Problem::of(ProblemKind::BufferFull, text)))
+    }
+
+    /// Appends pieces, at most one per partition. Returns the partitions that are full and refuse.
+    async fn write(&self, pieces: &[Piece], appended: &mut Appended) -> Result<Vec<PartitionId>, Error> {
+        let part = |(partition, rows): &Piece| self.buffer.part(*partition, Change::Append(self.append(rows)));
+        let parts: Vec<Part> = pieces.iter().map(part).collect();
+        let (written, full) = match self.buffer.0.session.execute_waiting(parts, self.items.wait).await {
+            Ok(written) => (written, Vec::new()),
+            Err(Error::Partial { written, failures }) if failures.iter().all(|it| is_full(&it.error)) => {
+                (*written, failures.iter().map(|failure| failure.partition).collect())
+            }
+            Err(error) if is_full(&error) => (WriteResult::default(), pieces.iter().map(|piece| piece.0).collect()),
+            Err(error) => return Err(error),
+        };
+        appended.removed += written.outcome.evicted;
+        for (partition, first) in &written.first_items {
+            let piece = pieces.iter().find(|(of, _)| of == partition);
+            let rows = piece.map_or(&[][..], |(_, rows)| rows);
+            for (row, handle) in rows.iter().zip(handles(*first, rows.len() as u64, self.partitions)) {
+                appended.handles[*row] = handle;
+            }
+        }
+        Ok(full)
+    }
+
+    fn append(&self, rows: &[usize]) -> v1::AppendItems {
+        let fields = self.buffer.schema().fields().iter().enumerate();
+        let columns = fields.map(|(index, field)| {
+            let (lengths, data) = self.columns.pick(index, rows);
+            v1::FieldColumn {
+                field: field.name.clone(),
+                dtype: field.dtype.name().into(),
+                shape: field.shape.clone(),
+                data: data.into(),
+                rows: lengths,
+            }
+        });
+        v1::AppendItems {
+            count: rows.len() as u32,
+            columns: columns.collect(),
+            priorities: pick_column(&self.items.priorities, rows),
+            versions: pick_column(&self.items.versions, rows),
+            trajectories: pick_column(&self.items.trajectories, rows),
+            tags: pick_column(&self.items.tags, rows),
+            at_ms: self.at_ms,
+            first_row: rows.first().copied().unwrap_or(0) as u64,
+        }
+    }
+}
+
+fn is_full(error: &Error) -> bool {
+    error.kind() == ProblemKind::BufferFull
+}
+
+fn pick(handles: &[MemoryId], rows: &[usize]) -> Vec<u64> {
+    rows.iter().map(|row| handles[*row].0).collect()
+}
+
+fn pick_column<T: Clone>(column: &[T], rows: &[usize]) -> Vec<T> {
+    if column.is_empty() { Vec::new() } else { rows.iter().map(|row| column[*row].clone()).collect() }
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

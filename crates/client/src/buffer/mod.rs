@@ -1,0 +1,161 @@
+//! Replay buffers: create or open one, append, sample, update priorities, consume.
+
+mod append;
+mod batch;
+mod read;
+mod spec;
+
+pub use append::{Appended, Changed, Items};
+pub use batch::{Batch, Column};
+pub use read::{Fields, Sample, SampleBy};
+pub use spec::{BufferDescription, BufferSpec, BufferStats, ConsumerStats};
+
+use crate::call::{Failure, Service};
+use crate::client::Client;
+use crate::error::Error;
+use crate::retry::Retry;
+use crate::session::Session;
+use engram_memory::Ordinal;
+use engram_proto::v1;
+use engram_replay::schema::Schema;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// A replay buffer of a cluster. Cheap to clone; clones share a session.
+#[derive(Debug, Clone)]
+pub struct Buffer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    session: Session,
+    spec: BufferSpec,
+    schema: Schema,
+    /// Partition of the next append: appends go around.
+    next: AtomicU32,
+}
+
+impl Client {
+    /// Creates a buffer, or opens an existing one with the same settings.
+    ///
+    /// # Errors
+    /// The specification is invalid; a buffer with this name has other settings, the first of which is named.
+    pub async fn create_buffer(&self, spec: &BufferSpec) -> Result<Buffer, Error> {
+        let schema = spec.check()?;
+        let message = v1::CreateBufferRequest { spec: Some(spec.to_wire()) };
+        let described = self
+            .call_any(self.write(), async |mut worker: Service, deadline| {
+                worker.buffers().create_buffer(self.request(message.clone(), deadline)).await
+            })
+            .await?;
+        drop(schema);
+        Buffer::open(self, described)
+    }
+
+    /// Opens a buffer.
+    ///
+    /// # Errors
+    /// [`ProblemKind::BufferUnknown`](engram_proto::v1::ProblemKind::BufferUnknown) if it does not exist.
+    pub async fn buffer(&self, name: &str) -> Result<Buffer, Error> {
+        Buffer::open(self, self.describe(name).await?)
+    }
+
+    /// Returns all buffers, by name.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn list_buffers(&self) -> Result<Vec<BufferDescription>, Error> {
+        let listed = self
+            .call_any(self.read(), async |mut worker: Service, deadline| {
+                worker.buffers().list_buffers(self.request(v1::ListBuffersRequest {}, deadline)).await
+            })
+            .await?;
+        listed.buffers.into_iter().map(BufferDescription::from_wire).collect()
+    }
+
+    /// Removes a buffer with its items; returns their number.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn drop_buffer(&self, name: &str) -> Result<u64, Error> {
+        let message = v1::DropBufferRequest { name: name.to_owned() };
+        let dropped = self
+            .call_any(self.write(), async |mut worker: Service, deadline| {
+                worker.buffers().drop_buffer(self.request(message.clone(), deadline)).await
+            })
+            .await?;
+        Ok(dropped.items)
+    }
+
+    async fn describe(&self, name: &str) -> Result<v1::DescribeBufferResponse, Error> {
+        let message = v1::DescribeBufferRequest { name: name.to_owned() };
+        self.call_any(self.read(), async |mut worker: Service, deadline| {
+            worker.buffers().describe_buffer(self.request(message.clone(), deadline)).await
+        })
+        .await
+    }
+
+    /// Calls a worker that is primary of some partition, and another one when it fails.
+    pub(crate) async fn call_any<T>(
+        &self,
+        mut retry: Retry,
+        call: impl AsyncFn(Service, Duration) -> Result<tonic::Response<T>, tonic::Status>,
+    ) -> Result<T, Error> {
+        loop {
+            let response = async {
+                let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
+                let owners: Vec<Ordinal> = map.owners().into_iter().collect();
+                let pick = rand::random_range(0..owners.len().max(1));
+                let owner = owners.get(pick).ok_or_else(|| Failure::unavailable("no worker serves a partition"))?;
+                let service = self.service_of(&map, *owner)?;
+                let call = async { Ok(call(service, self.attempt(&retry)).await?.into_inner()) };
+                self.while_owner(&map, *owner, call).await
+            };
+            match response.await {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => retry.after(self, failure).await?,
+            }
+        }
+    }
+}
+
+impl Buffer {
+    fn open(client: &Client, described: v1::DescribeBufferResponse) -> Result<Self, Error> {
+        let spec = BufferSpec::from_wire(described.spec.unwrap_or_default())?;
+        let schema = spec.check()?;
+        let next = AtomicU32::new(rand::random());
+        Ok(Self(Arc::new(Inner { session: client.session(), spec, schema, next })))
+    }
+
+    /// Returns its name.
+    pub fn name(&self) -> &str {
+        &self.0.spec.name
+    }
+
+    /// Returns its settings.
+    pub fn spec(&self) -> &BufferSpec {
+        &self.0.spec
+    }
+
+    /// Returns its fields.
+    pub fn schema(&self) -> &Schema {
+        &self.0.schema
+    }
+
+    /// Returns the client that it uses.
+    pub fn client(&self) -> &Client {
+        self.0.session.client()
+    }
+
+    /// Returns its figures.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn stats(&self) -> Result<BufferStats, Error> {
+        Ok(BufferDescription::from_wire(self.client().describe(self.name()).await?)?.stats)
+    }
+
+    fn take_turns(&self, turns: u32) -> u32 {
+        self.0.next.fetch_add(turns, Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,225 @@
+//! Samples and reads.
+
+use super::{Batch, Buffer};
+use crate::call::{Failure, Service};
+use crate::error::Error;
+use engram_memory::MemoryId;
+use engram_proto::v1;
+use std::time::Duration;
+use tonic::Streaming;
+
+/// Which fields a call returns.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Fields {
+    /// All.
+    #[default]
+    All,
+    /// None: handles, priorities and versions only.
+    None,
+    /// The named ones.
+    Named(Vec<String>),
+}
+
+impl Fields {
+    /// Returns the named fields.
+    pub fn named<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Self {
+        Self::Named(names.into_iter().map(Into::into).collect())
+    }
+
+    fn to_wire(&self) -> (Vec<String>, bool) {
+        match self {
+            Self::All => (Vec::new(), false),
+            Self::None => (Vec::new(), true),
+            Self::Named(names) => (names.clone(), names.is_empty()),
+        }
+    }
+}
+
+/// How items are chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum SampleBy {
+    /// With probability proportional to `priority ^ alpha`, with replacement; with importance weights of exponent `beta`.
+    Prioritized {
+        /// In [0, 1].
+        alpha: f64,
+        /// In [0, 1].
+        beta: f64,
+    },
+    /// Every item alike, with replacement.
+    Uniform,
+    /// The oldest.
+    Fifo,
+    /// The newest.
+    Lifo,
+    /// Slices of consecutive items of one trajectory.
+    Slices {
+        /// Items per slice.
+        length: u32,
+    },
+    /// The oldest complete groups of items with the same prompt.
+    Groups {
+        /// Items per group.
+        size: u32,
+    },
+}
+
+/// A request for a batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// How items are chosen.
+    pub by: SampleBy,
+    /// Items; of slices and groups, the number of these.
+    pub count: u32,
+    /// A draw is a function of seed, step and the items.
+    pub seed: u64,
+    /// The step.
+    pub step: u64,
+    /// Fields to return.
+    pub fields: Fields,
+    /// Policy version of the learner, for the buffer's `max_age`.
+    pub version: u64,
+    /// Rank among the members that draw from one plan.
+    pub rank: u32,
+    /// Number of members; at least 1.
+    pub world: u32,
+    /// Longest wait for items or for the limiter; by default none.
+    pub wait: Duration,
+}
+
+impl Sample {
+    /// Returns a request for `count` items with all fields.
+    pub const fn new(by: SampleBy, count: u32, seed: u64, step: u64) -> Self {
+        let (fields, wait) = (Fields::All, Duration::ZERO);
+        Self { by, count, seed, step, fields, version: 0, rank: 0, world: 1, wait }
+    }
+}
+
+impl Buffer {
+    /// Draws a batch.
+    ///
+    /// # Errors
+    /// [`BufferWait`](engram_proto::v1::ProblemKind::BufferWait) with what it waited for, if there are not enough items, or the limiter does
+    /// not allow it in time.
+    pub async fn sample(&self, sample: Sample) -> Result<Batch, Error> {
+        use v1::sample_items_request::Sampler;
+        let (fields, without_fields) = sample.fields.to_wire();
+        let sampler = match sample.by {
+            SampleBy::Prioritized { alpha, beta } => Sampler::Prioritized(v1::PrioritizedSampler { alpha, beta }),
+            SampleBy::Uniform => Sampler::Uniform(v1::UniformSampler {}),
+            SampleBy::Fifo => Sampler::Fifo(v1::FifoSampler {}),
+            SampleBy::Lifo => Sampler::Lifo(v1::LifoSampler {}),
+            SampleBy::Slices { length } => Sampler::Slices(v1::SliceSampler { length }),
+            SampleBy::Groups { size } => Sampler::Groups(v1::GroupSampler { size }),
+        };
+        let message = v1::SampleItemsRequest {
+            buffer: self.name().to_owned(),
+            sampler: Some(sampler),
+            count: sample.count,
+            seed: sample.seed,
+            step: sample.step,
+            fields,
+            without_fields,
+            version: sample.version,
+            rank: sample.rank,
+            world: sample.world,
+            wait_ms: millis(sample.wait),
+        };
+        self.stream(sample.wait, async |mut worker: Service, deadline| {
+            worker.buffers().sample_items(self.client().request(message.clone(), deadline)).await
+        })
+        .await
+    }
+
+    /// Returns items by handle, in the order of the handles; those that do not exist are in `missing`.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn get(&self, handles: &[MemoryId], fields: Fields) -> Result<Batch, Error> {
+        let (fields, without_fields) = fields.to_wire();
+        let handles = handles.iter().map(|handle| handle.0).collect();
+        let message = v1::GetItemsRequest { buffer: self.name().to_owned(), handles, fields, without_fields };
+        self.stream(Duration::ZERO, async |mut worker: Service, deadline| {
+            worker.buffers().get_items(self.client().request(message.clone(), deadline)).await
+        })
+        .await
+    }
+
+    /// Leases up to `count` of the oldest items that a consumer has not had. They belong to this call until they are acknowledged, or until the
+    /// lease ends.
+    ///
+    /// # Errors
+    /// [`BufferWait`](engram_proto::v1::ProblemKind::BufferWait) if there is no item in time.
+    pub async fn consume(
+        &self,
+        consumer: &str,
+        count: u32,
+        lease: Duration,
+        wait: Duration,
+        fields: Fields,
+    ) -> Result<Batch, Error> {
+        let (fields, without_fields) = fields.to_wire();
+        let message = v1::ConsumeItemsRequest {
+            buffer: self.name().to_owned(),
+            consumer: consumer.to_owned(),
+            count,
+            lease_ms: millis(lease).into(),
+            fields,
+            without_fields,
+            wait_ms: millis(wait),
+        };
+        self.stream(wait, async |mut worker: Service, deadline| {
+            worker.buffers().consume_items(self.client().request(message.clone(), deadline)).await
+        })
+        .await
+    }
+
+    /// Returns handles, priorities, versions and tags, oldest first, of the items with this tag or of all; at most `limit`, 65,536 if it is 0.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn list(&self, tag: Option<&[u8]>, limit: u32) -> Result<Batch, Error> {
+        let tag = tag.map(|tag| tag.to_vec().into());
+        let message = v1::ListItemsRequest { buffer: self.name().to_owned(), tag, limit };
+        self.stream(Duration::ZERO, async |mut worker: Service, deadline| {
+            worker.buffers().list_items(self.client().request(message.clone(), deadline)).await
+        })
+        .await
+    }
+
+    /// Calls a worker and reads its answer, with retries until the deadline.
+    async fn stream(
+        &self,
+        wait: Duration,
+        call: impl AsyncFn(Service, Duration) -> Result<tonic::Response<Streaming<v1::ItemBatch>>, tonic::Status>,
+    ) -> Result<Batch, Error> {
+        let client = self.client();
+        let jagged = |name: &str| self.spec().fields.iter().any(|field| field.jagged && field.name == name);
+        let mut retry = client.read().waiting(wait);
+        loop {
+            let response = async {
+                let map = client.map().map_err(|error| Failure::unavailable(error.to_string()))?;
+                let owners: Vec<_> = map.owners().into_iter().collect();
+                let pick = rand::random_range(0..owners.len().max(1));
+                let owner = owners.get(pick).ok_or_else(|| Failure::unavailable("no worker serves a partition"))?;
+                let service = client.service_of(&map, *owner)?;
+                let read = async {
+                    let mut parts = call(service, client.attempt(&retry)).await?.into_inner();
+                    let mut read = Vec::new();
+                    while let Some(part) = parts.message().await? {
+                        read.push(part);
+                    }
+                    Ok(read)
+                };
+                client.while_owner(&map, *owner, read).await
+            };
+            match response.await {
+                Ok(parts) => return Batch::join(parts, jagged),
+                Err(failure) => retry.after(client, failure).await?,
+            }
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
