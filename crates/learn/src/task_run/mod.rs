@@ -9,12 +9,26 @@
 //! ```
 
 mod assignment;
+mod fisher;
+mod fit;
+mod geodesic;
+mod local;
+mod page;
+mod random;
 mod record;
 mod registry;
+mod samples;
+mod training;
+mod tropical;
+mod wire;
 
 pub use assignment::{Assignment, AssignmentAction, AssignmentEvent, MAX_LOSSES, WorkerNumber};
+pub use fisher::FisherTasks;
+pub use local::run_locally;
 pub use record::{CorruptRow, RecordedTasks, TaskReport, TaskSummary, page_row, result_row};
 pub use registry::task_run;
+pub use training::training_page;
+pub use tropical::TropicalTasks;
 
 use crate::source::StopFlag;
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! What the record of a run holds about its tasks: a row per result, and the findings.
 
 use super::{StageResults, TaskFindings};
+use crate::run::RunState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::Xxh3;
@@ -152,6 +153,24 @@ impl TaskReport {
     pub const API_VERSION: &'static str = "engram.dev/v1alpha1";
     /// Value of `kind`.
     pub const KIND: &'static str = "TaskReport";
+
+    /// Builds the report of a run from the state and the rows of its record.
+    ///
+    /// # Errors
+    /// The report page is damaged.
+    pub fn new(state: &RunState, rows: &[Vec<u8>], cluster: &str) -> Result<Self, CorruptRow> {
+        Ok(Self {
+            api_version: Self::API_VERSION.into(),
+            kind: Self::KIND.into(),
+            run: state.name.clone(),
+            cluster: cluster.to_owned(),
+            run_kind: state.spec["kind"].as_str().unwrap_or_default().to_owned(),
+            tasks: state.done,
+            elapsed_seconds: state.elapsed_ms as f64 / 1_000.0,
+            findings: state.tasks.clone().unwrap_or_default(),
+            page: RecordedTasks::read(rows)?.page()?.unwrap_or_default(),
+        })
+    }
 }
 
 #[cfg(test)]

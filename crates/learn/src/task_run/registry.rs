@@ -1,5 +1,6 @@
 //! The kinds of runs that are split into tasks.
 
+use super::geodesic::Geodesic;
 use super::{TaskError, TaskRun};
 use engram_api::{LearnerRunSpec, RunKind};
 
@@ -7,10 +8,13 @@ use engram_api::{LearnerRunSpec, RunKind};
 ///
 /// # Errors
 /// The specification or the data cannot be used, or runs of this kind are not split into tasks.
-pub fn task_run(spec: &LearnerRunSpec, _data: Option<&[u8]>) -> Result<Box<dyn TaskRun>, TaskError> {
+pub fn task_run(spec: &LearnerRunSpec, data: Option<&[u8]>) -> Result<Box<dyn TaskRun>, TaskError> {
     let missing = |block: &str| TaskError::Invalid(format!("spec.{block} is missing"));
     match spec.kind {
-        RunKind::Geodesic => Err(missing("geodesic")),
+        RunKind::Geodesic => {
+            let run = spec.geodesic.as_ref().ok_or_else(|| missing("geodesic"))?;
+            Ok(Box::new(Geodesic::new(run, data)?))
+        }
         RunKind::Tropical => Err(missing("tropical")),
         RunKind::Fisher => Err(missing("fisher")),
         kind => Err(TaskError::Invalid(format!("spec.kind is {kind}; allowed: Geodesic, Tropical, Fisher"))),

@@ -1,0 +1,52 @@
+use super::super::local::run_locally;
+use super::*;
+use engram_api::DataFile;
+
+fn spec(yaml: &str) -> GeodesicRun {
+    serde_json::from_str(yaml).unwrap()
+}
+
+fn small(extra: &str) -> GeodesicRun {
+    spec(&format!(
+        r#"{{"source":{{"synthetic":{{"name":"S4","wavelengths":61}}}},"starts":2{extra},"training":{{"steps":30,"evaluateEvery":10}}}}"#
+    ))
+}
+
+#[test]
+fn findings_do_not_depend_on_the_number_of_workers_and_label_the_leaking_variant() {
+    let run = Geodesic::new(&small(r#","leakingVariant":true"#), None).unwrap();
+    let tasks = run.plan(&[]).unwrap();
+    assert_eq!(tasks.len(), 14);
+    assert_eq!((&*tasks[0].name, &*tasks[13].name), ("fold 1, start 1", "leaking variant, start 2"));
+    assert!(tasks[13].cost > tasks[0].cost);
+    let (one, three) = (run_locally(&run, 1).unwrap(), run_locally(&run, 3).unwrap());
+    assert_eq!(one, three);
+    assert!(one.metrics["mean_rmse"] > 0.0 && one.metrics.contains_key("leaking_mean_rmse"));
+    assert!(one.page.contains("leaking variant (has seen the spectra)") && one.page.contains("40 ppb"));
+    assert!(one.summary.iter().any(|line| line.starts_with("Leaking variant, not a validation")));
+    assert!(one.summary.iter().any(|line| line.starts_with("RBF-GP")), "{:?}", one.summary);
+    assert!((one.metrics["noise_level"] / 0.005 - 1.0).abs() < 0.1);
+}
+
+#[test]
+fn bad_input_is_refused_with_field_value_and_allowed() {
+    let csv = |text: &str| {
+        let run = GeodesicRun { source: SpectraSource::Csv(DataFile::default()), ..small("") };
+        Geodesic::new(&run, Some(text.as_bytes())).map(drop).unwrap_err().to_string()
+    };
+    let header: String = (0..40).map(|i| format!(",{}", 200 + i)).collect();
+    let row = |ppb: u32, last: &str| format!("\n{ppb}{}{last}", ",1".repeat(39));
+    let rows = |last: &str| format!("ppb{header}{}{}{}{}", row(0, ",1"), row(5, ",2"), row(9, ",1"), row(20, last));
+    let missing = csv(&rows(","));
+    assert!(missing.contains("spec.geodesic.source.csv") && missing.contains("239"), "{missing}");
+    let few = csv(&format!("ppb{header}{}{}{}", row(0, ",1"), row(5, ",2"), row(9, ",1")));
+    assert!(few.contains("3 concentrations; allowed: 4 to 64"), "{few}");
+    let narrow = csv("ppb,1,2\n0,1,2\n1,1,2\n2,1,2\n3,1,2\n");
+    assert!(narrow.contains("wavelengths"), "{narrow}");
+    let mut rates = small("");
+    rates.training.clip = 0.0;
+    let rates = Geodesic::new(&rates, None).map(drop).unwrap_err().to_string();
+    assert!(rates.contains("clip") && rates.contains("(0, 1e6]"), "{rates}");
+    let good = GeodesicRun { source: SpectraSource::Csv(DataFile::default()), ..small("") };
+    assert!(Geodesic::new(&good, Some(rows(",1").as_bytes())).is_ok());
+}
