@@ -15,7 +15,7 @@ const LAYERS: [&[&str]; 7] = [
     &["learn", "coordinator", "faults", "simulation", "snapshot"],
     // Helpers of tests: everything below uses them as a dev-dependency only.
     &["worker", "operator", "testing"],
-    &["cli", "tests", "kubernetes-tests", "benchmarks", "fuzz", "xtask", "network-simulation", "gpu-check"],
+    &["cli", "python", "tests", "kubernetes-tests", "benchmarks", "fuzz", "xtask", "network-simulation", "gpu-check"],
 ];
 
 #[derive(Deserialize)]

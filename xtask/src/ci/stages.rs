@@ -51,7 +51,7 @@ const BASE: Stage =
     Stage { name: "", about: "", needs: &[], exclusive: false, root: false, run: |_| Ok(Verdict::Passed) };
 
 /// In the order in which they start. What fails soonest comes first; builds come before what uses them.
-pub(super) static STAGES: [Stage; 16] = [
+pub(super) static STAGES: [Stage; 17] = [
     Stage { name: "format", about: "rustfmt", run: |job| xtask(job, &["fmt", "--check"]), ..BASE },
     Stage { name: "words", about: "terms of the glossary", run: |job| xtask(job, &["words"]), ..BASE },
     Stage { name: "build", about: "the release build, as users run it", run: build, ..BASE },
@@ -102,6 +102,7 @@ pub(super) static STAGES: [Stage; 16] = [
         run: |job| xtask(job, &["images", "--debug", "--verify"]),
         ..BASE
     },
+    Stage { name: "python", about: "the wheel in a fresh environment: types, tests, examples", run: python, ..BASE },
     Stage { name: "bench", about: "benchmark suites, once and small", run: bench, ..BASE },
     Stage { name: "report", about: "the example's report in a browser", needs: &["example"], run: report, ..BASE },
     Stage {
@@ -219,6 +220,17 @@ fn model(job: &Job) -> Result<Verdict> {
     cargo.args(["--features", "engram-simulation/defects", "--test", "model", "--test", "defects"]);
     job.run(cargo.args(["--", "--nocapture", "--skip", "the_core_is_safe"]))?;
     Ok(Verdict::Passed)
+}
+
+fn python(job: &Job) -> Result<Verdict> {
+    let mut command = super::job::xtask()?;
+    match job.status(command.args(["python", "--test"]))? {
+        0 => Ok(Verdict::Passed),
+        status if status == i32::from(crate::python::SKIPPED) => {
+            Ok(Verdict::Skipped("maturin or pytest can't be installed, see the log".into()))
+        }
+        status => anyhow::bail!("cargo xtask python failed (status {status})"),
+    }
 }
 
 fn bench(job: &Job) -> Result<Verdict> {

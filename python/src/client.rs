@@ -1,0 +1,328 @@
+//! `Client`: the client library for Python.
+
+use crate::convert::{self, GroupFigures, WriteCounts};
+use crate::error;
+use crate::runtime::{Runtime, Threads};
+use engram_client::{
+    GetOptions, GroupSignal, Network, Options, OwnerKey, QualityOptions, RankOptions, RecallOptions, Rows, Session,
+    Signals, Token, Updates,
+};
+use engram_identity::{ExpectedPeer, Files, Keys, Role, Roots, WatchedFiles, token};
+use engram_memory::{Blobs, Group, MemoryId, OnMissing, key_id};
+use numpy::{IntoPyArray as _, PyArray1, PyReadonlyArray1, PyReadonlyArray2};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Columns of an array.
+type Column<'py, T> = Option<PyReadonlyArray1<'py, T>>;
+
+/// Connection to a cluster.
+#[pyclass(frozen, module = "engram._engram")]
+pub(crate) struct Client {
+    threads: Arc<Threads>,
+    /// `None` only while it is dropped.
+    connection: Option<Connection>,
+}
+
+struct Connection {
+    client: engram_client::Client,
+    session: Session,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if !self.threads.is_own() {
+            // A lock of the parent's runtime may have been held when the process was forked.
+            std::mem::forget(self.connection.take());
+        }
+    }
+}
+
+impl Client {
+    fn connection(&self) -> &Connection {
+        self.connection.as_ref().expect("is only absent while it is dropped")
+    }
+
+    fn client(&self) -> &engram_client::Client {
+        &self.connection().client
+    }
+
+    fn session(&self) -> &Session {
+        &self.connection().session
+    }
+}
+
+/// Creates the network of a client: TLS with a certificate, TLS with a token, or plaintext.
+fn network(
+    ca: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    token_file: Option<PathBuf>,
+) -> Result<Network, String> {
+    let expected = ExpectedPeer::any(Role::Worker);
+    match (ca, certificate, token_file) {
+        (None, None, None) => Ok(Network::default()),
+        (Some(trust_bundle), Some(certificate), None) => {
+            let key = key.unwrap_or_else(|| certificate.clone());
+            let keys = Keys::open(Files { trust_bundle, certificate, key }).map_err(|error| error.to_string())?;
+            Ok(Network::with_tls(keys, expected))
+        }
+        (Some(ca), None, Some(path)) => {
+            let parse = |contents: &[Vec<u8>]| Roots::parse(&contents[0]);
+            let roots = WatchedFiles::open("CA certificates", vec![ca], parse).map_err(|error| error.to_string())?;
+            let source = Token::file(&path).map_err(|error| error.to_string())?;
+            let cluster = token::cluster_of(&source.text());
+            let cluster = cluster.ok_or_else(|| {
+                let audience = "required: one audience, engram/<cluster id>";
+                format!("token: the token in {} has no cluster as audience; {audience}", path.display())
+            })?;
+            Ok(Network::with_token(source, roots, cluster, expected))
+        }
+        (None, ..) => Err("tls is absent, but a certificate or a token is given; both are sent over TLS only".into()),
+        (Some(_), None, None) => Err("tls has a CA only; required: certificate, or token".into()),
+        (Some(_), Some(_), Some(_)) => Err("tls has a certificate, and token is given; allowed: one of them".into()),
+    }
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    #[pyo3(signature = (runtime, endpoints, *, cluster=None, owner_key=String::new(), ca=None, certificate=None, key=None,
+        token_file=None, timeout=30.0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
+    fn new(
+        py: Python<'_>,
+        runtime: &Runtime,
+        endpoints: Vec<String>,
+        cluster: Option<&str>,
+        owner_key: String,
+        ca: Option<PathBuf>,
+        certificate: Option<PathBuf>,
+        key: Option<PathBuf>,
+        token_file: Option<PathBuf>,
+        timeout: f64,
+    ) -> PyResult<Self> {
+        let deadline = Duration::try_from_secs_f64(timeout)
+            .map_err(|_| PyValueError::new_err(format!("timeout is {timeout}; allowed: seconds, above 0")))?;
+        let network = network(ca, certificate, key, token_file);
+        let network = network.map_err(|text| error::raise(py, "Config", &text, None))?;
+        let mut options = Options {
+            network,
+            owner_key: OwnerKey(owner_key),
+            read_deadline: deadline,
+            write_deadline: deadline,
+            ..Options::new(endpoints)
+        };
+        if let Some(text) = cluster {
+            let id = text.parse();
+            options.cluster =
+                Some(id.map_err(|_| PyValueError::new_err(format!("cluster is {text:?}; allowed: 32 hex digits")))?);
+        }
+        let threads = Arc::clone(&runtime.0);
+        let client = threads.wait(py, None, engram_client::Client::connect(options))?;
+        let session = client.session();
+        Ok(Self { threads, connection: Some(Connection { client, session }) })
+    }
+
+    /// Process that the connection belongs to.
+    #[getter]
+    fn is_own(&self) -> bool {
+        self.threads.is_own()
+    }
+
+    /// Inserts memories, or changes the given columns of existing ones.
+    #[pyo3(signature = (ids, *, keys=None, weights=None, groups=None, features=None, payloads=None, timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
+    fn upsert(
+        &self,
+        py: Python<'_>,
+        ids: PyReadonlyArray1<'_, u64>,
+        keys: Option<Vec<String>>,
+        weights: Column<'_, f32>,
+        groups: Column<'_, u8>,
+        features: Option<PyReadonlyArray2<'_, f32>>,
+        payloads: Option<Vec<Vec<u8>>>,
+        timeout: Option<f64>,
+    ) -> PyResult<WriteCounts> {
+        let mut rows = keys.map_or_else(Rows::default, Rows::keyed);
+        if rows.keys.is_none() {
+            rows.ids = convert::ids(&ids)?;
+        }
+        rows.weights = convert::optional(weights.as_ref())?;
+        rows.groups = convert::groups(groups.as_ref())?;
+        if let Some(features) = features {
+            rows.features = features.as_slice()?.to_vec();
+        }
+        rows.payloads = payloads.map(|payloads| payloads.into_iter().collect());
+        let result = self.threads.wait(py, timeout, self.session().upsert(rows))?;
+        Ok(convert::written(&result))
+    }
+
+    /// Removes memories.
+    #[pyo3(signature = (ids, *, timeout=None))]
+    fn remove(&self, py: Python<'_>, ids: PyReadonlyArray1<'_, u64>, timeout: Option<f64>) -> PyResult<WriteCounts> {
+        let ids = convert::ids(&ids)?;
+        Ok(convert::written(&self.threads.wait(py, timeout, self.session().remove(ids))?))
+    }
+
+    /// Reinforces memories by quality or by change of weight.
+    #[pyo3(signature = (ids, *, keys=None, qualities=None, deltas=None, create=false, timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
+    fn reinforce(
+        &self,
+        py: Python<'_>,
+        ids: PyReadonlyArray1<'_, u64>,
+        keys: Option<Vec<String>>,
+        qualities: Column<'_, f32>,
+        deltas: Column<'_, f32>,
+        create: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<WriteCounts> {
+        let updates = updates(&ids, keys, qualities.as_ref(), deltas.as_ref(), create)?;
+        Ok(convert::written(&self.threads.wait(py, timeout, self.session().reinforce(updates))?))
+    }
+
+    /// Decays every memory.
+    #[pyo3(signature = (amount, *, timeout=None))]
+    fn decay(&self, py: Python<'_>, amount: f64, timeout: Option<f64>) -> PyResult<WriteCounts> {
+        Ok(convert::written(&self.threads.wait(py, timeout, self.session().decay(amount))?))
+    }
+
+    /// Reads memories by id, in the given order.
+    #[pyo3(signature = (ids, *, features=false, payloads=false, timeout=None))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        ids: PyReadonlyArray1<'py, u64>,
+        features: bool,
+        payloads: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let ids = convert::ids(&ids)?;
+        let result = self.threads.wait(py, timeout, self.client().get(&ids, GetOptions { features, payloads }))?;
+        let columns = convert::memories(py, &result.memories, true)?;
+        let missing: Vec<u64> = result.missing.iter().map(|id| id.0).collect();
+        columns.set_item("missing", missing.into_pyarray(py))?;
+        if features {
+            convert::add_features(&columns, &result.memories)?;
+        }
+        if payloads {
+            convert::add_payloads(&columns, &result.memories)?;
+        }
+        Ok(columns)
+    }
+
+    /// Returns the memories of the greatest weights, descending.
+    #[pyo3(signature = (limit, *, group=None, timeout=None))]
+    fn rank<'py>(
+        &self,
+        py: Python<'py>,
+        limit: u64,
+        group: Option<u8>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let options = RankOptions { limit, group: group.map(Group), keys: true };
+        let ranked = async {
+            let mut ranking = self.client().rank(options).await?;
+            let mut memories = Vec::new();
+            while let Some(page) = ranking.next().await? {
+                memories.extend(page);
+            }
+            Ok(memories)
+        };
+        let memories = self.threads.wait(py, timeout, ranked)?;
+        convert::memories(py, &memories, true)
+    }
+
+    /// Returns the memories most similar to `query`, descending by cosine times weight.
+    #[pyo3(signature = (query, *, limit=10, group=None, timeout=None))]
+    fn recall<'py>(
+        &self,
+        py: Python<'py>,
+        query: PyReadonlyArray1<'py, f32>,
+        limit: u32,
+        group: Option<u8>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let options = RecallOptions { limit, group: group.map(Group), keys: true };
+        let query = convert::column(&query)?;
+        let matches = self.threads.wait(py, timeout, self.client().recall(query, options))?;
+        let scores: Vec<f32> = matches.iter().map(|found| found.score).collect();
+        let memories: Vec<_> = matches.into_iter().map(|found| found.memory).collect();
+        let columns = convert::memories(py, &memories, true)?;
+        columns.set_item("scores", scores.into_pyarray(py))?;
+        Ok(columns)
+    }
+
+    /// Returns the figures of every group.
+    #[pyo3(signature = (*, timeout=None))]
+    fn quality(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<GroupFigures>> {
+        let quality = self.threads.wait(py, timeout, self.client().quality(QualityOptions::default()))?;
+        Ok(convert::quality(&quality.vector))
+    }
+
+    /// Returns the digest of all memories as 32 hex digits, and their number.
+    #[pyo3(signature = (*, timeout=None))]
+    fn digest(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(String, u64)> {
+        let result = self.threads.wait(py, timeout, self.client().digest())?;
+        Ok((result.digest.to_string(), result.memories))
+    }
+
+    /// Reinforces every memory of some groups, each with a quality.
+    #[pyo3(signature = (groups, *, timeout=None))]
+    fn reinforce_groups(&self, py: Python<'_>, groups: Vec<(u8, f32)>, timeout: Option<f64>) -> PyResult<WriteCounts> {
+        let signal = |(group, quality)| (Group(group), GroupSignal::Quality(quality));
+        let groups: Vec<_> = groups.into_iter().map(signal).collect();
+        Ok(convert::written(&self.threads.wait(py, timeout, self.session().reinforce_groups(&groups))?))
+    }
+
+    /// Returns cluster id, name, number of partitions, feature dimension, and per worker: ordinal, address, whether it is alive, and
+    /// how many partitions it is primary of.
+    fn map<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let map = self.threads.wait(py, None, self.client().refreshed_map())?;
+        let primaries = |ordinal| map.partitions.iter().filter(|placement| placement.primary == ordinal).count();
+        let worker = |(ordinal, worker): (&engram_memory::Ordinal, &engram_client::Worker)| {
+            (ordinal.0, worker.client_address.clone(), worker.alive, primaries(*ordinal))
+        };
+        let result = PyDict::new(py);
+        result.set_item("cluster", map.cluster.to_string())?;
+        result.set_item("name", &map.cluster_name)?;
+        result.set_item("partitions", map.partition_count())?;
+        result.set_item("dimension", map.feature_dimension)?;
+        result.set_item("workers", map.workers.iter().map(worker).collect::<Vec<_>>())?;
+        Ok(result)
+    }
+}
+
+/// Creates updates by id. Exactly one of the two signals is given.
+fn updates(
+    ids: &PyReadonlyArray1<'_, u64>,
+    keys: Option<Vec<String>>,
+    qualities: Option<&PyReadonlyArray1<'_, f32>>,
+    deltas: Option<&PyReadonlyArray1<'_, f32>>,
+    create: bool,
+) -> PyResult<Updates> {
+    let signals = match (qualities, deltas) {
+        (Some(qualities), None) => Signals::Qualities(convert::column(qualities)?),
+        (None, Some(deltas)) => Signals::Deltas(convert::column(deltas)?),
+        _ => return Err(PyValueError::new_err("required: exactly one of qualities and deltas")),
+    };
+    let on_missing = if create { OnMissing::Create } else { OnMissing::Report };
+    let keys = keys.map(|keys| keys.into_iter().map(String::into_bytes).collect::<Blobs>());
+    Ok(Updates { ids: convert::ids(ids)?, signals, on_missing, keys })
+}
+
+/// Returns the ids of keys: the first 64 bits of their SHA-256.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "as Python passes it")]
+pub(crate) fn key_ids(py: Python<'_>, keys: Vec<String>) -> Bound<'_, PyArray1<u64>> {
+    let id = |key: &String| -> u64 {
+        let MemoryId(id) = key_id(key.as_bytes());
+        id
+    };
+    keys.iter().map(id).collect::<Vec<u64>>().into_pyarray(py)
+}

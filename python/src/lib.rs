@@ -1,0 +1,27 @@
+//! Native module `engram._engram` of the Python package: the client of a cluster, and the numerics that need none.
+//!
+//! Decides how Python values become columns of the client library and back, when the interpreter lock is released, and how a call is
+//! interrupted. Arguments have the right dtype and are contiguous: the Python layer converts them and reports what it cannot convert.
+//!
+//! Invariants:
+//! - The interpreter lock is not held while a call waits; a waiting call checks for signals ten times a second.
+//! - After a fork nothing of the parent's runtime is used or dropped in the child: its threads do not exist there.
+
+mod client;
+mod convert;
+mod error;
+mod manifest;
+mod runtime;
+
+use pyo3::prelude::*;
+
+/// Native part of the package.
+#[pymodule]
+mod _engram {
+    #[pymodule_export]
+    use crate::client::{Client, key_ids};
+    #[pymodule_export]
+    use crate::manifest::parse_manifest;
+    #[pymodule_export]
+    use crate::runtime::Runtime;
+}

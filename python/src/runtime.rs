@@ -1,0 +1,92 @@
+//! The threads behind blocking calls, and the wait itself.
+
+use crate::error;
+use pyo3::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, timeout};
+
+/// Interval of checks for signals while a call waits: Ctrl-C takes effect within this time.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+/// Threads of the runtime: they only move bytes of connections.
+const THREADS: usize = 2;
+
+/// Background threads of this process, shared by its connections.
+#[pyclass(frozen, module = "engram._engram")]
+pub(crate) struct Runtime(pub(crate) Arc<Threads>);
+
+#[pymethods]
+impl Runtime {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("engram")
+            .enable_all()
+            .build()?;
+        Ok(Self(Arc::new(Threads { process: std::process::id(), runtime: Some(runtime) })))
+    }
+
+    /// Process that the threads belong to.
+    #[getter]
+    fn process(&self) -> u32 {
+        self.0.process
+    }
+}
+
+/// A runtime that is left alone in a forked child.
+pub(crate) struct Threads {
+    process: u32,
+    /// `None` only while it is dropped.
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Threads {
+    /// Whether this process has the threads; a forked child does not.
+    pub(crate) fn is_own(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Waits for `future` without the interpreter lock. A signal handler that raises, or the deadline, cancels it.
+    ///
+    /// # Errors
+    /// The deadline passed, a signal handler raised, or this is a forked child.
+    pub(crate) fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        limit: Option<f64>,
+        future: impl Future<Output = Result<T, engram_client::Error>> + Send,
+    ) -> PyResult<T> {
+        let runtime = match &self.runtime {
+            Some(runtime) if self.is_own() => runtime,
+            _ => return Err(error::raise(py, "Forked", "this connection belongs to the parent process", None)),
+        };
+        // Beyond the range of a duration there is no deadline.
+        let deadline = limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let deadline = deadline.and_then(|limit| Instant::now().checked_add(limit));
+        let mut future = Box::pin(future);
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let slice = left.map_or(SIGNAL_INTERVAL, |left| left.min(SIGNAL_INTERVAL));
+            let waited = py.detach(|| runtime.block_on(async { timeout(slice, &mut future).await }));
+            match waited {
+                Ok(result) => return result.map_err(|failure| error::of_client(py, &failure)),
+                Err(_) if left.is_some_and(|left| left <= SIGNAL_INTERVAL) => {
+                    let text = format!("no result within timeout={} s", limit.unwrap_or_default());
+                    return Err(error::raise(py, "Timeout", &text, Some(engram_api::Code::DeadlineExceeded)));
+                }
+                Err(_) => py.check_signals()?,
+            }
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        match self.runtime.take() {
+            Some(runtime) if self.is_own() => runtime.shutdown_background(),
+            // Joining threads that do not exist would never return.
+            runtime => std::mem::forget(runtime),
+        }
+    }
+}
