@@ -61,11 +61,11 @@ impl Default for FisherRunSpec {
             hidden: 0,
             form: FisherForm::default(),
             epochs: 60,
-            damping: 0.001,
+            damping: 0.01,
             steps: 60,
             batch: 128,
             natural_rates: vec![0.03, 0.1, 0.3],
-            sgd_rates: vec![0.03, 0.1, 0.3, 1.0],
+            sgd_rates: vec![0.3, 1.0, 3.0, 10.0],
             test: 0.25,
             seed: 42,
         }

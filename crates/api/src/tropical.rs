@@ -144,7 +144,7 @@ impl Default for TropicalClassify {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Graph {
     /// Path of a CSV file without a header, relative to the manifest: row i, column j is the weight of the edge from i to j;
-    /// `-inf` (with `MinPlus` also `inf`) or an empty cell is a missing edge. At most 512 nodes.
+    /// `-inf` (with `MinPlus` `inf`) or an empty cell is a missing edge. At most 512 nodes, weights of at most 1e30.
     #[schemars(length(min = 1, max = 4096), example = &"graph.csv")]
     pub path: String,
 

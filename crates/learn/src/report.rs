@@ -13,6 +13,9 @@ mod summary;
 mod tables;
 mod verdict;
 
+pub(crate) use chart::{Frame, Hint, Ink, Line};
+pub(crate) use format::escape;
+pub(crate) use page::PAGE_STYLE;
 pub use page::{ReportError, page};
 pub use ranks::{Movers, RankEntry, RankHistory, RankNote};
 pub use summary::summary;

@@ -19,7 +19,7 @@ const LETTERS: u32 = 13 * PIXEL;
 
 /// Meaning of a stroke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ink {
+pub(crate) enum Ink {
     Axis,
     Grid,
     Memory,
@@ -34,7 +34,7 @@ impl Ink {
         [Self::Axis, Self::Grid, Self::Memory, Self::Frequent, Self::Recent, Self::Rewarded, Self::Punished];
 
     /// The variable of the style sheet.
-    pub(super) const fn variable(self) -> &'static str {
+    pub(crate) const fn variable(self) -> &'static str {
         match self {
             Self::Axis => "--axis",
             Self::Grid => "--grid",
@@ -57,32 +57,32 @@ impl Ink {
 }
 
 /// A line of a chart.
-pub(super) struct Line {
-    pub(super) ink: Ink,
+pub(crate) struct Line {
+    pub(crate) ink: Ink,
     /// Points in order of x.
-    pub(super) points: Vec<(f64, f64)>,
+    pub(crate) points: Vec<(f64, f64)>,
     /// Width of the stroke in pixels, and how opaque it is.
-    pub(super) width: u32,
-    pub(super) opacity: f64,
+    pub(crate) width: u32,
+    pub(crate) opacity: f64,
 }
 
 /// Tooltip for a range of x.
-pub(super) struct Hint {
-    pub(super) from: f64,
-    pub(super) to: f64,
-    pub(super) text: String,
+pub(crate) struct Hint {
+    pub(crate) from: f64,
+    pub(crate) to: f64,
+    pub(crate) text: String,
 }
 
 /// A chart without its contents.
-pub(super) struct Frame<'a> {
+pub(crate) struct Frame<'a> {
     /// Unique in the page.
-    pub(super) id: &'a str,
-    pub(super) title: &'a str,
-    pub(super) description: &'a str,
-    pub(super) x: (f64, f64),
-    pub(super) y: (f64, f64),
-    pub(super) x_label: &'a dyn Fn(f64) -> String,
-    pub(super) y_label: &'a dyn Fn(f64) -> String,
+    pub(crate) id: &'a str,
+    pub(crate) title: &'a str,
+    pub(crate) description: &'a str,
+    pub(crate) x: (f64, f64),
+    pub(crate) y: (f64, f64),
+    pub(crate) x_label: &'a dyn Fn(f64) -> String,
+    pub(crate) y_label: &'a dyn Fn(f64) -> String,
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -94,7 +94,7 @@ type Plot<'a, 'b> = ChartContext<
 
 impl Frame<'_> {
     /// Draws lines, later ones over earlier ones.
-    pub(super) fn lines(&self, lines: &[Line], hints: &[Hint]) -> Result<String, ReportError> {
+    pub(crate) fn lines(&self, lines: &[Line], hints: &[Hint]) -> Result<String, ReportError> {
         self.draw(hints, |plot| {
             for line in lines {
                 let style = line.ink.colour().mix(line.opacity).stroke_width(line.width * PIXEL);

@@ -45,7 +45,7 @@ pub(super) const fn plural(count: u64) -> &'static str {
 }
 
 /// Text inside HTML, in elements and in quoted attributes. Control characters become visible.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {

@@ -7,7 +7,8 @@ use super::verdict::{Ranking, best, sentences};
 use super::{RankedMemory, RunReport, Standing};
 use std::fmt::Write;
 
-const STYLE: &str = include_str!("page.css");
+/// Style sheet of all reports.
+pub(crate) const PAGE_STYLE: &str = include_str!("page.css");
 
 /// A chart could not be drawn: a number in it is not finite.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +29,7 @@ pub fn page(report: &RunReport) -> Result<String, ReportError> {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
+         <title>{title}</title>\n<style>\n{PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n"
     );
     let figures = figures(report)?;
     let parts = [heading(report), verdict(report), tiles(report), rates(report)];

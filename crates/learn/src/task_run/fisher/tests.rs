@@ -1,0 +1,130 @@
+//! The run as a user sees it, and the matrix against NumPy.
+
+use super::*;
+use crate::task_run::local::LocalContext;
+use crate::task_run::run_locally;
+use engram_api::FisherForm;
+
+/// Values that `golden/make_golden.py` computed with NumPy in f64.
+#[derive(serde::Deserialize)]
+struct Golden {
+    values: Vec<f32>,
+    labels: Vec<u32>,
+    parameters: Vec<f32>,
+    empirical: Vec<f64>,
+    model: Vec<f64>,
+    model_eigenvalues: Vec<f64>,
+}
+
+fn golden() -> Golden {
+    serde_json::from_str(include_str!("golden/fisher.json")).unwrap()
+}
+
+/// A run over the golden samples with a number of shards.
+fn run_of(golden: &Golden, form: FisherForm, shards: usize) -> FisherTasks {
+    let data = Dataset::unscaled(golden.values.clone(), golden.labels.clone(), 3);
+    let split = Split { training: (0..data.len()).collect(), validation: Vec::new(), test: Vec::new() };
+    let spec = FisherRunSpec { form, ..FisherRunSpec::default() };
+    FisherTasks { spec, parameters: parameters_of(data.width, 0, 3), data, split, shards }
+}
+
+fn matrix_of(golden: &Golden, form: FisherForm, shards: usize) -> FisherMatrix {
+    let run = run_of(golden, form, shards);
+    let shard = |index| run.shard(index, &golden.parameters, &LocalContext::default()).unwrap();
+    run.fisher(&(0..shards).map(shard).collect()).unwrap()
+}
+
+#[test]
+fn matrices_equal_those_of_numpy() {
+    let golden = golden();
+    for (form, expected) in [(FisherForm::Empirical, &golden.empirical), (FisherForm::Model, &golden.model)] {
+        let matrix = matrix_of(&golden, form, 4);
+        let size = matrix.parameters();
+        assert_eq!(size * size, expected.len());
+        for (index, expected) in expected.iter().enumerate() {
+            let found = matrix.get(index / size, index % size);
+            assert!((found - expected).abs() < 1e-6, "{form} {index}: {found} {expected}");
+        }
+    }
+    let spectrum = matrix_of(&golden, FisherForm::Model, 1).spectrum();
+    for (found, expected) in spectrum.iter().zip(&golden.model_eigenvalues) {
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+    }
+    let different = golden.empirical.iter().zip(&golden.model).any(|(a, b)| (a - b).abs() > 1e-2);
+    assert!(different, "the two forms must not be confused");
+}
+
+#[test]
+fn any_number_of_shards_gives_the_same_bits() {
+    let golden = golden();
+    for form in [FisherForm::Empirical, FisherForm::Model] {
+        let whole = matrix_of(&golden, form, 1);
+        for shards in [2, 8, 64] {
+            assert_eq!(matrix_of(&golden, form, shards), whole, "{form}, {shards} shards");
+        }
+    }
+}
+
+/// A few steps on the digits: seconds in a debug build.
+fn short() -> FisherRunSpec {
+    FisherRunSpec {
+        epochs: 8,
+        steps: 12,
+        natural_rates: vec![0.3],
+        sgd_rates: vec![3.0],
+        form: FisherForm::Empirical,
+        ..FisherRunSpec::default()
+    }
+}
+
+#[test]
+fn run_on_digits_is_the_same_on_any_number_of_workers() {
+    let run = FisherTasks::new(&short(), None).unwrap();
+    assert_eq!((run.parameters, run.shards), (650, 8));
+    let findings = run_locally(&run, 1).unwrap();
+    assert_eq!(run_locally(&run, 3).unwrap(), findings);
+    let metric = |name: &str| findings.metrics[name];
+    println!("{:?}", findings.metrics);
+    assert!(metric("test_accuracy") > 0.9, "chance is 0.1, 0.95 expected");
+    // Pixels that are 0 in every image give 0 rows, and softmax logits have one redundant class.
+    assert!((300.0..=585.0).contains(&metric("fisher_rank")), "{}", metric("fisher_rank"));
+    assert!(metric("effective_dimension") < metric("fisher_rank") && metric("effective_dimension") > 10.0);
+    assert!(metric("natural_gradient_loss") < metric("sgd_loss"), "same samples, same number of steps");
+    assert!(findings.page.matches("<svg").count() == 2 && findings.summary.len() == 2);
+    assert_eq!(findings.outputs["fisherDigest"].len(), 16);
+}
+
+#[test]
+fn singular_matrix_without_damping_is_an_error() {
+    let run = FisherTasks::new(&FisherRunSpec { damping: 0.0, ..short() }, None).unwrap();
+    let error = run_locally(&run, 1).unwrap_err().to_string();
+    assert_eq!(error, "spec.fisher.damping: 0 is not allowed for a singular Fisher matrix; allowed: a positive number");
+}
+
+#[test]
+fn model_that_is_too_large_for_a_message_is_an_error() {
+    let refused = |hidden| FisherTasks::new(&FisherRunSpec { hidden, ..short() }, None).err().unwrap().to_string();
+    let error = refused(12);
+    assert!(error.starts_with("spec.fisher.hidden: 12 gives 910 parameters for 64 inputs and 10 classes"), "{error}");
+    assert!(error.contains("at most 886 parameters"), "{error}");
+    assert!(FisherTasks::new(&FisherRunSpec { hidden: 11, ..short() }, None).is_ok());
+}
+
+#[test]
+fn hidden_layer_is_trained_and_measured() {
+    let golden = golden();
+    let rows: String = golden
+        .values
+        .chunks(3)
+        .zip(&golden.labels)
+        .map(|(row, label)| format!("{},{},{},c{label}\n", row[0], row[1], row[2]))
+        .collect();
+    let data = serde_json::from_value(serde_json::json!({ "csv": { "path": "t.csv", "label": "kind" } })).unwrap();
+    let spec = FisherRunSpec { data, hidden: 5, batch: 16, form: FisherForm::Model, ..short() };
+    let run = FisherTasks::new(&spec, Some(format!("a,b,c,kind\n{rows}").as_bytes())).unwrap();
+    let findings = run_locally(&run, 2).unwrap();
+    assert_eq!(findings.metrics["parameters"], 38.0);
+    assert!(findings.metrics["fisher_smallest_eigenvalue"] >= -1e-6 * findings.metrics["fisher_trace"] / 38.0);
+    let error = FisherTasks::new(&spec, Some(b"a,kind\n1,x\ny,x\n")).err().unwrap().to_string();
+    assert!(error.contains("t.csv, line 3, column a: \"y\""), "{error}");
+}
