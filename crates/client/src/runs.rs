@@ -135,6 +135,16 @@ impl Client {
         Ok(self.call_driver(name, self.read(), message, get).await?.report_json)
     }
 
+    /// Predicts samples with the weights of a Replay run.
+    ///
+    /// # Errors
+    /// As [`Error`] says; an unknown run is [`ProblemKind::RunUnknown`].
+    pub async fn predict(&self, message: v1::PredictRequest) -> Result<v1::PredictResponse, Error> {
+        let name = message.name.clone();
+        let predict = |mut driver: RunServiceClient<Channel>, request| async move { driver.predict(request).await };
+        self.call_driver(&name, self.read(), message, predict).await
+    }
+
     /// Makes the primary of a partition upload it to an object store. Failures are retried within `deadline`, also with
     /// another primary; errors of the object store are part of the response.
     ///

@@ -9,6 +9,8 @@ const MAX_ROWS: usize = 240;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TrainingState {
+    /// Submission time of the run when it first started, which names its checkpoints.
+    pub started_ms: u64,
     /// Generation of the group.
     pub generation: u64,
     /// Members in rank order; none before the first generation, and after the run was suspended.
