@@ -45,6 +45,9 @@ const WORKER_CALLS: [&str; 7] = [
     "/engram.v1.RunService/SetUpdateCounting",
 ];
 
+/// Services whose calls are streams that wait.
+const WAITING_SERVICES: [&str; 3] = ["/engram.v1.PeerService/", "/engram.v1.TrainingService/", "/grpc.reflection."];
+
 /// What a call occupies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallKind {
@@ -67,9 +70,7 @@ impl CallKind {
             | "/engram.v1.RunService/RunTask"
             | "/engram.v1.RunService/WatchRun" => Self::Waiting,
             "/engram.v1.MemoryService/Upsert" | "/engram.v1.MemoryService/LearnEpoch" => Self::Upload,
-            _ if method.starts_with("/engram.v1.PeerService/") || method.starts_with("/grpc.reflection.") => {
-                Self::Waiting
-            }
+            _ if WAITING_SERVICES.iter().any(|service| method.starts_with(service)) => Self::Waiting,
             _ => Self::Work,
         }
     }

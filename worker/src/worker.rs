@@ -14,6 +14,7 @@ use crate::runs::{self, Runs};
 use crate::service;
 use crate::service::Memories;
 use crate::shared::{Shared, SharedParts};
+use crate::training;
 use engram_client::{Client, Network, Plane};
 use engram_identity::{ExpectedPeer, Keys, Role};
 use engram_memory::edge::OutOfRange;
@@ -22,6 +23,7 @@ use engram_proto::v1;
 use engram_proto::v1::memory_service_server::MemoryServiceServer;
 use engram_proto::v1::peer_service_server::PeerServiceServer;
 use engram_proto::v1::run_service_server::RunServiceServer;
+use engram_proto::v1::training_service_server::TrainingServiceServer;
 use engram_store::{Clock, Engine as StoreEngine, FileDisk, Recovery, Store, SystemClock};
 use futures::future::BoxFuture;
 use std::net::SocketAddr;
@@ -415,6 +417,11 @@ pub(crate) fn peer_services(shared: &Arc<Shared>) -> Routes {
     routes.add_service(run_service(shared, service::Plane::Peer));
     routes.add_service(
         PeerServiceServer::new(peers::PeerEndpoint { shared: Arc::clone(shared) })
+            .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)
+            .max_encoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES),
+    );
+    routes.add_service(
+        TrainingServiceServer::new(training::TrainingEndpoint { shared: Arc::clone(shared) })
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)
             .max_encoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES),
     );

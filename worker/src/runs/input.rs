@@ -4,8 +4,8 @@
 
 use super::record;
 use crate::shared::Shared;
-use engram_api::{Events, LearnerRunSpec, ObjectLocation, Source};
-use engram_learn::source::{Origin, SourceOptions};
+use engram_api::{Code, ConfigMapKey, DataFile, Events, LearnerRunSpec, MAX_DATA_BYTES, ObjectLocation, Source};
+use engram_learn::source::{Origin, SourceOptions, read_data};
 use engram_memory::{Command, PartitionId, Refusal, RunId};
 use engram_proto::v1::{Problem, ProblemKind};
 use std::path::{Path, PathBuf};
@@ -29,6 +29,9 @@ pub(super) fn refusal(shared: &Shared, spec: &LearnerRunSpec) -> Option<String> 
     if let Some(volume) = spec.snapshot.as_ref().and_then(|object| object.volume.as_ref()).filter(|_| !in_pod) {
         return Some(format!("spec.snapshot.volume is {volume}; allowed in clusters in Kubernetes only: here set url"));
     }
+    if let Some(file) = spec.data_file() {
+        return data_refusal(in_pod, file);
+    }
     match &spec.memory.as_ref()?.source {
         Source::Events(Events { input: None, config_map: None, s3: None, .. }) if in_pod => Some(
             "spec.memory.source.events.path without input is a file of one machine, which pods do not have; allowed: \
@@ -46,8 +49,30 @@ pub(super) fn refusal(shared: &Shared, spec: &LearnerRunSpec) -> Option<String> 
     }
 }
 
+/// Returns why this worker cannot read a data file.
+fn data_refusal(in_pod: bool, file: &DataFile) -> Option<String> {
+    match file {
+        DataFile { input: None, config_map: None, path } if in_pod => {
+            let path = path.as_deref().unwrap_or_default();
+            Some(format!(
+                "path {path} is a file of one machine, which pods do not have; allowed: configMap, or input and path"
+            ))
+        }
+        DataFile { config_map: Some(ConfigMapKey { name, .. }), .. } if !in_pod => {
+            Some(format!("configMap {name} is for clusters in Kubernetes; set path: to a file"))
+        }
+        DataFile { input: Some(input), .. } if !in_pod => {
+            Some(format!("input {input} is for clusters in Kubernetes; set path: to a file"))
+        }
+        DataFile { .. } => None,
+    }
+}
+
 /// Returns whether content must be supplied with the run.
 pub(super) fn is_supplied(spec: &LearnerRunSpec) -> bool {
+    if spec.data_file().is_some_and(|file| file.config_map.is_some()) {
+        return true;
+    }
     let source = spec.memory.as_ref().map(|memory| &memory.source);
     matches!(source, Some(Source::Events(Events { config_map: Some(_), .. })))
 }
@@ -118,6 +143,55 @@ pub(super) async fn fill(
         events.origin = Origin::Content(Arc::from(content));
     }
     Ok(())
+}
+
+/// Why the data of a run cannot be provided.
+pub(super) enum DataError {
+    /// A retry may succeed.
+    Unavailable(Problem),
+    /// The file cannot be read.
+    Unusable(engram_api::Problem),
+}
+
+impl From<Problem> for DataError {
+    fn from(problem: Problem) -> Self {
+        Self::Unavailable(problem)
+    }
+}
+
+/// Returns the content of the data file of a run. A file is read once and kept with the run, so that every driver has the same.
+pub(super) async fn data(
+    shared: &Shared,
+    (run, identity): (RunId, RunId),
+    file: &DataFile,
+) -> Result<Vec<u8>, DataError> {
+    let entry = record::load(shared, super::partition(shared, run), record_id(identity)).await?;
+    let kept = entry.as_ref().and_then(|entry| entry.state.strip_prefix(CONTENT_PREFIX)).unwrap_or_default();
+    if !kept.is_empty() {
+        return Ok(kept.to_vec());
+    }
+    let (path, origin) = match (&file.path, &file.input, shared.options.inputs.as_deref()) {
+        (Some(path), Some(input), Some(inputs)) => {
+            let folder = inputs.join(input);
+            (folder.join(path), Origin::Folder(folder))
+        }
+        (Some(path), ..) => (PathBuf::from(path), Origin::Disk),
+        (None, ..) => return Err(empty("the ConfigMap of the run")),
+    };
+    let shown = path.display().to_string();
+    let read = tokio::task::spawn_blocking(move || read_data(&path, &origin, MAX_DATA_BYTES)).await;
+    let read = read.map_err(|error| Problem::of(ProblemKind::Unavailable, error.to_string()))?;
+    let content =
+        read.map_err(|error| DataError::Unusable(engram_api::Problem::new(Code::SourceUnreadable, error.to_string())))?;
+    if content.is_empty() {
+        return Err(empty(&shown));
+    }
+    keep(shared, run, identity, &content).await?;
+    Ok(content)
+}
+
+fn empty(what: &str) -> DataError {
+    DataError::Unusable(engram_api::Problem::new(Code::SourceUnreadable, format!("{what} is empty")))
 }
 
 /// Returns the id of the record with the content of a run.

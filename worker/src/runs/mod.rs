@@ -9,6 +9,8 @@ mod identity;
 mod input;
 mod record;
 mod removal;
+mod replay;
+mod replay_figures;
 mod service;
 mod snapshot;
 mod task;
@@ -187,9 +189,18 @@ impl Runs {
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }
+        if let (RunKind::Replay, Some(replay)) = (spec.kind, &spec.replay) {
+            let replay = replay.clone();
+            let driver = replay::Driver { shared, run, state, version, replay, status, orders: received_orders };
+            let driver =
+                tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
+            active.insert(run, ActiveRun { name, status: updates, orders, driver });
+            return;
+        }
         if spec.kind.has_tasks() {
             let driver = task_run::Driver { shared, run, state, version, spec, status, orders: received_orders };
-            let driver = tokio::spawn(guarded(Arc::clone(&driver.shared), run, driver.run())).abort_handle();
+            let driver =
+                tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }

@@ -6,14 +6,17 @@ use crate::authorization;
 use crate::local_files;
 use crate::service::Plane;
 use crate::shared::Shared;
+use crate::training;
 use engram_api::{MANAGED_BY, Requirement};
 use engram_identity::Caller;
 use engram_learn::run::{Order, Phase, RunState, Status as RunProgress, report};
 use engram_memory::run::{MAX_PARTITION_BYTES, MAX_RUNS};
+use engram_learn::task_run::TaskReport;
 use engram_memory::{Command, PartitionId, Record, Refusal, RunId, Settings};
 use engram_proto::answers;
 use engram_proto::v1::run_service_server::RunService;
 use engram_proto::v1::{self, Problem, ProblemKind};
+use engram_train::job::Job;
 use futures::stream::{BoxStream, StreamExt as _};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -175,6 +178,25 @@ impl RunService for RunEndpoint {
         Ok(Response::new(v1::GetReportResponse { report_json }))
     }
 
+    async fn predict(
+        &self,
+        request: Request<v1::PredictRequest>,
+    ) -> Result<Response<v1::PredictResponse>, Status> {
+        let message = request.into_inner();
+        let run = self.run_id(&message.name)?;
+        if !self.is_here(run)? {
+            return self.shared.peers.predict(message).await.map(Response::new).map_err(client_status);
+        }
+        let overview = self.overview(run, &message.name).await.map_err(Problem::into_status)?;
+        let predicted = training::predict(&self.shared, run, &message).await.map_err(Problem::into_status)?;
+        let missing = || {
+            let (name, kind) = (&message.name, &overview.kind);
+            let text = format!("name: run {name:?} of kind {kind} has no weights on worker {}", self.shared.ordinal());
+            Problem::of(ProblemKind::Invalid, text).into_status()
+        };
+        predicted.map(Response::new).ok_or_else(missing)
+    }
+
     async fn acquire_turn(
         &self,
         request: Request<v1::AcquireTurnRequest>,
@@ -275,6 +297,10 @@ impl RunEndpoint {
         let spec: serde_json::Value = serde_json::from_str(&message.spec_json).unwrap_or_default();
         let source = &spec["memory"]["source"];
         let files = self.shared.options.local_files.as_ref();
+        let parsed = serde_json::from_value::<engram_api::LearnerRunSpec>(spec.clone());
+        if let Some(path) = parsed.as_ref().ok().and_then(|spec| spec.data_file()?.path.as_deref()) {
+            local_files::check(files, "path of the data file", path, &message.owner_key)?;
+        }
         for kind in ["events", "git"] {
             let named = source[kind]["path"].as_str();
             // The default is the current folder, which is that of the client.
@@ -446,6 +472,9 @@ impl RunEndpoint {
             .check_runs_on(&self.shared.options.cluster_name, &self.shared.options.spec)
             .map_err(|problems| invalid(problems.to_string()))?;
         let run = &parsed.runs.first().ok_or_else(|| invalid("spec_json: no run".into()))?.spec;
+        if let Some(replay) = &run.replay {
+            Job::new(replay).map_err(|error| invalid(error.to_string()))?;
+        }
         match input::refusal(&self.shared, run) {
             Some(refusal) => Err(invalid(refusal)),
             None => Ok((spec, input::is_supplied(run))),
@@ -519,6 +548,16 @@ impl RunEndpoint {
         let partition = super::partition(&self.shared, run);
         let entry = record::load(&self.shared, partition, run).await?.ok_or_else(unknown)?;
         let state = RunState::of(&entry).map_err(|error| damaged(&error))?;
+        if super::spec(&self.shared, &state).is_ok_and(|spec| spec.kind.has_tasks()) {
+            let report = TaskReport::new(&state, &entry.rows, &self.shared.options.cluster_name);
+            let report = report.map_err(|error| damaged(&error))?;
+            return serde_json::to_string(&report).map_err(|error| damaged(&error));
+        }
+        if state.spec["kind"] == "Replay" {
+            let report = TaskReport::new(&state, &entry.rows, &self.shared.options.cluster_name);
+            let report = report.map_err(|error| damaged(&error))?;
+            return serde_json::to_string(&report).map_err(|error| damaged(&error));
+        }
         if state.spec["kind"] == "Snapshot" {
             let text = format!("run {name:?} is a snapshot, which has no report; allowed: runs that learn");
             return Err(Problem::of(ProblemKind::Invalid, text));

@@ -30,6 +30,6 @@ pub use driver::{Driver, SentKeys};
 pub use fetch::{FetchError, Fetcher};
 pub use finish::report;
 pub use job::{Conditions, Job};
-pub use state::{CorruptRecord, RunState, SnapshotResult, SnapshotState};
+pub use state::{CorruptRecord, Input, RunState, SnapshotResult, SnapshotState};
 pub use status::{Order, Phase, Status};
 pub use training::{GroupMemberState, TrainingRow, TrainingState};

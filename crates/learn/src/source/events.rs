@@ -27,6 +27,8 @@ pub struct EventsOptions {
     pub origin: Origin,
     /// File format.
     pub format: Format,
+    /// Separator of the columns of a CSV file; `None` = comma.
+    pub separator: Option<u8>,
     /// Meaning of the columns.
     pub columns: Columns,
     /// How an event reinforces.
@@ -69,10 +71,15 @@ impl Eq for FetchedFile {}
 impl EventsOptions {
     /// Opens the file, at its beginning.
     pub(crate) fn open(&self) -> io::Result<File> {
-        match &self.origin {
-            Origin::Disk => open_regular(&self.path),
+        Self::open_origin(&self.origin, &self.path)
+    }
+
+    /// Opens the file of an origin and a path.
+    pub(super) fn open_origin(origin: &Origin, path: &Path) -> io::Result<File> {
+        match origin {
+            Origin::Disk => open_regular(path),
             Origin::Folder(folder) => {
-                let (folder, path) = (folder.canonicalize()?, self.path.canonicalize()?);
+                let (folder, path) = (folder.canonicalize()?, path.canonicalize()?);
                 if !path.starts_with(&folder) {
                     return Err(io::Error::other(format!("it leads out of {}", folder.display())));
                 }
@@ -400,6 +407,9 @@ fn format_of(path: &Path, format: Format) -> Result<(Format, Compression), Sourc
 
 fn open_rows(layout: &Layout) -> Result<Box<dyn Rows>, SourceError> {
     let (format, compression) = format_of(&layout.path, layout.options.format)?;
+    if layout.options.separator.is_some() && format != Format::Csv {
+        return Err(SourceError::NotCsv { path: layout.path.to_path_buf() });
+    }
     let file = layout.options.open().map_err(|e| layout.unreadable(e))?;
     if format == Format::Parquet {
         return Ok(Box::new(parquet::Reader::open(layout.clone(), file)?));

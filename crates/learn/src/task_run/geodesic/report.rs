@@ -142,7 +142,8 @@ fn page(run: &Geodesic, report: &Report, clean: &[TaskResult], leaking: &[Scores
 fn scores(report: &Report) -> Section {
     let header =
         ["fold", "R2", "RMSE", "MAE", "peak error (nm)", "cosine", "angle", "derivatives", "against the best baseline"];
-    let text = |value: Option<f64>, digits: usize| value.map_or("undefined".into(), |value| format!("{value:.digits$}"));
+    let text =
+        |value: Option<f64>, digits: usize| value.map_or("undefined".into(), |value| format!("{value:.digits$}"));
     let row = |fold: &FoldReport| {
         let (s, (low, high)) = (&fold.scores, fold.rmse_difference);
         let kind = if fold.extrapolation { ", extrapolation" } else { "" };
