@@ -85,7 +85,7 @@ fn build_wheel(maturin: &Path, profile: Profile, program: Option<&Path>) -> Resu
         Profile::Ci => "ci",
         Profile::Release => "release",
     };
-    let mut build = Command::new(maturin);
+    let mut build = workspace::command_for_cargo(maturin);
     build
         .args(["build", "--quiet", "--locked", "--strip", "--profile", name, "--out"])
         .arg(&output)

@@ -23,11 +23,18 @@ pub(crate) fn target() -> PathBuf {
     root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
-/// Returns a command for the cargo that runs this program, in the root of the checkout. Removes the variables of this package, which would
-/// otherwise rebuild crates that read them.
+/// Returns a command for the cargo that runs this program, in the root of the checkout.
 pub(crate) fn cargo<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(arguments).current_dir(root());
+    let mut command = command_for_cargo(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments);
+    command
+}
+
+/// Returns a command for a program that starts cargo, in the root of the checkout. Removes the variables of this package: build scripts
+/// that read them would run again, and the crates that depend on them would be compiled again.
+pub(crate) fn command_for_cargo(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(root());
     let of_this = |name: &OsStr| {
         let name = name.to_string_lossy();
         name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")

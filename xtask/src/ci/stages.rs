@@ -170,9 +170,9 @@ fn example(job: &Job) -> Result<Verdict> {
 
 /// `cargo run --release -- ARGUMENTS`, ended after ten minutes.
 fn engram(arguments: &[&str]) -> Command {
-    let mut command = Command::new("timeout");
+    let mut command = workspace::command_for_cargo("timeout");
     command.arg("600").arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["run", "--quiet", "--release", "--locked", "--"]).args(arguments).current_dir(workspace::root());
+    command.args(["run", "--quiet", "--release", "--locked", "--"]).args(arguments);
     command
 }
 
