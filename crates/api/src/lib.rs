@@ -33,7 +33,6 @@ mod cluster;
 mod code;
 pub mod crd;
 mod exit;
-mod fisher;
 mod kubernetes;
 mod manifest;
 mod manifest_enum;
@@ -45,11 +44,9 @@ mod printable;
 mod problem;
 mod quantity;
 mod run;
-mod samples;
 mod schema;
 mod snapshot;
 pub mod status;
-mod tropical;
 mod unsupported;
 
 pub use access::{AccessDenied, AccessList, RequiredRight};
@@ -59,7 +56,6 @@ pub use cluster::{
 };
 pub use code::{Code, explain};
 pub use exit::ExitCode;
-pub use fisher::{FisherForm, FisherRunSpec};
 pub use manifest::{Manifest, Requirement, check_immutable, parse, parse_object, parse_operator_configuration};
 pub use manifest_enum::ManifestEnum;
 pub use object::{API_VERSION, Kind, MANAGED_BY, MAX_NAME_LENGTH, Metadata, Object, is_name};
@@ -68,20 +64,18 @@ pub use printable::{printable, printable_line};
 pub use problem::{Location, Problem, Problems};
 pub use quantity::{Duration, Rate, Size};
 pub use run::{
-    CHECKPOINT_STEPS, Clock, ClusterRef, Columns, ConfigMapKey, CorrelationPenalty, DETECT_AFTER, DataFile, EPOCH_SPAN,
-    EVENT_QUALITY, EventFormat, Events, Example, ExampleName, FeatureSubsets, FisherRun, GeodesicRun, Git, Identity,
-    InitScheme, Inversion, LayerActivation, LearnerRun, LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MemoryRun,
-    OnMissing, OptimizerKind, RateSchedule, ReplayCheckpoint, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm,
-    ReplayLoss, ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource, Report, ResidualLayer, RunKind, SERVE_STEPS,
-    SKIP, SYNTHETIC_EPOCHS, Signal, Source, SpectraName, SpectraSource, SpectraTraining, SumOrder, Synthetic,
-    SyntheticSpectra, TOP_K, TrainingPrecision, TropicalRun, Until,
+    CHECKPOINT_STEPS, Clock, ClusterRef, Columns, ConfigMapKey, CorrelationPenalty, DETECT_AFTER, DataFile, Decode,
+    DecodeSource, EPOCH_SPAN, EVENT_QUALITY, EventFormat, EventSeparator, Events, Example, ExampleName, FeatureSubsets,
+    FisherForm, FisherRun, GeodesicRun, Git, Graph, GraphSemiring, Identity, InitScheme, Inversion, LayerActivation,
+    LearnerRun, LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MarkovModel, MarkovSynthetic, MemoryRun, OnMissing,
+    OptimizerKind, RateSchedule, ReplayCheckpoint, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss,
+    ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource, Report, ResidualLayer, RunKind, SERVE_STEPS, SKIP,
+    SYNTHETIC_EPOCHS, SampleExample, SampleExampleName, SampleFile, Samples, Signal, Source, SpectraName,
+    SpectraSource, SpectraTraining, SumOrder, Synthetic, SyntheticSpectra, TOP_K, TrainingPrecision, TropicalClassify,
+    TropicalRun, Until,
 };
-pub use samples::{SampleExample, SampleExampleName, SampleFile, Samples};
 pub use schema::{operator_schema, schema};
 pub use snapshot::SnapshotLocation;
-pub use tropical::{
-    Decode, DecodeSource, Graph, GraphSemiring, MarkovModel, MarkovSynthetic, TropicalClassify, TropicalRunSpec,
-};
 
 /// Settings that apply to Kubernetes only.
 pub mod kubernetes_only {

@@ -7,18 +7,22 @@ mod data_file;
 mod fisher;
 mod geodesic;
 mod replay;
+mod samples;
 mod tropical;
 
 pub(crate) use data_file::DATA_FILES;
 pub use data_file::{DataFile, MAX_DATA_BYTES};
-pub use fisher::FisherRun;
+pub use fisher::{FisherForm, FisherRun};
 pub use geodesic::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
 pub use replay::{
     CHECKPOINT_STEPS, CorrelationPenalty, DETECT_AFTER, FeatureSubsets, InitScheme, LayerActivation, LossFunction,
     OptimizerKind, RateSchedule, ReplayCheckpoint, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss,
     ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource, ResidualLayer, SERVE_STEPS, SumOrder, TrainingPrecision,
 };
-pub use tropical::TropicalRun;
+pub use samples::{SampleExample, SampleExampleName, SampleFile, Samples};
+pub use tropical::{
+    Decode, DecodeSource, Graph, GraphSemiring, MarkovModel, MarkovSynthetic, TropicalClassify, TropicalRun,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -295,6 +299,10 @@ pub struct Events {
     #[serde(default)]
     pub format: EventFormat,
 
+    /// Separator of the columns of a CSV file; absent means `Comma`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub separator: Option<EventSeparator>,
+
     /// Column names.
     #[schemars(example = serde_json::json!({ "key": "word", "epoch": "day" }))]
     pub columns: Columns,
@@ -342,6 +350,32 @@ words! {
         Csv,
         /// Apache Parquet.
         Parquet,
+    }
+}
+
+words! {
+    /// Separator of the columns of a CSV file.
+    pub enum EventSeparator {
+        /// `,`
+        Comma,
+        /// `;`
+        Semicolon,
+        /// A tab.
+        Tab,
+        /// `|`
+        Pipe,
+    }
+}
+
+impl EventSeparator {
+    /// Returns the byte.
+    pub const fn as_byte(self) -> u8 {
+        match self {
+            Self::Comma => b',',
+            Self::Semicolon => b';',
+            Self::Tab => b'\t',
+            Self::Pipe => b'|',
+        }
     }
 }
 

@@ -20,7 +20,7 @@ const BLOCKS: [(&str, &str, &str); 6] = [
     ("Memory", "memory", "add memory: { source: { synthetic: {} } }"),
     ("Snapshot", "snapshot", "add snapshot: { url: s3://backups/words/monday }"),
     ("Geodesic", "geodesic", "add geodesic: { source: { synthetic: {} } }"),
-    ("Tropical", "tropical", "add tropical: {}"),
+    ("Tropical", "tropical", "add tropical: { decode: {}, classify: {} }"),
     ("Fisher", "fisher", "add fisher: {}"),
     ("Replay", "replay", "see examples/replay.yaml"),
 ];

@@ -29,7 +29,12 @@ pub struct DataFile {
 }
 
 /// Paths of data files in a manifest.
-pub(crate) const DATA_FILES: [&str; 1] = ["spec.geodesic.source.csv"];
+pub(crate) const DATA_FILES: [&str; 4] = [
+    "spec.geodesic.source.csv",
+    "spec.tropical.classify.data.csv.file",
+    "spec.tropical.graph.file",
+    "spec.fisher.data.csv.file",
+];
 
 impl LearnerRunSpec {
     /// Returns the data file of a run of tasks.

@@ -15,7 +15,7 @@ use super::samples::{Dataset, Split};
 use super::wire::{decode, encode, get_f32, get_f64, put_f32, put_f64};
 use super::{MAX_TASK_BYTES, StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
 use curve::{Curve, Method};
-use engram_api::FisherRunSpec;
+use engram_api::FisherRun;
 use engram_information::{FisherMatrix, LEAVES, PartialSum, combine};
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +47,7 @@ struct Trained {
 
 /// A run of kind `Fisher`.
 pub struct FisherTasks {
-    spec: FisherRunSpec,
+    spec: FisherRun,
     data: Dataset,
     split: Split,
     /// Number of parameters of the classifier.
@@ -61,7 +61,7 @@ impl FisherTasks {
     ///
     /// # Errors
     /// The specification or the file cannot be used; the error names the field, or line and column.
-    pub fn new(spec: &FisherRunSpec, samples: Option<&[u8]>) -> Result<Self, TaskError> {
+    pub fn new(spec: &FisherRun, samples: Option<&[u8]>) -> Result<Self, TaskError> {
         let mut data = Dataset::load(&spec.data, samples, "spec.fisher.data")?;
         let split = Split::of(&mut data, spec.test, spec.seed)?;
         let parameters = parameters_of(data.width, spec.hidden as usize, data.classes.len());

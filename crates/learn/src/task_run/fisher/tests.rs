@@ -24,7 +24,7 @@ fn golden() -> Golden {
 fn run_of(golden: &Golden, form: FisherForm, shards: usize) -> FisherTasks {
     let data = Dataset::unscaled(golden.values.clone(), golden.labels.clone(), 3);
     let split = Split { training: (0..data.len()).collect(), validation: Vec::new(), test: Vec::new() };
-    let spec = FisherRunSpec { form, ..FisherRunSpec::default() };
+    let spec = FisherRun { form, ..FisherRun::default() };
     FisherTasks { spec, parameters: parameters_of(data.width, 0, 3), data, split, shards }
 }
 
@@ -66,14 +66,14 @@ fn any_number_of_shards_gives_the_same_bits() {
 }
 
 /// A few steps on the digits: seconds in a debug build.
-fn short() -> FisherRunSpec {
-    FisherRunSpec {
+fn short() -> FisherRun {
+    FisherRun {
         epochs: 8,
         steps: 12,
         natural_rates: vec![0.3],
         sgd_rates: vec![3.0],
         form: FisherForm::Empirical,
-        ..FisherRunSpec::default()
+        ..FisherRun::default()
     }
 }
 
@@ -96,18 +96,18 @@ fn run_on_digits_is_the_same_on_any_number_of_workers() {
 
 #[test]
 fn singular_matrix_without_damping_is_an_error() {
-    let run = FisherTasks::new(&FisherRunSpec { damping: 0.0, ..short() }, None).unwrap();
+    let run = FisherTasks::new(&FisherRun { damping: 0.0, ..short() }, None).unwrap();
     let error = run_locally(&run, 1).unwrap_err().to_string();
     assert_eq!(error, "spec.fisher.damping: 0 is not allowed for a singular Fisher matrix; allowed: a positive number");
 }
 
 #[test]
 fn model_that_is_too_large_for_a_message_is_an_error() {
-    let refused = |hidden| FisherTasks::new(&FisherRunSpec { hidden, ..short() }, None).err().unwrap().to_string();
+    let refused = |hidden| FisherTasks::new(&FisherRun { hidden, ..short() }, None).err().unwrap().to_string();
     let error = refused(12);
     assert!(error.starts_with("spec.fisher.hidden: 12 gives 910 parameters for 64 inputs and 10 classes"), "{error}");
     assert!(error.contains("at most 886 parameters"), "{error}");
-    assert!(FisherTasks::new(&FisherRunSpec { hidden: 11, ..short() }, None).is_ok());
+    assert!(FisherTasks::new(&FisherRun { hidden: 11, ..short() }, None).is_ok());
 }
 
 #[test]
@@ -119,8 +119,9 @@ fn hidden_layer_is_trained_and_measured() {
         .zip(&golden.labels)
         .map(|(row, label)| format!("{},{},{},c{label}\n", row[0], row[1], row[2]))
         .collect();
-    let data = serde_json::from_value(serde_json::json!({ "csv": { "path": "t.csv", "label": "kind" } })).unwrap();
-    let spec = FisherRunSpec { data, hidden: 5, batch: 16, form: FisherForm::Model, ..short() };
+    let data =
+        serde_json::from_value(serde_json::json!({ "csv": { "file": { "path": "t.csv" }, "label": "kind" } })).unwrap();
+    let spec = FisherRun { data, hidden: 5, batch: 16, form: FisherForm::Model, ..short() };
     let run = FisherTasks::new(&spec, Some(format!("a,b,c,kind\n{rows}").as_bytes())).unwrap();
     let findings = run_locally(&run, 2).unwrap();
     assert_eq!(findings.metrics["parameters"], 38.0);

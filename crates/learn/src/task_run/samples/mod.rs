@@ -7,7 +7,7 @@ pub(super) use split::Split;
 use table::parse;
 
 use super::TaskError;
-use engram_api::Samples;
+use engram_api::{DataFile, Samples};
 use std::io::Read;
 
 /// 1,797 lines of 64 pixels from 0 to 16 and the digit. `data/PROVENANCE.md` names source and licence.
@@ -40,9 +40,8 @@ impl Dataset {
         match samples {
             Samples::Example(_) => digits(),
             Samples::Csv(csv) => {
-                let missing =
-                    || TaskError::Invalid(format!("{field}.csv.path: the content of {} is missing", csv.path));
-                parse(file.ok_or_else(missing)?, &csv.path, &csv.label)
+                let missing = || TaskError::Invalid(format!("{field}.csv.file: the content of the file is missing"));
+                parse(file.ok_or_else(missing)?, &file_name(&csv.file), &csv.label)
             }
         }
     }
@@ -88,6 +87,13 @@ impl Dataset {
             }
         }
     }
+}
+
+/// Returns the name of a file for errors and reports: of its path, or the key of its ConfigMap.
+pub(super) fn file_name(file: &DataFile) -> String {
+    let key = file.config_map.as_ref().map(|map| map.key.as_str());
+    let path = file.path.as_deref().or(key).unwrap_or("the data file");
+    path.rsplit('/').next().unwrap_or(path).to_owned()
 }
 
 fn digits() -> Result<Dataset, TaskError> {

@@ -5,6 +5,7 @@
 
 use super::{Findings, Section, Workload};
 use crate::task_run::fit::failed;
+use crate::task_run::samples::file_name;
 use crate::task_run::wire::{decode, encode, get_f32, put_f32};
 use crate::task_run::{StageResults, Task, TaskContext, TaskError};
 use engram_api::{Graph, GraphSemiring};
@@ -25,6 +26,8 @@ const ROUNDING: f64 = 1e-6;
 
 pub(super) struct GraphWorkload {
     settings: Graph,
+    /// Name of the file.
+    name: String,
     /// Weights for the maximum: negated where the minimum is asked for.
     weights: Matrix,
 }
@@ -38,9 +41,10 @@ struct Squaring {
 
 impl GraphWorkload {
     pub(super) fn new(settings: &Graph, file: Option<&[u8]>) -> Result<Self, TaskError> {
-        let path = &settings.path;
-        let missing = || TaskError::Invalid(format!("spec.tropical.graph.path: the content of {path} is missing"));
-        Ok(Self { settings: settings.clone(), weights: parse(file.ok_or_else(missing)?, path, settings.semiring)? })
+        let missing = || TaskError::Invalid("spec.tropical.graph.file: the content of the file is missing".to_owned());
+        let name = file_name(&settings.file);
+        let weights = parse(file.ok_or_else(missing)?, &name, settings.semiring)?;
+        Ok(Self { settings: settings.clone(), name, weights })
     }
 
     fn nodes(&self) -> usize {
@@ -148,7 +152,7 @@ impl Workload for GraphWorkload {
         let shown = mean.map(|mean| if minimum { 0.0 - mean } else { mean });
         let (best, nodes) = (if minimum { "smallest" } else { "largest" }, self.nodes());
         let cycle = shown.map_or("no cycle".to_owned(), |mean| format!("a {best} cycle mean of {mean:.6}"));
-        report.verdict(true, format!("The graph of {nodes} nodes in {} has {cycle}.", self.settings.path));
+        report.verdict(true, format!("The graph of {nodes} nodes in {} has {cycle}.", self.name));
         if let Some(mean) = shown {
             report.metric("graph_cycle_mean", mean);
             report.tile("cycle mean", format!("{mean:.6}"), "weight per edge of the best cycle");

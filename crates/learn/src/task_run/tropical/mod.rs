@@ -15,7 +15,7 @@ use super::page::{Page, Section};
 use super::{StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
 use classify::ClassifyWorkload;
 use decode::DecodeWorkload;
-use engram_api::TropicalRunSpec;
+use engram_api::TropicalRun;
 use graph::GraphWorkload;
 
 /// One of the independent parts of the run.
@@ -67,20 +67,27 @@ pub struct TropicalTasks {
 }
 
 impl TropicalTasks {
-    /// Creates the run. `samples` and `graph` are the contents of the files that `classify` and `graph` name.
+    /// Creates the run. `data` is the content of the file that `classify` or `graph` names.
     ///
     /// # Errors
-    /// The specification or a file cannot be used; the error names the field, or line and column.
-    pub fn new(spec: &TropicalRunSpec, samples: Option<&[u8]>, graph: Option<&[u8]>) -> Result<Self, TaskError> {
+    /// The specification or the file cannot be used; the error names the field, or line and column.
+    pub fn new(spec: &TropicalRun, data: Option<&[u8]>) -> Result<Self, TaskError> {
+        let samples = spec.classify.as_ref().and_then(|classify| classify.data.data_file());
+        if spec.graph.is_some() && samples.is_some() {
+            return Err(TaskError::Invalid(
+                "spec.tropical.graph and spec.tropical.classify.data.csv are both present; allowed: one file per run"
+                    .to_owned(),
+            ));
+        }
         let mut workloads: Vec<Box<dyn Workload>> = Vec::new();
         if let Some(decode) = &spec.decode {
             workloads.push(Box::new(DecodeWorkload::new(&decode.source)?));
         }
         if let Some(classify) = &spec.classify {
-            workloads.push(Box::new(ClassifyWorkload::new(classify, samples)?));
+            workloads.push(Box::new(ClassifyWorkload::new(classify, data)?));
         }
         if let Some(settings) = &spec.graph {
-            workloads.push(Box::new(GraphWorkload::new(settings, graph)?));
+            workloads.push(Box::new(GraphWorkload::new(settings, data)?));
         }
         if workloads.is_empty() {
             let allowed = "decode, classify, graph, or several of them";

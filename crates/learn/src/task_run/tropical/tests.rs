@@ -2,11 +2,13 @@
 
 use super::*;
 use crate::task_run::run_locally;
-use engram_api::{Decode, DecodeSource, Graph, GraphSemiring, MarkovModel, MarkovSynthetic, TropicalClassify};
+use engram_api::{
+    DataFile, Decode, DecodeSource, Graph, GraphSemiring, MarkovModel, MarkovSynthetic, TropicalClassify,
+};
 use engram_tropical::{HiddenMarkovModel, Matrix, power};
 
-fn spec_of(decode: Option<DecodeSource>, classify: Option<TropicalClassify>, graph: Option<Graph>) -> TropicalRunSpec {
-    TropicalRunSpec { decode: decode.map(|source| Decode { source }), classify, graph }
+fn spec_of(decode: Option<DecodeSource>, classify: Option<TropicalClassify>, graph: Option<Graph>) -> TropicalRun {
+    TropicalRun { decode: decode.map(|source| Decode { source }), classify, graph }
 }
 
 fn model() -> MarkovModel {
@@ -79,7 +81,7 @@ fn products_of_blocks_give_the_path_of_the_sequential_decoder() {
 #[test]
 fn decoding_is_the_same_on_any_number_of_workers_and_better_than_symbols_alone() {
     let source = DecodeSource::Synthetic(MarkovSynthetic { states: 8, symbols: 10, length: 4_000, seed: 5 });
-    let run = TropicalTasks::new(&spec_of(Some(source), None, None), None, None).unwrap();
+    let run = TropicalTasks::new(&spec_of(Some(source), None, None), None).unwrap();
     let findings = run_locally(&run, 1).unwrap();
     assert_eq!(run_locally(&run, 3).unwrap(), findings);
     let metric = |name: &str| findings.metrics[name];
@@ -94,7 +96,7 @@ fn bad_models_are_named_by_field_and_value() {
         let mut model = model();
         change(&mut model);
         let spec = spec_of(Some(DecodeSource::Model(model)), None, None);
-        TropicalTasks::new(&spec, None, None).err().map(|error| error.to_string()).unwrap_or_default()
+        TropicalTasks::new(&spec, None).err().map(|error| error.to_string()).unwrap_or_default()
     };
     assert!(refused(&|it| it.prior[1] = 0.5).contains("model.prior sums to 1.1"));
     assert!(refused(&|it| it.prior[1] = f64::NAN).contains("model.prior[1]: NaN is not allowed"));
@@ -106,9 +108,9 @@ fn bad_models_are_named_by_field_and_value() {
     // A symbol that no state emits: every path has probability 0.
     let mut silent = model();
     silent.emission = vec![vec![0.5, 0.5, 0.0]; 3];
-    let run = TropicalTasks::new(&spec_of(Some(DecodeSource::Model(silent)), None, None), None, None).unwrap();
+    let run = TropicalTasks::new(&spec_of(Some(DecodeSource::Model(silent)), None, None), None).unwrap();
     assert!(run_locally(&run, 1).unwrap_err().to_string().contains("observations[2]: no state is reachable"));
-    assert!(TropicalTasks::new(&TropicalRunSpec::default(), None, None).is_err());
+    assert!(TropicalTasks::new(&TropicalRun::default(), None).is_err());
 }
 
 #[test]
@@ -124,7 +126,7 @@ fn short() -> TropicalClassify {
 
 #[test]
 fn both_models_classify_digits() {
-    let run = TropicalTasks::new(&spec_of(None, Some(short()), None), None, None).unwrap();
+    let run = TropicalTasks::new(&spec_of(None, Some(short()), None), None).unwrap();
     let findings = run_locally(&run, 2).unwrap();
     assert_eq!(run_locally(&run, 1).unwrap(), findings, "the same bits in any order of tasks");
     let (network, regression) = (findings.metrics["tropical_accuracy"], findings.metrics["logistic_accuracy"]);
@@ -143,18 +145,26 @@ fn user_samples_are_classified_and_bad_rows_are_named() {
         })
         .collect();
     let csv = format!("a,b,side\n{rows}");
-    let data = serde_json::from_value(serde_json::json!({ "csv": { "path": "t.csv", "label": "side" } })).unwrap();
+    let data =
+        serde_json::from_value(serde_json::json!({ "csv": { "file": { "path": "folder/t.csv" }, "label": "side" } }))
+            .unwrap();
     let spec = spec_of(None, Some(TropicalClassify { data, epochs: 30, ..short() }), None);
-    let findings = run_locally(&TropicalTasks::new(&spec, Some(csv.as_bytes()), None).unwrap(), 1).unwrap();
+    let findings = run_locally(&TropicalTasks::new(&spec, Some(csv.as_bytes())).unwrap(), 1).unwrap();
     assert!(findings.metrics["tropical_accuracy"] > 0.9, "{findings:?}");
-    let refused = |csv: &str| TropicalTasks::new(&spec, Some(csv.as_bytes()), None).err().unwrap().to_string();
+    let refused = |csv: &str| TropicalTasks::new(&spec, Some(csv.as_bytes())).err().unwrap().to_string();
     assert!(refused("a,b,side\n1,x,up\n").contains("t.csv, line 2, column b"));
-    assert!(TropicalTasks::new(&spec, None, None).err().unwrap().to_string().contains("spec.tropical.classify.data"));
+    assert!(TropicalTasks::new(&spec, None).err().unwrap().to_string().contains("spec.tropical.classify.data.csv"));
+    let both = TropicalRun { graph: Some(graph_of(GraphSemiring::MaxPlus, None)), ..spec };
+    assert!(TropicalTasks::new(&both, Some(b"0")).err().unwrap().to_string().contains("one file per run"));
+}
+
+fn graph_of(semiring: GraphSemiring, power: Option<u32>) -> Graph {
+    Graph { file: DataFile { path: Some("g.csv".to_owned()), ..DataFile::default() }, semiring, power }
 }
 
 fn graph(text: &str, semiring: GraphSemiring, power: Option<u32>) -> Result<TaskFindings, TaskError> {
-    let spec = spec_of(None, None, Some(Graph { path: "g.csv".to_owned(), semiring, power }));
-    let run = TropicalTasks::new(&spec, None, Some(text.as_bytes()))?;
+    let spec = spec_of(None, None, Some(graph_of(semiring, power)));
+    let run = TropicalTasks::new(&spec, Some(text.as_bytes()))?;
     let findings = run_locally(&run, 1)?;
     assert_eq!(run_locally(&run, 3)?, findings);
     Ok(findings)

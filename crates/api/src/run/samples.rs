@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::DataFile;
 use crate::manifest_enum::words;
 
 /// Labelled samples of a classification: exactly one source.
@@ -36,9 +37,9 @@ words! {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SampleFile {
-    /// Path of the file, relative to the manifest; at most 3 MiB.
-    #[schemars(length(min = 1, max = 4096), example = &"samples.csv")]
-    pub path: String,
+    /// The file.
+    #[schemars(example = serde_json::json!({ "path": "samples.csv" }))]
+    pub file: DataFile,
 
     /// Column of the class labels, any text. All other columns are numeric features.
     #[schemars(length(min = 1), example = &"label")]
@@ -52,11 +53,19 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// Returns the path of the file, if the samples are in one.
-    pub fn path(&self) -> Option<&str> {
+    /// Returns the file, if the samples are in one.
+    pub const fn data_file(&self) -> Option<&DataFile> {
         match self {
             Self::Example(_) => None,
-            Self::Csv(file) => Some(&file.path),
+            Self::Csv(samples) => Some(&samples.file),
+        }
+    }
+
+    /// See [`Self::data_file`].
+    pub const fn data_file_mut(&mut self) -> Option<&mut DataFile> {
+        match self {
+            Self::Example(_) => None,
+            Self::Csv(samples) => Some(&mut samples.file),
         }
     }
 }
