@@ -44,7 +44,7 @@ pub(crate) fn stuck_pods(cluster: &ValidatedCluster, observed: &Observation, now
     let is_halted = observed.map.is_some() && observed.pods.iter().any(|pod| pod.revision != newest);
     let halted = if is_halted { "the update is halted: " } else { "" };
     let is_stalled = pods.iter().any(|(_, failure)| !is_within_grace(failure, now));
-    let message = format!("{halted}{listed}; {}", advice(cluster, first, failure.cause));
+    let message = format!("{halted}{listed}; {}", advice(cluster, first, failure));
     Some(StuckPods { reason: failure.cause.reason(), message, is_stalled })
 }
 
@@ -68,10 +68,10 @@ fn is_within_grace(failure: &StartFailure, now: &str) -> bool {
 }
 
 /// Returns what to do about a pod that cannot start.
-fn advice(cluster: &ValidatedCluster, pod: &PodView, cause: StartFailureCause) -> String {
+fn advice(cluster: &ValidatedCluster, pod: &PodView, failure: &StartFailure) -> String {
     let (namespace, name) = (&cluster.namespace, &cluster.names.cluster);
     let pod_name = cluster.names.pod(pod.ordinal);
-    match cause {
+    match failure.cause {
         StartFailureCause::ImagePull => "correct spec.image or spec.version, or make the image and its pull secret available; \
              the operator replaces the pod once its template changes"
             .into(),
@@ -90,6 +90,16 @@ fn advice(cluster: &ValidatedCluster, pod: &PodView, cause: StartFailureCause) -
         }
         StartFailureCause::Unschedulable if cluster.is_ephemeral() => {
             "add a node that fits, or correct spec.resources or spec.scheduling".into()
+        }
+        // The scheduler's text for a claim without a volume: the StorageClass is missing, or its provisioner fails.
+        StartFailureCause::Unschedulable if failure.detail.contains("unbound") => {
+            let class = cluster.spec.storage.as_ref().and_then(|storage| storage.storage_class_name.as_deref());
+            let class = class.map_or_else(|| "the default StorageClass".to_owned(), |class| format!("StorageClass {class}"));
+            format!(
+                "`kubectl -n {namespace} describe pvc {}` shows why the claim has no volume: create {class} or repair its \
+                 provisioner, or set spec.storage.storageClassName to an existing one",
+                cluster.names.claim(pod.ordinal)
+            )
         }
         StartFailureCause::Unschedulable => format!(
             "add or uncordon a node that fits, or correct spec.resources or spec.scheduling; if the volume of claim {} is on a \

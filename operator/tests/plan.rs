@@ -668,6 +668,30 @@ fn a_pod_whose_volume_is_on_a_drained_node_is_named_and_can_be_replaced() {
 }
 
 #[test]
+fn a_claim_without_a_volume_is_named_with_its_storage_class() {
+    for (storage, expected) in [
+        (json!({ "size": "50Gi" }), "create the default StorageClass"),
+        (json!({ "size": "50Gi", "storageClassName": "fast" }), "create StorageClass fast"),
+    ] {
+        let mut world = World::new(3, 2);
+        world.spec("storage", storage);
+        world.apply(world.plan());
+        world.pods();
+        world.observed.pods.iter_mut().for_each(|pod| {
+            let detail = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims".to_owned();
+            let cause = StartFailureCause::Unschedulable;
+            (pod.ready, pod.start_failure) = (false, Some(StartFailure { cause, detail, since: None }));
+        });
+        let (stalled, reason, message) = entry(&world.plan(), condition::STALLED);
+        assert_eq!((stalled, reason.as_str()), (Truth::True, "PodUnschedulable"));
+        for part in ["describe pvc data-words-worker-0", expected] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+        assert!(!message.contains("engram.dev/replace"), "an empty disk does not help: {message}");
+    }
+}
+
+#[test]
 fn the_map_follows_the_retain_policy() {
     let mut world = World::idle(3, 2);
     assert_eq!(world.map().owner, None);
