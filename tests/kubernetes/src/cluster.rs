@@ -397,6 +397,13 @@ impl Cluster {
         process::read(&mut command, b"", COMMAND)
     }
 
+    /// Runs a command line on a node, where `ctr` finds the node's containerd.
+    pub(crate) fn shell(&self, node: u8, line: &str) -> Result<String> {
+        let mut command = self.enter(node, &["-n", "-m"])?;
+        command.args(["env", "CONTAINERD_ADDRESS=/run/engram-containerd/containerd.sock", "sh", "-c", line]);
+        process::read(&mut command, b"", COMMAND)
+    }
+
     /// A kubectl that is to be started.
     ///
     /// # Errors

@@ -122,10 +122,10 @@ pub fn write_archive(path: &Path, images: &[Image<'_>]) -> Result<()> {
             "layers": [layer],
         });
         let mut manifest = blob(&mut blobs, manifest.to_string().into_bytes(), "manifest.v1+json");
-        let tag = image.name.rsplit_once(':').with_context(|| format!("the image name {} has no tag", image.name))?.1;
+        ensure!(image.name.contains(':'), "the image name {} has no tag", image.name);
         manifest["platform"] = json!({"architecture": architecture, "os": "linux"});
-        manifest["annotations"] =
-            json!({"io.containerd.image.name": image.name, "org.opencontainers.image.ref.name": tag});
+        // As buildah names the images of an archive.
+        manifest["annotations"] = json!({"org.opencontainers.image.ref.name": image.name});
         manifests.push(manifest);
     }
     let index = json!({"schemaVersion": 2, "manifests": manifests}).to_string();

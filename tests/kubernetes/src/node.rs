@@ -108,6 +108,13 @@ impl Cluster {
         (1..=MOST_NODES).filter(|&it| self.holder(it).is_ok()).try_for_each(|it| self.import(it, &kept))
     }
 
+    /// Runs a command line for people on every node, in a folder of this machine.
+    pub(crate) fn on_every_node(&self, folder: &Path, line: &str) -> Result<()> {
+        ensure!(!self.is_fake(), "this cluster's nodes are fake, and run no command");
+        let line = format!("cd '{}' && {line}", folder.display());
+        (1..=MOST_NODES).filter(|&it| self.holder(it).is_ok()).try_for_each(|node| self.shell(node, &line).map(drop))
+    }
+
     /// Imports an image into one node alone.
     pub(crate) fn load_image_on(&self, node: u8, archive: &Path) -> Result<()> {
         self.import(node, archive)

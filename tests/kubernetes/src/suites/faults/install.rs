@@ -18,15 +18,15 @@ use std::time::{Duration, Instant};
 const NAMESPACE: &str = "engram-system";
 /// Who runs the programs.
 pub(in crate::suites) const USER: &str = "65532:65532";
-/// What the images are called. The workers' second tag is the same image: what a rolling change needs. So is the one for GPUs.
-pub(super) const WORKER: &str = "local.test/engram-worker";
+/// What the images are called: as the chart and `cargo xtask images` do.
+const OPERATOR: &str = concat!("localhost/engram/operator:", env!("CARGO_PKG_VERSION"));
+pub(super) const WORKER: &str = "localhost/engram/worker";
+/// The page with the commands that load images, and how these begin.
+const PAGE: &str = include_str!("../../../../../docs/install.md");
+const IMPORT: &str = "ctr -n k8s.io images import ";
 /// The tag of an earlier build, and its program next to this one.
 pub(super) const EARLIER: &str = "earlier";
 const EARLIER_PROGRAM: &str = "engram-worker-earlier";
-const OPERATOR: &str = "local.test/engram-operator:1";
-const VALUES: &str = "operator.image.registry=local.test,operator.image.repository=engram-operator,operator.image.tag=1,\
-    operator.image.pullPolicy=Never,worker.image.registry=local.test,worker.image.repository=engram-worker,\
-    worker.cudaImage.registry=local.test,worker.cudaImage.repository=engram-worker-cuda";
 /// Pods start, disks are made, a map is formed, on a machine that may be busy.
 const READY: Duration = Duration::from_secs(120);
 
@@ -59,18 +59,8 @@ pub(in crate::suites) fn helm_set(cluster: &Cluster, values: &str, others: &[&st
     let program = cluster.kubernetes_program("helm")?;
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/engram");
     let chart = chart.to_string_lossy();
-    let chosen = [
-        "upgrade",
-        "--install",
-        "engram",
-        &chart,
-        "--namespace",
-        NAMESPACE,
-        "--set-string",
-        VALUES,
-        "--set-string",
-        values,
-    ];
+    // Images have the chart's names and pull policy.
+    let chosen = ["upgrade", "--install", "engram", &chart, "--namespace", NAMESPACE, "--set-string", values];
     let how = ["--take-ownership", "--wait", "--timeout=55s"];
     let others: Vec<&str> = others.iter().flat_map(|value| ["--set", value]).collect();
     cluster.in_network(1, program, [&chosen[..], &others, &how].concat()).map(drop)
@@ -127,19 +117,35 @@ fn load_images(cluster: &Cluster) -> Result<()> {
     let [operator, worker] = programs.map(|name| program(cluster, name));
     let operator = Content::default().program("/engram-operator", &operator?)?;
     let worker = Content::default().program("/engram-worker", &worker?)?;
+    import_as_documented(cluster, &operator, &worker)?;
+    // More tags of the same image: what a rolling change needs.
     let tags = [format!("{WORKER}:1"), format!("{WORKER}:2"), format!("{WORKER}-cuda:1")];
-    let mut images = vec![Image { name: OPERATOR, content: &operator, entrypoint: &["/engram-operator"], user: USER }];
-    images.extend(tags.iter().map(|name| Image {
-        name,
-        content: &worker,
-        entrypoint: &["/engram-worker"],
-        user: USER,
-    }));
+    let images = tags.iter().map(|name| Image { name, content: &worker, entrypoint: &["/engram-worker"], user: USER });
+    let images: Vec<Image<'_>> = images.collect();
     // It has its name when nodes have what is in it.
     let packed = cluster.path("engram-new.tar");
     write_archive(&packed, &images)?;
     cluster.load_image(&packed)?;
     Ok(fs::rename(packed, archive)?)
+}
+
+/// Writes the archives that `cargo xtask images` writes, with the same names, and loads them into every node by the commands of
+/// docs/install.md.
+fn import_as_documented(cluster: &Cluster, operator: &Content, worker: &Content) -> Result<()> {
+    let commands: Vec<&str> = PAGE.lines().filter(|line| line.starts_with(IMPORT)).collect();
+    ensure!(commands.len() == 3, "docs/install.md has {} commands `{IMPORT}`, and images are 3", commands.len());
+    let root = cluster.path("documented");
+    fs::create_dir_all(root.join("target/images"))?;
+    let version = env!("CARGO_PKG_VERSION");
+    for (archive, name, content, program) in [
+        ("operator", OPERATOR.to_owned(), operator, "/engram-operator"),
+        ("worker", format!("{WORKER}:{version}"), worker, "/engram-worker"),
+        ("worker-cuda", format!("{WORKER}-cuda:{version}"), worker, "/engram-worker"),
+    ] {
+        let path = root.join("target/images").join(format!("{archive}.tar"));
+        write_archive(&path, &[Image { name: &name, content, entrypoint: &[program], user: USER }])?;
+    }
+    commands.into_iter().try_for_each(|command| cluster.on_every_node(&root, command))
 }
 
 /// Check: nodes have the workers of an earlier build.
