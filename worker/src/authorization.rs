@@ -40,11 +40,18 @@ fn required_permission(method: &str) -> Option<RequiredRight> {
         | "MemoryService/Rank"
         | "MemoryService/Recall"
         | "MemoryService/GetDigest"
+        | "BufferService/DescribeBuffer"
+        | "BufferService/ListBuffers"
+        | "BufferService/GetItems"
+        | "BufferService/ListItems"
         | "RunService/WatchRun"
         | "RunService/ListRuns"
         | "RunService/GetReport"
+        | "RunService/Predict"
         | "AdminService/GetWorkerStatus" => one(Read),
-        "MemoryService/Upsert" | "MemoryService/Remove" | "MemoryService/ApplyReinforcement" => one(Reinforce),
+        "MemoryService/Upsert" | "MemoryService/Remove" | "MemoryService/ApplyReinforcement"
+        // Samples count uses, and consumers lease items: both are records of the log.
+        | "BufferService/CreateBuffer" | "BufferService/WriteItems" | "BufferService/SampleItems" | "BufferService/ConsumeItems" => one(Reinforce),
         // A learning epoch decays all memories, and runs consist of epochs.
         "MemoryService/ApplyDecay"
         | "MemoryService/LearnEpoch"
@@ -158,6 +165,7 @@ mod tests {
                 "MemoryService/Recall",
                 "MemoryService/ScanMemories",
                 "RunService/GetReport",
+                "RunService/Predict",
                 "RunService/ListRuns",
                 "RunService/WatchRun",
             ],

@@ -35,7 +35,10 @@ const ADMINISTRATION: &str = "/engram.v1.AdminService/";
 const ADMINISTRATORS: &[Role] = &[Role::Coordinator, Role::Client];
 
 /// Calls between workers, beyond the services of the peer listener: they change the state of runs that another worker drives.
-const WORKER_CALLS: [&str; 7] = [
+const WORKER_CALLS: [&str; 10] = [
+    "/engram.v1.BufferService/ChangeBuffer",
+    "/engram.v1.BufferService/DrawItems",
+    "/engram.v1.BufferService/GetShares",
     "/engram.v1.MemoryService/BroadcastQuality",
     "/engram.v1.RunService/AcquireTurn",
     "/engram.v1.RunService/ForgetRun",
@@ -69,6 +72,9 @@ impl CallKind {
             | "/engram.v1.MemoryService/GetPartitionMap"
             | "/engram.v1.RunService/RunTask"
             | "/engram.v1.RunService/WatchRun" => Self::Waiting,
+            // They wait for items and rate limiters; what they execute is admitted where it runs.
+            "/engram.v1.BufferService/SampleItems" | "/engram.v1.BufferService/ConsumeItems" => Self::Waiting,
+            "/engram.v1.BufferService/WriteItems" => Self::Upload,
             "/engram.v1.MemoryService/Upsert" | "/engram.v1.MemoryService/LearnEpoch" => Self::Upload,
             _ if WAITING_SERVICES.iter().any(|service| method.starts_with(service)) => Self::Waiting,
             _ => Self::Work,

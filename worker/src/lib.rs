@@ -24,6 +24,7 @@ mod admission;
 mod authorization;
 mod batch;
 mod bootstrap;
+mod buffers;
 mod call_body;
 mod cluster_view;
 mod coordinator_addresses;
@@ -56,6 +57,7 @@ mod service;
 mod shared;
 mod stalls;
 pub mod supervise;
+mod training;
 mod worker;
 mod write;
 

@@ -5,6 +5,7 @@ use crate::activation;
 use crate::admission::Admission;
 use crate::authorization::AccountAuthorizer;
 use crate::bootstrap::BootstrapProgress;
+use crate::buffers::Catalog;
 use crate::cluster_view::ClusterView;
 use crate::coordinator_addresses::CoordinatorAddresses;
 use crate::cpu_pressure::CpuPressure;
@@ -15,6 +16,7 @@ use crate::options::Options;
 use crate::peers::{HelloContext, Links, MIN_AGE_MS, MapStoreClient, PeerDetector, Proposals};
 use crate::read::AnswerBytes;
 use crate::runs::Runs;
+use crate::training::Trainings;
 use engram_client::{Client, Network};
 use engram_cluster::PartitionMap;
 use engram_identity::{ExpectedPeer, Keys, Reason, Role};
@@ -45,10 +47,14 @@ pub(crate) struct Shared {
     /// Client of all workers, including this one for requests to all.
     pub(crate) peers: Client,
     pub(crate) metrics: Metrics,
+    /// Definitions of buffers.
+    pub(crate) buffers: Catalog,
     /// Limits of reads and writes in flight.
     pub(crate) admission: Admission,
     /// Learning runs driven by this worker.
     pub(crate) runs: Runs,
+    /// Members of training groups on this worker.
+    pub(crate) trainings: Trainings,
     pub(crate) view: watch::Sender<ClusterView>,
     /// Identity of this worker in hellos.
     pub(crate) hello: HelloContext,
@@ -186,6 +192,7 @@ impl Shared {
         Self {
             shape: options.shape(),
             metrics: Metrics::new(&options.cluster_name, options.ordinal, &links.traffic, &connections, keys.is_some()),
+            buffers: Catalog::default(),
             admission: Admission::new(if network.is_simulated() {
                 CpuPressure::unknown()
             } else {
@@ -201,6 +208,7 @@ impl Shared {
             engine,
             peers,
             runs: Runs::default(),
+            trainings: Trainings::default(),
             view: watch::Sender::new(ClusterView::default()),
             hello: greeter,
             links,

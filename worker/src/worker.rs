@@ -1,6 +1,7 @@
 //! Life cycle of a worker: open the store, bind, serve, follow the map, stop in order.
 
 use crate::bootstrap;
+use crate::buffers::Buffers;
 use crate::device::{self, Device, DeviceRequest};
 use crate::edge::{AllowAll, Authorizer};
 use crate::engine::Engine;
@@ -20,6 +21,7 @@ use engram_identity::{ExpectedPeer, Keys, Role};
 use engram_memory::edge::OutOfRange;
 use engram_memory::{Incarnation, Member, Term};
 use engram_proto::v1;
+use engram_proto::v1::buffer_service_server::BufferServiceServer;
 use engram_proto::v1::memory_service_server::MemoryServiceServer;
 use engram_proto::v1::peer_service_server::PeerServiceServer;
 use engram_proto::v1::run_service_server::RunServiceServer;
@@ -407,6 +409,7 @@ fn client_services(shared: &Arc<Shared>) -> (tonic_health::server::HealthReporte
     let mut routes = RoutesBuilder::default();
     routes.add_service(service);
     routes.add_service(run_service(shared, service::Plane::Client));
+    routes.add_service(buffer_service(shared, service::Plane::Client));
     listeners::reflection(&mut routes);
     (health, routes.routes())
 }
@@ -415,6 +418,7 @@ fn client_services(shared: &Arc<Shared>) -> (tonic_health::server::HealthReporte
 pub(crate) fn peer_services(shared: &Arc<Shared>) -> Routes {
     let mut routes = RoutesBuilder::default();
     routes.add_service(run_service(shared, service::Plane::Peer));
+    routes.add_service(buffer_service(shared, service::Plane::Peer));
     routes.add_service(
         PeerServiceServer::new(peers::PeerEndpoint { shared: Arc::clone(shared) })
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)
@@ -426,6 +430,16 @@ pub(crate) fn peer_services(shared: &Arc<Shared>) -> Routes {
             .max_encoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES),
     );
     routes.routes()
+}
+
+fn buffer_service(shared: &Arc<Shared>, plane: service::Plane) -> BufferServiceServer<Buffers> {
+    let limit = match plane {
+        service::Plane::Client => engram_proto::MAX_MESSAGE_BYTES,
+        service::Plane::Peer => engram_proto::MAX_PEER_MESSAGE_BYTES,
+    };
+    BufferServiceServer::new(Buffers { shared: Arc::clone(shared), plane })
+        .max_decoding_message_size(limit)
+        .max_encoding_message_size(limit)
 }
 
 fn run_service(shared: &Arc<Shared>, plane: service::Plane) -> RunServiceServer<runs::RunEndpoint> {

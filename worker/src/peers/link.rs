@@ -87,7 +87,7 @@ async fn maintain_link(shared: Arc<Shared>, ordinal: Ordinal) {
 }
 
 /// Connects to another worker's peer listener.
-pub(super) async fn connect(
+pub(crate) async fn connect(
     shared: &Shared,
     ordinal: Ordinal,
     address: &str,

@@ -10,8 +10,8 @@ use crate::training;
 use engram_api::{MANAGED_BY, Requirement};
 use engram_identity::Caller;
 use engram_learn::run::{Order, Phase, RunState, Status as RunProgress, report};
-use engram_memory::run::{MAX_PARTITION_BYTES, MAX_RUNS};
 use engram_learn::task_run::TaskReport;
+use engram_memory::run::{MAX_PARTITION_BYTES, MAX_RUNS};
 use engram_memory::{Command, PartitionId, Record, Refusal, RunId, Settings};
 use engram_proto::answers;
 use engram_proto::v1::run_service_server::RunService;
@@ -178,10 +178,7 @@ impl RunService for RunEndpoint {
         Ok(Response::new(v1::GetReportResponse { report_json }))
     }
 
-    async fn predict(
-        &self,
-        request: Request<v1::PredictRequest>,
-    ) -> Result<Response<v1::PredictResponse>, Status> {
+    async fn predict(&self, request: Request<v1::PredictRequest>) -> Result<Response<v1::PredictResponse>, Status> {
         let message = request.into_inner();
         let run = self.run_id(&message.name)?;
         if !self.is_here(run)? {

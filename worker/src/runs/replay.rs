@@ -1,0 +1,539 @@
+//! Runs of kind `Replay`: hosts the membership of the group that trains, and reports its progress.
+//!
+//! The driver may die at any await. The members train on without it, as long as their group does not change; the next driver connects to
+//! them and continues from the recorded membership. Its term is the version of the record with which it began, so that members ignore a
+//! driver that was replaced, and the record of such a driver is rejected.
+
+use super::record::Recorder;
+use super::replay_figures::{Figures, findings};
+use crate::shared::Shared;
+use crate::training::{self, LinkEvent, Links};
+use engram_api::{Code, ReplayRun};
+use engram_collective::group::{
+    MemberId, PauseReason, Position, Quorum, Record, Service, ServiceAction, ServiceEvent, Settings, Timing,
+};
+use engram_learn::run::{
+    ClusterError, GroupMemberState, LogError, Order, Phase, RunLog as _, RunState, Status, TrainingState,
+};
+use engram_learn::task_run::{TaskSummary, page_row};
+use engram_memory::{Ordinal, RunId};
+use engram_proto::v1::{self, training_event::Event, training_order};
+use engram_train::job::Job;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::{mpsc, watch};
+
+/// Interval between attempts to write the record.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval between records of the progress.
+const RECORD_INTERVAL: Duration = Duration::from_secs(2);
+/// Time to wait for further members before the first generation is formed.
+const GATHER: Duration = Duration::from_secs(5);
+/// Time to wait for the results of all members at the end.
+const RESULTS_DEADLINE: Duration = Duration::from_secs(120);
+/// Time to wait for members to end.
+const END_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Driver of one Replay run.
+pub(super) struct Driver {
+    pub(super) shared: Arc<Shared>,
+    pub(super) run: RunId,
+    pub(super) state: RunState,
+    pub(super) version: u64,
+    pub(super) replay: ReplayRun,
+    pub(super) status: watch::Sender<Status>,
+    pub(super) orders: watch::Receiver<Order>,
+}
+
+/// Why a driver stops before its run is complete.
+enum Interruption {
+    /// Another driver has the run.
+    Superseded,
+    Ordered(Order),
+    Failed {
+        code: &'static str,
+        message: String,
+    },
+}
+
+fn failed(code: Code, message: impl Into<String>) -> Interruption {
+    Interruption::Failed { code: code.id(), message: message.into() }
+}
+
+/// The group while it trains.
+struct Group {
+    links: Links,
+    term: u64,
+    timing: Timing,
+    started: Instant,
+    /// `None` until enough workers have joined to choose the position from which the training starts.
+    service: Option<Service>,
+    /// Addresses of all members that were ever seen.
+    members: BTreeMap<MemberId, v1::GroupMember>,
+    /// The member on each worker with an open connection, and the position at which it joined.
+    joined: BTreeMap<Ordinal, (MemberId, Position)>,
+    first_joined: Option<Instant>,
+    /// Since when no member that has the state answers.
+    lost_since: Option<Instant>,
+    figures: Figures,
+    results: BTreeMap<Ordinal, v1::TrainingResult>,
+    /// Since when all steps are committed.
+    completed: Option<Instant>,
+    recorded: Instant,
+}
+
+impl Driver {
+    /// Drives the run to its end, however long the cluster takes. If dropped at any await, another driver can continue.
+    pub(super) async fn run(mut self) {
+        let started = (Instant::now(), self.state.elapsed_ms);
+        let result = self.drive(started).await;
+        self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
+        let mut page = None;
+        let (phase, code, message) = match result {
+            Ok(row) => {
+                page = Some(row);
+                (Phase::Succeeded, "", String::new())
+            }
+            Err(Interruption::Superseded) => return,
+            Err(Interruption::Ordered(Order::Cancel)) => (Phase::Cancelled, "", "cancelled".to_owned()),
+            Err(Interruption::Ordered(_)) => {
+                self.state.suspended = true;
+                (self.state.phase, "", String::new())
+            }
+            Err(Interruption::Failed { code, message }) => (Phase::Failed, code, message),
+        };
+        if phase.is_final() {
+            self.state.end(phase, code, message, SystemTime::now());
+        } else {
+            (self.state.code, self.state.message) = (String::new(), message);
+        }
+        if let Some(training) = &mut self.state.training {
+            // Its processes have ended; others continue from checkpoints.
+            training.members.clear();
+        }
+        if self.record(page).await.is_err() {
+            return;
+        }
+        let state = &self.state;
+        self.status.send_modify(|status| {
+            status.phase = state.reported_phase();
+            (status.epoch, status.epochs) = (state.done, state.epochs);
+            (status.code, status.message) = (state.code.clone(), state.message.clone());
+            (status.outputs, status.elapsed_s) = (state.outputs(), state.elapsed_ms as f64 / 1_000.0);
+            status.metrics.extend(state.metrics.clone());
+        });
+    }
+
+    /// Trains. Returns the row of the report page.
+    async fn drive(&mut self, started: (Instant, u64)) -> Result<Vec<u8>, Interruption> {
+        if self.shared.keys.is_some() {
+            let message = "kind Replay is not supported with TLS yet: reductions between workers are not encrypted; \
+                           allowed: clusters with spec.tls.mode Disabled";
+            return Err(failed(Code::NotSupported, message));
+        }
+        Job::new(&self.replay).map_err(|error| failed(Code::InvalidValue, error.to_string()))?;
+        self.state.phase = Phase::Running;
+        self.state.epochs = Some(self.replay.steps);
+        let submitted_ms = self.state.submitted_ms;
+        let training = self
+            .state
+            .training
+            .get_or_insert_with(|| TrainingState { started_ms: submitted_ms, ..TrainingState::default() });
+        let start = v1::StartTraining {
+            run: engram_proto::answers::identity(self.run.0),
+            name: self.state.name.clone(),
+            submitted_ms: training.started_ms,
+            spec_json: self.state.spec.to_string(),
+        };
+        self.record(None).await?;
+        let (links, mut events) = Links::new(&self.shared, start);
+        let mut group = Group::new(links, self.version, &self.replay);
+        if let Some(training) = self.state.training.as_ref().filter(|training| !training.members.is_empty()) {
+            group.resume(training, self.replay.min_workers);
+        }
+        let result = self.train(&mut group, &mut events, started).await;
+        if !matches!(result, Err(Interruption::Superseded)) {
+            end(&group, &mut events).await;
+        }
+        result
+    }
+
+    async fn train(
+        &mut self,
+        group: &mut Group,
+        events: &mut mpsc::Receiver<(Ordinal, LinkEvent)>,
+        started: (Instant, u64),
+    ) -> Result<Vec<u8>, Interruption> {
+        let mut orders = self.orders.clone();
+        let mut view = self.shared.view.subscribe();
+        let mut tick = tokio::time::interval(Duration::from_millis(group.timing.probe_ms()));
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        group.links.extend();
+        loop {
+            // Events first: a member that was heard is not silent.
+            let actions = tokio::select! {
+                biased;
+                order = ordered(&mut orders) => return Err(Interruption::Ordered(order)),
+                Some((worker, event)) = events.recv() => self.link_event(group, worker, event)?,
+                _ = view.changed() => {
+                    group.links.extend();
+                    Vec::new()
+                }
+                _ = tick.tick() => self.tick(group)?,
+            };
+            self.execute(group, actions).await?;
+            self.show(group, started);
+            if group.recorded.elapsed() >= RECORD_INTERVAL {
+                self.note(group, started);
+                self.record(None).await?;
+                group.recorded = Instant::now();
+            }
+            if let Some(result) = self.result(group)? {
+                return self.finish(group, &result, started);
+            }
+        }
+    }
+
+    /// Handles what a connection reports; returns the actions of the membership service.
+    fn link_event(
+        &self,
+        group: &mut Group,
+        worker: Ordinal,
+        event: LinkEvent,
+    ) -> Result<Vec<ServiceAction>, Interruption> {
+        match event {
+            LinkEvent::Opened | LinkEvent::Closed => Ok(Vec::new()),
+            LinkEvent::Refused => Ok(group.joined.remove(&worker).map_or_else(Vec::new, |(member, _)| {
+                tracing::warn!(run = %self.run, worker = worker.0, "the process of a training member is dead");
+                group.service_event(ServiceEvent::Died(member))
+            })),
+            LinkEvent::Rejected(message) => {
+                Err(failed(Code::RunFailed, format!("worker {worker} cannot train: {message}")))
+            }
+            LinkEvent::Event(Event::Member(joined)) => Ok(group.join(worker, joined)),
+            LinkEvent::Event(Event::Report(report)) => {
+                let Some((member, _)) = group.joined.get(&worker) else { return Ok(Vec::new()) };
+                let report = training::report(*member, &report);
+                Ok(group.service_event(ServiceEvent::Report(report)))
+            }
+            LinkEvent::Event(Event::ProbeAnswer(_)) => {
+                let Some((member, _)) = group.joined.get(&worker).copied() else { return Ok(Vec::new()) };
+                Ok(group.service_event(ServiceEvent::ProbeAnswered(member)))
+            }
+            LinkEvent::Event(Event::Progress(progress)) => {
+                let rank = group.rank_of(worker);
+                group.figures.observe(worker, rank, &progress);
+                Ok(Vec::new())
+            }
+            LinkEvent::Event(Event::Failure(failure)) => {
+                Err(failed(Code::RunFailed, format!("worker {worker}: {}", failure.message)))
+            }
+            LinkEvent::Event(Event::Result(result)) => {
+                group.results.insert(worker, result);
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    fn tick(&mut self, group: &mut Group) -> Result<Vec<ServiceAction>, Interruption> {
+        if group.completed.is_some_and(|since| since.elapsed() > RESULTS_DEADLINE) {
+            return Err(failed(Code::RunFailed, "no member reported the result of the training in time"));
+        }
+        let restart_after = Duration::from_millis(group.timing.change_ms()).max(Duration::from_secs(2));
+        if group.lost_since.is_some_and(|since| since.elapsed() > restart_after) {
+            tracing::warn!(run = %self.run, "no member has the state of the training; starting from the newest checkpoint");
+            (group.service, group.lost_since, group.first_joined) = (None, None, Some(Instant::now()));
+        }
+        if group.service.is_none() {
+            self.choose_position(group);
+        }
+        Ok(group.service_event(ServiceEvent::Tick))
+    }
+
+    /// Starts the membership service from the newest position that a worker has, once all workers joined or the time for it is over.
+    fn choose_position(&mut self, group: &mut Group) {
+        let is_complete = group.joined.len() == group.links.workers();
+        let is_over = group.first_joined.is_some_and(|since| since.elapsed() > GATHER);
+        let positions = group.joined.values().map(|(_, position)| *position);
+        let Some(position) = positions.max_by_key(|position| position.step).filter(|_| is_complete || is_over) else {
+            return;
+        };
+        let generation = self.state.training.as_ref().map_or(0, |training| training.generation);
+        group.start(Record { generation, members: Vec::new(), position }, self.replay.min_workers);
+        if position.step > 0 {
+            tracing::info!(run = %self.run, step = position.step, "training continues from a checkpoint");
+        }
+    }
+
+    /// Executes actions of the membership service, and those that follow from them.
+    async fn execute(&mut self, group: &mut Group, actions: Vec<ServiceAction>) -> Result<(), Interruption> {
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
+            match action {
+                ServiceAction::Send { to, term, notice } => {
+                    let address = |member| group.members.get(&member).cloned().unwrap_or_default();
+                    let notice = training::notice_to_wire(term, notice, &address);
+                    if let Some(worker) = group.members.get(&to).map(|it| Ordinal(it.ordinal)) {
+                        group.links.send(worker, training_order::Order::Notice(notice));
+                    }
+                }
+                ServiceAction::Probe(member) => {
+                    if let Some(worker) = group.members.get(&member).map(|it| Ordinal(it.ordinal)) {
+                        group.links.send(worker, training_order::Order::Probe(v1::GroupProbe {}));
+                    }
+                }
+                ServiceAction::Record { record, .. } => {
+                    self.keep(group, &record);
+                    self.record(None).await?;
+                    let (generation, members) = (record.generation, record.members.len());
+                    tracing::info!(run = %self.run, generation, members, step = record.position.step, "training group changed");
+                    group.figures.restart(members);
+                    actions.extend(group.service_event(ServiceEvent::Recorded { generation }));
+                }
+                ServiceAction::Removed(member) => {
+                    let worker = group.members.get(&member).map_or(0, |it| it.ordinal);
+                    tracing::warn!(run = %self.run, worker, "a member left the training group");
+                    group.figures.remove(Ordinal(worker));
+                    if let Some(training) = &mut self.state.training {
+                        training.failures += 1;
+                    }
+                }
+                ServiceAction::Committed(position) => {
+                    self.state.done = self.state.done.max(position.step);
+                    if position.step >= self.replay.steps && group.completed.is_none() {
+                        group.completed = Some(Instant::now());
+                        group.links.send_all(&training_order::Order::Stop(v1::StopTraining { complete: true }));
+                    }
+                }
+                ServiceAction::Paused(reason) => {
+                    self.paused(group, reason);
+                }
+                ServiceAction::Resumed { .. } => {
+                    group.lost_since = None;
+                    self.status.send_modify(|status| status.message = String::new());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn paused(&self, group: &mut Group, reason: PauseReason) {
+        let message = match reason {
+            PauseReason::Members { present, required } => {
+                format!("paused: {present} workers train, spec.replay.minWorkers is {required}")
+            }
+            PauseReason::Quorum { present, .. } => format!("waiting for members of the group; {present} answer"),
+            PauseReason::StateLost { step } => format!("no member has the state of step {step}"),
+        };
+        if matches!(reason, PauseReason::Quorum { present: 0, .. } | PauseReason::StateLost { .. }) {
+            group.lost_since.get_or_insert_with(Instant::now);
+        }
+        tracing::warn!(run = %self.run, reason = message, "training paused");
+        self.status.send_modify(|status| status.message = message);
+    }
+
+    /// Takes a membership over into the state of the run.
+    fn keep(&mut self, group: &Group, record: &Record) {
+        let Some(training) = &mut self.state.training else { return };
+        (training.generation, training.step, training.digest) =
+            (record.generation, record.position.step, record.position.digest);
+        let member = |id: &MemberId| {
+            let address = group.members.get(id).cloned().unwrap_or_default();
+            GroupMemberState { id: id.0, ordinal: address.ordinal, address: address.reduce_address }
+        };
+        training.members = record.members.iter().map(member).collect();
+        self.state.done = self.state.done.max(record.position.step);
+    }
+
+    /// Shows the progress to those that watch the run.
+    fn show(&mut self, group: &mut Group, started: (Instant, u64)) {
+        if !group.figures.is_due() {
+            return;
+        }
+        let failures = self.state.training.as_ref().map_or(0, |training| training.failures);
+        let elapsed_s = (started.1 + started.0.elapsed().as_millis() as u64) as f64 / 1_000.0;
+        let figures = &group.figures;
+        self.state.done = self.state.done.max(figures.step());
+        self.state.updates = figures.samples();
+        self.state.metrics = figures.metrics(group.links.workers(), failures);
+        let state = &self.state;
+        self.status.send_modify(|status| {
+            status.phase = state.phase;
+            (status.epoch, status.epochs) = (state.done, state.epochs);
+            (status.updates, status.elapsed_s) = (state.updates, elapsed_s);
+            (status.epochs_per_s, status.updates_per_s) = (figures.steps_per_second(), figures.samples_per_second());
+            status.metrics.clone_from(&state.metrics);
+        });
+    }
+
+    /// Adds a row to the history.
+    fn note(&mut self, group: &Group, started: (Instant, u64)) {
+        self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
+        if let (Some(training), Some(row)) = (&mut self.state.training, group.figures.row()) {
+            training.note(row);
+        }
+    }
+
+    /// Returns the result once all members that are alive have reported it.
+    fn result(&self, group: &Group) -> Result<Option<v1::TrainingResult>, Interruption> {
+        let Some(service) = group.service.as_ref().filter(|_| group.completed.is_some()) else { return Ok(None) };
+        let expected: Vec<Ordinal> = group
+            .joined
+            .iter()
+            .filter(|(_, (member, _))| service.record().members.contains(member))
+            .map(|(worker, _)| *worker)
+            .collect();
+        if expected.is_empty() || !expected.iter().all(|worker| group.results.contains_key(worker)) {
+            return Ok(None);
+        }
+        let first = &group.results[&expected[0]];
+        for worker in &expected {
+            let other = &group.results[worker];
+            if (other.step, &other.digest) != (first.step, &first.digest) {
+                let message = format!(
+                    "the parameters of workers {} and {worker} differ after step {}: {} and {}",
+                    expected[0], first.step, first.digest, other.digest
+                );
+                return Err(failed(Code::Corrupt, message));
+            }
+        }
+        Ok(Some(first.clone()))
+    }
+
+    fn finish(
+        &mut self,
+        group: &mut Group,
+        result: &v1::TrainingResult,
+        started: (Instant, u64),
+    ) -> Result<Vec<u8>, Interruption> {
+        self.note(group, started);
+        self.state.done = result.step;
+        self.state.updates = result.samples;
+        let failures = self.state.training.as_ref().map_or(0, |training| training.failures);
+        self.state.metrics = group.figures.metrics(group.links.workers(), failures);
+        let training = self.state.training.clone().unwrap_or_default();
+        let findings = findings(&self.state, &training, &self.replay, result)
+            .map_err(|error| failed(Code::RunFailed, error.to_string()))?;
+        self.state.metrics.extend(findings.metrics.clone());
+        let page = page_row(&findings.page);
+        self.state.tasks = Some(TaskSummary::new(findings, result.digest.clone()));
+        Ok(page)
+    }
+
+    /// Writes the record, with retries.
+    async fn record(&mut self, row: Option<Vec<u8>>) -> Result<(), Interruption> {
+        let recorder = Recorder { shared: Arc::clone(&self.shared) };
+        loop {
+            match recorder.record(self.run, self.version, self.state.encode(), row.clone()).await {
+                Ok(()) => {
+                    self.version += 1;
+                    return Ok(());
+                }
+                // A write whose result was lost ends here as well: the next driver reads the record again.
+                Err(LogError::Superseded) => return Err(Interruption::Superseded),
+                Err(LogError::Cluster(ClusterError::Temporary(_))) => tokio::time::sleep(RETRY_INTERVAL).await,
+                Err(LogError::Cluster(ClusterError::Permanent { code, message })) => {
+                    return Err(Interruption::Failed { code, message });
+                }
+            }
+        }
+    }
+}
+
+impl Group {
+    fn new(links: Links, term: u64, replay: &ReplayRun) -> Self {
+        let now = Instant::now();
+        Self {
+            links,
+            term,
+            timing: Timing::new(replay.detect_after.as_millis()),
+            started: now,
+            service: None,
+            members: BTreeMap::new(),
+            joined: BTreeMap::new(),
+            first_joined: None,
+            lost_since: None,
+            figures: Figures::new(),
+            results: BTreeMap::new(),
+            completed: None,
+            recorded: now,
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Continues with a recorded membership.
+    fn resume(&mut self, training: &TrainingState, min_workers: u64) {
+        for member in &training.members {
+            let GroupMemberState { id, ordinal, address } = member.clone();
+            self.members.insert(MemberId(id), v1::GroupMember { id, ordinal, reduce_address: address });
+        }
+        let position = Position { step: training.step, digest: training.digest };
+        let members = training.members.iter().map(|member| MemberId(member.id)).collect();
+        self.start(Record { generation: training.generation, members, position }, min_workers);
+    }
+
+    fn start(&mut self, record: Record, min_workers: u64) {
+        let min_members = usize::try_from(min_workers).unwrap_or(usize::MAX);
+        let settings = Settings { timing: self.timing, min_members, quorum: Quorum::StoreTerm };
+        self.service = Some(Service::new(record, self.term, settings, self.now_ms()));
+    }
+
+    fn service_event(&mut self, event: ServiceEvent) -> Vec<ServiceAction> {
+        let now_ms = self.now_ms();
+        self.service.as_mut().map_or_else(Vec::new, |service| service.step(event, now_ms))
+    }
+
+    /// A worker has a member; of an earlier process of the worker it is proof that it is dead.
+    fn join(&mut self, worker: Ordinal, joined: v1::TrainingMember) -> Vec<ServiceAction> {
+        let position = training::position(joined.position);
+        let Some(address) = joined.member else { return Vec::new() };
+        let member = MemberId(address.id);
+        self.first_joined.get_or_insert_with(Instant::now);
+        self.members.insert(member, address);
+        self.joined.insert(worker, (member, position));
+        let others = self.members.iter().filter(|(id, it)| it.ordinal == worker.0 && **id != member);
+        let dead: Vec<MemberId> = others.map(|(id, _)| *id).collect();
+        if self.completed.is_some() {
+            let stop = training_order::Order::Stop(v1::StopTraining { complete: true });
+            self.links.send(worker, stop);
+        }
+        dead.into_iter().flat_map(|dead| self.service_event(ServiceEvent::Died(dead))).collect()
+    }
+
+    /// Returns the rank of the member on a worker.
+    fn rank_of(&self, worker: Ordinal) -> Option<usize> {
+        let (member, _) = self.joined.get(&worker)?;
+        self.service.as_ref()?.record().members.iter().position(|it| it == member)
+    }
+}
+
+/// Completes with an order that ends the driver.
+async fn ordered(orders: &mut watch::Receiver<Order>) -> Order {
+    let order = orders.wait_for(|order| *order != Order::Continue).await.ok().map(|order| *order);
+    match order {
+        Some(order) => order,
+        // The sender lives as long as the driver is known.
+        None => std::future::pending().await,
+    }
+}
+
+/// Ends the members, and waits a moment until they have.
+async fn end(group: &Group, events: &mut mpsc::Receiver<(Ordinal, LinkEvent)>) {
+    group.links.end();
+    let mut open = group.joined.len();
+    let closed = async {
+        while open > 0 {
+            match events.recv().await {
+                Some((_, LinkEvent::Closed)) => open -= 1,
+                Some(_) => {}
+                None => return,
+            }
+        }
+    };
+    // Members without a driver end by themselves.
+    let _ = tokio::time::timeout(END_DEADLINE, closed).await;
+}

@@ -1,0 +1,236 @@
+//! Figures of a Replay run: throughput, efficiency, loss, and what the run found.
+
+use engram_api::ReplayRun;
+use engram_learn::run::{RunState, TrainingRow, TrainingState};
+use engram_learn::task_run::{TaskError, TaskFindings, training_page};
+use engram_memory::Ordinal;
+use engram_proto::v1;
+use engram_train::efficiency::EfficiencyMeter;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Shortest time between two statuses.
+const SHOW_INTERVAL: Duration = Duration::from_millis(200);
+/// Length of the window over which rates are measured.
+const WINDOW: Duration = Duration::from_secs(2);
+/// Ratio of spreads below which the predictions have collapsed to a constant.
+const COLLAPSED: f64 = 0.3;
+
+/// Sums over a window.
+#[derive(Debug, Clone, Copy, Default)]
+struct Window {
+    steps: u64,
+    samples: u64,
+    wall_seconds: f64,
+    reduce_seconds: f64,
+    bytes: u64,
+}
+
+/// Rates over the last complete window.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rates {
+    steps_per_second: f64,
+    samples_per_second: f64,
+    step_seconds: f64,
+    reduce_seconds: f64,
+    bytes_per_step: f64,
+    efficiency: Option<f64>,
+}
+
+/// Figures of a group.
+pub(super) struct Figures {
+    meter: EfficiencyMeter,
+    window: Window,
+    window_since: Instant,
+    rates: Rates,
+    shown: Instant,
+    members: usize,
+    /// Newest progress of the first rank.
+    last: v1::TrainingProgress,
+    samples: u64,
+    stall_seconds: f64,
+}
+
+impl Figures {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            meter: EfficiencyMeter::new(),
+            window: Window::default(),
+            window_since: now,
+            rates: Rates::default(),
+            shown: now,
+            members: 0,
+            last: v1::TrainingProgress::default(),
+            samples: 0,
+            stall_seconds: 0.0,
+        }
+    }
+
+    /// The group has other members.
+    pub(super) fn restart(&mut self, members: usize) {
+        self.members = members;
+        self.meter.restart();
+        (self.window, self.window_since) = (Window::default(), Instant::now());
+    }
+
+    /// A member left.
+    pub(super) fn remove(&mut self, worker: Ordinal) {
+        self.meter.remove(worker.0);
+    }
+
+    /// Takes the progress of a member; that of the first rank stands for the group.
+    pub(super) fn observe(&mut self, worker: Ordinal, rank: Option<usize>, progress: &v1::TrainingProgress) {
+        self.meter.record_solo(worker.0, progress.own_samples, progress.compute_seconds);
+        self.stall_seconds = self.stall_seconds.max(progress.checkpoint_stall_seconds);
+        if rank != Some(0) {
+            return;
+        }
+        self.meter.record_step(progress.samples, progress.wall_seconds, progress.reduce_seconds);
+        self.samples += progress.samples;
+        let window = &mut self.window;
+        window.steps += progress.steps;
+        window.samples += progress.samples;
+        window.wall_seconds += progress.wall_seconds;
+        window.reduce_seconds += progress.reduce_seconds;
+        window.bytes += progress.reduced_bytes;
+        self.last = *progress;
+        if self.window_since.elapsed() >= WINDOW || self.rates.samples_per_second == 0.0 {
+            self.close_window();
+        }
+    }
+
+    fn close_window(&mut self) {
+        let Window { steps, samples, wall_seconds, reduce_seconds, bytes } = self.window;
+        if steps > 0 && wall_seconds > 0.0 {
+            self.rates = Rates {
+                steps_per_second: steps as f64 / wall_seconds,
+                samples_per_second: samples as f64 / wall_seconds,
+                step_seconds: wall_seconds / steps as f64,
+                reduce_seconds: reduce_seconds / steps as f64,
+                bytes_per_step: bytes as f64 / steps as f64,
+                efficiency: self.meter.efficiency(),
+            };
+            self.meter.restart();
+            (self.window, self.window_since) = (Window::default(), Instant::now());
+        }
+    }
+
+    /// Returns whether a status is due, at most every [`SHOW_INTERVAL`].
+    pub(super) fn is_due(&mut self) -> bool {
+        let is_due = self.shown.elapsed() >= SHOW_INTERVAL && self.last.step > 0;
+        if is_due {
+            self.shown = Instant::now();
+        }
+        is_due
+    }
+
+    pub(super) const fn step(&self) -> u64 {
+        self.last.step
+    }
+
+    pub(super) const fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    pub(super) const fn steps_per_second(&self) -> f64 {
+        self.rates.steps_per_second
+    }
+
+    pub(super) const fn samples_per_second(&self) -> f64 {
+        self.rates.samples_per_second
+    }
+
+    /// Returns the figures by name.
+    pub(super) fn metrics(&self, workers: usize, failures: u64) -> BTreeMap<String, f64> {
+        let rates = &self.rates;
+        let mut metrics = BTreeMap::from([
+            ("loss".to_owned(), self.last.loss),
+            ("gradient_norm".to_owned(), self.last.gradient_norm),
+            ("learning_rate".to_owned(), self.last.learning_rate),
+            ("samples_per_second".to_owned(), rates.samples_per_second),
+            ("step_seconds".to_owned(), rates.step_seconds),
+            ("reduce_seconds".to_owned(), rates.reduce_seconds),
+            ("reduced_bytes_per_step".to_owned(), rates.bytes_per_step),
+            ("checkpoint_stall_seconds".to_owned(), self.stall_seconds),
+            ("members".to_owned(), self.members as f64),
+            ("failed_members".to_owned(), failures as f64),
+            // One worker is left of several.
+            ("fallback".to_owned(), f64::from(u8::from(self.members == 1 && workers > 1))),
+        ]);
+        metrics.extend(rates.efficiency.map(|efficiency| ("efficiency".to_owned(), efficiency)));
+        metrics
+    }
+
+    /// Returns a row of the history; `None` before the first step.
+    pub(super) fn row(&self) -> Option<TrainingRow> {
+        (self.last.step > 0).then(|| TrainingRow {
+            step: self.last.step,
+            loss: self.last.loss,
+            samples_per_s: self.rates.samples_per_second,
+            efficiency: self.rates.efficiency.unwrap_or_default(),
+            members: u32::try_from(self.members).unwrap_or(u32::MAX),
+        })
+    }
+}
+
+/// Returns what a run found.
+///
+/// # Errors
+/// A figure is not finite.
+pub(super) fn findings(
+    state: &RunState,
+    training: &TrainingState,
+    replay: &ReplayRun,
+    result: &v1::TrainingResult,
+) -> Result<TaskFindings, TaskError> {
+    let is_collapsed = result.spread_ratio < COLLAPSED;
+    let spread = if is_collapsed {
+        format!("The predictions have collapsed: their spread is {:.2} of that of the targets.", result.spread_ratio)
+    } else {
+        format!("The spread of the predictions is {:.2} of that of the targets.", result.spread_ratio)
+    };
+    let verdicts = vec![
+        (
+            result.correlation > 0.9,
+            format!(
+                "On {} held-out samples the predictions correlate with the targets by {:.3}.",
+                result.held_out, result.correlation
+            ),
+        ),
+        (!is_collapsed, spread),
+        (true, format!("All members have the same parameters after step {}: digest {}.", result.step, result.digest)),
+    ];
+    let about = format!(
+        "{} parameters, {} steps of {} samples, {} samples in all.",
+        result.parameters,
+        replay.steps,
+        replay.batch * replay.sync_every,
+        result.samples
+    );
+    let figure = |name: &str| state.metrics.get(name).copied();
+    let number = |name: &str, digits: usize| figure(name).map_or_else(|| "-".into(), |it| format!("{it:.digits$}"));
+    let tiles = vec![
+        ("Correlation", format!("{:.3}", result.correlation), "on held-out samples".to_owned()),
+        ("Squared error", format!("{:.5}", result.squared_error), "on held-out samples".to_owned()),
+        ("Samples/s", number("samples_per_second", 0), "all members".to_owned()),
+        ("Efficiency", number("efficiency", 2), "of the members' own throughput".to_owned()),
+        ("Members", number("members", 0), format!("{} left by failures", training.failures)),
+    ];
+    let summary = verdicts.iter().map(|(_, text)| text.clone()).collect();
+    let page = training_page(&state.name, &about, verdicts, tiles, &training.history)?;
+    Ok(TaskFindings {
+        metrics: BTreeMap::from([
+            ("held_out_correlation".to_owned(), result.correlation),
+            ("held_out_squared_error".to_owned(), result.squared_error),
+            ("spread_ratio".to_owned(), result.spread_ratio),
+            ("parameters".to_owned(), result.parameters as f64),
+        ]),
+        outputs: BTreeMap::from([
+            ("digest".to_owned(), result.digest.clone()),
+            ("checkpoint".to_owned(), result.checkpoint.clone()),
+        ]),
+        summary,
+        page,
+    })
+}

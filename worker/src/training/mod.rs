@@ -1,0 +1,110 @@
+//! Data-parallel training on the workers: members of groups, and the connections of drivers to them.
+//!
+//! The driver of a run ([`crate::runs`]) hosts the membership of its group, whose record is part of the replicated state of the run.
+//! Every worker of the cluster runs one member per run. A member is a task with the state machine of `engram_collective::group`, and a
+//! thread that computes.
+//!
+//! ```text
+//! driver ──Train stream──> host ──work──> engine ──TCP──> engines of other members
+//!        <───reports─────       <─events─
+//! ```
+//!
+//! Invariants: a step is committed on all members of a generation or on none; a member that is killed costs no step; members outlive
+//! their driver and go on without one until the group must change.
+
+mod connections;
+mod engine;
+mod files;
+mod host;
+mod links;
+mod predict;
+mod reduce;
+mod serve;
+mod service;
+mod transfer;
+mod wire;
+
+pub(crate) use links::{LinkEvent, Links};
+pub(crate) use predict::predict;
+pub(crate) use service::TrainingEndpoint;
+pub(crate) use wire::{notice_to_wire, position, report};
+
+use crate::shared::Shared;
+use engram_memory::RunId;
+use engram_proto::v1;
+use engram_train::Checkpoint;
+use engram_train::job::Job;
+use files::CheckpointFolder;
+use host::{Inbound, Key, Settings};
+use parking_lot::Mutex;
+use serve::Served;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// Models of ended runs that are kept in memory for predictions.
+const MAX_SERVED: usize = 16;
+
+/// Members on this worker, and models for predictions.
+#[derive(Default)]
+pub(crate) struct Trainings {
+    members: tokio::sync::Mutex<BTreeMap<Key, mpsc::Sender<Inbound>>>,
+    served: Mutex<BTreeMap<Key, Arc<Served>>>,
+}
+
+impl Trainings {
+    /// Returns where to send messages for the member of a run, which is started if there is none.
+    async fn member(&self, shared: &Arc<Shared>, start: &v1::StartTraining) -> anyhow::Result<mpsc::Sender<Inbound>> {
+        let key = (engram_proto::answers::run_id(&start.run)?, start.submitted_ms);
+        let mut members = self.members.lock().await;
+        if let Some(inbox) = members.get(&key).filter(|inbox| !inbox.is_closed()) {
+            return Ok(inbox.clone());
+        }
+        let spec: engram_api::LearnerRunSpec = serde_json::from_str(&start.spec_json)?;
+        let run = spec.replay.ok_or_else(|| anyhow::anyhow!("spec.replay is missing"))?;
+        let job = Arc::new(Job::new(&run)?);
+        let warm_start = warm_start(shared, &run)?;
+        let served = Arc::new(Served::new(run.serve_every));
+        let settings = Settings { key, run, job, served: Arc::clone(&served), warm_start };
+        let inbox = host::start(shared, settings).await?;
+        self.serve(key, served);
+        members.retain(|_, inbox| !inbox.is_closed());
+        members.insert(key, inbox.clone());
+        Ok(inbox)
+    }
+
+    fn serve(&self, key: Key, served: Arc<Served>) {
+        let mut all = self.served.lock();
+        while all.len() >= MAX_SERVED && !all.contains_key(&key) {
+            // The one submitted first.
+            let Some(oldest) = all.keys().min_by_key(|(_, submitted_ms)| *submitted_ms).copied() else { break };
+            all.remove(&oldest);
+        }
+        all.insert(key, served);
+    }
+
+    /// Returns the model of the newest run with this id.
+    fn served(&self, run: RunId) -> Option<Arc<Served>> {
+        let all = self.served.lock();
+        all.range((run, 0)..=(run, u64::MAX)).next_back().map(|(_, served)| Arc::clone(served))
+    }
+
+    /// Copies the state of a member.
+    async fn copy(&self, key: Key) -> Option<Checkpoint> {
+        let inbox = self.members.lock().await.get(&key).cloned()?;
+        let (reply, state) = oneshot::channel();
+        inbox.send(Inbound::Copy(reply)).await.ok()?;
+        state.await.ok()
+    }
+}
+
+/// Returns the weights with which a run starts, if it names another run.
+fn warm_start(shared: &Shared, run: &engram_api::ReplayRun) -> anyhow::Result<Option<Vec<u8>>> {
+    let Some(name) = &run.model.init.run else { return Ok(None) };
+    let source = engram_learn::run::RunState::run_id(shared.options.cluster, name);
+    let missing = || {
+        anyhow::anyhow!("spec.replay.model.init.run is {name}, of which worker {} has no checkpoint", shared.ordinal())
+    };
+    let mut checkpoint = CheckpointFolder::newest_of(&shared.options.state_dir, source).ok_or_else(missing)?;
+    Ok(checkpoint.files.remove("model.safetensors"))
+}

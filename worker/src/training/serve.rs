@@ -1,0 +1,57 @@
+//! Weights for predictions: a copy that is replaced every few updates, while calls in progress finish with the old one.
+
+use engram_neural::{BatchError, LossKind, Model};
+use engram_train::Trainer;
+use engram_train::job::{Rows, predict};
+use parking_lot::RwLock;
+use std::sync::Arc;
+
+/// The served weights of a run.
+#[derive(Debug, Default)]
+pub(super) struct Served {
+    current: RwLock<Option<Arc<ServedModel>>>,
+    every: u64,
+}
+
+/// Weights at one step.
+#[derive(Debug)]
+pub(super) struct ServedModel {
+    pub(super) model: Model,
+    pub(super) loss: LossKind,
+    /// Updates that the weights have seen.
+    pub(super) updates: u64,
+}
+
+impl Served {
+    /// Creates it without weights; [`Self::update`] replaces them after `every` updates.
+    pub(super) const fn new(every: u64) -> Self {
+        Self { current: RwLock::new(None), every }
+    }
+
+    pub(super) fn set(&self, trainer: &Trainer, loss: LossKind) {
+        let served = ServedModel { model: trainer.model().clone(), loss, updates: trainer.counters().updates };
+        *self.current.write() = Some(Arc::new(served));
+    }
+
+    /// Replaces the weights if enough updates have passed.
+    pub(super) fn update(&self, trainer: &Trainer, loss: LossKind) {
+        let served = self.current.read().as_ref().map_or(0, |served| served.updates);
+        if trainer.counters().updates >= served + self.every {
+            self.set(trainer, loss);
+        }
+    }
+
+    pub(super) fn model(&self) -> Option<Arc<ServedModel>> {
+        self.current.read().clone()
+    }
+}
+
+impl ServedModel {
+    /// Predicts samples given by their features.
+    ///
+    /// # Errors
+    /// A feature is out of range.
+    pub(super) fn predict<'a>(&self, samples: impl Iterator<Item = &'a [u32]>) -> Result<Vec<f32>, BatchError> {
+        predict(&self.model, self.loss, &Rows::of_features(&self.model, samples))
+    }
+}

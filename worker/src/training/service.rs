@@ -1,0 +1,66 @@
+//! `TrainingService`, on the listener for workers.
+
+use super::host::Inbound;
+use super::transfer;
+use crate::shared::Shared;
+use engram_proto::v1::training_order::Order;
+use engram_proto::v1::training_service_server::TrainingService;
+use engram_proto::v1::{self, Problem, ProblemKind};
+use futures::stream::{BoxStream, StreamExt as _};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Queued events for a driver.
+const EVENTS: usize = 256;
+
+/// `TrainingService` of this worker.
+pub(crate) struct TrainingEndpoint {
+    pub(crate) shared: Arc<Shared>,
+}
+
+#[tonic::async_trait]
+impl TrainingService for TrainingEndpoint {
+    type TrainStream = BoxStream<'static, Result<v1::TrainingEvent, Status>>;
+    type GetTrainingStateStream = BoxStream<'static, Result<v1::TrainingStatePart, Status>>;
+
+    async fn train(
+        &self,
+        request: Request<Streaming<v1::TrainingOrder>>,
+    ) -> Result<Response<Self::TrainStream>, Status> {
+        let mut orders = request.into_inner();
+        let Some(Order::Start(start)) = orders.message().await?.and_then(|it| it.order) else {
+            return Err(Status::invalid_argument("the first order must start a member"));
+        };
+        if self.shared.is_stopping() {
+            return Err(Status::unavailable("the worker is stopping"));
+        }
+        let member = self.shared.trainings.member(&self.shared, &start).await;
+        let member = member.map_err(|error| Problem::of(ProblemKind::Invalid, format!("{error:#}")).into_status())?;
+        let (events, stream) = mpsc::channel(EVENTS);
+        let ended = |_| Status::unavailable("the member ended");
+        member.send(Inbound::Driver(events)).await.map_err(ended)?;
+        tokio::spawn(async move {
+            while let Ok(Some(order)) = orders.message().await {
+                let Some(order) = order.order else { continue };
+                if member.send(Inbound::Order(order)).await.is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream).boxed()))
+    }
+
+    async fn get_training_state(
+        &self,
+        request: Request<v1::GetTrainingStateRequest>,
+    ) -> Result<Response<Self::GetTrainingStateStream>, Status> {
+        let message = request.into_inner();
+        let run = engram_proto::answers::run_id(&message.run);
+        let run = run.map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()).into_status())?;
+        let state = self.shared.trainings.copy((run, message.submitted_ms)).await;
+        let state = state.ok_or_else(|| Status::not_found("this worker has no member of the run"))?;
+        Ok(Response::new(futures::stream::iter(transfer::parts(state).into_iter().map(Ok)).boxed()))
+    }
+}
