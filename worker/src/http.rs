@@ -1,5 +1,6 @@
 //! HTTP listener for metrics and health. It changes nothing and exposes no data.
 
+use crate::buffers::Buffers;
 use crate::shared::Shared;
 use axum::Router;
 use axum::extract::State;
@@ -39,6 +40,8 @@ async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> impl 
     // Metrics are needed above all when the store is stuck.
     let partitions = timeout(STORE_DEADLINE, crate::admin::partitions(&shared)).await;
     let partitions = partitions.ok().and_then(Result::ok).unwrap_or_default();
+    // Of a stuck store the last values remain.
+    let _ = timeout(STORE_DEADLINE, Buffers::update_metrics(&shared)).await;
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     let (content_type, text) = negotiate(accept, shared.metrics.page(&shared, &partitions));
     ([(header::CONTENT_TYPE, content_type)], text)

@@ -3,6 +3,7 @@
 use crate::accept::ConnectionCounters;
 use crate::admission::{Admission, RequestKind};
 use crate::authorization::AccountAuthorizer;
+use crate::buffers::BufferMetrics;
 use crate::panics;
 use crate::peers::Traffic;
 use crate::shared::Shared;
@@ -157,6 +158,8 @@ pub(crate) struct Metrics {
     pub(crate) forwarded: Counter,
     /// Partitions of which this worker became the serving primary.
     pub(crate) promotions: Counter,
+    /// What was done with buffers.
+    pub(crate) buffers: BufferMetrics,
     build: Family<BuildLabels, Gauge>,
     admission: AdmissionMetrics,
     connections: ConnectionMetrics,
@@ -281,6 +284,8 @@ struct StoreMetrics {
     session_bytes: Gauge<u64, AtomicU64>,
     epoch_entries: Gauge<u64, AtomicU64>,
     wal_bytes: Gauge<u64, AtomicU64>,
+    disk_bytes: Gauge<u64, AtomicU64>,
+    disk_free_bytes: Gauge<u64, AtomicU64>,
     gpus: GpuMetrics,
     gpu_threshold: Gauge<i64>,
     pending: Gauge<u64, AtomicU64>,
@@ -365,6 +370,12 @@ impl StoreMetrics {
                 "Runs of which the replicas here remember learning epochs, counted once per replica",
             ),
             wal_bytes: gauge(registrar, "wal_bytes", "Size of the write-ahead log on disk"),
+            disk_bytes: gauge(registrar, "disk_bytes", "Size of the file system with the state directory"),
+            disk_free_bytes: gauge(
+                registrar,
+                "disk_free_bytes",
+                "Bytes of the file system with the state directory that the worker can still write",
+            ),
             pending: gauge(registrar, "pending_records", "Records proposed and not yet acknowledged"),
             partitions: gauge(registrar, "partitions", "Partitions served"),
             map_version: gauge(registrar, "partition_map_version", "Version of the partition map in use"),
@@ -523,6 +534,16 @@ impl Metrics {
         let help = "Sub-requests forwarded to the primary of their partition";
         let forwarded = counter(&mut registrar, "forwarded_requests", help);
         let store = StoreMetrics::new(&mut registrar);
+        let buffers = BufferMetrics::default();
+        let labels = &["buffer"];
+        let help = "Items of a replay buffer in the partitions served here";
+        registrar.register("buffer_items", labels, help, buffers.items.clone());
+        let help = "Items appended to a replay buffer through this worker";
+        registrar.register("buffer_inserted", labels, help, buffers.inserted.clone());
+        let help = "Items of a replay buffer drawn from the partitions served here";
+        registrar.register("buffer_sampled", labels, help, buffers.sampled.clone());
+        let help = "Time that calls waited for a replay buffer, by what they waited for";
+        registrar.register("buffer_wait_seconds", &["buffer", "reason"], help, buffers.wait_seconds.clone());
         let build = Family::<BuildLabels, Gauge>::default();
         registrar.register("build_info", &["version", "device"], "Always 1; version and device in use", build.clone());
         let admission = AdmissionMetrics::new(&mut registrar);
@@ -537,6 +558,7 @@ impl Metrics {
             partition_epochs,
             forwarded,
             promotions,
+            buffers,
             build,
             admission,
             connections,
@@ -587,6 +609,10 @@ impl Metrics {
         store.session_bytes.set(stats.session_bytes);
         store.epoch_entries.set(stats.epoch_entries);
         store.wal_bytes.set(stats.log_bytes);
+        if let Ok(disk) = nix::sys::statvfs::statvfs(&shared.options.state_dir) {
+            store.disk_bytes.set(disk.blocks().saturating_mul(disk.fragment_size()));
+            store.disk_free_bytes.set(disk.blocks_available().saturating_mul(disk.fragment_size()));
+        }
         store.pending.set(stats.waiting_records);
         store.partitions.set(shared.engine.versions(shared.partitions()).len() as u64);
         store.map_version.set(shared.view.borrow().version());

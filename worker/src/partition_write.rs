@@ -1,5 +1,6 @@
 //! The part of a write request for one partition: checked, converted to a log record, or forwarded.
 
+use crate::buffers;
 use crate::shared::Shared;
 use engram_client::Client;
 use engram_memory::{Command, Ordinal, PartitionId, Settings};
@@ -49,6 +50,8 @@ impl WriteBodyExt for WriteBody {
                 columns::decay("amount", amount)?;
                 (0..partitions).map(|at| (PartitionId(at), Self::Decay(amount))).collect()
             }
+            // Every part names its partition.
+            Self::Items(part) => vec![(PartitionId(part.partition), Self::Items(part))],
         })
     }
 
@@ -67,6 +70,7 @@ impl WriteBodyExt for WriteBody {
                 Command::Reinforce(columns::updates(updates, settings.map_or(1, |settings| settings.rate))?)
             }
             Self::Decay(amount) => Command::Decay { amount: columns::decay("amount", amount)? },
+            Self::Items(part) => Command::Buffer(buffers::command(part, shared)?),
         })
     }
 }

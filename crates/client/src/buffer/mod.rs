@@ -13,6 +13,7 @@ pub use spec::{BufferDescription, BufferSpec, BufferStats, ConsumerStats};
 use crate::call::{Failure, Service};
 use crate::client::Client;
 use crate::error::Error;
+use crate::map::Map;
 use crate::retry::Retry;
 use crate::session::Session;
 use engram_memory::Ordinal;
@@ -20,7 +21,7 @@ use engram_proto::v1;
 use engram_replay::schema::Schema;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use tonic::{Request, Response, Status};
 
 /// A replay buffer of a cluster. Cheap to clone; clones share a session.
 #[derive(Debug, Clone)]
@@ -41,14 +42,13 @@ impl Client {
     /// # Errors
     /// The specification is invalid; a buffer with this name has other settings, the first of which is named.
     pub async fn create_buffer(&self, spec: &BufferSpec) -> Result<Buffer, Error> {
-        let schema = spec.check()?;
+        spec.check()?;
         let message = v1::CreateBufferRequest { spec: Some(spec.to_wire()) };
         let described = self
-            .call_any(self.write(), async |mut worker: Service, deadline| {
-                worker.buffers().create_buffer(self.request(message.clone(), deadline)).await
+            .call_any(self.write(), message, |mut worker, request| async move {
+                worker.buffers().create_buffer(request).await
             })
             .await?;
-        drop(schema);
         Buffer::open(self, described)
     }
 
@@ -66,8 +66,8 @@ impl Client {
     /// As for [`Error`].
     pub async fn list_buffers(&self) -> Result<Vec<BufferDescription>, Error> {
         let listed = self
-            .call_any(self.read(), async |mut worker: Service, deadline| {
-                worker.buffers().list_buffers(self.request(v1::ListBuffersRequest {}, deadline)).await
+            .call_any(self.read(), v1::ListBuffersRequest {}, |mut worker, request| async move {
+                worker.buffers().list_buffers(request).await
             })
             .await?;
         listed.buffers.into_iter().map(BufferDescription::from_wire).collect()
@@ -80,8 +80,8 @@ impl Client {
     pub async fn drop_buffer(&self, name: &str) -> Result<u64, Error> {
         let message = v1::DropBufferRequest { name: name.to_owned() };
         let dropped = self
-            .call_any(self.write(), async |mut worker: Service, deadline| {
-                worker.buffers().drop_buffer(self.request(message.clone(), deadline)).await
+            .call_any(self.write(), message, |mut worker, request| async move {
+                worker.buffers().drop_buffer(request).await
             })
             .await?;
         Ok(dropped.items)
@@ -89,33 +89,44 @@ impl Client {
 
     async fn describe(&self, name: &str) -> Result<v1::DescribeBufferResponse, Error> {
         let message = v1::DescribeBufferRequest { name: name.to_owned() };
-        self.call_any(self.read(), async |mut worker: Service, deadline| {
-            worker.buffers().describe_buffer(self.request(message.clone(), deadline)).await
+        self.call_any(self.read(), message, |mut worker, request| async move {
+            worker.buffers().describe_buffer(request).await
         })
         .await
     }
 
     /// Calls a worker that is primary of some partition, and another one when it fails.
-    pub(crate) async fn call_any<T>(
+    pub(crate) async fn call_any<M: Clone, T, F>(
         &self,
         mut retry: Retry,
-        call: impl AsyncFn(Service, Duration) -> Result<tonic::Response<T>, tonic::Status>,
-    ) -> Result<T, Error> {
+        message: M,
+        call: impl Fn(Service, Request<M>) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
         loop {
             let response = async {
-                let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
-                let owners: Vec<Ordinal> = map.owners().into_iter().collect();
-                let pick = rand::random_range(0..owners.len().max(1));
-                let owner = owners.get(pick).ok_or_else(|| Failure::unavailable("no worker serves a partition"))?;
-                let service = self.service_of(&map, *owner)?;
-                let call = async { Ok(call(service, self.attempt(&retry)).await?.into_inner()) };
-                self.while_owner(&map, *owner, call).await
+                let (map, owner, service) = self.any_worker()?;
+                let request = self.request(message.clone(), self.attempt(&retry));
+                let call = async { Ok(call(service, request).await?.into_inner()) };
+                self.while_owner(&map, owner, call).await
             };
             match response.await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => retry.after(self, failure).await?,
             }
         }
+    }
+
+    /// Returns a worker that is primary of some partition.
+    pub(crate) fn any_worker(&self) -> Result<(Arc<Map>, Ordinal, Service), Failure> {
+        let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
+        let owners: Vec<Ordinal> = map.owners().into_iter().collect();
+        let pick = rand::random_range(0..owners.len().max(1));
+        let owner = *owners.get(pick).ok_or_else(|| Failure::unavailable("no worker serves a partition"))?;
+        let service = self.service_of(&map, owner)?;
+        Ok((map, owner, service))
     }
 }
 

@@ -1,12 +1,12 @@
 //! Samples and reads.
 
 use super::{Batch, Buffer};
-use crate::call::{Failure, Service};
+use crate::call::Service;
 use crate::error::Error;
 use engram_memory::MemoryId;
 use engram_proto::v1;
 use std::time::Duration;
-use tonic::Streaming;
+use tonic::{Request, Response, Status, Streaming};
 
 /// Which fields a call returns.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -124,9 +124,11 @@ impl Buffer {
             world: sample.world,
             wait_ms: millis(sample.wait),
         };
-        self.stream(sample.wait, async |mut worker: Service, deadline| {
-            worker.buffers().sample_items(self.client().request(message.clone(), deadline)).await
-        })
+        self.stream(
+            sample.wait,
+            message,
+            |mut worker, request| async move { worker.buffers().sample_items(request).await },
+        )
         .await
     }
 
@@ -138,9 +140,11 @@ impl Buffer {
         let (fields, without_fields) = fields.to_wire();
         let handles = handles.iter().map(|handle| handle.0).collect();
         let message = v1::GetItemsRequest { buffer: self.name().to_owned(), handles, fields, without_fields };
-        self.stream(Duration::ZERO, async |mut worker: Service, deadline| {
-            worker.buffers().get_items(self.client().request(message.clone(), deadline)).await
-        })
+        self.stream(
+            Duration::ZERO,
+            message,
+            |mut worker, request| async move { worker.buffers().get_items(request).await },
+        )
         .await
     }
 
@@ -167,10 +171,8 @@ impl Buffer {
             without_fields,
             wait_ms: millis(wait),
         };
-        self.stream(wait, async |mut worker: Service, deadline| {
-            worker.buffers().consume_items(self.client().request(message.clone(), deadline)).await
-        })
-        .await
+        self.stream(wait, message, |mut worker, request| async move { worker.buffers().consume_items(request).await })
+            .await
     }
 
     /// Returns handles, priorities, versions and tags, oldest first, of the items with this tag or of all; at most `limit`, 65,536 if it is 0.
@@ -180,37 +182,40 @@ impl Buffer {
     pub async fn list(&self, tag: Option<&[u8]>, limit: u32) -> Result<Batch, Error> {
         let tag = tag.map(|tag| tag.to_vec().into());
         let message = v1::ListItemsRequest { buffer: self.name().to_owned(), tag, limit };
-        self.stream(Duration::ZERO, async |mut worker: Service, deadline| {
-            worker.buffers().list_items(self.client().request(message.clone(), deadline)).await
-        })
+        self.stream(
+            Duration::ZERO,
+            message,
+            |mut worker, request| async move { worker.buffers().list_items(request).await },
+        )
         .await
     }
 
     /// Calls a worker and reads its answer, with retries until the deadline.
-    async fn stream(
+    async fn stream<M: Clone, F>(
         &self,
         wait: Duration,
-        call: impl AsyncFn(Service, Duration) -> Result<tonic::Response<Streaming<v1::ItemBatch>>, tonic::Status>,
-    ) -> Result<Batch, Error> {
+        message: M,
+        call: impl Fn(Service, Request<M>) -> F,
+    ) -> Result<Batch, Error>
+    where
+        F: Future<Output = Result<Response<Streaming<v1::ItemBatch>>, Status>>,
+    {
         let client = self.client();
         let jagged = |name: &str| self.spec().fields.iter().any(|field| field.jagged && field.name == name);
         let mut retry = client.read().waiting(wait);
         loop {
             let response = async {
-                let map = client.map().map_err(|error| Failure::unavailable(error.to_string()))?;
-                let owners: Vec<_> = map.owners().into_iter().collect();
-                let pick = rand::random_range(0..owners.len().max(1));
-                let owner = owners.get(pick).ok_or_else(|| Failure::unavailable("no worker serves a partition"))?;
-                let service = client.service_of(&map, *owner)?;
+                let (map, owner, service) = client.any_worker()?;
+                let request = client.request(message.clone(), client.attempt(&retry));
                 let read = async {
-                    let mut parts = call(service, client.attempt(&retry)).await?.into_inner();
+                    let mut parts = call(service, request).await?.into_inner();
                     let mut read = Vec::new();
                     while let Some(part) = parts.message().await? {
                         read.push(part);
                     }
                     Ok(read)
                 };
-                client.while_owner(&map, *owner, read).await
+                client.while_owner(&map, owner, read).await
             };
             match response.await {
                 Ok(parts) => return Batch::join(parts, jagged),

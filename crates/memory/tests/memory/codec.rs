@@ -32,10 +32,10 @@ fn arb_reply() -> impl Strategy<Value = Reply> {
         weights.into_iter().for_each(|(group, weight)| vector.add(Group(group), weight));
         vector
     });
-    let counts = any::<[u64; 3]>();
+    let (counts, first) = (any::<[u64; 3]>(), proptest::option::of(any::<u64>()));
     let digest = proptest::option::of(any::<u128>().prop_map(Digest));
-    let applied = (counts, 0..1_000_u64, rejections, proptest::option::of(quality), digest).prop_map(
-        |([applied, created, evicted], more, rejections, quality, digest)| {
+    let applied = (counts, 0..1_000_u64, rejections, proptest::option::of(quality), digest, first).prop_map(
+        |([applied, created, evicted], more, rejections, quality, digest, first)| {
             Reply::Applied(Outcome {
                 applied,
                 created,
@@ -44,6 +44,7 @@ fn arb_reply() -> impl Strategy<Value = Reply> {
                 rejections: rejections.into_iter().map(|(id, reason)| Rejection { id: MemoryId(id), reason }).collect(),
                 quality,
                 digest,
+                first: first.map(MemoryId),
             })
         },
     );
@@ -59,6 +60,10 @@ fn arb_reply() -> impl Strategy<Value = Reply> {
         any::<[u64; 2]>().prop_map(|[expected, found]| Refusal::RunConflict { expected, found }),
         Just(Refusal::RunUnknown),
         any::<u64>().prop_map(|bytes| Refusal::RunFull { bytes }),
+        Just(Refusal::BufferUnknown),
+        Just(Refusal::BufferConflict),
+        any::<[u64; 3]>().prop_map(|[items, capacity, needed]| Refusal::BufferFull { items, capacity, needed }),
+        any::<u64>().prop_map(|most| Refusal::BufferLimit { what: "buffers or consumers", most }),
         Just(Refusal::Malformed { what: "the request" }),
     ];
     prop_oneof![3 => applied, 1 => refused.prop_map(Reply::Refused)]

@@ -55,6 +55,10 @@ fn random_logs_execute_most_records_and_reach_every_refusal() {
                         Refusal::RunConflict { .. } => "run conflict",
                         Refusal::RunUnknown => "run unknown",
                         Refusal::RunFull { .. } => "run full",
+                        Refusal::BufferUnknown
+                        | Refusal::BufferConflict
+                        | Refusal::BufferFull { .. }
+                        | Refusal::BufferLimit { .. } => "buffer",
                         Refusal::Malformed { .. } => "malformed",
                     },
                     true,

@@ -125,6 +125,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ],
         quality: QualityVector::from_parts(quality.to_vec()),
         digest: Some(Digest(0xc57d_e0e8_7480_2461_5e5f_8bdb_5166_2542)),
+        first: None,
     };
     let (expected, found) = (LearningEpoch(4), LearningEpoch(6));
     let refused = |what, refusal| (what, Reply::Refused(refusal));

@@ -1,0 +1,89 @@
+//! Definitions of buffers, parsed once per worker.
+
+use engram_client::BufferSpec;
+use engram_memory::Group;
+use engram_memory::buffer::BufferRef;
+use engram_proto::v1::{self, Problem, ProblemKind};
+use engram_replay::schema::Schema;
+use engram_store::{Partitions, Sampler};
+use parking_lot::RwLock;
+use prost::Message as _;
+use std::collections::HashMap;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Tables of priorities kept; a learner uses one exponent.
+const MAX_SAMPLERS: usize = 16;
+
+/// A buffer as the records of partitions define it.
+#[derive(Debug)]
+pub(crate) struct Definition {
+    pub(crate) buffer: BufferRef,
+    pub(crate) spec: BufferSpec,
+    pub(crate) schema: Schema,
+}
+
+impl Definition {
+    /// Parses a definition of a partition.
+    pub(crate) fn parse(group: Group, definition: &[u8]) -> Result<Self, Problem> {
+        let parsed = v1::BufferSpec::decode(definition).ok().and_then(|spec| BufferSpec::from_wire(spec).ok());
+        let checked = parsed.and_then(|spec| spec.check().ok().map(|schema| (spec, schema)));
+        let (spec, schema) = checked
+            .ok_or_else(|| Problem::of(ProblemKind::DataCorruption, "the definition of a buffer cannot be read"))?;
+        Ok(Self { buffer: BufferRef { group, stamp: xxh3_64(definition) }, spec, schema })
+    }
+
+    /// Encodes settings as a definition: equal settings have equal bytes.
+    pub(crate) fn encode(spec: &BufferSpec) -> Vec<u8> {
+        spec.to_wire().encode_to_vec()
+    }
+}
+
+/// Definitions by name, and tables of priorities by exponent.
+#[derive(Debug, Default)]
+pub(crate) struct Catalog {
+    definitions: RwLock<HashMap<String, Arc<Definition>>>,
+    samplers: RwLock<HashMap<u32, Sampler>>,
+}
+
+impl Catalog {
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Definition>> {
+        self.definitions.read().get(name).cloned()
+    }
+
+    pub(crate) fn insert(&self, name: &str, definition: Definition) -> Arc<Definition> {
+        let definition = Arc::new(definition);
+        self.definitions.write().insert(name.to_owned(), Arc::clone(&definition));
+        definition
+    }
+
+    /// Forgets a definition that may be outdated.
+    pub(crate) fn forget(&self, name: &str) {
+        self.definitions.write().remove(name);
+    }
+
+    /// Returns prioritized sampling with an exponent, at most 2^16.
+    pub(crate) fn sampler(&self, exponent: u32) -> Sampler {
+        if let Some(sampler) = self.samplers.read().get(&exponent) {
+            return sampler.clone();
+        }
+        let mut samplers = self.samplers.write();
+        if samplers.len() >= MAX_SAMPLERS {
+            samplers.clear();
+        }
+        samplers.entry(exponent).or_insert_with(|| Sampler::prioritized(exponent)).clone()
+    }
+}
+
+/// Returns the definition of a buffer in any local partition.
+pub(crate) fn find(store: &Partitions, name: &str) -> Option<(Group, Vec<u8>)> {
+    store.iter().find_map(|partition| {
+        let (group, buffer) = store.ledger(partition)?.buffers.find(name)?;
+        Some((group, buffer.definition.clone()))
+    })
+}
+
+/// Returns the problem of a name without a buffer.
+pub(crate) fn unknown(name: &str) -> Problem {
+    Problem::of(ProblemKind::BufferUnknown, format!("buffer {name:?} does not exist"))
+}

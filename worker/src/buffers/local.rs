@@ -1,0 +1,299 @@
+//! What this worker does for its own partitions: shares of plans, draws, definitions, leases.
+
+use super::Buffers;
+use super::catalog::{self, Definition, unknown};
+use super::convert::{invalid, now_ms};
+use super::rows::Selection;
+use crate::engine::device_problem;
+use engram_memory::buffer::{Buffer, BufferCommand, MAX_LISTED, Position, position_of};
+use engram_memory::{Command, Group, MemoryId, PartitionId, Record, partition_of};
+use engram_proto::v1::change_buffer_request::Change;
+use engram_proto::v1::get_shares_request::Query;
+use engram_proto::v1::{self, Problem, ProblemKind};
+use engram_store::{Partitions, Sampler};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Most handles in the share of a partition.
+pub(crate) const MAX_HANDLES: u32 = 65_536;
+
+impl Buffers {
+    /// Returns the definition of a buffer: cached, or from a partition here.
+    pub(crate) async fn definition(&self, name: &str) -> Result<Arc<Definition>, Problem> {
+        if let Some(definition) = self.shared.buffers.get(name) {
+            return Ok(definition);
+        }
+        let wanted = name.to_owned();
+        let found = self.shared.engine.read(move |store| catalog::find(store, &wanted)).await?;
+        let (group, definition) = found.ok_or_else(|| unknown(name))?;
+        Ok(self.shared.buffers.insert(name, Definition::parse(group, &definition)?))
+    }
+
+    /// Returns the shares of the partitions served here, or of those requested.
+    pub(crate) async fn local_shares(&self, request: v1::GetSharesRequest) -> Result<Vec<v1::BufferShare>, Problem> {
+        let served = self.shared.served();
+        let partitions: Vec<PartitionId> = match request.partitions.is_empty() {
+            true => served,
+            false => {
+                let requested: Vec<PartitionId> = request.partitions.iter().copied().map(PartitionId).collect();
+                self.require_served(&requested).await?;
+                requested
+            }
+        };
+        let sampler = match request.query {
+            Some(Query::Exponent(exponent)) => Some(self.sampler(Some(exponent))?),
+            Some(Query::Uniform(_)) => Some(Sampler::Uniform),
+            _ => None,
+        };
+        let read = partitions.clone();
+        let shares = self.shared.engine.read_leased(partitions, move |store| {
+            read.iter().map(|partition| share(store, *partition, &request, sampler.as_ref())).collect::<Result<_, _>>()
+        });
+        shares.await?.map_err(|error| device_problem(&error))
+    }
+
+    /// Returns the sampler of an exponent; `None` = uniform.
+    pub(crate) fn sampler(&self, exponent: Option<u32>) -> Result<Sampler, Problem> {
+        match exponent {
+            None => Ok(Sampler::Uniform),
+            Some(exponent @ ..=65_536) => Ok(self.shared.buffers.sampler(exponent)),
+            Some(exponent) => Err(invalid(format!("exponent: {exponent} is not allowed; allowed: 0 to 65,536"))),
+        }
+    }
+
+    /// Waits until partitions are served here.
+    async fn require_served(&self, partitions: &[PartitionId]) -> Result<(), Problem> {
+        self.shared.wait_until_served(partitions.iter().copied()).await;
+        let missing = partitions.iter().find(|partition| self.shared.engine.position(**partition).is_none());
+        missing.map_or(Ok(()), |partition| Err(self.shared.not_primary(*partition)))
+    }
+
+    /// Draws planned items of partitions served here; counts the batch if uses or samples are counted.
+    pub(crate) async fn local_draws(&self, request: v1::DrawItemsRequest) -> Result<v1::ItemBatch, Problem> {
+        let definition = self.definition(&request.buffer).await?;
+        let selection = Selection::new(Arc::clone(&definition), &request.fields, request.without_fields)?;
+        let sampler = self.sampler(request.exponent)?;
+        let partitions: Vec<PartitionId> = request.partitions.iter().map(|it| PartitionId(it.partition)).collect();
+        self.require_served(&partitions).await?;
+        let (group, oldest) = (definition.buffer.group, request.oldest_version);
+        let plans = request.partitions;
+        let drawn = self.shared.engine.read_leased(partitions, move |store| {
+            let mut ids: Vec<MemoryId> = Vec::new();
+            let (mut draws, mut priorities) = (Vec::new(), Vec::new());
+            let mut sampled: BTreeMap<PartitionId, Vec<MemoryId>> = BTreeMap::new();
+            for plan in &plans {
+                let partition = PartitionId(plan.partition);
+                let chosen = plan.handles.iter().map(|handle| (MemoryId(*handle), 0)).collect::<Vec<_>>();
+                let drawn = store.draw_items(partition, group, &sampler, oldest, plan.total, &plan.thresholds)?;
+                let drawn = chosen.into_iter().chain(drawn.into_iter().map(|item| (item.id, item.priority)));
+                for ((id, priority), draw) in drawn.zip(&plan.draws) {
+                    sampled.entry(partition).or_default().push(id);
+                    ids.push(id);
+                    draws.push(*draw);
+                    priorities.push(priority);
+                }
+            }
+            let mut batch = selection.read(store, &ids)?;
+            // An item that was removed after the plan has no row.
+            let missing: Vec<u64> = batch.missing.clone();
+            let keep = |index: &usize| !missing.contains(&ids[*index].0);
+            batch.draws = (0..ids.len()).filter(keep).map(|index| draws[index]).collect();
+            batch.drawn_priorities = (0..ids.len()).filter(keep).map(|index| priorities[index]).collect();
+            Ok::<_, engram_kernels::Error>((batch, sampled))
+        });
+        let (batch, sampled) = drawn.await?.map_err(|error| device_problem(&error))?;
+        self.count_batch(&definition, sampled).await?;
+        Ok(batch)
+    }
+
+    /// Counts a batch durably, if the limiter or the limit of uses needs it.
+    async fn count_batch(
+        &self,
+        definition: &Definition,
+        sampled: BTreeMap<PartitionId, Vec<MemoryId>>,
+    ) -> Result<(), Problem> {
+        let count: usize = sampled.values().map(Vec::len).sum();
+        self.shared.metrics.buffers.sampled(&definition.spec.name, count as u64);
+        let (buffer, counts_uses) = (definition.buffer, definition.spec.max_reuse > 0);
+        if !counts_uses && definition.spec.limiter.is_none() {
+            return Ok(());
+        }
+        let mut records = Vec::new();
+        for (partition, mut ids) in sampled {
+            let sampled = ids.len() as u64;
+            ids.sort_unstable();
+            ids.dedup();
+            let chunks: Vec<&[MemoryId]> = if counts_uses { ids.chunks(MAX_LISTED).collect() } else { vec![&[]] };
+            for (index, chunk) in chunks.into_iter().enumerate() {
+                let sampled = if index == 0 { sampled } else { 0 };
+                let command = BufferCommand::Use { buffer, sampled, ids: chunk.to_vec() };
+                records.push((partition, Record::bare(Command::Buffer(command))));
+            }
+        }
+        for result in self.shared.engine.write(records).await? {
+            result.map_err(|error| crate::engine::write_problem(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Returns items of partitions served here, in the order of the handles.
+    pub(crate) async fn local_items(&self, request: v1::GetItemsRequest) -> Result<v1::ItemBatch, Problem> {
+        let definition = self.definition(&request.buffer).await?;
+        let selection = Selection::new(definition, &request.fields, request.without_fields)?;
+        let ids: Vec<MemoryId> = request.handles.into_iter().map(MemoryId).collect();
+        let mut partitions: Vec<PartitionId> =
+            ids.iter().map(|id| partition_of(*id, self.shared.partitions())).collect();
+        partitions.sort_unstable();
+        partitions.dedup();
+        self.require_served(&partitions).await?;
+        let read = self.shared.engine.read_leased(partitions, move |store| selection.read(store, &ids));
+        read.await?.map_err(|error| device_problem(&error))
+    }
+
+    /// Defines or drops a buffer in partitions served here, or leases items.
+    pub(crate) async fn local_change(&self, request: v1::ChangeBufferRequest) -> Result<v1::WriteResponse, Problem> {
+        let partitions: Vec<PartitionId> = request.partitions.iter().copied().map(PartitionId).collect();
+        self.require_served(&partitions).await?;
+        let records = match request.change {
+            Some(Change::Define(define)) => self.definitions(&partitions, define)?,
+            Some(Change::Drop(name)) => {
+                let buffer = self.definition(&name).await?.buffer;
+                self.shared.buffers.forget(&name);
+                let record = |partition: &PartitionId| (*partition, bare(BufferCommand::Drop { buffer }));
+                partitions.iter().map(record).collect()
+            }
+            Some(Change::Lease(lease)) => self.leases(lease).await?,
+            None => return Err(invalid("change: absent is not allowed; allowed: define, drop, lease")),
+        };
+        let of: Vec<PartitionId> = records.iter().map(|(partition, _)| *partition).collect();
+        let results = self.shared.engine.write(records).await?;
+        let mut response = v1::WriteResponse::default();
+        for (partition, result) in of.into_iter().zip(results) {
+            let result = result.map_err(|error| crate::engine::write_problem(&error));
+            // A buffer that is gone in one partition is dropped there already.
+            response.parts.push(crate::engine::part_reply(partition, 0, result));
+        }
+        Ok(response)
+    }
+
+    fn definitions(
+        &self,
+        partitions: &[PartitionId],
+        define: v1::DefineBuffer,
+    ) -> Result<Vec<(PartitionId, Record)>, Problem> {
+        let spec = engram_client::BufferSpec::from_wire(define.spec.unwrap_or_default());
+        let spec = spec.and_then(|spec| spec.check().map(|_| spec)).map_err(|error| invalid(error.to_string()))?;
+        let group = define.group.map(|group| Group(group as u8));
+        let record = |partition: &PartitionId| {
+            let command = BufferCommand::Define {
+                group,
+                name: spec.name.clone(),
+                definition: Definition::encode(&spec),
+                limits: spec.limits().shared(partition.0, self.shared.partitions()),
+            };
+            (*partition, bare(command))
+        };
+        Ok(partitions.iter().map(record).collect())
+    }
+
+    async fn leases(&self, lease: v1::LeaseItems) -> Result<Vec<(PartitionId, Record)>, Problem> {
+        let buffer = self.definition(&lease.buffer).await?.buffer;
+        let mut by_partition: BTreeMap<PartitionId, Vec<MemoryId>> = BTreeMap::new();
+        for handle in lease.handles.into_iter().map(MemoryId) {
+            by_partition.entry(partition_of(handle, self.shared.partitions())).or_default().push(handle);
+        }
+        let now_ms = now_ms();
+        let mut records = Vec::new();
+        for (partition, ids) in by_partition {
+            for ids in ids.chunks(MAX_LISTED) {
+                let command = BufferCommand::Lease {
+                    buffer,
+                    consumer: lease.consumer.clone(),
+                    ids: ids.to_vec(),
+                    now_ms,
+                    until_ms: now_ms.saturating_add(lease.lease_ms),
+                };
+                records.push((partition, bare(command)));
+            }
+        }
+        Ok(records)
+    }
+}
+
+fn bare(command: BufferCommand) -> Record {
+    Record::bare(Command::Buffer(command))
+}
+
+/// Returns the share of one partition.
+fn share(
+    store: &mut Partitions,
+    partition: PartitionId,
+    request: &v1::GetSharesRequest,
+    sampler: Option<&Sampler>,
+) -> Result<v1::BufferShare, engram_kernels::Error> {
+    let mut share = v1::BufferShare { partition: partition.0, ..v1::BufferShare::default() };
+    let Some((group, buffer)) = store.ledger(partition).and_then(|ledger| ledger.buffers.find(&request.buffer)) else {
+        return Ok(share);
+    };
+    describe(&mut share, group, buffer);
+    let consumed = match &request.query {
+        Some(Query::Consumer(query)) => buffer.consumers.get(&query.name).cloned(),
+        _ => None,
+    };
+    let oldest = request.oldest_version;
+    let sums = store.item_sums(partition, group, sampler.unwrap_or(&Sampler::Uniform), oldest)?;
+    (share.total, share.positive, share.smallest, share.items) = (sums.total, sums.positive, sums.smallest, sums.items);
+    let mut by_age = |newest, count: u32, accepts: &dyn Fn(Position) -> bool| {
+        store.items_by_age(partition, group, newest, oldest, count.min(MAX_HANDLES) as usize, accepts)
+    };
+    let handles = match &request.query {
+        Some(Query::Oldest(count)) => by_age(false, *count, &|_| true)?,
+        Some(Query::Newest(count)) => by_age(true, *count, &|_| true)?,
+        Some(Query::Consumer(query)) => {
+            let free = |position| consumed.as_ref().is_none_or(|cursor| cursor.check(position, query.now_ms).is_ok());
+            by_age(false, query.count, &free)?
+        }
+        Some(Query::Trajectories(_)) => {
+            let trajectory = |it: engram_store::Trajectory| v1::TrajectoryShare {
+                trajectory: it.number,
+                handles: it.items.iter().map(|id| id.0).collect(),
+            };
+            share.trajectories = store.trajectories(partition, group, oldest)?.into_iter().map(trajectory).collect();
+            Vec::new()
+        }
+        Some(Query::Exponent(_) | Query::Uniform(_)) | None => Vec::new(),
+    };
+    share.handles = handles.iter().map(|id| id.0).collect();
+    Ok(share)
+}
+
+fn describe(share: &mut v1::BufferShare, group: Group, buffer: &Buffer) {
+    share.definition = buffer.definition.clone().into();
+    share.group = group.0.into();
+    share.share = buffer.limits.share;
+    (share.appended, share.sampled, share.deleted) =
+        (buffer.counts.inserted, buffer.counts.sampled, buffer.counts.deleted);
+    let consumer = |(name, cursor): (&String, &engram_memory::buffer::Cursor)| v1::ConsumerStats {
+        name: name.clone(),
+        leased: cursor.leased() as u64,
+    };
+    share.consumers = buffer.consumers.iter().map(consumer).collect();
+}
+
+/// Sorts handles by age over all partitions.
+pub(crate) fn sort_by_age(handles: &mut [MemoryId], partitions: u32) {
+    handles.sort_unstable_by_key(|id| (position_of(*id) / u64::from(partitions), position_of(*id)));
+}
+
+/// Returns the first refusal of a response.
+pub(crate) fn first_problem(response: &v1::WriteResponse) -> Option<Problem> {
+    response.parts.iter().find_map(|part| match &part.result {
+        Some(v1::partition_result::Result::Problem(problem)) => Some(problem.clone()),
+        _ => None,
+    })
+}
+
+/// Whether a reply refuses because the buffer does not exist.
+pub(crate) fn is_unknown(problem: &Problem) -> bool {
+    problem.kind() == ProblemKind::BufferUnknown
+}

@@ -1,0 +1,51 @@
+//! Metrics of buffers, by name.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct BufferLabels {
+    buffer: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct WaitLabels {
+    buffer: String,
+    reason: &'static str,
+}
+
+/// What calls of this worker did with buffers.
+#[derive(Debug, Default)]
+pub(crate) struct BufferMetrics {
+    pub(crate) items: Family<BufferLabels, Gauge<u64, AtomicU64>>,
+    pub(crate) inserted: Family<BufferLabels, Counter>,
+    pub(crate) sampled: Family<BufferLabels, Counter>,
+    pub(crate) wait_seconds: Family<WaitLabels, Counter<f64, AtomicU64>>,
+}
+
+impl BufferMetrics {
+    /// Sets the items in partitions served here, by buffer. Buffers that are gone disappear.
+    pub(crate) fn set_items(&self, items: Vec<(String, u64)>) {
+        self.items.clear();
+        for (buffer, items) in items {
+            self.items.get_or_create(&BufferLabels { buffer }).inc_by(items);
+        }
+    }
+
+    pub(crate) fn inserted(&self, buffer: &str, items: u64) {
+        self.inserted.get_or_create(&BufferLabels { buffer: buffer.to_owned() }).inc_by(items);
+    }
+
+    pub(crate) fn sampled(&self, buffer: &str, items: u64) {
+        self.sampled.get_or_create(&BufferLabels { buffer: buffer.to_owned() }).inc_by(items);
+    }
+
+    pub(crate) fn waited(&self, buffer: &str, reason: &'static str, time: Duration) {
+        let labels = WaitLabels { buffer: buffer.to_owned(), reason };
+        self.wait_seconds.get_or_create(&labels).inc_by(time.as_secs_f64());
+    }
+}

@@ -1,0 +1,220 @@
+//! Replay buffers: `BufferService` on the client and peer listeners.
+//!
+//! Any worker serves a client: it makes plans from the shares of all partitions and lets their primaries draw, change and lease items. A worker
+//! does for others what concerns its own partitions only.
+
+mod catalog;
+mod cluster;
+mod convert;
+mod local;
+mod manage;
+mod metrics;
+mod rows;
+mod sample;
+mod wait;
+
+pub(crate) use catalog::Catalog;
+pub(crate) use convert::command;
+pub(crate) use metrics::BufferMetrics;
+
+use crate::service::{Memories, Plane};
+use crate::shared::Shared;
+use crate::write::WritePart;
+use engram_proto::v1::buffer_service_server::BufferService;
+use engram_proto::v1::items_part::Change;
+use engram_proto::v1::partition_result::Result as PartResult;
+use engram_proto::v1::{self, ItemBatch, Problem};
+use engram_wire::WriteBody;
+use futures::stream::BoxStream;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Serves the buffers of one worker.
+#[derive(Clone)]
+pub(crate) struct Buffers {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) plane: Plane,
+}
+
+type Batches = BoxStream<'static, Result<ItemBatch, Status>>;
+
+fn reply<T>(answer: Result<T, Problem>) -> Result<Response<T>, Status> {
+    answer.map(Response::new).map_err(Problem::into_status)
+}
+
+fn stream(answer: Result<Vec<ItemBatch>, Problem>) -> Result<Response<Batches>, Status> {
+    let batches = answer.map_err(Problem::into_status)?;
+    Ok(Response::new(Box::pin(futures::stream::iter(batches.into_iter().map(Ok)))))
+}
+
+impl Buffers {
+    /// Executes one message of changes.
+    async fn write(&self, message: v1::WriteItemsRequest) -> Result<v1::WriteResponse, Problem> {
+        let names: BTreeSet<String> = message.parts.iter().map(|part| part.buffer.clone()).collect();
+        for name in &names {
+            self.definition(name).await?;
+        }
+        let mut appended: BTreeMap<String, u64> = BTreeMap::new();
+        let mut buffer_of: BTreeMap<(u32, u64), String> = BTreeMap::new();
+        for part in &message.parts {
+            buffer_of.insert((part.partition, part.seq), part.buffer.clone());
+            if let Some(Change::Append(_)) = &part.change {
+                appended.entry(part.buffer.clone()).or_default();
+            }
+        }
+        if self.plane == Plane::Client {
+            for name in appended.keys() {
+                self.wait_for_append(name, message.wait_ms).await?;
+            }
+        }
+        let parts = message.parts.into_iter().map(|part| WritePart {
+            partition: Some(part.partition),
+            seq: part.seq,
+            body: WriteBody::Items(part),
+        });
+        let memories = Memories { shared: Arc::clone(&self.shared), plane: self.plane };
+        let parts: Vec<WritePart> = parts.collect();
+        let written = self.shared.admission.run("WriteItems", memories.write(message.session, parts)).await?;
+        for part in &written.parts {
+            let Some(name) = buffer_of.get(&(part.partition, part.seq)) else { continue };
+            match &part.result {
+                Some(PartResult::Outcome(outcome)) if outcome.first_handle.is_some() && self.plane == Plane::Client => {
+                    self.shared.metrics.buffers.inserted(name, outcome.created);
+                }
+                // It was dropped, and may have been created again.
+                Some(PartResult::Problem(problem)) if local::is_unknown(problem) => self.shared.buffers.forget(name),
+                _ => {}
+            }
+        }
+        Ok(written)
+    }
+
+    /// Returns the items of each buffer in partitions served here.
+    pub(crate) async fn update_metrics(shared: &Arc<Shared>) {
+        let buffers = Self { shared: Arc::clone(shared), plane: Plane::Peer };
+        if let Ok(items) = buffers.count_items().await {
+            shared.metrics.buffers.set_items(items);
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl BufferService for Buffers {
+    type SampleItemsStream = Batches;
+    type GetItemsStream = Batches;
+    type ConsumeItemsStream = Batches;
+    type ListItemsStream = Batches;
+    type DrawItemsStream = Batches;
+
+    async fn create_buffer(
+        &self,
+        request: Request<v1::CreateBufferRequest>,
+    ) -> Result<Response<v1::DescribeBufferResponse>, Status> {
+        reply(self.create(request.into_inner().spec).await)
+    }
+
+    async fn describe_buffer(
+        &self,
+        request: Request<v1::DescribeBufferRequest>,
+    ) -> Result<Response<v1::DescribeBufferResponse>, Status> {
+        reply(self.describe(&request.into_inner().name).await)
+    }
+
+    async fn list_buffers(
+        &self,
+        _request: Request<v1::ListBuffersRequest>,
+    ) -> Result<Response<v1::ListBuffersResponse>, Status> {
+        reply(self.list().await)
+    }
+
+    async fn drop_buffer(
+        &self,
+        request: Request<v1::DropBufferRequest>,
+    ) -> Result<Response<v1::DropBufferResponse>, Status> {
+        reply(Self::drop_buffer(self, &request.into_inner().name).await)
+    }
+
+    async fn write_items(
+        &self,
+        request: Request<Streaming<v1::WriteItemsRequest>>,
+    ) -> Result<Response<v1::WriteResponse>, Status> {
+        let mut messages = request.into_inner();
+        let mut written = v1::WriteResponse::default();
+        while let Some(message) = messages.message().await? {
+            written.parts.extend(self.write(message).await.map_err(Problem::into_status)?.parts);
+        }
+        Ok(Response::new(written))
+    }
+
+    async fn sample_items(
+        &self,
+        request: Request<v1::SampleItemsRequest>,
+    ) -> Result<Response<Self::SampleItemsStream>, Status> {
+        stream(Box::pin(self.sample(request.into_inner())).await)
+    }
+
+    async fn get_items(&self, request: Request<v1::GetItemsRequest>) -> Result<Response<Self::GetItemsStream>, Status> {
+        let request = request.into_inner();
+        engram_proto::columns::check_rows(request.handles.len())
+            .map_err(|invalid| Problem::from(invalid).into_status())?;
+        stream(self.shared.admission.run("GetItems", Box::pin(self.get(request))).await)
+    }
+
+    async fn consume_items(
+        &self,
+        request: Request<v1::ConsumeItemsRequest>,
+    ) -> Result<Response<Self::ConsumeItemsStream>, Status> {
+        stream(Box::pin(self.consume(request.into_inner())).await)
+    }
+
+    async fn list_items(
+        &self,
+        request: Request<v1::ListItemsRequest>,
+    ) -> Result<Response<Self::ListItemsStream>, Status> {
+        stream(Self::list_items(self, request.into_inner()).await)
+    }
+
+    async fn get_shares(
+        &self,
+        request: Request<v1::GetSharesRequest>,
+    ) -> Result<Response<v1::GetSharesResponse>, Status> {
+        let shares = self.shared.admission.run("GetShares", self.local_shares(request.into_inner())).await;
+        reply(shares.map(|shares| v1::GetSharesResponse { shares }))
+    }
+
+    async fn draw_items(
+        &self,
+        request: Request<v1::DrawItemsRequest>,
+    ) -> Result<Response<Self::DrawItemsStream>, Status> {
+        let request = request.into_inner();
+        let drawn = async {
+            let definition = self.definition(&request.buffer).await?;
+            let selection = rows::Selection::new(definition, &request.fields, request.without_fields)?;
+            selection.cut(self.local_draws(request).await?)
+        };
+        stream(self.shared.admission.run("DrawItems", Box::pin(drawn)).await)
+    }
+
+    async fn change_buffer(
+        &self,
+        request: Request<v1::ChangeBufferRequest>,
+    ) -> Result<Response<v1::WriteResponse>, Status> {
+        reply(self.local_change(request.into_inner()).await)
+    }
+}
+
+impl Buffers {
+    async fn get(&self, request: v1::GetItemsRequest) -> Result<Vec<ItemBatch>, Problem> {
+        let definition = self.definition(&request.buffer).await?;
+        let selection = rows::Selection::new(definition, &request.fields, request.without_fields)?;
+        let batch = match self.plane {
+            Plane::Peer => self.local_items(request).await?,
+            Plane::Client => {
+                let handles: Vec<_> = request.handles.into_iter().map(engram_memory::MemoryId).collect();
+                self.items(&selection, &handles).await?
+            }
+        };
+        selection.cut(batch)
+    }
+}

@@ -1,0 +1,186 @@
+//! Items as columns: read from the store, merged from several workers, cut into messages.
+
+use super::catalog::Definition;
+use super::convert::{column_to_wire, invalid};
+use bytes::Bytes;
+use engram_client::Column;
+use engram_kernels::Error;
+use engram_memory::MemoryId;
+use engram_proto::v1::{self, Problem};
+use engram_replay::item::Head;
+use engram_store::Partitions;
+use std::sync::Arc;
+
+/// Bytes of a message with items: below the limit of 4 MiB, with room for a last large item.
+const MESSAGE_BYTES: usize = 2 << 20;
+
+/// Fields of the schema that a call returns.
+#[derive(Debug, Clone)]
+pub(crate) struct Selection {
+    pub(crate) definition: Arc<Definition>,
+    /// Positions in the schema.
+    fields: Vec<usize>,
+}
+
+impl Selection {
+    /// Selects fields by name: all if there is no name, unless `none`.
+    pub(crate) fn new(definition: Arc<Definition>, names: &[String], none: bool) -> Result<Self, Problem> {
+        let fields = if none {
+            Vec::new()
+        } else if names.is_empty() {
+            (0..definition.schema.fields().len()).collect()
+        } else {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            definition.schema.select(&names).map_err(|error| invalid(error.to_string()))?
+        };
+        Ok(Self { definition, fields })
+    }
+
+    /// Returns the names of the fields.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.fields.iter().map(|field| self.definition.schema.fields()[*field].name.clone()).collect()
+    }
+
+    /// Reads items in the order of `ids`; those that do not exist, or are no items of the buffer, are in `missing`.
+    pub(crate) fn read(&self, store: &mut Partitions, ids: &[MemoryId]) -> Result<v1::ItemBatch, Error> {
+        let spec = &self.definition.spec;
+        let mut batch = v1::ItemBatch::default();
+        let mut data: Vec<(Vec<u32>, Vec<u8>)> = vec![Default::default(); self.fields.len()];
+        store.get_many(ids, |id, memory| {
+            let memory = memory.filter(|memory| memory.group == self.definition.buffer.group);
+            let decoded = memory.and_then(|memory| {
+                let (head, fields) = Head::decode(memory.payload)?;
+                let ranges =
+                    if self.fields.is_empty() { Vec::new() } else { self.definition.schema.ranges(fields).ok()? };
+                Some((memory.weight.units(), head, fields, ranges))
+            });
+            let Some((weight, head, fields, ranges)) = decoded else { return batch.missing.push(id.0) };
+            batch.handles.push(id.0);
+            batch.priorities.push(spec.priority(weight));
+            batch.versions.push(head.version);
+            batch.trajectories.push(head.trajectory);
+            batch.tags.push(Bytes::copy_from_slice(head.tag));
+            for (field, (rows, data)) in self.fields.iter().zip(&mut data) {
+                let range = &ranges[*field];
+                rows.extend(range.rows);
+                data.extend_from_slice(&fields[range.bytes.clone()]);
+            }
+        })?;
+        batch.columns = self.columns(data);
+        Ok(batch)
+    }
+
+    fn columns(&self, data: Vec<(Vec<u32>, Vec<u8>)>) -> Vec<v1::FieldColumn> {
+        let column = |(field, (rows, data)): (&usize, (Vec<u32>, Vec<u8>))| {
+            let field = &self.definition.schema.fields()[*field];
+            column_to_wire(Column {
+                name: field.name.clone(),
+                dtype: field.dtype,
+                shape: field.shape.clone(),
+                rows: field.jagged.then_some(rows),
+                data: data.into(),
+            })
+        };
+        self.fields.iter().zip(data).map(column).collect()
+    }
+
+    /// Returns where each item of a column begins, and the end.
+    fn ends(&self, index: usize, column: &v1::FieldColumn, items: usize) -> Vec<usize> {
+        let field = &self.definition.schema.fields()[self.fields[index]];
+        let row_bytes = field.row_bytes().unwrap_or_default();
+        let mut ends = vec![0];
+        let mut end = 0;
+        for item in 0..items {
+            end +=
+                row_bytes * if field.jagged { column.rows.get(item).copied().unwrap_or_default() as usize } else { 1 };
+            ends.push(end);
+        }
+        ends
+    }
+
+    /// Picks items of several batches, in this order. A batch has the columns of this selection.
+    pub(crate) fn merge(&self, batches: &[v1::ItemBatch], order: &[(usize, usize)]) -> Result<v1::ItemBatch, Problem> {
+        let mut merged = v1::ItemBatch::default();
+        for &(batch, row) in order {
+            let batch = &batches[batch];
+            merged.handles.push(batch.handles[row]);
+            merged.priorities.push(batch.priorities[row]);
+            merged.versions.push(batch.versions[row]);
+            merged.trajectories.push(batch.trajectories[row]);
+            merged.tags.push(batch.tags[row].clone());
+        }
+        let mut data = Vec::with_capacity(self.fields.len());
+        for index in 0..self.fields.len() {
+            let mut ends = Vec::with_capacity(batches.len());
+            for batch in batches {
+                let column = batch.columns.get(index).filter(|_| !batch.handles.is_empty());
+                let found = column.map(|column| self.ends(index, column, batch.handles.len())).unwrap_or_default();
+                if found.last().copied() != column.map(|column| column.data.len()) {
+                    return Err(Problem::of(
+                        v1::ProblemKind::Unavailable,
+                        "a worker returned columns of another length",
+                    ));
+                }
+                ends.push(found);
+            }
+            let (mut rows, mut bytes) = (Vec::new(), Vec::new());
+            for &(batch, row) in order {
+                let column = &batches[batch].columns[index];
+                rows.extend(column.rows.get(row));
+                bytes.extend_from_slice(&column.data[ends[batch][row]..ends[batch][row + 1]]);
+            }
+            data.push((rows, bytes));
+        }
+        merged.columns = self.columns(data);
+        Ok(merged)
+    }
+
+    /// Cuts a batch into messages.
+    pub(crate) fn cut(&self, batch: v1::ItemBatch) -> Result<Vec<v1::ItemBatch>, Problem> {
+        let bytes: usize = batch.columns.iter().map(|column| column.data.len()).sum();
+        if bytes <= MESSAGE_BYTES {
+            return Ok(vec![batch]);
+        }
+        let items = batch.handles.len();
+        let ends: Vec<Vec<usize>> =
+            batch.columns.iter().enumerate().map(|(index, column)| self.ends(index, column, items)).collect();
+        let end = |row: usize| ends.iter().map(|ends| ends[row]).sum::<usize>();
+        let mut messages = Vec::new();
+        let whole = std::slice::from_ref(&batch);
+        let mut start = 0;
+        while start < items {
+            let fits = (start + 1..items).find(|next| end(*next + 1) - end(start) > MESSAGE_BYTES);
+            let rows = start..fits.unwrap_or(items);
+            start = rows.end;
+            let order: Vec<(usize, usize)> = rows.clone().map(|row| (0, row)).collect();
+            let mut message = self.merge(whole, &order)?;
+            message.weights = batch.weights.get(rows.clone()).unwrap_or_default().to_vec();
+            message.draws = batch.draws.get(rows.clone()).unwrap_or_default().to_vec();
+            message.drawn_priorities = batch.drawn_priorities.get(rows).unwrap_or_default().to_vec();
+            messages.push(message);
+        }
+        if let Some(first) = messages.first_mut() {
+            first.missing = batch.missing;
+        }
+        Ok(messages)
+    }
+
+    /// Joins the messages of one worker.
+    pub(crate) fn join(&self, mut messages: Vec<v1::ItemBatch>) -> Result<v1::ItemBatch, Problem> {
+        if messages.len() == 1 {
+            return Ok(messages.swap_remove(0));
+        }
+        let rows = |(index, message): (usize, &v1::ItemBatch)| {
+            (0..message.handles.len()).map(move |row| (index, row)).collect::<Vec<_>>()
+        };
+        let order: Vec<(usize, usize)> = messages.iter().enumerate().flat_map(rows).collect();
+        let mut joined = self.merge(&messages, &order)?;
+        for message in messages {
+            joined.missing.extend(message.missing);
+            joined.weights.extend(message.weights);
+            joined.draws.extend(message.draws);
+            joined.drawn_priorities.extend(message.drawn_priorities);
+        }
+        Ok(joined)
+    }
+}

@@ -1,0 +1,392 @@
+//! Samples: this worker makes the plan from the shares of all partitions, lets the primaries draw, and merges what they return.
+
+use super::Buffers;
+use super::catalog::Definition;
+use super::cluster::{Patience, is_passing};
+use super::convert::{invalid, now_ms};
+use super::local::sort_by_age;
+use super::rows::Selection;
+use super::wait::{Waiting, Waits, limiter};
+use engram_memory::buffer::position_of;
+use engram_memory::{MemoryId, PartitionId, partition_of};
+use engram_proto::v1::change_buffer_request::Change;
+use engram_proto::v1::get_shares_request::Query;
+use engram_proto::v1::sample_items_request::Sampler;
+use engram_proto::v1::{self, Problem, ProblemKind};
+use engram_replay::plan::{self, PartitionSum, Plan};
+use engram_replay::{importance, item, selection};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Most items of a batch, over all members.
+const MAX_COUNT: u64 = 65_536;
+
+/// A checked request.
+struct Request {
+    sample: v1::SampleItemsRequest,
+    sampler: Sampler,
+    selection: Selection,
+    definition: Arc<Definition>,
+    world: u32,
+    /// Lowest policy version of a drawn item.
+    oldest_version: u64,
+}
+
+/// The items of a batch: which partition draws what.
+struct Chosen {
+    partitions: Vec<v1::PartitionDraws>,
+    /// Items of this member.
+    count: usize,
+    plan: Option<Plan>,
+}
+
+impl Buffers {
+    /// Draws a batch.
+    pub(crate) async fn sample(&self, sample: v1::SampleItemsRequest) -> Result<Vec<v1::ItemBatch>, Problem> {
+        let request = self.checked(sample).await?;
+        let mut waits = Waits::new(&self.shared, &request.sample.buffer, request.sample.wait_ms);
+        let mut patience = Patience::new(&self.shared);
+        let batch = loop {
+            match self.sample_once(&request).await {
+                Ok(Ok(batch)) => break batch,
+                Ok(Err(waiting)) => {
+                    waits.pause(waiting).await?;
+                    patience = Patience::new(&self.shared);
+                }
+                Err(problem) if patience.again(&problem).await => {}
+                Err(problem) => return Err(problem),
+            }
+        };
+        request.selection.cut(batch)
+    }
+
+    async fn checked(&self, sample: v1::SampleItemsRequest) -> Result<Request, Problem> {
+        let definition = self.definition(&sample.buffer).await?;
+        let selection = Selection::new(Arc::clone(&definition), &sample.fields, sample.without_fields)?;
+        let world = sample.world.max(1);
+        let sampler =
+            sample.sampler.ok_or_else(|| invalid("sampler: absent is not allowed; allowed: one of the samplers"))?;
+        let items = match &sampler {
+            Sampler::Slices(slices) => u64::from(slices.length),
+            Sampler::Groups(groups) => u64::from(groups.size),
+            _ => 1,
+        };
+        let total = u64::from(sample.count).saturating_mul(world.into()).saturating_mul(items);
+        if total == 0 || total > MAX_COUNT {
+            let text = format!("count: {total} items are not allowed; allowed: 1 to {MAX_COUNT} over all members");
+            return Err(invalid(text));
+        }
+        if sample.rank >= world {
+            return Err(invalid(format!("rank: {} is not allowed; allowed: below world ({world})", sample.rank)));
+        }
+        if let Sampler::Prioritized(prioritized) = &sampler {
+            for (field, value) in [("alpha", prioritized.alpha), ("beta", prioritized.beta)] {
+                if !(0.0..=1.0).contains(&value) {
+                    return Err(invalid(format!("{field}: {value} is not allowed; allowed: 0 to 1")));
+                }
+            }
+        }
+        let max_age = definition.spec.max_age;
+        let oldest_version = max_age.map_or(0, |max_age| item::oldest_version(sample.version, max_age));
+        Ok(Request { sample, sampler, selection, definition, world, oldest_version })
+    }
+
+    async fn sample_once(&self, request: &Request) -> Result<Result<v1::ItemBatch, Waiting>, Problem> {
+        let sample = &request.sample;
+        let wanted = sample.count * request.world;
+        let query = match &request.sampler {
+            Sampler::Prioritized(prioritized) => Query::Exponent(exponent(prioritized.alpha)),
+            Sampler::Uniform(_) => Query::Uniform(true),
+            Sampler::Fifo(_) => Query::Oldest(wanted),
+            Sampler::Lifo(_) => Query::Newest(wanted),
+            Sampler::Slices(_) | Sampler::Groups(_) => Query::Trajectories(true),
+        };
+        let shares = v1::GetSharesRequest {
+            buffer: sample.buffer.clone(),
+            oldest_version: request.oldest_version,
+            query: Some(query),
+            partitions: Vec::new(),
+        };
+        let shares = self.shares(&shares).await?;
+        if let Some(limiter) = limiter(&request.definition.spec, &shares)
+            && let Err(wait) = limiter.sample(1)
+        {
+            return Ok(Err(wait.into()));
+        }
+        let chosen = match &request.sampler {
+            Sampler::Prioritized(_) | Sampler::Uniform(_) => planned(request, &shares),
+            Sampler::Fifo(_) | Sampler::Lifo(_) => self.by_age(request, &shares),
+            Sampler::Slices(slices) => self.slices(request, shares, slices.length as usize),
+            Sampler::Groups(groups) => self.groups(request, shares, groups.size as usize),
+        };
+        let chosen = match chosen? {
+            Ok(chosen) => chosen,
+            Err(waiting) => return Ok(Err(waiting)),
+        };
+        let exponent = match &request.sampler {
+            Sampler::Prioritized(prioritized) => Some(exponent(prioritized.alpha)),
+            _ => None,
+        };
+        let draws = v1::DrawItemsRequest {
+            buffer: sample.buffer.clone(),
+            oldest_version: request.oldest_version,
+            exponent,
+            partitions: chosen.partitions,
+            fields: request.selection.names(),
+            without_fields: request.selection.names().is_empty(),
+        };
+        let batches = self.draws(&request.selection, &draws).await?;
+        let mut batch = merge(&request.selection, &batches)?;
+        if batch.handles.len() < chosen.count {
+            let text = "items were removed while they were drawn";
+            return Err(Problem::of(ProblemKind::Unavailable, text).retry_after(10));
+        }
+        if let (Sampler::Prioritized(prioritized), Some(plan)) = (&request.sampler, &chosen.plan) {
+            let weight =
+                |priority: &u32| importance::weight(plan, (*priority).max(1), prioritized.beta).min(1.0) as f32;
+            batch.weights = batch.drawn_priorities.iter().map(weight).collect();
+        }
+        batch.draws.clear();
+        batch.drawn_priorities.clear();
+        Ok(Ok(batch))
+    }
+
+    /// The oldest or newest items over all partitions.
+    fn by_age(&self, request: &Request, shares: &[v1::BufferShare]) -> Result<Result<Chosen, Waiting>, Problem> {
+        let mut handles: Vec<MemoryId> =
+            shares.iter().flat_map(|share| share.handles.iter().copied().map(MemoryId)).collect();
+        sort_by_age(&mut handles, self.shared.partitions());
+        if matches!(request.sampler, Sampler::Lifo(_)) {
+            handles.reverse();
+        }
+        let wanted = (request.sample.count * request.world) as usize;
+        if handles.len() < wanted {
+            return Ok(Err(too_few(handles.len(), wanted, "items")));
+        }
+        let mine = handles.into_iter().take(wanted).enumerate().filter(|(draw, _)| request.is_mine(*draw as u64));
+        Ok(Ok(self.handles(mine.map(|(_, handle)| handle).collect())))
+    }
+
+    fn slices(
+        &self,
+        request: &Request,
+        shares: Vec<v1::BufferShare>,
+        length: usize,
+    ) -> Result<Result<Chosen, Waiting>, Problem> {
+        let trajectories = self.trajectories(shares);
+        let mut borders = Vec::with_capacity(trajectories.len());
+        let mut items: Vec<MemoryId> = Vec::new();
+        for trajectory in trajectories {
+            borders.push(items.len());
+            items.extend(trajectory);
+        }
+        let (sample, count) = (&request.sample, (request.sample.count * request.world) as usize);
+        let drawn = match selection::slices(&borders, items.len(), length, count, sample.seed, sample.step) {
+            Ok(drawn) => drawn,
+            Err(selection::Error::TooFew { available, .. }) => return Ok(Err(too_few(available, 1, "slices"))),
+            Err(error) => return Err(invalid(error.to_string())),
+        };
+        let mine = drawn.into_iter().enumerate().filter(|(draw, _)| request.is_mine(*draw as u64));
+        Ok(Ok(self.handles(mine.flat_map(|(_, slice)| items[slice].to_vec()).collect())))
+    }
+
+    fn groups(
+        &self,
+        request: &Request,
+        shares: Vec<v1::BufferShare>,
+        size: usize,
+    ) -> Result<Result<Chosen, Waiting>, Problem> {
+        let groups = self.trajectories(shares);
+        let numbers: Vec<u64> = (0..).zip(&groups).flat_map(|(number, group)| vec![number; group.len()]).collect();
+        let items: Vec<MemoryId> = groups.into_iter().flatten().collect();
+        let count = (request.sample.count * request.world) as usize;
+        let complete = match selection::groups(&numbers, size, count) {
+            Ok(complete) => complete,
+            Err(selection::Error::TooFew { available, .. }) => {
+                return Ok(Err(too_few(available, count, "complete groups")));
+            }
+            Err(error) => return Err(invalid(error.to_string())),
+        };
+        let mine = complete.into_iter().enumerate().filter(|(draw, _)| request.is_mine(*draw as u64));
+        let handles = mine.flat_map(|(_, group)| group).map(|index| items[index]).collect();
+        Ok(Ok(self.handles(handles)))
+    }
+
+    /// Items of each trajectory in order of age, trajectories by their first item. Items without one are left out.
+    fn trajectories(&self, shares: Vec<v1::BufferShare>) -> Vec<Vec<MemoryId>> {
+        let mut whole: BTreeMap<u64, Vec<MemoryId>> = BTreeMap::new();
+        for share in shares.into_iter().flat_map(|share| share.trajectories).filter(|it| it.trajectory != 0) {
+            whole.entry(share.trajectory).or_default().extend(share.handles.into_iter().map(MemoryId));
+        }
+        let partitions = self.shared.partitions();
+        let mut trajectories: Vec<Vec<MemoryId>> = whole.into_values().collect();
+        trajectories.iter_mut().for_each(|items| sort_by_age(items, partitions));
+        trajectories
+            .sort_unstable_by_key(|items| (position_of(items[0]) / u64::from(partitions), position_of(items[0])));
+        trajectories
+    }
+
+    fn handles(&self, handles: Vec<MemoryId>) -> Chosen {
+        let mut partitions: BTreeMap<PartitionId, v1::PartitionDraws> = BTreeMap::new();
+        for (draw, handle) in (0..).zip(&handles) {
+            let partition = partition_of(*handle, self.shared.partitions());
+            let draws = partitions.entry(partition).or_default();
+            draws.partition = partition.0;
+            draws.handles.push(handle.0);
+            draws.draws.push(draw);
+        }
+        Chosen { partitions: partitions.into_values().collect(), count: handles.len(), plan: None }
+    }
+
+    /// Leases the oldest items that a consumer has not had.
+    pub(crate) async fn consume(&self, request: v1::ConsumeItemsRequest) -> Result<Vec<v1::ItemBatch>, Problem> {
+        let definition = self.definition(&request.buffer).await?;
+        let selection = Selection::new(definition, &request.fields, request.without_fields)?;
+        if request.count == 0 || u64::from(request.count) > MAX_COUNT {
+            return Err(invalid(format!("count: {} is not allowed; allowed: 1 to {MAX_COUNT}", request.count)));
+        }
+        if request.consumer.is_empty() || request.consumer.len() > engram_memory::buffer::MAX_NAME_BYTES {
+            return Err(invalid(format!("consumer: {:?} is not allowed; allowed: 1 to 128 bytes", request.consumer)));
+        }
+        let mut waits = Waits::new(&self.shared, &request.buffer, request.wait_ms);
+        let mut patience = Patience::new(&self.shared);
+        let leased = loop {
+            match self.lease_once(&request).await {
+                Ok(Ok(leased)) => break leased,
+                Ok(Err(waiting)) => {
+                    waits.pause(waiting).await?;
+                    patience = Patience::new(&self.shared);
+                }
+                Err(problem) if patience.again(&problem).await => {}
+                Err(problem) => return Err(problem),
+            }
+        };
+        let batch = self.items(&selection, &leased).await?;
+        selection.cut(batch)
+    }
+
+    async fn lease_once(&self, request: &v1::ConsumeItemsRequest) -> Result<Result<Vec<MemoryId>, Waiting>, Problem> {
+        let query = v1::ConsumerQuery { name: request.consumer.clone(), count: request.count, now_ms: now_ms() };
+        let shares = v1::GetSharesRequest {
+            buffer: request.buffer.clone(),
+            oldest_version: 0,
+            query: Some(Query::Consumer(query)),
+            partitions: Vec::new(),
+        };
+        let shares = self.shares(&shares).await?;
+        let mut handles: Vec<MemoryId> =
+            shares.iter().flat_map(|share| share.handles.iter().copied().map(MemoryId)).collect();
+        let partitions = self.shared.partitions();
+        sort_by_age(&mut handles, partitions);
+        handles.truncate(request.count as usize);
+        if handles.is_empty() {
+            let text = format!("waiting for items: consumer {:?} has had all", request.consumer);
+            return Ok(Err(Waiting::for_items(text)));
+        }
+        let mut of: Vec<PartitionId> = handles.iter().map(|handle| partition_of(*handle, partitions)).collect();
+        of.sort_unstable();
+        of.dedup();
+        let leased = self.change(of, |partitions_of_worker| {
+            let mine = handles.iter().filter(|it| partitions_of_worker.contains(&partition_of(**it, partitions)));
+            Change::Lease(v1::LeaseItems {
+                buffer: request.buffer.clone(),
+                consumer: request.consumer.clone(),
+                handles: mine.map(|handle| handle.0).collect(),
+                lease_ms: request.lease_ms,
+            })
+        });
+        let response = leased.await?;
+        for part in &response.parts {
+            match &part.result {
+                Some(v1::partition_result::Result::Outcome(outcome)) => {
+                    // Another reader was faster, or the item was removed.
+                    handles.retain(|handle| !outcome.rejected_ids.contains(&handle.0));
+                }
+                Some(v1::partition_result::Result::Problem(problem)) if !is_passing(problem) => {
+                    return Err(problem.clone());
+                }
+                // What this partition leased is returned when the lease ends.
+                _ => handles.retain(|handle| partition_of(*handle, partitions).0 != part.partition),
+            }
+        }
+        if handles.is_empty() {
+            let text = format!("waiting for items: other readers of consumer {:?} were faster", request.consumer);
+            return Ok(Err(Waiting::for_items(text)));
+        }
+        Ok(Ok(handles))
+    }
+}
+
+impl Request {
+    fn is_mine(&self, draw: u64) -> bool {
+        draw % u64::from(self.world) == u64::from(self.sample.rank)
+    }
+}
+
+/// Plans draws in proportion to priorities, the same on any number of workers.
+fn planned(request: &Request, shares: &[v1::BufferShare]) -> Result<Result<Chosen, Waiting>, Problem> {
+    let sum = |share: &v1::BufferShare| PartitionSum {
+        partition: PartitionId(share.partition),
+        total: share.total,
+        items: u32::try_from(share.positive).unwrap_or(u32::MAX),
+        smallest: share.smallest,
+    };
+    let plan = match Plan::new(shares.iter().map(sum).collect()) {
+        Ok(plan) => plan,
+        Err(plan::Error::Empty) => {
+            let items: u64 = shares.iter().map(|share| share.items).sum();
+            let text = match items {
+                0 => "waiting for items: the buffer is empty".to_owned(),
+                items => format!("waiting for items: none of {items} has a positive priority and is new enough"),
+            };
+            return Ok(Err(Waiting::for_items(text)));
+        }
+        Err(error) => return Err(invalid(error.to_string())),
+    };
+    let (sample, count) = (&request.sample, request.sample.count * request.world);
+    let mut partitions = Vec::new();
+    for share in shares.iter().filter(|share| share.total > 0) {
+        let draws = plan.draws(PartitionId(share.partition), sample.seed, sample.step, count);
+        let draws = draws.map_err(|error| invalid(error.to_string()))?;
+        let mine: Vec<_> = draws.into_iter().filter(|draw| request.is_mine(draw.draw.into())).collect();
+        if mine.is_empty() {
+            continue;
+        }
+        partitions.push(v1::PartitionDraws {
+            partition: share.partition,
+            total: share.total,
+            thresholds: mine.iter().map(|draw| draw.threshold).collect(),
+            draws: mine.iter().map(|draw| draw.draw).collect(),
+            handles: Vec::new(),
+        });
+    }
+    Ok(Ok(Chosen { partitions, count: sample.count as usize, plan: Some(plan) }))
+}
+
+/// Merges what the workers drew, in order of the draws.
+fn merge(selection: &Selection, batches: &[v1::ItemBatch]) -> Result<v1::ItemBatch, Problem> {
+    let mut order: Vec<(u32, (usize, usize))> = Vec::new();
+    for (index, batch) in batches.iter().enumerate() {
+        if batch.draws.len() != batch.handles.len() || batch.drawn_priorities.len() != batch.handles.len() {
+            return Err(Problem::of(
+                ProblemKind::Unavailable,
+                "a worker returned a batch without the numbers of its draws",
+            ));
+        }
+        order.extend(batch.draws.iter().enumerate().map(|(row, draw)| (*draw, (index, row))));
+    }
+    order.sort_unstable();
+    let order: Vec<(usize, usize)> = order.into_iter().map(|(_, place)| place).collect();
+    let mut merged = selection.merge(batches, &order)?;
+    merged.drawn_priorities = order.iter().map(|(batch, row)| batches[*batch].drawn_priorities[*row]).collect();
+    Ok(merged)
+}
+
+fn too_few(available: usize, wanted: usize, what: &str) -> Waiting {
+    Waiting::for_items(format!("waiting for items: {available} of {wanted} {what}"))
+}
+
+/// Returns an exponent in units of 2^-16.
+fn exponent(alpha: f64) -> u32 {
+    (alpha * 65_536.0 + 0.5).floor() as u32
+}
