@@ -88,6 +88,27 @@ fn delete(cluster: &Cluster, name: &str) -> Result<(f64, u64)> {
     Ok((began.elapsed().as_secs_f64(), learned))
 }
 
+/// A run that is deleted after its end and created again is another run, which learns.
+fn runs_again(cluster: &Cluster) -> Result<()> {
+    let mut digests = Vec::new();
+    for epochs in [3, 2] {
+        let file = json!({ "name": "days", "key": "days.csv" });
+        let events = json!({ "configMap": file, "columns": { "key": "word", "epoch": "day" } });
+        begin(cluster, "again", &json!({ "source": { "events": events }, "epochs": epochs }))?;
+        let status = until("the run to be complete", WHILE, || {
+            let status = cluster.api().get(&format!("{RUNS}/again"))?["status"].take();
+            ensure!(status["phase"] != "Failed", "{status:#}");
+            Ok((status["phase"] == "Complete").then_some(status))
+        })?;
+        ensure!(status["progress"]["epoch"] == epochs, "{status:#}");
+        ensure!(status["progress"]["metrics"]["memories"].is_string(), "{status:#}");
+        digests.push(status["outputs"]["digest"].as_str().context("no digest")?.to_owned());
+        cluster.api().delete(&format!("{RUNS}/again"), None)?;
+    }
+    ensure!(digests[0] != digests[1], "the second run has learned nothing");
+    Ok(())
+}
+
 /// Check: a run learns from a ConfigMap, and stops when it is deleted, also where it stood still.
 pub(super) fn stops(cluster: &Cluster) -> Result<String> {
     let lines: String = (0..EPOCHS).map(|day| format!("{day},run-{}\n", day % 50)).collect();
@@ -106,6 +127,7 @@ pub(super) fn stops(cluster: &Cluster) -> Result<String> {
         Ok((status["phase"] == "Suspended").then_some(()))
     })?;
     let (took_paused, _) = delete(cluster, "paused")?;
+    runs_again(cluster)?;
     Ok(format!(
         "stopped after {learned} epochs, seen {took:.1} s after its deletion; one that stood still {took_paused:.1} s"
     ))
