@@ -154,3 +154,32 @@ fn programs(folder: &Path, debug: bool) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace;
+    use clap::{CommandFactory as _, Parser};
+
+    #[derive(Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn images_have_the_names_of_the_chart_on_a_host_that_no_registry_serves() {
+        let prefix = Arguments::parse_from(["images"]).options.prefix;
+        let (registry, folder) = prefix.split_once('/').expect("a full name");
+        assert_eq!(registry, "localhost");
+        let read = |path: &str| std::fs::read_to_string(workspace::root().join(path)).expect("it is committed");
+        let (values, page) = (read("charts/engram/values.yaml"), read("docs/install.md"));
+        for target in [Target::Operator, Target::Worker, Target::WorkerCuda] {
+            let repository = format!("registry: {registry}\n    repository: {folder}/{}\n", target.name());
+            assert!(values.contains(&repository), "charts/engram/values.yaml lacks {repository}");
+            let name = format!("`{prefix}/{}:{VERSION}`", target.name());
+            assert!(page.contains(&name), "docs/install.md lacks {name}");
+        }
+        Arguments::command().debug_assert();
+    }
+}
