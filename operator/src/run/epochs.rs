@@ -6,6 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use engram_api::{ManifestEnum as _, RunKind};
 use engram_proto::v1;
 
 use super::{Context, Key, runs};
@@ -51,9 +52,11 @@ async fn query(context: &Context, cluster: &Key) -> Option<i64> {
     Some(completed(&client.list_runs().await.ok()?))
 }
 
-/// Returns the number of completed epochs of `runs`; the steps of a snapshot are partitions.
+/// Returns the number of completed epochs of `runs`; the steps of a snapshot are partitions, those of some kinds tasks.
 fn completed(runs: &[v1::RunStatus]) -> i64 {
-    let learning = runs.iter().filter(|run| run.kind != "Snapshot");
+    let kind_of = |run: &&v1::RunStatus| RunKind::ALL.iter().find(|kind| kind.as_str() == run.kind);
+    let has_epochs = |kind: &RunKind| *kind != RunKind::Snapshot && !kind.has_tasks();
+    let learning = runs.iter().filter(|run| kind_of(run).is_none_or(has_epochs));
     learning.map(|run| i64::try_from(run.epoch).unwrap_or(i64::MAX)).fold(0, i64::saturating_add)
 }
 
