@@ -150,7 +150,7 @@ impl Chart {
             x,
             y,
             x_label: &|x| format!("{x:.0}"),
-            y_label: &|y| if self.logarithmic { format!("1e{y:.1}") } else { format!("{y:.3}") },
+            y_label: &|y| if self.logarithmic { format!("{:.1e}", 10_f64.powf(y)) } else { format!("{y:.3}") },
         };
         let lines: Vec<Line> = self.lines.iter().map(|(_, ink, points)| self.line(*ink, points)).collect();
         frame.lines(&lines, &self.hints(x)).map_err(|error| TaskError::Failed(error.to_string()))
