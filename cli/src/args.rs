@@ -149,10 +149,13 @@ mod tests {
             let (conflict, global) = parse(arguments, &environment);
             assert_eq!((conflict, global.address.len(), global.state_dir), (None, 0, None), "{arguments:?}");
         }
+        assert_eq!(from_option.selection, " --state-dir x");
+        let (_, spaced) = parse(&["engram", "status", "--state-dir", "a b'c"], &environment);
+        assert_eq!(spaced.selection, r" --state-dir 'a b'\''c'");
         let (_, in_kubernetes) = parse(&["engram", "-n", "lab", "status"], &environment);
         assert_eq!((in_kubernetes.address.len(), in_kubernetes.cluster.as_deref()), (0, Some("named")));
         let (_, from_environment) = parse(&["engram", "status"], &environment[..1]);
-        assert_eq!(from_environment.address, ["a:1"]);
+        assert_eq!((from_environment.address, from_environment.selection), (vec!["a:1".to_owned()], String::new()));
         let empty = environment.map(|(name, _)| (name, ""));
         let (_, unset) = parse(&["engram", "status"], &empty);
         assert_eq!((unset.address.len(), unset.state_dir, unset.cluster), (0, None, None));

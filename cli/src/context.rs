@@ -48,6 +48,9 @@ pub(crate) struct GlobalOptions {
     pub(crate) token_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) kubernetes: KubernetesOptions,
+    /// The options of the command line that select the cluster, as text.
+    #[arg(skip)]
+    pub(crate) selection: String,
 }
 
 /// Options that select a Kubernetes cluster and a namespace.
@@ -117,6 +120,7 @@ impl GlobalOptions {
     /// Drops the selections of the environment if an option of the command line selects a cluster: the option replaces them all.
     /// `ENGRAM_CLUSTER` still names the cluster within a namespace.
     pub(crate) fn override_environment(&mut self, is_option: impl Fn(&str) -> bool) {
+        self.selection = self.selecting_options(&is_option);
         let selects_one = ["address", "state_dir", "cluster", CLUSTER_ARGUMENT].into_iter().any(&is_option);
         if !selects_one && !self.kubernetes.is_set() {
             return;
@@ -130,6 +134,25 @@ impl GlobalOptions {
         if selects_one && !is_option("cluster") {
             self.cluster = None;
         }
+    }
+
+    /// Returns the options of the command line that select the cluster, each with a leading space.
+    fn selecting_options(&self, is_option: impl Fn(&str) -> bool) -> String {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let options = [
+            ("state_dir", "--state-dir", path(&self.state_dir)),
+            ("cluster", "--cluster", self.cluster.clone()),
+            ("address", "--address", Some(self.address.join(","))),
+            ("certificate_authority", "--certificate-authority", path(&self.certificate_authority)),
+            ("client_certificate", "--client-certificate", path(&self.client_certificate)),
+            ("client_key", "--client-key", path(&self.client_key)),
+            ("token_file", "--token-file", path(&self.token_file)),
+            ("namespace", "-n", self.kubernetes.namespace.clone()),
+            ("context", "--context", self.kubernetes.context.clone()),
+            ("kubeconfig", "--kubeconfig", path(&self.kubernetes.kubeconfig)),
+        ];
+        let given = options.into_iter().filter(|(id, ..)| is_option(id));
+        given.filter_map(|(_, option, value)| Some(format!(" {option} {}", quoted(&value?)))).collect()
     }
 
     /// Reads the terminal and the environment once. As a kubectl plug-in the cluster is in Kubernetes unless `--address` or
@@ -147,6 +170,7 @@ impl GlobalOptions {
             client_key,
             token_file,
             kubernetes,
+            selection,
         } = self;
         let credentials = certificate_authority.map(|ca_file| match (client_certificate, &token_file) {
             (Some(certificate), _) => {
@@ -158,9 +182,18 @@ impl GlobalOptions {
         });
         let is_outside_kubernetes = !address.is_empty() || state_dir.is_some();
         let kubernetes = (kubernetes.is_set() || is_plugin && !is_outside_kubernetes).then_some(kubernetes);
-        let output = Output::new(output, color, quiet);
+        let output = Output::new(output, color, quiet).with_selection(selection);
         Context { output, state_dir, cluster, address, credentials, token_file, kubernetes }
     }
+}
+
+/// Quotes a value for a shell, if necessary.
+fn quoted(value: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:,@%+=".contains(letter);
+    if !value.is_empty() && value.chars().all(is_plain) {
+        return value.to_owned();
+    }
+    format!("'{}'", value.replace('\'', r"'\''"))
 }
 
 impl Context {

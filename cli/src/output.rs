@@ -61,6 +61,8 @@ pub(crate) struct Output {
     pub(crate) quiet: bool,
     /// Whether stderr can show progress bars.
     pub(crate) live: bool,
+    /// Options of the command line that select the cluster, for commands in hints.
+    selection: &'static str,
 }
 
 impl Output {
@@ -75,7 +77,19 @@ impl Output {
             stderr_color: color.decide(stderr, variable),
             quiet,
             live: stderr && !dumb && !quiet,
+            selection: "",
         }
+    }
+
+    /// Repeats the options that select the cluster in commands of hints.
+    pub(crate) fn with_selection(self, selection: String) -> Self {
+        // Once per process, which needs it to its end.
+        Self { selection: selection.leak(), ..self }
+    }
+
+    /// Returns a command line for a hint: `engram`, the arguments, and the options that select the cluster.
+    pub(crate) fn command(&self, arguments: &str) -> String {
+        format!("engram {arguments}{}", self.selection)
     }
 
     /// Whether the output format is JSON or YAML.

@@ -192,23 +192,24 @@ fn text(overview: &Overview, restarts: &BTreeMap<u32, u32>, output: &Output) -> 
         text.push('\n');
         text.push_str(&groups.render(output));
     }
-    text.push_str(&format!("\nnext: {}\n", next(overview)));
+    let (arguments, purpose) = next(overview);
+    text.push_str(&format!("\nnext: {}    {purpose}\n", output.command(arguments)));
     text
 }
 
-/// Suggests the next command.
-fn next(overview: &Overview) -> &'static str {
+/// Suggests the next command: its arguments, and what it does.
+fn next(overview: &Overview) -> (&'static str, &'static str) {
     if overview.workers.iter().any(|worker| !worker.alive) {
-        "engram logs    shows why a worker exited; it is restarted automatically"
+        ("logs", "shows why a worker exited; it is restarted automatically")
     } else if !overview.ready {
-        "engram logs -f    follows the logs; recovery of a large log takes a while"
+        ("logs -f", "follows the logs; recovery of a large log takes a while")
     } else if overview.runs.iter().any(|run| run.phase == "Failed") {
-        "engram describe run NAME    shows why a run failed"
+        ("describe run NAME", "shows why a run failed")
     } else if overview.runs.iter().any(|run| run.phase == "Running") {
-        "engram top    shows the progress of the run"
+        ("top", "shows the progress of the run")
     } else if overview.memories == 0 {
-        "engram run FILE    submits a run"
+        ("run FILE", "submits a run")
     } else {
-        "engram rank --limit 20    lists the memories with the highest weight"
+        ("rank --limit 20", "lists the memories with the highest weight")
     }
 }

@@ -19,7 +19,7 @@ use engram_client::Client;
 use engram_identity::{Keys, Role};
 use engram_kernels::gpu::cuda;
 use engram_memory::ClusterId;
-use engram_proto::v1::RunPhase;
+use engram_proto::v1::{ResumeMode, RunPhase};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -383,7 +383,8 @@ pub(crate) async fn wait_for_failure(events: &mut mpsc::Receiver<Event>, context
     while let Some(event) = events.recv().await {
         match event {
             Event::Restarted { name, exit } => {
-                context.output.note(format!("{name} exited ({exit}) and is restarted; see: engram logs {name}"));
+                let logs = context.output.command(&format!("logs {name}"));
+                context.output.note(format!("{name} exited ({exit}) and is restarted; see: {logs}"));
             }
             Event::Damaged { name, folder, lines } => {
                 context.output.note(format!(
@@ -416,12 +417,12 @@ async fn execute_runs(client: &Client, manifest: &Manifest, arguments: &Up, cont
             runs::suspend(client, name, false).await?;
         }
         // With --detach --wait both processes submit the run.
-        if !runs::submit(client, manifest, object).await? && !arguments.wait {
-            let statuses = client.list_runs().await?;
-            let phase = statuses.iter().find(|status| status.name == *name).map(|status| status.phase());
-            context.output.note(match phase {
-                Some(RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled) => {
-                    format!("run {name} is already finished; rename it to run it again")
+        let submission = runs::submit(client, manifest, object, ResumeMode::Unfinished).await?;
+        submission.note_resumed(context);
+        if !submission.created && !submission.resumed && !arguments.wait {
+            context.output.note(match submission.status.phase() {
+                RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled => {
+                    format!("run {name} is already finished; to run it again: engram run FILE --rerun")
                 }
                 _ => format!("resuming run {name}"),
             });
@@ -429,7 +430,7 @@ async fn execute_runs(client: &Client, manifest: &Manifest, arguments: &Up, cont
         let report = runs::follow_to_end(client, name, &context.output).await?;
         let path = arguments.report.as_ref().filter(|_| !arguments.wait || !detach::is_child());
         if let (Some(path), Some(report)) = (path, &report) {
-            runs::write_page(report, path)?;
+            report.write_page(path)?;
             context.output.note(format!("wrote {}", path.display()));
         }
     }

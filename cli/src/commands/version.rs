@@ -6,6 +6,9 @@ use crate::target::Target;
 use engram_api::ExitCode;
 use serde_json::json;
 
+/// Commit that this program was built from, or `unknown`; see build.rs.
+const COMMIT: &str = env!("ENGRAM_COMMIT");
+
 /// Print the versions of the client and of the workers
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
@@ -29,14 +32,15 @@ pub(crate) async fn run(arguments: &Version, context: &Context) -> anyhow::Resul
             }
         }
     }
-    let mut table = Table::new(&["component", "version"]);
-    table.row(["engram", env!("CARGO_PKG_VERSION")]);
+    let mut table = Table::new(&["component", "version", "commit"]);
+    table.row(["engram", env!("CARGO_PKG_VERSION"), COMMIT]);
     for worker in &workers {
-        table.row([format!("worker-{}", worker["worker"]), worker["version"].as_str().unwrap_or("-").to_owned()]);
+        let version = worker["version"].as_str().unwrap_or("-").to_owned();
+        table.row([format!("worker-{}", worker["worker"]), version, "-".to_owned()]);
     }
     let object = json!({
         "apiVersion": engram_api::API_VERSION, "kind": "Version",
-        "client": env!("CARGO_PKG_VERSION"), "workers": workers,
+        "client": env!("CARGO_PKG_VERSION"), "commit": COMMIT, "workers": workers,
     });
     context.output.object(&object, &table)?;
     Ok(ExitCode::Ok)

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use engram_api::{ExitCode, LearnerRun, LearnerRunSpec, parse_object};
 use futures::FutureExt as _;
 use kube::Api;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -42,6 +42,32 @@ impl Cluster {
         }
     }
 
+    /// Creates the object of a run, replacing one of its name that has ended. Returns `true`.
+    ///
+    /// # Errors
+    /// The run of this name has not ended, or the API server rejects a request.
+    pub(crate) async fn recreate_run(&self, run: &LearnerRun) -> anyhow::Result<bool> {
+        let name = &run.metadata.name;
+        let describe =
+            |error: kube::Error| error::describe(&error, "to delete the run", "delete learnerruns", &self.namespace);
+        let existing = self.runs().get_opt(name).boxed().await.map_err(describe)?;
+        if let Some(existing) = existing {
+            if existing.data.pointer("/status/completionTime").is_none() {
+                let message = format!(
+                    "LearnerRun {name} has not ended, so it cannot be run again: wait for it, or delete it: kubectl -n {} delete \
+                     learnerrun {name}",
+                    self.namespace
+                );
+                return Err(failure(ExitCode::Conflict, message));
+            }
+            // Only the object that has ended: another client may have created a new one meanwhile.
+            let preconditions = Some(Preconditions { uid: existing.metadata.uid, resource_version: None });
+            let parameters = DeleteParams { preconditions, ..DeleteParams::background() };
+            self.runs().delete(name, &parameters).boxed().await.map_err(describe)?;
+        }
+        self.create_run(run).await
+    }
+
     /// Waits until a run is submitted to the workers. Calls `on_wait` whenever the reason to wait changes.
     ///
     /// # Errors
@@ -75,6 +101,17 @@ impl Cluster {
         let describe =
             |error: kube::Error| error::describe(&error, "to update the run", "patch learnerruns", &self.namespace);
         patched.map(drop).map_err(describe)
+    }
+
+    /// Deletes the object of a run; the operator cancels the run if it has not ended.
+    ///
+    /// # Errors
+    /// The API server rejects it, or the run does not exist.
+    pub(crate) async fn delete_run(&self, name: &str) -> anyhow::Result<()> {
+        let deleted = self.runs().delete(name, &DeleteParams::background()).boxed().await;
+        let describe =
+            |error: kube::Error| error::describe(&error, "to delete the run", "delete learnerruns", &self.namespace);
+        deleted.map(drop).map_err(describe)
     }
 
     async fn run(&self, name: &str) -> anyhow::Result<Value> {

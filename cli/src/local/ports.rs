@@ -1,8 +1,10 @@
 //! Ports of the processes of a local cluster, on loopback, all checked before the first process starts.
 
-use crate::error::problem;
-use engram_api::{Code, Problem};
+use crate::error::{failure, problem};
+use engram_api::{Code, ExitCode, Problem};
 use engram_worker::Listen;
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,6 +16,8 @@ const STRIDE: u32 = 10;
 const TO_HTTP: u32 = 9_090 - BASE as u32;
 /// Range of free ports: below the ephemeral range, so that an outgoing connection cannot take the port of a restarting worker.
 const FREE: std::ops::Range<u16> = 10_240..32_000;
+/// File descriptors with which every local cluster starts.
+const NEEDED_FILES: u32 = 4_096;
 /// Attempts to find a free port.
 const ATTEMPTS: u32 = 10_000;
 
@@ -110,14 +114,32 @@ fn free_port(reservations: &Reservations) -> anyhow::Result<SocketAddr> {
     for _ in 0..ATTEMPTS {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, rand::random_range(FREE)));
         // Reserves first, so that two clusters never check the same port.
-        if let Ok(reservation) = UdpSocket::bind(address)
-            && TcpListener::bind(address).is_ok()
-        {
-            reservations.lock().unwrap_or_else(PoisonError::into_inner).push(reservation);
-            return Ok(address);
+        let reserved = UdpSocket::bind(address).and_then(|reservation| TcpListener::bind(address).map(|_| reservation));
+        match reserved {
+            Ok(reservation) => {
+                reservations.lock().unwrap_or_else(PoisonError::into_inner).push(reservation);
+                return Ok(address);
+            }
+            // No other port changes that.
+            Err(error) if is_out_of_descriptors(&error) => return Err(out_of_descriptors(&error)),
+            Err(_) => {}
         }
     }
     Err(problem(Code::PortInUse, format!("no free port found from {} to {}", FREE.start, FREE.end)))
+}
+
+fn is_out_of_descriptors(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE))
+}
+
+/// Describes a bind that failed for want of file descriptors.
+fn out_of_descriptors(error: &std::io::Error) -> anyhow::Error {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+    let message = format!(
+        "failed to reserve ports: {error}; this process may open {limit} files, and a local cluster needs about {NEEDED_FILES}: \
+         raise the limit with `ulimit -n {NEEDED_FILES}`"
+    );
+    failure(ExitCode::Failed, message)
 }
 
 #[cfg(test)]

@@ -1,18 +1,25 @@
 //! `engram import`: submits a run for a file of events or a git repository, or converts a repository to a file of events.
 
 use super::run::{self, follow};
+use super::run_report::Report;
 use crate::context::Context;
 use crate::error::problem;
 use crate::output::count;
 use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::rows::Compression;
-use crate::target;
+use crate::target::Target;
 use anyhow::Context as _;
 use engram_api::{API_VERSION, Code, ExitCode, MAX_NAME_LENGTH, Problem, Requirement};
 use engram_learn::source::{GitOptions, SourceError, export_git, is_shallow_git};
+use engram_proto::v1::ResumeMode;
 use serde_json::{Value, json};
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Folder of the state directory with the events that were imported from stdin.
+const IMPORTS: &str = "imports";
 
 /// Submit a run for a file of events or for the history of a git repository
 #[derive(Debug, clap::Subcommand)]
@@ -27,13 +34,22 @@ pub(crate) enum Import {
   engram import events sales.csv --key product --time sold_at
   engram import events log.jsonl.zst --id item --epoch day --quality-column score
   engram import events sales.parquet --key product --epoch week --name sales-2026
+  engram import events export.txt --format csv --separator semicolon --key product --epoch week
+  zcat log.gz | engram import events - --format jsonl --id item --epoch day
 
 Each row reinforces one memory in one epoch, and epochs never decrease from row to row. The command submits a run and follows it;
-a manifest for `engram run` has more options.")]
+a manifest for `engram run` has more options. A file that was imported before is not learned twice: the run continues with what was
+added to the file, or with the epoch in which it failed, and ends with an error if an epoch that it has learned was changed.")]
 pub(crate) struct Events {
-    /// File of events, optionally .gz or .zst
+    /// File of events, optionally .gz or .zst; `-` is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
+    /// Format of the file [default: by its extension]
+    #[arg(long, value_enum, ignore_case = true, required_if_eq("file", "-"))]
+    format: Option<EventsFormat>,
+    /// Separator of the columns of a CSV file [default: comma]
+    #[arg(long, value_enum, ignore_case = true)]
+    separator: Option<Separator>,
     /// Column with keys
     #[arg(long, value_name = "COLUMN", required_unless_present = "id")]
     key: Option<String>,
@@ -60,6 +76,45 @@ pub(crate) struct Events {
     delta_column: Option<String>,
     #[command(flatten)]
     run: RunOptions,
+}
+
+/// Format of a file of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum EventsFormat {
+    /// One JSON object per line.
+    Jsonl,
+    /// Separated values with a header line.
+    Csv,
+    /// Apache Parquet.
+    Parquet,
+}
+
+impl EventsFormat {
+    /// Returns its name in manifests, and its extension.
+    const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Jsonl => ("Jsonl", "jsonl"),
+            Self::Csv => ("Csv", "csv"),
+            Self::Parquet => ("Parquet", "parquet"),
+        }
+    }
+}
+
+/// Separator of columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Separator {
+    /// ,
+    #[value(alias = ",")]
+    Comma,
+    /// ;
+    #[value(alias = ";")]
+    Semicolon,
+    /// A tab.
+    #[value(alias = "\t")]
+    Tab,
+    /// |
+    #[value(alias = "|")]
+    Pipe,
 }
 
 /// Submit a run for the history of a git repository: commits are epochs, paths are memories
@@ -111,18 +166,7 @@ struct RunOptions {
 impl Import {
     pub(crate) async fn run(self, context: &Context) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Events(events) => {
-                let source = json!({ "events": {
-                    "path": text(&events.file)?,
-                    "columns": {
-                        "key": events.key, "id": events.id, "epoch": events.epoch, "time": events.time,
-                        "quality": events.quality_column, "delta": events.delta_column,
-                    },
-                    "quality": events.quality,
-                    "epochSpan": events.span,
-                } });
-                submit_run(source, &events.file, &events.run, context).await
-            }
+            Self::Events(events) => events.import(context).await,
             Self::Git(Git { path, revision, max_commits, quality, to: Some(file), .. }) => {
                 note_shallow(&path, context);
                 let options = GitOptions { path, revision, max_commits, quality: quality as f32 };
@@ -134,17 +178,74 @@ impl Import {
                     "path": text(&git.path)?, "revision": git.revision, "maxCommits": git.max_commits,
                     "quality": git.quality,
                 } });
-                submit_run(source, &git.path, &git.run, context).await
+                let target = Target::find(context).await?;
+                submit_run(source, &target, default_name(&git.path), &git.run, context).await
             }
         }
     }
 }
 
+impl Events {
+    async fn import(self, context: &Context) -> anyhow::Result<ExitCode> {
+        let target = Target::find(context).await?;
+        let (file, name) = if self.file == Path::new("-") {
+            let extension = self.format.map_or("", |format| format.names().1);
+            store_stdin(&target, extension)?
+        } else {
+            (self.file.clone(), default_name(&self.file))
+        };
+        let source = json!({ "events": {
+            "path": text(&file)?,
+            "format": self.format.map(|format| format.names().0),
+            "separator": self.separator.map(|separator| format!("{separator:?}")),
+            "columns": {
+                "key": self.key, "id": self.id, "epoch": self.epoch, "time": self.time,
+                "quality": self.quality_column, "delta": self.delta_column,
+            },
+            "quality": self.quality,
+            "epochSpan": self.span,
+        } });
+        submit_run(source, &target, name, &self.run, context).await
+    }
+}
+
+/// Copies stdin to a file in the state directory, where the workers can read it as long as the run needs it. Returns its path and the
+/// default name of the run, both by the content: the same content is not learned twice.
+fn store_stdin(target: &Target, extension: &str) -> anyhow::Result<(PathBuf, String)> {
+    let Target::Local(local) = target else {
+        let message =
+            "events from stdin can be imported into local clusters only; give a file that the workers can read";
+        return Err(problem(Code::NotSupported, message));
+    };
+    let folder = std::path::absolute(local.folder.join(IMPORTS)).context("failed to get the current directory")?;
+    let failed = || format!("failed to write stdin to {}", folder.display());
+    std::fs::create_dir_all(&folder).with_context(failed)?;
+    let mut file = tempfile::NamedTempFile::new_in(&folder).with_context(failed)?;
+    let (mut hasher, mut buffer, mut stdin) = (Xxh3::new(), vec![0; 1 << 20], std::io::stdin().lock());
+    loop {
+        let read = stdin.read(&mut buffer).context("failed to read stdin")?;
+        if read == 0 {
+            break;
+        }
+        hasher.update(&buffer[..read]);
+        file.write_all(&buffer[..read]).with_context(failed)?;
+    }
+    let name = format!("import-stdin-{:016x}", hasher.digest128() as u64);
+    let path = folder.join(format!("{name}.{extension}"));
+    file.persist(&path).map_err(|error| error.error).with_context(failed)?;
+    Ok((path, name))
+}
+
 /// Builds a manifest from the options, so that manifest validation applies, and submits it.
-async fn submit_run(source: Value, from: &Path, options: &RunOptions, context: &Context) -> anyhow::Result<ExitCode> {
-    let target = target::Target::find(context).await?;
+async fn submit_run(
+    source: Value,
+    target: &Target,
+    default_name: String,
+    options: &RunOptions,
+    context: &Context,
+) -> anyhow::Result<ExitCode> {
     let client = target.connect().await?;
-    let name = options.name.clone().unwrap_or_else(|| default_name(from));
+    let name = options.name.clone().unwrap_or(default_name);
     let manifest = json!({
         "apiVersion": API_VERSION,
         "kind": "LearnerRun",
@@ -157,18 +258,29 @@ async fn submit_run(source: Value, from: &Path, options: &RunOptions, context: &
     });
     let text = serde_json::to_string_pretty(&without_nulls(manifest)).context("failed to write JSON")?;
     let manifest = engram_api::parse(&text, "command line", Requirement::Runs)?;
-    run::check(&manifest, &target, &client)?;
-    let submitted = run::submit(&client, &manifest, &manifest.runs[0]).await?;
-    if !submitted {
-        context.output.note(format!("run {name} already exists; to run it again, give another --name"));
+    run::check(&manifest, target, &client)?;
+    let submission = run::submit(&client, &manifest, &manifest.runs[0], ResumeMode::Always).await?;
+    if submission.resumed {
+        let epochs = submission.status.epoch;
+        context
+            .output
+            .note(format!("run {name} has learned {epochs} epochs of it before and continues with the next one"));
+    } else if !submission.created {
+        context.output.note(format!("run {name} exists and has not ended"));
     }
     if options.no_wait {
-        context.output.note(format!("submitted run {name}; show its progress: engram describe run {name}"));
+        let describe = context.output.command(&format!("describe run {name}"));
+        context.output.note(format!("submitted run {name}; show its progress: {describe}"));
         return Ok(ExitCode::Ok);
     }
     let report = follow(&client, &name, &context.output).await?;
+    if let (true, Some(Report::Learning(report))) = (submission.resumed, &report)
+        && report.epochs.len() as u64 == submission.status.epoch
+    {
+        context.output.note("nothing was added since; to learn all of it once more, give another --name");
+    }
     if let (Some(path), Some(report)) = (&options.report, &report) {
-        run::write_page(report, path)?;
+        report.write_page(path)?;
         context.output.note(format!("wrote {}", path.display()));
     }
     Ok(ExitCode::Ok)

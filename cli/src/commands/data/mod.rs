@@ -2,17 +2,20 @@
 
 mod bench;
 mod change;
+mod delete;
 mod describe;
 mod export;
 mod get;
 mod import;
 mod insert;
 mod list;
+mod predict;
 mod quality;
 mod rank;
 mod reads;
 mod recall;
 pub(crate) mod run;
+mod run_report;
 mod select;
 mod snapshot;
 mod suspend;
@@ -32,6 +35,7 @@ pub(crate) enum Data {
     Get(get::Get),
     Rank(rank::Rank),
     Recall(recall::Recall),
+    Predict(predict::Predict),
     Quality(quality::Quality),
     Insert(Box<insert::Insert>),
     Remove(change::Remove),
@@ -46,6 +50,8 @@ pub(crate) enum Data {
     List(list::List),
     #[command(subcommand)]
     Describe(describe::Describe),
+    #[command(subcommand)]
+    Delete(delete::Delete),
     Bench(bench::Bench),
 }
 
@@ -58,6 +64,7 @@ pub(crate) async fn run(command: Data, context: &Context) -> anyhow::Result<Exit
         Data::Get(arguments) => get::run(&arguments, context).await,
         Data::Rank(arguments) => rank::run(&arguments, context).await,
         Data::Recall(arguments) => recall::run(arguments, context).await,
+        Data::Predict(arguments) => predict::run(&arguments, context).await,
         Data::Quality(arguments) => quality::run(&arguments, context).await,
         Data::Insert(arguments) => insert::run(*arguments, context).await,
         Data::Remove(arguments) => change::remove(&arguments, context).await,
@@ -68,6 +75,7 @@ pub(crate) async fn run(command: Data, context: &Context) -> anyhow::Result<Exit
         Data::Snapshot(snapshot) => snapshot.run(context).await,
         Data::List(list) => list.run(context).await,
         Data::Describe(describe) => describe.run(context).await,
+        Data::Delete(delete) => delete.run(context).await,
         Data::Bench(arguments) => bench::run(&arguments, context).await,
     }
 }

@@ -1,18 +1,22 @@
 //! `engram run`: submits the runs of a manifest one after another and follows each until it is finished.
 
+use super::run_report::Report;
 use crate::commands::manifest;
 use crate::context::Context;
-use crate::error::{Exit, problem};
+use crate::error::{Exit, failure, problem};
 use crate::output::{Format, Output, Table, bytes, count};
-use crate::output_file::OutputFile;
 use crate::progress::Progress;
 use crate::target::{Local, Target};
 use anyhow::Context as _;
-use engram_api::{Code, Events, ExitCode, LearnerRun, LearnerRunSpec, Manifest, Problem, Requirement, Source};
+use engram_api::{
+    Code, DataFile, Events, ExitCode, LearnerRun, LearnerRunSpec, MAX_DATA_BYTES, Manifest, ManifestEnum as _, Problem,
+    Requirement, RunKind, Source,
+};
 use engram_client::{Client, Watch};
 use engram_learn::report::{self, RunReport};
-use engram_learn::source::{self, Limits, SourceOptions};
-use engram_proto::v1::{RunPhase, RunStatus};
+use engram_learn::source::{self, Limits, Origin, SourceOptions, read_data};
+use engram_learn::task_run::{TaskReport, task_run};
+use engram_proto::v1::{ResumeMode, RunPhase, RunStatus, SubmitRunRequest};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -31,6 +35,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
   engram run runs.yaml                          submit and follow the runs; exit with their result
   engram run runs.yaml --report report.html     write an HTML page with charts
   engram run runs.yaml --no-wait                submit without waiting; see: engram list runs
+  engram run runs.yaml --rerun                  run again what has ended; its result is replaced
   engram run runs.yaml -o json                  print a JSON line per learning epoch, then the result
 
 In Kubernetes the command creates a LearnerRun object for each run, and the operator submits it to the workers.
@@ -42,6 +47,10 @@ pub(crate) struct Run {
     /// Submit the runs without waiting for them
     #[arg(long, conflicts_with = "report")]
     no_wait: bool,
+    /// Run again the runs that have ended, under their names: their records and results are replaced, and their epochs are applied
+    /// again
+    #[arg(long)]
+    rerun: bool,
     /// Write an HTML report of the run; requires a manifest with one run
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
@@ -63,15 +72,22 @@ pub(crate) async fn run(arguments: &Run, context: &Context) -> anyhow::Result<Ex
     check(&manifest, &target, &client)?;
     for run in &manifest.runs {
         let name = &run.metadata.name;
-        let submitted = match &target {
+        let is_new = match &target {
+            Target::Kubernetes(cluster) if arguments.rerun => cluster.recreate_run(run).await?,
             Target::Kubernetes(cluster) => cluster.create_run(run).await?,
-            _ => submit(&client, &manifest, run).await?,
+            _ if arguments.rerun => submit_again(&client, &manifest, run).await?,
+            _ => {
+                let submission = submit(&client, &manifest, run, ResumeMode::Unfinished).await?;
+                submission.note_resumed(context);
+                submission.created || submission.resumed
+            }
         };
-        if !submitted {
-            context.output.note(format!("run {name} already exists; rename it to run it again"));
+        if !is_new {
+            context.output.note(format!("run {name} already exists; to run it again after its end, use --rerun"));
         }
         if arguments.no_wait {
-            context.output.note(format!("submitted run {name}; show its progress: engram describe run {name}"));
+            let describe = context.output.command(&format!("describe run {name}"));
+            context.output.note(format!("submitted run {name}; show its progress: {describe}"));
             continue;
         }
         if let Target::Kubernetes(cluster) = &target {
@@ -81,7 +97,7 @@ pub(crate) async fn run(arguments: &Run, context: &Context) -> anyhow::Result<Ex
         }
         let report = follow(&client, name, &context.output).await?;
         if let (Some(path), Some(report)) = (&arguments.report, &report) {
-            write_page(report, path)?;
+            report.write_page(path)?;
             context.output.note(format!("wrote {}", path.display()));
         }
     }
@@ -113,6 +129,13 @@ pub(super) fn check(manifest: &Manifest, target: &Target, client: &Client) -> an
 
 /// Rejects a source on this machine for a cluster in Kubernetes.
 fn check_reachable(name: &str, spec: &LearnerRunSpec) -> anyhow::Result<()> {
+    if let Some(DataFile { path: Some(path), input: None, .. }) = spec.data_file() {
+        let message = format!(
+            "run {name}: {path} is a local path, which workers in Kubernetes cannot read; use a ConfigMap (configMap), or a volume of \
+             the cluster (input and path)"
+        );
+        return Err(problem(Code::NotSupported, message));
+    }
     let path = match spec.memory.as_ref().map(|memory| &memory.source) {
         Some(Source::Events(Events { path: Some(path), input: None, .. })) => path,
         Some(Source::Git(git)) => &git.path,
@@ -131,6 +154,9 @@ fn check_reachable(name: &str, spec: &LearnerRunSpec) -> anyhow::Result<()> {
 /// # Errors
 /// The source cannot be read.
 pub(crate) fn check_source(spec: &LearnerRunSpec) -> anyhow::Result<()> {
+    if spec.kind.has_tasks() {
+        return check_data(spec);
+    }
     let Some(memory) = &spec.memory else { return Ok(()) };
     if matches!(memory.source, Source::Events(Events { s3: Some(_), .. })) {
         return Ok(());
@@ -138,6 +164,14 @@ pub(crate) fn check_source(spec: &LearnerRunSpec) -> anyhow::Result<()> {
     let options = SourceOptions::from_manifest(&memory.source, Path::new(""));
     let result = source::open(&options, Limits::default(), 0).and_then(|mut source| source.next_epoch());
     result.map(drop).map_err(|error| super::import::source_problem(&error).into())
+}
+
+/// Reads the data file of a run of tasks and checks it with the specification.
+fn check_data(spec: &LearnerRunSpec) -> anyhow::Result<()> {
+    let path = spec.data_file().and_then(|file| file.path.as_deref());
+    let data = path.map(|path| read_data(Path::new(path), &Origin::Disk, MAX_DATA_BYTES)).transpose();
+    let data = data.map_err(|error| problem(Code::SourceUnreadable, error.to_string()))?;
+    task_run(spec, data.as_deref()).map(drop).map_err(|error| problem(Code::InvalidValue, error.to_string()))
 }
 
 /// Returns the spec of a run with absolute paths.
@@ -159,6 +193,15 @@ pub(crate) fn absolute(manifest: &Manifest, spec: &LearnerRunSpec) -> anyhow::Re
         let help = "or write to a folder: engram snapshot create --to FOLDER";
         return Err(Problem::new(Code::NotSupported, message).help(help).into());
     }
+    match spec.data_file_mut() {
+        Some(DataFile { path: Some(path), input: None, .. }) => *path = resolve(path)?,
+        Some(DataFile { .. }) => {
+            let message =
+                "configMap and input of a data file are supported in Kubernetes only; set path to a local file";
+            return Err(problem(Code::NotSupported, message));
+        }
+        None => {}
+    }
     if let Some(memory) = &mut spec.memory {
         match &mut memory.source {
             Source::Events(Events { path: Some(path), input: None, .. }) => *path = resolve(path)?,
@@ -174,11 +217,57 @@ pub(crate) fn absolute(manifest: &Manifest, spec: &LearnerRunSpec) -> anyhow::Re
     Ok(spec)
 }
 
-/// Submits a run. Returns `false` if the run already exists.
-pub(crate) async fn submit(client: &Client, manifest: &Manifest, run: &LearnerRun) -> anyhow::Result<bool> {
+/// Result of a submission.
+pub(crate) struct Submission {
+    /// Whether the run is new.
+    pub(crate) created: bool,
+    /// Whether the run had ended and continues.
+    pub(crate) resumed: bool,
+    pub(crate) status: RunStatus,
+}
+
+impl Submission {
+    /// Notes that the run continues.
+    pub(crate) fn note_resumed(&self, context: &Context) {
+        if self.resumed {
+            let RunStatus { name, epoch, .. } = &self.status;
+            context.output.note(format!("run {name} had ended after {epoch} epochs and continues with the next one"));
+        }
+    }
+}
+
+/// Submits a run. One that has ended continues as `resume` says, if its input has the epochs that it has learned.
+pub(crate) async fn submit(
+    client: &Client,
+    manifest: &Manifest,
+    run: &LearnerRun,
+    resume: ResumeMode,
+) -> anyhow::Result<Submission> {
+    let spec = absolute(manifest, &run.spec)?;
+    let spec_json = serde_json::to_string(&spec).context("failed to serialize the run")?;
+    let (name, resume) = (run.metadata.name.clone(), resume.into());
+    let reply = client.submit(SubmitRunRequest { name, spec_json, resume, ..SubmitRunRequest::default() }).await?;
+    Ok(Submission { created: reply.created, resumed: reply.resumed, status: reply.status.unwrap_or_default() })
+}
+
+/// Submits a run, replacing the run of its name if that has ended. Returns `true`.
+///
+/// # Errors
+/// The run of this name has not ended.
+async fn submit_again(client: &Client, manifest: &Manifest, run: &LearnerRun) -> anyhow::Result<bool> {
     let spec = absolute(manifest, &run.spec)?;
     let spec = serde_json::to_string(&spec).context("failed to serialize the run")?;
-    Ok(client.submit_run(&run.metadata.name, &spec, None, None).await?.created)
+    let (name, uid) = (&run.metadata.name, format!("{:032x}", rand::random::<u128>()));
+    let status = client.submit_run_as(name, &uid, &spec, None, None).await?.status.unwrap_or_default();
+    if status.uid == uid {
+        return Ok(true);
+    }
+    Err(failure(
+        ExitCode::Conflict,
+        format!(
+            "run {name} has not ended, so it cannot be run again: wait for it, or cancel it: engram run FILE, then Ctrl-C"
+        ),
+    ))
 }
 
 /// Suspends or resumes a run and waits until it does. Returns its status; the run may be finished.
@@ -199,7 +288,7 @@ pub(crate) async fn suspend(client: &Client, name: &str, suspend: bool) -> anyho
 ///
 /// # Errors
 /// The run failed (with its error code) or was cancelled, or the cluster does not respond.
-pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyhow::Result<Option<RunReport>> {
+pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyhow::Result<Option<Report>> {
     let mut follower = Follower::new(client, name, output);
     let mut watch = client.watch_run(name);
     // Registered once: signals between two iterations would be lost otherwise.
@@ -211,7 +300,8 @@ pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyh
             Some(()) = interrupted.recv() => {
                 interrupts += 1;
                 if interrupts > 1 {
-                    follower.note(&format!("detached; run {name} continues in the cluster: engram describe run {name}"));
+                    let describe = output.command(&format!("describe run {name}"));
+                    follower.note(&format!("detached; run {name} continues in the cluster: {describe}"));
                     return Err(Exit(ExitCode::Interrupted).into());
                 }
                 follower.note(&format!("cancelling run {name} after its current epoch; press Ctrl-C again to detach"));
@@ -227,7 +317,7 @@ pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyh
 }
 
 /// Like [`follow`], for callers that handle signals themselves.
-pub(crate) async fn follow_to_end(client: &Client, name: &str, output: &Output) -> anyhow::Result<Option<RunReport>> {
+pub(crate) async fn follow_to_end(client: &Client, name: &str, output: &Output) -> anyhow::Result<Option<Report>> {
     let mut follower = Follower::new(client, name, output);
     let mut watch = client.watch_run(name);
     while let Some(status) = next(&mut watch).await? {
@@ -242,7 +332,7 @@ async fn next(watch: &mut Watch) -> anyhow::Result<Option<RunStatus>> {
 
 /// Returns an error for a run that failed or was cancelled.
 fn check_success(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
-    let steps = if is_snapshot(status) { "partitions" } else { "epochs" };
+    let steps = format!("{}s", step(status));
     match status.phase() {
         RunPhase::Failed => {
             let code = Code::find(&status.code).unwrap_or(Code::RunFailed);
@@ -250,11 +340,27 @@ fn check_success(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
             Err(problem(code, message))
         }
         RunPhase::Cancelled => {
-            output.note(format!("run {} was cancelled after {} {steps}", status.name, status.epoch));
+            let name = &status.name;
+            let next = if is_snapshot(status) { "" } else { "; submitted again it continues with the next one" };
+            output.note(format!("run {name} was cancelled after {} {steps}{next}", status.epoch));
             Err(Exit(ExitCode::Interrupted).into())
         }
         _ => Ok(()),
     }
+}
+
+/// Returns what the progress of a run counts.
+pub(super) fn step(status: &RunStatus) -> &'static str {
+    match status.kind.as_str() {
+        "Snapshot" => "partition",
+        _ if has_tasks(status) => "task",
+        _ => "epoch",
+    }
+}
+
+/// Returns whether a run is split into tasks.
+fn has_tasks(status: &RunStatus) -> bool {
+    RunKind::ALL.iter().any(|kind| kind.has_tasks() && kind.as_str() == status.kind)
 }
 
 fn is_snapshot(status: &RunStatus) -> bool {
@@ -275,11 +381,12 @@ fn print_snapshot(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
 }
 
 /// Prints the report of a finished run.
-fn print_report(status: &RunStatus, report: RunReport, output: &Output) -> anyhow::Result<RunReport> {
-    match output.format {
-        Format::Json => print_line(&result(status, &report))?,
-        Format::Yaml => output.value(&serde_json::to_value(&report)?)?,
-        _ => output.text(&report::summary(&report))?,
+fn print_report(status: &RunStatus, report: Report, output: &Output) -> anyhow::Result<Report> {
+    match (output.format, &report) {
+        (Format::Json, Report::Learning(report)) => print_line(&result(status, report))?,
+        (Format::Json, Report::Tasks(report)) => print_line(&task_result(status, report))?,
+        (Format::Yaml, _) => output.value(&serde_json::to_value(&report)?)?,
+        _ => output.text(&report.summary())?,
     }
     Ok(report)
 }
@@ -310,9 +417,8 @@ impl<'a> Follower<'a> {
             self.progress.set_total(status.epochs);
         }
         self.progress.set(status.epoch, &describe(&status));
-        let has_report = !is_snapshot(&status);
-        if has_report
-            && self.rows.is_some_and(|(printed, due)| printed < status.epoch as usize && Instant::now() >= due)
+        let has_rows = !is_snapshot(&status) && !has_tasks(&status);
+        if has_rows && self.rows.is_some_and(|(printed, due)| printed < status.epoch as usize && Instant::now() >= due)
         {
             self.print_rows().await?;
         }
@@ -320,11 +426,11 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
-    async fn finish(mut self) -> anyhow::Result<Option<RunReport>> {
+    async fn finish(mut self) -> anyhow::Result<Option<Report>> {
         let report = match self.rows {
             _ if self.last.as_ref().is_some_and(is_snapshot) => None,
             Some(_) => Some(self.print_rows().await?),
-            None => Some(read_report(self.client, self.name).await?),
+            None => Some(Report::read(self.client, self.name).await?),
         };
         let Self { name, output, last, progress, .. } = self;
         // Removes the progress bar before printing the result.
@@ -343,9 +449,12 @@ impl<'a> Follower<'a> {
     }
 
     /// Prints new rows, one JSON object per line.
-    async fn print_rows(&mut self) -> anyhow::Result<RunReport> {
+    async fn print_rows(&mut self) -> anyhow::Result<Report> {
         let began = Instant::now();
-        let report = read_report(self.client, self.name).await?;
+        let report = match Report::read(self.client, self.name).await? {
+            Report::Learning(report) => report,
+            report @ Report::Tasks(_) => return Ok(report),
+        };
         let printed = self.rows.map_or(0, |(printed, _)| printed);
         for row in report.epochs.iter().skip(printed) {
             #[derive(Serialize)]
@@ -360,17 +469,8 @@ impl<'a> Follower<'a> {
         // Long reports take longer to read: limits reading to a tenth of the time.
         let pause = REPORT_INTERVAL.max(began.elapsed() * 10);
         self.rows = Some((report.epochs.len(), Instant::now() + pause));
-        Ok(report)
+        Ok(Report::Learning(report))
     }
-}
-
-/// Reads the report of a run.
-///
-/// # Errors
-/// The request fails, or the report has an unknown format.
-pub(crate) async fn read_report(client: &Client, name: &str) -> anyhow::Result<RunReport> {
-    let json = client.report(name).await?;
-    serde_json::from_str(&json).with_context(|| format!("the report of run {name} has an unknown format"))
 }
 
 /// Describes a status, except for the number of epochs.
@@ -382,7 +482,7 @@ fn describe(status: &RunStatus) -> String {
     if !status.label.is_empty() {
         parts.push(status.label.clone());
     }
-    if status.epochs_per_second > 0.0 {
+    if status.epochs_per_second > 0.0 && !has_tasks(status) {
         parts.push(format!("{:.0} epochs/s", status.epochs_per_second));
     }
     if status.updates_per_second >= 1.0 {
@@ -419,19 +519,24 @@ fn result(status: &RunStatus, report: &RunReport) -> Value {
     })
 }
 
+/// Returns the last line of `-o json` for a run of tasks.
+fn task_result(status: &RunStatus, report: &TaskReport) -> Value {
+    json!({
+        "kind": "RunResult",
+        "run": status.name,
+        "cluster": report.cluster,
+        "phase": status.phase().as_str_name().trim_start_matches("RUN_PHASE_").to_lowercase(),
+        "tasks": report.tasks,
+        "elapsedSeconds": report.elapsed_seconds,
+        "metrics": report.findings.metrics,
+        "outputs": report.findings.outputs,
+    })
+}
+
 /// Prints one line of JSON.
 fn print_line(value: &Value) -> anyhow::Result<()> {
     use std::io::Write as _;
     Ok(writeln!(std::io::stdout().lock(), "{value}")?)
-}
-
-/// Writes a report as an HTML page, atomically.
-///
-/// # Errors
-/// The page cannot be rendered or written.
-pub(crate) fn write_page(report: &RunReport, path: &Path) -> anyhow::Result<()> {
-    let page = report::page(report)?;
-    OutputFile::write(path, page.as_bytes()).with_context(|| format!("failed to write {}", path.display()))
 }
 
 #[cfg(test)]

@@ -45,12 +45,19 @@ async fn run(name: &str, suspend: bool, context: &Context) -> anyhow::Result<Exi
     }
     let client = target.connect().await?;
     let status = super::run::suspend(&client, name, suspend).await?;
+    let (epoch, command) = (status.epoch, |name: &str| context.output.command(name));
     context.output.note(match status.phase() {
         RunPhase::Suspended => {
-            format!("suspended run {name} after {} epochs; to resume: engram resume {name}", status.epoch)
+            format!("suspended run {name} after {epoch} epochs; to resume: {}", command(&format!("resume {name}")))
         }
-        RunPhase::Succeeded | RunPhase::Failed | RunPhase::Cancelled => format!("run {name} is already finished"),
-        _ => format!("resumed run {name} after {} epochs; show its progress: engram describe run {name}", status.epoch),
+        RunPhase::Failed | RunPhase::Cancelled => {
+            format!("run {name} has ended after {epoch} epochs; submitted again (engram run FILE) it continues")
+        }
+        RunPhase::Succeeded => format!("run {name} is already finished"),
+        _ => {
+            let describe = command(&format!("describe run {name}"));
+            format!("resumed run {name} after {epoch} epochs; show its progress: {describe}")
+        }
     });
     Ok(ExitCode::Ok)
 }
