@@ -22,8 +22,11 @@ fn ctrl_c_cancels_a_run_after_its_epoch() {
     assert_eq!(stopped["phase"], "Cancelled");
     assert!(stopped["epoch"].as_u64() >= Some(3));
     assert_eq!(cluster.digest().1, 1_000);
-    // Names of runs are never reused.
-    cluster.engram(&["run", &file]).fails_with(130, &["endless already exists"]);
+    // Submitted again, it continues.
+    cluster.engram(&["run", &file, "--no-wait"]).fails_with(0, &["run endless had ended after", "describe run endless"]);
+    let done = stopped["epoch"].as_u64();
+    wait_for("the run to continue", DEADLINE, || (runs(&cluster).first()?["epoch"].as_u64() > done).then_some(()));
+    cluster.engram(&["delete", "run", "endless"]).fails_with(2, &["has not ended"]);
     cluster.stop();
 }
 
@@ -38,7 +41,7 @@ fn imports_and_manifests_apply_events_once() {
     let learned = cluster.digest();
     assert!(learned.1 > 0);
     // The name is derived from the file, so that a second import is not applied.
-    let again = cluster.engram(&import).fails_with(0, &["run import-own-events-", " already exists"]);
+    let again = cluster.engram(&import).fails_with(0, &["run import-own-events-", "before", "nothing was added since"]);
     assert!(again.stdout.contains(&learned.0), "{}", again.stdout);
     assert_eq!(cluster.digest(), learned);
     cluster.stop();
@@ -54,6 +57,49 @@ fn imports_and_manifests_apply_events_once() {
     assert_eq!(cluster.digest(), learned);
     let wrong = cluster.file("wrong.yaml", run.replace("name: shop", "name: chop"));
     cluster.engram(&["run", &wrong]).fails_with(3, &["ENG-0301", "chop", "shop"]);
+    cluster.stop();
+}
+
+#[test]
+fn a_corrected_file_continues_its_run_and_few_ended_runs_are_kept() {
+    let spec = "  partitions: 2\n  learning: { initialWeight: 0.0, decay: 0.01 }\n  maintenance: { runHistoryLimit: 2 }\n";
+    let cluster = Cluster::up(&cluster_manifest("shop", 1, spec));
+    let write = |rows: &str| cluster.file("days.csv", format!("key,day,q\n{rows}"));
+    let file = write("a,1,0.9\nb,2,7\n");
+    let import = ["import", "events", &file, "--key", "key", "--epoch", "day", "--quality-column", "q"];
+    cluster.engram(&import).fails_with(1, &["ENG-0304", "after 1 epochs"]);
+    write("a,1,0.9\nb,2,0.7\n");
+    cluster.engram(&import).fails_with(0, &["has learned 1 epochs of it before"]);
+    let weight = |key: &str| {
+        let got = cluster.engram(&["get", key, "-o", "json"]).exits_with(0).json();
+        got["items"][0]["weight"].as_f64().unwrap_or_else(|| panic!("{got}"))
+    };
+    assert!((weight("a") - 0.035).abs() < 1e-6, "epoch 1 was applied once: {}", weight("a"));
+    write("a,1,0.9\nb,2,0.7\nc,3,0.9\n");
+    cluster.engram(&import).exits_with(0);
+    assert!((weight("c") - 0.045).abs() < 1e-6, "what was added is learned: {}", weight("c"));
+    let learned = cluster.digest();
+    write("a,1,0.8\nb,2,0.7\nc,3,0.9\nd,4,0.9\n");
+    cluster.engram(&import).fails_with(3, &["ENG-0302", "epoch 1 (1)"]);
+    assert_eq!(cluster.digest(), learned);
+
+    let from_stdin = ["import", "events", "-", "--format", "csv", "--separator", "semicolon", "--key", "k", "--epoch", "e"];
+    cluster.engram(&["import", "events", "-", "--key", "k", "--epoch", "e"]).fails_with(2, &["--format"]);
+    cluster.engram_with(&from_stdin, "k;e\nx;5\n").exits_with(0);
+    assert!(weight("x") > 0.0);
+    let names = || -> Vec<String> {
+        runs(&cluster).iter().map(|run| run["name"].as_str().expect("a name").to_owned()).collect()
+    };
+    let kept = names();
+    assert!(kept.len() == 2 && kept[1].starts_with("import-stdin-"), "{kept:?}");
+    let named = cluster.engram_with(&[&from_stdin[..], &["--name", "third"]].concat(), "k;e\ny;6\n");
+    named.exits_with(0);
+    wait_for("the run that ended first to be removed", DEADLINE, || {
+        (names() == [kept[1].as_str(), "third"]).then_some(())
+    });
+    cluster.engram(&["delete", "run", "third"]).exits_with(0);
+    assert_eq!(names(), [kept[1].as_str()]);
+    cluster.engram(&["delete", "run", "third"]).fails_with(3, &["ENG-0307", "third"]);
     cluster.stop();
 }
 
@@ -134,5 +180,56 @@ fn runs_start_in_the_order_of_submission() {
     let wrong = source.replace(&format!("path: {events}"), "configMap: { name: a, key: b.csv }");
     let wrong = cluster.file("wrong.yaml", run_manifest("wrong", "shop", &wrong));
     cluster.engram(&["run", &wrong]).fails_with(2, &["ENG-0107", "supported in Kubernetes only"]);
+    cluster.stop();
+}
+
+/// Geodesic run of 7 tasks.
+const SPECTRA: &str = "apiVersion: engram.dev/v1alpha1
+kind: LearnerRun
+metadata: { name: spectra }
+spec:
+  clusterRef: { name: demo }
+  kind: Geodesic
+  geodesic:
+    source: { synthetic: { name: S4, wavelengths: 61 } }
+    starts: 1
+    leakingVariant: true
+    training: { steps: 2000, patience: 1000, stride: 1 }
+";
+
+#[test]
+fn runs_of_tasks_give_the_same_results_on_any_number_of_workers_and_after_kills() {
+    let cluster = Cluster::up(&cluster_manifest("demo", 1, "  partitions: 4\n"));
+    let file = cluster.file("spectra.yaml", SPECTRA);
+    let page = cluster.folder().join("report.html");
+    let alone = cluster.engram(&["run", &file, "-o", "json", "--report", &page.display().to_string()]).exits_with(0).json();
+    assert_eq!((&alone["kind"], &alone["tasks"]), (&Value::from("RunResult"), &Value::from(7)));
+    let page = std::fs::read_to_string(page).expect("failed to read the page");
+    assert!(page.contains("<svg") && page.contains("RBF-GP") && page.contains("leaking variant (has seen the spectra)"));
+    assert_eq!(cluster.digest().1, 0, "the run changes no memories");
+    let wrong = SPECTRA.replace("synthetic: { name: S4, wavelengths: 61 }", "csv: { path: missing.csv }");
+    let wrong = cluster.file("wrong.yaml", wrong.replace("name: spectra", "name: wrong"));
+    cluster.engram(&["run", &wrong]).fails_with(3, &["ENG-0302", "missing.csv"]);
+    cluster.stop();
+
+    let mut cluster = Cluster::up(&cluster_manifest("demo", 2, "  partitions: 4\n"));
+    let file = cluster.file("spectra.yaml", SPECTRA);
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    let message = wait_for("both workers to execute tasks", DEADLINE, || {
+        let run = runs(&cluster).into_iter().next()?;
+        let message = run["message"].as_str()?.to_owned();
+        (message.contains("on worker 0") && message.contains("on worker 1")).then_some(message)
+    });
+    assert!(message.contains("task ") && message.contains("fold "), "{message}");
+    // One of them drives the run.
+    cluster.kill_in_turn(0..2);
+    let run = wait_for("the run to finish", DEADLINE, || {
+        let ran = cluster.engram(&["list", "runs", "-o", "json"]);
+        let run = (ran.code == Some(0)).then(|| ran.json()["items"][0].clone())?;
+        assert_ne!(run["phase"], "Failed", "{run}");
+        (run["phase"] == "Succeeded").then_some(run)
+    });
+    assert_eq!(run["outputs"], alone["outputs"]);
+    assert_eq!((&run["epoch"], &run["epochs"]), (&Value::from(7), &Value::from(7)));
     cluster.stop();
 }
