@@ -53,6 +53,8 @@ pub struct Manifest {
     pub runs: Vec<LearnerRun>,
     /// Fields that are set but apply to Kubernetes only, each once, in the order of the file.
     pub ignored: Vec<String>,
+    /// Fields that the API server has written, as in the output of `kubectl get -o yaml`, each once. They are ignored.
+    pub server_fields: Vec<String>,
     origin: String,
     text: String,
     cluster_tree: Option<Node>,
@@ -68,6 +70,9 @@ impl Manifest {
     /// Returns notes for users of a local cluster: one sentence each, in lower case.
     pub fn local_notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
+        if !self.server_fields.is_empty() {
+            notes.push(format!("ignored, because the API server writes them: {}", self.server_fields.join(", ")));
+        }
         if !self.ignored.is_empty() {
             notes.push(format!("ignored in local mode: {}", self.ignored.join(", ")));
         }
@@ -100,7 +105,13 @@ impl Manifest {
 ///
 /// Returns all problems of the file, in its order, each with its location.
 pub fn parse(text: &str, origin: &str, needs: Requirement) -> Result<Manifest, Problems> {
-    let documents = tree::read(text).map_err(|problem| Problems::new(origin, text, vec![problem]))?;
+    let mut documents = tree::read(text).map_err(|problem| Problems::new(origin, text, vec![problem]))?;
+    let mut server_fields = Vec::new();
+    for path in documents.iter_mut().flat_map(|document| tree::remove_server_fields(&mut document.value)) {
+        if !server_fields.contains(&path) {
+            server_fields.push(path);
+        }
+    }
     let mut file = File::new(text, needs);
     for document in &documents {
         file.document(document);
@@ -111,6 +122,7 @@ pub fn parse(text: &str, origin: &str, needs: Requirement) -> Result<Manifest, P
         cluster: None,
         runs: Vec::new(),
         ignored: file.ignored,
+        server_fields,
         origin: origin.to_owned(),
         text: text.to_owned(),
         cluster_tree: file.clusters.first().copied().cloned(),

@@ -57,6 +57,32 @@ pub(crate) fn read(text: &str) -> Result<Vec<Node>, Problem> {
     })
 }
 
+/// Fields of `metadata` that only the API server writes.
+const SERVER_METADATA: [&str; 6] =
+    ["creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"];
+
+/// Removes the fields that the API server has written, if the document is an object that it returned. Returns their paths.
+pub(crate) fn remove_server_fields(document: &mut Yaml) -> Vec<String> {
+    let Yaml::Map(fields) = document else { return Vec::new() };
+    let metadata = fields.iter_mut().find(|entry| entry.key == "metadata").map(|entry| &mut entry.value.value);
+    let Some(Yaml::Map(metadata)) = metadata else { return Vec::new() };
+    // Anything else with these names is a mistake, which the checker reports.
+    if !["uid", "resourceVersion"].iter().all(|key| metadata.iter().any(|entry| entry.key == *key)) {
+        return Vec::new();
+    }
+    let mut removed = Vec::new();
+    metadata.retain(|entry| {
+        let is_written = SERVER_METADATA.contains(&entry.key.as_str());
+        removed.extend(is_written.then(|| format!("metadata.{}", entry.key)));
+        !is_written
+    });
+    fields.retain(|entry| {
+        removed.extend((entry.key == "status").then(|| entry.key.clone()));
+        entry.key != "status"
+    });
+    removed
+}
+
 /// Converts the parser's location.
 pub(crate) fn place(location: serde_saphyr::Location) -> Location {
     let span = location.span();

@@ -534,6 +534,7 @@ async fn a_cancelled_run_does_not_wait_for_a_slow_input() {
         path,
         origin: Origin::Disk,
         format: crate::source::Format::Auto,
+        separator: None,
         columns: crate::source::Columns {
             memory: crate::source::MemoryColumn::Key("key".into()),
             time: crate::source::TimeColumn::Epoch("epoch".into()),

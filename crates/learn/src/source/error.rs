@@ -38,6 +38,12 @@ pub enum SourceError {
         /// The file.
         path: PathBuf,
     },
+    /// A separator is set for a file of another format.
+    #[error("separator is set, and {} is not CSV; allowed: a separator for CSV files only", path.display())]
+    NotCsv {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file or repository cannot be read.
     #[error("failed to read {}: {cause}", path.display())]
     Unreadable {
@@ -135,7 +141,7 @@ impl SourceError {
     /// Returns the error code.
     pub const fn code(&self) -> &'static str {
         match self {
-            Self::UnknownFormat { .. } => "ENG-0106",
+            Self::UnknownFormat { .. } | Self::NotCsv { .. } => "ENG-0106",
             Self::Unreadable { .. } | Self::Unwritable { .. } => "ENG-0302",
             Self::NoColumn { .. } | Self::AmbiguousColumn { .. } | Self::UnsupportedColumn { .. } => "ENG-0303",
             Self::Row { .. } | Self::Commit { .. } => "ENG-0304",

@@ -4,7 +4,7 @@ use super::{
     Columns, EventsOptions, ExampleName, Format, GitOptions, MemoryColumn, Origin, SignalSource, SourceOptions,
     SyntheticOptions, TimeColumn,
 };
-use engram_api::{Clock, EventFormat, Events, Identity, Signal, Source};
+use engram_api::{Clock, EventFormat, EventSeparator, Events, Identity, Signal, Source};
 use std::path::Path;
 
 impl SourceOptions {
@@ -58,7 +58,8 @@ fn events_options(events: &Events, folder: &Path) -> EventsOptions {
         EventFormat::Parquet => Format::Parquet,
     };
     let path = folder.join(events.path.as_deref().unwrap_or_default());
-    EventsOptions { path, origin: Origin::Disk, format, columns: Columns { memory, time }, signal }
+    let separator = events.separator.map(EventSeparator::as_byte);
+    EventsOptions { path, origin: Origin::Disk, format, separator, columns: Columns { memory, time }, signal }
 }
 
 #[cfg(test)]
@@ -78,6 +79,7 @@ mod tests {
             path: "/a/b.csv".into(),
             origin: Origin::Disk,
             format: Format::Auto,
+            separator: None,
             columns: Columns {
                 memory: MemoryColumn::Key("k".to_owned()),
                 time: TimeColumn::Time { column: "t".to_owned(), span_ms: 86_400_000 },

@@ -10,6 +10,7 @@ fn events(content: &str) -> Job {
         path: "days.csv".into(),
         origin: Origin::Content(content.as_bytes().into()),
         format: Format::Auto,
+        separator: None,
         columns: Columns { memory: MemoryColumn::Key("k".into()), time: TimeColumn::Epoch("e".into()) },
         signal: SignalSource::QualityColumn("q".into()),
     });

@@ -18,7 +18,10 @@ impl Reader {
     pub(super) fn open(layout: Layout, text: Box<dyn Read + Send>) -> Result<Self, SourceError> {
         let limit = layout.limits.record_bytes;
         let bounded = BoundedReader { text, limit: limit + BUFFER, left: limit + BUFFER };
-        let mut reader = csv::ReaderBuilder::new().buffer_capacity(BUFFER).from_reader(bounded);
+        let mut reader = csv::ReaderBuilder::new()
+            .delimiter(layout.options.separator.unwrap_or(b','))
+            .buffer_capacity(BUFFER)
+            .from_reader(bounded);
         let header = reader.byte_headers().map_err(|e| failed(&layout, &e, 1))?;
         let names: Vec<String> = header.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
         let fields = (0..layout.columns().len())

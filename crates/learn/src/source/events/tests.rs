@@ -28,7 +28,7 @@ fn options(path: PathBuf, columns: &str, signal: &str) -> EventsOptions {
         ("quality", value) => SignalSource::Quality(value.parse().unwrap()),
         (_, value) => SignalSource::Delta(value.parse().unwrap()),
     };
-    EventsOptions { path, origin: Origin::Disk, format: Format::Auto, columns: Columns { memory, time }, signal }
+    EventsOptions { path, origin: Origin::Disk, format: Format::Auto, separator: None, columns: Columns { memory, time }, signal }
 }
 
 struct Folder(TempDir);

@@ -99,6 +99,7 @@ fn every_first_parent_commit_is_an_epoch_of_its_changed_paths() {
         path: written,
         origin: source::Origin::Disk,
         format: source::Format::Auto,
+        separator: None,
         columns,
         signal,
     };
