@@ -1,7 +1,7 @@
 //! Limits of what one client or one run can take from a worker.
 
 use crate::harness::{Cluster, spec};
-use engram_client::{GetOptions, Rows};
+use engram_client::{Client, GetOptions, Rows};
 use engram_memory::{LearningEpoch, MemoryId, QualityVector, RunId};
 use engram_proto::v1;
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
@@ -40,7 +40,14 @@ async fn only_workers_change_the_turn_and_a_turn_without_a_recorded_run_is_relea
     let granted = cluster.peer_client().await.acquire_turn(ghost, "ghost", 0).await.unwrap();
     assert!(granted.granted, "workers may acquire it");
     client.submit_run("example", EXAMPLE, None, None).await.unwrap();
-    let mut watch = client.watch_run("example");
+    // The turn of an unrecorded run is released.
+    let last = ended(&client, "example").await;
+    assert_eq!(last.phase(), v1::RunPhase::Succeeded, "{last:?}");
+}
+
+/// Waits for the end of a run and returns its last status.
+async fn ended(client: &Client, name: &str) -> v1::RunStatus {
+    let mut watch = client.watch_run(name);
     let ended = tokio::time::timeout(Duration::from_secs(60), async {
         let mut last = None;
         while let Some(status) = watch.next().await.unwrap() {
@@ -48,8 +55,49 @@ async fn only_workers_change_the_turn_and_a_turn_without_a_recorded_run_is_relea
         }
         last.unwrap()
     });
-    let last = ended.await.expect("the turn of an unrecorded run is released");
-    assert_eq!(last.phase(), v1::RunPhase::Succeeded, "{last:?}");
+    ended.await.expect("the run ends")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_with_another_uid_learns_again_once_the_previous_one_has_ended() {
+    let cluster = Cluster::start(spec(1, 4)).await;
+    let client = cluster.client().await;
+    let spec = |epochs: u64, suspend: bool| {
+        format!(
+            r#"{{"clusterRef":{{"name":"test"}},"kind":"Memory","suspend":{suspend},
+            "memory":{{"source":{{"example":{{"name":"StateOfTheUnion"}}}},"epochs":{epochs}}}}}"#
+        )
+    };
+    let submit = async |name: &str, uid: &str, spec: &str| {
+        let reply = client.submit_run_as(name, uid, spec, None, None).await.unwrap();
+        (reply.created, reply.status.unwrap())
+    };
+    assert!(submit("again", "a", &spec(2, false)).await.0);
+    let first = ended(&client, "again").await;
+    assert_eq!((first.phase(), first.epoch, &*first.uid), (v1::RunPhase::Succeeded, 2, "a"));
+    assert!(!submit("again", "a", &spec(2, false)).await.0, "a repeated submission");
+    let learned = client.digest().await.unwrap().digest;
+    assert_eq!(first.outputs["digest"], learned.to_string());
+    assert_eq!(first.metrics, client.list_runs().await.unwrap()[0].metrics, "figures stay with the record");
+    assert!(!first.metrics.is_empty());
+
+    // Another specification is allowed: it is another run.
+    assert!(submit("again", "b", &spec(3, false)).await.0);
+    let second = ended(&client, "again").await;
+    assert_eq!((second.phase(), second.epoch, &*second.uid), (v1::RunPhase::Succeeded, 3, "b"));
+    assert_ne!(second.run, first.run, "its epochs are its own");
+    assert_ne!(client.digest().await.unwrap().digest, learned, "its epochs were applied and not taken for repeats");
+
+    assert!(submit("held", "a", &spec(1, true)).await.0);
+    let (created, held) = submit("held", "b", &spec(1, false)).await;
+    assert!(!created && held.uid == "a" && held.phase() == v1::RunPhase::Suspended, "{held:?}");
+    assert_eq!(client.cancel_run_as("held", "b").await.unwrap().uid, "a");
+    let resumed = client.suspend_run_as("held", "b", false).await.unwrap();
+    assert_eq!(resumed.phase(), v1::RunPhase::Suspended, "only its submitter changes it by uid");
+    client.cancel_run_as("held", "a").await.unwrap();
+    assert_eq!(ended(&client, "held").await.phase(), v1::RunPhase::Cancelled);
+    assert!(submit("held", "b", &spec(1, false)).await.0);
+    assert_eq!(ended(&client, "held").await.phase(), v1::RunPhase::Succeeded);
 }
 
 /// Returns bare clients with a connection each.
