@@ -267,6 +267,18 @@ pub(crate) fn run() -> Vec<Rule> {
     rules.extend(DATA_FILES.iter().flat_map(|at| data_file(at)));
     rules.extend([
         invalid(
+            "spec.tropical",
+            "",
+            "has(self.decode) || has(self.classify) || has(self.graph)",
+            "spec.tropical must have decode, classify, graph, or several of them",
+        ),
+        invalid(
+            "spec.tropical",
+            "graph",
+            "!has(self.graph) || !has(self.classify) || !has(self.classify.data) || !has(self.classify.data.csv)",
+            "spec.tropical.graph excludes classify.data.csv: one file per run",
+        ),
+        invalid(
             REPORT,
             "report",
             &format!("{SYNTHETIC} || !has(self.report) || (!has(self.report.inversion) && !has(self.report.coverage))"),

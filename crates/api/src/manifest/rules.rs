@@ -48,6 +48,7 @@ pub(super) fn run(source: &str, document: &Node, capacity: Option<i128>) -> Vec<
     rules.snapshot("spec.snapshot");
     rules.events();
     DATA_FILES.iter().for_each(|at| rules.data_file(at));
+    rules.tropical();
     rules.report();
     rules.until();
     rules.population(capacity);
@@ -216,6 +217,21 @@ impl Rules<'_> {
         let [path, config_map] = ["path", "configMap"].map(|name| format!("{at}.{name}"));
         self.one_of(at, &[path.clone(), config_map], true);
         self.input(at, &path);
+    }
+
+    /// A tropical run has something to compute and reads at most one file.
+    fn tropical(&mut self) {
+        const AT: &str = "spec.tropical";
+        const SAMPLES: &str = "spec.tropical.classify.data.csv";
+        let graph = format!("{AT}.graph");
+        if self.has(AT) && !["decode", "classify", "graph"].iter().any(|name| self.has(&format!("{AT}.{name}"))) {
+            let message = format!("{AT} has none of them; allowed: decode, classify, graph, or several of them");
+            self.problem(Code::Conflicting, AT, message, "add decode: {} or classify: {}");
+        }
+        if self.has(&graph) && self.has(SAMPLES) {
+            let message = format!("{graph} and {SAMPLES} are both present; allowed: one file per run");
+            self.problem(Code::Conflicting, &graph, message, "make two runs of it");
+        }
     }
 
     /// Events are a single object of object storage.

@@ -190,7 +190,7 @@ fn run_fields_are_taken_in_their_range_and_refused_outside() {
     refused("ENG-0106", "spec.snapshot", [source("git: {}", ", snapshot: { url: s3://backups/words }")]);
     let blocks = [
         ("Geodesic", "geodesic", "{ source: { synthetic: {} } }"),
-        ("Tropical", "tropical", "{}"),
+        ("Tropical", "tropical", "{ decode: {} }"),
         ("Fisher", "fisher", "{}"),
     ];
     for (index, (kind, block, body)) in blocks.into_iter().enumerate() {
@@ -210,6 +210,7 @@ fn run_fields_are_taken_in_their_range_and_refused_outside() {
     ] {
         refused("ENG-0106", &format!("spec.geodesic.source.csv{field}"), [csv(file)]);
     }
+    tropical_and_fisher_fields();
     for (place, field) in [
         ("{}", ""),
         ("{ url: s3://backups/words, volume: backups, path: words }", ".volume"),
@@ -240,4 +241,39 @@ fn run_fields_are_taken_in_their_range_and_refused_outside() {
         stored("url: s3://bbb/a/b.csv.zst, endpoint: http://minio:9000, region: r, secretRef: { name: s3 }", ""),
         stored("url: s3://bbb/a", ", format: Jsonl"),
     ]);
+}
+
+/// Fields of the blocks `tropical` and `fisher`.
+fn tropical_and_fisher_fields() {
+    let tropical = |body: &str| run(&format!("kind: Tropical, tropical: {{ {body} }}"));
+    let fisher = |body: &str| run(&format!("kind: Fisher, fisher: {{ {body} }}"));
+    taken([
+        tropical("decode: { source: { synthetic: { states: 2 } } }, classify: { learningRates: [0.1] }"),
+        tropical("graph: { file: { path: a.csv }, semiring: MinPlus, power: 3 }, classify: {}"),
+        fisher("data: { csv: { file: { configMap: { name: a, key: b } }, label: kind } }, form: Empirical"),
+    ]);
+    refused("ENG-0106", "spec.tropical", [tropical("")]);
+    let csv = "csv: { file: { path: a.csv }, label: kind }";
+    let both = format!("graph: {{ file: {{ path: a.csv }} }}, classify: {{ data: {{ {csv} }} }}");
+    refused("ENG-0106", "spec.tropical.graph", [tropical(&both)]);
+    refused("ENG-0106", "spec.tropical.graph.file", [tropical("graph: { file: {} }")]);
+    refused("ENG-0106", "spec.fisher.data.csv.file", [fisher("data: { csv: { file: {}, label: kind } }")]);
+    refused("ENG-0105", "spec.fisher.data.csv.label", [fisher("data: { csv: { file: { path: a.csv } } }")]);
+    let ranges = [
+        ("classify: { hidden: _ }", "classify.hidden", &["0", "1025"][..]),
+        ("classify: { learningRates: _ }", "classify.learningRates", &["[]"]),
+        ("classify: { learningRates: [_] }", "classify.learningRates[0]", &["0", "11", ".nan"]),
+        ("classify: { test: _ }", "classify.test", &["0", "0.6"]),
+        ("classify: { temperature: _ }", "classify.temperature", &["-1", ".inf"]),
+        ("decode: { source: { synthetic: { states: _ } } }", "decode.source.synthetic.states", &["1", "129"]),
+        ("graph: { file: { path: a.csv }, power: _ }", "graph.power", &["0", "1000001"]),
+    ];
+    for (template, field, bad) in ranges {
+        let path = format!("spec.tropical.{field}");
+        refused("ENG-0103", &path, bad.iter().map(|value| tropical(&template.replace('_', value))));
+    }
+    for (field, bad) in [("damping", "-0.1"), ("hidden", "257"), ("batch", "0"), ("steps", "0"), ("test", "0.01")] {
+        refused("ENG-0103", &format!("spec.fisher.{field}"), [fisher(&format!("{field}: {bad}"))]);
+    }
+    refused("ENG-0104", "spec.fisher.form", [fisher("form: Observed")]);
 }
