@@ -62,6 +62,9 @@ pub use buffer::{
     Sample, SampleBy,
 };
 pub use call::Service;
+pub use engram_memory::buffer::Remover;
+pub use engram_replay::limiter::Settings as RateLimit;
+pub use engram_replay::schema::{DType, Field};
 pub use client::Client;
 pub use epoch::{EpochReport, EpochUpdates};
 pub use error::{Error, PartFailure};

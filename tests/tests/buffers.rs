@@ -1,0 +1,329 @@
+//! Replay buffers on real processes: exact draws over partitions, clear refusals, and nothing lost or consumed twice while workers are killed.
+
+use engram_client::{
+    Batch, Buffer, BufferSpec, Client, Column, DType, Field, Fields, Items, RateLimit, Remover, Sample, SampleBy,
+};
+use engram_kernels::priority::Draws;
+use engram_memory::{MemoryId, mix64, partition_of};
+use engram_proto::v1::ProblemKind;
+use engram_replay::tiles::Priorities;
+use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Partitions of the clusters here.
+const PARTITIONS: u32 = 8;
+const ITEMS: usize = 2_000;
+
+fn cluster() -> Cluster {
+    Cluster::up(&cluster_manifest("replay", 3, &format!("  replicationFactor: 2\n  partitions: {PARTITIONS}\n")))
+}
+
+fn fields() -> Vec<Field> {
+    vec![
+        Field { name: "obs".into(), dtype: DType::Float32, shape: vec![2], jagged: false },
+        Field { name: "tokens".into(), dtype: DType::UInt16, shape: vec![], jagged: true },
+    ]
+}
+
+/// Items whose content tells their number.
+fn items(numbers: std::ops::Range<usize>, priority: impl Fn(usize) -> f64) -> Items {
+    let obs: Vec<u8> =
+        numbers.clone().flat_map(|it| [(it as f32).to_le_bytes(), 0.5_f32.to_le_bytes()].concat()).collect();
+    let rows: Vec<u32> = numbers.clone().map(|it| (it % 3) as u32).collect();
+    let tokens = vec![7; 2 * rows.iter().sum::<u32>() as usize];
+    let tokens = Column { rows: Some(rows), ..Column::new("tokens", DType::UInt16, vec![], tokens) };
+    Items {
+        count: numbers.len(),
+        columns: vec![Column::new("obs", DType::Float32, vec![2], obs), tokens],
+        priorities: numbers.map(priority).collect(),
+        ..Items::default()
+    }
+}
+
+/// Numbers of the items of a batch, by their content.
+fn numbers(batch: &Batch) -> Vec<usize> {
+    let obs = &batch.column("obs").expect("it was selected").data;
+    obs.chunks_exact(8).map(|row| f32::from_le_bytes(row[..4].try_into().unwrap()) as usize).collect()
+}
+
+fn prioritized(count: u32, step: u64) -> Sample {
+    Sample::new(SampleBy::Prioritized { alpha: 0.6, beta: 0.4 }, count, 42, step)
+}
+
+/// The draws of one buffer in one piece: items by partition, then by age.
+async fn unsharded(buffer: &Buffer, count: u32, step: u64) -> Vec<MemoryId> {
+    let listed = buffer.list(None, 0).await.unwrap();
+    let mut order: Vec<usize> = (0..listed.len()).collect();
+    order.sort_by_key(|row| (partition_of(listed.handles[*row], PARTITIONS), mix64(listed.handles[*row].0)));
+    let table = engram_kernels::priority::Priorities::new(39_322);
+    let weight = |row: &usize| buffer.spec().weight_units(listed.priorities[*row]).unwrap();
+    let priorities = Priorities::new(order.iter().map(|row| table.of(weight(row))).collect());
+    let draws = Draws { seed: 42, step, count, total: priorities.total() };
+    let handle = |draw| listed.handles[order[priorities.find(draws.threshold(draw)).unwrap()]];
+    (0..count).map(handle).collect()
+}
+
+#[test]
+fn sharded_buffer_draws_what_one_buffer_would() {
+    let cluster = cluster();
+    cluster.client(async |client| {
+        let spec = BufferSpec::new("train", fields(), 10_000);
+        let buffer = client.create_buffer(&spec).await.unwrap();
+        let appended = buffer.append(items(0..ITEMS, |it| if it == 77 { 900.0 } else { 0.25 + (it % 4) as f64 })).await;
+        let handles = appended.unwrap().handles;
+        assert_eq!(handles.iter().collect::<BTreeSet<_>>().len(), ITEMS);
+        let stats = buffer.stats().await.unwrap();
+        assert_eq!((stats.items, stats.appended, stats.deleted), (ITEMS as u64, ITEMS as u64, 0));
+
+        // Contents, and the fields that were asked for.
+        let found = buffer.get(&[handles[5], MemoryId(9), handles[1]], Fields::named(["obs"])).await.unwrap();
+        assert_eq!((numbers(&found), &found.missing[..]), (vec![5, 1], &[MemoryId(9)][..]));
+        assert_eq!(found.columns.len(), 1);
+        let all = buffer.get(&handles[..5], Fields::All).await.unwrap();
+        assert_eq!(all.column("tokens").unwrap().rows, Some(vec![0, 1, 2, 0, 1]));
+
+        // The same draws as without partitions, and in the expected numbers.
+        let mut hits = vec![0_u32; 5];
+        for step in 0..20 {
+            let batch = buffer.sample(prioritized(256, step)).await.unwrap();
+            assert_eq!(batch.handles, unsharded(&buffer, 256, step).await, "step {step}");
+            assert!(batch.weights.iter().all(|weight| *weight > 0.0 && *weight <= 1.0));
+            numbers(&batch).iter().for_each(|number| hits[if *number == 77 { 4 } else { number % 4 }] += 1);
+        }
+        let power = |priority: f64, items: f64| items * priority.powf(0.6);
+        let mut expected =
+            [power(0.25, 500.0), power(1.25, 499.0), power(2.25, 500.0), power(3.25, 500.0), power(900.0, 1.0)];
+        let total: f64 = expected.iter().sum();
+        expected.iter_mut().for_each(|share| *share *= 20.0 * 256.0 / total);
+        for (hits, expected) in hits.iter().zip(expected) {
+            assert!(
+                (f64::from(*hits) - expected).abs() < 5.0 * expected.sqrt().max(4.0),
+                "{hits:?}, expected {expected}"
+            );
+        }
+        // Two members draw every other item of one plan.
+        let member = |rank| Sample { rank, world: 2, ..prioritized(128, 3) };
+        let whole = buffer.sample(prioritized(256, 3)).await.unwrap().handles;
+        for rank in 0..2 {
+            let mine = buffer.sample(member(rank)).await.unwrap().handles;
+            assert_eq!(mine, whole.iter().skip(rank as usize).step_by(2).copied().collect::<Vec<_>>());
+        }
+
+        // Order of age, over partitions.
+        let fifo = buffer.sample(Sample::new(SampleBy::Fifo, 40, 0, 0)).await.unwrap();
+        assert_eq!(numbers(&fifo), (0..40).collect::<Vec<_>>());
+        let lifo = buffer.sample(Sample::new(SampleBy::Lifo, 3, 0, 0)).await.unwrap();
+        assert_eq!(numbers(&lifo), [1_999, 1_998, 1_997]);
+
+        // Priorities decide at once; stale handles are counted and change nothing.
+        buffer.update_priorities(&handles[..200], &vec![0.0; 200]).await.unwrap();
+        assert_eq!(buffer.delete(&handles[..10]).await.unwrap().applied, 10);
+        let changed = buffer.update_priorities(&handles[..20], &[1.0; 20]).await.unwrap();
+        assert_eq!((changed.applied, changed.stale), (10, 10));
+        let later = buffer.append(items(5_000..5_010, |_| 1.0)).await.unwrap().handles;
+        assert!(later.iter().all(|handle| !handles.contains(handle)), "a handle was used again");
+        assert_eq!(buffer.stats().await.unwrap().items, ITEMS as u64);
+        refusals(&client, &buffer).await;
+        assert_eq!(buffer.stats().await.unwrap().items, ITEMS as u64, "a refused call changed something");
+        limits(&client).await;
+        assert_eq!(client.drop_buffer("train").await.unwrap(), ITEMS as u64);
+        assert_eq!(client.buffer("train").await.unwrap_err().kind(), ProblemKind::BufferUnknown);
+    });
+    cluster.stop();
+}
+
+/// Invalid input names the field, the value and what is allowed, and changes nothing.
+async fn refusals(client: &Client, buffer: &Buffer) {
+    let wrong = |change: &dyn Fn(&mut Items)| {
+        let mut items = items(0..2, |_| 1.0);
+        change(&mut items);
+        async { buffer.append(items).await.unwrap_err().to_string() }
+    };
+    let dtype = wrong(&|items| items.columns[0].dtype = DType::Float64).await;
+    assert!(dtype.contains("field obs: float64[2] is not allowed; allowed: float32[2]"), "{dtype}");
+    let shape = wrong(&|items| items.columns[0].shape = vec![1]).await;
+    assert!(shape.contains("field obs: float32[1] is not allowed; allowed: float32[2]"), "{shape}");
+    let unknown = wrong(&|items| items.columns[0].name = "observation".into()).await;
+    assert!(unknown.contains("field \"observation\" does not exist; the buffer has: obs, tokens"), "{unknown}");
+    let priority = wrong(&|items| items.priorities[1] = f64::NAN).await;
+    assert!(priority.contains("priorities[1]: NaN is not allowed"), "{priority}");
+    let large = wrong(&|items| {
+        items.columns[1] =
+            Column { rows: Some(vec![40_000, 0]), ..Column::new("tokens", DType::UInt16, vec![], vec![0; 80_000]) };
+    });
+    assert!(large.await.contains("item 0: 80029 bytes are not allowed; allowed: at most 65536"));
+    let field = buffer.sample(Sample { fields: Fields::named(["x"]), ..prioritized(1, 0) }).await.unwrap_err();
+    assert!(field.to_string().contains("field \"x\" does not exist"), "{field}");
+    let other = BufferSpec { fields: fields()[..1].to_vec(), ..buffer.spec().clone() };
+    let other = client.create_buffer(&other).await.unwrap_err().to_string();
+    assert!(other.contains("field tokens: the buffer has tokens uint16[*], the request declares no field"), "{other}");
+    let limiter = RateLimit { samples_per_insert: 4.0, min_size: 10, min_diff: 39.0, max_diff: 41.0 };
+    let limiter = BufferSpec { limiter: Some(limiter), ..BufferSpec::new("x", fields(), 10) };
+    let limiter = client.create_buffer(&limiter).await.unwrap_err().to_string();
+    assert!(limiter.contains("inserts and samples block each other"), "{limiter}");
+}
+
+/// Capacity, uses, age and the rate limiter.
+async fn limits(client: &Client) {
+    let full = BufferSpec { remover: Remover::Refuse, ..BufferSpec::new("full", fields(), 20) };
+    let full = client.create_buffer(&full).await.unwrap();
+    for start in [0, 7, 14] {
+        full.append(items(start..start + 6, |_| 1.0)).await.unwrap();
+    }
+    let refused = full.append(items(0..3, |_| 1.0)).await.unwrap_err();
+    assert_eq!(refused.kind(), ProblemKind::BufferFull, "{refused}");
+    full.append(items(0..2, |_| 1.0)).await.unwrap();
+    assert_eq!(full.stats().await.unwrap().items, 20);
+
+    let oldest =
+        client.create_buffer(&BufferSpec { max_age: Some(1), ..BufferSpec::new("fifo", fields(), 16) }).await.unwrap();
+    for start in (0..48).step_by(8) {
+        let versions = vec![start as u64 / 8; 8];
+        oldest.append(Items { versions, ..items(start..start + 8, |_| 1.0) }).await.unwrap();
+    }
+    let stats = oldest.stats().await.unwrap();
+    assert_eq!((stats.appended, stats.appended - stats.deleted), (48, stats.items));
+    assert!(stats.items <= 16, "{stats:?}");
+    let uniform = |version| Sample { version, ..Sample::new(SampleBy::Uniform, 64, 1, version) };
+    let fresh = oldest.sample(uniform(5)).await.unwrap();
+    assert!(fresh.versions.iter().all(|version| *version >= 4));
+    let none = oldest.sample(uniform(9)).await.unwrap_err();
+    assert!(none.kind() == ProblemKind::BufferWait && none.to_string().contains("waiting for items"), "{none}");
+
+    // Each item is in two batches at most, and the limiter holds both sides in a ratio.
+    let limiter = RateLimit { samples_per_insert: 2.0, min_size: 4, min_diff: 4.0, max_diff: 12.0 };
+    let spec = BufferSpec { max_reuse: 2, limiter: Some(limiter), ..BufferSpec::new("limited", fields(), 100) };
+    let limited = client.create_buffer(&spec).await.unwrap();
+    let early = limited.sample(Sample::new(SampleBy::Fifo, 1, 0, 0)).await.unwrap_err();
+    assert!(early.to_string().contains("waiting for inserts: 0 of 4 items"), "{early}");
+    limited.append(items(0..6, |_| 1.0)).await.unwrap();
+    let ahead = limited.append(items(6..7, |_| 1.0)).await.unwrap_err();
+    assert_eq!(ahead.kind(), ProblemKind::BufferWait);
+    assert!(ahead.to_string().contains("waiting for samples: 14 would be above max_diff 12"), "{ahead}");
+    assert!(limited.stats().await.unwrap().append_waits.unwrap().contains("waiting for samples"));
+    for _ in 0..2 {
+        let batch = limited.sample(Sample::new(SampleBy::Fifo, 2, 0, 0)).await.unwrap();
+        assert_eq!(numbers(&batch), [0, 1]);
+    }
+    assert_eq!(limited.stats().await.unwrap().items, 4, "two items were used up");
+    // A waiting append goes on as soon as samples allow it.
+    let (appended, sampled) =
+        tokio::join!(limited.append(Items { wait: Duration::from_secs(20), ..items(6..9, |_| 1.0) }), async {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            limited.sample(Sample::new(SampleBy::Fifo, 2, 0, 0)).await
+        });
+    assert_eq!((appended.unwrap().handles.len(), numbers(&sampled.unwrap())), (3, vec![2, 3]));
+}
+
+/// What the loops of the next test did.
+#[derive(Debug, Default)]
+struct Done {
+    appended: BTreeMap<MemoryId, usize>,
+    consumed: BTreeMap<MemoryId, u32>,
+    samples: u32,
+    stale: u64,
+}
+
+async fn append_until(buffer: &Buffer, first: usize, done: &AtomicBool) -> BTreeMap<MemoryId, usize> {
+    let mut appended = BTreeMap::new();
+    let mut next = first;
+    while !done.load(Ordering::Relaxed) {
+        let handles = buffer.append(items(next..next + 20, |it| 1.0 + (it % 5) as f64)).await.unwrap().handles;
+        for (row, handle) in handles.into_iter().enumerate() {
+            assert_eq!(appended.insert(handle, next + row), None, "a handle was used twice");
+        }
+        next += 20;
+    }
+    appended
+}
+
+async fn learn_until(buffer: &Buffer, done: &AtomicBool) -> (u32, u64) {
+    let (mut step, mut stale) = (0, 0);
+    while !done.load(Ordering::Relaxed) {
+        let sample = Sample { wait: Duration::from_secs(20), ..prioritized(32, step.into()) };
+        let batch = buffer.sample(sample).await.unwrap();
+        assert_eq!(batch.len(), 32);
+        let changed = buffer.update_priorities(&batch.handles, &vec![2.0; 32]).await.unwrap();
+        stale += changed.stale;
+        step += 1;
+    }
+    (step, stale)
+}
+
+/// Consumes and acknowledges until there is nothing left after `done`; returns how often each item was done.
+async fn consume_until(buffer: &Buffer, done: &AtomicBool) -> BTreeMap<MemoryId, u32> {
+    let mut consumed: BTreeMap<MemoryId, u32> = BTreeMap::new();
+    loop {
+        let last = done.load(Ordering::Relaxed);
+        let wait = Duration::from_millis(if last { 4_000 } else { 200 });
+        match buffer.consume("learner", 64, Duration::from_secs(2), wait, Fields::None).await {
+            Ok(batch) => {
+                let changed = buffer.acknowledge_batch("learner", &batch).await.unwrap();
+                assert_eq!(changed.stale, 0, "an item was acknowledged before");
+                batch.handles.iter().for_each(|handle| *consumed.entry(*handle).or_default() += 1);
+            }
+            Err(error) if error.kind() == ProblemKind::BufferWait && last => return consumed,
+            Err(error) => assert_eq!(error.kind(), ProblemKind::BufferWait, "{error}"),
+        }
+    }
+}
+
+#[test]
+fn killed_worker_loses_no_item_and_consumes_none_twice() {
+    let mut cluster = cluster();
+    let client = cluster.client(async |client| client);
+    let options = client.options().clone();
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let loops = {
+        let stop = std::sync::Arc::clone(&stop);
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+            runtime.block_on(async {
+                let client = Client::connect(options).await.unwrap();
+                let buffer = client.create_buffer(&BufferSpec::new("train", fields(), 200_000)).await.unwrap();
+                let (first, second, (samples, stale), consumed) = tokio::join!(
+                    append_until(&buffer, 0, &stop),
+                    append_until(&buffer, 1_000_000, &stop),
+                    learn_until(&buffer, &stop),
+                    consume_until(&buffer, &stop),
+                );
+                let mut appended = first;
+                for (handle, number) in second {
+                    assert_eq!(appended.insert(handle, number), None, "a handle was used twice");
+                }
+                let done = Done { appended, consumed, samples, stale };
+                check(&buffer, &done).await;
+                done
+            })
+        })
+    };
+    for victim in [1, 2] {
+        std::thread::sleep(Duration::from_millis(1_000));
+        let pid = wait_for("the victim to be running", DEADLINE, || cluster.worker(victim));
+        cluster.kill(pid);
+        cluster.wait_for_restart(victim, pid);
+        cluster.wait_until_ready();
+    }
+    stop.store(true, Ordering::Relaxed);
+    let done = loops.join().expect("no loop failed");
+    assert!(done.appended.len() > 100 && done.samples > 3, "{} items, {} samples", done.appended.len(), done.samples);
+    assert_eq!(done.stale, 0);
+    cluster.stop();
+}
+
+async fn check(buffer: &Buffer, done: &Done) {
+    let handles: Vec<MemoryId> = done.appended.keys().copied().collect();
+    let found = buffer.get(&handles, Fields::All).await.unwrap();
+    assert_eq!(found.missing, [], "acknowledged items are lost");
+    let expected: Vec<usize> = done.appended.values().map(|number| *number as f32 as usize).collect();
+    assert_eq!(numbers(&found), expected);
+    let stats = buffer.stats().await.unwrap();
+    assert!(stats.items >= handles.len() as u64);
+    assert_eq!(stats.items, stats.appended);
+    assert!(done.consumed.values().all(|times| *times == 1), "an item was consumed twice");
+    let left = stats.items - done.consumed.len() as u64;
+    assert!(stats.consumers.iter().all(|consumer| consumer.leased == 0), "{:?}", stats.consumers);
+    assert_eq!(left, 0, "{left} items were never consumed");
+}
