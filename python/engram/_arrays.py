@@ -97,6 +97,15 @@ def group_column(name: str, value: object, rows: int) -> U8:
     return np.ascontiguousarray(array, dtype=np.uint8)
 
 
+def cast(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Returns an array as contiguous floats of a type; refuses finite values that are too large for it."""
+    with np.errstate(over="ignore"):
+        result = np.ascontiguousarray(array, dtype=dtype)
+    if result.dtype != array.dtype and (np.isfinite(array) & ~np.isfinite(result)).any():
+        raise invalid(f"{name} has values above {np.finfo(result.dtype).max:g}; allowed: numbers in the range of {result.dtype}")
+    return result
+
+
 def matrix(name: str, value: object, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """Returns a matrix of finite real numbers."""
     array = as_array(name, value)
@@ -108,7 +117,7 @@ def matrix(name: str, value: object, dtype: npt.DTypeLike = np.float32) -> npt.N
     if not finite.all():
         row, column = np.unravel_index(int(np.argmin(finite)), array.shape)
         raise invalid(f"{name}[{row}, {column}] is {array[row, column]}; allowed: finite numbers")
-    return np.ascontiguousarray(array, dtype=dtype)
+    return cast(name, array, dtype)
 
 
 def vector(name: str, value: object, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:

@@ -19,6 +19,9 @@ from ._errors import create, invalid
 from ._local import LocalCluster, owner_key, read_endpoints, state_base
 from ._results import ClusterStatus, Digest, Memories, Quality, Worker, WriteResult
 
+#: Partitions of a cluster that ``connect`` starts: enough for a few workers, and a buffer of a thousand items still has room in each.
+LOCAL_PARTITIONS = 16
+
 _runtime: _engram.Runtime | None = None
 
 
@@ -292,7 +295,8 @@ def connect(
     ``"grpc://host:7443"``  workers of a cluster, comma-separated; the others are discovered
     =====================  =====================================================================================
 
-    ``workers`` and ``config``, a mapping of fields of ``spec`` of a ``LearnerCluster``, describe a cluster that is started.
+    ``workers`` and ``config``, a mapping of fields of ``spec`` of a ``LearnerCluster``, describe a cluster that is started; without a
+    manifest it has 16 partitions.
     ``tls`` has the paths ``ca`` and, without a ``token``, ``certificate`` and ``key``; ``token`` is the path of a file.
     ``timeout`` is the deadline of every call that has none of its own.
     """
@@ -308,7 +312,7 @@ def connect(
         if workers is not None or config is not None:
             raise create("Config", f"workers and config do not go together with the manifest {text}", "ENG-0106")
         return _manifest(Path(text), limit, gpu)
-    spec: dict[str, Any] = {"workers": 1, **(config or {})}
+    spec: dict[str, Any] = {"workers": 1, "partitions": LOCAL_PARTITIONS, **(config or {})}
     if workers is not None:
         spec["workers"] = workers
     folder = None if text is None else Path(text.removeprefix("file:")).absolute()

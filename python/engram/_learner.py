@@ -429,7 +429,7 @@ def _with_progress(
     if progress is False:
         return reports
     try:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        from tqdm.auto import tqdm
     except ImportError:
         return reports
     bar: Iterator[EpochReport] = iter(tqdm(reports, total=epochs, unit="epoch", disable=None if progress == "auto" else False))

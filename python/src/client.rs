@@ -47,8 +47,12 @@ impl Client {
         self.connection.as_ref().expect("is only absent while it is dropped")
     }
 
-    fn client(&self) -> &engram_client::Client {
+    pub(crate) fn client(&self) -> &engram_client::Client {
         &self.connection().client
+    }
+
+    pub(crate) const fn threads(&self) -> &Arc<Threads> {
+        &self.threads
     }
 
     fn session(&self) -> &Session {
@@ -123,7 +127,7 @@ impl Client {
                 Some(id.map_err(|_| PyValueError::new_err(format!("cluster is {text:?}; allowed: 32 hex digits")))?);
         }
         let threads = Arc::clone(&runtime.0);
-        let client = threads.wait(py, None, engram_client::Client::connect(options))?;
+        let client = threads.wait(py, None, || engram_client::Client::connect(options))?;
         let session = client.session();
         Ok(Self { threads, connection: Some(Connection { client, session }) })
     }
@@ -158,7 +162,7 @@ impl Client {
             rows.features = features.as_slice()?.to_vec();
         }
         rows.payloads = payloads.map(|payloads| payloads.into_iter().collect());
-        let result = self.threads.wait(py, timeout, self.session().upsert(rows))?;
+        let result = self.threads.wait(py, timeout, || self.session().upsert(rows))?;
         Ok(convert::written(&result))
     }
 
@@ -166,7 +170,7 @@ impl Client {
     #[pyo3(signature = (ids, *, timeout=None))]
     fn remove(&self, py: Python<'_>, ids: PyReadonlyArray1<'_, u64>, timeout: Option<f64>) -> PyResult<WriteCounts> {
         let ids = convert::ids(&ids)?;
-        Ok(convert::written(&self.threads.wait(py, timeout, self.session().remove(ids))?))
+        Ok(convert::written(&self.threads.wait(py, timeout, || self.session().remove(ids))?))
     }
 
     /// Reinforces memories by quality or by change of weight.
@@ -183,13 +187,13 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<WriteCounts> {
         let updates = updates(&ids, keys, qualities.as_ref(), deltas.as_ref(), create)?;
-        Ok(convert::written(&self.threads.wait(py, timeout, self.session().reinforce(updates))?))
+        Ok(convert::written(&self.threads.wait(py, timeout, || self.session().reinforce(updates))?))
     }
 
     /// Decays every memory.
     #[pyo3(signature = (amount, *, timeout=None))]
     fn decay(&self, py: Python<'_>, amount: f64, timeout: Option<f64>) -> PyResult<WriteCounts> {
-        Ok(convert::written(&self.threads.wait(py, timeout, self.session().decay(amount))?))
+        Ok(convert::written(&self.threads.wait(py, timeout, || self.session().decay(amount))?))
     }
 
     /// Reads memories by id, in the given order.
@@ -203,7 +207,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let ids = convert::ids(&ids)?;
-        let result = self.threads.wait(py, timeout, self.client().get(&ids, GetOptions { features, payloads }))?;
+        let result = self.threads.wait(py, timeout, || self.client().get(&ids, GetOptions { features, payloads }))?;
         let columns = convert::memories(py, &result.memories, true)?;
         let missing: Vec<u64> = result.missing.iter().map(|id| id.0).collect();
         columns.set_item("missing", missing.into_pyarray(py))?;
@@ -234,7 +238,7 @@ impl Client {
             }
             Ok(memories)
         };
-        let memories = self.threads.wait(py, timeout, ranked)?;
+        let memories = self.threads.wait(py, timeout, || ranked)?;
         convert::memories(py, &memories, true)
     }
 
@@ -250,7 +254,7 @@ impl Client {
     ) -> PyResult<Bound<'py, PyDict>> {
         let options = RecallOptions { limit, group: group.map(Group), keys: true };
         let query = convert::column(&query)?;
-        let matches = self.threads.wait(py, timeout, self.client().recall(query, options))?;
+        let matches = self.threads.wait(py, timeout, || self.client().recall(query, options))?;
         let scores: Vec<f32> = matches.iter().map(|found| found.score).collect();
         let memories: Vec<_> = matches.into_iter().map(|found| found.memory).collect();
         let columns = convert::memories(py, &memories, true)?;
@@ -261,14 +265,14 @@ impl Client {
     /// Returns the figures of every group.
     #[pyo3(signature = (*, timeout=None))]
     fn quality(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<GroupFigures>> {
-        let quality = self.threads.wait(py, timeout, self.client().quality(QualityOptions::default()))?;
+        let quality = self.threads.wait(py, timeout, || self.client().quality(QualityOptions::default()))?;
         Ok(convert::quality(&quality.vector))
     }
 
     /// Returns the digest of all memories as 32 hex digits, and their number.
     #[pyo3(signature = (*, timeout=None))]
     fn digest(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(String, u64)> {
-        let result = self.threads.wait(py, timeout, self.client().digest())?;
+        let result = self.threads.wait(py, timeout, || self.client().digest())?;
         Ok((result.digest.to_string(), result.memories))
     }
 
@@ -277,13 +281,13 @@ impl Client {
     fn reinforce_groups(&self, py: Python<'_>, groups: Vec<(u8, f32)>, timeout: Option<f64>) -> PyResult<WriteCounts> {
         let signal = |(group, quality)| (Group(group), GroupSignal::Quality(quality));
         let groups: Vec<_> = groups.into_iter().map(signal).collect();
-        Ok(convert::written(&self.threads.wait(py, timeout, self.session().reinforce_groups(&groups))?))
+        Ok(convert::written(&self.threads.wait(py, timeout, || self.session().reinforce_groups(&groups))?))
     }
 
     /// Returns cluster id, name, number of partitions, feature dimension, and per worker: ordinal, address, whether it is alive, and
     /// how many partitions it is primary of.
     fn map<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let map = self.threads.wait(py, None, self.client().refreshed_map())?;
+        let map = self.threads.wait(py, None, || self.client().refreshed_map())?;
         let primaries = |ordinal| map.partitions.iter().filter(|placement| placement.primary == ordinal).count();
         let worker = |(ordinal, worker): (&engram_memory::Ordinal, &engram_client::Worker)| {
             (ordinal.0, worker.client_address.clone(), worker.alive, primaries(*ordinal))

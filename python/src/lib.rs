@@ -7,10 +7,12 @@
 //! - The interpreter lock is not held while a call waits; a waiting call checks for signals ten times a second.
 //! - After a fork nothing of the parent's runtime is used or dropped in the child: its threads do not exist there.
 
+mod buffer;
 mod client;
 mod convert;
 mod error;
 mod manifest;
+mod numerics;
 mod runtime;
 
 use pyo3::prelude::*;
@@ -19,9 +21,16 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _engram {
     #[pymodule_export]
+    use crate::buffer::{Buffer, create_buffer, drop_buffer, list_buffers, open_buffer};
+    #[pymodule_export]
     use crate::client::{Client, key_ids};
     #[pymodule_export]
     use crate::manifest::parse_manifest;
+    #[pymodule_export]
+    use crate::numerics::{
+        GeodesicTrainer, fisher_matrix, geodesic_example, natural_gradient, tropical_backward, tropical_forward,
+        tropical_matmul,
+    };
     #[pymodule_export]
     use crate::runtime::Runtime;
 }

@@ -47,15 +47,15 @@ impl Threads {
         self.process == std::process::id()
     }
 
-    /// Waits for `future` without the interpreter lock. A signal handler that raises, or the deadline, cancels it.
+    /// Waits for the future that `make` returns, without the interpreter lock. A signal handler that raises, or the deadline, cancels it.
     ///
     /// # Errors
     /// The deadline passed, a signal handler raised, or this is a forked child.
-    pub(crate) fn wait<T: Send>(
+    pub(crate) fn wait<T: Send, F: Future<Output = Result<T, engram_client::Error>>>(
         &self,
         py: Python<'_>,
         limit: Option<f64>,
-        future: impl Future<Output = Result<T, engram_client::Error>> + Send,
+        make: impl FnOnce() -> F + Send,
     ) -> PyResult<T> {
         let runtime = match &self.runtime {
             Some(runtime) if self.is_own() => runtime,
@@ -64,20 +64,32 @@ impl Threads {
         // Beyond the range of a duration there is no deadline.
         let deadline = limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let deadline = deadline.and_then(|limit| Instant::now().checked_add(limit));
-        let mut future = Box::pin(future);
-        loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let slice = left.map_or(SIGNAL_INTERVAL, |left| left.min(SIGNAL_INTERVAL));
-            let waited = py.detach(|| runtime.block_on(async { timeout(slice, &mut future).await }));
-            match waited {
-                Ok(result) => return result.map_err(|failure| error::of_client(py, &failure)),
-                Err(_) if left.is_some_and(|left| left <= SIGNAL_INTERVAL) => {
-                    let text = format!("no result within timeout={} s", limit.unwrap_or_default());
-                    return Err(error::raise(py, "Timeout", &text, Some(engram_api::Code::DeadlineExceeded)));
-                }
-                Err(_) => py.check_signals()?,
+        match py.detach(|| runtime.block_on(interruptible(deadline, make))) {
+            Ok(result) => result.map_err(|failure| error::of_client(py, &failure)),
+            Err(Some(interrupt)) => Err(interrupt),
+            Err(None) => {
+                let text = format!("no result within timeout={} s", limit.unwrap_or_default());
+                Err(error::raise(py, "Timeout", &text, Some(engram_api::Code::DeadlineExceeded)))
             }
         }
+    }
+}
+
+/// Completes with the future's result; fails with the exception of a signal handler, or with `None` at the deadline.
+async fn interruptible<T, F: Future<Output = T>>(
+    deadline: Option<Instant>,
+    make: impl FnOnce() -> F,
+) -> Result<T, Option<PyErr>> {
+    let mut future = std::pin::pin!(make());
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let slice = left.map_or(SIGNAL_INTERVAL, |left| left.min(SIGNAL_INTERVAL));
+        match timeout(slice, &mut future).await {
+            Ok(result) => return Ok(result),
+            Err(_) if left.is_some_and(|left| left <= SIGNAL_INTERVAL) => return Err(None),
+            // Without an interpreter, which is then ending, there are no handlers.
+            Err(_) => Python::try_attach(|py| py.check_signals()).transpose().map_err(Some)?,
+        };
     }
 }
 

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+import engram
+from engram import fisher, geodesic, tropical
+
+
+def test_products_equal_numpy_bit_for_bit() -> None:
+    random = np.random.default_rng(0)
+    left, right = (random.standard_normal(shape).astype(np.float32) for shape in ((37, 53), (53, 41)))
+    left[3, 5] = -np.inf
+    expected = (left[:, :, None] + right[None]).max(1)
+    assert np.array_equal(tropical.matmul(left, right), expected)
+    assert np.array_equal(tropical.matmul(left.T.copy().T, right.astype(np.float64)), expected), "any layout and type"
+    shortest = tropical.matmul(-left, -right, semiring="min-plus")
+    assert np.array_equal(shortest, -expected)
+    assert tropical.matmul(np.empty((0, 3)), np.zeros((3, 2))).shape == (0, 2)
+
+
+def test_fisher_matrix_does_not_depend_on_the_order_of_addition() -> None:
+    scores = np.random.default_rng(1).standard_normal((1_000, 17)).astype(np.float32)
+    exact = fisher.matrix(scores)
+    reference = scores.astype(np.float64).T @ scores.astype(np.float64) / len(scores)
+    assert exact == pytest.approx(reference, rel=1e-12, abs=1e-12)
+    assert fisher.matrix(scores, fast=True) == pytest.approx(reference, rel=1e-12, abs=1e-12)
+    assert np.array_equal(exact, exact.T)
+    gradient = np.arange(17.0)
+    solution = fisher.natural_gradient(scores, gradient, damping=0.1)
+    assert (reference + 0.1 * np.eye(17)) @ solution == pytest.approx(gradient, rel=1e-6, abs=1e-6)
+
+
+def test_geodesic_model_predicts_an_unseen_spectrum() -> None:
+    ppb, nm, absorbance = geodesic.example(step=12)
+    held_out = 2
+    rest = np.arange(len(ppb)) != held_out
+    model = geodesic.fit(ppb[rest], nm, absorbance[rest], steps=150, stride=2)
+    assert model.steps <= 150 and np.isfinite(model.validation_loss)
+    error = np.sqrt(np.mean((model.predict(ppb[held_out]) - absorbance[held_out]) ** 2))
+    spread = np.sqrt(np.mean((absorbance[rest].mean(0) - absorbance[held_out]) ** 2))
+    assert error < spread, "better than the mean of the others"
+    assert np.array_equal(model.predict(33.0), geodesic.fit(ppb[rest], nm, absorbance[rest], steps=150, stride=2).predict(33.0))
+
+
+def test_leave_one_out_reports_every_fold_and_a_verdict() -> None:
+    report = geodesic.leave_one_out(*geodesic.example(step=20), steps=20)
+    assert report.rmse.shape == (6,) and np.isfinite(report.rmse).all()
+    assert report.verdict in str(report) or report.verdict
+    assert "<pre>" in report._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: tropical.matmul(np.eye(2), np.eye(3)), "rows of the right matrix"),
+        (lambda: tropical.matmul([[np.nan]], [[1.0]]), "left"),
+        (lambda: tropical.matmul([[np.inf]], [[1.0]]), "left"),
+        (lambda: tropical.matmul([[1e300]], [[1.0]]), "left has values above 3.4"),
+        (lambda: tropical.matmul([1.0], [[1.0]]), r"left has shape \(1,\)"),
+        (lambda: fisher.matrix([[1.0, np.nan]]), r"scores\[0, 1\] is nan"),
+        (lambda: fisher.matrix(np.empty((0, 3))), "samples"),
+        (lambda: geodesic.fit([0, 1], [1, 2, 3], np.zeros((3, 2))), r"absorbance has shape \(3, 2\); required: \(2, 3\)"),
+        (lambda: geodesic.fit([1, 0], [1, 2], np.zeros((2, 2))), "increas|ascend|order"),
+        (lambda: geodesic.fit(*geodesic.example(20), steps=0), "steps"),
+        (lambda: geodesic.fit(*geodesic.example(20), stepz=1), "stepz"),
+    ],
+)
+def test_bad_array_names_what_is_wrong(call, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(engram.InvalidValueError, match=message):
+        call()
+
+
+@pytest.mark.torch
+def test_tropical_layer_has_the_gradients_of_its_definition() -> None:
+    import torch
+
+    torch.manual_seed(0)
+    layer = tropical.Layer(5, 3)
+    batch = torch.randn(7, 5, requires_grad=True)
+    values = layer(batch)
+    edges = batch[:, :, None] + layer.weights[None]
+    expected = torch.maximum(edges.max(1).values, layer.biases)
+    assert torch.equal(values, expected)
+    upstream = torch.randn(7, 3)
+    own = torch.autograd.grad(values, [batch, layer.weights, layer.biases], upstream)
+    for mine, theirs in zip(own, torch.autograd.grad(expected, [batch, layer.weights, layer.biases], upstream), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
