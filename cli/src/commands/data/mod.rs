@@ -1,6 +1,7 @@
 //! Commands on memories, runs and snapshots.
 
 mod bench;
+mod buffer;
 mod change;
 mod delete;
 mod describe;
@@ -52,6 +53,8 @@ pub(crate) enum Data {
     Describe(describe::Describe),
     #[command(subcommand)]
     Delete(delete::Delete),
+    #[command(subcommand)]
+    Buffer(buffer::BufferCommand),
     Bench(bench::Bench),
 }
 
@@ -76,6 +79,7 @@ pub(crate) async fn run(command: Data, context: &Context) -> anyhow::Result<Exit
         Data::List(list) => list.run(context).await,
         Data::Describe(describe) => describe.run(context).await,
         Data::Delete(delete) => delete.run(context).await,
+        Data::Buffer(command) => command.run(context).await,
         Data::Bench(arguments) => bench::run(&arguments, context).await,
     }
 }
