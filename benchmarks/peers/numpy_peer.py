@@ -88,5 +88,29 @@ def recall(memories):
     yield "recall", best
 
 
+def algebra(size):
+    rng = np.random.default_rng(peer.SEED)
+    if size == peer.FISHER_SAMPLES:
+        scores = rng.standard_normal((size, peer.FISHER_PARAMETERS))
+        yield "fisher", lambda: scores.T @ scores / size
+        return
+    left, right = (rng.random((size, size), dtype=np.float32) for _ in range(2))
+    result = np.empty_like(left)
+    # Blocks of rows that stay in the cache, with one buffer for all sums.
+    sums = np.empty((128, size), dtype=np.float32)
+
+    def product():
+        for first in range(0, size, len(sums)):
+            block = result[first : first + len(sums)]
+            block.fill(-np.inf)
+            for step in range(size):
+                np.add(left[first : first + len(sums), step, None], right[step], out=sums)
+                np.maximum(block, sums, out=block)
+
+    yield "max-plus", product
+
+
+SUITES = {"epoch": epoch, "store": store, "rank": rank, "recall": recall, "algebra": algebra}
+
 if __name__ == "__main__":
-    peer.main("numpy", np.__version__, 1, lambda suite, memories: {"epoch": epoch, "store": store, "rank": rank, "recall": recall}[suite](memories))
+    peer.main("numpy", np.__version__, 1, lambda suite, memories: SUITES[suite](memories))

@@ -14,6 +14,9 @@ DECAY = 0.01
 # Learning rate times quality: what one update of quality 0.8 adds.
 DELTA = 0.05 * 0.8
 SEED = 7
+# Size of the suite algebra at which the Fisher matrix is computed; other sizes are max-plus products.
+FISHER_SAMPLES = 10_000
+FISHER_PARAMETERS = 1_000
 
 MIN_REPEATS = 5
 MAX_REPEATS = 5_000
@@ -43,7 +46,7 @@ def measure(workload, memories, work):
 def main(peer, version, threads, workloads_of):
     """Runs the workloads of one suite at each size; `workloads_of(suite, memories)` yields (name, work)."""
     parser = argparse.ArgumentParser(description=f"The work of Engram's benchmarks, done by {peer} on the CPU.")
-    parser.add_argument("suite", choices=["epoch", "store", "rank", "recall"])
+    parser.add_argument("suite", choices=["epoch", "store", "rank", "recall", "algebra"])
     parser.add_argument("--memories", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     arguments = parser.parse_args()
     rows = []

@@ -3,6 +3,7 @@
 //! Each suite measures one thing at a time in one process, with progress on standard error. xtask runs the peers and prints the table.
 #![forbid(unsafe_code)]
 
+mod algebra;
 mod arena;
 mod device;
 mod epoch;
@@ -61,6 +62,8 @@ enum Suite {
     Recall,
     /// Overhead of the device layer: an empty batch, partition assignment, passes over several devices
     Device,
+    /// Max-plus product and Fisher matrix in process
+    Algebra,
     /// Cost of replication, by number of replicas and durability mode
     Replication,
     /// Re-replication after a worker loses its disk: duration, and write latency meanwhile
@@ -97,6 +100,7 @@ fn main() -> anyhow::Result<()> {
         Suite::Rank => of_each(&rank::rank_rows)?,
         Suite::Recall => of_each(&|memories, threads| recall::recall_rows(memories, threads, recorder.clone()))?,
         Suite::Device => of_each(&device::device_rows)?,
+        Suite::Algebra => algebra::algebra_rows(threads)?,
         Suite::Store => store::store_rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
         Suite::Replication => wire::replication(sizes, threads, scratch)?,

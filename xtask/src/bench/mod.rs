@@ -25,7 +25,7 @@ use row::Report;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     suite: Suite,
-    /// Peers that run the same workload (suites epoch, store, rank and recall)
+    /// Peers that run the same workload (suites epoch, store, rank, recall and algebra)
     #[arg(long, default_value = "numpy", long_help = PEERS_HELP)]
     peers: Peers,
     /// Rounds with peers, in turn; the median figure of each row is shown
@@ -45,11 +45,14 @@ pub(crate) struct Options {
     trace: Option<PathBuf>,
 }
 
-const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank and recall)
+const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank, recall and algebra)
 
 numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB if download.pytorch.org is reachable; otherwise \
 the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. Both \
 go into virtual environments under target/peers, once.";
+
+/// Rows of the max-plus matrices, and samples of the Fisher matrix.
+const ALGEBRA_SIZES: [u64; 2] = [1_024, 10_000];
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Suite {
@@ -65,6 +68,8 @@ enum Suite {
     Recall,
     /// Overhead of the device layer: an empty batch, partition assignment, passes over several devices
     Device,
+    /// Max-plus product of 1,024 x 1,024 and Fisher matrix of 10,000 samples and 1,000 parameters; sizes are fixed
+    Algebra,
     /// Cost of replication, by number of replicas and durability mode
     Replication,
     /// Re-replication after a worker loses its disk: duration, and write latency meanwhile
@@ -84,6 +89,7 @@ impl Suite {
             Self::Rank => "rank",
             Self::Recall => "recall",
             Self::Device => "device",
+            Self::Algebra => "algebra",
             Self::Replication => "replication",
             Self::ReReplication => "re-replication",
             Self::Backup => "backup",
@@ -92,7 +98,7 @@ impl Suite {
     }
 
     fn has_python_peers(self) -> bool {
-        matches!(self, Self::Epoch | Self::Store | Self::Rank | Self::Recall)
+        matches!(self, Self::Epoch | Self::Store | Self::Rank | Self::Recall | Self::Algebra)
     }
 }
 
@@ -118,7 +124,8 @@ impl Peers {
 /// # Errors
 /// When a program cannot be built, installed or run, or returns an invalid report.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let memories: Vec<String> = options.memories.iter().map(u64::to_string).collect();
+    let sizes = if matches!(options.suite, Suite::Algebra) { &ALGEBRA_SIZES[..] } else { &options.memories };
+    let memories: Vec<String> = sizes.iter().map(u64::to_string).collect();
     // Together with the binary: otherwise its dependencies would have other features and be built again.
     let profile = Profile::of_tools()?;
     process::run(&mut profile.cargo("build", ["-p", "engram-cli", "-p", "engram-benchmarks"]))?;
@@ -131,7 +138,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(path) = &options.trace {
         ours.arg("--trace").arg(std::path::absolute(path).context("failed to resolve the path of the timeline")?);
     }
-    let peers = if options.suite.has_python_peers() { options.peers.kinds() } else { &[] };
+    let peers = match options.suite {
+        // PyTorch has no faster way to the same product.
+        Suite::Algebra if options.peers == Peers::Torch => Peers::Numpy.kinds(),
+        suite if suite.has_python_peers() => options.peers.kinds(),
+        _ => &[],
+    };
 
     let (mut reports, mut versions) = (Vec::new(), Vec::new());
     for round in 1..=if peers.is_empty() { 1 } else { options.rounds } {
