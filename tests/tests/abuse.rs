@@ -27,6 +27,8 @@ const SAMPLES: usize = 100;
 /// The latency of another client may grow by this factor. Shorter ones than [`NOISE`] depend on the scheduler more than on the worker.
 const MAX_SLOWDOWN: u32 = 3;
 const NOISE: Duration = Duration::from_millis(20);
+/// How long another load of the machine may disturb the measurement.
+const MAX_DISTURBANCE: Duration = Duration::from_secs(10);
 
 /// Returns the resident memory of a process in KiB.
 fn resident_kib(pid: u32) -> u64 {
@@ -48,14 +50,19 @@ impl OtherClient {
         Self { client, before }
     }
 
-    /// Checks that the client is served, and not much slower than before.
+    /// Checks that the client is served, and not much slower than before. Another load of the machine may disturb some windows, the
+    /// abuse would disturb all.
     async fn assert_serves(&self, during: &str) {
-        let (p99, before) = (Self::p99(&self.client, during).await, self.before);
-        let limit = before.max(NOISE) * MAX_SLOWDOWN;
-        assert!(
-            p99 <= limit,
-            "p99 of another client is {p99:?} during {during}; it was {before:?}, allowed: {limit:?}"
-        );
+        let (start, limit) = (Instant::now(), self.before.max(NOISE) * MAX_SLOWDOWN);
+        loop {
+            let p99 = Self::p99(&self.client, during).await;
+            if p99 <= limit {
+                return;
+            }
+            let before = self.before;
+            let text = format!("p99 of another client is {p99:?} during {during}; it was {before:?}, allowed: {limit:?}");
+            assert!(start.elapsed() < MAX_DISTURBANCE, "{text}");
+        }
     }
 
     /// Returns the 99th percentile of the latency of a write and a read.
