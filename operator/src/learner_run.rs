@@ -1,7 +1,7 @@
 //! Validation and status of learning runs.
 
 use engram_api::status::{Condition, LearnerRunStatus, Progress, RunPhase, SnapshotResult, Truth, condition};
-use engram_api::{LearnerRunSpec, parse_object};
+use engram_api::{LearnerRunSpec, RunKind, parse_object};
 use engram_proto::v1;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -75,10 +75,17 @@ pub struct RunReport {
     pub outputs: BTreeMap<String, String>,
     /// Error, or what the run is waiting for.
     pub message: String,
-    /// Whether it is a snapshot.
-    pub is_snapshot: bool,
+    /// Kind of the run; `None` for one of a newer version.
+    pub kind: Option<RunKind>,
     /// Result of a snapshot.
     pub written: Option<SnapshotResult>,
+}
+
+impl RunReport {
+    /// Returns whether the run waits for other runs: those that change no memories do not.
+    fn queues(&self) -> bool {
+        self.kind.is_none_or(|kind| kind != RunKind::Snapshot && !kind.has_tasks())
+    }
 }
 
 /// Result of a run that has ended.
@@ -239,8 +246,7 @@ pub fn run_status(
         RunState::Failed { reason, message } => (RunPhase::Failed, *reason, message.clone()),
         RunState::Suspended => (RunPhase::Suspended, "Suspended", "spec.suspend is true".into()),
         RunState::Submitted(report) => match report.phase {
-            // A snapshot does not queue.
-            v1::RunPhase::Unspecified | v1::RunPhase::Queued if report.is_snapshot => {
+            v1::RunPhase::Unspecified | v1::RunPhase::Queued if !report.queues() => {
                 (RunPhase::Pending, "Starting", report.message.clone())
             }
             // Another run is in progress.
@@ -263,9 +269,7 @@ pub fn run_status(
     status.queue_position = match state {
         RunState::Queued(wait) => Some(wait.position),
         // Another run was submitted without this operator.
-        RunState::Submitted(report)
-            if phase == RunPhase::Pending && !report.message.is_empty() && !report.is_snapshot =>
-        {
+        RunState::Submitted(report) if phase == RunPhase::Pending && !report.message.is_empty() && report.queues() => {
             Some(1)
         }
         RunState::Submitted(_) if phase == RunPhase::Running => Some(0),
@@ -303,7 +307,11 @@ pub fn run_status(
 
 /// Describes the progress.
 fn progress_text(report: &RunReport) -> String {
-    let (one, many) = if report.is_snapshot { ("partition", "partitions") } else { ("epoch", "epochs") };
+    let (one, many) = match report.kind {
+        Some(RunKind::Snapshot) => ("partition", "partitions"),
+        Some(kind) if kind.has_tasks() => ("task", "tasks"),
+        _ => ("epoch", "epochs"),
+    };
     let done = match report.epochs {
         0 => format!("{} {many} done", report.epoch),
         all => format!("{one} {} of {all}", report.epoch),
@@ -405,8 +413,13 @@ mod tests {
         assert_eq!(next_status(&complete, &RunState::Submitted(done), "t3"), complete, "nothing new is no change");
         assert_eq!(truth(&complete, COMPLETE), (Truth::True, "t2".into()));
         assert_eq!(truth(&complete, FAILED), (Truth::False, "t0".into()));
-        let snapshot =
-            RunReport { is_snapshot: true, epoch: 3, epochs: 16, phase: v1::RunPhase::Queued, ..RunReport::default() };
+        let snapshot = RunReport {
+            kind: Some(RunKind::Snapshot),
+            epoch: 3,
+            epochs: 16,
+            phase: v1::RunPhase::Queued,
+            ..RunReport::default()
+        };
         let waits =
             next_status(&first, &RunState::Submitted(RunReport { message: "waits".into(), ..snapshot.clone() }), "t1");
         assert_eq!((waits.phase, waits.queue_position), (Some(RunPhase::Pending), None), "a snapshot does not queue");

@@ -3,8 +3,8 @@
 //! Workers enforce one run at a time; the operator determines the order: it submits a run when no other is ahead. Runs that are deleted,
 //! suspended, invalid or finished are not in the queue.
 
-use engram_api::MANAGED_BY;
 use engram_api::status::condition;
+use engram_api::{MANAGED_BY, ManifestEnum as _, RunKind};
 use serde_json::Value;
 
 /// Sort key of a run in the queue.
@@ -60,9 +60,11 @@ impl Run {
     }
 }
 
-/// Returns whether a run changes its cluster: a snapshot does not.
+/// Returns whether a run changes the memories of its cluster. Snapshots and runs that are split into tasks do not.
 pub fn needs_turn(object: &Value) -> bool {
-    object.pointer("/spec/kind").is_none_or(|kind| kind != "Snapshot")
+    let kind = object.pointer("/spec/kind").and_then(Value::as_str).unwrap_or_default();
+    let kind = RunKind::ALL.iter().find(|it| it.as_str() == kind);
+    kind.is_none_or(|kind| *kind != RunKind::Snapshot && !kind.has_tasks())
 }
 
 /// Queue position of a waiting run.

@@ -1,7 +1,8 @@
 //! `engram describe`: details of a run or a worker.
 
 use super::list::{epochs, phase, status_object};
-use super::run;
+use super::run::step;
+use super::run_report::Report;
 use crate::context::Context;
 use crate::error::problem;
 use crate::local::admin;
@@ -9,7 +10,6 @@ use crate::output::{Table, bytes, count, seconds};
 use crate::target::Target;
 use engram_api::{Code, ExitCode, printable};
 use engram_client::Client;
-use engram_learn::report;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -54,19 +54,19 @@ async fn describe_run(client: &Client, name: &str, page: Option<PathBuf>, contex
         let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         return Err(problem(Code::RunUnknown, format!("run {name} not found; existing runs: {names}")));
     };
-    let report = run::read_report(client, name).await?;
+    let report = Report::read(client, name).await?;
     if let Some(path) = page {
-        run::write_page(&report, &path)?;
+        report.write_page(&path)?;
         context.output.note(format!("wrote {}", path.display()));
     }
     if context.output.is_structured() {
         return context.output.value(&json!({ "status": status_object(status), "report": report }));
     }
-    let mut text = format!("{}: {}, epoch {}\n", status.name, phase(status), epochs(status));
+    let mut text = format!("{}: {}, {} {}\n", status.name, phase(status), step(status), epochs(status));
     if !status.message.is_empty() {
         text.push_str(&format!("  {} {}\n", status.code, printable(&status.message)));
     }
-    text.push_str(&report::summary(&report));
+    text.push_str(&report.summary());
     Ok(context.output.text(&text)?)
 }
 

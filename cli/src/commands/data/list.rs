@@ -267,11 +267,13 @@ pub(super) fn epochs(run: &RunStatus) -> String {
 
 pub(super) fn status_object(run: &RunStatus) -> Value {
     let metrics: BTreeMap<&String, &f64> = run.metrics.iter().collect();
+    let outputs: BTreeMap<&String, &String> = run.outputs.iter().collect();
     json!({
         "name": run.name, "phase": phase(run), "epoch": run.epoch,
         "epochs": (run.epochs > 0).then_some(run.epochs), "updates": run.updates,
         "elapsedSeconds": run.elapsed_seconds, "etaSeconds": (run.eta_seconds >= 0.0).then_some(run.eta_seconds),
         "epochsPerSecond": run.epochs_per_second, "updatesPerSecond": run.updates_per_second, "label": run.label,
-        "driver": run.driver, "message": run.message, "code": run.code, "metrics": metrics,
+        "driver": run.driver, "message": run.message, "code": run.code, "metrics": metrics, "kind": run.kind,
+        "outputs": outputs,
     })
 }
