@@ -433,7 +433,11 @@ fn message(running: &[(u32, usize, f64)], stage: &Stage<'_>) -> String {
     if running.len() > NAMED_TASKS {
         parts.push(format!("{} more", running.len() - NAMED_TASKS));
     }
-    if parts.is_empty() { "waiting for a worker".into() } else { parts.join("; ") }
+    match parts.is_empty() {
+        true if stage.assignment.is_complete() => String::new(),
+        true => "waiting for a worker".into(),
+        false => parts.join("; "),
+    }
 }
 
 /// Limits the size of findings, which are part of the run's state and of every status.
