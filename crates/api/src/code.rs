@@ -107,7 +107,10 @@ where available.";
 
     SourceUnreadable = "ENG-0302", NotFound, "source cannot be read",
     "The file or repository of a run's source cannot be opened, or an object in object storage does not exist. The message has its \
-full path or address and the cause. Relative paths are relative to the manifest, not to the current directory.";
+full path or address and the cause. Relative paths are relative to the manifest, not to the current directory.
+
+A run that is submitted again continues with its next epoch. If the message names an epoch, the input differs in it from what the run \
+has learned: restore that epoch, or learn all of the input by a run under another name, which applies its epochs again.";
 
     ColumnNotFound = "ENG-0303", Usage, "column not usable",
     "`columns` names a column that the file does not have, has several times, or has in a type or compression that cannot be read. \
@@ -117,8 +120,8 @@ The message lists the columns, or what is allowed. Names are case-sensitive.";
     "A row of the source is invalid: epochs must not decrease, qualities must be in 0 to 1 and weight changes in -1 to 1, keys \
 have 1 to 1,024 bytes, ids are integers. The message has the line (or row group and row), the column and the value.
 
-Nothing of that epoch was applied; earlier epochs were, and the run has ended. A run under a new name applies them again: remove the \
-rows of the applied epochs from the corrected file, or restore the cluster from a snapshot first.";
+Nothing of that epoch was applied; earlier epochs were, and the run has ended. Correct the file and submit the run again: it goes on \
+at that epoch. Earlier epochs must be unchanged (they are compared by their fingerprints); a run under a new name would apply them again.";
 
     RevisionNotFound = "ENG-0305", NotFound, "revision not found",
     "`git.revision` names no commit of the repository. A shallow clone has only the newest ones: `git fetch --unshallow` \
@@ -133,7 +136,7 @@ in them. Use a separate cluster, or remove those memories first.";
 
     RunFailed = "ENG-0308", Failed, "run failed",
     "A run ended with the error in the message. Its finished epochs stay applied. `engram describe run NAME` shows \
-its progress.";
+its progress. Submitted again, a run of kind Memory that failed or was cancelled continues with its next epoch.";
 
     StateDirectoryInUse = "ENG-0401", Conflict, "state directory in use",
     "Another process has locked the state directory; the message names it. Two clusters on one directory would destroy each \
