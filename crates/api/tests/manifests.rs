@@ -23,6 +23,24 @@ fn checked(text: &str, origin: &str) -> Manifest {
     parse(text, origin, Requirement::Anything).unwrap_or_else(|problems| panic!("{}\n{text}", problems.render(false)))
 }
 
+#[test]
+fn objects_are_valid_as_an_api_server_returns_them() {
+    let written = "apiVersion: engram.dev/v1alpha1\nkind: LearnerCluster\nmetadata:\n  creationTimestamp: \"2026-11-22T09:00:00Z\"\n  \
+        generation: 2\n  managedFields: []\n  name: words\n  namespace: research\n  resourceVersion: \"17\"\n  uid: 0b1c\n\
+        spec: { workers: 3 }\nstatus: { phase: Ready }\n";
+    let manifest = checked(written, "kubectl get -o yaml");
+    let fields = "metadata.creationTimestamp, metadata.generation, metadata.managedFields, metadata.resourceVersion, metadata.uid, status";
+    assert_eq!(manifest.server_fields.join(", "), fields);
+    assert!(manifest.local_notes()[0].ends_with(fields));
+    let effective = checked(&manifest.to_effective_yaml(), "effective");
+    assert_eq!((effective.cluster, effective.server_fields.len()), (manifest.cluster, 0));
+    // A field of the server in a file that nothing has returned is a mistake.
+    for (line, field) in [("  uid: 0b1c\n", "status"), ("  resourceVersion: \"17\"\n", "generation")] {
+        let problems = parse(&written.replace(line, ""), "own.yaml", Requirement::Cluster).expect_err("a mistake");
+        assert!(problems.render(false).contains(field), "{}", problems.render(false));
+    }
+}
+
 /// Update the golden file with `UPDATE_GOLDEN=1 cargo test -p engram-api` and review the diff.
 #[test]
 fn all_problems_of_a_file_are_shown_with_location_and_advice() {
@@ -208,6 +226,7 @@ fn source() -> impl Strategy<Value = Source> {
                 s3: None,
                 input: None,
                 format: Default::default(),
+                separator: None,
                 columns: Columns { key: Some(key), epoch, time, ..Columns::default() },
                 quality: None,
                 delta,

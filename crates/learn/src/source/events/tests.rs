@@ -28,7 +28,14 @@ fn options(path: PathBuf, columns: &str, signal: &str) -> EventsOptions {
         ("quality", value) => SignalSource::Quality(value.parse().unwrap()),
         (_, value) => SignalSource::Delta(value.parse().unwrap()),
     };
-    EventsOptions { path, origin: Origin::Disk, format: Format::Auto, separator: None, columns: Columns { memory, time }, signal }
+    EventsOptions {
+        path,
+        origin: Origin::Disk,
+        format: Format::Auto,
+        separator: None,
+        columns: Columns { memory, time },
+        signal,
+    }
 }
 
 struct Folder(TempDir);
@@ -82,6 +89,24 @@ fn expected() -> Vec<Epoch> {
     use Signal::Quality;
     let first = [("peace", Quality(0.9)), ("trade, foreign", Quality(0.25)), ("peace", Quality(1.0))];
     vec![epoch(0, "1", &first), epoch(1, "7", &[("debt", Quality(0.0))])]
+}
+
+#[test]
+fn csv_files_may_have_other_separators() {
+    let folder = Folder::new();
+    let content = "address;word;q;note\n1;peace;0.9;x,y\n1;\"trade, foreign\";0.25;\n1;peace;1;\n7;debt;0;y\n";
+    let semicolon = |name: &str, separator: u8| {
+        let content = content.replace(';', char::from(separator).encode_utf8(&mut [0; 4]));
+        let options = options(folder.write(name, &content), "key=word,epoch=address", "quality=q");
+        read(&EventsOptions { separator: Some(separator), ..options }, Limits::default())
+    };
+    for separator in [b';', b'\t', b'|'] {
+        let (epochs, error) = semicolon("a.csv", separator);
+        assert!(error.is_none(), "{error:?}");
+        assert_eq!(epochs, expected());
+    }
+    let refused = semicolon("a.jsonl", b';').1.expect("a separator of another format");
+    assert_eq!(refused.code(), "ENG-0106");
 }
 
 fn parquet_file(schema: &str, write: impl Fn(&mut SerializedFileWriter<&mut Vec<u8>>)) -> Vec<u8> {
