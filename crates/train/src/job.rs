@@ -60,6 +60,7 @@ pub struct Job {
     source: Subsets,
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and texts")]
 fn field(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> JobError {
     JobError::Field { field, value: value.to_string(), allowed: allowed.into() }
 }

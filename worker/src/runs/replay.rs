@@ -355,7 +355,7 @@ impl Driver {
         let elapsed_s = (started.1 + started.0.elapsed().as_millis() as u64) as f64 / 1_000.0;
         let figures = &group.figures;
         self.state.done = self.state.done.max(figures.step());
-        self.state.updates = figures.samples();
+        self.state.updates = figures.total_samples();
         self.state.metrics = figures.metrics(group.links.workers(), failures);
         let state = &self.state;
         self.status.send_modify(|status| {

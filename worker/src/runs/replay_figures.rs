@@ -47,7 +47,6 @@ pub(super) struct Figures {
     members: usize,
     /// Newest progress of the first rank.
     last: v1::TrainingProgress,
-    samples: u64,
     stall_seconds: f64,
 }
 
@@ -62,7 +61,6 @@ impl Figures {
             shown: now,
             members: 0,
             last: v1::TrainingProgress::default(),
-            samples: 0,
             stall_seconds: 0.0,
         }
     }
@@ -87,7 +85,6 @@ impl Figures {
             return;
         }
         self.meter.record_step(progress.samples, progress.wall_seconds, progress.reduce_seconds);
-        self.samples += progress.samples;
         let window = &mut self.window;
         window.steps += progress.steps;
         window.samples += progress.samples;
@@ -129,8 +126,8 @@ impl Figures {
         self.last.step
     }
 
-    pub(super) const fn samples(&self) -> u64 {
-        self.samples
+    pub(super) const fn total_samples(&self) -> u64 {
+        self.last.total_samples
     }
 
     pub(super) const fn steps_per_second(&self) -> f64 {

@@ -445,6 +445,7 @@ impl Engine {
         progress.reduced_bytes = bytes.saturating_sub(*reduced_bytes);
         *reduced_bytes = bytes;
         progress.checkpoint_step = self.checkpoints.written;
+        progress.total_samples = self.trainer.counters().samples;
         let full = std::mem::take(progress);
         (*sent, *since) = (Instant::now(), Instant::now());
         // The next one has the newer numbers.

@@ -361,7 +361,7 @@ impl Host {
                 // The member may have ended.
                 Ok(checkpoint) => drop(done.send(checkpoint).await),
                 Err(error) => {
-                    tracing::warn!(run = %key.0, error = format!("{error:#}"), "failed to fetch a training state")
+                    tracing::warn!(run = %key.0, error = format!("{error:#}"), "failed to fetch a training state");
                 }
             }
             is_transferring.store(false, Ordering::Release);

@@ -20,9 +20,9 @@ mod job;
 mod pin;
 mod state;
 mod status;
-mod training;
 #[cfg(test)]
 mod tests;
+mod training;
 
 pub use client_cluster::ClientCluster;
 pub use cluster::{Cluster, ClusterError, ClusterFacts, EpochOutcome, LogError, RunLog, Turn};

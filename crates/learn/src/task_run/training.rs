@@ -5,6 +5,9 @@ use super::page::{Chart, Page, Section};
 use crate::report::Ink;
 use crate::run::TrainingRow;
 
+/// Name, ink and points of a line.
+type NamedLine = (String, Ink, Vec<(f64, f64)>);
+
 /// Renders the page of a Replay run: result, figures, and the course of loss, efficiency and throughput.
 ///
 /// # Errors
@@ -19,7 +22,7 @@ pub fn training_page(
     let line = |name: &str, ink: Ink, value: fn(&TrainingRow) -> f64| {
         (name.to_owned(), ink, history.iter().map(|row| (row.step as f64, value(row))).collect::<Vec<_>>())
     };
-    let section = |title: &str, caption: &str, lines: Vec<(String, Ink, Vec<(f64, f64)>)>| Section {
+    let section = |title: &str, caption: &str, lines: Vec<NamedLine>| Section {
         title: title.to_owned(),
         caption: caption.to_owned(),
         chart: (history.len() > 1).then_some(Chart { lines, logarithmic: false, x_name: "step" }),
