@@ -79,10 +79,10 @@ fn the_examples_are_manifests_and_fields_of_the_schema() {
             .unwrap_or_else(|problems| panic!("{}", problems.render(false)));
         assert!(manifest.ignored.is_empty(), "{}: an example means something everywhere", path.display());
         for run in &manifest.runs {
-            match &run.spec.memory.as_ref().expect("a memory run").source {
-                Source::Events(events) => assert!(manifest.resolve(events.file_name()).is_file(), "{events:?}"),
-                Source::Git(git) => assert!(manifest.resolve(&git.path).join("Cargo.toml").is_file()),
-                Source::Example(_) | Source::Synthetic(_) => {}
+            match run.spec.memory.as_ref().map(|memory| &memory.source) {
+                Some(Source::Events(events)) => assert!(manifest.resolve(events.file_name()).is_file(), "{events:?}"),
+                Some(Source::Git(git)) => assert!(manifest.resolve(&git.path).join("Cargo.toml").is_file()),
+                Some(Source::Example(_) | Source::Synthetic(_)) | None => {}
             }
             let json = serde_json::to_value(run).expect("JSON");
             assert_fits(&json, &schema(Some("LearnerRun")).expect("a schema"), "run");
