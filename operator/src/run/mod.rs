@@ -183,6 +183,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         metrics: Arc::clone(&metrics),
         failures: Mutex::default(),
         handed: Mutex::default(),
+        succeeded: Mutex::default(),
     });
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

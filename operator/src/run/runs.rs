@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use engram_api::status::LearnerRunStatus;
+use engram_api::status::{LearnerRunStatus, RunPhase};
 use engram_api::{LearnerRunSpec, MANAGED_BY};
 use engram_client::{Client, Network, Options};
 use engram_identity::{ExpectedPeer, Role};
@@ -92,6 +92,7 @@ async fn reconcile_run(object: &DynamicObject, key: &Key, run_context: &RunConte
     if is_over(&old) {
         let uid = uid_of(&object);
         context.submitted().retain(|run, submitted| run != key || !submitted.is_of(uid));
+        track_succeeded(context, key, &object, &old);
         if let Some(ended) = EndedRun::of(&object, &old) {
             context.metrics.runs().record_end(&key.namespace, &ended, false);
         }
@@ -176,6 +177,16 @@ async fn hold_suspended(
     Ok((RunState::Suspended, None))
 }
 
+/// Remembers a run that succeeded, so that its record is removed with its object. Those of other runs are kept within the limit of the
+/// cluster: an object that is applied again continues them.
+fn track_succeeded(context: &Context, key: &Key, object: &Value, status: &LearnerRunStatus) {
+    let cluster = object.pointer("/spec/clusterRef/name").and_then(Value::as_str);
+    let (Some(cluster), Some(RunPhase::Complete)) = (cluster, status.phase) else { return };
+    let cluster = Key { namespace: key.namespace.clone(), name: cluster.to_owned() };
+    let run = SubmittedRun { cluster, uid: uid_of(object).to_owned(), has_turn: false };
+    context.succeeded().insert(key.clone(), run);
+}
+
 /// Returns the UID of an object.
 pub(super) fn uid_of(object: &Value) -> &str {
     object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default()
@@ -255,7 +266,7 @@ async fn delete_expired(
 /// Polling interval for deleted runs: such a run stops within two seconds, apart from an epoch in progress.
 const DELETED_PERIOD: Duration = Duration::from_millis(250);
 
-/// Cancels the runs whose objects were deleted.
+/// Cancels the runs whose objects were deleted, and removes the records of those that had succeeded.
 async fn cancel_deleted(context: Arc<Context>, scope: Option<String>, store: Store<DynamicObject>) {
     if store.wait_until_ready().await.is_err() {
         return;
@@ -274,12 +285,21 @@ async fn cancel_deleted(context: Arc<Context>, scope: Option<String>, store: Sto
             is_watched
                 && object.is_none_or(|object| !submitted.is_of(object.metadata.uid.as_deref().unwrap_or_default()))
         };
-        let gone: Vec<(Key, SubmittedRun)> = context
-            .submitted()
-            .iter()
-            .filter(|(key, submitted)| is_gone(key, submitted))
-            .map(|(key, submitted)| (key.clone(), submitted.clone()))
-            .collect();
+        let gone_of = |runs: &BTreeMap<Key, SubmittedRun>| -> Vec<(Key, SubmittedRun)> {
+            let gone = runs.iter().filter(|(key, submitted)| is_gone(key, submitted));
+            gone.map(|(key, submitted)| (key.clone(), submitted.clone())).collect()
+        };
+        let gone = gone_of(&context.succeeded());
+        for (key, run) in gone {
+            match remove(&context, &key, &run).await {
+                Ok(()) => context.succeeded().retain(|other, kept| *other != key || kept.uid != run.uid),
+                Err(error) => {
+                    tracing::warn!(run = %key, %error, "failed to remove the record of a deleted run");
+                    pause = SWEEP_PERIOD;
+                }
+            }
+        }
+        let gone = gone_of(&context.submitted());
         for (key, submitted) in gone {
             match cancel(&context, &key, &submitted).await {
                 Ok(()) => context.submitted().retain(|run, other| *run != key || other.uid != submitted.uid),
@@ -321,15 +341,15 @@ async fn adopt_runs(context: Arc<Context>, scope: Option<String>) {
 /// Tracks the runs of a cluster that have or had an object.
 async fn adopt_runs_of(context: &Context, cluster: &Key) -> Option<()> {
     let runs = client(context, cluster).await.ok()??.list_runs().await.ok()?;
-    let mut submitted = context.submitted();
     for run in runs.into_iter().filter(|run| run.managed_by == MANAGED_BY) {
-        let has_turn = match run.phase() {
-            v1::RunPhase::Queued | v1::RunPhase::Running => true,
-            v1::RunPhase::Suspended => false,
+        let (mut tracked, has_turn) = match run.phase() {
+            v1::RunPhase::Queued | v1::RunPhase::Running => (context.submitted(), true),
+            v1::RunPhase::Suspended => (context.submitted(), false),
+            v1::RunPhase::Succeeded => (context.succeeded(), false),
             _ => continue,
         };
         let key = Key { namespace: cluster.namespace.clone(), name: run.name };
-        submitted.entry(key).or_insert_with(|| SubmittedRun { cluster: cluster.clone(), uid: run.uid, has_turn });
+        tracked.entry(key).or_insert_with(|| SubmittedRun { cluster: cluster.clone(), uid: run.uid, has_turn });
     }
     Some(())
 }
@@ -347,6 +367,26 @@ async fn cancel(context: &Context, key: &Key, submitted: &SubmittedRun) -> Resul
         Ok(_) => tracing::info!(run = %key, cluster = %cluster, "cancelled deleted run"),
         Err(engram_client::Error::Rejected(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
         Err(source) => return Err(Error::Workers { action: "cancel the run", source: Box::new(source) }),
+    }
+    Ok(())
+}
+
+/// Removes the record of a run that has succeeded and whose object was deleted.
+async fn remove(context: &Context, key: &Key, run: &SubmittedRun) -> Result<(), Error> {
+    // The runs of a deleted cluster are gone, and a run without a uid could be another one.
+    if run.uid.is_empty() || context.coordinators.report(&run.cluster).is_none() {
+        return Ok(());
+    }
+    let Some(client) = client(context, &run.cluster).await? else {
+        return Err(Error::Coordinator("no worker serves the cluster".into()));
+    };
+    match client.remove_run(&key.name, &run.uid).await {
+        Ok(_) => tracing::info!(run = %key, cluster = %run.cluster, "removed the record of a deleted run"),
+        // Workers of an earlier version keep it.
+        Err(engram_client::Error::Rejected(problem)) => {
+            tracing::warn!(run = %key, problem = problem.message, "failed to remove the record of a deleted run");
+        }
+        Err(source) => return Err(Error::Workers { action: "remove the run", source: Box::new(source) }),
     }
     Ok(())
 }
