@@ -60,7 +60,8 @@ impl OtherClient {
                 return;
             }
             let before = self.before;
-            let text = format!("p99 of another client is {p99:?} during {during}; it was {before:?}, allowed: {limit:?}");
+            let text =
+                format!("p99 of another client is {p99:?} during {during}; it was {before:?}, allowed: {limit:?}");
             assert!(start.elapsed() < MAX_DISTURBANCE, "{text}");
         }
     }
