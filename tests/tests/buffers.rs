@@ -1,4 +1,5 @@
 //! Replay buffers on real processes: exact draws over partitions, clear refusals, and nothing lost or consumed twice while workers are killed.
+#![allow(clippy::unwrap_used, reason = "the helpers are tests, too")]
 
 use engram_client::{
     Batch, Buffer, BufferSpec, Client, Column, DType, Field, Fields, Items, RateLimit, Remover, Sample, SampleBy,
@@ -85,7 +86,7 @@ fn sharded_buffer_draws_what_one_buffer_would() {
         assert_eq!(all.column("tokens").unwrap().rows, Some(vec![0, 1, 2, 0, 1]));
 
         // The same draws as without partitions, and in the expected numbers.
-        let mut hits = vec![0_u32; 5];
+        let mut hits = [0_u32; 5];
         for step in 0..20 {
             let batch = buffer.sample(prioritized(256, step)).await.unwrap();
             assert_eq!(batch.handles, unsharded(&buffer, 256, step).await, "step {step}");

@@ -44,6 +44,8 @@ impl Definition {
 pub(crate) struct Catalog {
     definitions: RwLock<HashMap<String, Arc<Definition>>>,
     samplers: RwLock<HashMap<u32, Sampler>>,
+    /// Held while a batch is drawn whose uses are limited.
+    pub(crate) one_batch: tokio::sync::Mutex<()>,
 }
 
 impl Catalog {

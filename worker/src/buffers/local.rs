@@ -75,6 +75,11 @@ impl Buffers {
         let sampler = self.sampler(request.exponent)?;
         let partitions: Vec<PartitionId> = request.partitions.iter().map(|it| PartitionId(it.partition)).collect();
         self.require_served(&partitions).await?;
+        // No other batch draws an item between this draw and the count of its uses.
+        let _one_batch = match definition.spec.max_reuse {
+            0 => None,
+            _ => Some(self.shared.buffers.one_batch.lock().await),
+        };
         let (group, oldest) = (definition.buffer.group, request.oldest_version);
         let plans = request.partitions;
         let drawn = self.shared.engine.read_leased(partitions, move |store| {

@@ -164,7 +164,7 @@ impl Buffers {
             return Ok(Err(too_few(handles.len(), wanted, "items")));
         }
         let mine = handles.into_iter().take(wanted).enumerate().filter(|(draw, _)| request.is_mine(*draw as u64));
-        Ok(Ok(self.handles(mine.map(|(_, handle)| handle).collect())))
+        Ok(Ok(self.handles(&mine.map(|(_, handle)| handle).collect::<Vec<_>>())))
     }
 
     fn slices(
@@ -187,7 +187,7 @@ impl Buffers {
             Err(error) => return Err(invalid(error.to_string())),
         };
         let mine = drawn.into_iter().enumerate().filter(|(draw, _)| request.is_mine(*draw as u64));
-        Ok(Ok(self.handles(mine.flat_map(|(_, slice)| items[slice].to_vec()).collect())))
+        Ok(Ok(self.handles(&mine.flat_map(|(_, slice)| items[slice].to_vec()).collect::<Vec<_>>())))
     }
 
     fn groups(
@@ -208,8 +208,8 @@ impl Buffers {
             Err(error) => return Err(invalid(error.to_string())),
         };
         let mine = complete.into_iter().enumerate().filter(|(draw, _)| request.is_mine(*draw as u64));
-        let handles = mine.flat_map(|(_, group)| group).map(|index| items[index]).collect();
-        Ok(Ok(self.handles(handles)))
+        let handles: Vec<MemoryId> = mine.flat_map(|(_, group)| group).map(|index| items[index]).collect();
+        Ok(Ok(self.handles(&handles)))
     }
 
     /// Items of each trajectory in order of age, trajectories by their first item. Items without one are left out.
@@ -226,9 +226,9 @@ impl Buffers {
         trajectories
     }
 
-    fn handles(&self, handles: Vec<MemoryId>) -> Chosen {
+    fn handles(&self, handles: &[MemoryId]) -> Chosen {
         let mut partitions: BTreeMap<PartitionId, v1::PartitionDraws> = BTreeMap::new();
-        for (draw, handle) in (0..).zip(&handles) {
+        for (draw, handle) in (0..).zip(handles) {
             let partition = partition_of(*handle, self.shared.partitions());
             let draws = partitions.entry(partition).or_default();
             draws.partition = partition.0;
