@@ -5,6 +5,7 @@
 //! - [`round`], [`selection`], [`upload`]: the state machine of rounds, the choice of clients, resumable uploads.
 //! - [`privacy`]: clipping, exact noise, accountants, the budget.
 //! - [`secure`]: secure aggregation with drop-outs, client and server.
+//! - [`simulate`]: a run over synthetic clients in virtual time.
 //!
 //! There is no I/O, no clock and no source of randomness here: times, seeds and secrets are passed in. Invariants:
 //! - **Updates are checked before the first is used**, and a failure leaves the state unchanged.
@@ -20,6 +21,7 @@ mod random;
 pub mod round;
 pub mod secure;
 pub mod selection;
+pub mod simulate;
 pub mod strategy;
 pub mod upload;
 

@@ -429,14 +429,14 @@ impl Rounds {
                 free.min(bound.saturating_sub(self.leases.tasks.len() + self.accepted.len()))
             }
         };
+        if places == 0 || self.waiting.queue.is_empty() {
+            return;
+        }
         let chosen = self.collection.as_ref().and_then(|collection| collection.chosen.as_ref());
         let taken: BTreeSet<ClientId> = self.accepted.iter().map(|accepted| accepted.client).collect();
         let free = |client: &ClientId| !taken.contains(client) && chosen.is_none_or(|chosen| chosen.contains(client));
-        let clients: Vec<ClientId> = if places == 0 {
-            Vec::new()
-        } else {
-            self.waiting.queue.values().map(|(client, _)| *client).filter(free).take(places).collect()
-        };
+        let waiting = self.waiting.queue.values().map(|(client, _)| *client);
+        let clients: Vec<ClientId> = waiting.filter(free).take(places).collect();
         for client in clients {
             self.assign(client, now, actions);
         }

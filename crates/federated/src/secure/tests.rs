@@ -123,9 +123,9 @@ fn no_drop_outs() -> [BTreeSet<ClientId>; 4] {
 
 #[test]
 fn sum_is_exact_with_up_to_a_third_dropping_out_at_every_stage() {
-    for count in [3, 12, 30] {
+    for count in [3, 12, 21] {
         for stage in 0..4 {
-            for dropped in [0, count / 6, count / 3] {
+            for dropped in [count / 6, count / 3] {
                 let mut cohort = Cohort::new(settings(count, 20, 1.0 / 3.0));
                 let mut drop_out = no_drop_outs();
                 drop_out[stage] = (0..dropped).map(|i| (i * 2 + stage as u64) % count).collect();
