@@ -59,7 +59,7 @@ def read_endpoints(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_alive(endpoints: Mapping[str, Any]) -> bool:
-    """Whether the supervisor runs: a process id may have been reused, its start time tells."""
+    """Whether the supervisor runs: the start time distinguishes processes with the same id."""
     try:
         fields = Path(f"/proc/{endpoints['pid']}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, KeyError):

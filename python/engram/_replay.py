@@ -325,14 +325,14 @@ class ReplayBuffer:
         batches: int | None = None,
         fields: Sequence[str] | None = None,
         timeout: Timeout = None,
-    ) -> Iterator[Batch]:
+    ) -> Stream:
         """Yields batches; with ``prefetch`` the next ones are drawn by a thread meanwhile. Members of a ``group`` get disjoint draws."""
 
         def draw() -> Batch:
             part = {} if group is None else {"rank": group.rank, "world_size": group.world_size}
             return self.sample(fields=fields, timeout=timeout, **part)
 
-        return _Prefetched(draw, self.prefetch, batches)
+        return Stream(draw, self.prefetch, batches)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.stream()
@@ -664,8 +664,8 @@ class _Pending:
                     self._failure = failure
 
 
-class _Prefetched(Iterator[Batch]):
-    """Batches, drawn ahead by a thread if ``depth`` is not 0."""
+class Stream(Iterator[Batch]):
+    """Batches of :meth:`ReplayBuffer.stream`; :meth:`close` ends the thread that draws ahead."""
 
     def __init__(self, draw: Any, depth: int, batches: int | None) -> None:
         self._draw, self._left = draw, batches

@@ -43,7 +43,6 @@ type LimiterParts = (f64, u64, f64, f64);
 #[pyfunction]
 #[pyo3(signature = (client, name, fields, *, capacity, remover="fifo", max_reuse=0, max_age=None, max_priority=None,
     initial_priority=None, limiter=None, timeout=None))]
-#[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
 pub(crate) fn create_buffer(
     py: Python<'_>,
     client: &Client,
@@ -125,7 +124,6 @@ impl Buffer {
 
     /// Appends items; returns their handles, and how many items were removed to make room.
     #[pyo3(signature = (count, columns, *, priorities=None, versions=None, trajectories=None, tags=None, wait=0.0, timeout=None))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
     fn append<'py>(
         &self,
         py: Python<'py>,
@@ -154,7 +152,6 @@ impl Buffer {
     /// Draws a batch.
     #[pyo3(signature = (by, count, *, alpha=0.0, beta=0.0, length=1, seed=0, step=0, fields=None, version=0, rank=0, world=1,
         wait=0.0, timeout=None))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
     fn sample<'py>(
         &self,
         py: Python<'py>,
@@ -235,7 +232,6 @@ impl Buffer {
 
     /// Leases the oldest items that a consumer has not had.
     #[pyo3(signature = (consumer, count, *, lease=60.0, fields=None, wait=0.0, timeout=None))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
     fn consume<'py>(
         &self,
         py: Python<'py>,

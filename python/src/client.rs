@@ -97,7 +97,6 @@ impl Client {
     #[new]
     #[pyo3(signature = (runtime, endpoints, *, cluster=None, owner_key=String::new(), ca=None, certificate=None, key=None,
         token_file=None, timeout=30.0))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
     fn new(
         py: Python<'_>,
         runtime: &Runtime,
@@ -140,7 +139,6 @@ impl Client {
 
     /// Inserts memories, or changes the given columns of existing ones.
     #[pyo3(signature = (ids, *, keys=None, weights=None, groups=None, features=None, payloads=None, timeout=None))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
     fn upsert(
         &self,
         py: Python<'_>,
@@ -175,7 +173,6 @@ impl Client {
 
     /// Reinforces memories by quality or by change of weight.
     #[pyo3(signature = (ids, *, keys=None, qualities=None, deltas=None, create=false, timeout=None))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
     fn reinforce(
         &self,
         py: Python<'_>,
@@ -322,7 +319,6 @@ fn updates(
 
 /// Returns the ids of keys: the first 64 bits of their SHA-256.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "as Python passes it")]
 pub(crate) fn key_ids(py: Python<'_>, keys: Vec<String>) -> Bound<'_, PyArray1<u64>> {
     let id = |key: &String| -> u64 {
         let MemoryId(id) = key_id(key.as_bytes());

@@ -6,6 +6,11 @@
 //! Invariants:
 //! - The interpreter lock is not held while a call waits; a waiting call checks for signals ten times a second.
 //! - After a fork nothing of the parent's runtime is used or dropped in the child: its threads do not exist there.
+#![allow(
+    clippy::needless_pass_by_value,
+    clippy::too_many_arguments,
+    reason = "functions have the keyword arguments of Python, as owned values"
+)]
 
 mod buffer;
 mod client;

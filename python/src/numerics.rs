@@ -14,6 +14,10 @@ use std::sync::Mutex;
 /// Steps of a training between checks for signals: a step takes a few milliseconds.
 const STEPS_PER_CHECK: usize = 8;
 
+/// Python arrays.
+type Vector<'py, T> = Bound<'py, PyArray1<T>>;
+type Table<'py, T> = Bound<'py, PyArray2<T>>;
+
 fn invalid(py: Python<'_>, text: &str) -> PyErr {
     error::raise(py, "InvalidValue", text, Some(engram_api::Code::InvalidValue))
 }
@@ -36,7 +40,6 @@ fn threads() -> usize {
 /// Returns the product over max and plus, or over min and plus.
 #[pyfunction]
 #[pyo3(signature = (left, right, *, min_plus=false))]
-#[expect(clippy::needless_pass_by_value, reason = "as Python passes it")]
 pub(crate) fn tropical_matmul<'py>(
     py: Python<'py>,
     left: PyReadonlyArray2<'py, f32>,
@@ -53,13 +56,12 @@ pub(crate) fn tropical_matmul<'py>(
 
 /// Returns outputs and winners of a tropical layer.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "as Python passes it")]
 pub(crate) fn tropical_forward<'py>(
     py: Python<'py>,
     weights: PyReadonlyArray2<'py, f32>,
     biases: PyReadonlyArray1<'py, f32>,
     batch: PyReadonlyArray2<'py, f32>,
-) -> PyResult<(Bound<'py, PyArray2<f32>>, Bound<'py, PyArray1<u32>>)> {
+) -> PyResult<(Table<'py, f32>, Vector<'py, u32>)> {
     let (weights, batch) = (matrix(py, "weights", &weights)?, matrix(py, "batch", &batch)?);
     let biases = convert::column(&biases)?;
     let output = py.detach(|| Layer::new(weights, biases)?.forward(&batch));
@@ -69,13 +71,12 @@ pub(crate) fn tropical_forward<'py>(
 
 /// Returns the gradients of weights, biases and inputs: sums over the samples.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "as Python passes it")]
 pub(crate) fn tropical_backward<'py>(
     py: Python<'py>,
     inputs: usize,
     winners: PyReadonlyArray1<'py, u32>,
     upstream: PyReadonlyArray2<'py, f32>,
-) -> PyResult<(Bound<'py, PyArray2<f32>>, Bound<'py, PyArray1<f32>>, Bound<'py, PyArray2<f32>>)> {
+) -> PyResult<(Table<'py, f32>, Vector<'py, f32>, Table<'py, f32>)> {
     let (samples, outputs) = (upstream.shape()[0], upstream.shape()[1]);
     let (winners, upstream) = (convert::column(&winners)?, upstream.as_slice()?.to_vec());
     let gradient = py.detach(|| {
@@ -97,7 +98,6 @@ pub(crate) fn tropical_backward<'py>(
 /// Returns the Fisher matrix of scores (samples x parameters); unless `fast`, with the same bits for any split of the samples.
 #[pyfunction]
 #[pyo3(signature = (scores, *, fast=false))]
-#[expect(clippy::needless_pass_by_value, reason = "as Python passes it")]
 pub(crate) fn fisher_matrix<'py>(
     py: Python<'py>,
     scores: PyReadonlyArray2<'py, f32>,
@@ -119,7 +119,6 @@ pub(crate) fn fisher_matrix<'py>(
 
 /// Returns the natural gradient: the solution of `(F + damping I) x = gradient`.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "as Python passes it")]
 pub(crate) fn natural_gradient<'py>(
     py: Python<'py>,
     scores: PyReadonlyArray2<'py, f32>,
@@ -158,7 +157,6 @@ impl GeodesicTrainer {
     /// `settings` as JSON, with the names of a manifest; `fold` is the concentration to hold out.
     #[new]
     #[pyo3(signature = (ppb, nm, absorbance, *, settings="{}", fold=None, start=0))]
-    #[expect(clippy::needless_pass_by_value, reason = "as Python passes it")]
     fn new(
         py: Python<'_>,
         ppb: PyReadonlyArray1<'_, f64>,
@@ -242,7 +240,6 @@ impl GeodesicTrainer {
     }
 
     /// Returns the leave-one-out report of the results of all held-out concentrations, as JSON, and its verdict as text.
-    #[expect(clippy::needless_pass_by_value, reason = "as Python passes it")]
     fn report(&self, py: Python<'_>, results: Vec<String>) -> PyResult<(String, String)> {
         let parse = |text: &String| serde_json::from_str::<TaskResult>(text);
         let results: Vec<_> =
@@ -261,11 +258,10 @@ impl GeodesicTrainer {
 
 /// Returns synthetic spectra: concentrations in ppb, wavelengths in nm, absorbances.
 #[pyfunction]
-#[expect(clippy::type_complexity, reason = "three arrays")]
 pub(crate) fn geodesic_example(
     py: Python<'_>,
     step: usize,
-) -> PyResult<(Bound<'_, PyArray1<f64>>, Bound<'_, PyArray1<f64>>, Bound<'_, PyArray2<f64>>)> {
+) -> PyResult<(Vector<'_, f64>, Vector<'_, f64>, Table<'_, f64>)> {
     let nm: Vec<f64> = engram_geodesic::reference_nm().into_iter().step_by(step.max(1)).collect();
     let noise = engram_geodesic::Noise::default();
     let mixed = engram_geodesic::Generator::Mixed.spectra(&engram_geodesic::REFERENCE_PPB, &nm, &noise, 0);
