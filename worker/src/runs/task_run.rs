@@ -386,7 +386,9 @@ impl Driver {
         let page = page_row(&findings.page);
         self.state.metrics.extend(findings.metrics.clone());
         self.state.tasks = Some(TaskSummary::new(shortened(findings), recorded.digest()));
-        self.status.send_modify(|status| drop(status.metrics.remove("running_tasks")));
+        self.status.send_modify(|status| {
+            status.metrics.remove("running_tasks");
+        });
         Ok(page)
     }
 
