@@ -19,15 +19,15 @@ impl Lifecycle {
         self == Self::default()
     }
 
-    /// Follows a change of the status, and returns the events to publish.
-    pub fn follow(&mut self, old: &LearnerClusterStatus, new: &LearnerClusterStatus) -> Vec<LifecycleEvent> {
+    /// Observes a change of the status, and returns the events to publish.
+    pub fn observe(&mut self, old: &LearnerClusterStatus, new: &LearnerClusterStatus) -> Vec<LifecycleEvent> {
         let mut events = Vec::new();
-        self.follow_update(old, new, &mut events);
-        self.follow_scaling(old, new, &mut events);
+        self.observe_update(old, new, &mut events);
+        self.observe_scaling(old, new, &mut events);
         events
     }
 
-    fn follow_update(
+    fn observe_update(
         &mut self,
         old: &LearnerClusterStatus,
         new: &LearnerClusterStatus,
@@ -50,7 +50,7 @@ impl Lifecycle {
         }
     }
 
-    fn follow_scaling(
+    fn observe_scaling(
         &mut self,
         old: &LearnerClusterStatus,
         new: &LearnerClusterStatus,
@@ -104,7 +104,7 @@ mod tests {
     /// Returns the reasons of all events of a series of statuses.
     fn reasons(series: &[LearnerClusterStatus]) -> Vec<&'static str> {
         let mut lifecycle = Lifecycle::default();
-        let events = series.windows(2).flat_map(|pair| lifecycle.follow(&pair[0], &pair[1]));
+        let events = series.windows(2).flat_map(|pair| lifecycle.observe(&pair[0], &pair[1]));
         let reasons = events.map(|(reason, _)| reason).collect();
         assert!(lifecycle.is_idle());
         reasons

@@ -87,7 +87,7 @@ impl Events {
         let events = {
             let mut lifecycles = self.lifecycles.lock();
             let lifecycle = lifecycles.entry(key.clone()).or_default();
-            let events = lifecycle.follow(old, new);
+            let events = lifecycle.observe(old, new);
             if lifecycle.is_idle() {
                 lifecycles.remove(key);
             }
