@@ -1,5 +1,10 @@
 //! Runs through the command line: submitted, followed, cancelled, suspended and reported.
 
+#[path = "runs/algebra.rs"]
+mod algebra;
+#[path = "runs/replay.rs"]
+mod replay;
+
 use engram_tests::{Cluster, DEADLINE, checkout, cluster_manifest, run_manifest, wait_for};
 use serde_json::Value;
 
@@ -23,10 +28,13 @@ fn ctrl_c_cancels_a_run_after_its_epoch() {
     assert!(stopped["epoch"].as_u64() >= Some(3));
     assert_eq!(cluster.digest().1, 1_000);
     // Submitted again, it continues.
-    cluster.engram(&["run", &file, "--no-wait"]).fails_with(0, &["run endless had ended after", "describe run endless"]);
+    cluster
+        .engram(&["run", &file, "--no-wait"])
+        .fails_with(0, &["run endless had ended after", "describe run endless"]);
     let done = stopped["epoch"].as_u64();
     wait_for("the run to continue", DEADLINE, || (runs(&cluster).first()?["epoch"].as_u64() > done).then_some(()));
     cluster.engram(&["delete", "run", "endless"]).fails_with(2, &["has not ended"]);
+    cluster.engram(&["run", &file, "--rerun"]).fails_with(5, &["run endless has not ended"]);
     cluster.stop();
 }
 
@@ -55,6 +63,10 @@ fn imports_and_manifests_apply_events_once() {
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     wait_for("the run to finish", DEADLINE, || (runs(&cluster).first()?["phase"] == "Succeeded").then_some(()));
     assert_eq!(cluster.digest(), learned);
+    // Run again, it applies the events again and replaces its record.
+    cluster.engram(&["run", &file, "--rerun"]).exits_with(0);
+    assert_ne!(cluster.digest().0, learned.0);
+    assert_eq!((runs(&cluster).len(), &runs(&cluster)[0]["phase"]), (1, &"Succeeded".into()));
     let wrong = cluster.file("wrong.yaml", run.replace("name: shop", "name: chop"));
     cluster.engram(&["run", &wrong]).fails_with(3, &["ENG-0301", "chop", "shop"]);
     cluster.stop();
@@ -62,7 +74,8 @@ fn imports_and_manifests_apply_events_once() {
 
 #[test]
 fn a_corrected_file_continues_its_run_and_few_ended_runs_are_kept() {
-    let spec = "  partitions: 2\n  learning: { initialWeight: 0.0, decay: 0.01 }\n  maintenance: { runHistoryLimit: 2 }\n";
+    let spec =
+        "  partitions: 2\n  learning: { initialWeight: 0.0, decay: 0.01 }\n  maintenance: { runHistoryLimit: 2 }\n";
     let cluster = Cluster::up(&cluster_manifest("shop", 1, spec));
     let write = |rows: &str| cluster.file("days.csv", format!("key,day,q\n{rows}"));
     let file = write("a,1,0.9\nb,2,7\n");
@@ -83,7 +96,8 @@ fn a_corrected_file_continues_its_run_and_few_ended_runs_are_kept() {
     cluster.engram(&import).fails_with(3, &["ENG-0302", "epoch 1 (1)"]);
     assert_eq!(cluster.digest(), learned);
 
-    let from_stdin = ["import", "events", "-", "--format", "csv", "--separator", "semicolon", "--key", "k", "--epoch", "e"];
+    let from_stdin =
+        ["import", "events", "-", "--format", "csv", "--separator", "semicolon", "--key", "k", "--epoch", "e"];
     cluster.engram(&["import", "events", "-", "--key", "k", "--epoch", "e"]).fails_with(2, &["--format"]);
     cluster.engram_with(&from_stdin, "k;e\nx;5\n").exits_with(0);
     assert!(weight("x") > 0.0);
@@ -194,7 +208,7 @@ spec:
     source: { synthetic: { name: S4, wavelengths: 61 } }
     starts: 1
     leakingVariant: true
-    training: { steps: 2000, patience: 1000, stride: 1 }
+    training: { steps: 100, stride: 1 }
 ";
 
 #[test]
@@ -202,10 +216,13 @@ fn runs_of_tasks_give_the_same_results_on_any_number_of_workers_and_after_kills(
     let cluster = Cluster::up(&cluster_manifest("demo", 1, "  partitions: 4\n"));
     let file = cluster.file("spectra.yaml", SPECTRA);
     let page = cluster.folder().join("report.html");
-    let alone = cluster.engram(&["run", &file, "-o", "json", "--report", &page.display().to_string()]).exits_with(0).json();
+    let alone =
+        cluster.engram(&["run", &file, "-o", "json", "--report", &page.display().to_string()]).exits_with(0).json();
     assert_eq!((&alone["kind"], &alone["tasks"]), (&Value::from("RunResult"), &Value::from(7)));
     let page = std::fs::read_to_string(page).expect("failed to read the page");
-    assert!(page.contains("<svg") && page.contains("RBF-GP") && page.contains("leaking variant (has seen the spectra)"));
+    assert!(
+        page.contains("<svg") && page.contains("RBF-GP") && page.contains("leaking variant (has seen the spectra)")
+    );
     assert_eq!(cluster.digest().1, 0, "the run changes no memories");
     let wrong = SPECTRA.replace("synthetic: { name: S4, wavelengths: 61 }", "csv: { path: missing.csv }");
     let wrong = cluster.file("wrong.yaml", wrong.replace("name: spectra", "name: wrong"));
