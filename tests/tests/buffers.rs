@@ -28,7 +28,7 @@ fn fields() -> Vec<Field> {
     ]
 }
 
-/// Items whose content tells their number.
+/// Items whose content is their number.
 fn items(numbers: std::ops::Range<usize>, priority: impl Fn(usize) -> f64) -> Items {
     let obs: Vec<u8> =
         numbers.clone().flat_map(|it| [(it as f32).to_le_bytes(), 0.5_f32.to_le_bytes()].concat()).collect();

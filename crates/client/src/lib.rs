@@ -62,10 +62,10 @@ pub use buffer::{
     Sample, SampleBy,
 };
 pub use call::Service;
+pub use client::Client;
 pub use engram_memory::buffer::Remover;
 pub use engram_replay::limiter::Settings as RateLimit;
 pub use engram_replay::schema::{DType, Field};
-pub use client::Client;
 pub use epoch::{EpochReport, EpochUpdates};
 pub use error::{Error, PartFailure};
 pub use map::{Map, Placement, Worker};

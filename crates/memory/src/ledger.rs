@@ -24,7 +24,7 @@ pub struct Ledger {
     /// Runs whose records are kept in this partition.
     pub runs: run::Table,
     /// Replay buffers.
-    pub buffers: buffer::Table,
+    pub buffers: buffer::BufferTable,
 }
 
 /// What to do with a record.

@@ -11,7 +11,7 @@ pub const MAX_TAG_BYTES: usize = u8::MAX as usize;
 /// Bytes of a head without tag.
 const FIXED_BYTES: usize = 17;
 
-/// What an item carries beside its fields.
+/// What an item carries next to its fields.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Head<'a> {
     /// Policy version that produced the item.

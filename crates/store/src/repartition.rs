@@ -33,7 +33,7 @@ pub struct Repartition {
     /// Sessions opened before this are expired.
     watermark_ms: u64,
     /// Buffers of the input.
-    buffers: Vec<buffer::Table>,
+    buffers: Vec<buffer::BufferTable>,
 }
 
 /// A partition under construction.
@@ -135,7 +135,7 @@ impl Repartition {
         let (lsn, term, clock) = (self.lsn, self.term, DecayClock::default());
         let mut written = Vec::new();
         for (partition, builder) in self.builders {
-            ledger.buffers = buffer::Table::repartitioned(&self.buffers, partition.0, self.shape.partitions);
+            ledger.buffers = buffer::BufferTable::repartitioned(&self.buffers, partition.0, self.shape.partitions);
             let mut encoded = Vec::new();
             encode_ledger(&ledger, &mut encoded);
             let ledger_digest = Digest(ledger.digest(clock));

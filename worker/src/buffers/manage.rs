@@ -167,7 +167,7 @@ impl Buffers {
     pub(crate) async fn list_items(&self, request: v1::ListItemsRequest) -> Result<Vec<v1::ItemBatch>, Problem> {
         let definition = self.definition(&request.buffer).await?;
         let limit = if request.limit == 0 { super::local::MAX_HANDLES } else { request.limit };
-        // With a tag all items are looked at.
+        // With a tag all items are read.
         let count = if request.tag.is_some() { super::local::MAX_HANDLES } else { limit };
         let query = Some(Query::Oldest(count));
         let shares = v1::GetSharesRequest { buffer: request.buffer, query, ..v1::GetSharesRequest::default() };

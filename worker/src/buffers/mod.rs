@@ -43,7 +43,7 @@ fn reply<T>(answer: Result<T, Problem>) -> Result<Response<T>, Status> {
     answer.map(Response::new).map_err(Problem::into_status)
 }
 
-fn stream(answer: Result<Vec<ItemBatch>, Problem>) -> Result<Response<Batches>, Status> {
+fn item_stream(answer: Result<Vec<ItemBatch>, Problem>) -> Result<Response<Batches>, Status> {
     let batches = answer.map_err(Problem::into_status)?;
     Ok(Response::new(Box::pin(futures::stream::iter(batches.into_iter().map(Ok)))))
 }
@@ -151,28 +151,28 @@ impl BufferService for Buffers {
         &self,
         request: Request<v1::SampleItemsRequest>,
     ) -> Result<Response<Self::SampleItemsStream>, Status> {
-        stream(Box::pin(self.sample(request.into_inner())).await)
+        item_stream(Box::pin(self.sample(request.into_inner())).await)
     }
 
     async fn get_items(&self, request: Request<v1::GetItemsRequest>) -> Result<Response<Self::GetItemsStream>, Status> {
         let request = request.into_inner();
         engram_proto::columns::check_rows(request.handles.len())
             .map_err(|invalid| Problem::from(invalid).into_status())?;
-        stream(self.shared.admission.run("GetItems", Box::pin(self.get(request))).await)
+        item_stream(self.shared.admission.run("GetItems", Box::pin(self.get(request))).await)
     }
 
     async fn consume_items(
         &self,
         request: Request<v1::ConsumeItemsRequest>,
     ) -> Result<Response<Self::ConsumeItemsStream>, Status> {
-        stream(Box::pin(self.consume(request.into_inner())).await)
+        item_stream(Box::pin(self.consume(request.into_inner())).await)
     }
 
     async fn list_items(
         &self,
         request: Request<v1::ListItemsRequest>,
     ) -> Result<Response<Self::ListItemsStream>, Status> {
-        stream(Self::list_items(self, request.into_inner()).await)
+        item_stream(Self::list_items(self, request.into_inner()).await)
     }
 
     async fn get_shares(
@@ -193,7 +193,7 @@ impl BufferService for Buffers {
             let selection = rows::Selection::new(definition, &request.fields, request.without_fields)?;
             selection.cut(self.local_draws(request).await?)
         };
-        stream(self.shared.admission.run("DrawItems", Box::pin(drawn)).await)
+        item_stream(self.shared.admission.run("DrawItems", Box::pin(drawn)).await)
     }
 
     async fn change_buffer(

@@ -121,7 +121,7 @@ impl BufferSpec {
             name: self.name.clone(),
             fields: self.fields.iter().map(field).collect(),
             capacity: self.capacity,
-            remover: i32::from(self.remover.code()),
+            remover: i32::from(self.remover.number()),
             max_reuse: self.max_reuse,
             max_age: self.max_age,
             max_priority: self.max_priority,
@@ -142,7 +142,7 @@ impl BufferSpec {
     pub fn from_wire(from: v1::BufferSpec) -> Result<Self, Error> {
         let remover = match from.remover {
             0 => Some(Remover::default()),
-            code => u8::try_from(code).ok().and_then(Remover::from_code),
+            code => u8::try_from(code).ok().and_then(Remover::from_number),
         };
         let remover = remover.ok_or_else(|| refused("remover", from.remover, "0 to 5"))?;
         let field = |field: v1::BufferField| {

@@ -1,4 +1,4 @@
-//! Replay buffers of a partition: commands, and the replicated state beside the items.
+//! Replay buffers of a partition: commands, and the replicated state next to the items.
 //!
 //! An item is a memory in the group of its buffer. Its id is its handle, and is chosen here: the *position* of an item is `mix64(handle)`, and
 //! positions rise with each item that a partition appends. A position is above all earlier ones of its partition, and congruent to the number
@@ -11,7 +11,7 @@ mod table;
 
 pub use command::{BufferCommand, BufferRef, Limits};
 pub use cursor::{Cursor, LeaseError, MAX_AHEAD, Position};
-pub use table::{Buffer, Counts, Table};
+pub use table::{Buffer, BufferTable, Counts};
 
 use crate::hash::{mix64, unmix64};
 use crate::ids::MemoryId;
@@ -54,7 +54,7 @@ impl Remover {
     pub const ALL: [Self; 5] = [Self::Fifo, Self::Lifo, Self::LowestPriority, Self::HighestPriority, Self::Refuse];
 
     /// Returns its number in files and on the wire.
-    pub const fn code(self) -> u8 {
+    pub const fn number(self) -> u8 {
         match self {
             Self::Fifo => 1,
             Self::Lifo => 2,
@@ -64,9 +64,9 @@ impl Remover {
         }
     }
 
-    /// Returns the remover of `code`.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|remover| remover.code() == code)
+    /// Returns the remover of a number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|remover| remover.number() == number)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Replicated state of the buffers of a partition, beside their items.
+//! Replicated state of the buffers of a partition, next to their items.
 
 use super::{BufferRef, Cursor, Limits, MAX_BUFFERS, MAX_CONSUMERS, Position, Remover, handle_at};
 use crate::ids::{Group, MemoryId};
@@ -79,13 +79,13 @@ impl Buffer {
 
 /// The buffers of one partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Table {
+pub struct BufferTable {
     /// Highest position of an item so far; 0 = none.
     pub(crate) high: Position,
     pub(crate) buffers: BTreeMap<Group, Buffer>,
 }
 
-impl Table {
+impl BufferTable {
     /// Whether there never was an item and there is no buffer.
     pub fn is_empty(&self) -> bool {
         self.high == 0 && self.buffers.is_empty()
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn positions_rise_are_of_the_partition_and_skip_ids_of_clients() {
-        let mut table = Table::default();
+        let mut table = BufferTable::default();
         let at = position(order(1_700_000_000_000, 5), 3, 7);
         let first = table.take(at, 4, 7, |_| false);
         assert_eq!(first, at);
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn definition_is_accepted_again_only_unchanged() {
-        let mut table = Table::default();
+        let mut table = BufferTable::default();
         let limits = Limits { capacity: 10, share: 10, ..Limits::default() };
         table.define(None, "a", b"x", limits).unwrap();
         table.define(None, "a", b"x", limits).unwrap();

@@ -2,7 +2,7 @@
 
 use super::ledger::above;
 use super::{DecodeError, Decoded, Reader, Writer};
-use crate::buffer::{Buffer, BufferCommand, BufferRef, Counts, Cursor, Limits, Remover, Table};
+use crate::buffer::{Buffer, BufferCommand, BufferRef, BufferTable, Counts, Cursor, Limits, Remover};
 use crate::ids::{Group, MemoryId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ impl Writer<'_> {
     fn limits(&mut self, limits: &Limits) {
         self.u64(limits.capacity);
         self.u64(limits.share);
-        self.u8(limits.remover.code());
+        self.u8(limits.remover.number());
         self.u32(limits.max_reuse);
     }
 
@@ -74,7 +74,7 @@ impl Writer<'_> {
         }
     }
 
-    pub(super) fn buffers(&mut self, table: &Table) {
+    pub(super) fn buffers(&mut self, table: &BufferTable) {
         self.u64(table.high);
         self.len(table.buffers.len());
         for (group, buffer) in &table.buffers {
@@ -122,7 +122,7 @@ impl Reader<'_> {
     fn limits(&mut self) -> Decoded<Limits> {
         let (capacity, share, code) = (self.u64("capacity")?, self.u64("share")?, self.u8("remover")?);
         let remover =
-            Remover::from_code(code).ok_or(DecodeError::Unknown { what: "remover", found: u64::from(code) })?;
+            Remover::from_number(code).ok_or(DecodeError::Unknown { what: "remover", found: u64::from(code) })?;
         Ok(Limits { capacity, share, remover, max_reuse: self.u32("reuse")? })
     }
 
@@ -164,8 +164,8 @@ impl Reader<'_> {
         })
     }
 
-    pub(super) fn buffers(&mut self) -> Decoded<Table> {
-        let mut table = Table { high: self.u64("position")?, buffers: BTreeMap::new() };
+    pub(super) fn buffers(&mut self) -> Decoded<BufferTable> {
+        let mut table = BufferTable { high: self.u64("position")?, buffers: BTreeMap::new() };
         for _ in 0..self.count(62, "buffers")? {
             let group = Group(self.u8("group")?);
             if !above(&table.buffers, &group) {

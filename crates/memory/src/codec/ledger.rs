@@ -31,7 +31,7 @@ pub fn decode_ledger(bytes: &[u8]) -> Result<Ledger, DecodeError> {
         sessions: reader.sessions()?,
         epochs: reader.epochs()?,
         runs: reader.runs()?,
-        buffers: if reader.0.is_empty() { buffer::Table::default() } else { reader.buffers()? },
+        buffers: if reader.0.is_empty() { buffer::BufferTable::default() } else { reader.buffers()? },
     };
     reader.finish()?;
     Ok(ledger)

@@ -100,7 +100,7 @@ impl Sums {
 
 impl Items {
     /// Follows a command that is not one of a buffer, before it is executed.
-    pub(crate) fn follow(&mut self, partition: &engram_memory::buffer::Table, command: &Command) {
+    pub(crate) fn follow(&mut self, partition: &engram_memory::buffer::BufferTable, command: &Command) {
         if self.indexes.is_empty() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Items of a buffer as files: an array per field, and arrays whose names begin with `_` for what an item carries beside its fields.
+//! Items of a buffer as files: an array per field, and arrays whose names begin with `_` for what an item carries with its fields.
 
 use super::npz::{self, Array};
 use crate::error::problem;

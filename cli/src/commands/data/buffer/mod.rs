@@ -110,7 +110,7 @@ impl BufferCommand {
                 let buffers = client.list_buffers().await?;
                 let found = buffers.iter().find(|buffer| buffer.spec.name == name);
                 let unknown = || problem(Code::InvalidValue, format!("buffer {name:?} does not exist"));
-                describe(found.ok_or_else(unknown)?, context)?;
+                show_description(found.ok_or_else(unknown)?, context)?;
             }
             Self::Sample(arguments) => sample(&client, arguments, context).await?,
             Self::Import { name, file, capacity } => {
@@ -187,7 +187,7 @@ fn list(buffers: &[BufferDescription], context: &Context) -> anyhow::Result<()> 
     context.output.list(&views, &table)
 }
 
-fn describe(buffer: &BufferDescription, context: &Context) -> anyhow::Result<()> {
+fn show_description(buffer: &BufferDescription, context: &Context) -> anyhow::Result<()> {
     let view = BufferView::from(buffer);
     let mut table = Table::new(&["field", "value"]);
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
