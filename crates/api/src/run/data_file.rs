@@ -42,8 +42,8 @@ impl LearnerRunSpec {
         if let Some(SpectraSource::Csv(file)) = self.geodesic.as_ref().map(|run| &run.source) {
             return Some(file);
         }
-        let tropical = self.tropical.as_ref().and_then(|run| run.data_file());
-        tropical.or_else(|| self.fisher.as_ref()?.data_file())
+        let tropical = self.tropical.as_ref().and_then(|run| run.input_file());
+        tropical.or_else(|| self.fisher.as_ref()?.data.csv_file())
     }
 
     /// See [`Self::data_file`].
@@ -51,7 +51,7 @@ impl LearnerRunSpec {
         if let Some(SpectraSource::Csv(file)) = self.geodesic.as_mut().map(|run| &mut run.source) {
             return Some(file);
         }
-        let tropical = self.tropical.as_mut().and_then(|run| run.data_file_mut());
-        tropical.or_else(|| self.fisher.as_mut()?.data_file_mut())
+        let tropical = self.tropical.as_mut().and_then(|run| run.input_file_mut());
+        tropical.or_else(|| self.fisher.as_mut()?.data.csv_file_mut())
     }
 }

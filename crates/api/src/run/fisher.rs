@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{DataFile, Samples};
+use super::Samples;
 use crate::manifest_enum::words;
 
 /// Trains a classifier, computes its Fisher matrix and spectrum, and compares natural-gradient training with SGD.
@@ -69,18 +69,6 @@ impl Default for FisherRun {
             test: 0.25,
             seed: 42,
         }
-    }
-}
-
-impl FisherRun {
-    /// Returns the data file, if the run reads one.
-    pub const fn data_file(&self) -> Option<&DataFile> {
-        self.data.data_file()
-    }
-
-    /// See [`Self::data_file`].
-    pub const fn data_file_mut(&mut self) -> Option<&mut DataFile> {
-        self.data.data_file_mut()
     }
 }
 

@@ -54,15 +54,15 @@ impl Default for Samples {
 
 impl Samples {
     /// Returns the file, if the samples are in one.
-    pub const fn data_file(&self) -> Option<&DataFile> {
+    pub const fn csv_file(&self) -> Option<&DataFile> {
         match self {
             Self::Example(_) => None,
             Self::Csv(samples) => Some(&samples.file),
         }
     }
 
-    /// See [`Self::data_file`].
-    pub const fn data_file_mut(&mut self) -> Option<&mut DataFile> {
+    /// See [`Self::csv_file`].
+    pub const fn csv_file_mut(&mut self) -> Option<&mut DataFile> {
         match self {
             Self::Example(_) => None,
             Self::Csv(samples) => Some(&mut samples.file),

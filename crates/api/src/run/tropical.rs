@@ -26,15 +26,15 @@ pub struct TropicalRun {
 
 impl TropicalRun {
     /// Returns the data file, if the run reads one: that of `graph`, else that of `classify`.
-    pub fn data_file(&self) -> Option<&DataFile> {
+    pub fn input_file(&self) -> Option<&DataFile> {
         let graph = self.graph.as_ref().map(|graph| &graph.file);
-        graph.or_else(|| self.classify.as_ref()?.data.data_file())
+        graph.or_else(|| self.classify.as_ref()?.data.csv_file())
     }
 
-    /// See [`Self::data_file`].
-    pub fn data_file_mut(&mut self) -> Option<&mut DataFile> {
+    /// See [`Self::input_file`].
+    pub fn input_file_mut(&mut self) -> Option<&mut DataFile> {
         let graph = self.graph.as_mut().map(|graph| &mut graph.file);
-        graph.or_else(|| self.classify.as_mut()?.data.data_file_mut())
+        graph.or_else(|| self.classify.as_mut()?.data.csv_file_mut())
     }
 }
 

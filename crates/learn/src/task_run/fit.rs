@@ -71,7 +71,7 @@ impl Batches {
     }
 
     /// Returns the share of the step size in a step: it falls linearly.
-    pub(super) fn rate(&self, step: usize) -> f32 {
+    pub(super) fn rate_share(&self, step: usize) -> f32 {
         1.0 - (1.0 - FINAL_RATE) * step as f32 / self.steps() as f32
     }
 

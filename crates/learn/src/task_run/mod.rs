@@ -65,7 +65,7 @@ pub trait TaskContext: Sync {
 /// Error of a plan or of a task.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// The task was told to stop.
+    /// The task had to stop early.
     #[error("stopped")]
     Stopped,
     /// The specification or the data of the run cannot be used. The message names the field or the row, the value and what is

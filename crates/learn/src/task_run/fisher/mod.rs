@@ -102,7 +102,7 @@ impl FisherTasks {
             for (index, samples) in batches.of_epoch(epoch).iter().enumerate() {
                 let (values, labels) = gather(&values, &labels, self.data.width, samples);
                 let sum = classifier.gradient(&values, &labels)?;
-                let rate = RATE * batches.rate(epoch * batches.per_epoch() + index);
+                let rate = RATE * batches.rate_share(epoch * batches.per_epoch() + index);
                 adam.step(classifier.model.parameters_mut(), &sum.values, labels.len(), rate);
                 classifier.recycle(sum);
             }
@@ -208,7 +208,7 @@ impl TaskRun for FisherTasks {
     fn finish(&self, results: &[StageResults]) -> Result<TaskFindings, TaskError> {
         let trained: Trained = decode(&results[0][0])?;
         let curves: Vec<Curve> = results[0][1..].iter().map(|it| decode(it)).collect::<Result<_, _>>()?;
-        self.findings(&trained, &curves, &self.fisher(&results[1])?, &get_f64(&results[2][0]))
+        self.summarize(&trained, &curves, &self.fisher(&results[1])?, &get_f64(&results[2][0]))
     }
 }
 

@@ -36,14 +36,14 @@ impl Spectrum {
 }
 
 /// Returns the curve of a method with the lowest validation loss.
-fn best(curves: &[Curve], method: Method) -> Result<&Curve, TaskError> {
+fn best_curve(curves: &[Curve], method: Method) -> Result<&Curve, TaskError> {
     let own = curves.iter().filter(|curve| curve.method == method);
     own.min_by(|a, b| a.validation.loss.total_cmp(&b.validation.loss))
         .ok_or_else(|| TaskError::Failed(format!("there is no curve of {}", method.name())))
 }
 
 impl FisherTasks {
-    pub(super) fn findings(
+    pub(super) fn summarize(
         &self,
         trained: &Trained,
         curves: &[Curve],
@@ -51,7 +51,7 @@ impl FisherTasks {
         eigenvalues: &[f64],
     ) -> Result<TaskFindings, TaskError> {
         let spectrum = Spectrum::of(eigenvalues, matrix, self.spec.damping);
-        let (natural, sgd) = (best(curves, Method::Natural)?, best(curves, Method::Sgd)?);
+        let (natural, sgd) = (best_curve(curves, Method::Natural)?, best_curve(curves, Method::Sgd)?);
         let verdicts = self.verdicts(trained, &spectrum, natural, sgd);
         let tile = |name, value: String, note: &str| (name, value, note.to_owned());
         let page = Page {

@@ -82,7 +82,7 @@ impl ClassifyWorkload {
 }
 
 /// Returns the best candidate of a model: highest accuracy, then lowest loss, then first.
-fn best(fits: &[Fit], model: ModelKind) -> Result<&Fit, TaskError> {
+fn best_fit(fits: &[Fit], model: ModelKind) -> Result<&Fit, TaskError> {
     let own = fits.iter().filter(|fit| fit.candidate.model == model);
     let better = |a: &Fit, b: &Fit| {
         let (a, b) = (&a.evaluation, &b.evaluation);
@@ -102,7 +102,7 @@ impl Workload for ClassifyWorkload {
             [] => Ok(self.candidates().into_iter().map(|it| self.task(it, false)).collect()),
             [candidates] => {
                 let fits = fits(candidates)?;
-                let chosen = [ModelKind::Tropical, ModelKind::Logistic].map(|model| best(&fits, model));
+                let chosen = [ModelKind::Tropical, ModelKind::Logistic].map(|model| best_fit(&fits, model));
                 chosen.into_iter().map(|fit| Ok(self.task(fit?.candidate, true))).collect()
             }
             _ => Ok(Vec::new()),
@@ -116,7 +116,7 @@ impl Workload for ClassifyWorkload {
 
     fn finish(&self, results: &[StageResults], report: &mut Findings) -> Result<(), TaskError> {
         let (candidates, last) = (fits(&results[0])?, fits(&results[1])?);
-        let (network, regression) = (best(&last, ModelKind::Tropical)?, best(&last, ModelKind::Logistic)?);
+        let (network, regression) = (best_fit(&last, ModelKind::Tropical)?, best_fit(&last, ModelKind::Logistic)?);
         self.verdict(network, regression, report);
         report.section(curves(network, regression));
         report.section(self.confusion(network));

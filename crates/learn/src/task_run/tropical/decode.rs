@@ -100,8 +100,8 @@ impl DecodeWorkload {
             let mut values = borders.last().expect("it starts with the first values").clone();
             for block in get_f32(group).chunks_exact(states * states) {
                 let entry = |from: usize, to: usize| values[from] + f64::from(block[from * states + to]);
-                let best = |to: usize| (0..states).map(|from| entry(from, to)).fold(f64::NEG_INFINITY, f64::max);
-                values = (0..states).map(best).collect();
+                let largest = |to: usize| (0..states).map(|from| entry(from, to)).fold(f64::NEG_INFINITY, f64::max);
+                values = (0..states).map(largest).collect();
             }
             borders.push(values);
         }
@@ -146,7 +146,7 @@ impl DecodeWorkload {
         let start = self.chain.start();
         reachable(&start, 0)?;
         let (values, pointers) = self.forward(start, 0..self.chain.observations.len() - 1)?;
-        let last = best(&values);
+        let last = best_state(&values);
         let (path, first) = self.path(&pointers, last);
         Ok(Sequential { score: values[last as usize], digest: digest(&[vec![first], path].concat()) })
     }
@@ -154,7 +154,7 @@ impl DecodeWorkload {
     /// Returns the last state of each group, followed back from the best state at the end.
     fn last_states(&self, results: &[StageResults]) -> (u16, Vec<u16>) {
         let borders = self.borders(&results[0][..self.groups.len()]);
-        let mut state = best(borders.last().expect("there is at least the start"));
+        let mut state = best_state(borders.last().expect("there is at least the start"));
         let mut last = vec![0; self.groups.len()];
         for group in (0..self.groups.len()).rev() {
             last[group] = state;
@@ -167,9 +167,9 @@ impl DecodeWorkload {
     pub(super) fn result(&self, results: &[StageResults]) -> Result<(Vec<u16>, f64, Sequential), TaskError> {
         let sequential: Sequential = decode(&results[0][self.groups.len()])?;
         let values = self.borders(&results[0][..self.groups.len()]).pop().expect("there is at least the start");
-        let score = values[best(&values) as usize];
+        let score = values[best_state(&values) as usize];
         if self.groups.is_empty() {
-            return Ok((vec![best(&values)], score, sequential));
+            return Ok((vec![best_state(&values)], score, sequential));
         }
         let (first, _) = self.last_states(results);
         let path = results[2].iter().flat_map(|states| states_of(states));
@@ -266,7 +266,7 @@ impl DecodeWorkload {
         let likely = |symbol: u32| {
             let values: Vec<f64> =
                 (0..self.chain.states).map(|it| f64::from(self.chain.emission.row(it)[symbol as usize])).collect();
-            best(&values)
+            best_state(&values)
         };
         let share = |states: &mut dyn Iterator<Item = u16>| {
             let hits = states.zip(truth).filter(|(state, truth)| u32::from(*state) == **truth).count();
@@ -306,7 +306,7 @@ impl DecodeWorkload {
 }
 
 /// Returns the lowest index of the largest value.
-fn best(values: &[f64]) -> u16 {
+fn best_state(values: &[f64]) -> u16 {
     let better = |best: usize, at: usize| if values[at] > values[best] { at } else { best };
     (0..values.len()).reduce(better).unwrap_or(0) as u16
 }

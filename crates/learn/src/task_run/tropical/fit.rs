@@ -87,7 +87,7 @@ fn tropical(
             let (values, labels) = gather(values, labels, parts.width, samples);
             let temperature = temperature(settings.temperature as f32, step, batches.steps());
             let gradient = network.gradient(&values, &labels, temperature).map_err(failed)?;
-            let rate = candidate.rate as f32 * batches.rate(step);
+            let rate = candidate.rate as f32 * batches.rate_share(step);
             adam.step(network.parameters_mut(), &gradient.values, gradient.samples, rate);
         }
         batches.after(epoch, context)?;
@@ -120,7 +120,7 @@ fn logistic(
         for (index, samples) in batches.of_epoch(epoch).iter().enumerate() {
             let (values, labels) = gather(values, labels, parts.width, samples);
             let sum = classifier.gradient(&values, &labels)?;
-            let rate = candidate.rate as f32 * batches.rate(epoch * batches.per_epoch() + index);
+            let rate = candidate.rate as f32 * batches.rate_share(epoch * batches.per_epoch() + index);
             adam.step(classifier.model.parameters_mut(), &sum.values, labels.len(), rate);
             classifier.recycle(sum);
         }

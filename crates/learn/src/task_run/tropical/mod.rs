@@ -72,7 +72,7 @@ impl TropicalTasks {
     /// # Errors
     /// The specification or the file cannot be used; the error names the field, or line and column.
     pub fn new(spec: &TropicalRun, data: Option<&[u8]>) -> Result<Self, TaskError> {
-        let samples = spec.classify.as_ref().and_then(|classify| classify.data.data_file());
+        let samples = spec.classify.as_ref().and_then(|classify| classify.data.csv_file());
         if spec.graph.is_some() && samples.is_some() {
             return Err(TaskError::Invalid(
                 "spec.tropical.graph and spec.tropical.classify.data.csv are both present; allowed: one file per run"
