@@ -125,7 +125,8 @@ mod tests {
         let cluster =
             ["-p", "engram-cli", "-p", "engram-worker", "-p", "engram-operator", "-p", "engram-kubernetes-tests"];
         let benchmarks = ["-p", "engram-cli", "-p", "engram-benchmarks"];
-        for selection in [&command[..], &cluster, &benchmarks] {
+        let python = ["-p", "engram-python"];
+        for selection in [&command[..], &cluster, &benchmarks, &python] {
             let programs = built_of("normal", selection);
             // A different feature of one small crate rebuilds everything that depends on it.
             let other: Vec<_> = programs.difference(&tests).collect();

@@ -229,7 +229,7 @@ fn python(job: &Job) -> Result<Verdict> {
         status if status == i32::from(crate::python::SKIPPED) => {
             Ok(Verdict::Skipped("maturin or pytest can't be installed, see the log".into()))
         }
-        status => anyhow::bail!("cargo xtask python failed (status {status})"),
+        status => anyhow::bail!("the Python package failed (status {status})"),
     }
 }
 
