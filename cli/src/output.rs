@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     fn output(format: Format) -> Output {
-        Output { format, color: false, stderr_color: false, quiet: false, live: false }
+        Output { format, color: false, stderr_color: false, quiet: false, live: false, selection: "" }
     }
 
     #[test]

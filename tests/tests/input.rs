@@ -1,7 +1,7 @@
 //! Invalid input through the command line: reported with its error code, without partial changes.
 
 use engram_memory::{Ordinal, key_id};
-use engram_tests::{Cluster, ClusterBuilder, cluster_manifest, engram, run_manifest};
+use engram_tests::{Cluster, ClusterBuilder, binary, cluster_manifest, engram, run_manifest};
 use engram_worker::{Authorizer, HeaderMap, Principal, Worker};
 use serde_json::json;
 
@@ -40,6 +40,18 @@ fn commands_without_a_cluster_report_it() {
     engram(["qualty"], "").fails_with(2, &["'quality'"]);
     engram(["reinforce", "a", "--quality", "0.5", "--delta", "0.5"], "").fails_with(2, &["--delta"]);
     engram(["explain", "ENG-9999"], "").exits_with(3);
+}
+
+#[test]
+fn a_low_limit_of_open_files_is_reported_as_such() {
+    let up = ClusterBuilder::new(&cluster_manifest("c", 4, ""));
+    let line = r#"ulimit -n 16; exec "$0" up "$1" --state-dir "$2" --port-base 0"#;
+    let manifest = up.state_dir().with_file_name("cluster.yaml");
+    let mut shell = std::process::Command::new("sh");
+    let output = shell.args(["-c", line]).arg(binary()).args([manifest, up.state_dir()]).output().expect("sh runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("16 files") && text.contains("ulimit -n") && !text.contains("no free port"), "{text}");
 }
 
 #[test]
