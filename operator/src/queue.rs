@@ -137,6 +137,7 @@ mod tests {
             json!({ "spec": { "managedBy": "kueue.x-k8s.io/multikueue" } }),
             json!({ "spec": { "clusterRef": { "name": "others" } } }),
             json!({ "spec": { "kind": "Snapshot" }, "status": { "phase": "Running" } }),
+            json!({ "spec": { "kind": "Geodesic" }, "status": { "phase": "Running" } }),
             json!({ "metadata": { "deletionTimestamp": "2026-11-23T01:00:09Z" } }),
         ] {
             assert_eq!(waits(&[object("a", 0, &more), object("b", 1, &json!({}))], &[], "b"), None, "{more}");

@@ -90,8 +90,13 @@ struct Stage<'a> {
 impl Driver {
     /// Drives the run to its end, however long the cluster takes. If dropped at any await, another driver can continue.
     pub(super) async fn run(mut self) {
+        let slot = self.wait_for_slot().await;
         let started = (Instant::now(), self.state.elapsed_ms);
-        let result = self.drive(started).await;
+        let result = match &slot {
+            Ok(_) => self.drive(started).await,
+            Err(Interruption::Ordered(order)) => Err(Interruption::Ordered(*order)),
+            Err(_) => return,
+        };
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
         let mut page = None;
         let (phase, code, message) = match result {
@@ -131,7 +136,6 @@ impl Driver {
 
     /// Executes all stages. Returns the row of the report page.
     async fn drive(&mut self, started: (Instant, u64)) -> Result<Vec<u8>, Interruption> {
-        let _permit = self.wait_for_slot().await?;
         let mut recorded = self.load().await?;
         let data = self.data().await?;
         self.pin(data.as_deref())?;
