@@ -7,6 +7,7 @@ use crate::buffers::BufferMetrics;
 use crate::panics;
 use crate::peers::Traffic;
 use crate::shared::Shared;
+use crate::training::TrainingMetrics;
 pub use engram_api::metrics::{MetricDescriptor, MetricType};
 use engram_identity::{Keys, Reason};
 use engram_kernels::MirrorStatus;
@@ -24,7 +25,7 @@ use std::time::{Duration, SystemTime};
 use tonic::Code;
 
 /// Methods with their own series. All others share one, so that a client cannot create series.
-const METHODS: [&str; 26] = [
+const METHODS: [&str; 27] = [
     "OpenSession",
     "GetOutcome",
     "Upsert",
@@ -46,6 +47,7 @@ const METHODS: [&str; 26] = [
     "ListRuns",
     "RemoveRun",
     "GetReport",
+    "Predict",
     "GetWorkerStatus",
     "CreateSnapshot",
     "Stop",
@@ -160,6 +162,8 @@ pub(crate) struct Metrics {
     pub(crate) promotions: Counter,
     /// What was done with buffers.
     pub(crate) buffers: BufferMetrics,
+    /// What the training members on this worker did.
+    pub(crate) training: TrainingMetrics,
     build: Family<BuildLabels, Gauge>,
     admission: AdmissionMetrics,
     connections: ConnectionMetrics,
@@ -544,6 +548,21 @@ impl Metrics {
         registrar.register("buffer_sampled", labels, help, buffers.sampled.clone());
         let help = "Time that calls waited for a replay buffer, by what they waited for";
         registrar.register("buffer_wait_seconds", &["buffer", "reason"], help, buffers.wait_seconds.clone());
+        let training = TrainingMetrics::default();
+        let help = "Members of training groups on this worker";
+        registrar.register("training_members", &[], help, training.members.clone());
+        let help = "Training steps that the members on this worker committed";
+        registrar.register("training_steps", &[], help, training.steps.clone());
+        let help = "Samples that the training members on this worker computed";
+        registrar.register("training_samples", &[], help, training.samples.clone());
+        let help = "Bytes that the training members on this worker sent for reductions";
+        registrar.register("training_sent_bytes", &[], help, training.sent_bytes.clone());
+        let help = "Time that the training members on this worker computed, without communication";
+        registrar.register("training_compute_seconds", &[], help, training.compute_seconds.clone());
+        let help = "Time that the training members on this worker spent in reductions and commits";
+        registrar.register("training_reduce_seconds", &[], help, training.reduce_seconds.clone());
+        let help = "Changes of training groups of the runs that this worker drives";
+        registrar.register("training_group_changes", &[], help, training.group_changes.clone());
         let build = Family::<BuildLabels, Gauge>::default();
         registrar.register("build_info", &["version", "device"], "Always 1; version and device in use", build.clone());
         let admission = AdmissionMetrics::new(&mut registrar);
@@ -555,6 +574,7 @@ impl Metrics {
             catalog,
             calls,
             updates,
+            training,
             partition_epochs,
             forwarded,
             promotions,

@@ -1,5 +1,6 @@
 //! A training run: its specification as trainer, data and batches.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use engram_api::{
@@ -8,7 +9,7 @@ use engram_api::{
 };
 use engram_neural::{
     Activation, Batch, BatchError, CorrelationSpec, CosineSpec, Initializer, LabeledBatch, LayerNormSpec, LayerSpec,
-    LeafSplit, LossKind, LossSpec, Model, ModelSpec, Moments, OptimizerSpec, Precision, ScheduleSpec, Targets,
+    LeafSplit, LossKind, LossSpec, Model, ModelSpec, Moments, OptimizerSpec, Precision, ScheduleSpec, Targets, View,
 };
 use thiserror::Error;
 
@@ -141,8 +142,9 @@ impl Job {
     pub fn freeze(&self, trainer: &mut Trainer) -> Result<(), JobError> {
         for path in &self.freeze {
             if trainer.model_mut().set_frozen(path, true) == 0 {
-                let names: Vec<&str> =
-                    trainer.model().views().iter().filter_map(|view| Some(view.name.rsplit_once('.')?.0)).collect();
+                let layer = |view: &View| Some(view.name.rsplit_once('.')?.0.to_owned());
+                let names: BTreeSet<String> = trainer.model().views().iter().filter_map(layer).collect();
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 return Err(field("spec.replay.freeze", path, format!("layers with parameters: {}", names.join(", "))));
             }
         }

@@ -191,7 +191,7 @@ impl Runs {
         }
         if let (RunKind::Replay, Some(replay)) = (spec.kind, &spec.replay) {
             let replay = replay.clone();
-            let driver = replay::Driver { shared, run, state, version, replay, status, orders: received_orders };
+            let driver = replay::ReplayDriver { shared, run, state, version, replay, status, orders: received_orders };
             let driver =
                 tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
             active.insert(run, ActiveRun { name, status: updates, orders, driver });

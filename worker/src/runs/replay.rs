@@ -36,7 +36,7 @@ const RESULTS_DEADLINE: Duration = Duration::from_secs(120);
 const END_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Driver of one Replay run.
-pub(super) struct Driver {
+pub(super) struct ReplayDriver {
     pub(super) shared: Arc<Shared>,
     pub(super) run: RunId,
     pub(super) state: RunState,
@@ -83,11 +83,11 @@ struct Group {
     recorded: Instant,
 }
 
-impl Driver {
+impl ReplayDriver {
     /// Drives the run to its end, however long the cluster takes. If dropped at any await, another driver can continue.
     pub(super) async fn run(mut self) {
         let started = (Instant::now(), self.state.elapsed_ms);
-        let result = self.drive(started).await;
+        let result = self.train_to_end(started).await;
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
         let mut page = None;
         let (phase, code, message) = match result {
@@ -112,7 +112,7 @@ impl Driver {
             // Its processes have ended; others continue from checkpoints.
             training.members.clear();
         }
-        if self.record(page).await.is_err() {
+        if self.write_record(page).await.is_err() {
             return;
         }
         let state = &self.state;
@@ -126,7 +126,7 @@ impl Driver {
     }
 
     /// Trains. Returns the row of the report page.
-    async fn drive(&mut self, started: (Instant, u64)) -> Result<Vec<u8>, Interruption> {
+    async fn train_to_end(&mut self, started: (Instant, u64)) -> Result<Vec<u8>, Interruption> {
         if self.shared.keys.is_some() {
             let message = "kind Replay is not supported with TLS yet: reductions between workers are not encrypted; \
                            allowed: clusters with spec.tls.mode Disabled";
@@ -146,7 +146,7 @@ impl Driver {
             submitted_ms: training.started_ms,
             spec_json: self.state.spec.to_string(),
         };
-        self.record(None).await?;
+        self.write_record(None).await?;
         let (links, mut events) = Links::new(&self.shared, start);
         let mut group = Group::new(links, self.version, &self.replay);
         if let Some(training) = self.state.training.as_ref().filter(|training| !training.members.is_empty()) {
@@ -154,7 +154,7 @@ impl Driver {
         }
         let result = self.train(&mut group, &mut events, started).await;
         if !matches!(result, Err(Interruption::Superseded)) {
-            end(&group, &mut events).await;
+            end_group(&group, &mut events).await;
         }
         result
     }
@@ -182,11 +182,11 @@ impl Driver {
                 }
                 _ = tick.tick() => self.tick(group)?,
             };
-            self.execute(group, actions).await?;
+            self.execute_actions(group, actions).await?;
             self.show(group, started);
             if group.recorded.elapsed() >= RECORD_INTERVAL {
                 self.note(group, started);
-                self.record(None).await?;
+                self.write_record(None).await?;
                 group.recorded = Instant::now();
             }
             if let Some(result) = self.result(group)? {
@@ -214,7 +214,7 @@ impl Driver {
             LinkEvent::Event(Event::Member(joined)) => Ok(group.join(worker, joined)),
             LinkEvent::Event(Event::Report(report)) => {
                 let Some((member, _)) = group.joined.get(&worker) else { return Ok(Vec::new()) };
-                let report = training::report(*member, &report);
+                let report = training::report_from_wire(*member, &report);
                 Ok(group.service_event(ServiceEvent::Report(report)))
             }
             LinkEvent::Event(Event::ProbeAnswer(_)) => {
@@ -267,7 +267,7 @@ impl Driver {
     }
 
     /// Executes actions of the membership service, and those that follow from them.
-    async fn execute(&mut self, group: &mut Group, actions: Vec<ServiceAction>) -> Result<(), Interruption> {
+    async fn execute_actions(&mut self, group: &mut Group, actions: Vec<ServiceAction>) -> Result<(), Interruption> {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
             match action {
@@ -285,10 +285,11 @@ impl Driver {
                 }
                 ServiceAction::Record { record, .. } => {
                     self.keep(group, &record);
-                    self.record(None).await?;
+                    self.write_record(None).await?;
                     let (generation, members) = (record.generation, record.members.len());
                     tracing::info!(run = %self.run, generation, members, step = record.position.step, "training group changed");
                     group.figures.restart(members);
+                    self.shared.metrics.training.group_changes.inc();
                     actions.extend(group.service_event(ServiceEvent::Recorded { generation }));
                 }
                 ServiceAction::Removed(member) => {
@@ -422,7 +423,7 @@ impl Driver {
     }
 
     /// Writes the record, with retries.
-    async fn record(&mut self, row: Option<Vec<u8>>) -> Result<(), Interruption> {
+    async fn write_record(&mut self, row: Option<Vec<u8>>) -> Result<(), Interruption> {
         let recorder = Recorder { shared: Arc::clone(&self.shared) };
         loop {
             match recorder.record(self.run, self.version, self.state.encode(), row.clone()).await {
@@ -522,8 +523,8 @@ async fn ordered(orders: &mut watch::Receiver<Order>) -> Order {
 }
 
 /// Ends the members, and waits a moment until they have.
-async fn end(group: &Group, events: &mut mpsc::Receiver<(Ordinal, LinkEvent)>) {
-    group.links.end();
+async fn end_group(group: &Group, events: &mut mpsc::Receiver<(Ordinal, LinkEvent)>) {
+    group.links.end_members();
     let mut open = group.joined.len();
     let closed = async {
         while open > 0 {

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const SHOW_INTERVAL: Duration = Duration::from_millis(200);
 /// Length of the window over which rates are measured.
 const WINDOW: Duration = Duration::from_secs(2);
+/// Steps of the first window.
+const FIRST_STEPS: u64 = 10;
 /// Ratio of spreads below which the predictions have collapsed to a constant.
 const COLLAPSED: f64 = 0.3;
 
@@ -92,7 +94,8 @@ impl Figures {
         window.reduce_seconds += progress.reduce_seconds;
         window.bytes += progress.reduced_bytes;
         self.last = *progress;
-        if self.window_since.elapsed() >= WINDOW || self.rates.samples_per_second == 0.0 {
+        let is_first = self.rates.samples_per_second == 0.0 && self.window.steps >= FIRST_STEPS;
+        if self.window_since.elapsed() >= WINDOW || is_first {
             self.close_window();
         }
     }

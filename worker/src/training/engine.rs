@@ -3,6 +3,7 @@
 //! It executes what the member's state machine decides, one piece of work after another, and reports events. It never decides whether a
 //! step counts.
 
+use super::checkpoints::Checkpoints;
 use super::connections::connect;
 use super::files::{CheckpointFolder, ModelFiles};
 use super::reduce::{Connections, GroupReduce, ReduceError};
@@ -112,17 +113,6 @@ pub(super) struct Engine {
     served: Arc<Served>,
 }
 
-/// Checkpoints of a member, written by a thread of their own.
-struct Checkpoints {
-    folder: CheckpointFolder,
-    every: u64,
-    model: ModelFiles,
-    writer: Option<std::thread::JoinHandle<anyhow::Result<()>>>,
-    /// Step of the newest checkpoint, and of the one being written.
-    written: u64,
-    writing: u64,
-}
-
 /// What an engine starts with.
 pub(super) struct Start {
     pub(super) job: Arc<Job>,
@@ -185,7 +175,7 @@ impl Engine {
         self.position
     }
 
-    /// Executes work until told to stop.
+    /// Executes work until it is stopped.
     pub(super) fn run(mut self, work: &Receiver<Work>) {
         while let Ok(next) = work.recv() {
             match next {
@@ -290,6 +280,8 @@ impl Engine {
         match connect(generation, &self.listener, self.limit) {
             Ok(connections) => {
                 self.connections = Some(connections);
+                // The time until the group was formed is no training.
+                self.meter.since = Instant::now();
                 true
             }
             Err(error) => {
@@ -519,33 +511,6 @@ impl Engine {
             spread_ratio: result.spread_ratio,
             checkpoint: self.checkpoints.folder.step(self.position.step).display().to_string(),
         }));
-    }
-}
-
-impl Checkpoints {
-    fn start(&mut self, step: u64, checkpoint: Checkpoint) {
-        if self.writer.as_ref().is_some_and(|writer| !writer.is_finished()) {
-            tracing::warn!(
-                step,
-                writing = self.writing,
-                "skipped a checkpoint: the disk is still writing the last one"
-            );
-            return;
-        }
-        self.wait();
-        self.writing = step;
-        let (folder, model) = (self.folder.clone(), self.model.clone());
-        self.writer = Some(std::thread::spawn(move || folder.write(step, &checkpoint, &model)));
-    }
-
-    /// Waits for the checkpoint being written.
-    fn wait(&mut self) {
-        let Some(writer) = self.writer.take() else { return };
-        match writer.join() {
-            Ok(Ok(())) => self.written = self.writing,
-            Ok(Err(error)) => tracing::error!(error = format!("{error:#}"), "failed to write a checkpoint"),
-            Err(_) => tracing::error!("the thread that writes checkpoints panicked"),
-        }
     }
 }
 

@@ -30,12 +30,12 @@ const QUEUE: usize = 256;
 /// Identifies a run: its name may be used again.
 pub(super) type Key = (RunId, u64);
 /// Where a member sends its events: the stream of the driver.
-pub(super) type Driver = mpsc::Sender<Result<v1::TrainingEvent, Status>>;
+pub(super) type EventSender = mpsc::Sender<Result<v1::TrainingEvent, Status>>;
 
 /// What a member receives.
 pub(super) enum Inbound {
     /// A driver connected.
-    Driver(Driver),
+    Driver(EventSender),
     Order(Order),
     /// Another worker wants the state.
     Copy(oneshot::Sender<Checkpoint>),
@@ -57,7 +57,7 @@ struct Host {
     address: v1::GroupMember,
     member: Member,
     started: Instant,
-    driver: Option<Driver>,
+    driver: Option<EventSender>,
     without_driver_since: Instant,
     engine: SyncSender<Work>,
     /// The generation that the engine works for, or is to.
@@ -146,6 +146,7 @@ impl Host {
         let mut tick = tokio::time::interval(Duration::from_millis(timing.probe_ms()));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut stopping = self.shared.stopping.subscribe();
+        self.shared.metrics.training.members.inc();
         loop {
             let is_running = tokio::select! {
                 biased;
@@ -171,6 +172,7 @@ impl Host {
                 break;
             }
         }
+        self.shared.metrics.training.members.dec();
         let step = self.member.report().position.step;
         tracing::info!(run = %self.key.0, member = self.id.0, step, "training member ended");
     }
@@ -195,7 +197,7 @@ impl Host {
     }
 
     /// Sends an event to the driver. One that does not read gets the next report instead.
-    fn tell(&mut self, event: Event) {
+    fn publish(&mut self, event: Event) {
         let Some(driver) = &self.driver else { return };
         let result = driver.try_send(Ok(v1::TrainingEvent { event: Some(event) }));
         if matches!(result, Err(mpsc::error::TrySendError::Closed(_))) {
@@ -217,12 +219,12 @@ impl Host {
             Inbound::Driver(driver) => {
                 self.driver = Some(driver);
                 let position = Some(wire::position_to_wire(self.member.report().position));
-                self.tell(Event::Member(v1::TrainingMember { member: Some(self.address.clone()), position }));
+                self.publish(Event::Member(v1::TrainingMember { member: Some(self.address.clone()), position }));
                 true
             }
             Inbound::Order(Order::Start(_)) => true,
             Inbound::Order(Order::Probe(probe)) => {
-                self.tell(Event::ProbeAnswer(probe));
+                self.publish(Event::ProbeAnswer(probe));
                 true
             }
             Inbound::Order(Order::Stop(stop)) if stop.complete => self.work(Work::Complete),
@@ -268,15 +270,16 @@ impl Host {
             }
             EngineEvent::CaughtUp(position) => self.step(MemberEvent::CaughtUp { position }).await,
             EngineEvent::Failed(failure) => {
-                self.tell(Event::Failure(failure));
+                self.publish(Event::Failure(failure));
                 true
             }
             EngineEvent::Progress(progress) => {
-                self.tell(Event::Progress(progress));
+                self.shared.metrics.training.add_progress(&progress);
+                self.publish(Event::Progress(progress));
                 true
             }
             EngineEvent::Completed(result) => {
-                self.tell(Event::Result(result));
+                self.publish(Event::Result(result));
                 true
             }
             EngineEvent::Stopped => false,
@@ -316,7 +319,7 @@ impl Host {
                     true
                 }
                 MemberAction::Report(report) => {
-                    self.tell(Event::Report(wire::report_to_wire(&report)));
+                    self.publish(Event::Report(wire::report_to_wire(&report)));
                     true
                 }
                 MemberAction::CatchUp { sources, .. } => {

@@ -93,7 +93,7 @@ impl Links {
     }
 
     /// Ends the members of all workers.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end_members(&self) {
         self.is_ending.store(true, Ordering::Release);
         self.send_all(&Order::Stop(v1::StopTraining { complete: false }));
     }

@@ -12,11 +12,13 @@
 //! Invariants: a step is committed on all members of a generation or on none; a member that is killed costs no step; members outlive
 //! their driver and go on without one until the group must change.
 
+mod checkpoints;
 mod connections;
 mod engine;
 mod files;
 mod host;
 mod links;
+mod metrics;
 mod predict;
 mod reduce;
 mod serve;
@@ -25,9 +27,10 @@ mod transfer;
 mod wire;
 
 pub(crate) use links::{LinkEvent, Links};
+pub(crate) use metrics::TrainingMetrics;
 pub(crate) use predict::predict;
 pub(crate) use service::TrainingEndpoint;
-pub(crate) use wire::{notice_to_wire, position, report};
+pub(crate) use wire::{notice_to_wire, position, report_from_wire};
 
 use crate::shared::Shared;
 use engram_memory::RunId;
@@ -54,7 +57,11 @@ pub(crate) struct Trainings {
 
 impl Trainings {
     /// Returns where to send messages for the member of a run, which is started if there is none.
-    async fn member(&self, shared: &Arc<Shared>, start: &v1::StartTraining) -> anyhow::Result<mpsc::Sender<Inbound>> {
+    async fn member_inbox(
+        &self,
+        shared: &Arc<Shared>,
+        start: &v1::StartTraining,
+    ) -> anyhow::Result<mpsc::Sender<Inbound>> {
         let key = (engram_proto::answers::run_id(&start.run)?, start.submitted_ms);
         let mut members = self.members.lock().await;
         if let Some(inbox) = members.get(&key).filter(|inbox| !inbox.is_closed()) {
@@ -67,13 +74,13 @@ impl Trainings {
         let served = Arc::new(Served::new(run.serve_every));
         let settings = Settings { key, run, job, served: Arc::clone(&served), warm_start };
         let inbox = host::start(shared, settings).await?;
-        self.serve(key, served);
+        self.keep_served(key, served);
         members.retain(|_, inbox| !inbox.is_closed());
         members.insert(key, inbox.clone());
         Ok(inbox)
     }
 
-    fn serve(&self, key: Key, served: Arc<Served>) {
+    fn keep_served(&self, key: Key, served: Arc<Served>) {
         let mut all = self.served.lock();
         while all.len() >= MAX_SERVED && !all.contains_key(&key) {
             // The one submitted first.

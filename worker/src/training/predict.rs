@@ -62,6 +62,6 @@ async fn load(shared: &Arc<Shared>, run: RunId) -> Option<Arc<Served>> {
         Some((submitted_ms, served))
     };
     let (submitted_ms, served) = tokio::task::spawn_blocking(load).await.ok()??;
-    shared.trainings.serve((run, submitted_ms), Arc::clone(&served));
+    shared.trainings.keep_served((run, submitted_ms), Arc::clone(&served));
     Some(served)
 }

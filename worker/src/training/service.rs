@@ -36,7 +36,7 @@ impl TrainingService for TrainingEndpoint {
         if self.shared.is_stopping() {
             return Err(Status::unavailable("the worker is stopping"));
         }
-        let member = self.shared.trainings.member(&self.shared, &start).await;
+        let member = self.shared.trainings.member_inbox(&self.shared, &start).await;
         let member = member.map_err(|error| Problem::of(ProblemKind::Invalid, format!("{error:#}")).into_status())?;
         let (events, stream) = mpsc::channel(EVENTS);
         let ended = |_| Status::unavailable("the member ended");

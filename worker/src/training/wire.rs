@@ -41,7 +41,7 @@ pub(crate) fn report_to_wire(report: &Report) -> v1::GroupReport {
     }
 }
 
-pub(crate) fn report(member: MemberId, wire: &v1::GroupReport) -> Report {
+pub(crate) fn report_from_wire(member: MemberId, wire: &v1::GroupReport) -> Report {
     let stage = match wire.stage() {
         v1::GroupStage::Outside => Stage::Outside,
         v1::GroupStage::Paused => Stage::Paused,

@@ -1,0 +1,43 @@
+//! The thread that writes the checkpoints of a member, one at a time.
+
+use super::files::{CheckpointFolder, ModelFiles};
+use engram_train::Checkpoint;
+
+/// Checkpoints of a member, written by a thread of their own.
+pub(super) struct Checkpoints {
+    pub(super) folder: CheckpointFolder,
+    pub(super) every: u64,
+    pub(super) model: ModelFiles,
+    pub(super) writer: Option<std::thread::JoinHandle<anyhow::Result<()>>>,
+    /// Step of the newest checkpoint, and of the one being written.
+    pub(super) written: u64,
+    pub(super) writing: u64,
+}
+
+impl Checkpoints {
+    /// Starts to write a checkpoint, unless the last one is still being written.
+    pub(super) fn start(&mut self, step: u64, checkpoint: Checkpoint) {
+        if self.writer.as_ref().is_some_and(|writer| !writer.is_finished()) {
+            tracing::warn!(
+                step,
+                writing = self.writing,
+                "skipped a checkpoint: the disk is still writing the last one"
+            );
+            return;
+        }
+        self.wait();
+        self.writing = step;
+        let (folder, model) = (self.folder.clone(), self.model.clone());
+        self.writer = Some(std::thread::spawn(move || folder.write(step, &checkpoint, &model)));
+    }
+
+    /// Waits for the checkpoint being written.
+    pub(super) fn wait(&mut self) {
+        let Some(writer) = self.writer.take() else { return };
+        match writer.join() {
+            Ok(Ok(())) => self.written = self.writing,
+            Ok(Err(error)) => tracing::error!(error = format!("{error:#}"), "failed to write a checkpoint"),
+            Err(_) => tracing::error!("the thread that writes checkpoints panicked"),
+        }
+    }
+}
