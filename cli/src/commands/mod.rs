@@ -6,6 +6,7 @@ mod config;
 mod data;
 mod down;
 mod explain;
+mod federated;
 mod logs;
 mod manifest;
 mod manifests;
@@ -45,6 +46,8 @@ pub(crate) enum Command {
     Chaos(chaos::Chaos),
     #[command(flatten)]
     Data(Data),
+    #[command(subcommand)]
+    Federated(federated::Federated),
     Validate(validate::Validate),
     Config(config::Config),
     Manifests(manifests::Manifests),
@@ -103,6 +106,7 @@ pub(crate) async fn run(
         Command::Partition(command) => partition::run(&command, context).await,
         Command::Chaos(arguments) => chaos::run(&arguments, context).await,
         Command::Data(command) => data::run(command, context).await,
+        Command::Federated(command) => federated::run(&command, context),
         Command::Validate(arguments) => validate::run(&arguments, context),
         Command::Config(arguments) => config::run(&arguments, context),
         Command::Manifests(arguments) => manifests::run(&arguments, context),

@@ -134,6 +134,22 @@ mod tests {
     }
 
     #[test]
+    fn every_bit_of_a_key_changes_its_mask() {
+        let mask = |key: Seed| {
+            let mut values = [0; 2];
+            apply_mask(&mut values, &key, false, 64);
+            values
+        };
+        let changed = (0..256_usize).map(|bit| {
+            let mut key = [7; 32];
+            key[bit / 8] ^= 1 << (bit % 8);
+            mask(key)
+        });
+        let masks: std::collections::BTreeSet<[u64; 2]> = changed.chain([mask([7; 32])]).collect();
+        assert_eq!(masks.len(), 257);
+    }
+
+    #[test]
     fn masks_cancel_and_differ_by_key() {
         for bits in [26, 48, 64] {
             let original: Vec<u64> = (0..5_000).collect();

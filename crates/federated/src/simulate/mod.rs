@@ -17,7 +17,7 @@ use self::clients::{Population, half_normal, normal};
 use crate::error::{InvalidInput, require};
 use crate::model::{ClientId, Update};
 use crate::random::{Seed, derive, stream, unit};
-use crate::round::{Action, Batch, Event, Mode, Outcome, RoundSettings, Rounds, UploadedUpdate};
+use crate::round::{Action, Batch, Event, Mode, Outcome, Refusal, RoundSettings, Rounds, UploadedUpdate};
 use crate::strategy::{Aggregator, Strategy};
 
 /// How long a task takes.
@@ -134,6 +134,7 @@ impl SimulationSettings {
 
 /// State after an aggregation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HistoryPoint {
     /// Simulated seconds.
     pub seconds: f64,
@@ -147,6 +148,7 @@ pub struct HistoryPoint {
 
 /// What a simulation showed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct SimulationReport {
     /// One point per aggregation.
     pub history: Vec<HistoryPoint>,
@@ -318,8 +320,8 @@ impl Simulation {
                     self.aggregate(&batch, now)?;
                     actions.extend(self.rounds.step(Event::Aggregated { batch: number, model: [0; 32] }, now));
                 }
-                Action::Refuse(client, _) => {
-                    self.report.wasted += 1;
+                Action::Refuse(client, refusal) => {
+                    self.report.wasted += u64::from(refusal != Refusal::Busy);
                     self.pause(client, now);
                 }
                 Action::Discard(update) => {
