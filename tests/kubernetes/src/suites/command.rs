@@ -16,7 +16,7 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -122,7 +122,10 @@ pub(super) fn kubeconfig(cluster: &Cluster, name: &str, user: Value) -> Result<P
     config["contexts"][0]["context"]["namespace"] = NAMESPACE.into();
     config["users"][0]["user"] = user;
     let path = cluster.path(&format!("{name}.kubeconfig"));
-    fs::write(&path, config.to_string())?;
+    // Commands that run at the same time read it: it is replaced as a whole.
+    let mut written = tempfile::NamedTempFile::new_in(path.parent().context("the file is in no folder")?)?;
+    written.write_all(config.to_string().as_bytes())?;
+    written.persist(&path)?;
     Ok(path)
 }
 
