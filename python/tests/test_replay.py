@@ -220,3 +220,18 @@ def test_other_settings_and_limiters_that_deadlock_are_refused(db: engram.Databa
     with pytest.raises(engram.TimeoutError, match="20"):
         limited.sample(timeout=0.2)
     assert full.drop() == 8 and len(full) == 0
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_workers_of_a_data_loader_draw_tensors(db: engram.Database) -> None:
+    import torch
+
+    from engram.torch import ReplayBuffer as TensorBuffer
+
+    buffer = TensorBuffer(db, "loader", capacity=1_000, batch_size=8)
+    buffer.extend({"x": np.arange(100.0)})
+    loader = torch.utils.data.DataLoader(buffer.dataset(batches=2), batch_size=None, num_workers=2)
+    batches = list(loader)
+    assert [type(batch["x"]) for batch in batches] == [torch.Tensor] * 4
+    assert all(batch["x"].shape == (8,) for batch in batches)
