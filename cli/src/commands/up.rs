@@ -288,7 +288,7 @@ async fn serve(
     supervisor
         .while_running(async |events| {
             let result = tokio::select! {
-                result = execute_runs(&client, manifest, arguments, context) => result,
+                result = Box::pin(execute_runs(&client, manifest, arguments, context)) => result,
                 error = wait_for_failure(events, context) => return Err(error),
                 () = signals.next() => return Ok(Shutdown::Signal(Err(Exit(ExitCode::Interrupted).into()))),
             };
@@ -383,7 +383,7 @@ pub(crate) async fn wait_for_failure(events: &mut mpsc::Receiver<Event>, context
     while let Some(event) = events.recv().await {
         match event {
             Event::Restarted { name, exit } => {
-                let logs = context.output.command(&format!("logs {name}"));
+                let logs = context.output.command_line(&format!("logs {name}"));
                 context.output.note(format!("{name} exited ({exit}) and is restarted; see: {logs}"));
             }
             Event::Damaged { name, folder, lines } => {
@@ -457,7 +457,7 @@ async fn start_detached(
     print_endpoints(&local.endpoints, folder, context);
     if arguments.wait {
         let client = Client::connect(local.options()?).await?;
-        execute_runs(&client, manifest, arguments, context).await?;
+        Box::pin(execute_runs(&client, manifest, arguments, context)).await?;
     }
     context.output.note(format!("running in the background as process {pid}"));
     print_next_steps(folder, context);

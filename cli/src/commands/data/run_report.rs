@@ -14,7 +14,7 @@ use std::path::Path;
 #[serde(untagged)]
 pub(crate) enum Report {
     Learning(Box<RunReport>),
-    Tasks(TaskReport),
+    Tasks(Box<TaskReport>),
 }
 
 impl Report {
@@ -27,7 +27,7 @@ impl Report {
         let unknown = || format!("the report of run {name} has an unknown format");
         let value: Value = serde_json::from_str(&json).with_context(unknown)?;
         if value["kind"] == TaskReport::KIND {
-            return Ok(Self::Tasks(serde_json::from_value(value).with_context(unknown)?));
+            return Ok(Self::Tasks(Box::new(serde_json::from_value(value).with_context(unknown)?)));
         }
         Ok(Self::Learning(serde_json::from_str(&json).with_context(unknown)?))
     }
