@@ -88,7 +88,7 @@ impl Output {
     }
 
     /// Returns a command line for a hint: `engram`, the arguments, and the options that select the cluster.
-    pub(crate) fn command(&self, arguments: &str) -> String {
+    pub(crate) fn command_line(&self, arguments: &str) -> String {
         format!("engram {arguments}{}", self.selection)
     }
 

@@ -118,7 +118,7 @@ impl WaitOptions {
         check: &(dyn Fn() -> LocalBoxFuture<'a, Option<String>> + 'a),
     ) -> anyhow::Result<ExitCode> {
         if !self.wait {
-            context.output.note(format!("{}    shows the progress", context.output.command("status")));
+            context.output.note(format!("{}    shows the progress", context.output.command_line("status")));
             return Ok(ExitCode::Ok);
         }
         let (since, limit) = (Instant::now(), Duration::from_secs(self.timeout));

@@ -193,7 +193,7 @@ fn text(overview: &Overview, restarts: &BTreeMap<u32, u32>, output: &Output) -> 
         text.push_str(&groups.render(output));
     }
     let (arguments, purpose) = next(overview);
-    text.push_str(&format!("\nnext: {}    {purpose}\n", output.command(arguments)));
+    text.push_str(&format!("\nnext: {}    {purpose}\n", output.command_line(arguments)));
     text
 }
 

@@ -39,10 +39,10 @@ impl Entry {
     }
 
     pub(crate) const fn fits(&self) -> bool {
-        self.kept_bytes() <= MAX_RUN_BYTES
+        self.record_bytes() <= MAX_RUN_BYTES
     }
 
-    const fn kept_bytes(&self) -> u64 {
+    const fn record_bytes(&self) -> u64 {
         self.rows_bytes + self.state.len() as u64
     }
 }
@@ -57,13 +57,13 @@ const fn row_bytes(row: &[u8]) -> u64 {
 pub struct Table {
     runs: BTreeMap<RunId, Entry>,
     /// Bytes of all records, cached.
-    kept_bytes: u64,
+    total_bytes: u64,
 }
 
 impl Table {
     pub(crate) fn new(runs: BTreeMap<RunId, Entry>) -> Self {
-        let kept_bytes = runs.values().map(Entry::kept_bytes).sum();
-        Self { runs, kept_bytes }
+        let total_bytes = runs.values().map(Entry::record_bytes).sum();
+        Self { runs, total_bytes }
     }
 
     /// Returns the number of records.
@@ -77,8 +77,8 @@ impl Table {
     }
 
     /// Returns the bytes of all records.
-    pub const fn kept_bytes(&self) -> u64 {
-        self.kept_bytes
+    pub const fn total_bytes(&self) -> u64 {
+        self.total_bytes
     }
 
     /// Returns the record of one run.
@@ -100,7 +100,7 @@ impl Table {
         if version != expected {
             return Err(Refusal::RunConflict { expected, found: version });
         }
-        if version == 0 && (self.runs.len() >= MAX_RUNS || self.kept_bytes >= MAX_PARTITION_BYTES) {
+        if version == 0 && (self.runs.len() >= MAX_RUNS || self.total_bytes >= MAX_PARTITION_BYTES) {
             return Err(Refusal::RunFull { bytes: MAX_PARTITION_BYTES });
         }
         let rows_bytes = self.runs.get(&run).map_or(0, |entry| entry.rows_bytes) + row.map_or(0, row_bytes);
@@ -108,19 +108,19 @@ impl Table {
             return Err(Refusal::RunFull { bytes: MAX_RUN_BYTES });
         }
         let entry = self.runs.entry(run).or_default();
-        self.kept_bytes -= entry.kept_bytes();
+        self.total_bytes -= entry.record_bytes();
         entry.version += 1;
         entry.state = state.to_vec();
         entry.rows.extend(row.map(<[u8]>::to_vec));
         entry.rows_bytes = rows_bytes;
-        self.kept_bytes += entry.kept_bytes();
+        self.total_bytes += entry.record_bytes();
         Ok(())
     }
 
     /// Removes a run; returns whether it existed.
     pub fn remove(&mut self, run: RunId) -> bool {
         let removed = self.runs.remove(&run);
-        self.kept_bytes -= removed.as_ref().map_or(0, Entry::kept_bytes);
+        self.total_bytes -= removed.as_ref().map_or(0, Entry::record_bytes);
         removed.is_some()
     }
 }

@@ -190,7 +190,7 @@ impl Partitions {
         let mut usage = LedgerUsage::default();
         for Partition { ledger, .. } in self.partitions.iter().flatten() {
             usage.run_records += ledger.runs.len() as u64;
-            usage.run_record_bytes += ledger.runs.kept_bytes();
+            usage.run_record_bytes += ledger.runs.total_bytes();
             usage.sessions += ledger.sessions.len() as u64;
             usage.session_bytes += ledger.sessions.kept_bytes();
             usage.epoch_entries += ledger.epochs.len() as u64;

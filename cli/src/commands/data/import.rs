@@ -269,7 +269,7 @@ async fn submit_run(
         context.output.note(format!("run {name} exists and has not ended"));
     }
     if options.no_wait {
-        let describe = context.output.command(&format!("describe run {name}"));
+        let describe = context.output.command_line(&format!("describe run {name}"));
         context.output.note(format!("submitted run {name}; show its progress: {describe}"));
         return Ok(ExitCode::Ok);
     }

@@ -86,7 +86,7 @@ pub(crate) async fn run(arguments: &Run, context: &Context) -> anyhow::Result<Ex
             context.output.note(format!("run {name} already exists; to run it again after its end, use --rerun"));
         }
         if arguments.no_wait {
-            let describe = context.output.command(&format!("describe run {name}"));
+            let describe = context.output.command_line(&format!("describe run {name}"));
             context.output.note(format!("submitted run {name}; show its progress: {describe}"));
             continue;
         }
@@ -300,7 +300,7 @@ pub(crate) async fn follow(client: &Client, name: &str, output: &Output) -> anyh
             Some(()) = interrupted.recv() => {
                 interrupts += 1;
                 if interrupts > 1 {
-                    let describe = output.command(&format!("describe run {name}"));
+                    let describe = output.command_line(&format!("describe run {name}"));
                     follower.note(&format!("detached; run {name} continues in the cluster: {describe}"));
                     return Err(Exit(ExitCode::Interrupted).into());
                 }

@@ -45,7 +45,7 @@ async fn run(name: &str, suspend: bool, context: &Context) -> anyhow::Result<Exi
     }
     let client = target.connect().await?;
     let status = super::run::suspend(&client, name, suspend).await?;
-    let (epoch, command) = (status.epoch, |name: &str| context.output.command(name));
+    let (epoch, command) = (status.epoch, |name: &str| context.output.command_line(name));
     context.output.note(match status.phase() {
         RunPhase::Suspended => {
             format!("suspended run {name} after {epoch} epochs; to resume: {}", command(&format!("resume {name}")))

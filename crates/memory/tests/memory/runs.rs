@@ -16,10 +16,10 @@ fn one_of_two_drivers_is_rejected_without_a_change() {
     assert_eq!(table, before);
     let entry = table.get(run).unwrap();
     assert_eq!((entry.version, &entry.state[..], &entry.rows[..]), (2, &b"bc"[..], &[b"row 1".to_vec()][..]));
-    assert_eq!((table.len(), table.kept_bytes()), (1, 2 + 5 + 4));
+    assert_eq!((table.len(), table.total_bytes()), (1, 2 + 5 + 4));
     assert!(entry.without_rows().rows.is_empty());
     assert!(table.remove(run) && !table.remove(run) && table.get(run).is_none());
-    assert_eq!((table.is_empty(), table.kept_bytes()), (true, 0));
+    assert_eq!((table.is_empty(), table.total_bytes()), (true, 0));
 }
 
 #[test]
