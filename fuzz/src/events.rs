@@ -32,7 +32,14 @@ pub(crate) fn file(bytes: &[u8]) {
         2 => SignalSource::QualityColumn("signal".to_owned()),
         _ => SignalSource::DeltaColumn("signal".to_owned()),
     };
-    let options = EventsOptions { path, origin: Origin::Disk, format, separator: None, columns: Columns { memory, time }, signal };
+    let options = EventsOptions {
+        path,
+        origin: Origin::Disk,
+        format,
+        separator: None,
+        columns: Columns { memory, time },
+        signal,
+    };
     let options = SourceOptions::Events(options);
     let first = read(&options, 0);
     // A run that resumes on another worker reads the same events.

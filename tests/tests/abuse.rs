@@ -21,7 +21,7 @@ const UNFINISHED_CONNECTIONS: usize = 160;
 const PAYLOAD_BYTES: usize = 64 << 10;
 const PAYLOADS: u64 = 1_024;
 /// Growth of the worker's resident memory over the abuse, in KiB: its payloads, and room for what the allocator keeps.
-const MAX_GROWTH_KIB: u64 = (PAYLOADS * PAYLOAD_BYTES as u64 >> 10) + (96 << 10);
+const MAX_GROWTH_KIB: u64 = ((PAYLOADS * PAYLOAD_BYTES as u64) >> 10) + (96 << 10);
 /// Pairs of a write and a read whose latency is measured.
 const SAMPLES: usize = 100;
 /// The latency of another client may grow by this factor. Shorter ones than [`NOISE`] depend on the scheduler more than on the worker.

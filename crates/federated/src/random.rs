@@ -22,7 +22,7 @@ pub(crate) fn derive(secret: &[u8], info: &[&[u8]]) -> Seed {
         bound.extend_from_slice(&(part.len() as u64).to_le_bytes());
         bound.extend_from_slice(part);
     }
-    let pseudorandom = Salt::new(HKDF_SHA256, b"engram federated 1").extract(secret);
+    let pseudorandom = Salt::new(HKDF_SHA256, b"engram-federated-1").extract(secret);
     let mut key = [0; 32];
     let parts = [bound.as_slice()];
     let output = pseudorandom.expand(&parts, Length).expect("32 bytes are less than the limit of HKDF");

@@ -80,7 +80,7 @@ impl Work {
         Ok(Self { spec, data: message.data.map(Into::into), task })
     }
 
-    fn execute(&self, context: &Context) -> Result<Vec<u8>, TaskError> {
+    fn result(&self, context: &Context) -> Result<Vec<u8>, TaskError> {
         let result = task_run(&self.spec, self.data.as_deref())?.execute(&self.task, context)?;
         if result.len() > MAX_TASK_BYTES {
             let length = result.len();
@@ -134,7 +134,7 @@ async fn execute(
     let (sender, mut outcome) = oneshot::channel();
     let for_task = Arc::clone(&context);
     tokio::task::spawn_blocking(move || {
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| work.execute(&for_task)));
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| work.result(&for_task)));
         // The worker is free before the driver receives the result and sends the next task.
         drop(permit);
         let _ = sender.send(outcome.map_err(|payload| panics::message(&*payload).to_owned()));

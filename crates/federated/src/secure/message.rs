@@ -25,7 +25,7 @@ pub struct KeyAdvertisement {
 impl KeyAdvertisement {
     /// What the identity signs.
     pub(super) fn signed_bytes(&self, round: u64, client: ClientId) -> Vec<u8> {
-        let mut bytes = b"engram secure aggregation keys".to_vec();
+        let mut bytes = b"engram-secure-aggregation-keys".to_vec();
         bytes.extend(round.to_le_bytes());
         bytes.extend(client.to_le_bytes());
         for key in [&self.sealing, &self.masking, &self.commitment] {
@@ -49,7 +49,7 @@ pub struct SurvivorList {
 impl SurvivorList {
     /// What the server signs.
     pub(super) fn signed_bytes(&self, round: u64) -> Vec<u8> {
-        let mut bytes = b"engram secure aggregation survivors".to_vec();
+        let mut bytes = b"engram-secure-aggregation-survivors".to_vec();
         bytes.extend(round.to_le_bytes());
         for clients in [&self.survivors, &self.dropped] {
             bytes.extend((clients.len() as u64).to_le_bytes());

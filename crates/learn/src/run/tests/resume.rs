@@ -31,8 +31,7 @@ async fn resume(fake: &FakeCluster, job: &Job) -> Status {
     let (status, watched) = watch::channel(Status::default());
     let (_orders, ordered) = watch::channel(Order::Continue);
     Driver::new(run_id(), job.clone(), (state, version), fake.clone(), fake.clone(), status, ordered).run().await;
-    let status = watched.borrow().clone();
-    status
+    watched.borrow().clone()
 }
 
 fn outcome(status: &Status) -> (Phase, u64) {
