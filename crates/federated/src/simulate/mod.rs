@@ -174,6 +174,8 @@ pub struct SimulationReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Occurrence {
     CheckIn(ClientId),
+    /// The check-in of a waiting client expires, so it checks in again.
+    Renewal(ClientId),
     Upload(ClientId, u64),
     Tick,
 }
@@ -196,6 +198,8 @@ pub struct Simulation {
     /// Deltas of tasks in progress and of accepted updates, with the version they started from.
     deltas: BTreeMap<u64, Update>,
     contributors: BTreeSet<ClientId>,
+    /// When the check-in of each waiting client expires.
+    waiting: BTreeMap<ClientId, u64>,
     initial_loss: f64,
     report: SimulationReport,
 }
@@ -241,6 +245,7 @@ impl Simulation {
             tick_at: None,
             deltas: BTreeMap::new(),
             contributors: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             initial_loss,
             report: SimulationReport {
                 history: Vec::new(),
@@ -268,6 +273,8 @@ impl Simulation {
         while let Some(Reverse((now, _, occurrence))) = self.queue.pop() {
             let event = match occurrence {
                 Occurrence::CheckIn(client) => Event::CheckIn(client),
+                Occurrence::Renewal(client) if self.waiting.get(&client) != Some(&now) => continue,
+                Occurrence::Renewal(client) => Event::CheckIn(client),
                 Occurrence::Upload(client, task) => {
                     Event::Upload(UploadedUpdate { run: "simulation".into(), client, task, digest: [0; 32] })
                 }
@@ -331,7 +338,11 @@ impl Simulation {
                 Action::Revoke { task, .. } => drop(self.deltas.remove(&task)),
                 Action::Acknowledge { client, .. } => self.pause(client, now),
                 Action::Abort { .. } => self.report.aborted += 1,
-                Action::Wait(_) | Action::End(_) => {}
+                Action::Wait(client) => {
+                    self.waiting.insert(client, now + CHECK_IN_MILLIS);
+                    self.push(now + CHECK_IN_MILLIS, Occurrence::Renewal(client));
+                }
+                Action::End(_) => {}
             }
         }
         Ok(())
@@ -340,6 +351,7 @@ impl Simulation {
     /// Trains from the current model; the update arrives later, or never.
     fn train(&mut self, client: ClientId, task: u64, version: u64, now: u64) {
         self.report.tasks += 1;
+        self.waiting.remove(&client);
         let update = self.population.train(client, version, self.aggregator.model(), &self.settings, &mut self.rng);
         self.deltas.insert(task, update);
         let end = now + self.settings.straggler.draw(&mut self.rng);
