@@ -7,15 +7,18 @@ use crate::world::Common;
 use engram_client::{Client, EpochUpdates, Rows, Signals, Updates, run_id};
 use engram_memory::reference::Partition;
 use engram_memory::{
-    Command, Digest, FeatureShape, Law, LearningEpoch, MemoryId, OnMissing, PartitionId, Record, Settings, Shape,
-    Upsert, edge, law, partition_of,
+    Command, Digest, FeatureShape, Law, LearningEpoch, MemoryId, OnMissing, PartitionId, Record, RunId, Settings,
+    Shape, Upsert, edge, law, partition_of,
 };
+use engram_proto::answers;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 /// Name of the run, and its specification: it is recorded and suspended, since the drivers are part of the simulation.
 const NAME: &str = "driven";
+/// Identity of the submission, the same in every simulation of a seed.
+const UID: &str = "simulated";
 const SPECIFICATION: &str = r#"{"clusterRef":{"name":"simulated"},"kind":"Memory","suspend":true,
     "memory":{"source":{"example":{"name":"StateOfTheUnion"}}}}"#;
 /// Memories of the run.
@@ -92,14 +95,12 @@ pub(crate) async fn run(common: Common, plan: Plan, mut draw: Draw) {
     while let Err(error) = client.session().upsert(rows()).await {
         common.trace.note(format!("driver: memories not created: {}", kind(&error)));
     }
-    while let Err(error) = client.submit_run(NAME, SPECIFICATION, None, None).await {
-        common.trace.note(format!("driver: run not recorded: {}", kind(&error)));
-    }
+    let run = submit(&client, &common).await;
     let mut n = 1;
     while n <= plan.epochs {
         sleep(Duration::from_millis(draw.within(0, 600))).await;
         let dies_ms = if draw.chance(40) { draw.within(1, 120) } else { 60_000 };
-        match timeout(Duration::from_millis(dies_ms), learn(&client, &plan, n)).await {
+        match timeout(Duration::from_millis(dies_ms), learn(&client, &plan, run, n)).await {
             Ok(Ok(())) => {
                 common.trace.note(format!("driver: epoch {n} is applied"));
                 common.learned();
@@ -118,11 +119,21 @@ pub(crate) async fn run(common: Common, plan: Plan, mut draw: Draw) {
     }
 }
 
-async fn learn(client: &Client, plan: &Plan, n: u32) -> Result<(), engram_client::Error> {
+/// Records the run, and returns the id of its epochs.
+async fn submit(client: &Client, common: &Common) -> RunId {
+    loop {
+        let submitted = client.submit_run_as(NAME, UID, SPECIFICATION, None, None).await;
+        let run = submitted.map(|response| response.status.and_then(|status| answers::run_id(&status.run).ok()));
+        match run {
+            Ok(Some(run)) => return run,
+            Ok(None) => common.trace.note("driver: the answer has no run"),
+            Err(error) => common.trace.note(format!("driver: run not recorded: {}", kind(&error))),
+        }
+    }
+}
+
+async fn learn(client: &Client, plan: &Plan, run: RunId, n: u32) -> Result<(), engram_client::Error> {
     let (ids, qualities) = plan.updates(n);
     let updates = Updates { ids, signals: Signals::Qualities(qualities), on_missing: OnMissing::Report, keys: None };
-    client
-        .learn_epoch(run_id(CLUSTER, NAME), LearningEpoch(n.into()), plan.decay, EpochUpdates::ById(updates))
-        .await
-        .map(|_| ())
+    client.learn_epoch(run, LearningEpoch(n.into()), plan.decay, EpochUpdates::ById(updates)).await.map(|_| ())
 }
