@@ -80,7 +80,8 @@ fn every_rule_has_an_example() {
         let kind = kind_of(block);
         run["spec"]["kind"] = kind.as_str().into();
         let found = refusals("learnerruns", &run, None);
-        assert!(found[0].starts_with(&format!("spec.kind: {kind} is not supported yet")), "{found:?}");
+        let is_unsupported = |message: &String| message.starts_with(&format!("spec.kind: {kind} is not supported yet"));
+        assert!(found.iter().any(is_unsupported), "{found:?}");
         assert!(parse_object(&run).is_err(), "{kind}");
     }
 }

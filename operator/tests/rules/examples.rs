@@ -286,6 +286,151 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"events":{"configMap":{"name":"c","key":"a.csv"},"columns":{"key":"k","time":"e"},"epochSpan":"0s"}}}}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
     ),
+    run(
+        "kind Geodesic needs the block",
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic"}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"synthetic":{}}}}"#,
+    ),
+    run(
+        "kind Tropical needs the block",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical"}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"decode":{"source":{"synthetic":{}}}}}"#,
+    ),
+    run(
+        "kind Fisher needs the block",
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher"}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{}}"#,
+    ),
+    run(
+        "kind Replay needs the block",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay"}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+    ),
+    run(
+        "spec.geodesic.source must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"synthetic":{}}}}"#,
+    ),
+    run(
+        "spec.fisher.data must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"example":{"name":"Digits"}}}}"#,
+    ),
+    run(
+        "spec.tropical must have",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"decode":{"source":{"synthetic":{}}}}}"#,
+    ),
+    run(
+        "spec.tropical.decode.source must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"decode":{"source":{}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"decode":{"source":{"synthetic":{}}}}}"#,
+    ),
+    run(
+        "spec.tropical.classify.data must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{"example":{"name":"Digits"}}}}}"#,
+    ),
+    run(
+        "spec.tropical.graph excludes classify.data.csv",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"configMap":{"name":"c","key":"a.csv"}}},"classify":{"data":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"}},"label":"kind"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"configMap":{"name":"c","key":"a.csv"}}},"classify":{"data":{"example":{"name":"Digits"}}}}}"#,
+    ),
+    run(
+        "spec.replay.detectAfter must be at least",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"detectAfter":"99ms"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"detectAfter":"100ms"}}"#,
+    ),
+    run(
+        "spec.replay.detectAfter must be at most",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"detectAfter":"61s"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"detectAfter":"60s"}}"#,
+    ),
+    run(
+        "spec.replay.source must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+    ),
+    run(
+        "spec.geodesic.source.csv must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"configMap":{"name":"c","key":"a.csv"},"path":"a.csv","input":"data"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"configMap":{"name":"c","key":"a.csv"}}}}}"#,
+    ),
+    run(
+        "spec.geodesic.source.csv.input needs path",
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"configMap":{"name":"c","key":"a.csv"},"input":"data"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"input":"data","path":"a.csv"}}}}"#,
+    ),
+    run(
+        "spec.geodesic.source.csv.path must stay inside",
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"input":"data","path":"../a.csv"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"input":"data","path":"b/a.csv"}}}}"#,
+    ),
+    run(
+        "spec.geodesic.source.csv.path without input",
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"path":"a.csv"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"input":"data","path":"a.csv"}}}}"#,
+    ),
+    run(
+        "spec.fisher.data.csv.file must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"},"path":"a.csv","input":"data"},"label":"kind"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"}},"label":"kind"}}}}"#,
+    ),
+    run(
+        "spec.fisher.data.csv.file.input needs path",
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"},"input":"data"},"label":"kind"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"csv":{"file":{"input":"data","path":"a.csv"},"label":"kind"}}}}"#,
+    ),
+    run(
+        "spec.fisher.data.csv.file.path must stay inside",
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"csv":{"file":{"input":"data","path":"../a.csv"},"label":"kind"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"csv":{"file":{"input":"data","path":"b/a.csv"},"label":"kind"}}}}"#,
+    ),
+    run(
+        "spec.fisher.data.csv.file.path without input",
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"csv":{"file":{"path":"a.csv"},"label":"kind"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"csv":{"file":{"input":"data","path":"a.csv"},"label":"kind"}}}}"#,
+    ),
+    run(
+        "spec.tropical.classify.data.csv.file must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"},"path":"a.csv","input":"data"},"label":"kind"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"}},"label":"kind"}}}}}"#,
+    ),
+    run(
+        "spec.tropical.classify.data.csv.file.input needs path",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"},"input":"data"},"label":"kind"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{"csv":{"file":{"input":"data","path":"a.csv"},"label":"kind"}}}}}"#,
+    ),
+    run(
+        "spec.tropical.classify.data.csv.file.path must stay inside",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{"csv":{"file":{"input":"data","path":"../a.csv"},"label":"kind"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{"csv":{"file":{"input":"data","path":"b/a.csv"},"label":"kind"}}}}}"#,
+    ),
+    run(
+        "spec.tropical.classify.data.csv.file.path without input",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{"csv":{"file":{"path":"a.csv"},"label":"kind"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"classify":{"data":{"csv":{"file":{"input":"data","path":"a.csv"},"label":"kind"}}}}}"#,
+    ),
+    run(
+        "spec.tropical.graph.file must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"configMap":{"name":"c","key":"a.csv"},"path":"a.csv","input":"data"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"configMap":{"name":"c","key":"a.csv"}}}}}"#,
+    ),
+    run(
+        "spec.tropical.graph.file.input needs path",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"configMap":{"name":"c","key":"a.csv"},"input":"data"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"input":"data","path":"a.csv"}}}}"#,
+    ),
+    run(
+        "spec.tropical.graph.file.path must stay inside",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"input":"data","path":"../a.csv"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"input":"data","path":"b/a.csv"}}}}"#,
+    ),
+    run(
+        "spec.tropical.graph.file.path without input",
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"path":"a.csv"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Tropical","tropical":{"graph":{"file":{"input":"data","path":"a.csv"}}}}"#,
+    ),
 ];
 
 /// Changes: the old spec, a new one that a rule rejects, and one that it accepts.
@@ -349,6 +494,13 @@ pub(crate) const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
     (
         "learnerruns",
         "a run that has started",
+        r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"synthetic":{}}}},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
+        r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"synthetic":{}},"starts":3}},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
+        r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"synthetic":{}}},"suspend":true},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
+    ),
+    (
+        "learnerruns",
+        "a run that has started",
         r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
         r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}},"epochs":3}},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
         r#"{"metadata":{"name":"a"},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"suspend":true},"status":{"startTime":"2026-11-21T09:01:00Z"}}"#,
@@ -356,7 +508,7 @@ pub(crate) const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
 ];
 
 /// Reserved blocks of runs; the kinds have the same names, capitalised.
-pub(crate) const BLOCKS: [&str; 5] = ["replay", "geodesic", "tropical", "fisher", "federated"];
+pub(crate) const BLOCKS: [&str; 1] = ["federated"];
 
 /// A valid run.
 pub(crate) const RUN: &str = r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#;

@@ -263,8 +263,8 @@ impl Cluster {
 pub(crate) async fn recorded_run(client: &Client, name: &str) -> engram_memory::RunId {
     let spec = r#"{"clusterRef":{"name":"test"},"kind":"Memory","suspend":true,
         "memory":{"source":{"example":{"name":"StateOfTheUnion"}}}}"#;
-    client.submit_run(name, spec, None, None).await.unwrap();
-    engram_client::run_id(CLUSTER, name)
+    let submitted = client.submit_run(name, spec, None, None).await.unwrap();
+    engram_proto::answers::run_id(&submitted.status.unwrap().run).unwrap()
 }
 
 /// Waits for a condition; panics after a time that only a hang exceeds.
