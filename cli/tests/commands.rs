@@ -168,6 +168,35 @@ fn results_go_to_stdout_in_the_requested_format() {
 }
 
 #[test]
+fn autoscaling_of_a_recorded_load_is_simulated_by_both_rules() {
+    let home = home();
+    let home = home.path();
+    let line = |slot: u32| {
+        let load = 1_000.0 * (1.2 + (f64::from(slot) * std::f64::consts::TAU / 96.0).sin());
+        format!("{},{load}\n", 1_700_000_000 + slot * 900)
+    };
+    let text: String = std::iter::once("time,load\n".to_owned()).chain((0..96 * 6).map(line)).collect();
+    let file = write(home, "load.csv", &text);
+    let options =
+        ["autoscale", "simulate", "--load", &file, "--capacity", "100", "--target", "0.9", "--startup", "1800"];
+    let output = engram(home, &[&options[..], &["-o", "json"]].concat());
+    let list: serde_json::Value = serde_json::from_str(&output.out).expect(&output.err);
+    let violations = |item: usize| list["items"][item]["violations"].as_u64().unwrap();
+    assert_eq!((&list["items"][0]["rule"], &list["items"][1]["rule"]), (&"reactive".into(), &"predictive".into()));
+    assert!(violations(1) < violations(0), "{}", output.out);
+    let plotted = engram(home, &[&options[..], &["-o", "table"]].concat()).out;
+    assert!(plotted.contains("predictive: load █"), "{plotted}");
+    let decisions = engram(home, &[&options[..], &["--decisions"]].concat()).out;
+    assert!(decisions.starts_with("time\tfrom\tto\treason\tmessage\n2023-11-1"), "{decisions}");
+    assert!(decisions.contains("ForecastAboveTarget"), "{decisions}");
+    let wrong = write(home, "wrong.csv", "time,load\n0,1\n60,many\n");
+    let output = engram(home, &["autoscale", "simulate", "--load", &wrong]);
+    assert_eq!(output.code, 2);
+    assert!(output.err.contains("wrong.csv, line 3, column load"), "{}", output.err);
+    assert_eq!(engram(home, &[&options[..], &["--tolerance", "2"]].concat()).code, 2);
+}
+
+#[test]
 fn color_follows_flag_environment_and_terminal() {
     let home = home();
     let home = home.path();

@@ -1,5 +1,6 @@
 //! One module per command. A command finds its cluster, sends requests and prints the result through `output`.
 
+mod autoscale;
 mod chaos;
 mod completions;
 mod config;
@@ -44,6 +45,8 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Partition(partition::Partition),
     Chaos(chaos::Chaos),
+    #[command(subcommand)]
+    Autoscale(autoscale::Autoscale),
     #[command(flatten)]
     Data(Data),
     #[command(subcommand)]
@@ -106,6 +109,7 @@ pub(crate) async fn run(
         Command::Partition(command) => partition::run(&command, context).await,
         Command::Chaos(arguments) => chaos::run(&arguments, context).await,
         Command::Data(command) => data::run(command, context).await,
+        Command::Autoscale(command) => autoscale::run(&command, context),
         Command::Federated(command) => federated::run(&command, context),
         Command::Validate(arguments) => validate::run(&arguments, context),
         Command::Config(arguments) => config::run(&arguments, context),
