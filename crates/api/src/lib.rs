@@ -64,15 +64,15 @@ pub use printable::{printable, printable_line};
 pub use problem::{Location, Problem, Problems};
 pub use quantity::{Duration, Rate, Size};
 pub use run::{
-    CHECKPOINT_STEPS, Clock, ClusterRef, Columns, ConfigMapKey, CorrelationPenalty, DETECT_AFTER, DataFile, Decode,
-    DecodeSource, EPOCH_SPAN, EVENT_QUALITY, EventFormat, EventSeparator, Events, Example, ExampleName, FeatureSubsets,
-    FisherForm, FisherRun, GeodesicRun, Git, Graph, GraphSemiring, Identity, InitScheme, Inversion, LayerActivation,
-    LearnerRun, LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MarkovModel, MarkovSynthetic, MemoryRun, OnMissing,
-    OptimizerKind, RateSchedule, ReplayCheckpoint, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss,
-    ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource, Report, ResidualLayer, RunKind, SERVE_STEPS, SKIP,
-    SYNTHETIC_EPOCHS, SampleExample, SampleExampleName, SampleFile, Samples, Signal, Source, SpectraName,
-    SpectraSource, SpectraTraining, SumOrder, Synthetic, SyntheticSpectra, TOP_K, TrainingPrecision, TropicalClassify,
-    TropicalRun, Until,
+    BetaSchedule, BufferSampler, BufferSource, CHECKPOINT_STEPS, Clock, ClusterRef, Columns, ConfigMapKey,
+    CorrelationPenalty, DETECT_AFTER, DataFile, Decode, DecodeSource, EPOCH_SPAN, EVENT_QUALITY, EventFormat,
+    EventSeparator, Events, Example, ExampleName, FeatureSubsets, FisherForm, FisherRun, GeodesicRun, Git, Graph,
+    GraphSemiring, Identity, InitScheme, Inversion, LayerActivation, LearnerRun, LearnerRunSpec, LossFunction,
+    MAX_DATA_BYTES, MarkovModel, MarkovSynthetic, MemoryRun, OnMissing, OptimizerKind, PRIORITY_ALPHA, PRIORITY_BETA,
+    RateSchedule, ReplayCheckpoint, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel,
+    ReplayOptimizer, ReplayRun, ReplaySource, Report, ResidualLayer, RunKind, SERVE_STEPS, SKIP, SYNTHETIC_EPOCHS,
+    SampleExample, SampleExampleName, SampleFile, Samples, Signal, Source, SpectraName, SpectraSource, SpectraTraining,
+    SumOrder, Synthetic, SyntheticSpectra, TOP_K, TrainingPrecision, TropicalClassify, TropicalRun, Until,
 };
 pub use schema::{operator_schema, schema};
 pub use snapshot::SnapshotLocation;

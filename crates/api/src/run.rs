@@ -4,6 +4,7 @@
 //! source, the cluster) is an `Option`; [`LearnerRunSpec::effective`] fills it in.
 
 mod data_file;
+mod experience;
 mod fisher;
 mod geodesic;
 mod replay;
@@ -12,6 +13,7 @@ mod tropical;
 
 pub(crate) use data_file::DATA_FILES;
 pub use data_file::{DataFile, MAX_DATA_BYTES};
+pub use experience::{BetaSchedule, BufferSampler, BufferSource, PRIORITY_ALPHA, PRIORITY_BETA};
 pub use fisher::{FisherForm, FisherRun};
 pub use geodesic::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
 pub use replay::{

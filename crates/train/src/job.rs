@@ -4,16 +4,18 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use engram_api::{
-    FeatureSubsets, InitScheme, LayerActivation, LossFunction, OptimizerKind, RateSchedule, ReplayLayer, ReplayRun,
-    ReplaySource, ResidualLayer, SumOrder, TrainingPrecision,
+    FeatureSubsets, InitScheme, LayerActivation, LossFunction, OptimizerKind, RateSchedule, ReplayLayer, ReplayModel,
+    ReplayRun, ReplaySource, ResidualLayer, SumOrder, TrainingPrecision,
 };
 use engram_neural::{
-    Activation, Batch, BatchError, CorrelationSpec, CosineSpec, Initializer, LabeledBatch, LayerNormSpec, LayerSpec,
-    LeafSplit, LossKind, LossSpec, Model, ModelSpec, Moments, OptimizerSpec, Precision, ScheduleSpec, Targets, View,
+    Activation, CorrelationSpec, CosineSpec, Initializer, LayerNormSpec, LayerSpec, LeafSplit, LossKind, LossSpec,
+    ModelSpec, OptimizerSpec, Precision, ScheduleSpec, View,
 };
 use thiserror::Error;
 
+use crate::buffer::BufferPlan;
 use crate::dataset::{Dataset, Subsets, sample_at};
+pub use crate::rows::{Evaluation, Rows, evaluate, predict};
 use crate::trainer::{Normalization, SummationOrder, Trainer, TrainerError, TrainerSpec};
 
 /// Leaves of a global batch in partition-invariant order.
@@ -58,11 +60,17 @@ pub struct Job {
     pub order: SumOrder,
     /// Paths of frozen layers.
     pub freeze: Vec<String>,
-    source: Subsets,
+    source: Source,
+}
+
+#[derive(Debug, Clone)]
+enum Source {
+    Subsets(Subsets),
+    Buffer(BufferPlan),
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and texts")]
-fn field(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> JobError {
+pub(crate) fn field(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> JobError {
     JobError::Field { field, value: value.to_string(), allowed: allowed.into() }
 }
 
@@ -72,23 +80,13 @@ impl Job {
     /// # Errors
     /// A field of the source is absent, a dimension does not fit, or a setting is out of range.
     pub fn new(run: &ReplayRun) -> Result<Self, JobError> {
-        let ReplaySource::Synthetic(source) = &run.source;
-        let source = subsets(source)?;
-        let input = run.model.inputs.first().ok_or_else(|| field("spec.replay.model.inputs", "[]", "one input"))?;
-        if input.field != "mask" {
-            return Err(field("spec.replay.model.inputs[0].field", &input.field, "mask, the input of this source"));
+        if run.model.inputs.is_empty() {
+            return Err(field("spec.replay.model.inputs", "[]", "one input"));
         }
-        if input.dim != source.features as u64 {
-            let allowed = format!("{}, the features of the source", source.features);
-            return Err(field("spec.replay.model.inputs[0].dim", input.dim, allowed));
-        }
-        if run.model.loss.target != "score" {
-            return Err(field(
-                "spec.replay.model.loss.target",
-                &run.model.loss.target,
-                "score, the target of this source",
-            ));
-        }
+        let source = match &run.source {
+            ReplaySource::Synthetic(source) => Source::Subsets(generated(source, &run.model)?),
+            ReplaySource::Buffer(source) => Source::Buffer(BufferPlan::new(source, run)?),
+        };
         let job = Self {
             spec: trainer_spec(run),
             steps: run.steps,
@@ -119,7 +117,7 @@ impl Job {
             return Err(field("spec.replay.model.layers", format!("{} parameters", model.parameter_count()), allowed));
         }
         if model.outputs() != 1 {
-            let allowed = "a last layer with 1 output, the dimension of the target score";
+            let allowed = "a last layer with 1 output, the dimension of the target";
             return Err(field("spec.replay.model.layers", format!("{} outputs", model.outputs()), allowed));
         }
         Ok(())
@@ -151,14 +149,20 @@ impl Job {
         Ok(())
     }
 
-    /// The data.
-    pub fn dataset(&self) -> Dataset {
-        Dataset::subsets(&self.source)
+    /// The data, if it is generated.
+    pub fn dataset(&self) -> Option<Dataset> {
+        match &self.source {
+            Source::Subsets(settings) => Some(Dataset::subsets(settings)),
+            Source::Buffer(_) => None,
+        }
     }
 
-    /// Features of the source.
-    pub fn features(&self) -> usize {
-        self.source.features
+    /// How items are drawn, if the source is a replay buffer.
+    pub const fn buffer(&self) -> Option<&BufferPlan> {
+        match &self.source {
+            Source::Buffer(plan) => Some(plan),
+            Source::Subsets(_) => None,
+        }
     }
 
     /// Leaves of a member of rank `rank` among `members`, in partition-invariant order.
@@ -189,6 +193,34 @@ impl Job {
         let sample = |position: u64| sample_at(self.spec.seed, data.training_len(), position);
         (0..self.sync_every).map(|micro| rows.clone().map(|row| sample(first(micro) + row as u64)).collect()).collect()
     }
+
+    /// Numbers of the draws that are the rows `rows` of a batch from a replay buffer; `batch` counts all batches of the run.
+    ///
+    /// Draws of neighbouring numbers come from neighbouring partitions. The rows of a batch are its draws in a random order, so that the
+    /// samples that are missing when a member dies in a step are spread over the buffer. Which draw is a row depends on the seed and the
+    /// batch alone: the rows are the same for any number of members.
+    pub fn draws(&self, batch: u64, rows: &Range<usize>) -> Vec<u32> {
+        let first = batch * self.batch as u64;
+        rows.clone().map(|row| sample_at(self.spec.seed, self.batch, first + row as u64) as u32).collect()
+    }
+}
+
+/// The generator of a source, of which the model must use input and target.
+fn generated(source: &FeatureSubsets, model: &ReplayModel) -> Result<Subsets, JobError> {
+    let source = subsets(source)?;
+    let input = &model.inputs[0];
+    if input.field != "mask" {
+        return Err(field("spec.replay.model.inputs[0].field", &input.field, "mask, the input of this source"));
+    }
+    if input.dim != source.features as u64 {
+        let allowed = format!("{}, the features of the source", source.features);
+        return Err(field("spec.replay.model.inputs[0].dim", input.dim, allowed));
+    }
+    if model.loss.target != "score" {
+        let allowed = "score, the target of this source";
+        return Err(field("spec.replay.model.loss.target", &model.loss.target, allowed));
+    }
+    Ok(source)
 }
 
 fn subsets(source: &FeatureSubsets) -> Result<Subsets, JobError> {
@@ -302,117 +334,6 @@ const fn activation(activation: LayerActivation) -> Activation {
     }
 }
 
-/// Inputs and targets of some samples, in the form that a model reads.
-#[derive(Debug, Clone, Default)]
-pub struct Rows {
-    dense: Vec<f32>,
-    width: usize,
-    offsets: Vec<u32>,
-    indices: Vec<u32>,
-    targets: Vec<f32>,
-}
-
-impl Rows {
-    /// Collects samples for `model`.
-    pub fn of(model: &Model, data: &Dataset, samples: &[usize]) -> Self {
-        let mut rows = Self::of_features(model, samples.iter().map(|sample| data.subset(*sample)));
-        rows.targets = samples.iter().map(|sample| data.targets[*sample]).collect();
-        rows
-    }
-
-    /// Collects feature indices, below the inputs of `model`, without targets.
-    pub fn of_features<'a>(model: &Model, samples: impl Iterator<Item = &'a [u32]>) -> Self {
-        let mut rows = Self { width: model.inputs(), offsets: vec![0], ..Self::default() };
-        for subset in samples {
-            if model.reads_features() {
-                rows.indices.extend_from_slice(subset);
-                rows.offsets.push(rows.indices.len() as u32);
-            } else {
-                let start = rows.dense.len();
-                rows.dense.resize(start + rows.width, 0.0);
-                subset.iter().for_each(|feature| rows.dense[start + *feature as usize] = 1.0);
-            }
-        }
-        rows
-    }
-
-    /// The inputs as a batch.
-    ///
-    /// # Errors
-    /// A feature is out of range.
-    pub fn batch(&self) -> Result<Batch<'_>, BatchError> {
-        if self.offsets.len() > 1 {
-            Batch::features(&self.offsets, &self.indices)
-        } else {
-            Batch::rows(&self.dense, self.dense.len() / self.width.max(1), self.width)
-        }
-    }
-
-    /// The labeled batch, whose first row has the given position in the global batch.
-    ///
-    /// # Errors
-    /// A feature is out of range.
-    pub fn labeled(&self, first: usize) -> Result<LabeledBatch<'_>, BatchError> {
-        let batch = self.batch()?.starting_at(first as u32);
-        Ok(LabeledBatch { batch, targets: Targets::Values(&self.targets), weights: None })
-    }
-}
-
-/// Predictions of `model` for some samples: probabilities where the loss `loss` is one of logits.
-///
-/// # Errors
-/// A feature is out of range.
-pub fn predict(model: &Model, loss: LossKind, rows: &Rows) -> Result<Vec<f32>, BatchError> {
-    let mut predicted = model.predict(&rows.batch()?)?;
-    if loss == LossKind::Bce {
-        predicted.iter_mut().for_each(|logit| *logit = 1.0 / (1.0 + (-*logit).exp()));
-    }
-    Ok(predicted)
-}
-
-/// How well a model predicts the held-out samples.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Evaluation {
-    /// Number of held-out samples.
-    pub samples: u64,
-    /// Mean squared error.
-    pub squared_error: f64,
-    /// Correlation of predictions and targets.
-    pub correlation: f64,
-    /// Standard deviation of the predictions divided by that of the targets; near 0 where outputs have collapsed.
-    pub spread_ratio: f64,
-}
-
-/// Measures a model on the held-out samples.
-///
-/// # Errors
-/// The data do not fit the model.
-pub fn evaluate(model: &Model, loss: LossKind, data: &Dataset) -> Result<Evaluation, BatchError> {
-    let samples: Vec<usize> = (data.training_len()..data.len()).collect();
-    let rows = Rows::of(model, data, &samples);
-    let predicted = predict(model, loss, &rows)?;
-    let (mut moments, mut squared) = (Moments::default(), 0.0);
-    for (p, a) in predicted.iter().zip(&rows.targets) {
-        let (p, a) = (f64::from(*p), f64::from(*a));
-        squared += (p - a) * (p - a);
-        let moment = Moments {
-            samples: 1,
-            predicted: p,
-            actual: a,
-            predicted_squared: p * p,
-            actual_squared: a * a,
-            product: p * a,
-        };
-        moments.add(&moment);
-    }
-    Ok(Evaluation {
-        samples: moments.samples,
-        squared_error: squared / moments.samples.max(1) as f64,
-        correlation: moments.correlation(),
-        spread_ratio: moments.spread_ratio().unwrap_or_default(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -455,7 +376,7 @@ mod tests {
     #[test]
     fn members_compute_disjoint_rows_of_each_batch_and_steps_continue_the_sequence() {
         let job = job(&[]).unwrap();
-        let data = job.dataset();
+        let data = job.dataset().unwrap();
         let whole = job.samples(&data, 3, &(0..64));
         let parts: Vec<usize> = (0..3).flat_map(|rank| job.samples(&data, 3, &job.part(rank, 3).0).remove(0)).collect();
         assert_eq!(whole[0], parts);
@@ -469,7 +390,7 @@ mod tests {
     #[test]
     fn training_raises_the_correlation_on_held_out_samples() {
         let job = job(&[]).unwrap();
-        let data = job.dataset();
+        let data = job.dataset().unwrap();
         let mut trainer = job.trainer().unwrap();
         let loss = job.spec.loss.kind;
         let before = evaluate(trainer.model(), loss, &data).unwrap();

@@ -14,12 +14,14 @@
 #![forbid(unsafe_code)]
 
 pub mod balance;
+pub mod buffer;
 mod checkpoint;
 pub mod dataset;
 pub mod efficiency;
 mod in_process;
 pub mod job;
 mod reduce;
+mod rows;
 mod throughput;
 mod trainer;
 

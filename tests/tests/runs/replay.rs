@@ -1,10 +1,14 @@
-//! Replay runs: workers train together, survive the death of each, and predict.
+//! Replay runs: workers train together, from generated data and from a replay buffer, survive the death of each, and predict.
 
 use super::runs;
+use engram_client::{Buffer, BufferSpec, Column, DType, Field, Items, RateLimit};
 use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
 use serde_json::Value;
 
 const STEPS: u64 = 1_500;
+/// Features of the items of the buffer, and their share of the loss of a model that predicts 0 that may be left.
+const FEATURES: u64 = 12;
+const SHARE: f64 = 0.25;
 
 fn manifest(name: &str) -> String {
     format!(
@@ -32,10 +36,12 @@ fn wait_for_end(cluster: &Cluster) -> Value {
     ended
 }
 
+fn predict(cluster: &Cluster, run: &str, input: &str) -> Value {
+    cluster.engram_with(&["predict", run, "--input", "-", "-o", "json"], input).exits_with(0).json()["items"].clone()
+}
+
 fn predictions(cluster: &Cluster) -> Value {
-    let input = "0,1,2,3,4\n50,51\n";
-    cluster.engram_with(&["predict", "model", "--input", "-", "-o", "json"], input).exits_with(0).json()["items"]
-        .clone()
+    predict(cluster, "model", "0,1,2,3,4\n50,51\n")
 }
 
 #[test]
@@ -70,5 +76,108 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
     assert_eq!(ended["outputs"]["digest"], undisturbed["outputs"]["digest"], "{ended}");
     assert_eq!(ended["updates"], undisturbed["updates"], "{ended}");
     assert_eq!(predictions(&cluster), predicted);
+    train_from_buffer(&mut cluster);
     cluster.stop();
+}
+
+/// A run on the buffer `experience`; `buffer` is YAML of its source.
+fn buffer_manifest(name: &str, buffer: &str, rate: &str) -> String {
+    format!(
+        "apiVersion: engram.dev/v1alpha1\nkind: LearnerRun\nmetadata: {{ name: {name} }}\nspec:\n  clusterRef: {{ name: train }}\n  \
+         kind: Replay\n  replay:\n    source: {{ buffer: {{ name: {buffer} }} }}\n    model:\n      inputs: [{{ field: mask, dim: \
+         {FEATURES} }}]\n      layers: [{{ dense: 1 }}]\n      loss: {{ kind: Mse, target: score }}\n    optimizer: {{ rate: {rate}, \
+         weightDecay: 0, schedule: Cosine }}\n    batch: 64\n    steps: 60\n"
+    )
+}
+
+/// Features of an item, and their sum of values between -0.5 and 0.5.
+fn linear(item: u64) -> (Vec<u16>, f32) {
+    let features: Vec<u16> =
+        (0..FEATURES).filter(|bit| item.wrapping_mul(0x9e37_79b9) >> bit & 1 == 1).map(|it| it as u16).collect();
+    let score = features.iter().map(|feature| f32::from(feature * 5 % 12) / 11.0 - 0.5).sum();
+    (features, score)
+}
+
+fn items(numbers: std::ops::Range<u64>) -> Items {
+    let all: Vec<(Vec<u16>, f32)> = numbers.map(linear).collect();
+    let features: Vec<u8> =
+        all.iter().flat_map(|(features, _)| features.iter().flat_map(|it| it.to_le_bytes())).collect();
+    let rows = all.iter().map(|(features, _)| features.len() as u32).collect();
+    let scores: Vec<u8> = all.iter().flat_map(|(_, score)| score.to_le_bytes()).collect();
+    let subset = Column { rows: Some(rows), ..Column::new("subset", DType::UInt16, vec![], features) };
+    let reward = Column::new("reward", DType::Float32, vec![], scores);
+    Items { count: all.len(), columns: vec![subset, reward], ..Items::default() }
+}
+
+fn append(cluster: &Cluster, numbers: std::ops::Range<u64>) {
+    cluster.client(async |client| {
+        let buffer = client.buffer("experience").await.expect("it exists");
+        buffer.append(items(numbers)).await.expect("failed to append");
+    });
+}
+
+fn named(cluster: &Cluster, name: &str) -> Option<Value> {
+    let ran = cluster.engram(&["list", "runs", "-o", "json"]);
+    let found = (ran.code == Some(0)).then(|| ran.json()["items"].as_array().cloned()).flatten()?;
+    found.into_iter().find(|run| run["name"] == name)
+}
+
+fn wait_for_message(cluster: &Cluster, name: &str, message: &str) -> Value {
+    let says = |run: &Value| run["message"].as_str().is_some_and(|it| it.contains(message));
+    wait_for(message, DEADLINE, || named(cluster, name).filter(says))
+}
+
+/// The rate limiter of the buffer stops the run in the middle until items are appended, so that a worker dies within it.
+fn train_from_buffer(cluster: &mut Cluster) {
+    let fields = vec![
+        Field { name: "subset".into(), dtype: DType::UInt16, shape: vec![], jagged: true },
+        Field { name: "reward".into(), dtype: DType::Float32, shape: vec![], jagged: false },
+    ];
+    let limiter = RateLimit { samples_per_insert: 4.0, min_size: 64, min_diff: 0.0, max_diff: 100_000.0 };
+    let spec = BufferSpec { limiter: Some(limiter), ..BufferSpec::new("experience", fields, 10_000) };
+    cluster.client(async |client| client.create_buffer(&spec).await.map(|_| ()).expect("failed to create the buffer"));
+    let source = "experience, fields: { mask: subset, score: reward }, beta: { start: 0.2, end: 0.5, steps: 60 }";
+    let fails = |cluster: &Cluster, (name, code): (&str, i32), buffer: &str, rate: &str, texts: &[&str]| {
+        let file = cluster.file(&format!("{name}.yaml"), buffer_manifest(name, buffer, rate));
+        cluster.engram(&["run", &file]).fails_with(code, texts);
+    };
+    fails(cluster, ("unknown", 2), "experiences", "0.1", &["source.buffer.name is experiences, which does not exist"]);
+    let texts = ["mask (field reward) number[12] or integer[*]", "experience has, reward float32[]"];
+    fails(cluster, ("misfit", 2), "experience, fields: { mask: reward, score: reward }", "0.1", &texts);
+
+    let file = cluster.file("linear.yaml", buffer_manifest("linear", source, "0.1"));
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    wait_for_message(cluster, "linear", "buffer experience has 0 of 64");
+    append(cluster, 0..512);
+    let waiting = wait_for_message(cluster, "linear", "waiting for inserts");
+    let half = waiting["epoch"].as_u64().expect("a number of steps");
+    assert!(half < 60, "{waiting}");
+    let member = (waiting["driver"].as_u64().expect("a running run has a driver") as usize + 1) % 3;
+    let pid = cluster.worker(member).expect("the worker runs");
+    cluster.kill(pid);
+    cluster.wait_for_restart(member, pid);
+    append(cluster, 512..2_048);
+    let ended =
+        wait_for("the run to end", DEADLINE, || named(cluster, "linear").filter(|run| run["phase"] != "Running"));
+    assert_eq!((&ended["phase"], ended["epoch"].as_u64()), (&"Succeeded".into(), Some(60)), "{ended}");
+    // The loss of the steps is weighted; this one is not.
+    let tested: Vec<(Vec<u16>, f32)> = (5_001..5_033).map(linear).collect();
+    let lines =
+        tested.iter().map(|(features, _)| features.iter().map(u16::to_string).collect::<Vec<_>>().join(",") + "\n");
+    let predicted = predict(cluster, "linear", &lines.collect::<String>());
+    let square = |(item, (_, score)): (usize, &(Vec<u16>, f32))| {
+        let predicted = predicted[item]["prediction"].as_f64().expect("a prediction");
+        (f64::from(*score).powi(2), (predicted - f64::from(*score)).powi(2))
+    };
+    let squares = tested.iter().enumerate().map(square).fold((0.0, 0.0), |sums, it| (sums.0 + it.0, sums.1 + it.1));
+    assert!(squares.1 < SHARE * squares.0, "squared errors before and after: {squares:?}");
+    assert!(ended["metrics"]["loss"].as_f64() < Some(SHARE * squares.0 / 32.0), "{squares:?}: {ended}");
+    assert!(ended["metrics"]["priorities_changed"].as_f64() >= Some(32.0 * 64.0), "{ended}");
+    let listed = cluster.client(async |client| {
+        let buffer: Buffer = client.buffer("experience").await.expect("it exists");
+        buffer.list(None, 0).await.expect("failed to list")
+    });
+    let changed = listed.priorities.iter().filter(|priority| **priority < 0.9).count();
+    assert!(changed > 512, "{changed} priorities of {} are errors", listed.len());
+    fails(cluster, ("diverges", 1), source, "1e30", &["step ", "not finite", "items of buffer experience: "]);
 }

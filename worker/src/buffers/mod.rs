@@ -11,9 +11,11 @@ mod manage;
 mod metrics;
 mod rows;
 mod sample;
+mod training;
 mod wait;
 
 pub(crate) use catalog::Catalog;
+pub(crate) use cluster::is_passing;
 pub(crate) use convert::command;
 pub(crate) use metrics::BufferMetrics;
 

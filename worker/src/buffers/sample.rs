@@ -28,6 +28,8 @@ struct Request {
     selection: Selection,
     definition: Arc<Definition>,
     world: u32,
+    /// Numbers of the own draws, ascending; `None` = those of the rank.
+    draws: Option<Vec<u32>>,
     /// Lowest policy version of a drawn item.
     oldest_version: u64,
 }
@@ -44,11 +46,26 @@ impl Buffers {
     /// Draws a batch.
     pub(crate) async fn sample(&self, sample: v1::SampleItemsRequest) -> Result<Vec<v1::ItemBatch>, Problem> {
         let request = self.checked(sample).await?;
+        let batch = self.sample_checked(&request).await?;
+        request.selection.cut(batch)
+    }
+
+    /// Draws the items with these numbers, ascending, of the batch of a prioritized or uniform sampler.
+    pub(crate) async fn sample_draws(
+        &self,
+        sample: v1::SampleItemsRequest,
+        draws: Vec<u32>,
+    ) -> Result<v1::ItemBatch, Problem> {
+        let request = Request { draws: Some(draws), ..self.checked(sample).await? };
+        self.sample_checked(&request).await
+    }
+
+    async fn sample_checked(&self, request: &Request) -> Result<v1::ItemBatch, Problem> {
         let mut waits = Waits::new(&self.shared, &request.sample.buffer, request.sample.wait_ms);
         let mut patience = Patience::new(&self.shared);
-        let batch = loop {
-            match self.sample_once(&request).await {
-                Ok(Ok(batch)) => break batch,
+        loop {
+            match self.sample_once(request).await {
+                Ok(Ok(batch)) => return Ok(batch),
                 Ok(Err(waiting)) => {
                     waits.pause(waiting).await?;
                     patience = Patience::new(&self.shared);
@@ -56,8 +73,7 @@ impl Buffers {
                 Err(problem) if patience.again(&problem).await => {}
                 Err(problem) => return Err(problem),
             }
-        };
-        request.selection.cut(batch)
+        }
     }
 
     async fn checked(&self, sample: v1::SampleItemsRequest) -> Result<Request, Problem> {
@@ -88,7 +104,7 @@ impl Buffers {
         }
         let max_age = definition.spec.max_age;
         let oldest_version = max_age.map_or(0, |max_age| item::oldest_version(sample.version, max_age));
-        Ok(Request { sample, sampler, selection, definition, world, oldest_version })
+        Ok(Request { sample, sampler, selection, definition, world, draws: None, oldest_version })
     }
 
     async fn sample_once(&self, request: &Request) -> Result<Result<v1::ItemBatch, Waiting>, Problem> {
@@ -319,7 +335,15 @@ impl Buffers {
 
 impl Request {
     fn is_mine(&self, draw: u64) -> bool {
-        draw % u64::from(self.world) == u64::from(self.sample.rank)
+        match &self.draws {
+            Some(draws) => u32::try_from(draw).is_ok_and(|draw| draws.binary_search(&draw).is_ok()),
+            None => draw % u64::from(self.world) == u64::from(self.sample.rank),
+        }
+    }
+
+    /// Items of this member.
+    fn own_count(&self) -> usize {
+        self.draws.as_ref().map_or(self.sample.count as usize, Vec::len)
     }
 }
 
@@ -360,7 +384,7 @@ fn planned(request: &Request, shares: &[v1::BufferShare]) -> Result<Result<Chose
             handles: Vec::new(),
         });
     }
-    Ok(Ok(Chosen { partitions, count: sample.count as usize, plan: Some(plan) }))
+    Ok(Ok(Chosen { partitions, count: request.own_count(), plan: Some(plan) }))
 }
 
 /// Merges what the workers drew, in order of the draws.

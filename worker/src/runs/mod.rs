@@ -10,6 +10,7 @@ mod input;
 mod record;
 mod removal;
 mod replay;
+mod replay_buffer;
 mod replay_figures;
 mod service;
 mod snapshot;

@@ -5,6 +5,7 @@
 //! driver that was replaced, and the record of such a driver is rejected.
 
 use super::record::Recorder;
+use super::replay_buffer;
 use super::replay_figures::{Figures, findings};
 use crate::shared::Shared;
 use crate::training::{self, LinkEvent, Links};
@@ -18,8 +19,9 @@ use engram_learn::run::{
 use engram_learn::task_run::{TaskSummary, page_row};
 use engram_memory::{Ordinal, RunId};
 use engram_proto::v1::{self, training_event::Event, training_order};
+use engram_train::buffer::BufferPlan;
 use engram_train::job::Job;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, watch};
@@ -32,6 +34,8 @@ const RECORD_INTERVAL: Duration = Duration::from_secs(2);
 const GATHER: Duration = Duration::from_secs(5);
 /// Time to wait for the results of all members at the end.
 const RESULTS_DEADLINE: Duration = Duration::from_secs(120);
+/// Time to wait at the end for workers that are joining.
+const JOIN_DEADLINE: Duration = Duration::from_secs(2);
 /// Time to wait for members to end.
 const END_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -77,7 +81,11 @@ struct Group {
     /// Since when no member that has the state answers.
     lost_since: Option<Instant>,
     figures: Figures,
+    /// Whether the status says why a member waits for data.
+    is_waiting: bool,
     results: BTreeMap<Ordinal, v1::TrainingResult>,
+    /// Workers whose member was asked for its result before it had the state of the last step.
+    behind: BTreeSet<Ordinal>,
     /// Since when all steps are committed.
     completed: Option<Instant>,
     recorded: Instant,
@@ -132,7 +140,7 @@ impl ReplayDriver {
                            allowed: clusters with spec.tls.mode Disabled";
             return Err(failed(Code::NotSupported, message));
         }
-        Job::new(&self.replay).map_err(|error| failed(Code::InvalidValue, error.to_string()))?;
+        let job = Job::new(&self.replay).map_err(|error| failed(Code::InvalidValue, error.to_string()))?;
         self.state.phase = Phase::Running;
         self.state.epochs = Some(self.replay.steps);
         let submitted_ms = self.state.submitted_ms;
@@ -147,6 +155,9 @@ impl ReplayDriver {
             spec_json: self.state.spec.to_string(),
         };
         self.write_record(None).await?;
+        if let Some(plan) = job.buffer() {
+            self.buffer_ready(plan).await?;
+        }
         let (links, mut events) = Links::new(&self.shared, start);
         let mut group = Group::new(links, self.version, &self.replay);
         if let Some(training) = self.state.training.as_ref().filter(|training| !training.members.is_empty()) {
@@ -156,6 +167,23 @@ impl ReplayDriver {
         if !matches!(result, Err(Interruption::Superseded)) {
             end_group(&group, &mut events).await;
         }
+        result
+    }
+
+    /// Waits until the buffer of the run fits its model and has enough items; a run that has begun does not wait for items here.
+    async fn buffer_ready(&self, plan: &BufferPlan) -> Result<(), Interruption> {
+        let has_begun = self.state.done > 0 || self.state.training.as_ref().is_some_and(|it| !it.members.is_empty());
+        let mut orders = self.orders.clone();
+        let min_size = if has_begun { 0 } else { plan.min_size };
+        let phase = self.state.phase;
+        let show = |reason: String| self.status.send_modify(|status| (status.phase, status.message) = (phase, reason));
+        let result = tokio::select! {
+            order = ordered(&mut orders) => Err(Interruption::Ordered(order)),
+            ready = replay_buffer::ready(&self.shared, plan, min_size, show) => {
+                ready.map_err(|message| failed(Code::InvalidValue, message))
+            }
+        };
+        show(String::new());
         result
     }
 
@@ -221,7 +249,15 @@ impl ReplayDriver {
                 let Some((member, _)) = group.joined.get(&worker).copied() else { return Ok(Vec::new()) };
                 Ok(group.service_event(ServiceEvent::ProbeAnswered(member)))
             }
+            LinkEvent::Event(Event::Wait(wait)) => {
+                group.is_waiting = true;
+                self.status.send_modify(|status| status.message = wait.reason);
+                Ok(Vec::new())
+            }
             LinkEvent::Event(Event::Progress(progress)) => {
+                if std::mem::take(&mut group.is_waiting) {
+                    self.status.send_modify(|status| status.message = String::new());
+                }
                 let rank = group.rank_of(worker);
                 group.figures.observe(worker, rank, &progress);
                 Ok(Vec::new())
@@ -230,7 +266,11 @@ impl ReplayDriver {
                 Err(failed(Code::RunFailed, format!("worker {worker}: {}", failure.message)))
             }
             LinkEvent::Event(Event::Result(result)) => {
-                group.results.insert(worker, result);
+                if result.step >= self.replay.steps {
+                    group.results.insert(worker, result);
+                } else {
+                    group.behind.insert(worker);
+                }
                 Ok(Vec::new())
             }
         }
@@ -239,6 +279,9 @@ impl ReplayDriver {
     fn tick(&mut self, group: &mut Group) -> Result<Vec<ServiceAction>, Interruption> {
         if group.completed.is_some_and(|since| since.elapsed() > RESULTS_DEADLINE) {
             return Err(failed(Code::RunFailed, "no member reported the result of the training in time"));
+        }
+        for worker in std::mem::take(&mut group.behind) {
+            group.links.send(worker, training_order::Order::Stop(v1::StopTraining { complete: true }));
         }
         let restart_after = Duration::from_millis(group.timing.change_ms()).max(Duration::from_secs(2));
         if group.lost_since.is_some_and(|since| since.elapsed() > restart_after) {
@@ -379,10 +422,12 @@ impl ReplayDriver {
     /// Returns the result once all members that are alive have reported it.
     fn result(&self, group: &Group) -> Result<Option<v1::TrainingResult>, Interruption> {
         let Some(service) = group.service.as_ref().filter(|_| group.completed.is_some()) else { return Ok(None) };
+        // A worker that joins at the end predicts with the final weights as well, if it receives them in time.
+        let is_patient = group.completed.is_some_and(|since| since.elapsed() < JOIN_DEADLINE);
         let expected: Vec<Ordinal> = group
             .joined
             .iter()
-            .filter(|(_, (member, _))| service.record().members.contains(member))
+            .filter(|(_, (member, _))| is_patient || service.record().members.contains(member))
             .map(|(worker, _)| *worker)
             .collect();
         if expected.is_empty() || !expected.iter().all(|worker| group.results.contains_key(worker)) {
@@ -455,8 +500,10 @@ impl Group {
             joined: BTreeMap::new(),
             first_joined: None,
             lost_since: None,
-            figures: Figures::new(),
+            figures: Figures::new(replay),
+            is_waiting: false,
             results: BTreeMap::new(),
+            behind: BTreeSet::new(),
             completed: None,
             recorded: now,
         }

@@ -1,6 +1,6 @@
 //! Figures of a Replay run: throughput, efficiency, loss, and what the run found.
 
-use engram_api::ReplayRun;
+use engram_api::{ReplayRun, ReplaySource};
 use engram_learn::run::{RunState, TrainingRow, TrainingState};
 use engram_learn::task_run::{TaskError, TaskFindings, training_page};
 use engram_memory::Ordinal;
@@ -26,6 +26,7 @@ struct Window {
     wall_seconds: f64,
     reduce_seconds: f64,
     bytes: u64,
+    draw_seconds: f64,
 }
 
 /// Rates over the last complete window.
@@ -50,11 +51,23 @@ pub(super) struct Figures {
     /// Newest progress of the first rank.
     last: v1::TrainingProgress,
     stall_seconds: f64,
+    /// Figures of a buffer; `None` with another source.
+    items: Option<ItemFigures>,
+}
+
+/// What became of the priorities of all members since this driver began, and the part of a step in which the first rank waited for a draw.
+#[derive(Debug, Clone, Copy, Default)]
+struct ItemFigures {
+    changed: u64,
+    stale: u64,
+    skipped: u64,
+    draw_seconds: f64,
 }
 
 impl Figures {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(replay: &ReplayRun) -> Self {
         let now = Instant::now();
+        let is_buffer = matches!(replay.source, ReplaySource::Buffer(_));
         Self {
             meter: EfficiencyMeter::new(),
             window: Window::default(),
@@ -64,6 +77,7 @@ impl Figures {
             members: 0,
             last: v1::TrainingProgress::default(),
             stall_seconds: 0.0,
+            items: is_buffer.then(ItemFigures::default),
         }
     }
 
@@ -81,6 +95,15 @@ impl Figures {
 
     /// Takes the progress of a member; that of the first rank stands for the group.
     pub(super) fn observe(&mut self, worker: Ordinal, rank: Option<usize>, progress: &v1::TrainingProgress) {
+        if let Some(items) = &mut self.items {
+            items.changed += progress.priorities_changed;
+            items.stale += progress.priorities_stale;
+            items.skipped += progress.priorities_skipped;
+        }
+        // The last message has nothing but the counts above.
+        if progress.steps == 0 {
+            return;
+        }
         self.meter.record_solo(worker.0, progress.own_samples, progress.compute_seconds);
         self.stall_seconds = self.stall_seconds.max(progress.checkpoint_stall_seconds);
         if rank != Some(0) {
@@ -93,6 +116,7 @@ impl Figures {
         window.wall_seconds += progress.wall_seconds;
         window.reduce_seconds += progress.reduce_seconds;
         window.bytes += progress.reduced_bytes;
+        window.draw_seconds += progress.draw_seconds;
         self.last = *progress;
         let is_first = self.rates.samples_per_second == 0.0 && self.window.steps >= FIRST_STEPS;
         if self.window_since.elapsed() >= WINDOW || is_first {
@@ -101,8 +125,11 @@ impl Figures {
     }
 
     fn close_window(&mut self) {
-        let Window { steps, samples, wall_seconds, reduce_seconds, bytes } = self.window;
+        let Window { steps, samples, wall_seconds, reduce_seconds, bytes, draw_seconds } = self.window;
         if steps > 0 && wall_seconds > 0.0 {
+            if let Some(items) = &mut self.items {
+                items.draw_seconds = draw_seconds / steps as f64;
+            }
             self.rates = Rates {
                 steps_per_second: steps as f64 / wall_seconds,
                 samples_per_second: samples as f64 / wall_seconds,
@@ -158,6 +185,14 @@ impl Figures {
             // One worker is left of several.
             ("fallback".to_owned(), f64::from(u8::from(self.members == 1 && workers > 1))),
         ]);
+        if let Some(items) = &self.items {
+            metrics.extend([
+                ("priorities_changed".to_owned(), items.changed as f64),
+                ("priorities_stale".to_owned(), items.stale as f64),
+                ("priorities_skipped".to_owned(), items.skipped as f64),
+                ("draw_seconds".to_owned(), items.draw_seconds),
+            ]);
+        }
         metrics.extend(rates.efficiency.map(|efficiency| ("efficiency".to_owned(), efficiency)));
         metrics
     }
@@ -184,23 +219,10 @@ pub(super) fn findings(
     replay: &ReplayRun,
     result: &v1::TrainingResult,
 ) -> Result<TaskFindings, TaskError> {
-    let is_collapsed = result.spread_ratio < COLLAPSED;
-    let spread = if is_collapsed {
-        format!("The predictions have collapsed: their spread is {:.2} of that of the targets.", result.spread_ratio)
-    } else {
-        format!("The spread of the predictions is {:.2} of that of the targets.", result.spread_ratio)
-    };
-    let verdicts = vec![
-        (
-            result.correlation > 0.9,
-            format!(
-                "On {} held-out samples the predictions correlate with the targets by {:.3}.",
-                result.held_out, result.correlation
-            ),
-        ),
-        (!is_collapsed, spread),
-        (true, format!("All members have the same parameters after step {}: digest {}.", result.step, result.digest)),
-    ];
+    let loss = state.metrics.get("loss").copied().unwrap_or_default();
+    let mut verdicts = if result.held_out > 0 { held_out_verdicts(result) } else { buffer_verdicts(replay, loss) };
+    let same = format!("All members have the same parameters after step {}: digest {}.", result.step, result.digest);
+    verdicts.push((true, same));
     let about = format!(
         "{} parameters, {} steps of {} samples, {} samples in all.",
         result.parameters,
@@ -210,22 +232,32 @@ pub(super) fn findings(
     );
     let figure = |name: &str| state.metrics.get(name).copied();
     let number = |name: &str, digits: usize| figure(name).map_or_else(|| "-".into(), |it| format!("{it:.digits$}"));
-    let tiles = vec![
-        ("Correlation", format!("{:.3}", result.correlation), "on held-out samples".to_owned()),
-        ("Squared error", format!("{:.5}", result.squared_error), "on held-out samples".to_owned()),
+    let on = "on held-out samples".to_owned();
+    let mut tiles = if result.held_out > 0 {
+        vec![
+            ("Correlation", format!("{:.3}", result.correlation), on.clone()),
+            ("Squared error", format!("{:.5}", result.squared_error), on),
+        ]
+    } else {
+        vec![("Loss", format!("{loss:.5}"), "of the last step".to_owned())]
+    };
+    tiles.extend([
         ("Samples/s", number("samples_per_second", 0), "all members".to_owned()),
         ("Efficiency", number("efficiency", 2), "of the members' own throughput".to_owned()),
         ("Members", number("members", 0), format!("{} left by failures", training.failures)),
-    ];
+    ]);
     let summary = verdicts.iter().map(|(_, text)| text.clone()).collect();
     let page = training_page(&state.name, &about, verdicts, tiles, &training.history)?;
-    Ok(TaskFindings {
-        metrics: BTreeMap::from([
+    let mut metrics = BTreeMap::from([("parameters".to_owned(), result.parameters as f64)]);
+    if result.held_out > 0 {
+        metrics.extend([
             ("held_out_correlation".to_owned(), result.correlation),
             ("held_out_squared_error".to_owned(), result.squared_error),
             ("spread_ratio".to_owned(), result.spread_ratio),
-            ("parameters".to_owned(), result.parameters as f64),
-        ]),
+        ]);
+    }
+    Ok(TaskFindings {
+        metrics,
         outputs: BTreeMap::from([
             ("digest".to_owned(), result.digest.clone()),
             ("checkpoint".to_owned(), result.checkpoint.clone()),
@@ -233,4 +265,30 @@ pub(super) fn findings(
         summary,
         page,
     })
+}
+
+fn held_out_verdicts(result: &v1::TrainingResult) -> Vec<(bool, String)> {
+    let is_collapsed = result.spread_ratio < COLLAPSED;
+    let spread = if is_collapsed {
+        format!("The predictions have collapsed: their spread is {:.2} of that of the targets.", result.spread_ratio)
+    } else {
+        format!("The spread of the predictions is {:.2} of that of the targets.", result.spread_ratio)
+    };
+    let correlation = format!(
+        "On {} held-out samples the predictions correlate with the targets by {:.3}.",
+        result.held_out, result.correlation
+    );
+    vec![(result.correlation > 0.9, correlation), (!is_collapsed, spread)]
+}
+
+fn buffer_verdicts(replay: &ReplayRun, loss: f64) -> Vec<(bool, String)> {
+    let name = match &replay.source {
+        ReplaySource::Buffer(source) => &source.name,
+        ReplaySource::Synthetic(_) => return Vec::new(),
+    };
+    let text = format!(
+        "The loss of step {} on items of buffer {name} is {loss:.5}. No items are held out from a buffer.",
+        replay.steps
+    );
+    vec![(true, text)]
 }

@@ -6,25 +6,26 @@
 use super::checkpoints::Checkpoints;
 use super::connections::connect;
 use super::files::{CheckpointFolder, ModelFiles};
+use super::priorities::PriorityUpdates;
 use super::reduce::{Connections, GroupReduce, ReduceError};
 use super::serve::Served;
+use super::source::{Source, SourceError, StepData};
+use crate::shared::Shared;
 use engram_api::{Code, SumOrder};
 use engram_collective::executor::Executor;
 use engram_collective::group::{Cause, MemberId, Position, Suspicion};
 use engram_collective::transport;
 use engram_neural::GradientSum;
 use engram_proto::v1;
-use engram_train::dataset::Dataset;
-use engram_train::job::{Job, Rows, evaluate};
+use engram_train::job::{Evaluation, Job, evaluate};
 use engram_train::{Alone, Checkpoint, LocalGradient, LocalStep, SummationOrder, TrainError, Trainer};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Steps between two digests of the whole state; the digests between them cover what was reduced.
@@ -33,8 +34,6 @@ const DIGEST_STEPS: u64 = 50;
 const DIGEST_CURSOR: &str = "digest";
 /// Shortest time between two progress messages.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// Handles of a batch that a message names.
-const NAMED_SAMPLES: usize = 8;
 
 /// One piece of work.
 pub(super) enum Work {
@@ -69,12 +68,28 @@ pub(super) struct Generation {
 
 /// What happened in the engine.
 pub(super) enum EngineEvent {
-    Gradients { step: u64 },
-    Reduced { generation: u64, step: u64, valid: bool },
-    Flag { generation: u64, step: u64, from: MemberId, valid: bool },
-    PeerFailed { generation: u64, suspicion: Suspicion },
+    Gradients {
+        step: u64,
+    },
+    Reduced {
+        generation: u64,
+        step: u64,
+        valid: bool,
+    },
+    Flag {
+        generation: u64,
+        step: u64,
+        from: MemberId,
+        valid: bool,
+    },
+    PeerFailed {
+        generation: u64,
+        suspicion: Suspicion,
+    },
     CaughtUp(Position),
     Failed(v1::TrainingFailure),
+    /// Why the source has no data at present.
+    Waiting(String),
     Progress(v1::TrainingProgress),
     Completed(v1::TrainingResult),
     Stopped,
@@ -85,7 +100,7 @@ struct Kept {
     local: LocalStep,
     /// Rank and members for which they were computed.
     part: (usize, usize),
-    samples: u64,
+    data: Arc<StepData>,
 }
 
 /// Sums since the last progress message.
@@ -98,7 +113,8 @@ struct Meter {
 
 pub(super) struct Engine {
     pub(super) job: Arc<Job>,
-    pub(super) data: Dataset,
+    source: Source,
+    priorities: Option<PriorityUpdates>,
     pub(super) trainer: Trainer,
     position: Position,
     kept: Option<Kept>,
@@ -115,7 +131,10 @@ pub(super) struct Engine {
 
 /// What an engine starts with.
 pub(super) struct Start {
+    pub(super) shared: Arc<Shared>,
     pub(super) job: Arc<Job>,
+    /// Becomes true when the member ends.
+    pub(super) ending: watch::Receiver<bool>,
     pub(super) listener: TcpListener,
     pub(super) limit: Duration,
     pub(super) events: mpsc::Sender<EngineEvent>,
@@ -131,7 +150,8 @@ impl Engine {
     /// # Errors
     /// The specification is not valid, or the warm start does not fit.
     pub(super) fn new(start: Start) -> anyhow::Result<Self> {
-        let Start { job, listener, limit, events, folder, checkpoint_every, served, warm_start } = start;
+        let Start { shared, job, ending, listener, limit, events, folder, checkpoint_every, served, warm_start } =
+            start;
         let mut trainer = job.trainer()?;
         if let Some(weights) = warm_start {
             let loaded = trainer.model_mut().load_safetensors(&weights, engram_neural::Coverage::Matching)?;
@@ -153,8 +173,10 @@ impl Engine {
         let checkpoints =
             Checkpoints { folder, every: checkpoint_every, model, writer: None, written, writing: written };
         let now = Instant::now();
+        let updated = job.buffer().filter(|plan| plan.updates_priorities);
         Ok(Self {
-            data: job.dataset(),
+            source: Source::new(&shared, Arc::clone(&job), events.clone(), ending),
+            priorities: updated.map(|plan| PriorityUpdates::new(&shared, plan.name.clone())),
             job,
             trainer,
             position,
@@ -215,28 +237,52 @@ impl Engine {
             return;
         }
         self.reduced = None;
-        if !self.is_coupled() && !self.prepare_alone(part) {
-            return;
+        let is_ready = if self.is_coupled() { self.part_data(part).is_some() } else { self.prepare_alone(part) };
+        if is_ready {
+            self.send(EngineEvent::Gradients { step });
         }
-        self.send(EngineEvent::Gradients { step });
+    }
+
+    /// Returns the data of the next step; `None` after a failure, which is reported, or when the member ends.
+    fn part_data(&mut self, part: (usize, usize)) -> Option<Arc<StepData>> {
+        let (started, rows) = (Instant::now(), self.job.part(part.0, part.1).0);
+        let data = self.source.step_data(self.trainer.model(), self.trainer.counters().step, &rows);
+        let progress = &mut self.meter.progress;
+        // Generated samples are part of the computation.
+        let seconds =
+            if self.job.buffer().is_some() { &mut progress.draw_seconds } else { &mut progress.compute_seconds };
+        *seconds += started.elapsed().as_secs_f64();
+        match data {
+            Ok(data) => Some(data),
+            Err(SourceError::Ended) => None,
+            Err(SourceError::Failed(message)) => {
+                self.fail(format!("step {}: {message}", self.position.step + 1));
+                None
+            }
+        }
     }
 
     /// Computes the gradient sums without communication; returns whether it succeeded.
     fn prepare_alone(&mut self, part: (usize, usize)) -> bool {
+        let Some(data) = self.part_data(part) else { return false };
         let started = Instant::now();
-        let (rows, order) = self.job.part(part.0, part.1);
-        match prepare(&self.job, &self.data, &mut self.trainer, &rows, &order, &mut Alone) {
+        match prepare(&self.job, &data, &mut self.trainer, part, &mut Alone) {
             Ok(local) => {
-                let samples = (rows.len() * self.job.sync_every) as u64;
-                self.kept = Some(Kept { local, part, samples });
+                self.kept = Some(Kept { local, part, data });
                 self.meter.progress.compute_seconds += started.elapsed().as_secs_f64();
                 true
             }
             Err(error) => {
-                self.fail(format!("step {}: {}", self.position.step + 1, chain(&error)));
+                let (step, named) = (self.position.step + 1, data.describe());
+                self.fail(format!("step {step}: {}; {}: {named}", chain(&error), self.samples_name()));
                 false
             }
         }
+    }
+
+    /// What the numbers of samples in a message are.
+    fn samples_name(&self) -> String {
+        self.job.buffer().map_or_else(|| "samples".to_owned(), |plan| format!("items of buffer {}", plan.name))
     }
 
     fn reduce(&mut self, step: u64, generation: &Generation) {
@@ -250,7 +296,9 @@ impl Engine {
             SumOrder::PartitionInvariant => kept.part != part,
             SumOrder::Rank => kept.part.1 < part.1,
         });
-        if !self.is_coupled() && is_stale && !self.prepare_alone(part) {
+        let data = if self.is_coupled() { self.part_data(part) } else { None };
+        let is_ready = if self.is_coupled() { data.is_some() } else { !is_stale || self.prepare_alone(part) };
+        if !is_ready {
             return;
         }
         let started = Instant::now();
@@ -258,7 +306,7 @@ impl Engine {
             return;
         }
         let computed = self.meter.progress.compute_seconds;
-        match self.reduce_over(step, generation, part) {
+        match self.reduce_over(step, generation, part, data) {
             Ok(sum) => {
                 let scaled = self.job.spec.scaler.is_some() || self.job.spec.precision == engram_neural::Precision::F16;
                 let valid = scaled || (sum.loss.is_finite() && sum.values.iter().all(|value| value.is_finite()));
@@ -296,6 +344,7 @@ impl Engine {
         step: u64,
         generation: &Generation,
         part: (usize, usize),
+        data: Option<Arc<StepData>>,
     ) -> Result<GradientSum, TrainError<ReduceError>> {
         let (job, events) = (Arc::clone(&self.job), self.events.clone());
         let number = generation.number;
@@ -316,11 +365,10 @@ impl Engine {
             limit: self.limit,
             suspect: &mut suspect,
         };
-        if job.spec.loss.correlation.is_some() {
+        if let Some(data) = data {
             let started = Instant::now();
-            let (rows, order) = job.part(part.0, part.1);
-            let local = prepare(&job, &self.data, &mut self.trainer, &rows, &order, &mut reduce)?;
-            self.kept = Some(Kept { local, part, samples: (rows.len() * job.sync_every) as u64 });
+            let local = prepare(&job, &data, &mut self.trainer, part, &mut reduce)?;
+            self.kept = Some(Kept { local, part, data });
             self.meter.progress.compute_seconds += started.elapsed().as_secs_f64();
         }
         let kept = self.kept.as_ref().expect("the sums were computed above or before");
@@ -377,28 +425,29 @@ impl Engine {
     }
 
     fn apply(&mut self, step: u64, apply: bool, digest: oneshot::Sender<u64>) {
-        let (Some(kept), Some((sum, valid))) = (self.kept.take(), self.reduced.take()) else {
+        let (Some(mut kept), Some((sum, valid))) = (self.kept.take(), self.reduced.take()) else {
             return self.fail(format!("step {step}: the reduced gradient is missing, which is a bug of Engram"));
         };
         if !apply || !valid {
-            let (rows, _) = self.job.part(kept.part.0, kept.part.1);
-            let samples = self.job.samples(&self.data, step - 1, &rows);
-            let mut named: Vec<String> =
-                samples.iter().flatten().take(NAMED_SAMPLES).map(ToString::to_string).collect();
-            if rows.len() * samples.len() > NAMED_SAMPLES {
-                named.push(format!("... ({} samples of this worker)", rows.len() * samples.len()));
-            }
             return self.fail(format!(
-                "step {step}: the loss {} or a gradient is not finite; lower spec.replay.optimizer.rate or set clip; samples: {}",
+                "step {step}: the loss {} or a gradient is not finite; lower spec.replay.optimizer.rate or set clip; {}: {}",
                 sum.loss / sum.samples.max(1) as f64,
-                named.join(", ")
+                self.samples_name(),
+                kept.data.describe()
             ));
         }
         let started = Instant::now();
+        let errors = std::mem::take(&mut kept.local.samples.errors);
         let report = match self.trainer.commit::<ReduceError>(kept.local, &sum) {
             Ok(report) => report,
-            Err(error) => return self.fail(chain(&error)),
+            Err(error) => {
+                let named = kept.data.describe();
+                return self.fail(format!("{}; {}: {named}", chain(&error), self.samples_name()));
+            }
         };
+        if let Some(priorities) = &self.priorities {
+            priorities.queue(kept.data.names.clone(), errors);
+        }
         let mut hash = Xxh3::new();
         for number in
             [self.position.digest, step, report.loss.to_bits(), report.gradient_norm.to_bits(), report.samples]
@@ -413,7 +462,7 @@ impl Engine {
         let _ = digest.send(self.position.digest);
         self.served.update(&self.trainer, self.job.spec.loss.kind);
         self.meter.progress.compute_seconds += started.elapsed().as_secs_f64();
-        self.measure(&report, kept.samples);
+        self.measure(&report, kept.data.names.len() as u64);
         if step.is_multiple_of(self.checkpoints.every) || step == self.job.steps {
             self.save();
         }
@@ -438,6 +487,7 @@ impl Engine {
         *reduced_bytes = bytes;
         progress.checkpoint_step = self.checkpoints.written;
         progress.total_samples = self.trainer.counters().samples;
+        count_priorities(self.priorities.as_ref(), progress);
         let full = std::mem::take(progress);
         (*sent, *since) = (Instant::now(), Instant::now());
         // The next one has the newer numbers.
@@ -496,7 +546,19 @@ impl Engine {
         self.save();
         self.checkpoints.wait();
         self.served.set(&self.trainer, self.job.spec.loss.kind);
-        let result = match evaluate(self.trainer.model(), self.job.spec.loss.kind, &self.data) {
+        if let Some(priorities) = &mut self.priorities {
+            priorities.finish();
+            let mut last = v1::TrainingProgress { step: self.position.step, ..v1::TrainingProgress::default() };
+            count_priorities(Some(priorities), &mut last);
+            self.send(EngineEvent::Progress(last));
+        }
+        let loss = self.job.spec.loss.kind;
+        // A buffer holds no samples out.
+        let result = self
+            .source
+            .dataset()
+            .map_or_else(|| Ok(Evaluation::default()), |data| evaluate(self.trainer.model(), loss, data));
+        let result = match result {
             Ok(result) => result,
             Err(error) => return self.fail(chain(&error)),
         };
@@ -514,23 +576,30 @@ impl Engine {
     }
 }
 
-/// Computes the gradient sums of the next step over the rows of each of its batches.
+/// Moves what became of updated priorities into a progress message.
+fn count_priorities(updates: Option<&PriorityUpdates>, progress: &mut v1::TrainingProgress) {
+    let Some(updates) = updates else { return };
+    let counts = updates.take_counts();
+    progress.priorities_changed += counts.changed;
+    progress.priorities_stale += counts.stale;
+    progress.priorities_skipped += counts.skipped;
+}
+
+/// Computes the gradient sums of the next step over the data of a part of each of its batches.
 fn prepare<R: engram_train::Reduce>(
     job: &Job,
-    data: &Dataset,
+    data: &StepData,
     trainer: &mut Trainer,
-    rows: &Range<usize>,
-    order: &SummationOrder,
+    part: (usize, usize),
     reduce: &mut R,
 ) -> Result<LocalStep, TrainError<R::Error>>
 where
     R::Error: std::error::Error + 'static,
 {
-    let samples = job.samples(data, trainer.counters().step, rows);
-    let batches: Vec<Rows> = samples.iter().map(|samples| Rows::of(trainer.model(), data, samples)).collect();
+    let (rows, order) = job.part(part.0, part.1);
     let labeled: Result<Vec<_>, _> =
-        batches.iter().enumerate().map(|(micro, batch)| batch.labeled(micro * job.batch + rows.start)).collect();
-    let local = trainer.prepare(&labeled?, order, reduce)?;
+        data.batches.iter().enumerate().map(|(micro, batch)| batch.labeled(micro * job.batch + rows.start)).collect();
+    let local = trainer.prepare(&labeled?, &order, reduce)?;
     debug_assert!(matches!(local.gradient, LocalGradient::Sum(_) | LocalGradient::Subtrees { .. }));
     Ok(local)
 }

@@ -68,6 +68,8 @@ struct Host {
     flagged: Option<(u64, u64)>,
     caught_up: mpsc::Sender<Checkpoint>,
     is_transferring: Arc<AtomicBool>,
+    /// Set when the member ends, for an engine that waits for data.
+    ending: watch::Sender<bool>,
 }
 
 /// Starts a member; returns where to send messages for it. It ends by itself.
@@ -85,8 +87,11 @@ pub(super) async fn start(shared: &Arc<Shared>, settings: Settings) -> anyhow::R
         ordinal: shared.ordinal().0,
         reduce_address: reduce_address(shared, &listener)?,
     };
+    let (ending, is_ending) = watch::channel(false);
     let start = Start {
+        shared: Arc::clone(shared),
         job,
+        ending: is_ending,
         listener,
         limit: Duration::from_millis(timing.progress_ms()),
         events: events_sender,
@@ -116,6 +121,7 @@ pub(super) async fn start(shared: &Arc<Shared>, settings: Settings) -> anyhow::R
         flagged: None,
         caught_up,
         is_transferring: Arc::default(),
+        ending,
     };
     tracing::info!(run = %key.0, member = id.0, step = position.step, "started a training member");
     tokio::spawn(host.run(timing, inbox, events, transfers));
@@ -164,6 +170,7 @@ impl Host {
             };
             if !is_running {
                 self.cancel();
+                self.ending.send_replace(true);
                 // It may be full of work that is dropped below.
                 if self.engine.try_send(Work::Stop).is_err() {
                     break;
@@ -271,6 +278,10 @@ impl Host {
             EngineEvent::CaughtUp(position) => self.step(MemberEvent::CaughtUp { position }).await,
             EngineEvent::Failed(failure) => {
                 self.publish(Event::Failure(failure));
+                true
+            }
+            EngineEvent::Waiting(reason) => {
+                self.publish(Event::Wait(v1::TrainingWait { reason }));
                 true
             }
             EngineEvent::Progress(progress) => {

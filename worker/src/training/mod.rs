@@ -20,9 +20,11 @@ mod host;
 mod links;
 mod metrics;
 mod predict;
+mod priorities;
 mod reduce;
 mod serve;
 mod service;
+mod source;
 mod transfer;
 mod wire;
 

@@ -363,12 +363,10 @@ fn started_run_is_immutable() -> Rule {
              (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
         )
     };
+    let blocks = ["memory", "snapshot", "geodesic", "tropical", "fisher", "replay", "until"].map(same).join(" && ");
     let rule = format!(
         "!has(oldSelf.status) || !has(oldSelf.status.startTime) || \
-         (self.spec.clusterRef == oldSelf.spec.clusterRef && self.spec.kind == oldSelf.spec.kind && {} && {} && {})",
-        same("memory"),
-        same("snapshot"),
-        same("until")
+         (self.spec.clusterRef == oldSelf.spec.clusterRef && self.spec.kind == oldSelf.spec.kind && {blocks})"
     );
     let message =
         "a run that has started can change suspend and ttlSecondsAfterFinished only; a new run needs a new name";

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::BufferSource;
 use crate::manifest_enum::words;
 use crate::quantity::Duration;
 
@@ -99,6 +100,8 @@ fn default_detection() -> Duration {
 pub enum ReplaySource {
     /// Generated scores of random feature subsets, as a search over feature sets would produce them. Fields: `mask` and `score`.
     Synthetic(FeatureSubsets),
+    /// Items of a replay buffer.
+    Buffer(BufferSource),
 }
 
 /// Generated scores of random feature subsets: a third of the features is informative, a third redundant, a third noise. The score is the share of

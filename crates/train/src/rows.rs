@@ -1,0 +1,128 @@
+//! Rows of a batch in the form that a model reads, predictions, and the measure of a model on held-out samples.
+
+use engram_neural::{Batch, BatchError, LabeledBatch, LossKind, Model, Moments, Targets};
+
+use crate::dataset::Dataset;
+
+/// Inputs and targets of some samples, in the form that a model reads.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rows {
+    pub(crate) dense: Vec<f32>,
+    pub(crate) width: usize,
+    pub(crate) offsets: Vec<u32>,
+    pub(crate) indices: Vec<u32>,
+    pub(crate) targets: Vec<f32>,
+    /// Importance weights; none = 1.
+    pub(crate) weights: Vec<f32>,
+}
+
+impl Rows {
+    /// Collects samples for `model`.
+    pub fn of(model: &Model, data: &Dataset, samples: &[usize]) -> Self {
+        let mut rows = Self::of_features(model, samples.iter().map(|sample| data.subset(*sample)));
+        rows.targets = samples.iter().map(|sample| data.targets[*sample]).collect();
+        rows
+    }
+
+    /// Collects feature indices, below the inputs of `model`, without targets.
+    pub fn of_features<'a>(model: &Model, samples: impl Iterator<Item = &'a [u32]>) -> Self {
+        Self::of_subsets(model.inputs(), model.reads_features(), samples)
+    }
+
+    /// Collects feature indices below `inputs`: as they are, or as 0/1 masks.
+    pub(crate) fn of_subsets<'a>(
+        inputs: usize,
+        reads_features: bool,
+        samples: impl Iterator<Item = &'a [u32]>,
+    ) -> Self {
+        let mut rows = Self { width: inputs, offsets: vec![0], ..Self::default() };
+        for subset in samples {
+            if reads_features {
+                rows.indices.extend_from_slice(subset);
+                rows.offsets.push(rows.indices.len() as u32);
+            } else {
+                let start = rows.dense.len();
+                rows.dense.resize(start + rows.width, 0.0);
+                subset.iter().for_each(|feature| rows.dense[start + *feature as usize] = 1.0);
+            }
+        }
+        rows
+    }
+
+    /// The inputs as a batch.
+    ///
+    /// # Errors
+    /// A feature is out of range.
+    pub fn batch(&self) -> Result<Batch<'_>, BatchError> {
+        if self.offsets.len() > 1 {
+            Batch::features(&self.offsets, &self.indices)
+        } else {
+            Batch::rows(&self.dense, self.dense.len() / self.width.max(1), self.width)
+        }
+    }
+
+    /// The labeled batch, whose first row has the given position in the global batch.
+    ///
+    /// # Errors
+    /// A feature is out of range.
+    pub fn labeled(&self, first: usize) -> Result<LabeledBatch<'_>, BatchError> {
+        let batch = self.batch()?.starting_at(first as u32);
+        let weights = (!self.weights.is_empty()).then_some(&self.weights[..]);
+        Ok(LabeledBatch { batch, targets: Targets::Values(&self.targets), weights })
+    }
+}
+
+/// Predictions of `model` for some samples: probabilities where the loss `loss` is one of logits.
+///
+/// # Errors
+/// A feature is out of range.
+pub fn predict(model: &Model, loss: LossKind, rows: &Rows) -> Result<Vec<f32>, BatchError> {
+    let mut predicted = model.predict(&rows.batch()?)?;
+    if loss == LossKind::Bce {
+        predicted.iter_mut().for_each(|logit| *logit = 1.0 / (1.0 + (-*logit).exp()));
+    }
+    Ok(predicted)
+}
+
+/// How well a model predicts the held-out samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Evaluation {
+    /// Number of held-out samples.
+    pub samples: u64,
+    /// Mean squared error.
+    pub squared_error: f64,
+    /// Correlation of predictions and targets.
+    pub correlation: f64,
+    /// Standard deviation of the predictions divided by that of the targets; near 0 where outputs have collapsed.
+    pub spread_ratio: f64,
+}
+
+/// Measures a model on the held-out samples.
+///
+/// # Errors
+/// The data do not fit the model.
+pub fn evaluate(model: &Model, loss: LossKind, data: &Dataset) -> Result<Evaluation, BatchError> {
+    let samples: Vec<usize> = (data.training_len()..data.len()).collect();
+    let rows = Rows::of(model, data, &samples);
+    let predicted = predict(model, loss, &rows)?;
+    let (mut moments, mut squared) = (Moments::default(), 0.0);
+    for (p, a) in predicted.iter().zip(&rows.targets) {
+        let (p, a) = (f64::from(*p), f64::from(*a));
+        squared += (p - a) * (p - a);
+        let moment = Moments {
+            samples: 1,
+            predicted: p,
+            actual: a,
+            predicted_squared: p * p,
+            actual_squared: a * a,
+            product: p * a,
+        };
+        moments.add(&moment);
+    }
+    Ok(Evaluation {
+        samples: moments.samples,
+        squared_error: squared / moments.samples.max(1) as f64,
+        correlation: moments.correlation(),
+        spread_ratio: moments.spread_ratio().unwrap_or_default(),
+    })
+}
