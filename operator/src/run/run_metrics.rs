@@ -74,7 +74,10 @@ impl RunMetrics {
         self.last_ends.lock().retain(|labels, _| {
             let is_kept = is_kept(labels);
             if !is_kept {
-                self.ended.remove(labels);
+                // The counters of all results were created together.
+                for result in RunResult::ALL {
+                    self.ended.remove(&ResultLabels { result: result.as_str(), ..labels.clone() });
+                }
             }
             is_kept
         });

@@ -79,7 +79,7 @@ const REFUSED: [(&str, &str); 20] = [
     ("config.watchNamespaces={ml}", "config.watchNamespaces: set watchNamespaces instead"),
     ("config.logging.level=debug", "config.logging: set logging instead"),
     ("leaderElection.enabled=false", "leaderElection.enabled: false; allowed only with replicaCount: 1"),
-    ("serviceAccount.create=false", "serviceAccount.name: empty"),
+    ("serviceAccount.create=false", "serviceAccount.name is required"),
     ("metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true", "count everything twice"),
 ];
 

@@ -231,7 +231,9 @@ fn ends(cluster: &Cluster) -> Result<String> {
         Ok((empty(PODS)? && empty(MAPS)?).then_some(()))
     })?;
     until("the figures to go", WHILE, || {
-        Ok((!page(cluster, OPERATOR.2, "metrics")?.contains("learner_cluster=")).then_some(()))
+        // Runs that other suites left keep their series.
+        let of_these = format!("namespace=\"{NAMESPACE}\"");
+        Ok((!page(cluster, OPERATOR.2, "metrics")?.contains(&of_these)).then_some(()))
     })?;
     let left = resident(cluster)? >> 20;
     cluster.end_daemon(1, OPERATOR.0, Signal::SIGTERM)?;
