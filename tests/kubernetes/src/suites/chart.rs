@@ -80,7 +80,7 @@ const REFUSED: [(&str, &str); 20] = [
     ("config.logging.level=debug", "config.logging: set logging instead"),
     ("leaderElection.enabled=false", "leaderElection.enabled: false; allowed only with replicaCount: 1"),
     ("serviceAccount.create=false", "serviceAccount.name is required"),
-    ("metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true", "count everything twice"),
+    ("metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true", "both would scrape every replica twice"),
 ];
 
 /// Whether the operator may do a thing, as its one ServiceAccount.
