@@ -14,6 +14,7 @@ mod replay_buffer;
 mod replay_figures;
 mod service;
 mod snapshot;
+mod specification;
 mod task;
 mod task_run;
 mod turn;

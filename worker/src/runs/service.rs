@@ -1,7 +1,7 @@
 //! `RunService`: the client listener forwards requests for other workers, the peer listener rejects them.
 
 use super::identity::{self, Relation};
-use super::{RunOverview, Runs, credentials, input, phase_to_wire, record, snapshot, task, turn};
+use super::{RunOverview, Runs, credentials, input, phase_to_wire, record, snapshot, specification, task, turn};
 use crate::authorization;
 use crate::local_files;
 use crate::service::Plane;
@@ -335,7 +335,7 @@ impl RunEndpoint {
             Some((Relation::Same | Relation::Replaces, previous)) if resumes(&message, &previous, &state) => {
                 return self.resume_ended(run, message, is_supplied).await;
             }
-            Some((Relation::Same, previous)) => check_same(&message.name, &previous.spec, &state.spec)?,
+            Some((Relation::Same, previous)) => specification::check_same(&message.name, &previous.spec, &state.spec)?,
             Some((Relation::Blocked, _)) => {
                 let overview = self.overview(run, &message.name).await?;
                 let status = Some(status_to_wire(&self.shared, &overview));
@@ -597,7 +597,7 @@ fn resumes(message: &v1::SubmitRunRequest, recorded: &RunState, submitted: &RunS
         && !is_repeated
         && !submitted.suspended
         && recorded.spec["kind"] == "Memory"
-        && check_same(&recorded.name, &recorded.spec, &submitted.spec).is_ok()
+        && specification::check_same(&recorded.name, &recorded.spec, &submitted.spec).is_ok()
 }
 
 /// Returns the content that the specification requires with the submission.
@@ -606,43 +606,6 @@ fn supplied_input(message: &v1::SubmitRunRequest) -> Result<&[u8], Problem> {
         let text = "input: missing; the content of the ConfigMap in the specification must be supplied";
         Problem::of(ProblemKind::Invalid, text)
     })
-}
-
-/// Fields that may differ between submissions of one run.
-const CHANGEABLE: [&str; 3] = ["suspend", "ttlSecondsAfterFinished", "managedBy"];
-
-/// Checks that a run of this name is the run that is submitted again.
-fn check_same(name: &str, recorded: &serde_json::Value, spec: &serde_json::Value) -> Result<(), Problem> {
-    let normalized = |spec: &serde_json::Value| {
-        let parsed = serde_json::from_value::<engram_api::LearnerRunSpec>(spec.clone());
-        let mut spec = parsed.and_then(serde_json::to_value).unwrap_or_else(|_| spec.clone());
-        if let Some(fields) = spec.as_object_mut() {
-            fields.retain(|field, _| !CHANGEABLE.contains(&field.as_str()));
-        }
-        spec
-    };
-    match difference("spec", &normalized(recorded), &normalized(spec)) {
-        None => Ok(()),
-        Some(field) => {
-            let text = format!(
-                "name: {name:?} is taken by a run with another specification (they differ in {field}); allowed: the same \
-                 specification, or another name"
-            );
-            Err(Problem::of(ProblemKind::Invalid, text))
-        }
-    }
-}
-
-/// Returns the first field in which two values differ.
-fn difference(path: &str, left: &serde_json::Value, right: &serde_json::Value) -> Option<String> {
-    match (left, right) {
-        _ if left == right => None,
-        (serde_json::Value::Object(one), serde_json::Value::Object(other)) => {
-            let fields: std::collections::BTreeSet<&String> = one.keys().chain(other.keys()).collect();
-            fields.into_iter().find_map(|field| difference(&format!("{path}.{field}"), &left[field], &right[field]))
-        }
-        _ => Some(path.to_owned()),
-    }
 }
 
 /// Sends the status now and after every change, until the run ends or the client has gone.
@@ -731,24 +694,5 @@ fn client_status(error: engram_client::Error) -> Status {
     match error.problem() {
         Some(problem) => problem.clone().into_status(),
         None => Problem::of(ProblemKind::Unavailable, error.to_string()).into_status(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_not_shared_by_runs_of_different_specifications() {
-        let spec = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
-        let first = spec(r#"{"clusterRef":{"name":"a"},"kind":"Snapshot","snapshot":{"url":"s3://bbb/x"}}"#);
-        assert!(check_same("nightly", &first, &first).is_ok());
-        let resumed = spec(
-            r#"{"clusterRef":{"name":"a"},"kind":"Snapshot","suspend":true,"managedBy":"kueue","snapshot":{"url":"s3://bbb/x"}}"#,
-        );
-        assert!(check_same("nightly", &first, &resumed).is_ok());
-        let other = spec(r#"{"clusterRef":{"name":"a"},"kind":"Snapshot","snapshot":{"url":"s3://bbb/y"}}"#);
-        let refused = check_same("nightly", &first, &other).unwrap_err().message;
-        assert!(refused.contains("spec.snapshot.url") && !refused.contains("bbb"), "{refused}");
     }
 }
