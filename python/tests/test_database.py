@@ -107,8 +107,16 @@ def test_empty_batches_are_accepted(db: engram.Database) -> None:
 
 
 def test_deadline_is_an_error_with_its_code(db: engram.Database) -> None:
-    with pytest.raises(engram.TimeoutError) as raised:
-        db.get(np.arange(100_000), timeout=1e-6)
+    assert db.local is not None
+    workers = [worker["process"]["pid"] for worker in db.local.endpoints()["workers"]]
+    try:
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(engram.TimeoutError) as raised:
+            db.get([1], timeout=0.25)
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
     assert raised.value.code == "ENG-0602" and isinstance(raised.value, TimeoutError)
 
 
