@@ -4,7 +4,9 @@
 //! source, the cluster) is an `Option`; [`LearnerRunSpec::effective`] fills it in.
 
 mod data_file;
+mod dependency;
 mod experience;
+mod federated;
 mod fisher;
 mod geodesic;
 mod replay;
@@ -13,7 +15,14 @@ mod tropical;
 
 pub(crate) use data_file::DATA_FILES;
 pub use data_file::{DataFile, MAX_DATA_BYTES};
+pub use dependency::{
+    DependencyCondition, DependencyState, Readiness, RunDependency, find_cycle, readiness, retry_delay_seconds,
+};
 pub use experience::{BetaSchedule, BufferSampler, BufferSource, PRIORITY_ALPHA, PRIORITY_BETA};
+pub use federated::{
+    FederatedClients, FederatedInit, FederatedLayer, FederatedModel, FederatedPrivacy, FederatedRun, FederatedStrategy,
+    FederatedStrategyKind, SecureAggregation,
+};
 pub use fisher::{FisherForm, FisherRun};
 pub use geodesic::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
 pub use replay::{
@@ -61,7 +70,6 @@ pub const SKIP: u64 = 21;
 /// Desired state of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(extend("x-blocks" = ["federated"]))]
 pub struct LearnerRunSpec {
     /// Cluster that the run belongs to: one in the same file, else in the context.
     #[schemars(example = serde_json::json!({ "name": "words" }))]
@@ -95,9 +103,24 @@ pub struct LearnerRunSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<ReplayRun>,
 
+    /// Settings of `kind: Federated`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub federated: Option<FederatedRun>,
+
     /// With a synthetic source: conditions that end the run, whichever holds first; absent means all epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Until>,
+
+    /// Runs that must reach a condition before this one starts. `engram run`, `engram up` and the operator carry it out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), example = serde_json::json!([{ "run": "train" }]))]
+    pub depends_on: Vec<RunDependency>,
+
+    /// Number of retries of a failed run, 0 to 100; the delay before a retry doubles, from 1 s to 6 min. A run of kind `Memory`
+    /// continues with the epoch that failed, others start again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0, max = 100))]
+    pub backoff_limit: u32,
 
     /// Suspends the run after its current epoch; `false` resumes it from there, or restarts a snapshot.
     #[serde(default)]
@@ -132,7 +155,10 @@ impl LearnerRunSpec {
             tropical: None,
             fisher: None,
             replay: None,
+            federated: None,
             until: None,
+            depends_on: Vec::new(),
+            backoff_limit: 0,
             suspend: false,
             ttl_seconds_after_finished: None,
             managed_by: None,
@@ -173,6 +199,11 @@ impl RunKind {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that serde wants")]
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 /// Reference to the cluster of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -184,9 +215,6 @@ pub struct ClusterRef {
 
 words! {
     /// Kind of a run.
-    #[schemars(extend("x-later" = {
-        "Federated": "set kind: Memory",
-    }))]
     pub enum RunKind {
         /// Learning epochs over a source: decay, then reinforcement, then aggregation.
         Memory,
@@ -200,6 +228,8 @@ words! {
         Fisher,
         /// Data-parallel training of a model on the workers. It changes no memories.
         Replay,
+        /// Training over clients outside the cluster, which keep their data. It changes no memories.
+        Federated,
     }
 }
 

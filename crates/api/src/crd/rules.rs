@@ -347,6 +347,12 @@ pub(crate) fn run() -> Vec<Rule> {
             reason: "FieldValueForbidden",
             field: Some("path"),
         },
+        invalid(
+            "",
+            "spec.dependsOn",
+            "!has(self.spec.dependsOn) || self.spec.dependsOn.all(it, it.run != self.metadata.name)",
+            "a run cannot depend on itself",
+        ),
         immutable("spec.managedBy"),
         started_run_is_immutable(),
     ]);
@@ -363,7 +369,8 @@ fn started_run_is_immutable() -> Rule {
              (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
         )
     };
-    let blocks = ["memory", "snapshot", "geodesic", "tropical", "fisher", "replay", "until"].map(same).join(" && ");
+    let blocks =
+        ["memory", "snapshot", "geodesic", "tropical", "fisher", "replay", "until", "dependsOn"].map(same).join(" && ");
     let rule = format!(
         "!has(oldSelf.status) || !has(oldSelf.status.startTime) || \
          (self.spec.clusterRef == oldSelf.spec.clusterRef && self.spec.kind == oldSelf.spec.kind && {blocks})"

@@ -7,6 +7,7 @@
 //! Types are made from valid trees only, so a [`Manifest`] holds no value outside its range.
 
 mod check;
+mod dependencies;
 mod immutability;
 mod kubernetes;
 mod operator;
@@ -140,6 +141,9 @@ pub fn parse(text: &str, origin: &str, needs: Requirement) -> Result<Manifest, P
             Ok(())
         };
         problems.extend(typed().err());
+    }
+    if problems.is_empty() {
+        problems.extend(dependencies::check(text, &manifest, needs));
     }
     if problems.is_empty() { Ok(manifest) } else { Err(Problems::new(origin, text, problems)) }
 }

@@ -16,13 +16,14 @@ const EVENTS: &str = "spec.memory.source.events";
 const SYNTHETIC: &str = "spec.memory.source.synthetic";
 
 /// Kinds of runs, the block of each, and how to add it.
-const BLOCKS: [(&str, &str, &str); 6] = [
+const BLOCKS: [(&str, &str, &str); 7] = [
     ("Memory", "memory", "add memory: { source: { synthetic: {} } }"),
     ("Snapshot", "snapshot", "add snapshot: { url: s3://backups/words/monday }"),
     ("Geodesic", "geodesic", "add geodesic: { source: { synthetic: {} } }"),
     ("Tropical", "tropical", "add tropical: { decode: {}, classify: {} }"),
     ("Fisher", "fisher", "add fisher: {}"),
     ("Replay", "replay", "see examples/replay.yaml"),
+    ("Federated", "federated", "see examples/federated.yaml"),
 ];
 
 /// Rules applied to one document.
@@ -147,7 +148,7 @@ impl Rules<'_> {
             let message = format!("spec.kind is {kind}, but spec.{own} is absent; {rule}");
             self.problem(Code::Conflicting, "spec.kind", message, help);
         }
-        for block in BLOCKS.into_iter().map(|(_, block, _)| block).chain(["federated"]) {
+        for block in BLOCKS.into_iter().map(|(_, block, _)| block) {
             let path = format!("spec.{block}");
             if block != own && self.has(&path) {
                 let message = format!("{path} is present, but spec.kind is {kind}; {rule}");
