@@ -66,14 +66,16 @@ pub use quantity::{Duration, Rate, Size};
 pub use run::{
     BetaSchedule, BufferSampler, BufferSource, CHECKPOINT_STEPS, Clock, ClusterRef, Columns, ConfigMapKey,
     CorrelationPenalty, DETECT_AFTER, DataFile, Decode, DecodeSource, DependencyCondition, DependencyState, EPOCH_SPAN,
-    EVENT_QUALITY, EventFormat, EventSeparator, Events, Example, ExampleName, FeatureSubsets, FisherForm, FisherRun,
-    GeodesicRun, Git, Graph, GraphSemiring, Identity, InitScheme, Inversion, LayerActivation, LearnerRun,
-    LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MarkovModel, MarkovSynthetic, MemoryRun, OnMissing, OptimizerKind,
-    PRIORITY_ALPHA, PRIORITY_BETA, RateSchedule, Readiness, ReplayCheckpoint, ReplayInit, ReplayInput, ReplayLayer,
-    ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource, Report, ResidualLayer,
-    RunDependency, RunKind, SERVE_STEPS, SKIP, SYNTHETIC_EPOCHS, SampleExample, SampleExampleName, SampleFile, Samples,
-    Signal, Source, SpectraName, SpectraSource, SpectraTraining, SumOrder, Synthetic, SyntheticSpectra, TOP_K,
-    TrainingPrecision, TropicalClassify, TropicalRun, Until, find_cycle, readiness, retry_delay_seconds,
+    EVENT_QUALITY, EventFormat, EventSeparator, Events, Example, ExampleName, FeatureSubsets, FederatedClients,
+    FederatedInit, FederatedLayer, FederatedModel, FederatedPrivacy, FederatedRun, FederatedStrategy,
+    FederatedStrategyKind, FisherForm, FisherRun, GeodesicRun, Git, Graph, GraphSemiring, Identity, InitScheme,
+    Inversion, LayerActivation, LearnerRun, LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MarkovModel, MarkovSynthetic,
+    MemoryRun, OnMissing, OptimizerKind, PRIORITY_ALPHA, PRIORITY_BETA, RateSchedule, Readiness, ReplayCheckpoint,
+    ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer, ReplayRun,
+    ReplaySource, Report, ResidualLayer, RunDependency, RunKind, SERVE_STEPS, SKIP, SYNTHETIC_EPOCHS, SampleExample,
+    SampleExampleName, SampleFile, Samples, SecureAggregation, Signal, Source, SpectraName, SpectraSource,
+    SpectraTraining, SumOrder, Synthetic, SyntheticSpectra, TOP_K, TrainingPrecision, TropicalClassify, TropicalRun,
+    Until, find_cycle, readiness, retry_delay_seconds,
 };
 pub use schema::{operator_schema, schema};
 pub use snapshot::SnapshotLocation;

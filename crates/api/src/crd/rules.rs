@@ -202,13 +202,14 @@ fn tls_mode() -> Rule {
 }
 
 /// Kinds of runs, and the block of each.
-const BLOCKS: [(&str, &str); 6] = [
+const BLOCKS: [(&str, &str); 7] = [
     ("Memory", "memory"),
     ("Snapshot", "snapshot"),
     ("Geodesic", "geodesic"),
     ("Tropical", "tropical"),
     ("Fisher", "fisher"),
     ("Replay", "replay"),
+    ("Federated", "federated"),
 ];
 
 /// A kind has its block, and no other kind has it.
@@ -369,8 +370,9 @@ fn started_run_is_immutable() -> Rule {
              (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
         )
     };
-    let blocks =
-        ["memory", "snapshot", "geodesic", "tropical", "fisher", "replay", "until", "dependsOn"].map(same).join(" && ");
+    let blocks = ["memory", "snapshot", "geodesic", "tropical", "fisher", "replay", "federated", "until", "dependsOn"]
+        .map(same)
+        .join(" && ");
     let rule = format!(
         "!has(oldSelf.status) || !has(oldSelf.status.startTime) || \
          (self.spec.clusterRef == oldSelf.spec.clusterRef && self.spec.kind == oldSelf.spec.kind && {blocks})"
