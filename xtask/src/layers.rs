@@ -8,8 +8,8 @@ use crate::{process, workspace};
 
 /// Packages from the lowest layer to the highest, without the prefix `engram-`. A package that is not listed fails the test.
 const LAYERS: [&[&str]; 7] = [
-    &["memory", "objects", "telemetry"],
-    &["proto", "cluster", "kernels", "api", "identity", "forecast"],
+    &["memory", "objects", "trace"],
+    &["proto", "cluster", "kernels", "api", "identity", "forecast", "telemetry"],
     &["wire", "collective", "replay", "neural", "tropical", "information"],
     &["store", "client", "mapstore", "train", "geodesic", "federated"],
     &["learn", "coordinator", "faults", "simulation", "snapshot"],
